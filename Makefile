@@ -1,0 +1,74 @@
+# `make` lists what there is to do. ARGS="..." goes to pytest, the benchmarks or the demo.
+# PYTHON=python3.12 chooses the interpreter of a new environment (`make clean` removes the old one).
+
+VENV ?= .venv
+ARGS ?=
+XDIST ?= -n auto --dist worksteal
+BIN := $(VENV)/bin
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-compat lint format bench demo demo-check docs wheel clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## Make the virtual environment with all that development needs
+
+test: lint ## Check the code, then run every test: all on SQLite, the database's on PostgreSQL too
+	@scripts/system-packages.sh redis postgresql chromium
+	$(BIN)/python -m pytest $(XDIST) $(ARGS)
+	$(BIN)/python -m tests.servers postgresql $(BIN)/python -m pytest $(XDIST) -m "database and not slow" $(ARGS)
+
+test-compat: install ## Run the fast tests on the other line of Django (5.2 or 6.1), where Python allows
+	@scripts/test-compat.sh $(VENV) $(XDIST) $(ARGS)
+
+lint: install ## Check style, types and the import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: install ## Put the code in shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install ## Measure speed and size; ARGS="--storage memory --json"
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+demo: $(VENV)/.demo-installed ## Start the demo project: web server and workers, admin/admin
+	$(BIN)/python -m demo_project.demo $(ARGS)
+
+demo-check: $(VENV)/.demo-installed ## Run the demo without a browser; it ends by itself
+	$(BIN)/python -m demo_project.demo --check $(ARGS)
+
+docs: $(VENV)/.docs-installed ## Build the documentation into docs/_build
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+wheel: install ## Build the sdist and the wheel into dist
+	$(BIN)/python -m build --no-isolation
+
+clean: ## Remove all that these targets made
+	rm -rf .venv .venv-django5 .venv-django6 build dist docs/_build htmlcov demo_project/var
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -f djqueue/templates djqueue/static
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environments: made again only when what they are made from has changed.
+
+$(VENV)/.installed: pyproject.toml hatch_build.py demo_project/requirements.txt
+	@scripts/system-packages.sh python
+	@scripts/make-venv.sh $(VENV) -e '.[test,dev]'
+	@scripts/make-venv.sh $(VENV) --no-deps -r demo_project/requirements.txt
+	@touch $@ $(VENV)/.demo-installed
+
+$(VENV)/.demo-installed: pyproject.toml hatch_build.py demo_project/requirements.txt
+	@scripts/system-packages.sh python
+	@scripts/make-venv.sh $(VENV) -e .
+	@scripts/make-venv.sh $(VENV) --no-deps -r demo_project/requirements.txt
+	@touch $@
+
+$(VENV)/.docs-installed: pyproject.toml
+	@scripts/system-packages.sh python
+	@scripts/make-venv.sh $(VENV) -e '.[docs]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""A small airline-claims office on real data, run by djqueue."""

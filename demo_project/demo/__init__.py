@@ -1,0 +1,1 @@
+"""The whole demo with one command: python -m demo_project.demo."""

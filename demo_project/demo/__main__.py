@@ -1,0 +1,73 @@
+"""Run the demo: prepare the database, enqueue, serve the admin, work the jobs, tell how it goes.
+
+`--check` does the same in a fresh directory, and ends by itself with counts that must add up.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+import django
+
+VAR = "DJQUEUE_DEMO_VAR"
+
+
+def main() -> int:
+    options = parse()
+    signal.signal(signal.SIGTERM, interrupt)
+    with ExitStack() as stack:
+        if options.check:
+            os.environ[VAR] = str(fresh_directory(stack))
+        os.environ["DJANGO_DEBUG"] = "0"
+        os.environ.setdefault("DJANGO_SETTINGS_MODULE", "demo_project.settings")
+        django.setup()
+        from .run import check, stay_up  # needs the settings and the models
+
+        return check(options.flights) if options.check else stay_up(options.flights)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m demo_project.demo", description="The djqueue demo."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="run in a fresh directory, check the counts and end"
+    )
+    parser.add_argument(
+        "--flights", type=positive, metavar="N", help="take the first N of the 336,776 flights only"
+    )
+    return parser.parse_args()
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least one flight is needed")
+    return number
+
+
+def interrupt(_signum: int, _frame: FrameType | None) -> None:
+    """SIGTERM ends the demo as Ctrl-C does, its children included."""
+    raise KeyboardInterrupt
+
+
+def fresh_directory(stack: ExitStack) -> Path:
+    if VAR not in os.environ:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="djqueue-demo-")))
+    directory = Path(os.environ[VAR])
+    if directory.exists() and any(directory.iterdir()):
+        sys.exit(f"{VAR}: {directory} is not empty, and --check wants a fresh directory.")
+    return directory
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("\nThe demo has ended.")
+        sys.exit(130)

@@ -1,0 +1,104 @@
+"""The two ways to run the demo: staying up for a person, or checking its own counts."""
+
+import sys
+import time
+from pathlib import Path
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+
+from demo_project.flights.models import Flight
+
+from .children import HOST, Child, ChildError, Children, free_port, wait_for_page
+from .progress import Progress
+from .tally import differences, table, tally
+
+CONCURRENCY = "8"
+PORT = 8000
+PROGRESS_SECONDS = 1.0
+ADMIN_NAME = ADMIN_PASSWORD = "admin"
+
+
+def stay_up(flights: int | None) -> int:
+    """Serve the admin and work the jobs until Ctrl-C; 1 if something fails before."""
+    try:
+        prepare(flights)
+        with Children(Path(settings.VAR_DIR) / "log") as children:
+            start_server(children, free_port(PORT))
+            children.start("workers", "runworkers", "--concurrency", CONCURRENCY)
+            progress = Progress()
+            follow_until_done(children, progress)
+            print(table(tally(Flight.objects.count())))
+            print("All jobs are done. Server and workers stay up until Ctrl-C.", flush=True)
+            follow_for_ever(children, progress)
+    except (ChildError, CommandError) as error:
+        print(error, file=sys.stderr)
+    return 1
+
+
+def check(flights: int | None) -> int:
+    """Run the whole season once; 0 if its counts add up, 1 if not or if something fails before."""
+    started = time.monotonic()
+    try:
+        prepare(flights)
+        with Children(Path(settings.VAR_DIR) / "log") as children:
+            start_server(children, free_port())
+            workers = children.start(
+                "workers", "runworkers", "--until-empty", "--concurrency", CONCURRENCY
+            )
+            follow_until_ended(workers)
+    except (ChildError, CommandError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    counts = tally(flights)
+    print(table(counts))
+    for difference in differences(counts):
+        print(f"The counts do not add up: {difference}", file=sys.stderr)
+    print(f"{time.monotonic() - started:.0f} seconds")
+    return 1 if differences(counts) else 0
+
+
+def prepare(flights: int | None) -> None:
+    """Bring about what the first job needs; what is there already stays as it is."""
+    print("Preparing the database", flush=True)
+    call_command("migrate", verbosity=0)
+    if not User.objects.filter(username=ADMIN_NAME).exists():
+        User.objects.create_superuser(ADMIN_NAME, "admin@flights.example", ADMIN_PASSWORD)
+    call_command("load_flights", flights=flights)
+    print("Enqueueing", flush=True)
+    call_command("enqueue_claims")
+
+
+def start_server(children: Children, port: int) -> None:
+    address = f"{HOST}:{port}"
+    # Django serves static files and charts in debug mode only; elsewhere the mode costs speed.
+    server = children.start("web server", "runserver", "--noreload", address, debug=True)
+    login_page = wait_for_page(f"http://{address}/", server)
+    if 'name="username"' not in login_page:
+        raise server.error("does not show the admin's login page")
+    print(
+        f"The admin is at http://{address}/admin/ (user {ADMIN_NAME}, password {ADMIN_PASSWORD})",
+        flush=True,
+    )
+
+
+def follow_until_done(children: Children, progress: Progress) -> None:
+    while not progress.tell().empty:
+        children.expect_running()
+        time.sleep(PROGRESS_SECONDS)
+
+
+def follow_for_ever(children: Children, progress: Progress) -> None:
+    while True:
+        children.expect_running()
+        progress.tell()
+        time.sleep(PROGRESS_SECONDS)
+
+
+def follow_until_ended(workers: Child) -> None:
+    progress = Progress()
+    while workers.running:
+        time.sleep(PROGRESS_SECONDS)
+        progress.tell()
+    workers.expect_success()

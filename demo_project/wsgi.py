@@ -1,0 +1,9 @@
+"""The demo project's WSGI application."""
+
+import os
+
+from django.core.wsgi import get_wsgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "demo_project.settings")
+
+application = get_wsgi_application()

@@ -1,0 +1,19 @@
+"""The tables in the Django admin: to look at, and to steer through the storage."""
+
+from .base import StoredAdmin
+from .cron import CronJobAdmin
+from .deadletters import DeadLetterAdmin
+from .jobs import JobAdmin, JobAttemptAdmin, JobLogAdmin, JobResultAdmin
+from .queues import QueueStateAdmin, WorkerStateAdmin
+
+__all__ = [
+    "CronJobAdmin",
+    "DeadLetterAdmin",
+    "JobAdmin",
+    "JobAttemptAdmin",
+    "JobLogAdmin",
+    "JobResultAdmin",
+    "QueueStateAdmin",
+    "StoredAdmin",
+    "WorkerStateAdmin",
+]

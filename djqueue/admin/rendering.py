@@ -1,0 +1,134 @@
+"""Values as the pages show them."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from typing import Any
+from urllib.parse import urlencode
+
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from djqueue.client import registry
+from djqueue.codecs import decode
+from djqueue.conf import get_settings
+from djqueue.core.errors import SerializationError
+from djqueue.core.states import PENDING
+
+SHOWN = 10_000
+"""Characters of a value that a page shows."""
+ONE_LINE = 80
+"""Characters up to which a list or a dict of plain values stays on one line."""
+DEEPEST = 30
+"""Levels of a value that a page shows."""
+NOTHING = "-"
+
+REASONS = {
+    "explicit_fail": gettext_lazy("failed on purpose"),
+    "max_attempts_exceeded": gettext_lazy("no attempts left"),
+    "timeout": gettext_lazy("ran too long"),
+    "stalled": gettext_lazy("lost with its worker too often"),
+    "ttl_expired": gettext_lazy("not started in time"),
+    "worker_lost": gettext_lazy("its worker is gone"),
+    "dependency_failed": gettext_lazy("a job that it depends on failed"),
+    "unknown": gettext_lazy("unknown"),
+}
+"""Of dead letters."""
+
+
+def link(address: str, text: str, **query: str) -> SafeString:
+    """A link."""
+    target = f"{address}?{urlencode(query)}" if query else address
+    return format_html('<a href="{}">{}</a>', target, text)
+
+
+def moment(value: datetime | None) -> str:
+    """A time in the viewer's zone, to the second, and exact for programs."""
+    if value is None:
+        return NOTHING
+    shown = timezone.localtime(value).strftime("%Y-%m-%d %H:%M:%S")
+    return format_html('<time datetime="{}">{}</time>', value.isoformat(), shown)
+
+
+def badge(state: str, label: str) -> str:
+    """A job's state as a label."""
+    return render_to_string("djqueue/state_badge.html", {"state": state, "label": label})
+
+
+def job_state(job: Any) -> SafeString:
+    """A job's state, and why it may stay there."""
+    shown = badge(job.state, job.get_state_display())
+    if job.state in PENDING and job.name not in registry.names():
+        note = _("no handler registered here")
+        return format_html('{} <span class="djq-note">{}</span>', SafeString(shown), note)
+    return SafeString(shown)
+
+
+def decoded(data: Any, content_type: str) -> str:
+    """Bytes of a storage as the value that they stand for, or the reason why that cannot be shown."""
+    if data is None:
+        return NOTHING
+    try:
+        value = decode(bytes(data), content_type, accept=get_settings().accept_content)
+    except SerializationError as error:
+        return format_html('<p class="djq-note">{} {}</p>', _("Cannot be shown:"), str(error))
+    return preformatted("".join(islice(_characters(value), SHOWN + 1)))
+
+
+def preformatted(text: str, *, end: bool = False) -> str:
+    """A text as it is; of a long one its beginning, or its end."""
+    if not text:
+        return NOTHING
+    shown = text if len(text) <= SHOWN else text[-SHOWN:] if end else text[:SHOWN]
+    block = format_html('<pre class="djq-value">{}</pre>', shown)
+    if len(text) <= SHOWN:
+        return block
+    note = _("Only the last 10,000 characters.") if end else _("Only the first 10,000 characters.")
+    return format_html('{}<p class="djq-note">{}</p>', block, note)
+
+
+def first_line(text: str, longest: int = 120) -> str:
+    """The first line of a text, cut if it is long."""
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= longest else f"{line[:longest]}…"
+
+
+def _characters(value: Any) -> Iterator[str]:
+    for piece in _pieces(value, 0):
+        yield from piece
+
+
+def _pieces(value: Any, depth: int) -> Iterator[str]:
+    """A value in Python's words, piece by piece: what is not shown is never put together."""
+    if not isinstance(value, (dict, list, tuple)) or not value:
+        yield repr(value)
+        return
+    if depth == DEEPEST:
+        yield "…"
+        return
+    parts = value.values() if isinstance(value, dict) else value
+    if not any(isinstance(part, (dict, list, tuple)) and part for part in parts):
+        line = repr(value)
+        if len(line) <= ONE_LINE:
+            yield line
+            return
+    opening, closing = {dict: "{}", list: "[]", tuple: "()"}[_kind(value)]
+    indent = "    " * (depth + 1)
+    yield f"{opening}\n"
+    for key in value:
+        yield indent
+        if isinstance(value, dict):
+            yield f"{key!r}: "
+            yield from _pieces(value[key], depth + 1)
+        else:
+            yield from _pieces(key, depth + 1)
+        yield ",\n"
+    yield f"{'    ' * depth}{closing}"
+
+
+def _kind(value: Any) -> type:
+    return next(kind for kind in (dict, list, tuple) if isinstance(value, kind))

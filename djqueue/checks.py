@@ -1,0 +1,188 @@
+"""System checks (`manage.py check --tag djqueue`): what can be known to be wrong before a job runs.
+
+| id | what is wrong |
+|---|---|
+| djqueue.E001 | a key of `DJQUEUE` |
+| djqueue.E002 | the storage's class cannot be imported |
+| djqueue.E003 | the storage's class is no `djqueue.storage.base.Storage` |
+| djqueue.E004 | an option of the storage is not known, or is missing |
+| djqueue.E005 | jobs would be written in a content type that is not accepted |
+| djqueue.W001 | pickle is accepted |
+| djqueue.W002 | SQLite without IMMEDIATE transactions |
+| djqueue.W003 | a SQLite database in memory, which no other process sees |
+| djqueue.W004 | a database on which djqueue is not tested |
+| djqueue.W005 | leases that may run out between two heartbeats |
+
+None of them asks the database anything.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, Warning, register
+from django.db import connections, router
+from django.utils.module_loading import import_string
+
+from .conf import READERS, Settings, problems, read_settings
+
+TAG = "djqueue"
+PICKLES = frozenset({"application/x-python-serialize", "application/x-pickle", "pickle"})
+TESTED_VENDORS = ("sqlite", "postgresql")
+
+HINTS = {
+    "STORAGE": "For example {'BACKEND': 'djqueue.storage.database.DatabaseStorage', 'OPTIONS': {}}.",
+    "QUEUES": "For example {'emails': {'RATE': '100/s', 'CONCURRENCY': 10}}, or a list of names.",
+    "STRICT_QUEUES": "With True, only the queues named in QUEUES exist.",
+    "DEFAULTS": "Options of every job, as they are given to @job: {'max_attempts': 5}.",
+    "MAX_PAYLOAD": "The bytes that an encoded payload may have: 1_048_576 unless set.",
+    "ACCEPT_CONTENT": "For example ['application/x-djqueue-msgpack', 'application/json'].",
+    "CODEC": "A content type, such as 'application/json'.",
+    "CONCURRENCY": "How many jobs a worker runs at once: 10 unless set.",
+    "SHUTDOWN_TIMEOUT": "Seconds that a stopping worker gives its jobs: 25 unless set.",
+    "HEARTBEAT": "Seconds between a worker's signs of life: 5 unless set.",
+}
+
+
+@register(TAG)
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """Every check of the package: the later ones only for what the earlier ones could read."""
+    given = getattr(django_settings, "DJQUEUE", {})
+    found: list[CheckMessage] = list(_bad_keys(given))
+    readable = given if isinstance(given, Mapping) else {}
+    bad = {key for key, value in readable.items() if problems({key: value})}
+    settings = read_settings({key: value for key, value in readable.items() if key not in bad})
+    found += _content_types(settings)
+    found += _leases(settings)
+    if "STORAGE" not in bad:
+        found += _storage(settings)
+    return found
+
+
+def _bad_keys(given: Any) -> Iterator[CheckMessage]:
+    if not isinstance(given, Mapping):
+        yield Error(problems(given)[0], hint="DJQUEUE = {} is a good start.", id="djqueue.E001")
+        return
+    for key, value in given.items():
+        for problem in problems({key: value}):
+            hint = HINTS.get(key) or f"The settings are: {', '.join(READERS)}."
+            yield Error(problem, hint=hint, id="djqueue.E001")
+
+
+def _content_types(settings: Settings) -> Iterator[CheckMessage]:
+    accepted = settings.accept_content
+    if settings.codec not in accepted:
+        yield Error(
+            f"DJQUEUE['CODEC']: jobs would be written as {settings.codec!r}, which "
+            "DJQUEUE['ACCEPT_CONTENT'] does not list: none could be enqueued.",
+            hint=f"Add {settings.codec!r} to ACCEPT_CONTENT ({', '.join(sorted(accepted))}).",
+            id="djqueue.E005",
+        )
+    for content_type in sorted(accepted & PICKLES):
+        yield Warning(
+            f"DJQUEUE['ACCEPT_CONTENT'] lists {content_type!r}: whoever can write to the storage "
+            "can run any code in the workers, and in the admin.",
+            hint="Enqueue ids and plain values, and leave pickle out.",
+            id="djqueue.W001",
+        )
+
+
+def _leases(settings: Settings) -> Iterator[CheckMessage]:
+    leases = {name: policy.lease for name, policy in settings.queues.items()}
+    leases["every other queue"] = settings.policy("").lease
+    for name, lease in leases.items():
+        if lease < 2 * settings.heartbeat:
+            yield Warning(
+                f"DJQUEUE: the lease of {name} ({lease / 1000:g} s) is shorter than two heartbeats "
+                f"({settings.heartbeat / 1000:g} s each): one that is late, and a job that is "
+                "running counts as lost and runs again.",
+                hint="Lengthen the queue's LEASE or shorten HEARTBEAT.",
+                id="djqueue.W005",
+            )
+
+
+def _storage(settings: Settings) -> Iterator[CheckMessage]:
+    from .storage.base import Storage
+
+    where = f"DJQUEUE['STORAGE']: BACKEND {settings.backend!r}"
+    try:
+        backend = import_string(settings.backend)
+    except ImportError as error:
+        yield Error(f"{where} cannot be imported: {error}", hint=HINTS["STORAGE"], id="djqueue.E002")
+        return
+    if not (isinstance(backend, type) and issubclass(backend, Storage)):
+        yield Error(
+            f"{where} is not a subclass of djqueue.storage.base.Storage.",
+            hint=HINTS["STORAGE"],
+            id="djqueue.E003",
+        )
+        return
+    yield from _storage_options(backend, settings.storage_options)
+    from .storage.database import DatabaseStorage
+
+    if issubclass(backend, DatabaseStorage):
+        yield from _database(settings.storage_options)
+
+
+def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    parameters = inspect.signature(backend).parameters
+    known = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    where = f"DJQUEUE['STORAGE']: OPTIONS: {backend.__name__}"
+    hint = f"It has: {', '.join(sorted(name.upper() for name in known)) or 'none'}."
+    for name in given:
+        if name not in known and not open_ended:
+            yield Error(f"{where} has no option {name.upper()!r}.", hint=hint, id="djqueue.E004")
+    for name, parameter in known.items():
+        if parameter.default is parameter.empty and name not in given:
+            yield Error(f"{where} needs the option {name.upper()!r}.", hint=hint, id="djqueue.E004")
+
+
+def _database(options: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    from .models import Job
+
+    alias = options.get("using") or router.db_for_write(Job)
+    if alias not in connections:
+        known = ", ".join(connections)
+        yield Error(
+            f"DJQUEUE['STORAGE']: OPTIONS: USING: {alias!r} is not one of DATABASES.",
+            hint=f"There are: {known}.",
+            id="djqueue.E004",
+        )
+        return
+    vendor = connections[alias].vendor
+    if vendor == "sqlite":
+        yield from _sqlite(alias)
+    elif vendor not in TESTED_VENDORS:
+        yield Warning(
+            f"DATABASES[{alias!r}]: djqueue is not tested on {connections[alias].display_name}.",
+            hint="SQLite and PostgreSQL are.",
+            id="djqueue.W004",
+        )
+
+
+def _sqlite(alias: str) -> Iterator[CheckMessage]:
+    database = connections[alias].settings_dict
+    name = str(database["NAME"])
+    if name.startswith("file:memorydb_"):  # the one that Django's test runner makes
+        return
+    if ":memory:" in name or "mode=memory" in name:
+        yield Warning(
+            f"DATABASES[{alias!r}] is in memory: no other process, such as `manage.py runworkers`, "
+            "sees its jobs.",
+            hint="Give it a file, or use djqueue.storage.memory.MemoryStorage in one process.",
+            id="djqueue.W003",
+        )
+    elif str(database.get("OPTIONS", {}).get("transaction_mode") or "").upper() != "IMMEDIATE":
+        yield Warning(
+            f"DATABASES[{alias!r}]: a transaction of this SQLite database that reads before it "
+            "writes fails with 'database is locked', whatever its timeout, when another process "
+            "has written in between; workers and web server do that.",
+            hint=f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'.",
+            id="djqueue.W002",
+        )

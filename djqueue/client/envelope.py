@@ -1,0 +1,73 @@
+"""From what a caller says to a batch for the storage."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from djqueue.codecs import get_encoder
+from djqueue.conf import Settings, get_settings
+from djqueue.core.errors import OptionError, UnknownQueueError
+from djqueue.core.job import Batch
+from djqueue.core.options import EnqueueOptions, check_text, parse_options
+from djqueue.core.suggest import nearest
+
+DEFAULT_QUEUE = "default"
+
+
+def resolve(given: Mapping[str, Any], queue: str | None = None) -> EnqueueOptions:
+    """A caller's options over the settings' defaults, checked; with the queue that is meant."""
+    settings = get_settings()
+    if callable(given.get("backoff")):
+        raise OptionError("backoff: a function belongs to the job type: give it to @job")
+    options = parse_options(given, _with_codec(settings))
+    name = options.queue or queue or DEFAULT_QUEUE
+    check_queue(name, settings)
+    if options.queue == name:
+        return options
+    return parse_options({"queue": name}, options)
+
+
+def check_queue(name: str, settings: Settings) -> None:
+    """Raise UnknownQueueError if the settings close the list of queues and this is not on it."""
+    if settings.strict_queues and name not in settings.queues:
+        raise UnknownQueueError(
+            f"queue {name!r} is not in DJQUEUE['QUEUES'] and STRICT_QUEUES is on"
+            f"{nearest(name, settings.queues)}"
+        )
+
+
+def batch(
+    options: EnqueueOptions, name: str, values: Sequence[Any], ids: Sequence[str] | None = None
+) -> Batch:
+    """Payloads encoded, ids checked: ready for the storage."""
+    assert options.queue is not None
+    encode = encoder(options.job.content_type)
+    if ids is not None:
+        if len(ids) != len(values):
+            raise OptionError(f"ids: {len(ids)} ids for {len(values)} jobs")
+        ids = [check_text("id", job_id) for job_id in ids]
+    return Batch(
+        options.queue,
+        check_text("name", name),
+        options.job,
+        [encode(value) for value in values],
+        ids,
+        options.delay,
+        options.run_at,
+    )
+
+
+def encoder(content_type: str) -> Callable[[Any], bytes]:
+    """The encoder of payloads of a content type, with the settings' limits."""
+    settings = get_settings()
+    if content_type not in settings.accept_content:
+        accepted = ", ".join(sorted(settings.accept_content))
+        raise OptionError(
+            f"content_type: {content_type!r} is not in DJQUEUE['ACCEPT_CONTENT'] ({accepted})"
+        )
+    return get_encoder(content_type, settings.max_payload, "payload")
+
+
+def _with_codec(settings: Settings) -> EnqueueOptions:
+    if settings.defaults.job.content_type == settings.codec:
+        return settings.defaults
+    return parse_options({"content_type": settings.codec}, settings.defaults)

@@ -1,0 +1,170 @@
+"""A job read back, in a reader's terms: decoded values and aware datetimes."""
+
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from djqueue.codecs import decode
+from djqueue.conf import get_settings
+from djqueue.core.durations import to_datetime
+from djqueue.core.errors import JobCancelledError, JobFailedError, JobNotFoundError, MaxRetriesError
+from djqueue.core.job import Attempt, JobError, JobRecord
+from djqueue.core.options import JobOptions
+from djqueue.core.states import State
+
+
+class JobStatus(NamedTuple):
+    """A job in short."""
+
+    id: str
+    state: State
+    created_at: datetime
+    attempts: int
+    result: Any = None
+    """What it returned, if it has completed and its result is kept."""
+    error: str | None = None
+    """What it raised last, if it has failed."""
+
+
+class JobInfo:
+    """A job as it was when it was read. Values are decoded when they are asked for."""
+
+    def __init__(self, record: JobRecord) -> None:
+        self.record = record
+
+    def __repr__(self) -> str:
+        return f"<JobInfo {self.name} {self.id} {self.state}>"
+
+    @property
+    def id(self) -> str:
+        """Unique in its queue."""
+        return self.record.id
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self.record.queue
+
+    @property
+    def name(self) -> str:
+        """The job's name, by which a handler is found."""
+        return self.record.name
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life."""
+        return self.record.state
+
+    @property
+    def options(self) -> JobOptions:
+        """How it is to be run."""
+        return self.record.options
+
+    @property
+    def attempts(self) -> int:
+        """Runs begun, less those given back unused."""
+        return self.record.attempts
+
+    @property
+    def failures(self) -> int:
+        """Runs that failed."""
+        return self.record.failures
+
+    @property
+    def stalls(self) -> int:
+        """Runs that were lost with their worker."""
+        return self.record.stalls
+
+    @property
+    def worker(self) -> str:
+        """The worker that has it, or had it last."""
+        return self.record.worker
+
+    @property
+    def reason(self) -> str:
+        """Why it failed or was cancelled: a word."""
+        return self.record.reason
+
+    @property
+    def error(self) -> JobError | None:
+        """What the handler raised last: type, message, traceback."""
+        return self.record.error
+
+    @property
+    def progress(self) -> Any:
+        """What the handler reported last."""
+        return self.record.progress
+
+    @property
+    def logs(self) -> tuple[tuple[datetime, str], ...]:
+        """The lines that its handlers logged."""
+        return tuple((to_datetime(at), line) for at, line in self.record.logs)
+
+    @property
+    def history(self) -> tuple[Attempt, ...]:
+        """Every run that has ended."""
+        return self.record.all_attempts()
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was enqueued."""
+        return to_datetime(self.record.created_at)
+
+    @property
+    def run_at(self) -> datetime:
+        """Not before this."""
+        return to_datetime(self.record.run_at)
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When its last run began."""
+        return _time(self.record.started_at)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        """When it ended."""
+        return _time(self.record.finished_at)
+
+    @cached_property
+    def payload(self) -> Any:
+        """What it was given. Raises SerializationError if its content type is not accepted here."""
+        return _decode(self.record, self.record.payload)
+
+    @cached_property
+    def result(self) -> Any:
+        """What it returned; None if it has not completed, or if its result is over."""
+        return None if self.record.result is None else _decode(self.record, self.record.result)
+
+    def status(self) -> JobStatus:
+        """The job in short."""
+        error = self.error.message if self.error is not None and self.state is State.FAILED else None
+        return JobStatus(self.id, self.state, self.created_at, self.attempts, self.result, error)
+
+
+def outcome(record: JobRecord | None, job_id: str) -> Any:
+    """What an ended job returned. Raises the error that tells how it ended otherwise."""
+    if record is None:
+        raise JobNotFoundError(f"there is no job {job_id!r}", job_id=job_id)
+    if record.state is State.COMPLETED:
+        return JobInfo(record).result
+    if record.state is State.CANCELLED:
+        raise JobCancelledError(f"job {job_id!r} was cancelled", job_id=job_id)
+    error = record.error or JobError("", "")
+    exhausted = record.reason == "max_attempts_exceeded"
+    raise (MaxRetriesError if exhausted else JobFailedError)(
+        f"job {job_id!r} failed ({record.reason}): {error.type.rpartition('.')[2]}: {error.message}",
+        job_id=job_id,
+        reason=record.reason,
+        error_type=error.type,
+        error_message=error.message,
+        traceback=error.traceback,
+        payload=JobInfo(record).payload,
+    )
+
+
+def _decode(record: JobRecord, data: bytes) -> Any:
+    return decode(data, record.options.content_type, accept=get_settings().accept_content)
+
+
+def _time(milliseconds: int) -> datetime | None:
+    return to_datetime(milliseconds) if milliseconds else None

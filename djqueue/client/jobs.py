@@ -1,0 +1,225 @@
+"""`@job`: functions that can be enqueued, and the registry in which workers look names up."""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from djqueue.conf import Settings, get_settings
+from djqueue.core.backoff import BackoffFunction
+from djqueue.core.errors import JobNameError, UnknownJobError
+from djqueue.core.job import EnqueueResult
+from djqueue.core.options import EnqueueOptions, check_text
+from djqueue.core.suggest import nearest
+from djqueue.storage.base import Storage
+
+from . import envelope, waiting
+from .storages import get_storage
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_WAIT = 30.0
+"""Seconds that `enqueue_and_wait` waits unless told."""
+BULK = 1_000
+"""Jobs of `enqueue_many` in one call of the storage."""
+
+Call = tuple[Sequence[Any], dict[str, Any]]
+
+
+class JobType(Generic[P, R]):
+    """A function that workers run under a name. Calling it runs it here and now."""
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        name: str,
+        given: dict[str, Any],
+        backoff: BackoffFunction | None = None,
+        job_id: str | None = None,
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.backoff_function = backoff
+        """A backoff of the user's own, which only the worker knows."""
+        self._given = given
+        self._id = job_id
+        self._resolved: tuple[Settings, EnqueueOptions] | None = None
+        self.__doc__ = function.__doc__
+        self.__name__ = getattr(function, "__name__", name)
+        self.__wrapped__ = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function itself."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<job {self.name}>"
+
+    @property
+    def options(self) -> EnqueueOptions:
+        """The options of its jobs: the settings' defaults, the decorator's, those of `using`."""
+        settings = get_settings()
+        if self._resolved is None or self._resolved[0] is not settings:
+            self._resolved = settings, envelope.resolve(self._given)
+        return self._resolved[1]
+
+    def using(self, **options: Any) -> "JobType[P, R]":
+        """The same job with other options. `id` names the one job to enqueue.
+
+        Raises OptionError, naming the option.
+        """
+        job_id = options.pop("id", None)
+        if job_id is not None:
+            check_text("id", job_id)
+        # A word about the start replaces an earlier one of either form.
+        earlier = dict(self._given)
+        if "delay" in options or "run_at" in options:
+            earlier.pop("delay", None)
+            earlier.pop("run_at", None)
+        changed = JobType(
+            self.function, self.name, {**earlier, **options}, self.backoff_function, job_id or self._id
+        )
+        envelope.resolve(changed._given)
+        return changed
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
+        """Have a worker call the function with these arguments."""
+        return answer(get_storage().enqueue([self._batch([(args, kwargs)])])[0], self.options)
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
+        """See `enqueue`."""
+        return answer((await get_storage().aenqueue([self._batch([(args, kwargs)])]))[0], self.options)
+
+    def enqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
+        """One job for each (args, kwargs), in order; much faster than one by one."""
+        storage = get_storage()
+        results: list[EnqueueResult] = []
+        for chunk in chunks(calls):
+            results += storage.enqueue([self._batch(chunk)])
+        return results
+
+    async def aenqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
+        """See `enqueue_many`."""
+        storage = get_storage()
+        results: list[EnqueueResult] = []
+        for chunk in chunks(calls):
+            results += await storage.aenqueue([self._batch(chunk)])
+        return results
+
+    def enqueue_and_wait(self, *args: Any, wait: float | timedelta = DEFAULT_WAIT, **kwargs: Any) -> Any:
+        """Enqueue, and return what the job returns: see `djqueue.client.waiting`.
+
+        wait: seconds, or a timedelta.
+        """
+        return waiting.enqueue_and_wait(get_storage(), self._batch([(args, kwargs)]), wait)
+
+    async def aenqueue_and_wait(
+        self, *args: Any, wait: float | timedelta = DEFAULT_WAIT, **kwargs: Any
+    ) -> Any:
+        """See `enqueue_and_wait`."""
+        return await waiting.aenqueue_and_wait(get_storage(), self._batch([(args, kwargs)]), wait)
+
+    def _batch(self, calls: Sequence[Call]) -> Any:
+        values = [{"args": list(args), "kwargs": dict(kwargs)} for args, kwargs in calls]
+        ids = [self._id] * len(calls) if self._id is not None else None
+        return envelope.batch(self.options, self.name, values, ids)
+
+
+def chunks(entries: Iterable[Any]) -> Iterable[list[Any]]:
+    """Lists of at most `BULK` entries."""
+    chunk: list[Any] = []
+    for entry in entries:
+        chunk.append(entry)
+        if len(chunk) == BULK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+class Registry:
+    """Job types by name. Nothing else says what a worker may run."""
+
+    def __init__(self) -> None:
+        self._types: dict[str, JobType[..., Any]] = {}
+
+    def add(self, job_type: JobType[..., Any]) -> None:
+        """Register a job type. Raises JobNameError if another function has its name."""
+        there = self._types.get(job_type.name)
+        if there is not None and not _same(there.function, job_type.function):
+            raise JobNameError(
+                f"two functions are registered as {job_type.name!r}: {_where(there.function)} and "
+                f"{_where(job_type.function)}; give one of them another name="
+            )
+        self._types[job_type.name] = job_type
+
+    def get(self, name: str) -> JobType[..., Any]:
+        """The job type of a name. Raises UnknownJobError."""
+        try:
+            return self._types[name]
+        except KeyError:
+            raise UnknownJobError(
+                f"no job is registered as {name!r}{nearest(name, self._types)}; is its module imported?"
+            ) from None
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        return sorted(self._types)
+
+    def all(self) -> dict[str, JobType[..., Any]]:
+        """All job types by name."""
+        return dict(self._types)
+
+
+registry = Registry()
+
+
+@overload
+def job(function: Callable[P, Awaitable[R]], /) -> JobType[P, Awaitable[R]]: ...
+@overload
+def job(function: Callable[P, R], /) -> JobType[P, R]: ...
+@overload
+def job(
+    *, name: str | None = None, **options: Any
+) -> Callable[[Callable[P, R]], JobType[P, R]]: ...
+def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
+    """Make a function a job: `@job`, or `@job(queue="emails", max_attempts=5, timeout=30)`.
+
+    name: under which workers find it; else the function's dotted path.
+    options: see `djqueue.core.options`; `backoff` may be a function (failures, exception) -> seconds.
+
+    Raises OptionError, naming the option; JobNameError if the name is taken.
+    """
+
+    def decorate(function: Callable[P, R]) -> JobType[P, R]:
+        given = dict(options)
+        backoff = given.pop("backoff") if callable(given.get("backoff")) else None
+        label = check_text("name", name or f"{function.__module__}.{function.__qualname__}")
+        job_type = JobType(function, label, given, backoff)
+        envelope.resolve(given)
+        registry.add(job_type)
+        return job_type
+
+    return decorate if function is None else decorate(function)
+
+
+def answer(result: EnqueueResult, options: EnqueueOptions) -> EnqueueResult:
+    """A storage's answer in the caller's terms: a cached result is decoded."""
+    if result.status != "completed" or result.result is None:
+        return result
+    from djqueue.codecs import decode
+
+    accept = get_settings().accept_content
+    return result._replace(result=decode(result.result, options.job.content_type, accept=accept))
+
+
+def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    # A module that is reloaded, or run as __main__ and imported, defines its functions anew.
+    return one.__qualname__ == other.__qualname__ and one.__code__.co_filename == other.__code__.co_filename
+
+
+def _where(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+__all__ = ["JobType", "Registry", "Storage", "job", "registry"]

@@ -1,0 +1,382 @@
+"""`Queue`: the low-level face, for producers and consumers that share no code."""
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec, TypeVar
+
+from djqueue.conf import get_settings, parse_rate
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import instant, milliseconds
+from djqueue.core.errors import OptionError
+from djqueue.core.job import Batch, CancelResult, DeadLetter, EnqueueResult, Event
+from djqueue.core.options import check_text
+from djqueue.core.states import PENDING, State
+from djqueue.core.suggest import nearest
+from djqueue.storage.base import Storage, Unsubscribe
+
+from . import envelope, waiting
+from .info import JobInfo, JobStatus, outcome
+from .jobs import DEFAULT_WAIT, answer, chunks
+from .storages import get_storage
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+EVENTS = (
+    "queued",
+    "active",
+    "progress",
+    "failing",
+    "released",
+    "stalled",
+    "completed",
+    "failed",
+    "cancelled",
+    "cancel_requested",
+    "promoted",
+    "delayed",
+    "unblocked",
+    "retried",
+    "removed",
+)
+"""What `on` can be asked for."""
+
+
+class Queue:
+    """One queue of a storage (the settings' one unless given), with defaults for its jobs."""
+
+    def __init__(self, name: str, *, storage: Storage | None = None, **defaults: Any) -> None:
+        self.name = check_text("queue", name)
+        envelope.check_queue(name, get_settings())
+        self._storage = storage
+        self._defaults = defaults
+        envelope.resolve(defaults, name)
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name}>"
+
+    @property
+    def storage(self) -> Storage:
+        """Where its jobs are."""
+        return self._storage if self._storage is not None else get_storage()
+
+    # Enqueue.
+
+    def enqueue(
+        self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
+    ) -> EnqueueResult:
+        """Add one job.
+
+        id: the job's, if it is to be the same job each time; else a new UUIDv7.
+        name: which handler it is for; else the queue's name.
+
+        Raises OptionError, SerializationError, StorageError; a duplicate is an answer.
+        """
+        batch = self._batch([payload], id, name, options)
+        return answer(self.storage.enqueue([batch])[0], self._options(options))
+
+    async def aenqueue(
+        self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
+    ) -> EnqueueResult:
+        """See `enqueue`."""
+        batch = self._batch([payload], id, name, options)
+        return answer((await self.storage.aenqueue([batch]))[0], self._options(options))
+
+    def enqueue_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        ids: Iterable[str] | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> list[EnqueueResult]:
+        """Add one job for each payload, all with the same options, in order.
+
+        ids: one for each payload, if they are given.
+        """
+        results: list[EnqueueResult] = []
+        for batch in self._batches(payloads, ids, name, options):
+            results += self.storage.enqueue([batch])
+        return results
+
+    async def aenqueue_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        ids: Iterable[str] | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> list[EnqueueResult]:
+        """See `enqueue_many`."""
+        results: list[EnqueueResult] = []
+        for batch in self._batches(payloads, ids, name, options):
+            results += await self.storage.aenqueue([batch])
+        return results
+
+    def enqueue_and_wait(
+        self,
+        payload: Any = None,
+        *,
+        wait: float | timedelta = DEFAULT_WAIT,
+        id: str | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Add one job, and return what it returns: see `djqueue.client.waiting`."""
+        return waiting.enqueue_and_wait(self.storage, self._batch([payload], id, name, options), wait)
+
+    async def aenqueue_and_wait(
+        self,
+        payload: Any = None,
+        *,
+        wait: float | timedelta = DEFAULT_WAIT,
+        id: str | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """See `enqueue_and_wait`."""
+        batch = self._batch([payload], id, name, options)
+        return await waiting.aenqueue_and_wait(self.storage, batch, wait)
+
+    # Single jobs.
+
+    def get_job(self, id: str) -> JobInfo | None:
+        """The job as it is now; None if there is none of this id."""
+        record = self.storage.jobs(self.name, [id])[0]
+        return None if record is None else JobInfo(record)
+
+    async def aget_job(self, id: str) -> JobInfo | None:
+        """See `get_job`."""
+        return await self._acall(self.get_job, id)
+
+    def get_status(self, id: str) -> JobStatus | None:
+        """The job in short; None if there is none of this id."""
+        info = self.get_job(id)
+        return None if info is None else info.status()
+
+    async def aget_status(self, id: str) -> JobStatus | None:
+        """See `get_status`."""
+        return await self._acall(self.get_status, id)
+
+    def get_states(self, ids: Iterable[str]) -> dict[str, State | None]:
+        """States of many jobs in one call."""
+        wanted = list(ids)
+        return dict(zip(wanted, self.storage.states(self.name, wanted), strict=True))
+
+    async def aget_states(self, ids: Iterable[str]) -> dict[str, State | None]:
+        """See `get_states`."""
+        return await self._acall(self.get_states, ids)
+
+    def get_result(self, id: str) -> Any:
+        """What the job returned; None if it has not ended.
+
+        Raises JobNotFoundError, JobFailedError, JobCancelledError.
+        """
+        record = self.storage.jobs(self.name, [id])[0]
+        if record is not None and record.state in (*PENDING, State.ACTIVE):
+            return None
+        return outcome(record, id)
+
+    async def aget_result(self, id: str) -> Any:
+        """See `get_result`."""
+        return await self._acall(self.get_result, id)
+
+    def cancel(self, id: str) -> CancelResult:
+        """Take the job back: a pending one never starts, an active one is asked to stop."""
+        return self.storage.cancel(self.name, [id])[0]
+
+    async def acancel(self, id: str) -> CancelResult:
+        """See `cancel`."""
+        return await self._acall(self.cancel, id)
+
+    def promote(self, id: str) -> bool:
+        """Have a delayed job run now; False if it is not delayed."""
+        return self.storage.promote(self.name, [id])[0]
+
+    async def apromote(self, id: str) -> bool:
+        """See `promote`."""
+        return await self._acall(self.promote, id)
+
+    def reschedule(
+        self, id: str, *, delay: float | timedelta | None = None, run_at: datetime | None = None
+    ) -> bool:
+        """Put a job that has not started to another time; False if it has started or is not there."""
+        if (delay is None) == (run_at is None):
+            raise OptionError("reschedule: give one of delay and run_at")
+        if run_at is not None:
+            at = instant("run_at", run_at)
+        else:
+            at = SYSTEM_CLOCK.now() + milliseconds("delay", delay)
+        return self.storage.reschedule(self.name, [id], at)[0]
+
+    async def areschedule(
+        self, id: str, *, delay: float | timedelta | None = None, run_at: datetime | None = None
+    ) -> bool:
+        """See `reschedule`."""
+        return await self._acall(self.reschedule, id, delay=delay, run_at=run_at)
+
+    def retry(self, id: str) -> bool:
+        """Have a dead letter run again; False if it is none, or if its unique key is taken."""
+        return self.storage.retry(self.name, [id])[0] == "retried"
+
+    async def aretry(self, id: str) -> bool:
+        """See `retry`."""
+        return await self._acall(self.retry, id)
+
+    def remove(self, id: str) -> bool:
+        """Forget a job with everything that is its own; False if it is active or not there."""
+        return self.storage.remove(self.name, [id])[0]
+
+    async def aremove(self, id: str) -> bool:
+        """See `remove`."""
+        return await self._acall(self.remove, id)
+
+    def dead_letters(self) -> list[DeadLetter]:
+        """The queue's dead letters, oldest first."""
+        return self.storage.dead_letters(self.name)
+
+    async def adead_letters(self) -> list[DeadLetter]:
+        """See `dead_letters`."""
+        return await self._acall(self.dead_letters)
+
+    # The queue.
+
+    def counts(self) -> dict[str, int]:
+        """How many jobs are in each state."""
+        return {str(state): count for state, count in self.storage.counts(self.name).items()}
+
+    async def acounts(self) -> dict[str, int]:
+        """See `counts`."""
+        return await self._acall(self.counts)
+
+    def pause(self) -> None:
+        """Let no job start until `resume`; running ones go on."""
+        self.storage.pause(self.name)
+
+    async def apause(self) -> None:
+        """See `pause`."""
+        await self._acall(self.pause)
+
+    def resume(self) -> None:
+        """End a pause."""
+        self.storage.resume(self.name)
+
+    async def aresume(self) -> None:
+        """See `resume`."""
+        await self._acall(self.resume)
+
+    def is_paused(self) -> bool:
+        """Whether the queue is paused."""
+        return self.storage.is_paused(self.name)
+
+    async def ais_paused(self) -> bool:
+        """See `is_paused`."""
+        return await self._acall(self.is_paused)
+
+    def set_limits(self, *, rate: Any = None, concurrency: int | None = None) -> None:
+        """Limit starts (`"100/s"`, or (count, seconds)) and jobs active at once; None: no limit."""
+        if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
+            raise OptionError(f"concurrency: {concurrency!r} is not a positive number")
+        limit = None if rate is None else parse_rate(rate)
+        self.storage.set_limits(self.name, limit, concurrency)
+
+    async def aset_limits(self, *, rate: Any = None, concurrency: int | None = None) -> None:
+        """See `set_limits`."""
+        await self._acall(self.set_limits, rate=rate, concurrency=concurrency)
+
+    def drain(self) -> int:
+        """Forget every job that has not started; returns how many."""
+        return self.storage.clean(self.name, PENDING, SYSTEM_CLOCK.now() + DRAIN_AHEAD)
+
+    async def adrain(self) -> int:
+        """See `drain`."""
+        return await self._acall(self.drain)
+
+    def clean(
+        self,
+        older_than: float | timedelta = 0,
+        states: Iterable[str] = ("completed", "failed", "cancelled"),
+        limit: int | None = None,
+    ) -> int:
+        """Forget jobs in these states that ended, or were enqueued, so many seconds ago."""
+        wanted = []
+        for word in states:
+            if word not in {str(state) for state in State} or word == State.ACTIVE:
+                raise OptionError(f"states: {word!r} is no state that can be cleaned{nearest(word, State)}")
+            wanted.append(State(word))
+        before = SYSTEM_CLOCK.now() - milliseconds("older_than", older_than) + 1
+        return self.storage.clean(self.name, frozenset(wanted), before, limit)
+
+    async def aclean(
+        self,
+        older_than: float | timedelta = 0,
+        states: Iterable[str] = ("completed", "failed", "cancelled"),
+        limit: int | None = None,
+    ) -> int:
+        """See `clean`."""
+        return await self._acall(self.clean, older_than, states, limit)
+
+    def obliterate(self, *, force: bool = False) -> int:
+        """Forget the queue with all its jobs; returns how many.
+
+        Raises StorageError if some are active, unless forced.
+        """
+        return self.storage.obliterate(self.name, force=force)
+
+    async def aobliterate(self, *, force: bool = False) -> int:
+        """See `obliterate`."""
+        return await self._acall(self.obliterate, force=force)
+
+    def on(self, event: str, handler: Callable[[Event], None]) -> Unsubscribe:
+        """Call `handler`, from any thread, for each such event of the queue; `*` is every one.
+
+        Returns a function that ends it.
+        """
+        if event != "*" and event not in EVENTS:
+            raise OptionError(f"event: {event!r} is not known{nearest(event, EVENTS)}")
+
+        def filtered(happened: Event) -> None:
+            if event in ("*", happened.event):
+                handler(happened)
+
+        return self.storage.subscribe(self.name, filtered)
+
+    async def aon(self, event: str, handler: Callable[[Event], None]) -> Unsubscribe:
+        """See `on`."""
+        return await self._acall(self.on, event, handler)
+
+    # Inside.
+
+    def _options(self, options: Mapping[str, Any]) -> Any:
+        if "queue" in options:
+            raise OptionError(f"queue: this is the queue {self.name!r}; use another Queue")
+        return envelope.resolve({**self._defaults, **options}, self.name)
+
+    def _batch(
+        self, payloads: list[Any], job_id: str | None, name: str | None, options: Mapping[str, Any]
+    ) -> Batch:
+        ids = None if job_id is None else [job_id]
+        return envelope.batch(self._options(options), name or self.name, payloads, ids)
+
+    def _batches(
+        self,
+        payloads: Iterable[Any],
+        ids: Iterable[str] | None,
+        name: str | None,
+        options: Mapping[str, Any],
+    ) -> Iterable[Batch]:
+        resolved = self._options(options)
+        label = name or self.name
+        if ids is None:
+            for chunk in chunks(payloads):
+                yield envelope.batch(resolved, label, chunk)
+            return
+        for pairs in chunks(zip(payloads, ids, strict=True)):
+            yield envelope.batch(resolved, label, [p for p, _ in pairs], [i for _, i in pairs])
+
+    async def _acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.storage.acall(method, *args, **kwargs)
+
+
+DRAIN_AHEAD = 86_400_000
+"""A day: room for a storage whose clock is ahead of this one's."""

@@ -1,0 +1,71 @@
+"""The storage that the settings name: one for a process."""
+
+import atexit
+import inspect
+import os
+from threading import Lock
+from typing import Any
+
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from djqueue.conf import Settings, get_settings
+from djqueue.core.errors import ConfigurationError
+from djqueue.storage.base import Storage
+
+_lock = Lock()
+_storage: Storage | None = None
+
+
+def get_storage() -> Storage:
+    """The configured storage, made on first use and shared by all threads."""
+    global _storage
+    if _storage is None:
+        with _lock:
+            if _storage is None:
+                _storage = make_storage(get_settings())
+    return _storage
+
+
+def make_storage(settings: Settings) -> Storage:
+    """A storage as the settings describe it. Raises ConfigurationError naming what is wrong."""
+    try:
+        backend = import_string(settings.backend)
+    except ImportError as error:
+        raise ConfigurationError(f"STORAGE: BACKEND {settings.backend!r}: {error}") from error
+    if not (isinstance(backend, type) and issubclass(backend, Storage)):
+        raise ConfigurationError(f"STORAGE: BACKEND {settings.backend!r} is not a Storage")
+    given: dict[str, Any] = dict(settings.storage_options)
+    known = inspect.signature(backend).parameters
+    if "policies" in known:
+        given.setdefault("policies", settings.queues)
+    for name in given:
+        if name not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            raise ConfigurationError(f"STORAGE: OPTIONS: {backend.__name__} has no option {name.upper()!r}")
+    storage: Storage = backend(**given)
+    return storage
+
+
+def close_storage() -> None:
+    """Close the process's storage, if there is one; the next use makes another."""
+    global _storage
+    with _lock:
+        storage, _storage = _storage, None
+    if storage is not None:
+        storage.close()
+
+
+def _on_setting_changed(*, setting: str, **_: object) -> None:
+    if setting in ("DJQUEUE", "DATABASES"):
+        close_storage()
+
+
+def _after_fork() -> None:
+    global _lock, _storage
+    # The parent's sockets and threads are not this process's to use, or to close.
+    _lock, _storage = Lock(), None
+
+
+setting_changed.connect(_on_setting_changed)
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(close_storage)

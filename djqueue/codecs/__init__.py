@@ -1,0 +1,86 @@
+"""Values to bytes and back, by content type.
+
+MessagePack with extension types is the default: it gives back what it was given, type for type, or
+refuses it. The other codecs are those of kombu's registry; `kombu` is imported when one is used.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+from djqueue.core.errors import SerializationError
+from djqueue.core.options import MSGPACK
+
+from . import msgpack
+from .refusals import not_accepted
+
+__all__ = ["MSGPACK", "content_id", "decode", "encode", "get_encoder"]
+
+NAMES = {"msgpack": MSGPACK}
+"""Short names of djqueue's own content types; kombu's registry has those of the others."""
+
+
+def encode(
+    value: Any, content_type: str, *, limit: int | None = None, what: str = "payload"
+) -> bytes:
+    """The bytes of a value.
+
+    limit: the most bytes that it may have.
+    what: what the value is called in error messages: the root of the path to what is wrong.
+
+    Raises SerializationError, which says where in the value the trouble is, or its subclass
+    PayloadTooLargeError.
+    """
+    return get_encoder(content_type, limit, what)(value)
+
+
+def get_encoder(
+    content_type: str, limit: int | None = None, what: str = "payload"
+) -> Callable[[Any], bytes]:
+    """`encode` for many values of one kind; threads may share it."""
+    if NAMES.get(content_type, content_type) == MSGPACK:
+        return msgpack.encoder(limit, what)
+    from . import foreign
+
+    return foreign.encoder(content_type, limit, what)
+
+
+def decode(
+    data: bytes | bytearray | memoryview,
+    content_type: str,
+    *,
+    accept: Collection[str] | None = None,
+) -> Any:
+    """The value of bytes.
+
+    accept: content types or names that may be decoded; None is MessagePack, and what
+        DJQUEUE["ACCEPT_CONTENT"] lists.
+
+    Raises SerializationError for a content type that is not accepted and for malformed bytes.
+    """
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise SerializationError(f"expected bytes to decode, got {type(data).__name__}")
+    if NAMES.get(content_type, content_type) != MSGPACK:
+        from . import foreign
+
+        return foreign.decode(bytes(data), content_type, accept)
+    if accept is not None and MSGPACK not in accept and "msgpack" not in accept:
+        raise not_accepted(content_type, accept)
+    return msgpack.decode(bytes(data))
+
+
+def content_id(value: Any) -> str:
+    """An id made from a value: equal values have equal ids, whatever the order of their keys.
+
+    The first 16 hexadecimal digits of the SHA-256 of its JSON text, with sorted keys and without
+    white space.
+    """
+    try:
+        text = json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+        data = text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SerializationError(f"a content id needs a JSON value: {error}") from error
+    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,0 +1,252 @@
+"""The default codec: MessagePack with extension types, lossless or refused.
+
+None, bool, int (of 64 bits), float, str, bytes, list and dict are MessagePack's own. The other
+types have a code each; a tuple is a list whose first item is the mark of tuples, so that nothing
+nests but MessagePack itself. Dict keys may be of any of the types that can be hashed.
+"""
+
+import struct
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Context, Decimal, InvalidOperation
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgpack
+from msgpack import ExtType, Packer, Timestamp
+
+from djqueue.core.errors import SerializationError
+
+from .refusals import refusal, too_large
+
+# Codes of the extension types. They are stored: a code is never given another meaning.
+TUPLE = 1
+DATETIME = 2
+DATE = 3
+TIME = 4
+TIMEDELTA = 5
+DECIMAL = 6
+UUID_CODE = 7
+
+TUPLE_MARK = ExtType(TUPLE, b"")
+MARK_BYTES = b"\xc7\x00\x01"
+"""The mark of tuples as it is encoded."""
+
+STRAYS = frozenset({bytearray, memoryview, ExtType, Timestamp})
+"""Types that MessagePack takes as they are, but does not give back."""
+BEGINNINGS = b"\xc4\xc5\xc6\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8"
+"""The bytes with which a `bytes` or an extension type begins; without one there is no stray."""
+WITHOUT_BEGINNINGS = bytes(0 if byte in BEGINNINGS else byte for byte in range(256))
+
+LARGEST_BUFFER = 1 << 20
+"""A packer keeps its buffer; one that had to hold more bytes than this is not used again."""
+
+
+def encoder(limit: int | None, what: str) -> Callable[[Any], bytes]:
+    """See `djqueue.codecs.get_encoder`."""
+
+    def encode(value: Any) -> bytes:
+        # One call has a packer to itself. One for each thread would not do: a finalizer, run in the
+        # midst of a call, may encode something, too.
+        try:
+            packer = _packers.pop()
+        except IndexError:
+            packer = Packer(strict_types=True, default=_extended)
+        try:
+            data: bytes = packer.pack(value)
+        except Exception as error:
+            raise refusal(value, what, error) from error
+        size = len(data)
+        if size <= LARGEST_BUFFER:
+            _packers.append(packer)
+        if limit is not None and size > limit:
+            raise too_large(size, limit, what)
+        # A text without what is looked for comes back as it is: the cheapest search for many bytes.
+        if data.translate(WITHOUT_BEGINNINGS) is not data:
+            _refuse_strays(value, what)
+        return data
+
+    return encode
+
+
+_packers: list[Packer] = []
+
+
+def decode(data: bytes) -> Any:
+    """See `djqueue.codecs.decode`."""
+    tuples = _Tuples() if MARK_BYTES in data else None
+    try:
+        if tuples is None:
+            return msgpack.unpackb(data, strict_map_key=False, timestamp=3, ext_hook=_restored)
+        value = msgpack.unpackb(
+            data,
+            strict_map_key=False,
+            timestamp=3,
+            ext_hook=tuples.restored,
+            list_hook=tuples.from_list,
+        )
+    except SerializationError:
+        raise
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise SerializationError(f"not a MessagePack value: {reason}") from error
+    if tuples.marks:
+        raise SerializationError("not a MessagePack value: a tuple's mark that begins no list")
+    return value
+
+
+class _Tuples:
+    """Makes tuples of marked lists; `marks` counts those that have not been used up."""
+
+    __slots__ = ("marks",)
+
+    def __init__(self) -> None:
+        self.marks = 0
+
+    def restored(self, code: int, data: bytes) -> Any:
+        if code == TUPLE and not data:
+            self.marks += 1
+            return TUPLE_MARK
+        return _restored(code, data)
+
+    def from_list(self, items: list[Any]) -> Any:
+        if items and items[0] is TUPLE_MARK:
+            self.marks -= 1
+            return tuple(items[1:])
+        return items
+
+
+def _refuse_strays(value: Any, what: str) -> None:
+    parts = [value]
+    for part in parts:
+        kind = type(part)
+        if kind is dict:
+            parts += part
+            parts += part.values()
+        elif kind is list or kind is tuple:
+            parts += part
+        elif kind in STRAYS:
+            raise refusal(value, what)
+
+
+def _extended(value: Any) -> Any:
+    encode = _ENCODERS.get(type(value))
+    if encode is None:
+        raise TypeError(f"{type(value).__name__} cannot be encoded")
+    return encode(value)
+
+
+def _restored(code: int, data: bytes) -> Any:
+    decode = _DECODERS.get(code)
+    if decode is None:
+        raise SerializationError(f"not a MessagePack value: unknown extension type {code}")
+    return decode(data)
+
+
+# Dates and times: the fields of the wall clock, then the time zone.
+
+_DATETIME = struct.Struct(">HBBBBBIB")
+_DATE = struct.Struct(">HBB")
+_TIME = struct.Struct(">BBBIB")
+_TIMEDELTA = struct.Struct(">iii")
+_OFFSET = struct.Struct(">q")
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def _encode_datetime(value: datetime) -> ExtType:
+    wall = _DATETIME.pack(
+        value.year,
+        value.month,
+        value.day,
+        value.hour,
+        value.minute,
+        value.second,
+        value.microsecond,
+        value.fold,
+    )
+    return ExtType(DATETIME, wall + _encode_zone(value.tzinfo))
+
+
+def _decode_datetime(data: bytes) -> datetime:
+    year, month, day, hour, minute, second, microsecond, fold = _DATETIME.unpack_from(data)
+    zone = _decode_zone(data[_DATETIME.size :])
+    return datetime(year, month, day, hour, minute, second, microsecond, zone, fold=fold)
+
+
+def _encode_time(value: time) -> ExtType:
+    wall = _TIME.pack(value.hour, value.minute, value.second, value.microsecond, value.fold)
+    return ExtType(TIME, wall + _encode_zone(value.tzinfo))
+
+
+def _decode_time(data: bytes) -> time:
+    hour, minute, second, microsecond, fold = _TIME.unpack_from(data)
+    return time(hour, minute, second, microsecond, _decode_zone(data[_TIME.size :]), fold=fold)
+
+
+def _encode_zone(zone: tzinfo | None) -> bytes:
+    if zone is None:
+        return b""
+    if type(zone) is ZoneInfo and zone.key is not None:
+        return b"z" + zone.key.encode()
+    if type(zone) is timezone:
+        offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
+        packed = _OFFSET.pack(offset // _MICROSECOND)
+        return b"n" + packed + name[0].encode() if name else b"o" + packed
+    raise TypeError(f"a time zone of type {type(zone).__name__} cannot be encoded")
+
+
+def _decode_zone(data: bytes) -> tzinfo | None:
+    if not data:
+        return None
+    kind, tail = data[:1], data[1:]
+    if kind == b"z":
+        return _zone(tail.decode())
+    if kind not in (b"o", b"n") or (kind == b"o" and len(tail) != _OFFSET.size):
+        raise ValueError("unknown form of a time zone")
+    offset = _OFFSET.unpack_from(tail)[0] * _MICROSECOND
+    return timezone(offset) if kind == b"o" else timezone(offset, tail[_OFFSET.size :].decode())
+
+
+def _zone(key: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(key)
+    except (KeyError, ValueError, OSError) as error:
+        raise SerializationError(
+            f"the time zone {key!r} is not known here; the package tzdata has all of them"
+        ) from error
+
+
+def _encode_date(value: date) -> ExtType:
+    return ExtType(DATE, _DATE.pack(value.year, value.month, value.day))
+
+
+def _encode_timedelta(value: timedelta) -> ExtType:
+    return ExtType(TIMEDELTA, _TIMEDELTA.pack(value.days, value.seconds, value.microseconds))
+
+
+def _decode_timedelta(data: bytes) -> timedelta:
+    days, seconds, microseconds = _TIMEDELTA.unpack(data)
+    return timedelta(days, seconds, microseconds)
+
+
+# The caller's own decimal context may let malformed texts pass as NaN.
+_STRICT = Context(traps=[InvalidOperation])
+
+_ENCODERS: dict[type, Callable[[Any], Any]] = {
+    tuple: lambda value: [TUPLE_MARK, *value],
+    datetime: _encode_datetime,
+    date: _encode_date,
+    time: _encode_time,
+    timedelta: _encode_timedelta,
+    Decimal: lambda value: ExtType(DECIMAL, str(value).encode()),
+    UUID: lambda value: ExtType(UUID_CODE, value.bytes),
+}
+_DECODERS: dict[int, Callable[[bytes], Any]] = {
+    DATETIME: _decode_datetime,
+    DATE: lambda data: date(*_DATE.unpack(data)),
+    TIME: _decode_time,
+    TIMEDELTA: _decode_timedelta,
+    DECIMAL: lambda data: Decimal(data.decode(), _STRICT),
+    UUID_CODE: lambda data: UUID(bytes=data),
+}

@@ -1,0 +1,240 @@
+"""The `DJQUEUE` setting: read, checked and given defaults in this one place."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+
+from .core.deadletters import DeadLetterPolicy
+from .core.durations import milliseconds
+from .core.errors import ConfigurationError, OptionError
+from .core.limiter import Rate
+from .core.options import MAX_INTEGER, MSGPACK, EnqueueOptions, check_text, parse_options
+from .core.queue import QueuePolicy
+from .core.suggest import nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What `settings.DJQUEUE` says, in the form that the package uses."""
+
+    backend: str = "djqueue.storage.database.DatabaseStorage"
+    """Dotted path of the storage's class."""
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the storage."""
+    queues: Mapping[str, QueuePolicy] = field(default_factory=dict)
+    strict_queues: bool = False
+    """Whether only the queues named in QUEUES exist."""
+    defaults: EnqueueOptions = EnqueueOptions()
+    """Options that a job has unless its type or its caller says otherwise."""
+    max_payload: int = 1024 * 1024
+    """Bytes that an encoded payload or result may have."""
+    accept_content: frozenset[str] = frozenset({MSGPACK, "application/json"})
+    """Content types that payloads and results may have."""
+    codec: str = MSGPACK
+    """Content type of jobs that do not say another."""
+    concurrency: int = 10
+    """Slots of a worker, unless its command says otherwise."""
+    shutdown_timeout: int = 25_000
+    """Milliseconds that a stopping worker gives its jobs."""
+    heartbeat: int = 5_000
+    """Milliseconds between a worker's renewals of its leases."""
+
+    def policy(self, queue: str) -> QueuePolicy:
+        """What the queue is configured to do."""
+        return self.queues.get(queue, DEFAULT_POLICY)
+
+
+DEFAULT_POLICY = QueuePolicy()
+LISTS = (list, tuple, set, frozenset)
+
+
+def read_settings(given: Mapping[str, Any]) -> Settings:
+    """Check a `DJQUEUE` mapping. Raises ConfigurationError naming the first bad key; see `problems`."""
+    found = problems(given)
+    if found:
+        raise ConfigurationError(found[0])
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        values.update(READERS[key](key, value))
+    return Settings(**values)
+
+
+def problems(given: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a `DJQUEUE` mapping, a sentence for each bad key."""
+    if not isinstance(given, Mapping):
+        return [f"DJQUEUE must be a dict, not {given!r}"]
+    found = []
+    for key, value in given.items():
+        reader = READERS.get(key)
+        if reader is None:
+            found.append(f"DJQUEUE[{key!r}] is not a setting{nearest(str(key), READERS)}")
+            continue
+        try:
+            reader(key, value)
+        except (ConfigurationError, OptionError) as error:
+            found.append(f"DJQUEUE[{key!r}]: {error}")
+    return found
+
+
+def _storage(key: str, value: Any) -> dict[str, Any]:
+    mapping = _mapping(value, {"BACKEND", "OPTIONS"})
+    options = mapping.get("OPTIONS", {})
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(f"OPTIONS must be a dict, not {options!r}")
+    backend = mapping.get("BACKEND", Settings.backend)
+    if not isinstance(backend, str) or "." not in backend:
+        raise ConfigurationError(f"BACKEND must be the dotted path of a storage, not {backend!r}")
+    return {
+        "backend": backend,
+        "storage_options": {str(name).lower(): option for name, option in options.items()},
+    }
+
+
+def _queues(key: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, LISTS):
+        value = {check_text("queue", name): {} for name in value}
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"must be a dict of queues, or a list of their names, not {value!r}")
+    return {"queues": {check_text("queue", name): _policy(name, entry) for name, entry in value.items()}}
+
+
+def _policy(name: str, value: Any) -> QueuePolicy:
+    known = {"LEASE", "RATE", "CONCURRENCY", "GROUP_CONCURRENCY", "DEAD_LETTERS"}
+    given = _mapping(value, known, f"queue {name!r}: ")
+    policy: dict[str, Any] = {}
+    if "LEASE" in given:
+        policy["lease"] = _lasting(given["LEASE"], f"queue {name!r}: LEASE")
+    if given.get("RATE") is not None:
+        policy["rate"] = parse_rate(given["RATE"], f"queue {name!r}: RATE")
+    for word in ("CONCURRENCY", "GROUP_CONCURRENCY"):
+        if given.get(word) is not None:
+            policy[word.lower()] = _positive(given[word], f"queue {name!r}: {word}")
+    if "DEAD_LETTERS" in given:
+        policy["dead_letters"] = _dead_letters(name, given["DEAD_LETTERS"])
+    return QueuePolicy(**policy)
+
+
+def _dead_letters(name: str, value: Any) -> DeadLetterPolicy:
+    where = f"queue {name!r}: DEAD_LETTERS: "
+    given = _mapping(value, {"MAX_ENTRIES", "TTL", "AUTO_RETRIES", "AUTO_RETRY_DELAY"}, where)
+    policy: dict[str, Any] = {}
+    for word in ("TTL", "AUTO_RETRY_DELAY"):
+        if word in given:
+            policy[word.lower()] = _lasting(given[word], where + word)
+    if "MAX_ENTRIES" in given:
+        policy["max_entries"] = _positive(given["MAX_ENTRIES"], where + "MAX_ENTRIES")
+    if "AUTO_RETRIES" in given:
+        policy["auto_retries"] = _integer(given["AUTO_RETRIES"], where + "AUTO_RETRIES")
+    return DeadLetterPolicy(**policy)
+
+
+RATE_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_rate(value: Any, where: str = "rate") -> Rate:
+    """A rate as users write it: `"100/s"`, `"20/m"`, `"5/h"`, or (count, seconds)."""
+    if isinstance(value, str):
+        count, slash, unit = value.partition("/")
+        if slash and count.isdecimal() and len(count) < 10 and int(count) and unit in RATE_UNITS:
+            return Rate(int(count), RATE_UNITS[unit])
+    elif isinstance(value, (tuple, list)) and len(value) == 2:
+        return Rate(_positive(value[0], where), _lasting(value[1], where))
+    raise ConfigurationError(
+        f"{where}: {value!r} is neither like '100/s' (s, m, h, d) nor (count, seconds)"
+    )
+
+
+def _strict(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"must be True or False, not {value!r}")
+    return {key.lower(): value}
+
+
+def _defaults(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"must be a dict of job options, not {value!r}")
+    for name in value:
+        check_text("the name of an option", name)
+    return {"defaults": parse_options(value, EnqueueOptions())}
+
+
+def _count(key: str, value: Any) -> dict[str, Any]:
+    return {key.lower(): _positive(value, key)}
+
+
+def _duration(key: str, value: Any) -> dict[str, Any]:
+    return {key.lower(): milliseconds(key, value)}
+
+
+def _interval(key: str, value: Any) -> dict[str, Any]:
+    return {key.lower(): _lasting(value, key)}
+
+
+def _accept(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, LISTS) or not value or not all(isinstance(kind, str) for kind in value):
+        raise ConfigurationError(f"must be a list of content types, not {value!r}")
+    return {"accept_content": frozenset(value)}
+
+
+def _codec(key: str, value: Any) -> dict[str, Any]:
+    return {"codec": check_text(key, value)}
+
+
+def _mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{where}must be a dict, not {value!r}")
+    for key in value:
+        if key not in known:
+            raise ConfigurationError(f"{where}{key!r} is not known here{nearest(str(key), known)}")
+    return value
+
+
+def _lasting(value: Any, where: str) -> int:
+    return _positive(milliseconds(where, value), where)
+
+
+def _positive(value: Any, where: str) -> int:
+    if _integer(value, where) < 1:
+        raise ConfigurationError(f"{where}: {value!r} is not positive")
+    return int(value)
+
+
+def _integer(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_INTEGER:
+        raise ConfigurationError(f"{where}: {value!r} is not a whole number from 0 to {MAX_INTEGER}")
+    return value
+
+
+READERS = {
+    "STORAGE": _storage,
+    "QUEUES": _queues,
+    "STRICT_QUEUES": _strict,
+    "DEFAULTS": _defaults,
+    "MAX_PAYLOAD": _count,
+    "ACCEPT_CONTENT": _accept,
+    "CODEC": _codec,
+    "CONCURRENCY": _count,
+    "SHUTDOWN_TIMEOUT": _duration,
+    "HEARTBEAT": _interval,
+}
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """The project's settings; read anew after a test changes them. Defaults where there is no Django."""
+    if not django_settings.configured and "DJANGO_SETTINGS_MODULE" not in os.environ:
+        return Settings()
+    return read_settings(getattr(django_settings, "DJQUEUE", {}))
+
+
+def _forget(*, setting: str, **_: object) -> None:
+    if setting == "DJQUEUE":
+        get_settings.cache_clear()
+
+
+setting_changed.connect(_forget)

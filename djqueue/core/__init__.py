@@ -1,0 +1,1 @@
+"""The queue itself: records, rules and the in-memory engine. Standard library only."""

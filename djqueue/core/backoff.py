@@ -1,0 +1,85 @@
+"""How long a failed job waits before it runs again."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+from .durations import milliseconds
+from .errors import OptionError
+
+KINDS = ("fixed", "linear", "exponential")
+
+BackoffFunction = Callable[[int, BaseException], float | timedelta]
+"""(failures so far, the exception) -> seconds: a backoff of the user's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """A rule for the wait before the next run.
+
+    kind: `fixed` waits `base`; `linear` waits `base` × failures; `exponential` waits
+        `base` × `factor` ^ (failures - 1).
+    base: milliseconds.
+    factor: of the exponential kind.
+    cap: the longest wait, in milliseconds.
+    jitter: 0 to 1: this share of the wait, at most, is added or taken away at random, so that jobs
+        that failed together do not come back together.
+    """
+
+    kind: str = "exponential"
+    base: int = 1_000
+    factor: float = 2.0
+    cap: int = 3_600_000
+    jitter: float = 0.1
+
+    def delay(self, failures: int, random: Random) -> int:
+        """Milliseconds to wait after the `failures`-th failure (1 is the first)."""
+        if self.kind == "fixed":
+            wait: float = self.base
+        elif self.kind == "linear":
+            wait = self.base * failures
+        else:
+            # 2 ** 1024 is past a float's range; no cap is that far away.
+            exponent = min((failures - 1) * math.log2(self.factor), 60.0) if self.factor > 0 else 0.0
+            wait = self.base * 2.0**exponent
+        wait = min(wait, self.cap)
+        if self.jitter:
+            wait += wait * self.jitter * (2 * random.random() - 1)
+        return min(max(0, round(wait)), self.cap)
+
+
+DEFAULT_BACKOFF = Backoff()
+
+
+def parse_backoff(value: Any) -> Backoff:
+    """A backoff as users write it: seconds, a timedelta, a kind's name, a mapping, or a `Backoff`."""
+    if isinstance(value, Backoff):
+        return _checked(value)
+    if isinstance(value, str):
+        return _checked(Backoff(kind=value))
+    if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
+        return Backoff(kind="fixed", base=milliseconds("backoff", value), jitter=0.0)
+    if isinstance(value, dict):
+        unknown = set(value) - {"kind", "base", "factor", "cap", "jitter"}
+        if unknown:
+            raise OptionError(f"backoff: unknown key {sorted(unknown)[0]!r}")
+        times = {
+            key: milliseconds(f"backoff.{key}", value[key]) for key in ("base", "cap") if key in value
+        }
+        return _checked(Backoff(**{**value, **times}))
+    raise OptionError(
+        f"backoff: expected seconds, one of {', '.join(KINDS)}, a mapping or a Backoff, got {value!r}"
+    )
+
+
+def _checked(backoff: Backoff) -> Backoff:
+    if backoff.kind not in KINDS:
+        raise OptionError(f"backoff: {backoff.kind!r} is not one of {', '.join(KINDS)}")
+    for name, low, high in (("factor", 1.0, 1e6), ("jitter", 0.0, 1.0)):
+        number = getattr(backoff, name)
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not low <= number <= high:
+            raise OptionError(f"backoff.{name}: {number!r} is not a number from {low:g} to {high:g}")
+    return backoff

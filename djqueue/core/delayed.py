@@ -1,0 +1,61 @@
+"""Jobs that are not yet due."""
+
+import heapq
+from itertools import count
+
+from .job import Job
+
+Entry = tuple[int, int, Job]
+"""(run_at, generation, job): stale once the job has another generation."""
+
+COMPACT_ABOVE = 0.2
+COMPACT_FROM = 64
+
+
+class DelayedJobs:
+    """A binary heap on `run_at`, with lazy removal by generation.
+
+    Its keys are nearly all distinct, for which `heapq` beats a FIFO per key.
+    """
+
+    __slots__ = ("_heap", "_numbers", "size")
+
+    def __init__(self) -> None:
+        self._heap: list[Entry] = []
+        self._numbers = count(1)
+        self.size = 0
+
+    def push(self, job: Job) -> None:
+        """Add a job under its `run_at`."""
+        job.generation = next(self._numbers)
+        heapq.heappush(self._heap, (job.run_at, job.generation, job))
+        self.size += 1
+
+    def remove(self, job: Job) -> None:
+        """Take out a job that is here."""
+        job.generation = 0
+        self.size -= 1
+        stale = len(self._heap) - self.size
+        if len(self._heap) >= COMPACT_FROM and stale > len(self._heap) * COMPACT_ABOVE:
+            self._heap = [entry for entry in self._heap if entry[2].generation == entry[1]]
+            heapq.heapify(self._heap)
+
+    def pop_due(self, now: int, limit: int | None = None) -> list[Job]:
+        """Jobs whose time has come, soonest first, `limit` at most."""
+        jobs: list[Job] = []
+        while self._heap and self._heap[0][0] <= now and (limit is None or len(jobs) < limit):
+            _, generation, job = heapq.heappop(self._heap)
+            if job.generation == generation:
+                job.generation = 0
+                self.size -= 1
+                jobs.append(job)
+        return jobs
+
+    def next_due(self) -> int | None:
+        """UTC milliseconds at which the next job is due."""
+        while self._heap:
+            run_at, generation, job = self._heap[0]
+            if job.generation == generation:
+                return run_at
+            heapq.heappop(self._heap)
+        return None

@@ -1,0 +1,53 @@
+"""Times as users write them, in whole milliseconds as djqueue keeps them."""
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from .errors import OptionError
+
+LONGEST = 100 * 365 * 86_400_000
+"""A hundred years, in milliseconds: no duration is longer, so that no sum leaves 64 bits."""
+
+
+def milliseconds(name: str, value: Any) -> int:
+    """A duration given in seconds (int or float) or as a timedelta.
+
+    Raises OptionError, naming the option, for NaN, infinities, negatives, other types and
+    anything over a hundred years.
+    """
+    if isinstance(value, timedelta):
+        seconds: float = value.total_seconds()
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = value
+    else:
+        raise OptionError(f"{name}: expected seconds or a timedelta, got {value!r}")
+    if isinstance(seconds, float) and not math.isfinite(seconds):
+        raise OptionError(f"{name}: {seconds!r} is not a duration")
+    if seconds < 0:
+        raise OptionError(f"{name}: {value!r} is negative")
+    if seconds * 1_000 > LONGEST:
+        raise OptionError(f"{name}: {value!r} is longer than a hundred years")
+    return math.ceil(seconds * 1_000)
+
+
+def instant(name: str, value: Any) -> int:
+    """A point in time given as an aware datetime, in UTC milliseconds."""
+    if not isinstance(value, datetime):
+        raise OptionError(f"{name}: expected an aware datetime, got {value!r}")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise OptionError(f"{name}: {value!r} is naive; give it a time zone")
+    return max(0, to_milliseconds(value))
+
+
+def to_milliseconds(value: datetime) -> int:
+    """UTC milliseconds of an aware datetime, exactly."""
+    return (value - EPOCH) // timedelta(milliseconds=1)
+
+
+def to_datetime(value: int) -> datetime:
+    """The aware datetime, in UTC, of UTC milliseconds."""
+    return EPOCH + timedelta(milliseconds=value)
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

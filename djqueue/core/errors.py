@@ -1,0 +1,219 @@
+"""Every error of the package, in one tree.
+
+    DjqueueError
+    ├── ConfigurationError              a setting is wrong
+    ├── OptionError (ValueError)        a job option is wrong
+    ├── UnknownQueueError               the settings close the list of queues
+    ├── UnknownJobError                 no handler has this name here
+    ├── JobNameError                    two functions want one name
+    ├── SerializationError              a value cannot become bytes, or bytes a value
+    │   └── PayloadTooLargeError
+    ├── StorageError                    the storage did not do what was asked
+    │   ├── StorageUnavailableError     ... because it cannot be reached
+    │   ├── SchedulerRunningError       ... because another process is the scheduler
+    │   └── QueueFullError              ... because the queue is at its capacity
+    ├── JobError                        what became of one job
+    │   ├── JobNotFoundError
+    │   ├── JobCancelledError
+    │   ├── JobTimeoutError (TimeoutError)
+    │   └── JobFailedError
+    │       └── MaxRetriesError
+    └── ControlFlow                     raised by handlers on purpose
+        ├── Retry                       again, after a delay; counts as a failure
+        ├── Snooze                      again, after a delay; counts as nothing
+        ├── Discard                     cancelled: no dead letter
+        └── UnrecoverableError          failed at once, whatever attempts are left
+
+A class's docstring is its message; `code` is shared with stored rows and with what goes over sockets.
+"""
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+
+class DjqueueError(Exception):
+    """djqueue could not do what was asked."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip().splitlines()[0])
+
+
+class ConfigurationError(DjqueueError):
+    """A djqueue setting is wrong."""
+
+    code = "configuration"
+
+
+class OptionError(DjqueueError, ValueError):
+    """A job option is wrong."""
+
+    code = "option"
+
+
+class UnknownQueueError(DjqueueError):
+    """The settings list the queues, and this one is not among them."""
+
+    code = "unknown_queue"
+
+
+class UnknownJobError(DjqueueError):
+    """No handler of this name is registered."""
+
+    code = "unknown_job"
+
+
+class JobNameError(DjqueueError):
+    """Two functions are registered under one job name."""
+
+    code = "job_name"
+
+
+class SerializationError(DjqueueError):
+    """A value cannot be turned into bytes, or bytes cannot be turned into a value."""
+
+    code = "serialization"
+
+
+class PayloadTooLargeError(SerializationError):
+    """A payload is larger than the settings allow."""
+
+    code = "payload_too_large"
+
+
+class StorageError(DjqueueError):
+    """The storage refused or failed."""
+
+    code = "storage"
+
+
+class StorageUnavailableError(StorageError):
+    """The storage cannot be reached."""
+
+    code = "storage_unavailable"
+
+
+class SchedulerRunningError(StorageError):
+    """Another process is the scheduler of this database."""
+
+    code = "scheduler_running"
+
+
+class QueueFullError(StorageError):
+    """The queue holds as many jobs as it may."""
+
+    code = "queue_full"
+
+
+class JobError(DjqueueError):
+    """Something became of a job."""
+
+    code = "job"
+
+    def __init__(self, message: str | None = None, *, job_id: str = "") -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class JobNotFoundError(JobError):
+    """There is no such job: it never was, or its record has expired."""
+
+    code = "job_not_found"
+
+
+class JobCancelledError(JobError):
+    """The job was cancelled."""
+
+    code = "job_cancelled"
+
+
+class JobTimeoutError(JobError, TimeoutError):
+    """Time ran out: for the caller that waited (the job goes on), or for the job that ran."""
+
+    code = "job_timeout"
+
+
+class JobFailedError(JobError):
+    """The job failed.
+
+    `reason` is the dead letter's; `error_type`, `error_message` and `traceback` are those of the
+    exception that the handler raised last.
+    """
+
+    code = "job_failed"
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        job_id: str = "",
+        reason: str = "",
+        error_type: str = "",
+        error_message: str = "",
+        traceback: str = "",
+        payload: Any = None,
+    ) -> None:
+        super().__init__(message, job_id=job_id)
+        self.reason = reason
+        self.error_type = error_type
+        self.error_message = error_message
+        self.traceback = traceback
+        self.payload = payload
+
+
+class MaxRetriesError(JobFailedError):
+    """The job failed as often as it may. `payload` is what it was given."""
+
+    code = "max_retries"
+
+
+class ControlFlow(DjqueueError):
+    """Raised by a handler to steer what becomes of its job."""
+
+    code = "control_flow"
+
+
+class _Again(ControlFlow):
+    def __init__(self, message: str | None = None, *, delay: float | timedelta | None = None) -> None:
+        super().__init__(message)
+        self.delay = delay
+
+
+class Retry(_Again):
+    """The handler asked for another run; this one counts as a failure.
+
+    `delay`, in seconds or as a timedelta, replaces the job's backoff.
+    """
+
+    code = "retry"
+
+
+class Snooze(_Again):
+    """The handler put the job off; this run counts neither as an attempt nor as a failure."""
+
+    code = "snooze"
+
+
+class Discard(ControlFlow):
+    """The handler ended the job as cancelled."""
+
+    code = "discard"
+
+
+class UnrecoverableError(ControlFlow):
+    """The job cannot succeed: it fails at once, whatever attempts are left."""
+
+    code = "unrecoverable"
+
+
+def by_code(code: str, message: str) -> DjqueueError:
+    """The error that a code names, as received from another process."""
+    return _BY_CODE.get(code, DjqueueError)(message)
+
+
+def _tree(root: type[DjqueueError]) -> list[type[DjqueueError]]:
+    return [root, *(leaf for branch in root.__subclasses__() for leaf in _tree(branch))]
+
+
+_BY_CODE = {error.__dict__["code"]: error for error in _tree(DjqueueError) if "code" in error.__dict__}

@@ -1,0 +1,112 @@
+"""The waiting jobs of one name: by priority, then in order of arrival."""
+
+import heapq
+from collections import deque
+
+from .job import Job
+
+COMPACT_ABOVE = 0.2
+"""Share of stale entries above which they are swept out."""
+COMPACT_FROM = 64
+"""Fewer entries are never worth a sweep."""
+
+
+class PriorityQueue:
+    """A small heap of distinct priorities over a FIFO each, with lazy removal by generation.
+
+    A FIFO holds generations, an index says which job a generation stands for; one that it does not
+    know is stale. Push and pop cost O(log p) for p distinct priorities, removal O(1). The documents'
+    4-ary heap has the same bounds in the number of jobs; tests/benchmarks/structures.py shows why it
+    is not used.
+    """
+
+    __slots__ = ("_fifos", "_jobs", "_order", "_stale")
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, Job] = {}
+        """Live entries: the job of each generation."""
+        self._fifos: dict[int, deque[int]] = {}
+        self._order: list[int] = []
+        """Heap of the negated priorities that have a FIFO."""
+        self._stale = 0
+
+    @property
+    def size(self) -> int:
+        """Live entries."""
+        return len(self._jobs)
+
+    def push(self, job: Job, *, front: bool = False) -> None:
+        """Add a job under its present generation, behind those of its priority or before them."""
+        fifo = self._fifo(job.options.priority)
+        if front:
+            fifo.appendleft(job.generation)
+        else:
+            fifo.append(job.generation)
+        self._jobs[job.generation] = job
+
+    def extend(self, jobs: list[Job], first: int, priority: int) -> None:
+        """Add jobs of one priority, with generations from `first` on, behind those that are there."""
+        generations = range(first, first + len(jobs))
+        self._fifo(priority).extend(generations)
+        self._jobs.update(zip(generations, jobs, strict=True))
+        for job, generation in zip(jobs, generations, strict=True):
+            job.generation = generation
+
+    def head(self) -> tuple[int, int] | None:
+        """(negated priority, generation) of the next job; None when empty. Lower goes first."""
+        while self._order:
+            fifo = self._fifos[-self._order[0]]
+            while fifo:
+                if fifo[0] in self._jobs:
+                    return self._order[0], fifo[0]
+                fifo.popleft()
+                self._stale -= 1
+            del self._fifos[-heapq.heappop(self._order)]
+        return None
+
+    def pop(self, limit: int) -> list[Job]:
+        """Up to `limit` jobs, best first."""
+        jobs: list[Job] = []
+        order = self._order
+        live = self._jobs.pop
+        while order and limit > 0:
+            fifo = self._fifos[-order[0]]
+            popleft = fifo.popleft
+            while fifo and limit > 0:
+                job = live(popleft(), None)
+                if job is None:
+                    self._stale -= 1
+                else:
+                    job.generation = 0
+                    jobs.append(job)
+                    limit -= 1
+            if not fifo:
+                del self._fifos[-heapq.heappop(order)]
+        return jobs
+
+    def remove(self, job: Job) -> None:
+        """Take out a job; its entry goes stale."""
+        del self._jobs[job.generation]
+        job.generation = 0
+        self._stale += 1
+        total = len(self._jobs) + self._stale
+        if total >= COMPACT_FROM and self._stale > total * COMPACT_ABOVE:
+            self._compact()
+
+    def _fifo(self, priority: int) -> deque[int]:
+        fifo = self._fifos.get(priority)
+        if fifo is None:
+            fifo = self._fifos[priority] = deque()
+            heapq.heappush(self._order, -priority)
+        return fifo
+
+    def _compact(self) -> None:
+        for priority, fifo in list(self._fifos.items()):
+            live = [generation for generation in fifo if generation in self._jobs]
+            if live:
+                self._fifos[priority] = deque(live)
+            else:
+                del self._fifos[priority]
+        self._order = [-priority for priority in self._fifos]
+        heapq.heapify(self._order)
+        self._stale = 0

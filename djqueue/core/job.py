@@ -1,0 +1,359 @@
+"""The record of a job, and the small values that travel between storages and workers."""
+
+from typing import Any, NamedTuple
+
+from .options import JobKey, JobOptions
+from .states import State
+
+
+class JobError(NamedTuple):
+    """What a handler raised."""
+
+    type: str
+    """The exception class's dotted name."""
+    message: str
+    traceback: str = ""
+
+
+class Attempt(NamedTuple):
+    """One run of a job, after its end."""
+
+    attempt: int
+    """1 is the first run."""
+    worker: str
+    started_at: int
+    """UTC milliseconds, as `finished_at`."""
+    finished_at: int
+    outcome: str
+    """completed | failed | retried | released | stalled | cancelled"""
+    error: JobError | None = None
+
+
+class Job:
+    """One job inside the engine. Guarded by its queue's shard lock; while active, by its processing
+    shard's.
+    """
+
+    __slots__ = (
+        "attempts",
+        "cancel_requested",
+        "created_at",
+        "error",
+        "failures",
+        "finished_at",
+        "generation",
+        "has_dependents",
+        "history",
+        "id",
+        "lease_until",
+        "logs",
+        "name",
+        "noted",
+        "options",
+        "payload",
+        "progress",
+        "queue",
+        "reason",
+        "result",
+        "run_at",
+        "stalls",
+        "started_at",
+        "state",
+        "token",
+        "unmet",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        queue: str,
+        name: str,
+        payload: bytes,
+        options: JobOptions,
+        state: State,
+        created_at: int,
+        run_at: int,
+    ) -> None:
+        self.id = id
+        self.queue = queue
+        self.name = name
+        self.payload = payload
+        self.options = options
+        self.state = state
+        self.created_at = created_at
+        """UTC milliseconds, as every `…_at`."""
+        self.run_at = run_at
+        self.generation = 0
+        """Number of its present entry in a queue structure; entries with another one are stale."""
+        self.attempts = 0
+        """Runs begun, less those given back unused."""
+        self.failures = 0
+        self.stalls = 0
+        """Runs that ended with their worker."""
+        self.token = 0
+        """Fencing token of the present claim."""
+        self.lease_until = 0
+        """Monotonic milliseconds at which the claim is lost unless renewed."""
+        self.worker = ""
+        self.started_at = 0
+        self.finished_at = 0
+        self.result: bytes | None = None
+        self.error: JobError | None = None
+        self.reason = ""
+        """Why it is failed or cancelled: a dead letter's reason."""
+        self.progress: Any = None
+        self.history: list[Attempt] | None = None
+        """Ended runs that did not complete the job."""
+        self.noted = 0
+        """How many of those runs a journal has written down."""
+        self.logs: list[tuple[int, str]] | None = None
+        """(UTC milliseconds, line)."""
+        self.cancel_requested = False
+        self.has_dependents = False
+        self.unmet: set[JobKey] | None = None
+        """Dependencies that have not ended yet."""
+
+    def record(self) -> "JobRecord":
+        """An immutable copy, for reading."""
+        return JobRecord(
+            self.id,
+            self.queue,
+            self.name,
+            self.payload,
+            self.options,
+            self.state,
+            self.created_at,
+            self.run_at,
+            self.attempts,
+            self.failures,
+            self.stalls,
+            self.worker,
+            self.started_at,
+            self.finished_at,
+            self.result,
+            self.error,
+            self.reason,
+            self.progress,
+            tuple(self.history or ()),
+            tuple(self.logs or ()),
+        )
+
+
+class JobRecord(NamedTuple):
+    """A job as it was at one moment: what every storage answers when asked for a job."""
+
+    id: str
+    queue: str
+    name: str
+    payload: bytes
+    options: JobOptions
+    state: State
+    created_at: int
+    run_at: int
+    attempts: int
+    failures: int
+    stalls: int
+    worker: str
+    started_at: int
+    finished_at: int
+    result: bytes | None
+    error: JobError | None
+    reason: str
+    progress: Any
+    history: tuple[Attempt, ...]
+    logs: tuple[tuple[int, str], ...]
+
+    def all_attempts(self) -> tuple[Attempt, ...]:
+        """Every ended run; the one that completed the job is not in `history`, being the record's own."""
+        if self.state is not State.COMPLETED:
+            return self.history
+        last = Attempt(self.attempts, self.worker, self.started_at, self.finished_at, "completed")
+        return (*self.history, last)
+
+
+class Batch(NamedTuple):
+    """Jobs to enqueue that differ only in payload and id."""
+
+    queue: str
+    name: str
+    options: JobOptions
+    payloads: list[bytes]
+    ids: list[str] | None = None
+    """Ids given by the caller, one for each payload; None has the storage make them."""
+    delay: int | None = None
+    """Milliseconds from the storage's now."""
+    run_at: int | None = None
+    """UTC milliseconds; `delay` and `run_at` exclude each other."""
+    fresh: bool = False
+    """Whether the ids were made just now by the caller, so that no earlier job can have them."""
+
+
+class EnqueueResult(NamedTuple):
+    """What became of one enqueue. A duplicate is an answer, never an error."""
+
+    id: str
+    status: str
+    """queued | duplicate | completed"""
+    queue: str
+    existing_state: State | None = None
+    """Of a duplicate: the state of the job that was there before."""
+    result: Any = None
+    """Of a completed one: what the earlier run returned (in bytes where a storage answers)."""
+
+
+class ClaimRequest(NamedTuple):
+    """What a worker can start at once."""
+
+    worker: str
+    slots: int
+    """Free slots: the most jobs that the answer may hold."""
+    names: frozenset[str]
+    """Job names that it has handlers for."""
+    queues: tuple[str, ...] | None = None
+    """None is every queue."""
+
+
+class Claimed(NamedTuple):
+    """A job handed to a worker, under a lease."""
+
+    id: str
+    queue: str
+    name: str
+    payload: bytes
+    options: JobOptions
+    token: int
+    """To be shown with every later word about this run."""
+    attempts: int
+    """Runs begun, this one included."""
+    failures: int
+    stalls: int
+    created_at: int
+    lease: int
+    """Milliseconds until the claim is lost unless renewed."""
+
+
+class Claims(NamedTuple):
+    """The answer to a claim."""
+
+    jobs: list[Claimed]
+    wait: int | None = None
+    """Milliseconds until more may be claimable by the clock alone; None: not by the clock."""
+
+
+class Outcome(NamedTuple):
+    """How a run ended, as its worker tells the storage."""
+
+    queue: str
+    id: str
+    token: int
+    kind: str
+    """complete | retry | release | fail | cancel"""
+    result: bytes | None = None
+    delay: int = 0
+    """Milliseconds before the next run, for retry and release."""
+    error: JobError | None = None
+    reason: str = ""
+    """For fail: the dead letter's reason."""
+
+
+class Finished(NamedTuple):
+    """The answer to outcomes: for each whether it was accepted (a stale token is not), and new claims."""
+
+    accepted: list[bool]
+    claims: Claims
+
+
+class Lease(NamedTuple):
+    """One claim, to be renewed."""
+
+    queue: str
+    id: str
+    token: int
+
+
+class Renewal(NamedTuple):
+    """What became of one lease."""
+
+    held: bool
+    cancel_requested: bool = False
+
+
+class Report(NamedTuple):
+    """Progress and log lines of a run."""
+
+    queue: str
+    id: str
+    token: int
+    progress: Any = None
+    """None leaves the job's progress as it is."""
+    lines: tuple[tuple[int, str], ...] = ()
+
+
+class Event(NamedTuple):
+    """A transition that has happened."""
+
+    queue: str
+    id: str
+    name: str
+    """The job's name."""
+    event: str
+    """The transition's word: see `core.states`."""
+    state: State
+    at: int
+
+
+class DeadLetter(NamedTuple):
+    """A job that failed for good."""
+
+    queue: str
+    id: str
+    reason: str
+    """explicit_fail | max_attempts_exceeded | timeout | stalled | ttl_expired | worker_lost |
+    dependency_failed | unknown"""
+    entered_at: int
+    expires_at: int
+    retries: int = 0
+    """How often it has been retried by itself."""
+    next_retry_at: int = 0
+    """0: not by itself."""
+
+
+class CancelResult(NamedTuple):
+    """What became of a cancel."""
+
+    id: str
+    status: str
+    """cancelled | requested (it is running, and has been asked to stop) | completed | failed |
+    not_found"""
+
+    def __bool__(self) -> bool:
+        return self.status in ("cancelled", "requested")
+
+
+class WorkerInfo(NamedTuple):
+    """A worker as it describes itself."""
+
+    id: str
+    host: str
+    pid: int
+    queues: tuple[str, ...] | None
+    names: tuple[str, ...]
+    concurrency: int
+    started_at: int
+    seen_at: int = 0
+    active: int = 0
+    state: str = "running"
+    """running | stopping"""
+
+
+DEAD_LETTER_REASONS = (
+    "explicit_fail",
+    "max_attempts_exceeded",
+    "timeout",
+    "stalled",
+    "ttl_expired",
+    "worker_lost",
+    "dependency_failed",
+    "unknown",
+)

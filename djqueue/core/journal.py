@@ -1,0 +1,39 @@
+"""What the engine tells a storage that keeps its jobs elsewhere, too."""
+
+from typing import Protocol
+
+from .job import DeadLetter, Job
+
+
+class Journal(Protocol):
+    """Hears of every change, in order, while the lock that guards the job is held: it must be quick,
+    and copy what it wants to keep.
+    """
+
+    def added(self, jobs: list[Job]) -> None:
+        """Jobs that are new."""
+        ...
+
+    def changed(self, job: Job) -> None:
+        """A job whose state, counters, times or options changed."""
+        ...
+
+    def completed(self, job: Job) -> None:
+        """A job that completed; its result is there."""
+        ...
+
+    def died(self, job: Job, letter: DeadLetter) -> None:
+        """A job that failed for good."""
+        ...
+
+    def revived(self, job: Job) -> None:
+        """A job that left the dead letters and lives again."""
+        ...
+
+    def removed(self, jobs: list[Job]) -> None:
+        """Jobs whose records are gone, with result and dead letter."""
+        ...
+
+    def reported(self, job: Job, lines: tuple[tuple[int, str], ...]) -> None:
+        """A job whose progress changed, and its new log lines."""
+        ...

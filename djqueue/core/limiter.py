@@ -1,0 +1,81 @@
+"""How many jobs of a queue may start now: a token bucket and a bound on those active."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """`capacity` starts at once, refilled evenly, `capacity` in `per` milliseconds."""
+
+    capacity: int
+    per: int = 1_000
+
+
+class TokenBucket:
+    """Tokens computed from elapsed time, so that nothing has to run to refill them."""
+
+    __slots__ = ("_at", "_tokens", "rate")
+
+    def __init__(self, rate: Rate, tick: int) -> None:
+        self.rate = rate
+        self._tokens = float(rate.capacity)
+        self._at = tick
+
+    def available(self, tick: int) -> int:
+        """Whole tokens at a monotonic time in milliseconds."""
+        self._refill(tick)
+        return int(self._tokens + EPSILON)
+
+    def consume(self, count: int) -> None:
+        """Take tokens that `available` has shown to be there."""
+        self._tokens -= count
+
+    def wait(self, tick: int) -> int:
+        """Milliseconds until there is a whole token; 0 if there is one."""
+        self._refill(tick)
+        missing = 1.0 - self._tokens
+        if missing <= EPSILON:
+            return 0
+        return max(1, -int(-missing * self.rate.per // self.rate.capacity))
+
+    def _refill(self, tick: int) -> None:
+        elapsed = max(0, tick - self._at)
+        self._at = max(self._at, tick)
+        self._tokens = min(
+            float(self.rate.capacity), self._tokens + elapsed * self.rate.capacity / self.rate.per
+        )
+
+
+EPSILON = 1e-9
+"""Room for what sums of fractions lose."""
+
+
+class Limiter:
+    """The limits of one queue: rate first, then concurrency; a refusal changes nothing."""
+
+    __slots__ = ("bucket", "concurrency")
+
+    def __init__(self) -> None:
+        self.bucket: TokenBucket | None = None
+        self.concurrency: int | None = None
+
+    def set(self, rate: Rate | None, concurrency: int | None, tick: int) -> None:
+        """Change the limits; an unchanged rate keeps its tokens."""
+        if rate is None:
+            self.bucket = None
+        elif self.bucket is None or self.bucket.rate != rate:
+            self.bucket = TokenBucket(rate, tick)
+        self.concurrency = concurrency
+
+    def allowance(self, wanted: int, active: int, tick: int) -> int:
+        """How many of `wanted` jobs may start, with so many active."""
+        if self.bucket is not None:
+            wanted = min(wanted, self.bucket.available(tick))
+        if self.concurrency is not None:
+            wanted = min(wanted, self.concurrency - active)
+        return max(0, wanted)
+
+    def started(self, count: int) -> None:
+        """Account for jobs that have started."""
+        if self.bucket is not None:
+            self.bucket.consume(count)

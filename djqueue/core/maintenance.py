@@ -1,0 +1,98 @@
+"""What time does to the jobs of an engine. Any number of maintainers may run: a second sweep finds nothing."""
+
+from typing import NamedTuple
+
+from .engine import EXPIRED, Engine
+from .job import Job, JobError
+from .processing import ProcessingShard
+from .shard import Changes
+
+SWEEP_LIMIT = 1_000
+"""Records that one sweep takes from a queue, so that no lock is held for long."""
+
+
+class Swept(NamedTuple):
+    """What a sweep did."""
+
+    promoted: int = 0
+    stalled: int = 0
+    expired: int = 0
+    retried: int = 0
+    removed: int = 0
+
+
+def sweep(engine: Engine, worker_ttl: int) -> Swept:
+    """One round: due jobs, lost leases, ttls, dead letters, old records.
+
+    worker_ttl: milliseconds after which a silent worker counts as gone.
+    """
+    engine.forget_workers(worker_ttl)
+    stalled = _sweep_leases(engine)
+    totals = [0, 0, 0, 0]
+    for name in engine.queues():
+        for index, count in enumerate(_sweep_queue(engine, name)):
+            totals[index] += count
+    promoted, expired, retried, removed = totals
+    return Swept(promoted, stalled, expired, retried, removed)
+
+
+def _sweep_leases(engine: Engine) -> int:
+    stalled = 0
+    tick = engine.clock.monotonic()
+    for place in engine.processing:
+        with place.lock:
+            overdue = place.overdue(tick)
+        for token, job in overdue:
+            stalled += _stall(engine, place, token, job, tick)
+    return stalled
+
+
+def _stall(engine: Engine, place: ProcessingShard, token: int, job: Job, tick: int) -> bool:
+    shard, queue = engine._locate(job.queue)
+    changes = Changes()
+    now = engine.clock.now()
+    with shard.lock:
+        with place.lock:
+            # Renewed, finished or swept by another since it was seen.
+            if job.token != token or job.lease_until > tick:
+                return False
+            if place.release(token, job.queue, job.id) is None:
+                return False
+        if job.cancel_requested:
+            shard.cancel_active(queue, job, "cancelled", now, changes)
+        elif job.stalls >= job.options.max_stalls:
+            alive = any(info.id == job.worker for info in engine.workers())
+            reason = "stalled" if alive else "worker_lost"
+            text = f"lost {job.stalls + 1} times with its worker, last with {job.worker}"
+            error = JobError("djqueue.core.errors.StorageError", text)
+            shard.fail_active(queue, job, reason, error, now, changes)
+        else:
+            shard.put_back(queue, job, "stalled", 0, None, now, changes)
+    engine._settle(changes)
+    return True
+
+
+def _sweep_queue(engine: Engine, name: str) -> tuple[int, int, int, int]:
+    shard, queue = engine._locate(name)
+    now = engine.clock.now()
+    changes = Changes()
+    with shard.lock:
+        before = queue.delayed.size
+        shard.promote_due(queue, now, changes)
+        promoted = before - queue.delayed.size
+        expired = queue.expired(now)
+        for job in expired:
+            shard.fail_pending(queue, job, "ttl_expired", EXPIRED, now, changes)
+        queue.unique.sweep(now)
+        over = queue.dead.expired(now)[:SWEEP_LIMIT]
+        shard.bury_for_good(queue, over, changes, now)
+        old = [
+            job
+            for job in queue.finished.expired(now, SWEEP_LIMIT)
+            if queue.jobs.get(job.id) is job
+        ]
+        shard.remove(queue, old, now, changes)
+        due = [letter.id for letter in queue.dead.due(now)[:SWEEP_LIMIT]]
+    engine._settle(changes)
+    answers = engine.retry(name, due, by_itself=True)
+    return promoted, len(expired), answers.count("retried"), len(old) + len(over)

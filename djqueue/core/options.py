@@ -1,0 +1,252 @@
+"""Job options: what they are, and the one place where they are checked."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from .backoff import DEFAULT_BACKOFF, Backoff, parse_backoff
+from .durations import instant, milliseconds
+from .errors import OptionError
+from .suggest import nearest
+
+MAX_NAME = 255
+"""Characters of a queue's name, a job's name, an id, a unique key, a group, a tag."""
+MAX_INTEGER = 2**31 - 1
+DAY = 86_400_000
+MSGPACK = "application/x-djqueue-msgpack"
+"""Content type of the default codec."""
+ON_DUPLICATE = ("keep",)
+ON_DEPENDENCY_FAILURE = ("fail", "ignore", "cancel", "wait")
+
+JobKey = tuple[str, str]
+"""(queue, id): what names one job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """How one job is to be run. Immutable: the jobs of one bulk call share one."""
+
+    priority: int = 0
+    """Higher first."""
+    max_attempts: int = 3
+    """Runs that may fail, the first included, before the job is a dead letter."""
+    max_stalls: int = 3
+    """Runs that may be lost with their worker before the job is a dead letter."""
+    backoff: Backoff = DEFAULT_BACKOFF
+    """The wait before the next run after a failure."""
+    timeout: int | None = None
+    """Milliseconds that one run may take."""
+    ttl: int | None = None
+    """Milliseconds from the enqueue until the job expires if it has not started."""
+    unique_key: str | None = None
+    """At most one live job of a queue has this key."""
+    unique_ttl: int | None = None
+    """Milliseconds after which the key is free although its job lives."""
+    on_duplicate: str = "keep"
+    """What happens to an enqueue whose `unique_key` is taken: `keep` the older job."""
+    group: str | None = None
+    """Jobs of one group run one after the other (or as many at once as the queue allows)."""
+    depends_on: tuple[JobKey, ...] = ()
+    """Jobs that must have completed before this one may start."""
+    on_dependency_failure: str = "fail"
+    """When a dependency ends otherwise: `fail` | `ignore` | `cancel` | `wait`."""
+    lifo: bool = False
+    """Before the waiting jobs of its priority instead of behind them."""
+    durable: bool | None = None
+    """True: written and synced before the enqueue returns. False: a moment later, with others, also
+    when the producer is in a transaction or in another process. None: the storage's own way."""
+    result_ttl: int | None = 3_600_000
+    """Milliseconds for which the result can be read; None keeps it."""
+    retention: int | None = None
+    """Milliseconds for which the finished job's record is kept, if longer than its result."""
+    executor: str | None = None
+    """Where the handler runs; None is what the job type or the settings say."""
+    tags: tuple[str, ...] = ()
+    """Words to find the job by."""
+    content_type: str = MSGPACK
+    """Codec of the payload and of the result."""
+    plain: bool = field(init=False, default=True, compare=False, repr=False)
+    """Whether the end of such a job concerns no key, no group: it needs no lock of its queue."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plain", self.unique_key is None and self.group is None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The options that differ from their defaults, as plain values, for storing."""
+        found = {}
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if value != default:
+                found[name] = _plain_backoff(value) if name == "backoff" else value
+        return found
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "JobOptions":
+        """Options from `as_dict`; a name that this version does not know is passed over."""
+        values = {name: value for name, value in stored.items() if name in _DEFAULTS}
+        if "backoff" in values:
+            values["backoff"] = Backoff(**values["backoff"])
+        if "depends_on" in values:
+            values["depends_on"] = tuple((queue, id) for queue, id in values["depends_on"])
+        if "tags" in values:
+            values["tags"] = tuple(values["tags"])
+        return cls(**values)
+
+    def finished_for(self) -> int | None:
+        """Milliseconds for which the record of a finished job is kept; None is for ever."""
+        if self.result_ttl is None:
+            return None
+        return max(self.result_ttl, self.retention or 0)
+
+
+_DEFAULTS = {item.name: item.default for item in fields(JobOptions) if item.init}
+DEFAULT_OPTIONS = JobOptions()
+
+
+def _plain_backoff(backoff: Backoff) -> dict[str, Any]:
+    return {item.name: getattr(backoff, item.name) for item in fields(Backoff)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueueOptions:
+    """What a caller says of an enqueue: the job's options, and where and when it starts."""
+
+    job: JobOptions = DEFAULT_OPTIONS
+    queue: str | None = None
+    delay: int | None = None
+    """Milliseconds from the storage's now."""
+    run_at: int | None = None
+    """UTC milliseconds."""
+
+
+def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOptions:
+    """`base` with the options that a user gave, each checked.
+
+    Raises OptionError, with the option's name in the message.
+    """
+    job: dict[str, Any] = {}
+    where: dict[str, Any] = {}
+    for name, value in given.items():
+        parser = PARSERS.get(name)
+        if parser is None:
+            raise OptionError(f"unknown option {name!r}{nearest(name, PARSERS)}")
+        target = where if name in ("queue", "delay", "run_at") else job
+        target[name] = parser(name, value)
+    if where.get("delay") is not None and where.get("run_at") is not None:
+        raise OptionError("delay and run_at: give one of the two")
+    # A later word about the start replaces an earlier one of either form.
+    if "delay" in where:
+        where.setdefault("run_at", None)
+    if "run_at" in where:
+        where.setdefault("delay", None)
+    options = replace(base.job, **job) if job else base.job
+    if options.unique_ttl is not None and options.unique_key is None:
+        raise OptionError("unique_ttl: needs a unique_key")
+    return replace(base, job=options, **where)
+
+
+def check_text(name: str, value: Any) -> str:
+    """A name, key or id: a text of 1 to 255 characters."""
+    if not isinstance(value, str):
+        raise OptionError(f"{name}: expected a text, got {value!r}")
+    if not 1 <= len(value) <= MAX_NAME:
+        raise OptionError(f"{name}: has {len(value)} characters; from 1 to {MAX_NAME} are allowed")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise OptionError(f"{name}: {value!r} is not valid Unicode") from None
+    if "\0" in value:
+        raise OptionError(f"{name}: must not contain the NUL character")
+    return value
+
+
+Parser = Callable[[str, Any], Any]
+
+
+def _integer(low: int, high: int) -> Parser:
+    def parse(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise OptionError(f"{name}: expected a whole number, got {value!r}")
+        if not low <= value <= high:
+            raise OptionError(f"{name}: {value} is not from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}: expected True or False, got {value!r}")
+    return value
+
+
+def _choice(choices: tuple[str, ...]) -> Parser:
+    def parse(name: str, value: Any) -> str:
+        if value not in choices:
+            raise OptionError(f"{name}: {value!r} is not one of {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+def _optional(parser: Parser) -> Parser:
+    return lambda name, value: None if value is None else parser(name, value)
+
+
+def _positive(name: str, value: Any) -> int:
+    duration = milliseconds(name, value)
+    if duration == 0:
+        raise OptionError(f"{name}: must be longer than nothing")
+    return duration
+
+
+def _tags(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise OptionError(f"{name}: expected a list of texts, got {value!r}")
+    return tuple(check_text(name, tag) for tag in value)
+
+
+def _dependencies(name: str, value: Any) -> tuple[JobKey, ...]:
+    entries = [value] if hasattr(value, "queue") else value
+    if isinstance(entries, (str, bytes)) or not isinstance(entries, Iterable):
+        raise OptionError(f"{name}: expected results of enqueue or (queue, id) pairs, got {value!r}")
+    keys: dict[JobKey, None] = {}
+    for entry in entries:
+        if hasattr(entry, "queue") and hasattr(entry, "id"):
+            queue, job_id = entry.queue, entry.id
+        elif isinstance(entry, tuple) and len(entry) == 2:
+            queue, job_id = entry
+        else:
+            raise OptionError(f"{name}: {entry!r} is neither an enqueue's result nor (queue, id)")
+        keys[check_text(f"{name}: queue", queue), check_text(f"{name}: id", job_id)] = None
+    return tuple(keys)
+
+
+def _backoff(name: str, value: Any) -> Backoff:
+    return parse_backoff(value)
+
+
+PARSERS: dict[str, Parser] = {
+    "queue": check_text,
+    "priority": _integer(-MAX_INTEGER, MAX_INTEGER),
+    "delay": _optional(milliseconds),
+    "run_at": _optional(instant),
+    "max_attempts": _integer(1, MAX_INTEGER),
+    "max_stalls": _integer(0, MAX_INTEGER),
+    "backoff": _backoff,
+    "timeout": _optional(_positive),
+    "ttl": _optional(_positive),
+    "unique_key": _optional(check_text),
+    "unique_ttl": _optional(_positive),
+    "on_duplicate": _choice(ON_DUPLICATE),
+    "group": _optional(check_text),
+    "depends_on": _dependencies,
+    "on_dependency_failure": _choice(ON_DEPENDENCY_FAILURE),
+    "lifo": _flag,
+    "durable": _optional(_flag),
+    "result_ttl": _optional(_positive),
+    "retention": _optional(_positive),
+    "executor": _optional(_choice(("inline",))),
+    "tags": _tags,
+    "content_type": check_text,
+}

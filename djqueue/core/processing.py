@@ -1,0 +1,41 @@
+"""Active jobs and their leases, apart from the queues, so that claiming does not wait for finishing."""
+
+from collections import Counter
+from threading import Lock
+
+from .job import Job
+
+
+class ProcessingShard:
+    """Some of the active jobs, by fencing token, under a lock of their own."""
+
+    __slots__ = ("active", "counts", "lock")
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.active: dict[int, Job] = {}
+        self.counts: Counter[str] = Counter()
+        """Active jobs by queue."""
+
+    def hold(self, job: Job) -> None:
+        """Note a claim. The caller has the lock, as for `release`."""
+        self.active[job.token] = job
+        self.counts[job.queue] += 1
+
+    def release(self, token: int, queue: str, job_id: str) -> Job | None:
+        """End the claim that a token stands for; None if it does not hold this job any more."""
+        job = self.active.get(token)
+        if job is None or job.id != job_id or job.queue != queue:
+            return None
+        del self.active[token]
+        left = self.counts[queue] - 1
+        if left:
+            self.counts[queue] = left
+        else:
+            del self.counts[queue]
+        job.token = 0
+        return job
+
+    def overdue(self, tick: int) -> list[tuple[int, Job]]:
+        """(token, job) of the leases that have run out."""
+        return [(token, job) for token, job in self.active.items() if job.lease_until <= tick]

@@ -1,0 +1,149 @@
+"""One queue of the engine: its jobs, each in the structure of its state."""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from .deadletters import DeadLetterPolicy, DeadLetters
+from .delayed import DelayedJobs
+from .finished import FinishedJobs
+from .groups import PARKED, Groups
+from .job import Event, Job
+from .limiter import Limiter, Rate
+from .ready import ReadyJobs
+from .states import State
+from .unique import UniqueKeys
+
+EventHandler = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePolicy:
+    """What a queue is configured to do."""
+
+    lease: int = 30_000
+    """Milliseconds for which a claim holds unless renewed."""
+    rate: Rate | None = None
+    concurrency: int | None = None
+    """Jobs of the queue active at once, over all workers."""
+    group_concurrency: int = 1
+    """Jobs of one group active at once."""
+    dead_letters: DeadLetterPolicy = field(default_factory=DeadLetterPolicy)
+
+
+class JobQueue:
+    """Jobs of one queue. Its shard's lock guards it all."""
+
+    __slots__ = (
+        "_deadlines",
+        "_numbers",
+        "blocked",
+        "dead",
+        "delayed",
+        "finished",
+        "groups",
+        "handlers",
+        "jobs",
+        "limiter",
+        "name",
+        "paused",
+        "policy",
+        "ready",
+        "unique",
+        "watchers",
+    )
+
+    def __init__(
+        self, name: str, policy: QueuePolicy, tick: int, *, keep_finished: bool = True
+    ) -> None:
+        self.name = name
+        self.policy = policy
+        self.jobs: dict[str, Job] = {}
+        """Every job that has a record, by id."""
+        self.ready = ReadyJobs()
+        self.delayed = DelayedJobs()
+        self.blocked = 0
+        self.unique = UniqueKeys()
+        self.groups = Groups(policy.group_concurrency)
+        self.limiter = Limiter()
+        self.limiter.set(policy.rate, policy.concurrency, tick)
+        self.dead = DeadLetters(policy.dead_letters)
+        self.finished = FinishedJobs(keeps=keep_finished)
+        self.paused = False
+        self.handlers: list[EventHandler] = []
+        self.watchers: dict[str, list[EventHandler]] = {}
+        """Handlers of one job's events, by its id."""
+        self._deadlines: list[tuple[int, int, Job]] = []
+        """Heap of (expiry, number, job) of jobs with a ttl."""
+        self._numbers = count()
+
+    @property
+    def waiting(self) -> int:
+        """Jobs in state waiting: the ready ones and those that their group holds back."""
+        return self.ready.size + self.groups.parked
+
+    def place(self, job: Job, now: int, *, front: bool = False) -> None:
+        """Put a pending job where its dependencies, its time and its group say."""
+        if job.unmet:
+            job.state = State.BLOCKED
+            self.blocked += 1
+        elif job.run_at > now:
+            job.state = State.DELAYED
+            self.delayed.push(job)
+        else:
+            job.state = State.WAITING
+            front = front or job.options.lifo
+            if job.options.group is None or self.groups.admit(job, front=front):
+                self.ready.push(job, front=front)
+
+    def displace(self, job: Job) -> None:
+        """Take a pending job out of the structure that it is in."""
+        if job.state is State.BLOCKED:
+            self.blocked -= 1
+        elif job.state is State.DELAYED:
+            self.delayed.remove(job)
+        elif job.generation == PARKED:
+            self.groups.remove(job)
+        else:
+            self.ready.remove(job)
+            self.leave_group(job)
+
+    def leave_group(self, job: Job) -> None:
+        """A job that was ready or active is neither any more; its group's next may be."""
+        if job.options.group is not None:
+            freed = self.groups.leave(job)
+            if freed is not None:
+                self.ready.push(freed)
+
+    def watch_deadline(self, job: Job) -> None:
+        """Remember when a job with a ttl expires."""
+        if job.options.ttl is not None:
+            heapq.heappush(
+                self._deadlines, (job.created_at + job.options.ttl, next(self._numbers), job)
+            )
+
+    def expired(self, now: int) -> list[Job]:
+        """Jobs past their ttl that have not started."""
+        jobs = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            job = heapq.heappop(self._deadlines)[2]
+            if self.jobs.get(job.id) is job and is_expired(job, now):
+                jobs.append(job)
+        return jobs
+
+    def drop(self, job: Job) -> None:
+        """Forget the record of a job that is in no structure."""
+        del self.jobs[job.id]
+        self.dead.forget(job.id)
+
+    @property
+    def observed(self) -> bool:
+        """Whether anybody wants to be told of events."""
+        return bool(self.handlers or self.watchers)
+
+
+def is_expired(job: Job, now: int) -> bool:
+    """Whether a pending job is past its ttl; one that has started once never is."""
+    ttl = job.options.ttl
+    return ttl is not None and not job.started_at and job.created_at + ttl <= now

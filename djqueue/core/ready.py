@@ -1,0 +1,84 @@
+"""The waiting jobs of one queue: a priority queue for each job name, taken in one common order.
+
+A worker claims only names that it has handlers for; kept apart by name, jobs that nobody present can
+run are never scanned past.
+"""
+
+import heapq
+from collections.abc import Iterator
+
+from .heap import PriorityQueue
+from .job import Job
+
+
+class ReadyJobs:
+    """Waiting jobs by name."""
+
+    __slots__ = ("_by_name", "_next", "size")
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, PriorityQueue] = {}
+        self._next = 1
+        """The generation of the next entry; those put before the others are negated."""
+        self.size = 0
+
+    def push(self, job: Job, *, front: bool = False) -> None:
+        """Add a job behind those of its priority, or before them."""
+        job.generation = -self._next if front else self._next
+        self._next += 1
+        self._named(job.name).push(job, front=front)
+        self.size += 1
+
+    def extend(self, jobs: list[Job], name: str, priority: int) -> None:
+        """Add jobs of one name and priority, in order."""
+        self._named(name).extend(jobs, self._next, priority)
+        self._next += len(jobs)
+        self.size += len(jobs)
+
+    def pop(self, limit: int, names: frozenset[str]) -> list[Job]:
+        """Up to `limit` jobs with one of the names: by priority, then in order of arrival."""
+        present = [queue for name in names & self._by_name.keys() if (queue := self._by_name[name]).size]
+        if len(present) == 1:
+            jobs = present[0].pop(limit)
+        else:
+            jobs = list(self._merge(present, limit))
+        self.size -= len(jobs)
+        for name in names & self._by_name.keys():
+            if not self._by_name[name].size:
+                del self._by_name[name]
+        return jobs
+
+    def remove(self, job: Job) -> None:
+        """Take out a job that is here."""
+        queue = self._by_name[job.name]
+        queue.remove(job)
+        self.size -= 1
+        if not queue.size:
+            del self._by_name[job.name]
+
+    def has(self, names: frozenset[str]) -> bool:
+        """Whether a job with one of the names waits."""
+        return not self._by_name.keys().isdisjoint(names)
+
+    def counts(self) -> dict[str, int]:
+        """Waiting jobs by name."""
+        return {name: queue.size for name, queue in self._by_name.items()}
+
+    def _merge(self, queues: list[PriorityQueue], limit: int) -> Iterator[Job]:
+        heads = [(head, index) for index, queue in enumerate(queues) if (head := queue.head())]
+        heapq.heapify(heads)
+        while heads and limit > 0:
+            _, index = heads[0]
+            yield from queues[index].pop(1)
+            limit -= 1
+            head = queues[index].head()
+            if head is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (head, index))
+
+    def _named(self, name: str) -> PriorityQueue:
+        queue = self._by_name.get(name)
+        if queue is None:
+            queue = self._by_name[name] = PriorityQueue()
+        return queue

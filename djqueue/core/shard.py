@@ -1,0 +1,266 @@
+"""Some of the queues under one lock, and the transitions of their jobs.
+
+Methods that change a job expect the shard's lock to be held and, for an active job, that its claim
+has been released from the processing shard. What has to happen after the lock is let go (telling
+subscribers, waking workers, resolving dependents) is noted in `Changes`.
+"""
+
+from threading import Lock
+
+from .dependencies import DependencyTracker
+from .job import Attempt, DeadLetter, Event, Job, JobError
+from .journal import Journal
+from .options import JobKey
+from .queue import JobQueue, QueuePolicy
+from .states import State
+
+
+class Changes:
+    """What one operation leaves to be done once its locks are free."""
+
+    __slots__ = ("ended", "events", "woken")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ended: list[tuple[JobKey, State, set[JobKey]]] = []
+        """(job, its last state, the jobs that wait for it)."""
+        self.woken: set[str] = set()
+        """Queues in which jobs may have become claimable."""
+
+
+class Shard:
+    """Queues by name. Composed of the managers of each queue and the shard's own dependency index."""
+
+    __slots__ = ("_journal", "_keep_finished", "dependencies", "lock", "queues")
+
+    def __init__(self, journal: Journal | None, *, keep_finished: bool = True) -> None:
+        self.lock = Lock()
+        self.queues: dict[str, JobQueue] = {}
+        self.dependencies = DependencyTracker()
+        self._journal = journal
+        self._keep_finished = keep_finished
+
+    def queue(self, name: str, policy: QueuePolicy, tick: int) -> JobQueue:
+        """The queue of this name, made on its first use."""
+        queue = self.queues.get(name)
+        if queue is None:
+            queue = self.queues[name] = JobQueue(
+                name, policy, tick, keep_finished=self._keep_finished
+            )
+        return queue
+
+    # Every transition ends here.
+
+    def tell(self, queue: JobQueue, job: Job, event: str, at: int, changes: Changes) -> None:
+        """Note an event for the queue's subscribers, if there are any."""
+        if queue.observed:
+            changes.events.append(Event(queue.name, job.id, job.name, event, job.state, at))
+
+    def changed(self, job: Job) -> None:
+        """Tell the journal of a change that is no ending."""
+        if self._journal is not None:
+            self._journal.changed(job)
+
+    # Active jobs.
+
+    def complete(self, queue: JobQueue, job: Job, result: bytes | None, now: int, changes: Changes) -> None:
+        """active → completed."""
+        job.state = State.COMPLETED
+        job.result = result
+        job.error = None
+        job.finished_at = now
+        queue.finished.add(job)
+        if self._journal is not None:
+            self._journal.completed(job)
+        self._ended(queue, job, changes)
+        self.tell(queue, job, "completed", now, changes)
+
+    def put_back(
+        self,
+        queue: JobQueue,
+        job: Job,
+        outcome: str,
+        delay: int,
+        error: JobError | None,
+        now: int,
+        changes: Changes,
+    ) -> None:
+        """active → waiting | delayed: after a failure (`retried`), a stall, or unused (`released`)."""
+        note_attempt(job, outcome, now, error)
+        if outcome == "released":
+            job.attempts -= 1
+        elif outcome == "retried":
+            job.failures += 1
+        else:
+            job.stalls += 1
+        job.error = error or job.error
+        job.worker = ""
+        job.run_at = now + delay
+        queue.leave_group(job)
+        queue.place(job, now, front=outcome != "retried")
+        changes.woken.add(queue.name)
+        self.changed(job)
+        event = {"retried": "failing", "released": "released", "stalled": "stalled"}[outcome]
+        self.tell(queue, job, event, now, changes)
+
+    def fail_active(
+        self,
+        queue: JobQueue,
+        job: Job,
+        reason: str,
+        error: JobError | None,
+        now: int,
+        changes: Changes,
+    ) -> None:
+        """active → failed, with a dead letter."""
+        stalled = reason in ("stalled", "worker_lost")
+        note_attempt(job, "stalled" if stalled else "failed", now, error)
+        if stalled:
+            job.stalls += 1
+            self.tell(queue, job, "stalled", now, changes)
+        else:
+            job.failures += 1
+        self._bury(queue, job, reason, error, now, changes)
+
+    def cancel_active(self, queue: JobQueue, job: Job, reason: str, now: int, changes: Changes) -> None:
+        """active → cancelled."""
+        note_attempt(job, "cancelled", now, None)
+        self._cancel(queue, job, reason, now, changes)
+
+    # Pending jobs.
+
+    def cancel_pending(self, queue: JobQueue, job: Job, reason: str, now: int, changes: Changes) -> None:
+        """waiting | delayed | blocked → cancelled."""
+        self._displace(queue, job, changes)
+        self._cancel(queue, job, reason, now, changes, in_group=False)
+
+    def fail_pending(
+        self, queue: JobQueue, job: Job, reason: str, error: JobError, now: int, changes: Changes
+    ) -> None:
+        """waiting | delayed | blocked → failed: its ttl is over, or a dependency failed."""
+        self._displace(queue, job, changes)
+        self._bury(queue, job, reason, error, now, changes, in_group=False)
+
+    def move(self, queue: JobQueue, job: Job, run_at: int, event: str, now: int, changes: Changes) -> None:
+        """A pending job to another time: promoted, rescheduled, due or unblocked."""
+        self._displace(queue, job, changes)
+        job.run_at = run_at
+        queue.place(job, now)
+        changes.woken.add(queue.name)
+        self.changed(job)
+        self.tell(queue, job, event, now, changes)
+
+    def promote_due(self, queue: JobQueue, now: int, changes: Changes) -> None:
+        """delayed → waiting, for all whose time has come."""
+        for job in queue.delayed.pop_due(now):
+            queue.place(job, now)
+            changes.woken.add(queue.name)
+            self.changed(job)
+            self.tell(queue, job, "promoted", now, changes)
+
+    # Ended jobs.
+
+    def revive(self, queue: JobQueue, job: Job, now: int, changes: Changes, *, by_itself: bool) -> None:
+        """failed → waiting, out of the dead letters, with its budget of failures and stalls renewed."""
+        queue.dead.remove(job.id, by_itself=by_itself)
+        job.failures = job.stalls = 0
+        job.finished_at = 0
+        job.reason = ""
+        job.run_at = now
+        queue.unique.take(job)
+        queue.place(job, now)
+        changes.woken.add(queue.name)
+        if self._journal is not None:
+            self._journal.revived(job)
+        self.tell(queue, job, "retried", now, changes)
+
+    def remove(self, queue: JobQueue, jobs: list[Job], now: int, changes: Changes) -> None:
+        """Forget jobs that are not active, whatever their state, with everything that is theirs."""
+        for job in jobs:
+            if job.state in (State.COMPLETED, State.CANCELLED):
+                queue.finished.remove(job)
+            elif job.state is State.FAILED:
+                queue.dead.remove(job.id)
+            else:
+                self._displace(queue, job, changes)
+                queue.unique.release(job)
+                self._note_end(job, State.CANCELLED, changes)
+            queue.drop(job)
+            self.tell(queue, job, "removed", now, changes)
+        if self._journal is not None and jobs:
+            self._journal.removed(jobs)
+
+    def _bury(
+        self,
+        queue: JobQueue,
+        job: Job,
+        reason: str,
+        error: JobError | None,
+        now: int,
+        changes: Changes,
+        *,
+        in_group: bool = True,
+    ) -> None:
+        job.state = State.FAILED
+        job.reason = reason
+        job.error = error
+        job.finished_at = now
+        letter, evicted = queue.dead.add(queue.name, job.id, reason, now)
+        if self._journal is not None:
+            self._journal.died(job, letter)
+        self._ended(queue, job, changes, in_group=in_group)
+        self.tell(queue, job, "failed", now, changes)
+        self.bury_for_good(queue, evicted, changes, now)
+
+    def bury_for_good(
+        self, queue: JobQueue, letters: list[DeadLetter], changes: Changes, now: int
+    ) -> None:
+        """Dead letters that are over, with the jobs that they are about."""
+        jobs = [job for letter in letters if (job := queue.jobs.get(letter.id)) is not None]
+        self.remove(queue, jobs, now, changes)
+
+    def _cancel(
+        self,
+        queue: JobQueue,
+        job: Job,
+        reason: str,
+        now: int,
+        changes: Changes,
+        *,
+        in_group: bool = True,
+    ) -> None:
+        job.state = State.CANCELLED
+        job.reason = reason
+        job.finished_at = now
+        queue.finished.add(job)
+        self.changed(job)
+        self._ended(queue, job, changes, in_group=in_group)
+        self.tell(queue, job, "cancelled", now, changes)
+
+    def _displace(self, queue: JobQueue, job: Job, changes: Changes) -> None:
+        waiting = queue.ready.size
+        queue.displace(job)
+        if job.options.group is not None and queue.ready.size >= waiting:
+            changes.woken.add(queue.name)
+
+    def _ended(self, queue: JobQueue, job: Job, changes: Changes, *, in_group: bool = True) -> None:
+        queue.unique.release(job)
+        if in_group and job.options.group is not None:
+            queue.leave_group(job)
+            changes.woken.add(queue.name)
+        elif queue.limiter.concurrency is not None and queue.ready.size:
+            changes.woken.add(queue.name)
+        self._note_end(job, job.state, changes)
+
+    def _note_end(self, job: Job, state: State, changes: Changes) -> None:
+        if job.has_dependents:
+            key = (job.queue, job.id)
+            job.has_dependents = False
+            changes.ended.append((key, state, self.dependencies.pop(key)))
+
+
+def note_attempt(job: Job, outcome: str, now: int, error: JobError | None) -> None:
+    """Keep the run that has just ended in the job's history."""
+    if job.history is None:
+        job.history = []
+    job.history.append(Attempt(job.attempts, job.worker, job.started_at, now, outcome, error))

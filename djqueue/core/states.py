@@ -1,0 +1,85 @@
+"""The states of a job and the one table of transitions between them.
+
+The engine's checks, the conformance suite, the admin's legal actions and the diagram in the docs are
+all made from `TRANSITIONS`.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class State(StrEnum):
+    """Where a job is in its life."""
+
+    WAITING = "waiting"
+    """Ready; a worker with a free slot may claim it."""
+    DELAYED = "delayed"
+    """Not before its `run_at`."""
+    BLOCKED = "blocked"
+    """Waits for the jobs that it depends on."""
+    ACTIVE = "active"
+    """A worker runs it now, under a lease."""
+    COMPLETED = "completed"
+    """Ended well."""
+    FAILED = "failed"
+    """Ended badly; a dead letter tells why, and may be retried."""
+    CANCELLED = "cancelled"
+    """Taken back before it ended."""
+
+
+PENDING = frozenset({State.WAITING, State.DELAYED, State.BLOCKED})
+LIVE = PENDING | {State.ACTIVE}
+TERMINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+REUSABLE = frozenset({State.FAILED, State.CANCELLED})
+"""States of a job whose id may be enqueued again."""
+
+
+class Transition(NamedTuple):
+    """One legal change of state; `event` is what subscribers are told."""
+
+    name: str
+    source: State
+    targets: frozenset[State]
+    event: str
+
+
+def _row(name: str, source: State, targets: str, event: str) -> Transition:
+    return Transition(name, source, frozenset(State(word) for word in targets.split()), event)
+
+
+TRANSITIONS: tuple[Transition, ...] = (
+    _row("claim", State.WAITING, "active", "active"),
+    _row("complete", State.ACTIVE, "completed", "completed"),
+    _row("retry", State.ACTIVE, "waiting delayed", "failing"),
+    _row("release", State.ACTIVE, "waiting delayed", "released"),
+    _row("stall", State.ACTIVE, "waiting failed", "stalled"),
+    _row("fail", State.ACTIVE, "failed", "failed"),
+    _row("cancel", State.WAITING, "cancelled", "cancelled"),
+    _row("cancel", State.DELAYED, "cancelled", "cancelled"),
+    _row("cancel", State.BLOCKED, "cancelled", "cancelled"),
+    _row("cancel", State.ACTIVE, "cancelled", "cancelled"),
+    _row("expire", State.WAITING, "failed", "failed"),
+    _row("expire", State.DELAYED, "failed", "failed"),
+    _row("expire", State.BLOCKED, "failed", "failed"),
+    _row("promote", State.DELAYED, "waiting", "promoted"),
+    _row("reschedule", State.WAITING, "delayed", "delayed"),
+    _row("reschedule", State.DELAYED, "waiting delayed", "delayed"),
+    _row("unblock", State.BLOCKED, "waiting delayed", "unblocked"),
+    _row("dependency_failed", State.BLOCKED, "failed cancelled", "failed"),
+    _row("retry_dead", State.FAILED, "waiting", "retried"),
+    _row("enqueue", State.FAILED, "waiting delayed blocked", "queued"),
+    _row("enqueue", State.CANCELLED, "waiting delayed blocked", "queued"),
+)
+
+_ALLOWED = {(row.name, row.source): row.targets for row in TRANSITIONS}
+
+
+def allows(name: str, source: State, target: State | None = None) -> bool:
+    """Whether the transition may be made from this state (and, if given, to that one)."""
+    targets = _ALLOWED.get((name, source))
+    return targets is not None and (target is None or target in targets)
+
+
+def actions(source: State) -> tuple[str, ...]:
+    """The names of the transitions that a job in this state can make, in the table's order."""
+    return tuple(row.name for row in TRANSITIONS if row.source is source)

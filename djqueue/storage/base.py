@@ -1,0 +1,225 @@
+"""The contract that every storage keeps: atomic, batch-first operations.
+
+Each operation takes and returns lists, so that one round trip serves many jobs; a single job is a list
+of one. Whatever happens to the caller:
+
+- a claim is one atomic step from waiting to active;
+- a claim has a lease and a fencing token; every later word about the run carries the token, and a
+  stale one is refused without side effects;
+- a claim takes only as many jobs as the worker has slots, and only names that it handles;
+- any number of maintainers may run `maintain`; a second sweep is a no-op;
+- nothing outlives what it serves.
+
+`djqueue.testing.contract` holds a storage to this.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+
+from typing import ParamSpec, TypeVar
+
+from djqueue.core.job import (
+    Batch,
+    CancelResult,
+    ClaimRequest,
+    Claims,
+    DeadLetter,
+    EnqueueResult,
+    Event,
+    Finished,
+    JobRecord,
+    Lease,
+    Outcome,
+    Renewal,
+    Report,
+    WorkerInfo,
+)
+from djqueue.core.limiter import Rate
+from djqueue.core.maintenance import Swept
+from djqueue.core.states import State
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+EventHandler = Callable[[Event], None]
+Unsubscribe = Callable[[], None]
+
+
+class Storage(ABC):
+    """A place for jobs. Methods may be called from any thread.
+
+    The `a…` twins that a worker and an async producer need run the plain methods in a thread, unless a
+    storage has something better.
+    """
+
+    # Life.
+
+    def connect(self) -> None:  # noqa: B027 - most storages connect by themselves
+        """Get ready. Called once by a worker before its first claim."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of connections and threads; what was accepted is safe when this returns."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One line for people: which storage this is and where; never a secret."""
+
+    async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run one of the plain methods from a coroutine, without holding up its loop."""
+        return await asyncio.to_thread(method, *args, **kwargs)
+
+    # Enqueue.
+
+    @abstractmethod
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """Add jobs; an answer for each job, in order.
+
+        A taken id or unique key answers `duplicate` with the state of the job that is there, or
+        `completed` with its result in bytes; an id that failed or was cancelled is enqueued again.
+        """
+
+    async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """See `enqueue`."""
+        return await self.acall(self.enqueue, batches)
+
+    # Claim and finish.
+
+    @abstractmethod
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        """End runs whose tokens hold, and claim the next jobs in the same round trip."""
+
+    async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        """See `finish`."""
+        return await self.acall(self.finish, outcomes, then)
+
+    def claim(self, request: ClaimRequest) -> Claims:
+        """Waiting jobs to active."""
+        return self.finish([], request).claims
+
+    @abstractmethod
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        """Extend claims whose tokens hold to a whole lease from now."""
+
+    @abstractmethod
+    def report(self, reports: Sequence[Report]) -> list[bool]:
+        """Progress and log lines of runs whose tokens hold."""
+
+    # Single jobs of one queue, by id.
+
+    @abstractmethod
+    def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
+        """Take jobs back: a pending one never starts, an active one is asked to stop."""
+
+    @abstractmethod
+    def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        """Delayed jobs to waiting; False for one that is not delayed."""
+
+    @abstractmethod
+    def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
+        """Waiting and delayed jobs to a time in UTC milliseconds; False for others."""
+
+    @abstractmethod
+    def retry(self, queue: str, ids: Sequence[str]) -> list[str]:
+        """Dead letters to waiting: retried | not_found | not_failed | unique_key_taken, for each."""
+
+    @abstractmethod
+    def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        """Forget jobs with everything that is theirs; False for one that is active or not there."""
+
+    # Queues.
+
+    @abstractmethod
+    def queues(self) -> list[str]:
+        """Names of the queues that have been used, sorted."""
+
+    @abstractmethod
+    def pause(self, queue: str) -> None:
+        """Nothing of the queue is claimed until `resume`."""
+
+    @abstractmethod
+    def resume(self, queue: str) -> None:
+        """End a pause."""
+
+    @abstractmethod
+    def is_paused(self, queue: str) -> bool:
+        """Whether the queue is paused."""
+
+    @abstractmethod
+    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+        """Starts per time, and jobs active at once, over all workers; None: no limit."""
+
+    @abstractmethod
+    def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
+        """Forget jobs in these states (active is passed over) that ended, or were enqueued, before a
+        time in UTC milliseconds; returns how many.
+        """
+
+    @abstractmethod
+    def obliterate(self, queue: str, *, force: bool = False) -> int:
+        """Forget a queue with all its jobs; returns how many.
+
+        Raises StorageError if some are active, unless forced: then their ends are refused.
+        """
+
+    # Reads.
+
+    @abstractmethod
+    def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """Records by id; None for a job that is not known."""
+
+    async def ajobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """See `jobs`."""
+        return await self.acall(self.jobs, queue, ids)
+
+    @abstractmethod
+    def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
+        """States by id; None for a job that is not known."""
+
+    @abstractmethod
+    def counts(self, queue: str) -> dict[State, int]:
+        """How many jobs of the queue are in each state."""
+
+    @abstractmethod
+    def waiting_names(self, queue: str) -> dict[str, int]:
+        """Claimable jobs by job name."""
+
+    @abstractmethod
+    def page(
+        self, queue: str, state: State | None, limit: int, after: str | None = None
+    ) -> list[JobRecord]:
+        """Up to `limit` records of one state (None: all), oldest first, behind the job with an id."""
+
+    @abstractmethod
+    def dead_letters(self, queue: str) -> list[DeadLetter]:
+        """The queue's dead letters, oldest first."""
+
+    # Being told.
+
+    @abstractmethod
+    def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
+        """Call `wake`, quickly and from any thread, when a job of these queues may be claimable."""
+
+    @abstractmethod
+    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
+        """Call `handler`, from any thread, for each event of a queue, or of one job of it."""
+
+    # Workers.
+
+    @abstractmethod
+    def register_worker(self, info: WorkerInfo) -> None:
+        """Note a worker, or that it is alive."""
+
+    @abstractmethod
+    def unregister_worker(self, worker_id: str) -> None:
+        """Forget a worker that has stopped."""
+
+    @abstractmethod
+    def workers(self) -> list[WorkerInfo]:
+        """The workers that have been heard of lately."""
+
+    # Time.
+
+    @abstractmethod
+    def maintain(self) -> Swept:
+        """One round of what time does: due jobs, lost leases, ttls, dead letters, old records."""

@@ -1,0 +1,42 @@
+"""Where the scheduler's socket is."""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from django.db import connections
+
+from djqueue.core.errors import ConfigurationError
+
+
+class Address(NamedTuple):
+    """A Unix domain socket's path, or a TCP host and port."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        return f"tcp://{self.host}:{self.port}" if self.host else f"unix://{self.path}"
+
+
+def parse_address(text: str) -> Address:
+    """`unix:///run/djqueue.sock` or `tcp://host:port`. Raises ConfigurationError."""
+    if text.startswith("unix://") and len(text) > len("unix://"):
+        return Address(path=text.removeprefix("unix://"))
+    if text.startswith("tcp://"):
+        host, _, port = text.removeprefix("tcp://").rpartition(":")
+        if host and port.isdecimal() and 0 <= int(port) <= 65_535:
+            return Address(host=host.strip("[]"), port=int(port))
+    raise ConfigurationError(f"ADDRESS: {text!r} is neither like unix:///path nor like tcp://host:port")
+
+
+def default_address(alias: str) -> Address:
+    """A socket of this user's, in a folder that only this user enters, one for each database."""
+    settings = connections[alias].settings_dict
+    identity = "\n".join(str(settings.get(key, "")) for key in ("ENGINE", "HOST", "PORT", "NAME"))
+    label = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    folder = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return Address(path=str(Path(folder) / f"djqueue-{os.getuid()}" / f"{label}.sock"))

@@ -1,0 +1,253 @@
+"""The storage in a process that is not the scheduler: rows for enqueues, the socket for the rest."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+
+from djqueue import models
+from djqueue.core.clock import Clock
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.job import (
+    Batch,
+    CancelResult,
+    ClaimRequest,
+    DeadLetter,
+    EnqueueResult,
+    Finished,
+    JobRecord,
+    Lease,
+    Outcome,
+    Renewal,
+    Report,
+    WorkerInfo,
+)
+from djqueue.core.limiter import Rate
+from djqueue.core.maintenance import Swept
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import State
+from djqueue.storage.base import EventHandler, P, Storage, T, Unsubscribe
+
+from .address import Address, parse_address
+from .dialects import Dialect
+from .inspector import Inspector
+from .lease import SchedulerLease, present_holder
+from .producer import Inserter
+from .remote import Remote
+from .scheduler import SchedulerStorage
+
+logger = logging.getLogger("djqueue.client")
+
+
+class ClientStorage(Storage):
+    """Enqueues need the database alone. What concerns live jobs is asked of the scheduler; where none
+    runs, this process does it itself, holding the scheduler's lease for that moment.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        clock: Clock,
+        token: str | None,
+        policies: Mapping[str, QueuePolicy] | None = None,
+    ) -> None:
+        self._alias = dialect.alias
+        self._dialect = dialect
+        self._clock = clock
+        self._policies = policies
+        self._inserter = Inserter(dialect, clock)
+        self._inspector = Inspector(dialect.alias)
+        self._remote = Remote(self._find, token)
+
+    def close(self) -> None:
+        """See `Storage.close`."""
+        self._remote.close()
+
+    def describe(self) -> str:
+        """See `Storage.describe`."""
+        return f"database {self._alias!r}"
+
+    async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See `Storage.acall`."""
+        return await sync_to_async(method, thread_sensitive=True)(*args, **kwargs)
+
+    # Enqueue.
+
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """See `Storage.enqueue`. A row in the caller's transaction, unless `durable` is False."""
+        if all(batch.options.durable is False for batch in batches):
+            try:
+                answers: list[EnqueueResult] = self._remote.call("enqueue", batches)
+            except StorageUnavailableError as error:
+                logger.debug("No scheduler takes the jobs, so they are written: %s", error)
+            else:
+                return answers
+        return self._inserter.insert(batches, lambda: self._remote.tell("inbox"))
+
+    # Runs: of the scheduler's engine alone.
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        """See `Storage.finish`."""
+        finished: Finished = self._remote.call("finish", outcomes, then)
+        return finished
+
+    async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        """See `Storage.finish`: not on the one thread of the async ORM, which a job may keep busy."""
+        return await sync_to_async(self.finish, thread_sensitive=False)(outcomes, then)
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        """See `Storage.renew`."""
+        renewals: list[Renewal] = self._remote.call("renew", leases)
+        return renewals
+
+    def report(self, reports: Sequence[Report]) -> list[bool]:
+        """See `Storage.report`."""
+        accepted: list[bool] = self._remote.call("report", reports)
+        return accepted
+
+    # Single jobs and queues: the scheduler's, or this process's for a moment.
+
+    def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
+        """See `Storage.cancel`."""
+        return self._steer("cancel", queue, ids, reason)
+
+    def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        """See `Storage.promote`."""
+        return self._steer("promote", queue, ids)
+
+    def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
+        """See `Storage.reschedule`."""
+        return self._steer("reschedule", queue, ids, run_at)
+
+    def retry(self, queue: str, ids: Sequence[str]) -> list[str]:
+        """See `Storage.retry`."""
+        return self._steer("retry", queue, ids)
+
+    def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        """See `Storage.remove`."""
+        return self._steer("remove", queue, ids)
+
+    def pause(self, queue: str) -> None:
+        """See `Storage.pause`."""
+        self._steer("pause", queue, ())
+
+    def resume(self, queue: str) -> None:
+        """See `Storage.resume`."""
+        self._steer("resume", queue, ())
+
+    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+        """See `Storage.set_limits`."""
+        self._steer("set_limits", queue, (), rate, concurrency, by_id=False)
+
+    def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
+        """See `Storage.clean`."""
+        return self._steer("clean", queue, None, states, before, limit)
+
+    def obliterate(self, queue: str, *, force: bool = False) -> int:
+        """See `Storage.obliterate`."""
+        return self._steer("obliterate", queue, None, force=force)
+
+    # Reads: of the tables, at most a moment behind the engine.
+
+    def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """See `Storage.jobs`."""
+        return self._inspector.jobs(queue, ids)
+
+    def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
+        """See `Storage.states`."""
+        return self._inspector.states(queue, ids)
+
+    def counts(self, queue: str) -> dict[State, int]:
+        """See `Storage.counts`."""
+        return {**dict.fromkeys(State, 0), **self._inspector.counts(queue)}
+
+    def waiting_names(self, queue: str) -> dict[str, int]:
+        """See `Storage.waiting_names`."""
+        return self._inspector.waiting_names(queue)
+
+    def page(
+        self, queue: str, state: State | None, limit: int, after: str | None = None
+    ) -> list[JobRecord]:
+        """See `Storage.page`."""
+        return self._inspector.page(queue, state, limit, after)
+
+    def dead_letters(self, queue: str) -> list[DeadLetter]:
+        """See `Storage.dead_letters`."""
+        return self._inspector.dead_letters(queue)
+
+    def queues(self) -> list[str]:
+        """See `Storage.queues`."""
+        return self._inspector.queues()
+
+    def is_paused(self, queue: str) -> bool:
+        """See `Storage.is_paused`."""
+        return self._inspector.is_paused(queue)
+
+    def workers(self) -> list[WorkerInfo]:
+        """See `Storage.workers`."""
+        return self._inspector.workers(self._clock.now())
+
+    # Being told.
+
+    def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
+        """See `Storage.listen`."""
+        names = None if queues is None else list(queues)
+        return self._remote.subscribe("listen", (names,), lambda _: wake())
+
+    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
+        """See `Storage.subscribe`. Nothing comes while no scheduler runs."""
+        return self._remote.subscribe("subscribe", (queue, job_id), handler)
+
+    # Workers of this process claim from the scheduler.
+
+    def register_worker(self, info: WorkerInfo) -> None:
+        """See `Storage.register_worker`."""
+        self._remote.call("register_worker", info)
+
+    def unregister_worker(self, worker_id: str) -> None:
+        """See `Storage.unregister_worker`."""
+        self._remote.call("unregister_worker", worker_id)
+
+    def maintain(self) -> Swept:
+        """See `Storage.maintain`: the scheduler sees to it."""
+        return Swept()
+
+    # Inside.
+
+    def _steer(self, verb: str, queue: str, ids: Sequence[str] | None, *args: Any, by_id: bool = True, **kwargs: Any) -> Any:
+        given = (queue, list(ids), *args) if by_id and ids else (queue, *args)
+        try:
+            return self._remote.call(verb, *given, **kwargs)
+        except StorageUnavailableError as unreachable:
+            if present_holder(self._alias, self._clock.now()) is not None:
+                raise
+            logger.debug("No scheduler runs, so this process steers: %s", unreachable)
+            with self._borrowed(queue, ids) as storage:
+                return getattr(storage, verb)(*given, **kwargs)
+
+    @contextmanager
+    def _borrowed(self, queue: str, ids: Sequence[str] | None) -> Iterator[Storage]:
+        """The scheduler's storage, with some jobs of one queue, while its lease is this process's."""
+        lease = SchedulerLease(self._alias, self._clock, "")
+        if not lease.acquire():
+            raise StorageUnavailableError(
+                "a scheduler is just starting for this database: try again in a moment"
+            )
+        storage = SchedulerStorage(self._dialect, lease, self._clock, self._policies)
+        try:
+            storage.open_for(queue, ids)
+            yield storage
+        finally:
+            storage.close()
+            lease.release()
+
+    def _find(self) -> Address | None:
+        if connections[self._alias].needs_rollback:
+            return None
+        holder = present_holder(self._alias, self._clock.now())
+        if holder is None or not holder.address:
+            return None
+        return parse_address(holder.address)

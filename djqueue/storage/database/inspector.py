@@ -1,0 +1,104 @@
+"""What the tables say: reads by any process, the scheduler or not."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db.models import Count, Min, Q
+
+from djqueue import models
+from djqueue.core.durations import to_milliseconds
+from djqueue.core.job import DeadLetter, JobRecord, WorkerInfo
+from djqueue.core.states import State
+
+from . import rows
+
+WORKER_TTL = 60_000
+"""Milliseconds after which a silent worker is not shown."""
+
+
+class Inspector:
+    """Reads of one database."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """See `Storage.jobs`."""
+        found = rows.records(self._alias, queue, ids)
+        return [found.get(job_id) for job_id in ids]
+
+    def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
+        """See `Storage.states`."""
+        found: dict[str, State] = {}
+        for chunk in rows.chunked(ids):
+            pairs = self._jobs().filter(queue=queue, job_id__in=chunk).values_list("job_id", "state")
+            found.update({job_id: State(state) for job_id, state in pairs})
+        return [found.get(job_id) for job_id in ids]
+
+    def counts(self, queue: str, states: Sequence[State] = tuple(State)) -> dict[State, int]:
+        """See `Storage.counts`; only these states."""
+        wanted = [state.value for state in states]
+        found = self._jobs().filter(queue=queue, state__in=wanted).values_list("state")
+        return {State(state): count for state, count in found.annotate(count=Count("id"))}
+
+    def waiting_names(self, queue: str) -> dict[str, int]:
+        """See `Storage.waiting_names`."""
+        found = self._jobs().filter(queue=queue, state=State.WAITING.value).values_list("name")
+        return dict(found.annotate(count=Count("id")))
+
+    def page(self, queue: str, state: State | None, limit: int, after: str | None) -> list[JobRecord]:
+        """See `Storage.page`."""
+        found = self._jobs().filter(queue=queue)
+        if state is not None:
+            found = found.filter(state=state.value)
+        if after is not None:
+            mark = self._jobs().filter(queue=queue, job_id=after).values_list("created_at", "job_id").first()
+            if mark is None:
+                return []
+            found = found.filter(Q(created_at__gt=mark[0]) | Q(created_at=mark[0], job_id__gt=mark[1]))
+        ids = list(found.order_by("created_at", "job_id").values_list("job_id", flat=True)[:limit])
+        return [record for record in self.jobs(queue, ids) if record is not None]
+
+    def dead_letters(self, queue: str) -> list[DeadLetter]:
+        """See `Storage.dead_letters`."""
+        found = models.DeadLetter.objects.using(self._alias).filter(queue=queue)
+        ordered = found.order_by("entered_at", "id")
+        return [rows.letter_from_row(row) for row in rows.raw_values(ordered, rows.LETTER)]
+
+    def queues(self) -> list[str]:
+        """See `Storage.queues`: a step of the index for each queue, however many jobs there are."""
+        names: set[str] = set(
+            models.QueueState.objects.using(self._alias).values_list("name", flat=True)
+        )
+        last = ""
+        while True:
+            after = self._jobs().filter(queue__gt=last).aggregate(name=Min("queue"))["name"]
+            if after is None:
+                return sorted(names)
+            names.add(after)
+            last = after
+
+    def is_paused(self, queue: str) -> bool:
+        """See `Storage.is_paused`."""
+        found = models.QueueState.objects.using(self._alias)
+        return found.filter(name=queue, paused=True).exists()
+
+    def workers(self, now: int) -> list[WorkerInfo]:
+        """See `Storage.workers`."""
+        found = models.WorkerState.objects.using(self._alias).filter(seen_at__gt=now - WORKER_TTL)
+        names = ("worker_id", *WorkerInfo._fields[1:])
+        infos = []
+        for row in found.order_by("worker_id").values_list(*names):
+            info = WorkerInfo(*row)
+            infos.append(
+                info._replace(
+                    queues=None if info.queues is None else tuple(info.queues),
+                    names=tuple(info.names),
+                    started_at=to_milliseconds(info.started_at),
+                    seen_at=to_milliseconds(info.seen_at),
+                )
+            )
+        return infos
+
+    def _jobs(self) -> Any:
+        return models.Job.objects.using(self._alias)

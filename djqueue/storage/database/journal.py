@@ -1,0 +1,413 @@
+"""The write buffer between the engine and the tables.
+
+What the engine tells is copied into a buffer at once, merged by job, and written by one thread: at most
+`WINDOW` after it was noted, or as soon as `WINDOW_JOBS` are waiting; all of a buffer in one
+transaction. A flush that fails is put back before what came later, and tried again.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError, connections, transaction
+
+from djqueue.core.job import DeadLetter, Job, WorkerInfo
+from djqueue import models
+
+from . import rows
+from .dialects import Dialect
+from .rows import Row
+
+logger = logging.getLogger("djqueue.journal")
+
+WINDOW = 0.010
+"""Seconds that a change may wait for others."""
+WINDOW_JOBS = 100
+"""Changed jobs that are written without waiting for more."""
+FIRST_RETRY, LAST_RETRY = 0.1, 5.0
+"""Seconds before a failed flush is tried again, doubling."""
+
+Key = tuple[str, str]
+Done = Callable[[BaseException | None], None]
+
+
+class Buffer:
+    """Changes that have not been written, the latest of each job."""
+
+    def __init__(self) -> None:
+        self.deletes: dict[Key, None] = {}
+        self.inserts: dict[Key, Row] = {}
+        self.updates: dict[Key, Row] = {}
+        self.results: dict[Key, Row] = {}
+        self.letters: dict[Key, Row] = {}
+        self.letters_gone: dict[Key, None] = {}
+        self.attempts: dict[Key, list[Row]] = {}
+        self.progress: dict[Key, Row] = {}
+        self.logs: dict[Key, list[Row]] = {}
+        self.queues: dict[str, Row] = {}
+        self.workers: dict[str, WorkerInfo | None] = {}
+        self.ended: list[Job] = []
+        """Jobs that the engine may forget once this is written."""
+        self.waiting: list[Done] = []
+        self.durable = False
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.inserts
+            or self.updates
+            or self.deletes
+            or self.progress
+            or self.logs
+            or self.queues
+            or self.workers
+            or self.waiting
+        )
+
+    def __len__(self) -> int:
+        return len(self.inserts) + len(self.updates) + len(self.deletes)
+
+    def remove(self, key: Key) -> None:
+        """Nothing of what was noted of this job is to be written; what is in the tables goes."""
+        for changes in self._by_job():
+            changes.pop(key, None)
+        self.letters_gone.pop(key, None)
+        self.deletes[key] = None
+
+    def follow(self, later: "Buffer") -> None:
+        """Merge in what was noted after this."""
+        for key in later.deletes:
+            self.remove(key)
+        for mine, theirs in zip(self._by_job(), later._by_job(), strict=True):
+            if mine is self.attempts or mine is self.logs:
+                for key, lines in theirs.items():
+                    mine.setdefault(key, []).extend(lines)
+            else:
+                mine.update(theirs)
+        for key in later.letters_gone:
+            if key not in later.letters:
+                self.letters.pop(key, None)
+                self.letters_gone[key] = None
+        self.queues.update(later.queues)
+        self.workers.update(later.workers)
+        self.ended += later.ended
+        self.waiting += later.waiting
+        self.durable = self.durable or later.durable
+
+    def _by_job(self) -> tuple[dict[Key, Any], ...]:
+        return (
+            self.inserts,
+            self.updates,
+            self.results,
+            self.letters,
+            self.attempts,
+            self.progress,
+            self.logs,
+        )
+
+
+class DatabaseJournal:
+    """The engine's journal, and the thread that writes it.
+
+    fence: run first in each transaction; raises if this process is not the scheduler any more.
+    written: called with the ended jobs of each flush once it is committed.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        fence: Callable[[], None],
+        written: Callable[[list[Job]], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._dialect = dialect
+        self._fence = fence
+        self._written = written
+        self._lost = lost
+        self._changed = threading.Condition()
+        self._buffer = Buffer()
+        self._in_flight = 0
+        self._urgent = False
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="djqueue-journal", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what is left, and end. Raises if it could not be written."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._buffer and self._failure is not None:
+            raise self._failure
+
+    @property
+    def backlog(self) -> int:
+        """Jobs whose changes are not written yet."""
+        return len(self._buffer) + self._in_flight
+
+    # What the engine tells: see `djqueue.core.journal`.
+
+    def added(self, jobs: list[Job]) -> None:
+        """See `Journal`."""
+        new = {(job.queue, job.id): rows.new_row(job) for job in jobs}
+        with self._changed:
+            self._buffer.inserts.update(new)
+            self._noted()
+
+    def changed(self, job: Job) -> None:
+        """See `Journal`."""
+        key, row = (job.queue, job.id), rows.changed_row(job)
+        attempts = _take_history(job)
+        with self._changed:
+            buffer = self._buffer
+            buffer.updates[key] = row
+            if attempts:
+                buffer.attempts.setdefault(key, []).extend(attempts)
+            if job.reason and job.finished_at:
+                buffer.ended.append(job)
+            self._noted()
+
+    def completed(self, job: Job) -> None:
+        """See `Journal`."""
+        key, row, result = (job.queue, job.id), rows.changed_row(job), rows.result_row(job)
+        with self._changed:
+            buffer = self._buffer
+            buffer.updates[key] = row
+            if job.result is not None:
+                buffer.results[key] = result
+            buffer.ended.append(job)
+            self._noted()
+
+    def died(self, job: Job, letter: DeadLetter) -> None:
+        """See `Journal`."""
+        key, row = (job.queue, job.id), rows.changed_row(job)
+        dead, attempts = rows.letter_row(job, letter), _take_history(job)
+        with self._changed:
+            buffer = self._buffer
+            buffer.updates[key] = row
+            buffer.letters[key] = dead
+            if attempts:
+                buffer.attempts.setdefault(key, []).extend(attempts)
+            self._noted()
+
+    def revived(self, job: Job) -> None:
+        """See `Journal`."""
+        key, row = (job.queue, job.id), rows.changed_row(job)
+        with self._changed:
+            self._buffer.updates[key] = row
+            self._buffer.letters.pop(key, None)
+            self._buffer.letters_gone[key] = None
+            self._noted()
+
+    def removed(self, jobs: list[Job]) -> None:
+        """See `Journal`."""
+        with self._changed:
+            for job in jobs:
+                self._buffer.remove((job.queue, job.id))
+            self._noted()
+
+    def reported(self, job: Job, lines: tuple[tuple[int, str], ...]) -> None:
+        """See `Journal`."""
+        key = (job.queue, job.id)
+        progress = rows.progress_row(job) if job.progress is not None else None
+        with self._changed:
+            if progress is not None:
+                self._buffer.progress[key] = progress
+            if lines:
+                new = [(job.queue, job.id, at, line) for at, line in lines]
+                self._buffer.logs.setdefault(key, []).extend(new)
+            self._noted()
+
+    # What the storage tells.
+
+    def queue_changed(self, name: str, row: Row) -> None:
+        """A queue was paused, resumed or limited; `row` as `QUEUE_STATE`."""
+        with self._changed:
+            self._buffer.queues[name] = row
+            self._noted()
+
+    def worker_seen(self, worker_id: str, info: WorkerInfo | None) -> None:
+        """A worker reported itself; None: it has gone."""
+        with self._changed:
+            self._buffer.workers[worker_id] = info
+            self._noted()
+
+    def sync(self, *, durable: bool = False, timeout: float | None = None) -> None:
+        """Wait until all that has been noted is committed. Raises what kept it from that."""
+        done = threading.Event()
+        outcome: list[BaseException | None] = []
+
+        def wake(error: BaseException | None) -> None:
+            outcome.append(error)
+            done.set()
+
+        self.when_written(wake, durable=durable)
+        if not done.wait(timeout):
+            raise TimeoutError("the journal could not be written in time")
+        if outcome[0] is not None:
+            raise outcome[0]
+
+    def when_written(self, done: Done, *, durable: bool = False) -> None:
+        """Call `done`, on the journal's thread, once all that has been noted is committed.
+
+        It is given the error if the next flush fails; what was noted is then still tried again.
+        """
+        with self._changed:
+            if self._closing and not self._thread.is_alive():
+                raise RuntimeError("the journal is closed")
+            self._buffer.waiting.append(done)
+            self._buffer.durable = self._buffer.durable or durable
+            self._urgent = True
+            self._changed.notify()
+
+    # The thread.
+
+    def _noted(self) -> None:
+        size = len(self._buffer)
+        if size == 1 or size >= WINDOW_JOBS or not size:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        delay = FIRST_RETRY
+        try:
+            while True:
+                buffer = self._next()
+                if buffer is None:
+                    return
+                try:
+                    self._write(buffer)
+                except LeaseLost as error:
+                    self._fail(buffer, error)
+                    self._lost()
+                    return
+                except (DatabaseError, InterfaceError, OSError) as error:
+                    self._fail(buffer, error)
+                    connections[self._dialect.alias].close()
+                    logger.warning(
+                        "The journal could not be written; it is tried again in %.1f s: %s", delay, error
+                    )
+                    if self._closing and delay >= LAST_RETRY:
+                        return
+                    with self._changed:
+                        self._changed.wait_for(lambda: False, delay)
+                    delay = min(delay * 2, LAST_RETRY)
+                    continue
+                if self._failure is not None:
+                    logger.warning("The journal is written again.")
+                self._failure = None
+                delay = FIRST_RETRY
+                self._written(buffer.ended)
+                for done in buffer.waiting:
+                    done(None)
+        finally:
+            connections[self._dialect.alias].close()
+
+    def _next(self) -> Buffer | None:
+        """The next buffer to write, when its time has come; None at the end."""
+        with self._changed:
+            self._in_flight = 0
+            while not self._buffer:
+                if self._closing:
+                    return None
+                self._changed.wait()
+            self._changed.wait_for(self._due, WINDOW)
+            buffer, self._buffer = self._buffer, Buffer()
+            self._in_flight = len(buffer)
+            self._urgent = False
+            return buffer
+
+    def _due(self) -> bool:
+        return self._urgent or self._closing or len(self._buffer) >= WINDOW_JOBS
+
+    def _fail(self, buffer: Buffer, error: BaseException) -> None:
+        self._failure = error
+        with self._changed:
+            waiting, buffer.waiting = buffer.waiting, []
+            buffer.follow(self._buffer)
+            self._buffer = buffer
+            self._in_flight = 0
+        for done in waiting:
+            done(error)
+
+    def _write(self, buffer: Buffer) -> None:
+        write = self._dialect
+        alias = write.alias
+        write.tune(durable=buffer.durable)
+        with transaction.atomic(using=alias):
+            self._fence()
+            if buffer.deletes:
+                gone = list(buffer.deletes)
+                for model in OWNED:
+                    write.delete(model, rows.KEY, gone)
+            if buffer.inserts:
+                write.insert(
+                    models.Job,
+                    rows.NEW_JOB,
+                    list(buffer.inserts.values()),
+                    constants=rows.UNTOUCHED,
+                    key=rows.KEY,
+                    overwrite=True,
+                )
+            if buffer.updates:
+                fields = rows.CHANGED_JOB[2:]
+                write.update(models.Job, rows.KEY, fields, list(buffer.updates.values()))
+            if buffer.letters_gone:
+                write.delete(models.DeadLetter, rows.KEY, list(buffer.letters_gone))
+            for model, fields, found in (
+                (models.JobResult, rows.RESULT, buffer.results),
+                (models.DeadLetter, rows.LETTER, buffer.letters),
+            ):
+                if found:
+                    lines = list(found.values())
+                    write.insert(model, fields, lines, key=rows.KEY, overwrite=True)
+            for model, fields, many in (
+                (models.JobAttempt, rows.ATTEMPT, buffer.attempts),
+                (models.JobLog, rows.LOG, buffer.logs),
+            ):
+                if many:
+                    write.insert(model, fields, [row for entry in many.values() for row in entry])
+            if buffer.progress:
+                write.update(models.Job, rows.KEY, ("progress",), list(buffer.progress.values()))
+            if buffer.queues:
+                found_queues = list(buffer.queues.values())
+                write.insert(
+                    models.QueueState, QUEUE_STATE, found_queues, key=("name",), overwrite=True
+                )
+            self._write_workers(buffer)
+
+    def _write_workers(self, buffer: Buffer) -> None:
+        gone = [worker_id for worker_id, info in buffer.workers.items() if info is None]
+        manager = models.WorkerState.objects.using(self._dialect.alias)
+        if gone:
+            manager.filter(worker_id__in=gone).delete()
+        for info in buffer.workers.values():
+            if info is not None:
+                values = info._asdict()
+                worker_id = values.pop("id")
+                for name in ("queues", "names"):
+                    values[name] = None if values[name] is None else list(values[name])
+                manager.update_or_create(worker_id=worker_id, defaults=values)
+
+
+class LeaseLost(Exception):
+    """Another process has become the scheduler."""
+
+
+QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")
+OWNED = (models.Job, models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog)
+"""Tables whose rows belong to a job."""
+
+
+def _take_history(job: Job) -> list[Row]:
+    """The ended runs that have not been noted yet; the engine's copy stays, for reading."""
+    if job.history is None or job.noted == len(job.history):
+        return []
+    new = job.history[job.noted :]
+    job.noted = len(job.history)
+    return [rows.attempt_row(job, attempt) for attempt in new]

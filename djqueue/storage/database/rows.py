@@ -1,0 +1,316 @@
+"""Jobs as rows: the columns of each table, and both ways between them and the engine's records."""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+from django.db.models import Model, QuerySet
+
+from djqueue.codecs import decode, encode
+from djqueue.core.job import Attempt, DeadLetter, Job, JobError, JobRecord
+from djqueue.core.options import MSGPACK, JobOptions
+from djqueue.core.states import State
+from djqueue import models
+
+Row = tuple[Any, ...]
+
+KEY = ("queue", "job_id")
+NEW_JOB = (
+    *KEY,
+    "name",
+    "state",
+    "priority",
+    "payload",
+    "content_type",
+    "options",
+    "unique_key",
+    "group",
+    "created_at",
+    "run_at",
+    "inbox",
+)
+"""Fields of a job that has just been enqueued; the others have their defaults."""
+UNTOUCHED = {
+    "started_at": None,
+    "finished_at": None,
+    "expires_at": None,
+    "attempts": 0,
+    "failures": 0,
+    "stalls": 0,
+    "worker": "",
+    "reason": "",
+    "error_type": "",
+    "error_message": "",
+    "traceback": "",
+    "progress": None,
+}
+"""Those others."""
+CHANGED_JOB = (
+    *KEY,
+    "state",
+    "run_at",
+    "started_at",
+    "finished_at",
+    "expires_at",
+    "attempts",
+    "failures",
+    "stalls",
+    "worker",
+    "reason",
+    "error_type",
+    "error_message",
+    "traceback",
+    "inbox",
+)
+RESULT = (*KEY, "content_type", "result", "completed_at", "expires_at")
+ATTEMPT = (
+    *KEY,
+    "attempt",
+    "worker",
+    "started_at",
+    "finished_at",
+    "outcome",
+    "error_type",
+    "error_message",
+    "traceback",
+)
+LOG = (*KEY, "at", "line")
+LETTER = (
+    *KEY,
+    "name",
+    "reason",
+    "error_type",
+    "error_message",
+    "entered_at",
+    "expires_at",
+    "retries",
+    "next_retry_at",
+)
+PROGRESS = (*KEY, "progress")
+
+NO_ERROR = JobError("", "", "")
+TEXT_LIMIT = 255
+"""Characters of the columns that hold a name."""
+
+
+@lru_cache(maxsize=4096)
+def pack_options(options: JobOptions) -> bytes:
+    """The options that differ from their defaults."""
+    packed: bytes = msgpack.packb(options.as_dict())
+    return packed
+
+
+@lru_cache(maxsize=4096)
+def unpack_options(data: bytes) -> JobOptions:
+    """The options that `pack_options` packed; equal ones are one object."""
+    return JobOptions.from_dict(msgpack.unpackb(data))
+
+
+def new_row(job: Job, *, inbox: bool = False) -> Row:
+    """A job that has just been enqueued, as `NEW_JOB`."""
+    options = job.options
+    return (
+        job.queue,
+        job.id,
+        job.name,
+        str(job.state),
+        options.priority,
+        job.payload,
+        options.content_type,
+        pack_options(options),
+        options.unique_key,
+        options.group,
+        job.created_at,
+        job.run_at,
+        inbox,
+    )
+
+
+def changed_row(job: Job) -> Row:
+    """A job's changing fields, as `CHANGED_JOB`."""
+    error = job.error or NO_ERROR
+    return (
+        job.queue,
+        job.id,
+        job.state.value,
+        job.run_at,
+        job.started_at or None,
+        job.finished_at or None,
+        _expiry(job),
+        job.attempts,
+        job.failures,
+        job.stalls,
+        job.worker,
+        job.reason,
+        error.type[:TEXT_LIMIT],
+        error.message,
+        error.traceback,
+        False,
+    )
+
+
+def result_row(job: Job) -> Row:
+    """What a completed job returned, as `RESULT`."""
+    ttl = job.options.result_ttl
+    expires_at = None if ttl is None else job.finished_at + ttl
+    return (job.queue, job.id, job.options.content_type, job.result, job.finished_at, expires_at)
+
+
+def attempt_row(job: Job, attempt: Attempt) -> Row:
+    """A run that did not complete its job, as `ATTEMPT`."""
+    error = attempt.error or NO_ERROR
+    return (
+        job.queue,
+        job.id,
+        attempt.attempt,
+        attempt.worker,
+        attempt.started_at,
+        attempt.finished_at,
+        attempt.outcome,
+        error.type[:TEXT_LIMIT],
+        error.message,
+        error.traceback,
+    )
+
+
+def letter_row(job: Job, letter: DeadLetter) -> Row:
+    """A dead letter, as `LETTER`."""
+    error = job.error or NO_ERROR
+    return (
+        job.queue,
+        job.id,
+        job.name,
+        letter.reason,
+        error.type[:TEXT_LIMIT],
+        error.message,
+        letter.entered_at,
+        letter.expires_at,
+        letter.retries,
+        letter.next_retry_at or None,
+    )
+
+
+def progress_row(job: Job) -> Row:
+    """What a handler reported last, as `PROGRESS`."""
+    return (job.queue, job.id, encode(job.progress, MSGPACK))
+
+
+JOB_FIELDS = (*NEW_JOB, *UNTOUCHED)
+"""Every field of a job's row but its number."""
+
+
+def job_rows(rows: QuerySet[Any]) -> Iterable[Row]:
+    """The rows as `JOB_FIELDS`, in their integers and bytes."""
+    return raw_values(rows, JOB_FIELDS)
+
+
+def raw_values(rows: QuerySet[Any], names: Sequence[str]) -> Iterable[Row]:
+    """Field values as the database has them: milliseconds stay integers."""
+    compiler = rows.values_list(*names).query.get_compiler(rows.db)
+    for chunk in compiler.execute_sql(result_type="multi") or ():
+        for row in chunk:
+            yield tuple(row)
+
+
+def job_from_row(row: Row) -> Job:
+    """The engine's job of a row of `JOB_FIELDS`."""
+    (
+        queue,
+        job_id,
+        name,
+        state,
+        _priority,
+        payload,
+        _content_type,
+        options,
+        _unique_key,
+        _group,
+        created_at,
+        run_at,
+        _inbox,
+        started_at,
+        finished_at,
+        _expires_at,
+        attempts,
+        failures,
+        stalls,
+        worker,
+        reason,
+        error_type,
+        error_message,
+        traceback,
+        progress,
+    ) = row
+    job = Job(
+        job_id,
+        queue,
+        name,
+        bytes(payload),
+        unpack_options(bytes(options)),
+        State(state),
+        created_at,
+        run_at,
+    )
+    job.started_at = started_at or 0
+    job.finished_at = finished_at or 0
+    job.attempts = attempts
+    job.failures = failures
+    job.stalls = stalls
+    job.worker = worker
+    job.reason = reason
+    if error_type:
+        job.error = JobError(error_type, error_message, traceback)
+    if progress is not None:
+        job.progress = decode(bytes(progress), MSGPACK)
+    return job
+
+
+def records(alias: str, queue: str, ids: Sequence[str]) -> dict[str, JobRecord]:
+    """Jobs of a queue with all that belongs to them, read from the tables."""
+    found: dict[str, Job] = {}
+    for chunk in chunked(ids):
+        mine = {"queue": queue, "job_id__in": chunk}
+        for row in job_rows(models.Job.objects.using(alias).filter(**mine)):
+            job = job_from_row(row)
+            found[job.id] = job
+    read_belongings(alias, queue, found)
+    return {job_id: job.record() for job_id, job in found.items()}
+
+
+def read_belongings(alias: str, queue: str, jobs: dict[str, Job], *, logs: bool = True) -> None:
+    """Give jobs of one queue their results, ended runs and log lines."""
+    for chunk in chunked(list(jobs)):
+        mine = {"queue": queue, "job_id__in": chunk}
+        for row in raw_values(_of(models.JobResult, alias).filter(**mine), RESULT):
+            jobs[row[1]].result = bytes(row[3])
+        for row in raw_values(_of(models.JobAttempt, alias).filter(**mine).order_by("id"), ATTEMPT):
+            job = jobs[row[1]]
+            error = JobError(*row[7:]) if row[7] else None
+            job.history = [*(job.history or ()), Attempt(*row[2:7], error)]
+            job.noted = len(job.history)
+        if logs:
+            for row in raw_values(_of(models.JobLog, alias).filter(**mine).order_by("id"), LOG):
+                job = jobs[row[1]]
+                job.logs = [*(job.logs or ()), (row[2], row[3])]
+
+
+def letter_from_row(row: Row) -> DeadLetter:
+    """The dead letter of a row of `LETTER`."""
+    return DeadLetter(row[0], row[1], row[3], row[6], row[7], row[8], row[9] or 0)
+
+
+def chunked(values: Sequence[Any], size: int = 500) -> Iterable[Sequence[Any]]:
+    """Slices small enough for a statement's parameters."""
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _of(model: type[Model], alias: str) -> QuerySet[Any]:
+    return model._default_manager.using(alias)
+
+
+def _expiry(job: Job) -> int | None:
+    if job.state is not State.COMPLETED and job.state is not State.CANCELLED:
+        return None
+    kept = job.options.finished_for()
+    return None if kept is None else job.finished_at + kept

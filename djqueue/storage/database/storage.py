@@ -1,0 +1,203 @@
+"""`DatabaseStorage`: what the settings name. The scheduler in one process, a client of it in all others."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, connections
+
+from djqueue.core.clock import Clock
+from djqueue.core.errors import (
+    ConfigurationError,
+    SchedulerRunningError,
+    StorageError,
+    StorageUnavailableError,
+)
+from djqueue.core.queue import QueuePolicy
+from djqueue.storage.base import P, Storage, T
+
+from .address import default_address, parse_address
+from .client import ClientStorage
+from .clock import DatabaseClock
+from .dialects import OrmDialect, dialect_for
+from .lease import SchedulerLease
+from .scheduler import SchedulerStorage
+from .server import Server
+
+logger = logging.getLogger("djqueue.scheduler")
+
+STANDBY_POLL = 0.5
+"""Seconds between a standby's looks at the scheduler's lease."""
+
+
+class DatabaseStorage(Storage):
+    """Jobs in a database of the project.
+
+    database: its alias in `DATABASES`.
+    address: of the scheduler's socket: `unix:///path` or `tcp://host:port`; else a Unix domain socket
+        that only this user can open.
+    token: what clients of a TCP address have to show.
+    sql: `auto` uses the fast statements of SQLite and PostgreSQL; `orm` the ORM alone.
+
+    `connect` makes this process the scheduler; without it, it is a client.
+    """
+
+    standby = "wait"
+    """What `connect` does while another process is the scheduler: `wait`, or `never` to raise."""
+
+    def __init__(
+        self,
+        *,
+        database: str = "default",
+        address: str | None = None,
+        token: str | None = None,
+        sql: str = "auto",
+        policies: Mapping[str, QueuePolicy] | None = None,
+        clock: Clock | None = None,
+        cores: int | None = None,
+    ) -> None:
+        if database not in connections:
+            raise ConfigurationError(f"DATABASE: {database!r} is not in DATABASES")
+        if sql not in ("auto", "orm"):
+            raise ConfigurationError(f"SQL: {sql!r} is neither 'auto' nor 'orm'")
+        if connections[database].settings_dict["ENGINE"] == "django.db.backends.dummy":
+            raise ImproperlyConfigured(f"djqueue keeps its jobs in DATABASES[{database!r}]: configure it")
+        self._alias = database
+        self._address = parse_address(address) if address else default_address(database)
+        self._token = token
+        self._policies = policies
+        self._cores = cores
+        self._clock: Clock = clock or DatabaseClock(database)
+        self._dialect = OrmDialect(database) if sql == "orm" else dialect_for(database)
+        self._client = ClientStorage(self._dialect, self._clock, token, policies)
+        self._active: Storage = self._client
+        self._lease: SchedulerLease | None = None
+        self._server: Server | None = None
+        self._closing = threading.Event()
+        self.on_lost: Callable[[], None] | None = None
+        """Called when another process has taken the scheduler's place: nothing more can be written."""
+
+    # Life.
+
+    def connect(self) -> None:
+        """Become the scheduler of the database: take its lease, load its jobs, open its socket.
+
+        Waits while another process is the scheduler, or raises SchedulerRunningError: see `standby`.
+        Raises StorageUnavailableError if the database is away.
+        """
+        try:
+            self._connect()
+        except DatabaseError as error:
+            raise StorageUnavailableError(
+                f"the database {self._alias!r} cannot be used: {error}. Is it running, and are its "
+                "tables there (manage.py migrate)?"
+            ) from error
+
+    def close(self) -> None:
+        """Write what is left, give the scheduler's place back, hang up."""
+        self._closing.set()
+        try:
+            if self._server is not None:
+                self._server.close()
+            if isinstance(self._active, SchedulerStorage):
+                self._active.close()
+                if self._lease is not None:
+                    self._lease.release()
+        except DatabaseError as error:
+            raise StorageUnavailableError(
+                f"the database {self._alias!r} is away: the last changes could not be written: {error}"
+            ) from error
+        finally:
+            self._client.close()
+            self._server = self._lease = None
+            self._active = self._client
+
+    def describe(self) -> str:
+        """See `Storage.describe`."""
+        settings = connections[self._alias].settings_dict
+        vendor = connections[self._alias].display_name
+        where = f" at {settings['HOST']}" if settings.get("HOST") else ""
+        return f"database {self._alias!r} ({vendor}{where}: {settings['NAME']})"
+
+    @property
+    def is_scheduler(self) -> bool:
+        """Whether this process is the scheduler."""
+        return self._active is not self._client
+
+    async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See `Storage.acall`."""
+        return await self._active.acall(method, *args, **kwargs)
+
+    def _connect(self) -> None:
+        if self.is_scheduler:
+            return
+        self._tune()
+        lease = self._wait_for_lease()
+        if isinstance(self._clock, DatabaseClock):
+            self._clock.measure()
+        storage = SchedulerStorage(
+            self._dialect, lease, self._clock, self._policies, self._cores, lost=self._lost
+        )
+        try:
+            counts = storage.open()
+            server = Server(storage, self._address, self._token, storage.arrived)
+            server.start()
+        except BaseException:
+            storage.close()
+            lease.release()
+            raise
+        lease.move(str(server.address))
+        self._lease, self._server, self._active = lease, server, storage
+        logger.info(
+            "This process is the scheduler: %s pending jobs, %s of them interrupted, %s dead letters.",
+            *counts.values(),
+        )
+
+    def _wait_for_lease(self) -> SchedulerLease:
+        lease = SchedulerLease(self._alias, self._clock, str(self._address))
+        waiting = False
+        while not lease.acquire():
+            there = lease.present()
+            who = there.describe() if there is not None else "another process"
+            if self.standby == "never":
+                raise SchedulerRunningError(
+                    f"{who} is the scheduler of the database {self._alias!r}: stop it first, or leave "
+                    "out --standby=never to wait for its end"
+                )
+            if not waiting:
+                logger.info("Standing by: %s is the scheduler.", who)
+                waiting = True
+            if self._closing.wait(STANDBY_POLL):
+                raise StorageError("closed while standing by")
+        return lease
+
+    def _tune(self) -> None:
+        """What the documents name for SQLite, as far as it is kept in the file."""
+        connection = connections[self._alias]
+        if connection.vendor == "sqlite":
+            with connection.cursor() as cursor:
+                cursor.execute("PRAGMA journal_mode=WAL")
+
+    def _lost(self) -> None:
+        logger.error("Another process has become the scheduler; this one writes nothing more.")
+        if self.on_lost is not None:
+            self.on_lost()
+
+
+def _delegate(name: str) -> Any:
+    plain = getattr(Storage, name)
+
+    def method(self: DatabaseStorage, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._active, name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__doc__ = plain.__doc__
+    return method
+
+
+# Every other verb is that of what this process is at the moment.
+for _name in sorted(Storage.__abstractmethods__ - {"describe"} | {"aenqueue", "afinish", "claim", "ajobs"}):
+    setattr(DatabaseStorage, _name, _delegate(_name))
+DatabaseStorage.__abstractmethods__ = frozenset()

@@ -1,0 +1,155 @@
+"""The contract over an engine in this process: what the memory and the database storage share."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from djqueue.core.engine import Engine
+from djqueue.core.errors import StorageError
+from djqueue.core.job import (
+    Batch,
+    CancelResult,
+    ClaimRequest,
+    DeadLetter,
+    EnqueueResult,
+    Finished,
+    JobRecord,
+    Lease,
+    Outcome,
+    Renewal,
+    Report,
+    WorkerInfo,
+)
+from djqueue.core.limiter import Rate
+from djqueue.core.maintenance import Swept, sweep
+from djqueue.core.states import State
+
+from .base import EventHandler, P, Storage, T, Unsubscribe
+
+WORKER_TTL = 60_000
+"""Milliseconds after which a silent worker counts as gone."""
+
+
+class EngineStorage(Storage):
+    """Every verb is the engine's, at once: no operation blocks, so the async twins do not need a thread."""
+
+    engine: Engine
+
+    async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See `Storage.acall`."""
+        return method(*args, **kwargs)
+
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """See `Storage.enqueue`."""
+        return self.engine.enqueue(batches)
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        """See `Storage.finish`."""
+        return self.engine.finish(outcomes, then)
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        """See `Storage.renew`."""
+        return self.engine.renew(leases)
+
+    def report(self, reports: Sequence[Report]) -> list[bool]:
+        """See `Storage.report`."""
+        return self.engine.report(reports)
+
+    def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
+        """See `Storage.cancel`."""
+        return self.engine.cancel(queue, ids, reason)
+
+    def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        """See `Storage.promote`."""
+        return self.engine.promote(queue, ids)
+
+    def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
+        """See `Storage.reschedule`."""
+        return self.engine.reschedule(queue, ids, run_at)
+
+    def retry(self, queue: str, ids: Sequence[str]) -> list[str]:
+        """See `Storage.retry`."""
+        return self.engine.retry(queue, ids)
+
+    def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        """See `Storage.remove`."""
+        return self.engine.remove(queue, ids)
+
+    def queues(self) -> list[str]:
+        """See `Storage.queues`."""
+        return self.engine.queues()
+
+    def pause(self, queue: str) -> None:
+        """See `Storage.pause`."""
+        self.engine.pause(queue)
+
+    def resume(self, queue: str) -> None:
+        """See `Storage.resume`."""
+        self.engine.resume(queue)
+
+    def is_paused(self, queue: str) -> bool:
+        """See `Storage.is_paused`."""
+        return self.engine.is_paused(queue)
+
+    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+        """See `Storage.set_limits`."""
+        self.engine.set_limits(queue, rate, concurrency)
+
+    def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
+        """See `Storage.clean`."""
+        return self.engine.clean(queue, states, before, limit)
+
+    def obliterate(self, queue: str, *, force: bool = False) -> int:
+        """See `Storage.obliterate`."""
+        removed = self.engine.obliterate(queue, force=force)
+        if removed < 0:
+            raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
+        return removed
+
+    def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """See `Storage.jobs`."""
+        return self.engine.jobs(queue, ids)
+
+    def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
+        """See `Storage.states`."""
+        return self.engine.states(queue, ids)
+
+    def counts(self, queue: str) -> dict[State, int]:
+        """See `Storage.counts`."""
+        return self.engine.counts(queue)
+
+    def waiting_names(self, queue: str) -> dict[str, int]:
+        """See `Storage.waiting_names`."""
+        return self.engine.waiting_names(queue)
+
+    def page(
+        self, queue: str, state: State | None, limit: int, after: str | None = None
+    ) -> list[JobRecord]:
+        """See `Storage.page`."""
+        return self.engine.page(queue, state, limit, after)
+
+    def dead_letters(self, queue: str) -> list[DeadLetter]:
+        """See `Storage.dead_letters`."""
+        return self.engine.dead_letters(queue)
+
+    def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
+        """See `Storage.listen`."""
+        return self.engine.listen(queues, wake)
+
+    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
+        """See `Storage.subscribe`."""
+        return self.engine.subscribe(queue, handler, job_id)
+
+    def register_worker(self, info: WorkerInfo) -> None:
+        """See `Storage.register_worker`."""
+        self.engine.register_worker(info)
+
+    def unregister_worker(self, worker_id: str) -> None:
+        """See `Storage.unregister_worker`."""
+        self.engine.unregister_worker(worker_id)
+
+    def workers(self) -> list[WorkerInfo]:
+        """See `Storage.workers`."""
+        return self.engine.workers()
+
+    def maintain(self) -> Swept:
+        """See `Storage.maintain`."""
+        return sweep(self.engine, WORKER_TTL)

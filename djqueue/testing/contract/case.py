@@ -1,0 +1,139 @@
+"""What every part of the suite stands on: the hooks that a storage's own test class fills in."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from threading import Event as ThreadEvent
+
+import pytest
+
+from djqueue.core.deadletters import DeadLetterPolicy
+from djqueue.core.job import Event, JobRecord
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import QUEUE, enqueue, job
+from ..waiting import Recorder
+from .transitions import TransitionLog, marks_of
+
+SOON = 200
+"""Milliseconds: the delays and lifetimes that the suite waits for."""
+LATER = 3_600_000
+"""Milliseconds: those that it does not."""
+
+FEW_LETTERS = "few-letters"
+BRIEF_LETTERS = "brief-letters"
+SELF_HEALING = "self-healing"
+PAIRS = "pairs"
+
+POLICIES: Mapping[str, QueuePolicy] = {
+    FEW_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(max_entries=3)),
+    BRIEF_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(ttl=SOON)),
+    SELF_HEALING: QueuePolicy(dead_letters=DeadLetterPolicy(auto_retries=2, auto_retry_delay=SOON)),
+    PAIRS: QueuePolicy(group_concurrency=2),
+}
+"""What the storage under test has to be configured with."""
+
+
+class StorageCase:
+    """The base of each part. A part's cases take a fixture `storage`: empty, ready and configured
+    with `POLICIES`; whoever gives it closes it.
+    """
+
+    worker_ttl = 60_000
+    """Milliseconds after which the storage counts a silent worker as gone."""
+
+    def advance(self, milliseconds: int) -> None:
+        """Let time pass for the storage.
+
+        Waits, unless it is overridden: a storage with a clock of its own moves that, one that cannot
+        may shift the times that it has stored. A storage that waits wants short leases.
+        """
+        ThreadEvent().wait(milliseconds / 1_000)
+
+    def pass_time(self, storage: Storage, milliseconds: int) -> None:
+        """Let time pass, and have the storage do what time does."""
+        self.advance(milliseconds)
+        storage.maintain()
+
+    def lose_lease(self, storage: Storage, lease: int) -> None:
+        """Let the claims that were made with this lease, and not renewed, be lost."""
+        self.pass_time(storage, lease + 1)
+
+    def now(self, storage: Storage) -> int:
+        """The storage's time, in UTC milliseconds."""
+        probe = enqueue(storage, queue="what-time-is-it")
+        created_at = job(storage, probe, "what-time-is-it").created_at
+        storage.obliterate("what-time-is-it")
+        return created_at
+
+    @pytest.fixture(autouse=True)
+    def _transitions(self, request: pytest.FixtureRequest, storage: Storage) -> Iterator[None]:
+        """What a case says that it shows (see `shows`) is what subscribers are told."""
+        marks = marks_of(request.function)
+        if not marks:
+            yield
+            return
+        recorder = Recorder()
+        unsubscribe = storage.subscribe(QUEUE, recorder)
+        yield
+        one_of_them = hasattr(request.node, "callspec")
+        log = TransitionLog()
+
+        def shown() -> bool:
+            log.follow(recorder.events())
+            return bool(log.seen & marks) if one_of_them else log.seen >= marks
+
+        recorder.until_true(shown, f"the transitions {sorted(marks)}")
+        unsubscribe()
+        assert log.outside == []
+
+
+@contextmanager
+def recorded(storage: Storage, queue: str = QUEUE, job_id: str | None = None) -> Iterator[Recorder]:
+    """A recorder of the events of a queue, or of one job of it."""
+    recorder = Recorder()
+    unsubscribe = storage.subscribe(queue, recorder, job_id)
+    try:
+        yield recorder
+    finally:
+        unsubscribe()
+
+
+def so_far(storage: Storage, recorder: Recorder, queue: str = QUEUE) -> list[Event]:
+    """Every event up to now of a queue that a recorder subscribes to, late ones waited for."""
+    fence = enqueue(storage, queue=queue, name="a fence behind the events", delay=LATER)
+    recorder.until("queued", fence)
+    storage.remove(queue, [fence])
+    recorder.until("removed", fence)
+    return [event for event in recorder.events() if event.name != "a fence behind the events"]
+
+
+@contextmanager
+def nothing_changes(storage: Storage, queue: str = QUEUE) -> Iterator[None]:
+    """What happens inside leaves every record and count of the queue as it was, and tells nobody."""
+    with recorded(storage, queue) as recorder:
+        before = snapshot(storage, queue)
+        yield
+        assert snapshot(storage, queue) == before
+        assert so_far(storage, recorder, queue) == []
+
+
+def snapshot(
+    storage: Storage, queue: str = QUEUE
+) -> tuple[list[JobRecord], dict[State, int], dict[str, int], int]:
+    """All that can be read of a queue."""
+    return (
+        storage.page(queue, None, 10_000),
+        storage.counts(queue),
+        storage.waiting_names(queue),
+        len(storage.dead_letters(queue)),
+    )
+
+
+def swept_clean(storage: Storage) -> None:
+    """Maintain until there is nothing left to do: one round may take so many records only."""
+    for _ in range(1_000):
+        if not any(storage.maintain()):
+            return
+    raise AssertionError("maintenance finds something to do for ever")

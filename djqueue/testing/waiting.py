@@ -1,0 +1,112 @@
+"""Waiting for what happens in other threads: on events, for as long as it takes and no longer."""
+
+from collections.abc import Callable, Iterable
+from threading import Barrier, Condition, Thread
+from typing import TypeVar
+
+from djqueue.core.job import Event
+
+T = TypeVar("T")
+
+PATIENCE = 10.0
+"""Seconds after which what has not happened will not."""
+
+
+class Recorder:
+    """A subscriber that keeps events in the order of their arrival, whatever thread brings them."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._changed = Condition()
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event."""
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def events(self, job_id: str | None = None) -> list[Event]:
+        """What has arrived so far, of one job or of all."""
+        with self._changed:
+            return [event for event in self._events if job_id in (None, event.id)]
+
+    def words(self, job_id: str | None = None) -> list[str]:
+        """The words of the events that have arrived so far."""
+        return [event.event for event in self.events(job_id)]
+
+    def until(self, word: str, job_id: str | None = None) -> Event:
+        """Wait for the first event with this word (of one job, or of any)."""
+
+        def found() -> Event | None:
+            fitting = (event for event in self._events if event.event == word)
+            return next((event for event in fitting if job_id in (None, event.id)), None)
+
+        return self.until_true(found, f"event {word!r}")
+
+    def until_true(self, predicate: Callable[[], T | None], what: str) -> T:
+        """Wait until a predicate, asked again after each event, answers something true."""
+        with self._changed:
+            value = self._changed.wait_for(predicate, PATIENCE)
+            seen = [(event.id, event.event) for event in self._events[-20:]]
+        assert value, f"not within {PATIENCE:g} s: {what}; seen last: {seen}"
+        return value
+
+
+class Wakes:
+    """A listener that counts how often it has been woken."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = Condition()
+
+    def __call__(self) -> None:
+        """Be woken."""
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+
+    def forget(self) -> None:
+        """Count from nothing again."""
+        with self._changed:
+            self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Wakes since the start or since `forget`."""
+        with self._changed:
+            return self._count
+
+    def arrived(self) -> bool:
+        """Wait to be woken; False if that does not happen."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._count > 0, PATIENCE)
+
+
+def together(actions: Iterable[Callable[[], T]], *, within: float = 60.0) -> list[T]:
+    """Run actions in a thread each, started at one moment; their answers, in order.
+
+    The first error of any is raised here; an action that has not ended in time is an AssertionError.
+    """
+    started = list(actions)
+    barrier = Barrier(len(started))
+    answers: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def run(index: int, action: Callable[[], T]) -> None:
+        try:
+            barrier.wait(PATIENCE)
+            answers[index] = action()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        Thread(target=run, args=(index, action), daemon=True) for index, action in enumerate(started)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(within)
+    if errors:
+        raise errors[0]
+    assert len(answers) == len(started), f"not done within {within:g} s: a deadlock?"
+    return [answers[index] for index in range(len(started))]

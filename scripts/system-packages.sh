@@ -1,0 +1,100 @@
+#!/bin/sh
+# Installs what is missing of the programs named: system-packages.sh [python] [redis] [postgresql]
+# [chromium], from Debian's packages or Homebrew. The tests start servers of their own, on free
+# ports; no system service is started or used.
+set -eu
+
+there() {
+    case $1 in
+    python) scripts/find-python.sh >/dev/null ;;
+    redis) first redis-server valkey-server ;;
+    postgresql) first initdb /usr/lib/postgresql/*/bin/initdb \
+        /opt/homebrew/opt/postgresql*/bin/initdb /usr/local/opt/postgresql*/bin/initdb ;;
+    chromium) first "${DJQUEUE_TEST_CHROMIUM:-chromium}" chromium chromium-browser google-chrome \
+        "/Applications/Chromium.app/Contents/MacOS/Chromium" \
+        "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome" ;;
+    *) echo "system-packages.sh: do not know '$1'" >&2 && exit 2 ;;
+    esac
+}
+
+first() {
+    for program in "$@"; do
+        command -v "$program" >/dev/null && return 0
+    done
+    return 1
+}
+
+debian_name() {
+    case $1 in
+    python) echo "python3 python3-venv" ;;
+    redis) echo redis-server ;;
+    *) echo "$1" ;;
+    esac
+}
+
+brew_name() {
+    case $1 in
+    python) echo python@3.13 ;;
+    postgresql) echo postgresql@17 ;;
+    chromium) echo google-chrome ;; # a cask; Chromium's own is no longer offered
+    *) echo "$1" ;;
+    esac
+}
+
+give_up() {
+    echo "$1" >&2
+    echo "The tests need: $missing. Please install them, then run this again." >&2
+    exit 1
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    elif [ -t 0 ]; then
+        sudo "$@"
+    else
+        sudo -n "$@"
+    fi
+}
+
+install_with_apt() {
+    [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null ||
+        give_up "Installing needs root: apt-get install $*"
+    # While this file is there, Debian's packages do not start their services.
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ]; then
+        trap 'as_root rm -f "$policy"' EXIT
+        trap 'exit 130' INT TERM
+        printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null || give_up "sudo failed."
+        as_root chmod +x "$policy"
+    fi
+    as_root apt-get update -qq || echo "apt-get update failed; trying with the lists there are." >&2
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" \
+        >/dev/null || give_up "apt-get install $* failed."
+}
+
+missing=
+for program in "${@:-python}"; do
+    there "$program" || missing="$missing $program"
+done
+missing=${missing# }
+[ -n "$missing" ] || exit 0
+
+names=
+if command -v apt-get >/dev/null; then
+    for program in $missing; do names="$names $(debian_name "$program")"; done
+    echo "Installing with apt-get:$names"
+    # shellcheck disable=SC2086
+    install_with_apt $names
+elif command -v brew >/dev/null; then
+    for program in $missing; do names="$names $(brew_name "$program")"; done
+    echo "Installing with brew:$names"
+    # shellcheck disable=SC2086
+    brew install --quiet $names || give_up "brew install$names failed."
+else
+    give_up "Neither apt-get nor brew is here."
+fi
+
+for program in $missing; do
+    there "$program" || give_up "$program is still not found."
+done

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Runs the fast tests on the other line of Django than the main environment's: test-compat.sh VENV
+# VENV on Python 3.11 has Django 5.2, so this takes Python 3.12+ and its Django 6.1; and the other
+# way round. Without a second interpreter it says so and passes.
+set -eu
+
+venv=$1
+shift
+if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then
+    other=.venv-django6 wanted="3.13 3.12 3.14" django="Django>=6.1,<6.2"
+else
+    other=.venv-django5 wanted="3.11 3.12 3.13" django="Django>=5.2,<5.3"
+fi
+
+# shellcheck disable=SC2086
+if ! PYTHON=$(PYTHON='' scripts/find-python.sh $wanted); then
+    echo "test-compat: no Python of $wanted here, so $django is not tested."
+    exit 0
+fi
+export PYTHON
+
+stamp=$other/.installed
+if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ hatch_build.py -nt "$stamp" ]; then
+    scripts/make-venv.sh "$other" -e '.[test]' "$django"
+    [ ! -e demo_project/requirements.txt ] ||
+        scripts/make-venv.sh "$other" --no-deps -r demo_project/requirements.txt
+    touch "$stamp"
+fi
+"$other/bin/python" -c 'import sys, django
+print(f"test-compat: Python {sys.version.split()[0]}, Django {django.__version__}")'
+"$other/bin/python" -m pytest -m "not slow" "$@"

@@ -1,0 +1,42 @@
+"""Fixtures for every test: real servers, one to a test process, started when first asked for."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests import servers
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[servers.PostgresServer]:
+    """A PostgreSQL; `create_database()` gives a test an empty database of its own."""
+    with servers.PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[servers.RedisServer]:
+    """A Redis, shared by the tests of one process: use keys or databases of your own."""
+    with servers.RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def chromium_path() -> str:
+    """The Chromium (or Chrome) to drive."""
+    return servers.find_chromium()
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings_xdist_suffix() -> None:
+    """tests/settings.py already gives every test process a database of its own."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what uses Django's database, so that `-m database` can run it on another one."""
+    database_fixtures = {"db", "transactional_db", "live_server"}
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        if item.get_closest_marker("django_db") or not database_fixtures.isdisjoint(fixtures):
+            item.add_marker(pytest.mark.database)

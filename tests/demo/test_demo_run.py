@@ -1,0 +1,167 @@
+"""The whole demo, as `make demo` and `make demo-check` run it."""
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from urllib.error import URLError
+from urllib.request import ProxyHandler, build_opener
+
+import pytest
+from PIL import Image
+
+from demo_project.flights.charts import SIZE
+from demo_project.flights.digests import on_disk
+
+from .project import TIMEOUT_SECONDS, DemoProject
+
+DEMO = ("-m", "demo_project.demo")
+
+
+@pytest.fixture(scope="module")
+def checked(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[DemoProject, subprocess.CompletedProcess[str]]:
+    """A checked run over the first 5,000 flights, and what it said."""
+    project = DemoProject(tmp_path_factory.mktemp("checked"))
+    return project, project.run(*DEMO, "--check", "--flights", "5000")
+
+
+def test_a_checked_run_adds_up(
+    checked: tuple[DemoProject, subprocess.CompletedProcess[str]],
+) -> None:
+    _, finished = checked
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    counts = dict(re.findall(r"^ *(\S.*?\S) +([\d,]+) +\2$", finished.stdout, re.MULTILINE))
+    assert counts["flights loaded"] == "5,000"
+    assert int(counts["badly delayed flights"]) == (
+        int(counts["assessed"])
+        + int(counts["dead letter: arrival not on record"])
+        + int(counts["dead letter: aircraft not on record"])
+    )
+    assert int(counts["assessed"]) > 0
+    assert int(counts["dead letter: aircraft not on record"]) > 0
+    assert counts["jobs still open"] == "0"
+
+
+def test_a_checked_run_leaves_a_chart_for_each_airport(
+    checked: tuple[DemoProject, subprocess.CompletedProcess[str]],
+) -> None:
+    project, _ = checked
+    charts = {path.stem: path for path in (project.var / "media" / "charts").iterdir()}
+    assert {"EWR", "JFK", "LGA", "ATL", "SJU"} <= charts.keys()
+    with Image.open(charts["ATL"]) as chart:
+        assert chart.size == SIZE
+
+
+def test_a_checked_run_leaves_one_mail_for_each_airline(
+    checked: tuple[DemoProject, subprocess.CompletedProcess[str]],
+) -> None:
+    project, _ = checked
+    mails = list(on_disk(project.var / "mail"))
+    assert len(mails) == len({mail["To"] for mail in mails}) == 16
+    assert len({mail["Message-ID"] for mail in mails}) == 16
+
+
+def test_a_checked_run_shows_its_admin_and_its_progress(
+    checked: tuple[DemoProject, subprocess.CompletedProcess[str]],
+) -> None:
+    _, finished = checked
+    assert re.search(r"The admin is at http://127\.0\.0\.1:\d+/admin/", finished.stdout)
+    header = r"^ +claims +charts +digests\n( +done +failed +waiting){3} +jobs/s\n"
+    assert re.search(header + r"(( +[\d,]+){10}\n)+", finished.stdout, re.MULTILINE)
+
+
+def test_every_page_of_the_claims_office_opens_in_the_admin(
+    checked: tuple[DemoProject, subprocess.CompletedProcess[str]],
+) -> None:
+    project, _ = checked
+    statuses = project.evaluate(
+        """
+from django.apps import apps
+from django.contrib.auth.models import User
+from django.test import Client
+from django.test.utils import setup_test_environment
+from django.urls import reverse
+setup_test_environment()
+client = Client()
+client.force_login(User.objects.get(username="admin"))
+answer = {}
+for model in apps.get_app_config("flights").get_models():
+    name = f"admin:flights_{model._meta.model_name}"
+    first = model.objects.first()
+    pages = [reverse(f"{name}_changelist"), reverse(f"{name}_change", args=[first.pk])]
+    answer[model.__name__] = [client.get(page).status_code for page in pages]
+for value in ("yes", "assessed", "unassessed"):
+    page = reverse("admin:flights_flight_changelist") + f"?badly_delayed={value}"
+    answer[value] = [client.get(page).context["cl"].result_count]
+"""
+    )
+    delayed, assessed, unassessed = (
+        statuses.pop(value)[0] for value in ("yes", "assessed", "unassessed")
+    )
+    assert delayed == assessed + unassessed > assessed > 0
+    assert len(statuses) == 8
+    assert set(map(tuple, statuses.values())) == {(200, 200)}
+
+
+def test_a_check_wants_a_fresh_directory(loaded_project: DemoProject) -> None:
+    finished = loaded_project.run(*DEMO, "--check")
+    assert finished.returncode == 1
+    assert f"{loaded_project.var} is not empty" in finished.stderr
+
+
+def test_counts_that_differ_are_named(loaded_project: DemoProject) -> None:
+    differences = loaded_project.evaluate(
+        """
+from demo_project.demo.tally import differences, tally
+answer = differences(tally(6000))
+"""
+    )
+    assert "flights loaded: expected 6,000, found 5,000" in differences
+    assert "airlines with a digest: expected 16, found 0" in differences
+    assert "mails on disk: expected 16, found 0" in differences
+
+
+def test_ctrl_c_ends_server_and_workers_and_the_next_start_takes_up_what_is_there(
+    project: DemoProject,
+) -> None:
+    first, address = run_until_done(project)
+    assert "claims to assess" in first
+    with pytest.raises(URLError):
+        login_page(address)
+    second, _ = run_until_done(project)
+    assert "5,000 flights are loaded already." in second
+    assert "The season's work is enqueued already." in second
+    assert len(list(on_disk(project.var / "mail"))) == 16
+
+
+def run_until_done(project: DemoProject) -> tuple[str, str]:
+    """Start the demo, interrupt it when its jobs are done; what it printed, and its address."""
+    with project.start(*DEMO) as demo:
+        try:
+            output = "".join(lines_until_done(demo))
+            address = re.search(r"http://\S+/admin/", output)
+            assert address, output
+            assert 'name="username"' in login_page(address[0])
+            demo.send_signal(signal.SIGINT)
+            rest, _ = demo.communicate(timeout=TIMEOUT_SECONDS)
+        finally:
+            if demo.poll() is None:
+                demo.terminate()
+                demo.wait(TIMEOUT_SECONDS)
+    assert demo.returncode == 130, output + rest
+    return output + rest, address[0]
+
+
+def lines_until_done(demo: subprocess.Popen[str]) -> Iterator[str]:
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        yield line
+        if line.startswith("All jobs are done."):
+            return
+
+
+def login_page(address: str) -> str:
+    with build_opener(ProxyHandler({})).open(address, timeout=10) as response:
+        return response.read().decode()

@@ -1,0 +1,36 @@
+"""Runs inside the new project of test_wheel.py: opens the admin's pages as a superuser."""
+
+import os
+
+import django
+
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+django.setup()
+
+from django.contrib import admin  # noqa: E402
+from django.contrib.auth import get_user_model  # noqa: E402
+from django.contrib.staticfiles import finders  # noqa: E402
+from django.template.loader import render_to_string  # noqa: E402
+from django.test import Client  # noqa: E402
+from django.urls import reverse  # noqa: E402
+
+assert finders.find("djqueue/djqueue.css")
+assert "djq-state-failed" in render_to_string("djqueue/state_badge.html", {"state": "failed"})
+
+client = Client(SERVER_NAME="localhost")
+client.force_login(get_user_model().objects.create_superuser("admin"))
+
+
+def render(page: str) -> str:
+    response = client.get(page)
+    assert response.status_code == 200, (page, response.status_code)
+    return response.content.decode()
+
+
+index = render(reverse("admin:index"))
+for model in admin.site._registry:
+    if model._meta.app_label == "djqueue":
+        changelist = reverse(f"admin:djqueue_{model._meta.model_name}_changelist")
+        assert changelist in index, f"{changelist} is not linked from the admin's index"
+        render(changelist)
+        print("rendered", model._meta.label)

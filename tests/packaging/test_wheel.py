@@ -1,0 +1,151 @@
+"""What a user installs: the wheel holds what it must, and works in a project that is new."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+PROBE = Path(__file__).with_name("probe.py")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def unpacked_sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(build("sdist", ROOT, folder)) as archive:
+        archive.extractall(folder, filter="data")
+    (unpacked,) = (path for path in folder.iterdir() if path.is_dir())
+    return unpacked
+
+
+def test_the_wheel_holds_every_file_of_the_package_once(wheel):
+    contents = names(wheel)
+    expected = {"djqueue/py.typed", "djqueue/migrations/0001_initial.py"}
+    expected |= {str(path.relative_to(ROOT)) for path in ROOT.glob("djqueue/**/*.py")}
+    for folder in ("templates", "static"):
+        shipped = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+        assert shipped, f"{folder}/ is empty"
+        expected |= {f"djqueue/{path.relative_to(ROOT)}" for path in shipped}
+
+    assert len(contents) == len(set(contents))
+    assert expected <= set(contents)
+    assert {name.split("/")[0].partition("-")[0] for name in contents} == {"djqueue"}
+
+
+def test_the_sdist_builds_the_same_wheel(wheel, unpacked_sdist, tmp_path):
+    assert names(build("wheel", unpacked_sdist, tmp_path)) == names(wheel)
+
+
+def test_an_editable_install_finds_the_folders_and_leaves_the_wheel_as_it_was(
+    wheel, unpacked_sdist, tmp_path
+):
+    source = tmp_path / "source"
+    shutil.copytree(unpacked_sdist, source)
+
+    run(
+        *[sys.executable, "-c", "import hatchling.build as b; b.build_editable('editable')"],
+        cwd=source,
+    )
+
+    assert (source / "djqueue/templates/djqueue/state_badge.html").is_file()
+    assert (source / "djqueue/static/djqueue/djqueue.css").is_file()
+    assert names(build("wheel", source, tmp_path)) == names(wheel)
+
+
+def test_the_wheel_works_in_a_new_project(wheel, tmp_path):
+    python = clean_environment(tmp_path / "env", wheel)
+    run(python, "-m", "django", "startproject", "shop", cwd=tmp_path)
+    project = tmp_path / "shop"
+    settings = project / "shop" / "settings.py"
+    text = settings.read_text()
+    settings.write_text(text.replace("INSTALLED_APPS = [", 'INSTALLED_APPS = [\n    "djqueue",', 1))
+
+    run(python, "manage.py", "migrate", cwd=project)
+    run(python, "manage.py", "check", "--fail-level=WARNING", cwd=project)
+    run(python, "manage.py", "makemigrations", "--check", cwd=project)
+    shutil.copy(PROBE, project)
+    answer = run(python, PROBE.name, cwd=project)
+
+    assert "rendered djqueue.Job" in answer
+
+
+def build(kind: str, source: Path, folder: Path) -> Path:
+    """Build with the hatchling of this environment, so that nothing is downloaded."""
+    command = [sys.executable, "-m", "build", "--no-isolation", f"--{kind}"]
+    run(*command, "--outdir", folder, source, cwd=source)
+    (built,) = folder.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return built
+
+
+def names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(archive.namelist())
+
+
+def clean_environment(folder: Path, wheel: Path) -> Path:
+    """A new environment with the wheel and the packages that it asks for, and no other.
+
+    Those are copied from this environment: the wheel's own metadata says which, `pip check` agrees.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    run(*pip, "install", "--no-index", "--no-deps", wheel)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    (installed,) = Distribution.discover(name="djqueue", path=[str(site_packages)])
+    for needed in requirements_of(installed).values():
+        copy(needed, site_packages)
+    run(*pip, "check")
+    return python
+
+
+def requirements_of(root: Distribution) -> dict[str, Distribution]:
+    found: dict[str, Distribution] = {}
+    todo = [root]
+    while todo:
+        for line in todo.pop().requires or ():
+            requirement = Requirement(line)
+            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if applies and requirement.name not in found:
+                found[requirement.name] = distribution(requirement.name)
+                todo.append(found[requirement.name])
+    return found
+
+
+def copy(package: Distribution, site_packages: Path) -> None:
+    for file in package.files or ():
+        if ".." in file.parts or "__pycache__" in file.parts:
+            continue
+        target = site_packages / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(package.locate_file(file), target)
+
+
+def run(*command: object, cwd: Path | None = None) -> str:
+    """Run a command that knows nothing of this checkout or of the tests' settings."""
+    hidden = ("PYTHONPATH", "DJANGO_SETTINGS_MODULE")
+    finished = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={name: value for name, value in os.environ.items() if name not in hidden},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, f"{command} failed:\n{finished.stdout}"
+    return finished.stdout

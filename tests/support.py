@@ -1,0 +1,47 @@
+"""Waiting for what happens elsewhere, without sleeping longer than it takes."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(predicate: Callable[[], T], timeout: float = 10, message: str = "") -> T:
+    """Return the first true value of `predicate()`, asked for up to `timeout` seconds."""
+    for pause in _pauses(timeout):
+        if value := predicate():
+            return value
+        time.sleep(pause)
+    raise _never(predicate, value, timeout, message)
+
+
+async def aeventually(
+    predicate: Callable[[], T | Awaitable[T]], timeout: float = 10, message: str = ""
+) -> T:
+    """See `eventually`; leaves the event loop free, and `predicate` may be a coroutine function."""
+    for pause in _pauses(timeout):
+        value = predicate()
+        if inspect.isawaitable(value):
+            value = await value
+        if value:
+            return value
+        await asyncio.sleep(pause)
+    raise _never(predicate, value, timeout, message)
+
+
+def _pauses(timeout: float) -> Iterator[float]:
+    """Short pauses first, then longer ones; the last ends when the time is up."""
+    deadline = time.monotonic() + timeout
+    pause = 0.001
+    while (left := deadline - time.monotonic()) > 0:
+        yield min(pause, left)
+        pause = min(pause * 1.5, 0.05)
+    yield 0
+
+
+def _never(predicate: object, value: object, timeout: float, message: str) -> AssertionError:
+    what = message or getattr(predicate, "__qualname__", repr(predicate))
+    return AssertionError(f"not within {timeout:g} s: {what} (last value: {value!r})")

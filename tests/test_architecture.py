@@ -1,0 +1,74 @@
+"""The shape of the package: who imports whom, what importing it costs, what is vendored."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).resolve().parents[1]
+VENDOR = ROOT / "static" / "djqueue" / "vendor"
+OPTIONAL = {
+    *("celery", "django_redis", "django_tasks", "hiredis", "opentelemetry", "prometheus_client"),
+    *("pyspark", "redis", "uvloop"),
+}
+
+
+def test_imports_follow_the_rules(capsys):
+    exit_code = lint_imports(
+        config_filename=str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True
+    )
+
+    assert exit_code == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import djqueue",
+        "from djqueue import Queue, Worker, job",
+        "import django; django.setup()",
+    ],
+)
+def test_importing_djqueue_loads_no_optional_package(statement):
+    assert loaded_by(statement).isdisjoint(OPTIONAL)
+
+
+def test_kombu_is_loaded_by_other_codecs_than_the_default_only():
+    assert "kombu" not in loaded_by("import django; django.setup(); import djqueue.codecs")
+
+
+def test_the_engine_needs_the_standard_library_only():
+    loaded = loaded_by("import djqueue.core.engine")
+
+    assert loaded.isdisjoint({*OPTIONAL, "django", "kombu", "msgpack"})
+
+
+def test_vendored_files_are_the_published_ones_and_bring_their_licences():
+    """`SHA256SUMS`, in the format of sha256sum, names every file; a folder's licence lies in it."""
+    files = {p.relative_to(VENDOR).as_posix(): p for p in VENDOR.rglob("*") if p.is_file()}
+    if not files:
+        return
+    lines = files.pop("SHA256SUMS").read_text().splitlines()
+    sums = dict(reversed(line.split(maxsplit=1)) for line in lines)
+
+    assert sums == {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in files.items()}
+    for name, path in files.items():
+        assert list(path.parent.glob("LICENSE*")), f"{name} has no licence beside it"
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level packages that a new interpreter has loaded after a statement."""
+    code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return set(finished.stdout.split())

@@ -28,3 +28,37 @@ from .core.errors import (
 from .core.job import CancelResult, EnqueueResult, Event
 from .core.states import State
 from .runtime import Worker, current_job
+
+__all__ = [
+    "Backoff",
+    "CancelResult",
+    "ConfigurationError",
+    "Discard",
+    "DjqueueError",
+    "EnqueueResult",
+    "Event",
+    "JobCancelledError",
+    "JobFailedError",
+    "JobNotFoundError",
+    "JobTimeoutError",
+    "JobType",
+    "MaxRetriesError",
+    "OptionError",
+    "PayloadTooLargeError",
+    "Queue",
+    "QueueFullError",
+    "Retry",
+    "SchedulerRunningError",
+    "SerializationError",
+    "Snooze",
+    "State",
+    "StorageError",
+    "StorageUnavailableError",
+    "UnknownJobError",
+    "UnknownQueueError",
+    "UnrecoverableError",
+    "Worker",
+    "__version__",
+    "current_job",
+    "job",
+]

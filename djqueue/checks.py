@@ -22,7 +22,7 @@ from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning, register
-from django.db import connections, router
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.module_loading import import_string
 
 from .conf import READERS, Settings, problems, read_settings
@@ -144,13 +144,11 @@ def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[CheckM
 
 
 def _database(options: Mapping[str, Any]) -> Iterator[CheckMessage]:
-    from .models import Job
-
-    alias = options.get("using") or router.db_for_write(Job)
+    alias = options.get("database") or DEFAULT_DB_ALIAS
     if alias not in connections:
         known = ", ".join(connections)
         yield Error(
-            f"DJQUEUE['STORAGE']: OPTIONS: USING: {alias!r} is not one of DATABASES.",
+            f"DJQUEUE['STORAGE']: OPTIONS: DATABASE: {alias!r} is not one of DATABASES.",
             hint=f"There are: {known}.",
             id="djqueue.E004",
         )

@@ -29,7 +29,7 @@ class Settings:
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict)
     strict_queues: bool = False
     """Whether only the queues named in QUEUES exist."""
-    defaults: EnqueueOptions = EnqueueOptions()
+    defaults: EnqueueOptions = field(default_factory=EnqueueOptions)
     """Options that a job has unless its type or its caller says otherwise."""
     max_payload: int = 1024 * 1024
     """Bytes that an encoded payload or result may have."""
@@ -81,7 +81,7 @@ def problems(given: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _storage(key: str, value: Any) -> dict[str, Any]:
+def _storage(_key: str, value: Any) -> dict[str, Any]:
     mapping = _mapping(value, {"BACKEND", "OPTIONS"})
     options = mapping.get("OPTIONS", {})
     if not isinstance(options, Mapping):
@@ -95,7 +95,7 @@ def _storage(key: str, value: Any) -> dict[str, Any]:
     }
 
 
-def _queues(key: str, value: Any) -> dict[str, Any]:
+def _queues(_key: str, value: Any) -> dict[str, Any]:
     if isinstance(value, LISTS):
         value = {check_text("queue", name): {} for name in value}
     if not isinstance(value, Mapping):
@@ -144,9 +144,7 @@ def parse_rate(value: Any, where: str = "rate") -> Rate:
             return Rate(int(count), RATE_UNITS[unit])
     elif isinstance(value, (tuple, list)) and len(value) == 2:
         return Rate(_positive(value[0], where), _lasting(value[1], where))
-    raise ConfigurationError(
-        f"{where}: {value!r} is neither like '100/s' (s, m, h, d) nor (count, seconds)"
-    )
+    raise ConfigurationError(f"{where}: {value!r} is neither like '100/s' (s, m, h, d) nor (count, seconds)")
 
 
 def _strict(key: str, value: Any) -> dict[str, Any]:
@@ -155,7 +153,7 @@ def _strict(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): value}
 
 
-def _defaults(key: str, value: Any) -> dict[str, Any]:
+def _defaults(_key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"must be a dict of job options, not {value!r}")
     for name in value:
@@ -175,7 +173,7 @@ def _interval(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): _lasting(value, key)}
 
 
-def _accept(key: str, value: Any) -> dict[str, Any]:
+def _accept(_key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, LISTS) or not value or not all(isinstance(kind, str) for kind in value):
         raise ConfigurationError(f"must be a list of content types, not {value!r}")
     return {"accept_content": frozenset(value)}

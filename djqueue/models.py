@@ -58,7 +58,9 @@ class Job(models.Model):
     )
     attempts = models.IntegerField(_("attempts"), default=0, help_text=_("Runs begun."))
     failures = models.IntegerField(_("failures"), default=0)
-    stalls = models.IntegerField(_("stalls"), default=0, help_text=_("Runs lost with their worker."))
+    stalls = models.IntegerField(
+        _("stalls"), default=0, help_text=_("Runs lost with their worker.")
+    )
     worker = models.CharField(_("worker"), max_length=NAME, blank=True, default="")
     reason = models.CharField(_("reason"), max_length=NAME, blank=True, default="")
     error_type = models.CharField(_("error type"), max_length=NAME, blank=True, default="")
@@ -115,7 +117,9 @@ class JobResult(models.Model):
         db_table = "djqueue_job_result"
         verbose_name = _("result")
         verbose_name_plural = _("results")
-        constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_result_key"),)
+        constraints = (
+            models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_result_key"),
+        )
         indexes = (
             models.Index(
                 fields=["expires_at"],
@@ -189,7 +193,9 @@ class DeadLetter(models.Model):
         verbose_name = _("dead letter")
         verbose_name_plural = _("dead letters")
         permissions = (("retry_deadletter", "Can retry dead letter"),)
-        constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_dead_key"),)
+        constraints = (
+            models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_dead_key"),
+        )
 
     def __str__(self) -> str:
         return f"{self.name} {self.job_id}: {self.reason}"
@@ -198,11 +204,14 @@ class DeadLetter(models.Model):
 class CronJob(models.Model):
     """A job enqueued again and again by a schedule."""
 
-    name = models.CharField(_("name"), max_length=NAME, unique=True)
+    # The ids of its jobs hold the name and the time, and an id is no longer than NAME.
+    name = models.CharField(_("name"), max_length=200, unique=True)
     queue = models.CharField(_("queue"), max_length=NAME, blank=True, default="")
     job_name = models.CharField(_("job name"), max_length=NAME)
     schedule = models.CharField(
-        _("schedule"), max_length=200, help_text=_("Five or six cron fields, or @hourly and the like.")
+        _("schedule"),
+        max_length=200,
+        help_text=_("Five or six cron fields, or @hourly and the like."),
     )
     timezone = models.CharField(_("time zone"), max_length=64, default="UTC")
     args = models.JSONField(_("positional arguments"), default=list, blank=True)
@@ -318,4 +327,3 @@ class SchedulerLease(models.Model):
 
     def __str__(self) -> str:
         return f"{self.holder} at {self.address}"
-

@@ -65,9 +65,7 @@ def _parse(expression: str, start: datetime) -> CronSim:
     line = expression.strip()
     if line.startswith("@"):
         if line.lower() not in ALIASES:
-            raise OptionError(
-                f"schedule: {expression!r} is not known; there are {', '.join(ALIASES)}"
-            )
+            raise OptionError(f"schedule: {expression!r} is not known; there are {', '.join(ALIASES)}")
         line = ALIASES[line.lower()]
     try:
         return CronSim(line, start)

@@ -4,7 +4,7 @@ from importlib.metadata import version as version_of
 
 project = "djqueue"
 author = "djqueue contributors"
-copyright = "djqueue contributors"
+project_copyright = "djqueue contributors"
 version = release = version_of("djqueue")
 
 extensions = ["myst_parser"]

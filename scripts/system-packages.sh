@@ -18,8 +18,8 @@ there() {
 }
 
 first() {
-    for program in "$@"; do
-        command -v "$program" >/dev/null && return 0
+    for candidate in "$@"; do
+        command -v "$candidate" >/dev/null && return 0
     done
     return 1
 }
@@ -48,24 +48,24 @@ give_up() {
 }
 
 as_root() {
-    if [ "$(id -u)" -eq 0 ]; then
-        "$@"
-    elif [ -t 0 ]; then
-        sudo "$@"
-    else
-        sudo -n "$@"
-    fi
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+become_root() {
+    [ "$(id -u)" -eq 0 ] && return
+    command -v sudo >/dev/null || give_up "Installing needs root, and there is no sudo."
+    sudo -n true 2>/dev/null && return
+    { [ -t 0 ] && sudo -v; } || give_up "Installing needs root, and sudo refuses."
 }
 
 install_with_apt() {
-    [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null ||
-        give_up "Installing needs root: apt-get install $*"
+    become_root
     # While this file is there, Debian's packages do not start their services.
     policy=/usr/sbin/policy-rc.d
     if [ ! -e "$policy" ]; then
         trap 'as_root rm -f "$policy"' EXIT
         trap 'exit 130' INT TERM
-        printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null || give_up "sudo failed."
+        printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
         as_root chmod +x "$policy"
     fi
     as_root apt-get update -qq || echo "apt-get update failed; trying with the lists there are." >&2

@@ -1,10 +1,25 @@
 """Fixtures for every test: real servers, one to a test process, started when first asked for."""
 
+import shutil
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
-from tests import servers
+from tests import servers, settings
+
+# Without a deadline: a busy machine is no defect.
+hypothesis.settings.register_profile("djqueue", deadline=None)
+hypothesis.settings.load_profile("djqueue")
+
+
+def pytest_configure() -> None:
+    settings.BASE_DIR.mkdir(mode=0o700, exist_ok=True)  # a worker's run has made it already
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(settings.BASE_DIR, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -235,9 +235,7 @@ def find_program(*names: str, package: str) -> str:
     for name in names:
         if path := shutil.which(name):
             return path
-    raise MissingProgramError(
-        f"{names[0]} is not installed: run `scripts/system-packages.sh {package}`"
-    )
+    raise MissingProgramError(f"{names[0]} is not installed: run `scripts/system-packages.sh {package}`")
 
 
 def free_port() -> int:

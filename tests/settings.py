@@ -2,23 +2,19 @@
 
 `DJQUEUE_TEST_DB` chooses the database: `sqlite` (default), or `postgresql` on the server that the
 URL `DJQUEUE_TEST_PG` names. Threads and child processes see the same database, so SQLite's is a
-file; `DJQUEUE_TEST_DIR` hands its folder down to the children.
+file. conftest.py makes its folder and removes it; `DJQUEUE_TEST_DIR` hands it down to the children.
 """
 
-import atexit
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
-if "DJQUEUE_TEST_DIR" not in os.environ:
-    os.environ["DJQUEUE_TEST_DIR"] = tempfile.mkdtemp(prefix="djqueue-tests-")
-    atexit.register(shutil.rmtree, os.environ["DJQUEUE_TEST_DIR"], ignore_errors=True)
-
-BASE_DIR = Path(os.environ["DJQUEUE_TEST_DIR"])
+BASE_DIR = Path(
+    os.environ.setdefault("DJQUEUE_TEST_DIR", f"{tempfile.gettempdir()}/djqueue-tests-{os.getpid()}")
+)
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
 
 
@@ -47,9 +43,7 @@ def postgresql() -> dict[str, object]:
 
 
 DATABASES = {
-    "default": {"sqlite": sqlite, "postgresql": postgresql}[
-        os.environ.get("DJQUEUE_TEST_DB", "sqlite")
-    ]()
+    "default": {"sqlite": sqlite, "postgresql": postgresql}[os.environ.get("DJQUEUE_TEST_DB", "sqlite")]()
 }
 
 INSTALLED_APPS = [

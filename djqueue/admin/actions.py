@@ -1,7 +1,7 @@
 """Actions on rows: through the storage, told to the user, and kept in the admin's log."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -13,7 +13,6 @@ from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop, ngettext, ngettext_lazy
 
@@ -38,12 +37,14 @@ Answers = list[str]
 class Verb:
     """Something that the storage does to jobs of one queue.
 
+    permission: the one that it takes, without its model.
     call: (storage, queue, ids) -> a word for each.
     legal: whether a job in this state is worth asking for.
     done: for each word of success, the sentence with the number of jobs.
     log: what the admin's log says; `flag` is its kind of entry.
     """
 
+    permission: str
     call: Callable[[Storage, str, Sequence[str]], Answers]
     legal: Callable[[State], bool]
     done: dict[str, Any]
@@ -56,6 +57,7 @@ def _can(transition: str) -> Callable[[State], bool]:
 
 
 CANCEL = Verb(
+    permission="cancel",
     call=lambda storage, queue, ids: [answer.status for answer in storage.cancel(queue, ids)],
     legal=_can("cancel"),
     done={
@@ -67,6 +69,7 @@ CANCEL = Verb(
     log=gettext_noop("Cancelled."),
 )
 PROMOTE = Verb(
+    permission="promote",
     call=lambda storage, queue, ids: [
         "promoted" if promoted else "not_delayed" for promoted in storage.promote(queue, ids)
     ],
@@ -75,12 +78,14 @@ PROMOTE = Verb(
     log=gettext_noop("Promoted."),
 )
 RETRY = Verb(
+    permission="retry",
     call=lambda storage, queue, ids: storage.retry(queue, ids),
     legal=_can("retry_dead"),
     done={"retried": ngettext_lazy("%d job will run again.", "%d jobs will run again.")},
     log=gettext_noop("Retried."),
 )
 REMOVE = Verb(
+    permission="delete",
     call=lambda storage, queue, ids: [
         "removed" if removed else "not_removed" for removed in storage.remove(queue, ids)
     ],
@@ -91,51 +96,44 @@ REMOVE = Verb(
 )
 
 REFUSALS = {
-    "waiting": gettext_lazy("it is waiting"),
-    "delayed": gettext_lazy("it is delayed"),
-    "blocked": gettext_lazy("it waits for other jobs"),
-    "active": gettext_lazy("it is running"),
-    "completed": gettext_lazy("it has completed"),
-    "failed": gettext_lazy("it has failed"),
-    "cancelled": gettext_lazy("it was cancelled"),
-    "not_found": gettext_lazy("it is gone"),
-    "not_failed": gettext_lazy("it is no longer failed"),
-    "not_delayed": gettext_lazy("it is no longer delayed"),
-    "not_removed": gettext_lazy("it is running or gone"),
-    "unique_key_taken": gettext_lazy("another job has its unique key"),
+    "waiting": gettext_lazy("%d waiting"),
+    "delayed": gettext_lazy("%d delayed"),
+    "blocked": gettext_lazy("%d waiting for other jobs"),
+    "active": gettext_lazy("%d running"),
+    "completed": gettext_lazy("%d completed"),
+    "failed": gettext_lazy("%d failed"),
+    "cancelled": gettext_lazy("%d cancelled"),
+    "not_found": gettext_lazy("%d gone"),
+    "not_failed": gettext_lazy("%d no longer failed"),
+    "not_delayed": gettext_lazy("%d no longer delayed"),
+    "not_removed": gettext_lazy("%d running or gone"),
+    "unique_key_taken": gettext_lazy("%d whose unique key another job has"),
 }
+"""Why it was not done, with the number of jobs."""
 
 
 def run(request: HttpRequest, verb: Verb, rows: QuerySet[Any]) -> list[Any]:
-    """Do it to the rows' jobs, at most `LISTED`, the oldest first; returns the rows for which it is done.
+    """Do it to the jobs of at most `LISTED` rows; returns the rows for which it is done.
 
     A row without a state is a dead letter, and its job failed.
     """
-    chosen = list(rows.only(*_wanted(rows)).order_by("-pk")[: LISTED + 1])
-    too_many = len(chosen) > LISTED
-    chosen = chosen[:LISTED][::-1]
+    newest = list(rows.only(*_wanted(rows)).order_by("-pk")[: LISTED + 1])
+    chosen = newest[:LISTED][::-1]
     tally: Counter[str] = Counter()
     done: list[Any] = []
-    asked = []
-    for row in chosen:
-        state = State(getattr(row, "state", State.FAILED))
-        if verb.legal(state):
-            asked.append(row)
-        else:
-            tally[state.value] += 1
     try:
-        for queue, some in _chunks(asked):
-            for row, word in zip(some, _ask(verb, queue, some), strict=True):
-                tally[word] += 1
-                if word in verb.done:
-                    done.append(row)
+        for row, word in _answers(verb, chosen):
+            tally[word] += 1
+            if word in verb.done:
+                done.append(row)
     except DjqueueError as error:
         messages.error(request, _("The storage did not do it: %(error)s") % {"error": error})
     _tell(request, verb, tally)
-    if too_many:
-        messages.warning(
-            request, _("Only the newest 10,000 were looked at; the others are as they were.")
-        )
+    if not chosen:
+        messages.warning(request, _("Nothing was done: what was selected is gone."))
+    if len(newest) > LISTED:
+        said = _("Only the newest 10,000 were looked at; the others are as they were.")
+        messages.warning(request, said)
     record(request, done, verb.flag, verb.log)
     return done
 
@@ -166,7 +164,7 @@ def ask_before_deletion(model_admin: Any, request: HttpRequest, rows: QuerySet[A
         "opts": opts,
         "media": model_admin.media,
     }
-    request.current_app = model_admin.admin_site.name  # type: ignore[attr-defined]
+    request.current_app = model_admin.admin_site.name
     return TemplateResponse(request, "djqueue/admin/confirm_delete.html", context)
 
 
@@ -175,7 +173,21 @@ def _wanted(rows: QuerySet[Any]) -> list[str]:
     return [name for name in ("queue", "job_id", "name", "state", "reason") if name in columns]
 
 
-def _chunks(rows: Iterable[Any]) -> Iterable[tuple[str, list[Any]]]:
+def _answers(verb: Verb, rows: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+    """Each row with the storage's word about it, or its state if that forbids to ask."""
+    asked = []
+    for row in rows:
+        state = State(getattr(row, "state", State.FAILED))
+        if verb.legal(state):
+            asked.append(row)
+        else:
+            yield row, state.value
+    for queue, some in _chunks(asked):
+        words = verb.call(get_storage(), queue, [row.job_id for row in some])
+        yield from zip(some, words, strict=True)
+
+
+def _chunks(rows: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
     """Rows of one queue together, at most `CHUNK`."""
     by_queue = attrgetter("queue")
     for queue, group in groupby(sorted(rows, key=by_queue), by_queue):
@@ -184,17 +196,17 @@ def _chunks(rows: Iterable[Any]) -> Iterable[tuple[str, list[Any]]]:
             yield queue, mine[start : start + CHUNK]
 
 
-def _ask(verb: Verb, queue: str, rows: Sequence[Any]) -> Answers:
-    return verb.call(get_storage(), queue, [row.job_id for row in rows])
-
-
 def _tell(request: HttpRequest, verb: Verb, tally: Counter[str]) -> None:
     for word, sentence in verb.done.items():
         if tally[word]:
             messages.success(request, sentence % tally[word])
-    refused = [(count, REFUSALS[word]) for word, count in tally.items() if word not in verb.done]
+    refused = {word: count for word, count in tally.items() if word not in verb.done}
     if refused:
-        reasons = ", ".join(f"{count} ({reason})" for count, reason in refused)
-        count = sum(count for count, _reason in refused)
-        sentence = ngettext("%(reasons)s was left as it is.", "%(reasons)s were left as they are.", count)
-        messages.warning(request, capfirst(sentence % {"reasons": reasons}))
+        total = sum(refused.values())
+        said = ngettext(
+            "%(count)d job was left as it is: %(why)s.",
+            "%(count)d jobs were left as they are: %(why)s.",
+            total,
+        )
+        why = ", ".join(str(REFUSALS.get(word, f"%d {word}")) % count for word, count in refused.items())
+        messages.warning(request, said % {"count": total, "why": why})

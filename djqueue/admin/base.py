@@ -1,6 +1,6 @@
-"""What the pages of all tables have in common: read-only, and quick where there are millions of rows."""
+"""What the pages of all tables have in common: read-only, and quick over millions of rows."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
@@ -12,9 +12,12 @@ from django.urls import reverse
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
-from djqueue.admin import rendering
-from djqueue.admin.actions import LISTED
-from djqueue.admin.filters import used_queues
+from djqueue.models import Job
+
+from . import rendering
+from .actions import LISTED
+from .filters import used_queues
+from .tables import alias_of, rows_of
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -25,6 +28,8 @@ else:
 
 SEARCHED = 100_000
 """Rows, the newest, in which a beginning of an id or a name is looked for: no index helps there."""
+SEARCHED_QUEUES = 5_000
+"""Queues in which a whole id is looked for."""
 
 
 class CappedPaginator(AnyPaginator):
@@ -46,35 +51,43 @@ class CappedPaginator(AnyPaginator):
         return self._counted > LISTED
 
 
+def time_column(model: type[Model], field: str) -> Callable[..., str]:
+    """A column with a time of a row."""
+    of: Any = model._meta.get_field(field)
+
+    @admin.display(description=of.verbose_name, ordering=field)
+    def column(_admin: Any, row: Any) -> str:
+        return rendering.moment(getattr(row, field))
+
+    return column
+
+
 class StoredChangeList(ChangeList):
     """A list that does not read the large columns."""
 
     def get_queryset(self, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         """See `ChangeList.get_queryset`."""
         rows: QuerySet[Any] = super().get_queryset(*args, **kwargs)
-        return rows.defer(*self.model_admin.unlisted)
+        return rows.defer(*getattr(self.model_admin, "unlisted", ()))
 
 
 class StoredAdmin(ModelAdmin):
     """Rows that the storage writes."""
 
-    actions: Iterable[str] = ()
+    actions: Sequence[Any] = ()
     change_form_template = "djqueue/admin/change_form.html"
     change_list_template = "djqueue/admin/change_list.html"
     list_max_show_all = 0
     list_per_page = 50
     ordering = ("-id",)
     paginator = CappedPaginator
-    search_help_text = _(
-        "A whole job id; or the beginning of one, or of a job's name, among the newest 100,000 rows."
-    )
     show_facets = admin.ShowFacets.NEVER
     show_full_result_count = False
     sortable_by = ()
     unlisted: tuple[str, ...] = ()
     """Columns that may be large, which the list does not show."""
-    buttons: tuple[str, ...] = ()
-    """Actions that the page of one row offers, too."""
+    buttons: Mapping[str, Any] = {}
+    """Actions that the page of one row offers, too, with their labels there."""
 
     class Media:
         css = {"all": ["djqueue/djqueue.css"]}
@@ -91,25 +104,13 @@ class StoredAdmin(ModelAdmin):
         """No: a row goes with its job."""
         return False
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Of the storage's database."""
+        return super().get_queryset(request).using(alias_of(self.model))
+
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """See `ModelAdmin.get_changelist`."""
         return StoredChangeList
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """The job of an id, found by the index; else beginnings, among the newest rows."""
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        exact = queryset.filter(queue__in=used_queues(self.model), job_id=term)
-        if exact.exists():
-            return exact, False
-        begins = Q()
-        for field in self.get_search_fields(request):
-            begins |= Q(**{f"{field}__startswith": term})
-        oldest = self.model._default_manager.order_by("-pk").values(oldest=F("pk") - SEARCHED)[:1]
-        return queryset.filter(begins, pk__gt=Subquery(oldest)), False
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
@@ -129,28 +130,46 @@ class StoredAdmin(ModelAdmin):
 
     def may(self, action: str, request: HttpRequest) -> bool:
         """Whether the user has the permission of an action."""
-        opts = self.opts
-        return bool(request.user.has_perm(f"{opts.app_label}.{action}_{opts.model_name}"))
+        user: Any = request.user
+        return bool(user.has_perm(f"{self.opts.app_label}.{action}_{self.opts.model_name}"))
 
     def is_legal(self, action: str, row: Any) -> bool:
         """Whether the row's state allows an action of `buttons`."""
         raise NotImplementedError
 
     def _offered(self, request: HttpRequest, row: Any) -> list[tuple[str, str]]:
-        labels = dict(self.get_action_choices(request, []))
+        permitted = self.get_actions(request)
         return [
-            (name, labels[name])
-            for name in self.buttons
-            if name in labels and self.is_legal(name, row)
+            (name, str(label))
+            for name, label in self.buttons.items()
+            if name in permitted and self.is_legal(name, row)
         ]
+
+
+class JobRowsAdmin(StoredAdmin):
+    """Rows about jobs, each of which is named by a queue and an id."""
+
+    search_help_text = _("A job id; or the beginning of one, among the newest 100,000 rows.")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """The job of an id, found by the index; else beginnings, among the newest rows."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        exact = queryset.filter(queue__in=used_queues(self.model, SEARCHED_QUEUES), job_id=term)
+        if exact.exists():
+            return exact, False
+        begins = Q()
+        for field in self.get_search_fields(request):
+            begins |= Q(**{f"{field}__startswith": term})
+        oldest = rows_of(self.model).order_by("-pk").values(oldest=F("pk") - SEARCHED)[:1]
+        return queryset.filter(begins, pk__gt=Subquery(oldest)), False
 
     @admin.display(description=_("job"))
     def job_link(self, row: Any) -> str:
         """The row's job, found by a search, which costs the list no query."""
-        from djqueue.models import Job
-
         if not self.admin_site.is_registered(Job):
             return str(row.job_id)
-        return rendering.link(
-            self.url("changelist", model=Job), row.job_id, queue=row.queue, q=row.job_id
-        )
+        return rendering.link(self.url("changelist", model=Job), row.job_id, queue=row.queue, q=row.job_id)

@@ -4,12 +4,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin
-from django.db import connections, router
+from django.db import connections
 from django.db.models import Min, Model, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from djqueue.client import registry
+
+from .rendering import OUTCOMES, REASONS
+from .tables import alias_of, rows_of
 
 MOST_QUEUES = 200
 """Queues that a filter offers."""
@@ -44,7 +47,7 @@ class QueueFilter(ChoiceFilter):
 
     def choices_of(self, model: type[Model]) -> Iterable[tuple[str, Any]]:
         """See `ChoiceFilter.choices_of`."""
-        return [(queue, queue) for queue in used_queues(model)]
+        return [(queue, queue) for queue in used_queues(model, MOST_QUEUES)]
 
 
 class NameFilter(ChoiceFilter):
@@ -58,18 +61,40 @@ class NameFilter(ChoiceFilter):
         return [(name, name) for name in registry.names()]
 
 
-def used_queues(model: type[Model]) -> list[str]:
+class ReasonFilter(ChoiceFilter):
+    """By the reason of a dead letter."""
+
+    title = _("reason")
+    parameter_name = "reason"
+
+    def choices_of(self, model: type[Model]) -> Iterable[tuple[str, Any]]:
+        """See `ChoiceFilter.choices_of`."""
+        return REASONS.items()
+
+
+class OutcomeFilter(ChoiceFilter):
+    """By how a run ended."""
+
+    title = _("outcome")
+    parameter_name = "outcome"
+
+    def choices_of(self, model: type[Model]) -> Iterable[tuple[str, Any]]:
+        """See `ChoiceFilter.choices_of`."""
+        return OUTCOMES.items()
+
+
+def used_queues(model: type[Model], most: int) -> list[str]:
     """The first queues, in order, that a table names.
 
     One probe of the index for each queue: 0.6 ms where a SELECT DISTINCT of ten million rows takes half
     a second.
     """
-    alias = router.db_for_read(model)
+    alias = alias_of(model)
     if connections[alias].vendor == "oracle":  # which writes recursion in words of its own
-        return _probed(model, alias)
+        return _probed(model, most)
     quote = connections[alias].ops.quote_name
-    table = quote(model._meta.db_table)
-    column = quote(model._meta.get_field("queue").column)  # type: ignore[union-attr]
+    field: Any = model._meta.get_field("queue")
+    table, column = quote(model._meta.db_table), quote(field.column)
     statement = f"""
         WITH RECURSIVE found(name) AS (
             SELECT MIN({column}) FROM {table}
@@ -80,15 +105,15 @@ def used_queues(model: type[Model]) -> list[str]:
         SELECT name FROM found WHERE name IS NOT NULL LIMIT %s
     """  # noqa: S608 - names of this package's own tables
     with connections[alias].cursor() as cursor:
-        cursor.execute(statement, [MOST_QUEUES])
+        cursor.execute(statement, [most])
         return [name for (name,) in cursor.fetchall()]
 
 
-def _probed(model: type[Model], alias: str) -> list[str]:
+def _probed(model: type[Model], most: int) -> list[str]:
     """The same, with a query for each queue."""
     found: list[str] = []
-    rows = model._default_manager.using(alias)
-    while len(found) < MOST_QUEUES:
+    rows = rows_of(model)
+    while len(found) < most:
         later = rows.filter(queue__gt=found[-1]) if found else rows
         first = later.aggregate(first=Min("queue"))["first"]
         if first is None:

@@ -1,6 +1,6 @@
 """Values as the pages show them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -15,7 +15,6 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import registry
 from djqueue.codecs import decode
-from djqueue.conf import get_settings
 from djqueue.core.errors import SerializationError
 from djqueue.core.states import PENDING
 
@@ -38,6 +37,24 @@ REASONS = {
     "unknown": gettext_lazy("unknown"),
 }
 """Of dead letters."""
+OUTCOMES = {
+    "failed": gettext_lazy("failed"),
+    "retried": gettext_lazy("failed, and was retried"),
+    "released": gettext_lazy("given back unused"),
+    "stalled": gettext_lazy("lost with its worker"),
+    "cancelled": gettext_lazy("cancelled"),
+}
+"""Of runs that did not complete their jobs."""
+
+
+def reason(word: str) -> str:
+    """A dead letter's reason in words."""
+    return str(REASONS.get(word, word))
+
+
+def outcome(word: str) -> str:
+    """A run's outcome in words."""
+    return str(OUTCOMES.get(word, word))
 
 
 def link(address: str, text: str, **query: str) -> SafeString:
@@ -54,7 +71,7 @@ def moment(value: datetime | None) -> str:
     return format_html('<time datetime="{}">{}</time>', value.isoformat(), shown)
 
 
-def badge(state: str, label: str) -> str:
+def badge(state: str, label: str) -> SafeString:
     """A job's state as a label."""
     return render_to_string("djqueue/state_badge.html", {"state": state, "label": label})
 
@@ -63,9 +80,13 @@ def job_state(job: Any) -> SafeString:
     """A job's state, and why it may stay there."""
     shown = badge(job.state, job.get_state_display())
     if job.state in PENDING and job.name not in registry.names():
-        note = _("no handler registered here")
-        return format_html('{} <span class="djq-note">{}</span>', SafeString(shown), note)
-    return SafeString(shown)
+        return noted(shown, _("no handler registered here"))
+    return shown
+
+
+def noted(text: str, note: str) -> SafeString:
+    """A text with a note after it."""
+    return format_html('{} <span class="djq-note">{}</span>', text, note)
 
 
 def decoded(data: Any, content_type: str) -> str:
@@ -73,7 +94,7 @@ def decoded(data: Any, content_type: str) -> str:
     if data is None:
         return NOTHING
     try:
-        value = decode(bytes(data), content_type, accept=get_settings().accept_content)
+        value = decode(bytes(data), content_type)
     except SerializationError as error:
         return format_html('<p class="djq-note">{} {}</p>', _("Cannot be shown:"), str(error))
     return preformatted("".join(islice(_characters(value), SHOWN + 1)))
@@ -89,6 +110,37 @@ def preformatted(text: str, *, end: bool = False) -> str:
         return block
     note = _("Only the last 10,000 characters.") if end else _("Only the first 10,000 characters.")
     return format_html('{}<p class="djq-note">{}</p>', block, note)
+
+
+def attempts(rows: Sequence[Any], most: int) -> str:
+    """Runs as a table."""
+    runs = [
+        {
+            "number": row.attempt,
+            "outcome": outcome(row.outcome),
+            "started": moment(row.started_at),
+            "finished": moment(row.finished_at),
+            "worker": row.worker,
+            "error": error_line(row),
+        }
+        for row in rows
+    ]
+    context = {"runs": runs, "most": most, "cut": len(runs) == most}
+    return render_to_string("djqueue/admin/attempts.html", context) if runs else NOTHING
+
+
+def log(rows: Sequence[Any], most: int) -> str:
+    """Log lines as a list."""
+    lines = [{"time": moment(row.at), "text": row.line} for row in rows]
+    context = {"lines": lines, "most": most, "cut": len(lines) == most}
+    return render_to_string("djqueue/admin/log.html", context) if lines else NOTHING
+
+
+def error_line(row: Any) -> str:
+    """An exception's type, and what it said first."""
+    kind = row.error_type.rpartition(".")[2]
+    said = first_line(row.error_message)
+    return f"{kind}: {said}" if kind and said else kind or said or NOTHING
 
 
 def first_line(text: str, longest: int = 120) -> str:
@@ -116,7 +168,7 @@ def _pieces(value: Any, depth: int) -> Iterator[str]:
         if len(line) <= ONE_LINE:
             yield line
             return
-    opening, closing = {dict: "{}", list: "[]", tuple: "()"}[_kind(value)]
+    opening, closing = _brackets(value)
     indent = "    " * (depth + 1)
     yield f"{opening}\n"
     for key in value:
@@ -130,5 +182,7 @@ def _pieces(value: Any, depth: int) -> Iterator[str]:
     yield f"{'    ' * depth}{closing}"
 
 
-def _kind(value: Any) -> type:
-    return next(kind for kind in (dict, list, tuple) if isinstance(value, kind))
+def _brackets(value: Any) -> tuple[str, str]:
+    if isinstance(value, dict):
+        return "{", "}"
+    return ("[", "]") if isinstance(value, list) else ("(", ")")

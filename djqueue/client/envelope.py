@@ -61,9 +61,7 @@ def encoder(content_type: str) -> Callable[[Any], bytes]:
     settings = get_settings()
     if content_type not in settings.accept_content:
         accepted = ", ".join(sorted(settings.accept_content))
-        raise OptionError(
-            f"content_type: {content_type!r} is not in DJQUEUE['ACCEPT_CONTENT'] ({accepted})"
-        )
+        raise OptionError(f"content_type: {content_type!r} is not in DJQUEUE['ACCEPT_CONTENT'] ({accepted})")
     return get_encoder(content_type, settings.max_payload, "payload")
 
 

@@ -77,7 +77,11 @@ class JobType(Generic[P, R]):
             earlier.pop("delay", None)
             earlier.pop("run_at", None)
         changed = JobType(
-            self.function, self.name, {**earlier, **options}, self.backoff_function, job_id or self._id
+            self.function,
+            self.name,
+            {**earlier, **options},
+            self.backoff_function,
+            job_id or self._id,
         )
         envelope.resolve(changed._given)
         return changed
@@ -179,9 +183,7 @@ def job(function: Callable[P, Awaitable[R]], /) -> JobType[P, Awaitable[R]]: ...
 @overload
 def job(function: Callable[P, R], /) -> JobType[P, R]: ...
 @overload
-def job(
-    *, name: str | None = None, **options: Any
-) -> Callable[[Callable[P, R]], JobType[P, R]]: ...
+def job(*, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], JobType[P, R]]: ...
 def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
     """Make a function a job: `@job`, or `@job(queue="emails", max_attempts=5, timeout=30)`.
 

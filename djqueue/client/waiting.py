@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from threading import Event as ThreadEvent
 from typing import Any
 
@@ -22,7 +23,7 @@ ENDINGS = frozenset({"completed", "failed", "cancelled", "removed"})
 _ids = IdSource()
 
 
-def enqueue_and_wait(storage: Storage, batch: Batch, wait: float) -> Any:
+def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) -> Any:
     """Enqueue one job, and return what it returns. A job that is there already is waited for.
 
     Raises JobFailedError, MaxRetriesError, JobCancelledError; JobTimeoutError after `wait` seconds,
@@ -51,7 +52,7 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float) -> Any:
         unsubscribe()
 
 
-async def aenqueue_and_wait(storage: Storage, batch: Batch, wait: float) -> Any:
+async def aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) -> Any:
     """See `enqueue_and_wait`."""
     deadline = _deadline(wait)
     batch = _with_id(batch)
@@ -105,7 +106,7 @@ def _has_ended(record: JobRecord | None) -> bool:
     return record is None or record.state in TERMINAL
 
 
-def _deadline(wait: float) -> int:
+def _deadline(wait: float | timedelta) -> int:
     return SYSTEM_CLOCK.monotonic() + milliseconds("wait", wait)
 
 
@@ -113,9 +114,9 @@ def _left(deadline: int) -> float:
     return max(0, deadline - SYSTEM_CLOCK.monotonic()) / 1_000
 
 
-def _check(deadline: int, wait: float, result: EnqueueResult) -> None:
+def _check(deadline: int, wait: float | timedelta, result: EnqueueResult) -> None:
     if not _left(deadline):
         raise JobTimeoutError(
-            f"job {result.id!r} of queue {result.queue!r} has not ended within {wait} s; it goes on",
+            f"job {result.id!r} of queue {result.queue!r} has not ended within {wait}{'' if isinstance(wait, timedelta) else ' s'}; it goes on",
             job_id=result.id,
         )

@@ -133,11 +133,8 @@ def _arguments(zone: timezone) -> tuple[Any, ...]:
 
 
 def _name(kind: type) -> str:
-    return (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return prefix + kind.__qualname__
 
 
 def _remedy(part: Any) -> str:
@@ -167,12 +164,19 @@ _REMEDIES = (
     ),
     (lambda part: is_dataclass(part) and not isinstance(part, type), "pass dataclasses.asdict(…)"),
     (_is_lazy_text, "pass str(…)"),
+    # The texts that Django marks as safe stay what they are under str().
+    (lambda part: isinstance(part, str) and type(str(part)) is not str, "pass ''.join(…)"),
     (lambda part: isinstance(part, str), "pass str(…)"),
     (lambda part: isinstance(part, int), "pass int(…)"),
     (lambda part: isinstance(part, float), "pass float(…)"),
     (lambda part: isinstance(part, dict), "pass dict(…)"),
     (lambda part: isinstance(part, list), "pass list(…)"),
     (lambda part: isinstance(part, tuple), "pass tuple(…)"),
+    (
+        lambda part: isinstance(part, (date, time, timedelta)),
+        "pass one of the standard library's type",
+    ),
+    (lambda part: hasattr(type(part), "tolist"), "pass its tolist()"),
     (lambda part: hasattr(part, "read"), "pass its name, or the bytes that it holds"),
     (lambda part: callable(part), "pass its name"),
     (lambda part: hasattr(type(part), "__iter__"), "pass list(…)"),

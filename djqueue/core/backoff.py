@@ -7,7 +7,7 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-from .durations import milliseconds
+from .durations import LONGEST, milliseconds
 from .errors import OptionError
 
 KINDS = ("fixed", "linear", "exponential")
@@ -65,10 +65,8 @@ def parse_backoff(value: Any) -> Backoff:
     if isinstance(value, dict):
         unknown = set(value) - {"kind", "base", "factor", "cap", "jitter"}
         if unknown:
-            raise OptionError(f"backoff: unknown key {sorted(unknown)[0]!r}")
-        times = {
-            key: milliseconds(f"backoff.{key}", value[key]) for key in ("base", "cap") if key in value
-        }
+            raise OptionError(f"backoff: unknown key {min(unknown, key=str)!r}")
+        times = {key: milliseconds(f"backoff.{key}", value[key]) for key in ("base", "cap") if key in value}
         return _checked(Backoff(**{**value, **times}))
     raise OptionError(
         f"backoff: expected seconds, one of {', '.join(KINDS)}, a mapping or a Backoff, got {value!r}"
@@ -82,4 +80,8 @@ def _checked(backoff: Backoff) -> Backoff:
         number = getattr(backoff, name)
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not low <= number <= high:
             raise OptionError(f"backoff.{name}: {number!r} is not a number from {low:g} to {high:g}")
+    for name in ("base", "cap"):
+        wait = getattr(backoff, name)
+        if isinstance(wait, bool) or not isinstance(wait, int) or not 0 <= wait <= LONGEST:
+            raise OptionError(f"backoff.{name}: {wait!r} is not from 0 to {LONGEST} milliseconds")
     return backoff

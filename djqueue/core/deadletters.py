@@ -60,6 +60,11 @@ class DeadLetters:
         """The job is gone for good: so is the count of its retries."""
         self._retries.pop(job_id, None)
 
+    def is_due(self, job_id: str, now: int) -> bool:
+        """Whether this one's time for a retry by itself has come."""
+        letter = self._letters.get(job_id)
+        return letter is not None and 0 < letter.next_retry_at <= now
+
     def due(self, now: int) -> list[DeadLetter]:
         """Those whose time for a retry by itself has come."""
         return [letter for letter in self._letters.values() if 0 < letter.next_retry_at <= now]

@@ -22,7 +22,8 @@ class DelayedJobs:
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
-        self._numbers = count(1)
+        # A job's present entry may be among the ready jobs: their generations never come so far.
+        self._numbers = count(1 << 62)
         self.size = 0
 
     def push(self, job: Job) -> None:

@@ -5,6 +5,12 @@ from threading import Lock
 
 from .job import Job
 
+Fifos = dict[int, deque[tuple[int, Job]]]
+"""For each length of time: (its end, job), oldest first."""
+
+COMPACT_ABOVE = 0.2
+COMPACT_FROM = 64
+
 
 class FinishedJobs:
     """Completed and cancelled jobs in order of expiry: a FIFO for each length of time they are kept.
@@ -13,13 +19,19 @@ class FinishedJobs:
     without its queue's.
     """
 
-    __slots__ = ("_fifos", "_keeps", "_lock", "counts")
+    __slots__ = ("_keeps", "_lock", "_records", "_results", "_size", "_stale", "counts")
 
     def __init__(self, *, keeps: bool) -> None:
         self._lock = Lock()
-        self._fifos: dict[int, deque[tuple[int, Job]]] = {}
         self._keeps = keeps
         """Whether records expire here; else whoever keeps them elsewhere evicts them."""
+        self._records: Fifos = {}
+        self._results: Fifos = {}
+        """Of jobs whose results expire before their records."""
+        self._size = 0
+        """Entries of `_records`."""
+        self._stale = 0
+        """Those of jobs that were taken away before their time."""
         self.counts: Counter[str] = Counter()
         """Records by state."""
 
@@ -30,23 +42,63 @@ class FinishedJobs:
             kept = job.options.finished_for()
             if kept is None or not self._keeps:
                 return
-            fifo = self._fifos.get(kept)
-            if fifo is None:
-                fifo = self._fifos[kept] = deque()
-            fifo.append((job.finished_at + kept, job))
+            self._enter(self._records, kept, job)
+            self._size += 1
+            readable = job.options.result_ttl
+            if readable is not None and readable < kept and job.result is not None:
+                self._enter(self._results, readable, job)
 
     def remove(self, job: Job) -> None:
         """Account for a record that is taken away."""
         with self._lock:
             self.counts[job.state] -= 1
+            job.generation = GONE
+            if self._keeps and job.options.finished_for() is not None:
+                self._stale += 1
+                if self._size >= COMPACT_FROM and self._stale > self._size * COMPACT_ABOVE:
+                    self._compact()
 
     def expired(self, now: int, limit: int) -> list[Job]:
-        """Up to `limit` entries whose time is over; the caller skips those that it removed before."""
-        jobs: list[Job] = []
+        """Up to `limit` jobs whose time is over; the caller removes them."""
         with self._lock:
-            for kept, fifo in list(self._fifos.items()):
-                while fifo and fifo[0][0] <= now and len(jobs) < limit:
-                    jobs.append(fifo.popleft()[1])
-                if not fifo:
-                    del self._fifos[kept]
+            jobs = self._due(self._records, now, limit)
+            self._size -= len(jobs)
+            # The caller's removal of those that are still there counts them as stale.
+            self._stale -= len(jobs)
+        return [job for job in jobs if job.generation != GONE]
+
+    def drop_results(self, now: int, limit: int) -> None:
+        """Forget up to `limit` results whose time is over while their jobs' records are kept on."""
+        with self._lock:
+            for job in self._due(self._results, now, limit):
+                job.result = None
+
+    @staticmethod
+    def _enter(fifos: Fifos, kept: int, job: Job) -> None:
+        fifo = fifos.get(kept)
+        if fifo is None:
+            fifo = fifos[kept] = deque()
+        fifo.append((job.finished_at + kept, job))
+
+    @staticmethod
+    def _due(fifos: Fifos, now: int, limit: int) -> list[Job]:
+        jobs: list[Job] = []
+        for kept, fifo in list(fifos.items()):
+            while fifo and fifo[0][0] <= now and len(jobs) < limit:
+                jobs.append(fifo.popleft()[1])
+            if not fifo:
+                del fifos[kept]
         return jobs
+
+    def _compact(self) -> None:
+        for fifos in (self._records, self._results):
+            for kept, fifo in list(fifos.items()):
+                fifos[kept] = deque(entry for entry in fifo if entry[1].generation != GONE)
+                if not fifos[kept]:
+                    del fifos[kept]
+        self._size -= self._stale
+        self._stale = 0
+
+
+GONE = -(1 << 61)
+"""Generation of a finished job whose record has been taken away."""

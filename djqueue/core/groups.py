@@ -52,6 +52,10 @@ class Groups:
         group.out -= 1
         return self._advance(group, self._name(job))
 
+    def step_back(self, job: Job) -> None:
+        """An active job is about to be admitted again, before those that wait for its place."""
+        self._groups[self._name(job)].out -= 1
+
     def remove(self, job: Job) -> None:
         """Take out a parked job."""
         group = self._groups[self._name(job)]

@@ -31,7 +31,7 @@ class IdSource:
             first = max(now << COUNTER_BITS, self._last + 1)
             self._last = first + count - 1
         noise = self._random_bytes(8 * count).hex()
-        ids = []
+        ids: list[str] = []
         append = ids.append
         at = 0
         prefix, left = "", 0

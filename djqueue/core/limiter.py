@@ -12,42 +12,38 @@ class Rate:
 
 
 class TokenBucket:
-    """Tokens computed from elapsed time, so that nothing has to run to refill them."""
+    """Tokens computed from elapsed time, so that nothing has to run to refill them.
 
-    __slots__ = ("_at", "_tokens", "rate")
+    Counted in parts of a token, `per` to a token: a millisecond brings `capacity` whole parts.
+    """
+
+    __slots__ = ("_at", "_parts", "rate")
 
     def __init__(self, rate: Rate, tick: int) -> None:
         self.rate = rate
-        self._tokens = float(rate.capacity)
+        self._parts = rate.capacity * rate.per
         self._at = tick
 
     def available(self, tick: int) -> int:
         """Whole tokens at a monotonic time in milliseconds."""
         self._refill(tick)
-        return int(self._tokens + EPSILON)
+        return self._parts // self.rate.per
 
     def consume(self, count: int) -> None:
         """Take tokens that `available` has shown to be there."""
-        self._tokens -= count
+        self._parts -= count * self.rate.per
 
     def wait(self, tick: int) -> int:
         """Milliseconds until there is a whole token; 0 if there is one."""
         self._refill(tick)
-        missing = 1.0 - self._tokens
-        if missing <= EPSILON:
-            return 0
-        return max(1, -int(-missing * self.rate.per // self.rate.capacity))
+        missing = self.rate.per - self._parts
+        return max(0, -(-missing // self.rate.capacity))
 
     def _refill(self, tick: int) -> None:
         elapsed = max(0, tick - self._at)
-        self._at = max(self._at, tick)
-        self._tokens = min(
-            float(self.rate.capacity), self._tokens + elapsed * self.rate.capacity / self.rate.per
-        )
-
-
-EPSILON = 1e-9
-"""Room for what sums of fractions lose."""
+        self._at += elapsed
+        most = self.rate.capacity * self.rate.per
+        self._parts = min(most, self._parts + elapsed * self.rate.capacity)
 
 
 class Limiter:

@@ -1,10 +1,9 @@
-"""What time does to the jobs of an engine. Any number of maintainers may run: a second sweep finds nothing."""
+"""What time does to the jobs of an engine. Any number of maintainers may run: a second finds nothing."""
 
 from typing import NamedTuple
 
 from .engine import EXPIRED, Engine
 from .job import Job, JobError
-from .processing import ProcessingShard
 from .shard import Changes
 
 SWEEP_LIMIT = 1_000
@@ -37,21 +36,22 @@ def sweep(engine: Engine, worker_ttl: int) -> Swept:
 
 
 def _sweep_leases(engine: Engine) -> int:
-    stalled = 0
     tick = engine.clock.monotonic()
+    overdue: list[tuple[int, Job]] = []
     for place in engine.processing:
         with place.lock:
-            overdue = place.overdue(tick)
-        for token, job in overdue:
-            stalled += _stall(engine, place, token, job, tick)
-    return stalled
+            overdue += place.overdue(tick)
+    # The last to be claimed goes back first: before it, then, go those that were claimed earlier.
+    overdue.sort(key=lambda entry: entry[0], reverse=True)
+    return sum(_stall(engine, token, job, tick) for token, job in overdue)
 
 
-def _stall(engine: Engine, place: ProcessingShard, token: int, job: Job, tick: int) -> bool:
-    shard, queue = engine._locate(job.queue)
+def _stall(engine: Engine, token: int, job: Job, tick: int) -> bool:
+    shard, place = engine.shard(job.queue), engine.place(job.id)
     changes = Changes()
     now = engine.clock.now()
     with shard.lock:
+        queue = shard.find(job.queue)
         with place.lock:
             # Renewed, finished or swept by another since it was seen.
             if job.token != token or job.lease_until > tick:
@@ -68,15 +68,18 @@ def _stall(engine: Engine, place: ProcessingShard, token: int, job: Job, tick: i
             shard.fail_active(queue, job, reason, error, now, changes)
         else:
             shard.put_back(queue, job, "stalled", 0, None, now, changes)
-    engine._settle(changes)
+    engine.settle(changes)
     return True
 
 
 def _sweep_queue(engine: Engine, name: str) -> tuple[int, int, int, int]:
-    shard, queue = engine._locate(name)
+    shard = engine.shard(name)
     now = engine.clock.now()
     changes = Changes()
     with shard.lock:
+        queue = shard.queues.get(name)
+        if queue is None:
+            return 0, 0, 0, 0  # obliterated since
         before = queue.delayed.size
         shard.promote_due(queue, now, changes)
         promoted = before - queue.delayed.size
@@ -86,13 +89,10 @@ def _sweep_queue(engine: Engine, name: str) -> tuple[int, int, int, int]:
         queue.unique.sweep(now)
         over = queue.dead.expired(now)[:SWEEP_LIMIT]
         shard.bury_for_good(queue, over, changes, now)
-        old = [
-            job
-            for job in queue.finished.expired(now, SWEEP_LIMIT)
-            if queue.jobs.get(job.id) is job
-        ]
+        queue.finished.drop_results(now, SWEEP_LIMIT)
+        old = queue.finished.expired(now, SWEEP_LIMIT)
         shard.remove(queue, old, now, changes)
         due = [letter.id for letter in queue.dead.due(now)[:SWEEP_LIMIT]]
-    engine._settle(changes)
+    engine.settle(changes)
     answers = engine.retry(name, due, by_itself=True)
     return promoted, len(expired), answers.count("retried"), len(old) + len(over)

@@ -222,7 +222,7 @@ def _dependencies(name: str, value: Any) -> tuple[JobKey, ...]:
     return tuple(keys)
 
 
-def _backoff(name: str, value: Any) -> Backoff:
+def _backoff(_name: str, value: Any) -> Backoff:
     return parse_backoff(value)
 
 

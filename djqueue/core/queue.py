@@ -12,7 +12,7 @@ from .groups import PARKED, Groups
 from .job import Event, Job
 from .limiter import Limiter, Rate
 from .ready import ReadyJobs
-from .states import State
+from .states import PENDING, State
 from .unique import UniqueKeys
 
 EventHandler = Callable[[Event], None]
@@ -54,9 +54,7 @@ class JobQueue:
         "watchers",
     )
 
-    def __init__(
-        self, name: str, policy: QueuePolicy, tick: int, *, keep_finished: bool = True
-    ) -> None:
+    def __init__(self, name: str, policy: QueuePolicy, tick: int, *, keep_finished: bool = True) -> None:
         self.name = name
         self.policy = policy
         self.jobs: dict[str, Job] = {}
@@ -97,6 +95,24 @@ class JobQueue:
             if job.options.group is None or self.groups.admit(job, front=front):
                 self.ready.push(job, front=front)
 
+    def admit(self, job: Job, now: int) -> None:
+        """Take in a new job, whose id and unique key are free."""
+        if job.options.depends_on:
+            job.unmet = set(job.options.depends_on)
+        self.jobs[job.id] = job
+        self.unique.take(job)
+        self.watch_deadline(job)
+        self.place(job, now)
+
+    def put_back(self, job: Job, now: int, *, front: bool) -> None:
+        """Put a job that was active among the pending ones again."""
+        if front and job.options.group is not None and job.run_at <= now:
+            # The next of its group must not overtake it.
+            self.groups.step_back(job)
+        else:
+            self.leave_group(job)
+        self.place(job, now, front=front)
+
     def displace(self, job: Job) -> None:
         """Take a pending job out of the structure that it is in."""
         if job.state is State.BLOCKED:
@@ -119,18 +135,23 @@ class JobQueue:
     def watch_deadline(self, job: Job) -> None:
         """Remember when a job with a ttl expires."""
         if job.options.ttl is not None:
-            heapq.heappush(
-                self._deadlines, (job.created_at + job.options.ttl, next(self._numbers), job)
-            )
+            heapq.heappush(self._deadlines, (job.created_at + job.options.ttl, next(self._numbers), job))
 
     def expired(self, now: int) -> list[Job]:
         """Jobs past their ttl that have not started."""
         jobs = []
         while self._deadlines and self._deadlines[0][0] <= now:
             job = heapq.heappop(self._deadlines)[2]
-            if self.jobs.get(job.id) is job and is_expired(job, now):
+            if self._may_expire(job) and is_expired(job, now):
                 jobs.append(job)
+        # Jobs that have started or ended leave their entries behind.
+        if len(self._deadlines) > 2 * (self.waiting + self.delayed.size + self.blocked):
+            self._deadlines = [entry for entry in self._deadlines if self._may_expire(entry[2])]
+            heapq.heapify(self._deadlines)
         return jobs
+
+    def _may_expire(self, job: Job) -> bool:
+        return job.state in PENDING and not job.started_at and self.jobs.get(job.id) is job
 
     def drop(self, job: Job) -> None:
         """Forget the record of a job that is in no structure."""
@@ -144,6 +165,8 @@ class JobQueue:
 
 
 def is_expired(job: Job, now: int) -> bool:
-    """Whether a pending job is past its ttl; one that has started once never is."""
+    """Whether a pending job is past its ttl; one that has started, or died and was retried, never is."""
     ttl = job.options.ttl
-    return ttl is not None and not job.started_at and job.created_at + ttl <= now
+    if ttl is None or job.created_at + ttl > now:
+        return False
+    return not job.started_at and job.error is None

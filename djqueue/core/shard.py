@@ -5,25 +5,28 @@ has been released from the processing shard. What has to happen after the lock i
 subscribers, waking workers, resolving dependents) is noted in `Changes`.
 """
 
+from collections.abc import Callable
 from threading import Lock
 
 from .dependencies import DependencyTracker
 from .job import Attempt, DeadLetter, Event, Job, JobError
 from .journal import Journal
 from .options import JobKey
-from .queue import JobQueue, QueuePolicy
+from .queue import JobQueue
 from .states import State
 
 
 class Changes:
     """What one operation leaves to be done once its locks are free."""
 
-    __slots__ = ("ended", "events", "woken")
+    __slots__ = ("ended", "events", "unbound", "woken")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.ended: list[tuple[JobKey, State, set[JobKey]]] = []
+        self.ended: list[tuple[JobKey, State, list[Job]]] = []
         """(job, its last state, the jobs that wait for it)."""
+        self.unbound: list[tuple[Job, set[JobKey]]] = []
+        """(job that waits no more, what it waited for)."""
         self.woken: set[str] = set()
         """Queues in which jobs may have become claimable."""
 
@@ -31,23 +34,25 @@ class Changes:
 class Shard:
     """Queues by name. Composed of the managers of each queue and the shard's own dependency index."""
 
-    __slots__ = ("_journal", "_keep_finished", "dependencies", "lock", "queues")
+    __slots__ = ("_journal", "_new_queue", "dependencies", "lock", "queues")
 
-    def __init__(self, journal: Journal | None, *, keep_finished: bool = True) -> None:
+    def __init__(self, journal: Journal | None, new_queue: Callable[[str], JobQueue]) -> None:
         self.lock = Lock()
         self.queues: dict[str, JobQueue] = {}
         self.dependencies = DependencyTracker()
         self._journal = journal
-        self._keep_finished = keep_finished
+        self._new_queue = new_queue
 
-    def queue(self, name: str, policy: QueuePolicy, tick: int) -> JobQueue:
+    def queue(self, name: str) -> JobQueue:
         """The queue of this name, made on its first use."""
         queue = self.queues.get(name)
         if queue is None:
-            queue = self.queues[name] = JobQueue(
-                name, policy, tick, keep_finished=self._keep_finished
-            )
+            queue = self.queues[name] = self._new_queue(name)
         return queue
+
+    def find(self, name: str) -> JobQueue:
+        """The queue of this name, to look into; an empty one, which nobody keeps, if it is not there."""
+        return self.queues.get(name) or self._new_queue(name)
 
     # Every transition ends here.
 
@@ -65,10 +70,11 @@ class Shard:
 
     def complete(self, queue: JobQueue, job: Job, result: bytes | None, now: int, changes: Changes) -> None:
         """active → completed."""
-        job.state = State.COMPLETED
         job.result = result
         job.error = None
         job.finished_at = now
+        # Last: who sees a completed job, without a lock, finds its result.
+        job.state = State.COMPLETED
         queue.finished.add(job)
         if self._journal is not None:
             self._journal.completed(job)
@@ -96,8 +102,7 @@ class Shard:
         job.error = error or job.error
         job.worker = ""
         job.run_at = now + delay
-        queue.leave_group(job)
-        queue.place(job, now, front=outcome != "retried")
+        queue.put_back(job, now, front=outcome != "retried")
         changes.woken.add(queue.name)
         self.changed(job)
         event = {"retried": "failing", "released": "released", "stalled": "stalled"}[outcome]
@@ -117,6 +122,7 @@ class Shard:
         note_attempt(job, "stalled" if stalled else "failed", now, error)
         if stalled:
             job.stalls += 1
+            job.state = State.FAILED
             self.tell(queue, job, "stalled", now, changes)
         else:
             job.failures += 1
@@ -165,7 +171,7 @@ class Shard:
         queue.dead.remove(job.id, by_itself=by_itself)
         job.failures = job.stalls = 0
         job.finished_at = 0
-        job.reason = ""
+        job.reason = job.worker = ""
         job.run_at = now
         queue.unique.take(job)
         queue.place(job, now)
@@ -181,6 +187,7 @@ class Shard:
                 queue.finished.remove(job)
             elif job.state is State.FAILED:
                 queue.dead.remove(job.id)
+                self._note_end(job, State.CANCELLED, changes)
             else:
                 self._displace(queue, job, changes)
                 queue.unique.release(job)
@@ -189,6 +196,12 @@ class Shard:
             self.tell(queue, job, "removed", now, changes)
         if self._journal is not None and jobs:
             self._journal.removed(jobs)
+
+    def make_way(self, queue: JobQueue, job: Job, now: int, changes: Changes) -> bool:
+        """Forget an ended job whose id is enqueued again; whether others wait for what has that id."""
+        waited_for, job.has_dependents = job.has_dependents, False
+        self.remove(queue, [job], now, changes)
+        return waited_for
 
     def _bury(
         self,
@@ -212,9 +225,7 @@ class Shard:
         self.tell(queue, job, "failed", now, changes)
         self.bury_for_good(queue, evicted, changes, now)
 
-    def bury_for_good(
-        self, queue: JobQueue, letters: list[DeadLetter], changes: Changes, now: int
-    ) -> None:
+    def bury_for_good(self, queue: JobQueue, letters: list[DeadLetter], changes: Changes, now: int) -> None:
         """Dead letters that are over, with the jobs that they are about."""
         jobs = [job for letter in letters if (job := queue.jobs.get(letter.id)) is not None]
         self.remove(queue, jobs, now, changes)
@@ -238,6 +249,9 @@ class Shard:
         self.tell(queue, job, "cancelled", now, changes)
 
     def _displace(self, queue: JobQueue, job: Job, changes: Changes) -> None:
+        if job.unmet:
+            changes.unbound.append((job, job.unmet))
+            job.unmet = None
         waiting = queue.ready.size
         queue.displace(job)
         if job.options.group is not None and queue.ready.size >= waiting:

@@ -62,7 +62,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     _row("expire", State.DELAYED, "failed", "failed"),
     _row("expire", State.BLOCKED, "failed", "failed"),
     _row("promote", State.DELAYED, "waiting", "promoted"),
-    _row("reschedule", State.WAITING, "delayed", "delayed"),
+    _row("reschedule", State.WAITING, "waiting delayed", "delayed"),
     _row("reschedule", State.DELAYED, "waiting delayed", "delayed"),
     _row("unblock", State.BLOCKED, "waiting delayed", "unblocked"),
     _row("dependency_failed", State.BLOCKED, "failed cancelled", "failed"),

@@ -16,7 +16,6 @@ of one. Whatever happens to the caller:
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-
 from typing import ParamSpec, TypeVar
 
 from djqueue.core.job import (
@@ -185,9 +184,7 @@ class Storage(ABC):
         """Claimable jobs by job name."""
 
     @abstractmethod
-    def page(
-        self, queue: str, state: State | None, limit: int, after: str | None = None
-    ) -> list[JobRecord]:
+    def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
         """Up to `limit` records of one state (None: all), oldest first, behind the job with an id."""
 
     @abstractmethod

@@ -120,9 +120,7 @@ class EngineStorage(Storage):
         """See `Storage.waiting_names`."""
         return self.engine.waiting_names(queue)
 
-    def page(
-        self, queue: str, state: State | None, limit: int, after: str | None = None
-    ) -> list[JobRecord]:
+    def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
         """See `Storage.page`."""
         return self.engine.page(queue, state, limit, after)
 

@@ -27,7 +27,11 @@ class MemoryStorage(EngineStorage):
         cores: int | None = None,
     ) -> None:
         self.engine = Engine(
-            clock=clock, random=random, policies=policies, default_policy=default_policy, cores=cores
+            clock=clock,
+            random=random,
+            policies=policies,
+            default_policy=default_policy,
+            cores=cores,
         )
 
     def describe(self) -> str:

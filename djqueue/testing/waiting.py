@@ -1,7 +1,8 @@
 """Waiting for what happens in other threads: on events, for as long as it takes and no longer."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
-from threading import Barrier, Condition, Thread
+from threading import Barrier, Condition, RLock, Thread
 from typing import TypeVar
 
 from djqueue.core.job import Event
@@ -17,12 +18,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self._events: list[Event] = []
-        self._changed = Condition()
+        self._counts: Counter[str] = Counter()
+        self._changed = Condition(RLock())
 
     def __call__(self, event: Event) -> None:
         """Take in an event."""
         with self._changed:
             self._events.append(event)
+            self._counts[event.event] += 1
             self._changed.notify_all()
 
     def events(self, job_id: str | None = None) -> list[Event]:
@@ -33,6 +36,11 @@ class Recorder:
     def words(self, job_id: str | None = None) -> list[str]:
         """The words of the events that have arrived so far."""
         return [event.event for event in self.events(job_id)]
+
+    def count(self, word: str) -> int:
+        """How many events with this word have arrived so far."""
+        with self._changed:
+            return self._counts[word]
 
     def until(self, word: str, job_id: str | None = None) -> Event:
         """Wait for the first event with this word (of one job, or of any)."""

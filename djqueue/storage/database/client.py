@@ -1,14 +1,12 @@
 """The storage in a process that is not the scheduler: rows for enqueues, the socket for the rest."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import (
@@ -112,53 +110,62 @@ class ClientStorage(Storage):
 
     def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
         """See `Storage.cancel`."""
-        return self._steer("cancel", queue, ids, reason)
+        answer: list[CancelResult] = self._steer("cancel", ids, queue, list(ids), reason)
+        return answer
 
     def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
         """See `Storage.promote`."""
-        return self._steer("promote", queue, ids)
+        answer: list[bool] = self._steer("promote", ids, queue, list(ids))
+        return answer
 
     def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
         """See `Storage.reschedule`."""
-        return self._steer("reschedule", queue, ids, run_at)
+        answer: list[bool] = self._steer("reschedule", ids, queue, list(ids), run_at)
+        return answer
 
     def retry(self, queue: str, ids: Sequence[str]) -> list[str]:
         """See `Storage.retry`."""
-        return self._steer("retry", queue, ids)
+        answer: list[str] = self._steer("retry", ids, queue, list(ids))
+        return answer
 
     def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
         """See `Storage.remove`."""
-        return self._steer("remove", queue, ids)
+        answer: list[bool] = self._steer("remove", ids, queue, list(ids))
+        return answer
 
     def pause(self, queue: str) -> None:
         """See `Storage.pause`."""
-        self._steer("pause", queue, ())
+        self._steer("pause", (), queue)
 
     def resume(self, queue: str) -> None:
         """See `Storage.resume`."""
-        self._steer("resume", queue, ())
+        self._steer("resume", (), queue)
 
     def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
         """See `Storage.set_limits`."""
-        self._steer("set_limits", queue, (), rate, concurrency, by_id=False)
+        self._steer("set_limits", (), queue, rate, concurrency)
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
         """See `Storage.clean`."""
-        return self._steer("clean", queue, None, states, before, limit)
+        answer: int = self._steer("clean", None, queue, states, before, limit)
+        return answer
 
     def obliterate(self, queue: str, *, force: bool = False) -> int:
         """See `Storage.obliterate`."""
-        return self._steer("obliterate", queue, None, force=force)
+        answer: int = self._steer("obliterate", None, queue, force=force)
+        return answer
 
-    # Reads: of the tables, at most a moment behind the engine.
+    # Reads: of the tables, a moment behind the engine; of single jobs by the scheduler if it is heard.
 
     def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
         """See `Storage.jobs`."""
-        return self._inspector.jobs(queue, ids)
+        answer: list[JobRecord | None] = self._read("jobs", queue, ids)
+        return answer
 
     def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
         """See `Storage.states`."""
-        return self._inspector.states(queue, ids)
+        answer: list[State | None] = self._read("states", queue, ids)
+        return answer
 
     def counts(self, queue: str) -> dict[State, int]:
         """See `Storage.counts`."""
@@ -168,9 +175,7 @@ class ClientStorage(Storage):
         """See `Storage.waiting_names`."""
         return self._inspector.waiting_names(queue)
 
-    def page(
-        self, queue: str, state: State | None, limit: int, after: str | None = None
-    ) -> list[JobRecord]:
+    def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
         """See `Storage.page`."""
         return self._inspector.page(queue, state, limit, after)
 
@@ -217,29 +222,30 @@ class ClientStorage(Storage):
 
     # Inside.
 
-    def _steer(self, verb: str, queue: str, ids: Sequence[str] | None, *args: Any, by_id: bool = True, **kwargs: Any) -> Any:
-        given = (queue, list(ids), *args) if by_id and ids else (queue, *args)
+    def _read(self, verb: str, queue: str, ids: Sequence[str]) -> Any:
+        if self._remote.connected:
+            try:
+                return self._remote.call(verb, queue, list(ids))
+            except StorageUnavailableError as error:
+                logger.debug("The scheduler has gone, so the tables are read: %s", error)
+        return getattr(self._inspector, verb)(queue, ids)
+
+    def _steer(
+        self, verb: str, concerned: Sequence[str] | None, queue: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Have the scheduler do it, or do it here; `concerned` are the ids of jobs that it needs."""
         try:
-            return self._remote.call(verb, *given, **kwargs)
+            return self._remote.call(verb, queue, *args, **kwargs)
         except StorageUnavailableError as unreachable:
-            if present_holder(self._alias, self._clock.now()) is not None:
+            lease = SchedulerLease(self._alias, self._clock, "")
+            if not lease.acquire():
                 raise
             logger.debug("No scheduler runs, so this process steers: %s", unreachable)
-            with self._borrowed(queue, ids) as storage:
-                return getattr(storage, verb)(*given, **kwargs)
-
-    @contextmanager
-    def _borrowed(self, queue: str, ids: Sequence[str] | None) -> Iterator[Storage]:
-        """The scheduler's storage, with some jobs of one queue, while its lease is this process's."""
-        lease = SchedulerLease(self._alias, self._clock, "")
-        if not lease.acquire():
-            raise StorageUnavailableError(
-                "a scheduler is just starting for this database: try again in a moment"
-            )
+        # No thread writes, but this one: the caller's transaction, if there is one, holds all of it.
         storage = SchedulerStorage(self._dialect, lease, self._clock, self._policies)
         try:
-            storage.open_for(queue, ids)
-            yield storage
+            storage.open_for(queue, concerned)
+            return getattr(storage, verb)(queue, *args, **kwargs)
         finally:
             storage.close()
             lease.release()

@@ -47,7 +47,9 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def update(self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]) -> None:
+    def update(
+        self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
+    ) -> None:
         """Change the rows with these keys; each row holds its key, then the values of `fields`."""
 
     @abstractmethod
@@ -79,8 +81,8 @@ class SqliteDialect(Dialect):
 
     PRAGMAS = ("temp_store=MEMORY", "cache_size=-64000", "mmap_size=268435456")
     """Of a connection, and lost with it. See docs/decisions.md for what was measured."""
-    BATCH = 500
-    """Rows of one statement: 16 columns each stay below the 32,766 parameters of SQLite 3.32 on."""
+    BATCH = 100
+    """Rows of one statement, which the driver then has prepared: more were slower."""
 
     def tune(self, *, durable: bool) -> None:
         """See `Dialect.tune`. SQLite takes these only outside a transaction."""
@@ -109,7 +111,9 @@ class SqliteDialect(Dialect):
         tail = self._conflict(model, every, key, overwrite)
         return self._run(head, one, tail, rows)
 
-    def update(self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]) -> None:
+    def update(
+        self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
+    ) -> None:
         """See `Dialect.update`."""
         columns = self._columns(model, fields)
         table = self._table(model)
@@ -176,7 +180,9 @@ class PostgresDialect(Dialect):
         )
         return self._run(statement, rows)
 
-    def update(self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]) -> None:
+    def update(
+        self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
+    ) -> None:
         """See `Dialect.update`."""
         every = [*key, *fields]
         names = [f"c{at}" for at in range(len(every))]
@@ -206,7 +212,7 @@ class PostgresDialect(Dialect):
     def _arrays(self, model: type[Model], fields: Sequence[str]) -> str:
         types = []
         for name in fields:
-            kind = model._meta.get_field(name).db_type(self.connection)  # type: ignore[union-attr]
+            kind = model._meta.get_field(name).db_type(self.connection)
             types.append(f"%s::{kind}[]")
         return ", ".join(types)
 
@@ -252,7 +258,9 @@ class OrmDialect(Dialect):
             )
         return len(objects)
 
-    def update(self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]) -> None:
+    def update(
+        self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
+    ) -> None:
         """See `Dialect.update`."""
         manager = model._default_manager.using(self.alias)
         split = len(key)

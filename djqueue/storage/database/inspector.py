@@ -67,9 +67,7 @@ class Inspector:
 
     def queues(self) -> list[str]:
         """See `Storage.queues`: a step of the index for each queue, however many jobs there are."""
-        names: set[str] = set(
-            models.QueueState.objects.using(self._alias).values_list("name", flat=True)
-        )
+        names: set[str] = set(models.QueueState.objects.using(self._alias).values_list("name", flat=True))
         last = ""
         while True:
             after = self._jobs().filter(queue__gt=last).aggregate(name=Min("queue"))["name"]
@@ -88,16 +86,13 @@ class Inspector:
         found = models.WorkerState.objects.using(self._alias).filter(seen_at__gt=now - WORKER_TTL)
         names = ("worker_id", *WorkerInfo._fields[1:])
         infos = []
-        for row in found.order_by("worker_id").values_list(*names):
-            info = WorkerInfo(*row)
-            infos.append(
-                info._replace(
-                    queues=None if info.queues is None else tuple(info.queues),
-                    names=tuple(info.names),
-                    started_at=to_milliseconds(info.started_at),
-                    seen_at=to_milliseconds(info.seen_at),
-                )
-            )
+        for values in found.order_by("worker_id").values_list(*names):
+            row = dict(zip(WorkerInfo._fields, values, strict=True))
+            row["queues"] = None if row["queues"] is None else tuple(row["queues"])
+            row["names"] = tuple(row["names"])
+            for name in ("started_at", "seen_at"):
+                row[name] = to_milliseconds(row[name])
+            infos.append(WorkerInfo(**row))
         return infos
 
     def _jobs(self) -> Any:

@@ -7,13 +7,15 @@ transaction. A flush that fails is put back before what came later, and tried ag
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db.models import Model
 
-from djqueue.core.job import DeadLetter, Job, WorkerInfo
 from djqueue import models
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.job import DeadLetter, Job, WorkerInfo
 
 from . import rows
 from .dialects import Dialect
@@ -25,6 +27,8 @@ WINDOW = 0.010
 """Seconds that a change may wait for others."""
 WINDOW_JOBS = 100
 """Changed jobs that are written without waiting for more."""
+BACKLOG = 1_000
+"""Unwritten jobs at which whoever brings more waits: what a crash can cost stays that small."""
 FIRST_RETRY, LAST_RETRY = 0.1, 5.0
 """Seconds before a failed flush is tried again, doubling."""
 
@@ -107,7 +111,7 @@ class Buffer:
 
 
 class DatabaseJournal:
-    """The engine's journal, and the thread that writes it.
+    """The engine's journal, and the thread that writes it; before `start`, whoever calls `sync` writes.
 
     fence: run first in each transaction; raises if this process is not the scheduler any more.
     written: called with the ended jobs of each flush once it is committed.
@@ -143,6 +147,8 @@ class DatabaseJournal:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
+        elif self._thread.ident is None and self._buffer:
+            self._write_here()
         if self._buffer and self._failure is not None:
             raise self._failure
 
@@ -151,11 +157,25 @@ class DatabaseJournal:
         """Jobs whose changes are not written yet."""
         return len(self._buffer) + self._in_flight
 
+    def check(self) -> None:
+        """Raise LeaseLost if nothing can be written any more."""
+        if isinstance(self._failure, LeaseLost):
+            raise self._failure
+
+    def is_full(self) -> bool:
+        """Whether those who bring more should wait: not if that would be in vain."""
+        return self.backlog > BACKLOG and self._failure is None
+
+    def wait_for_room(self) -> None:
+        """Wait until the journal is no longer full."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.is_full())
+
     # What the engine tells: see `djqueue.core.journal`.
 
     def added(self, jobs: list[Job]) -> None:
         """See `Journal`."""
-        new = {(job.queue, job.id): rows.new_row(job) for job in jobs}
+        new = rows.new_rows(jobs)
         with self._changed:
             self._buffer.inserts.update(new)
             self._noted()
@@ -240,6 +260,9 @@ class DatabaseJournal:
 
     def sync(self, *, durable: bool = False, timeout: float | None = None) -> None:
         """Wait until all that has been noted is committed. Raises what kept it from that."""
+        if self._thread.ident is None:
+            self._write_here()
+            return
         done = threading.Event()
         outcome: list[BaseException | None] = []
 
@@ -259,8 +282,9 @@ class DatabaseJournal:
         It is given the error if the next flush fails; what was noted is then still tried again.
         """
         with self._changed:
+            self.check()
             if self._closing and not self._thread.is_alive():
-                raise RuntimeError("the journal is closed")
+                raise StorageUnavailableError("the journal is closed")
             self._buffer.waiting.append(done)
             self._buffer.durable = self._buffer.durable or durable
             self._urgent = True
@@ -290,7 +314,9 @@ class DatabaseJournal:
                     self._fail(buffer, error)
                     connections[self._dialect.alias].close()
                     logger.warning(
-                        "The journal could not be written; it is tried again in %.1f s: %s", delay, error
+                        "The journal could not be written; it is tried again in %.1f s: %s",
+                        delay,
+                        error,
                     )
                     if self._closing and delay >= LAST_RETRY:
                         return
@@ -312,6 +338,7 @@ class DatabaseJournal:
         """The next buffer to write, when its time has come; None at the end."""
         with self._changed:
             self._in_flight = 0
+            self._changed.notify_all()
             while not self._buffer:
                 if self._closing:
                     return None
@@ -332,13 +359,20 @@ class DatabaseJournal:
             buffer.follow(self._buffer)
             self._buffer = buffer
             self._in_flight = 0
+            self._changed.notify_all()
         for done in waiting:
             done(error)
+
+    def _write_here(self) -> None:
+        buffer, self._buffer = self._buffer, Buffer()
+        self._write(buffer)
+        self._written(buffer.ended)
 
     def _write(self, buffer: Buffer) -> None:
         write = self._dialect
         alias = write.alias
-        write.tune(durable=buffer.durable)
+        if not connections[alias].in_atomic_block:
+            write.tune(durable=buffer.durable)
         with transaction.atomic(using=alias):
             self._fence()
             if buffer.deletes:
@@ -359,27 +393,24 @@ class DatabaseJournal:
                 write.update(models.Job, rows.KEY, fields, list(buffer.updates.values()))
             if buffer.letters_gone:
                 write.delete(models.DeadLetter, rows.KEY, list(buffer.letters_gone))
-            for model, fields, found in (
-                (models.JobResult, rows.RESULT, buffer.results),
-                (models.DeadLetter, rows.LETTER, buffer.letters),
-            ):
-                if found:
-                    lines = list(found.values())
-                    write.insert(model, fields, lines, key=rows.KEY, overwrite=True)
-            for model, fields, many in (
-                (models.JobAttempt, rows.ATTEMPT, buffer.attempts),
-                (models.JobLog, rows.LOG, buffer.logs),
-            ):
-                if many:
-                    write.insert(model, fields, [row for entry in many.values() for row in entry])
+            self._write_one(models.JobResult, rows.RESULT, buffer.results)
+            self._write_one(models.DeadLetter, rows.LETTER, buffer.letters)
+            self._write_many(models.JobAttempt, rows.ATTEMPT, buffer.attempts)
+            self._write_many(models.JobLog, rows.LOG, buffer.logs)
             if buffer.progress:
                 write.update(models.Job, rows.KEY, ("progress",), list(buffer.progress.values()))
             if buffer.queues:
                 found_queues = list(buffer.queues.values())
-                write.insert(
-                    models.QueueState, QUEUE_STATE, found_queues, key=("name",), overwrite=True
-                )
+                write.insert(models.QueueState, QUEUE_STATE, found_queues, key=("name",), overwrite=True)
             self._write_workers(buffer)
+
+    def _write_one(self, model: type[Model], fields: Sequence[str], found: dict[Key, Row]) -> None:
+        if found:
+            self._dialect.insert(model, fields, list(found.values()), key=rows.KEY, overwrite=True)
+
+    def _write_many(self, model: type[Model], fields: Sequence[str], found: dict[Key, list[Row]]) -> None:
+        if found:
+            self._dialect.insert(model, fields, [row for entry in found.values() for row in entry])
 
     def _write_workers(self, buffer: Buffer) -> None:
         gone = [worker_id for worker_id, info in buffer.workers.items() if info is None]
@@ -395,8 +426,8 @@ class DatabaseJournal:
                 manager.update_or_create(worker_id=worker_id, defaults=values)
 
 
-class LeaseLost(Exception):
-    """Another process has become the scheduler."""
+class LeaseLost(StorageUnavailableError):
+    """Another process has become the scheduler of this database; this one has to stop."""
 
 
 QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")

@@ -45,7 +45,7 @@ class SchedulerLease:
         self._clock = clock
         self._address = address
         self._holder = secrets.token_hex(8)
-        self._generation: int | None = None
+        self._generation = 0
         self._renewed = 0
         self._lock = threading.Lock()
 

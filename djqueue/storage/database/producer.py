@@ -3,18 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import InterfaceError, OperationalError, ProgrammingError, connections, transaction
 
 from djqueue import models
 from djqueue.core.clock import Clock
-from djqueue.core.errors import OptionError
+from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult, Job
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, State
 
 from . import rows
-from .dialects import Dialect, Row
+from .dialects import Dialect
 
 
 class Inserter:
@@ -34,11 +34,17 @@ class Inserter:
         connection = connections[alias]
         connection.validate_no_broken_transaction()
         durable = any(batch.options.durable for batch in batches)
-        if not connection.in_atomic_block:
-            self._dialect.tune(durable=durable)
-        with transaction.atomic(using=alias):
-            results = [result for batch in batches for result in self._insert(batch)]
-            transaction.on_commit(lambda: wake(), using=alias)  # noqa: PLW0108 - no argument
+        try:
+            if not connection.in_atomic_block:
+                self._dialect.tune(durable=durable)
+            with transaction.atomic(using=alias):
+                results = [result for batch in batches for result in self._insert(batch)]
+                transaction.on_commit(lambda: wake(), using=alias)
+        except (OperationalError, InterfaceError, ProgrammingError) as error:
+            raise StorageUnavailableError(
+                f"the database {alias!r} did not take the jobs, and none was enqueued: {error}. Is it "
+                "running, and are its tables there (manage.py migrate)?"
+            ) from error
         return results
 
     def _insert(self, batch: Batch) -> list[EnqueueResult]:
@@ -48,18 +54,18 @@ class Inserter:
         there = self._there(batch.queue, ids) if known else {}
         self._check_dependencies(batch.options.depends_on)
         answers: dict[int, EnqueueResult] = {}
-        new: dict[str, Row] = {}
+        new: dict[str, Job] = {}
         for at, (job_id, payload) in enumerate(zip(ids, batch.payloads, strict=True)):
             answer = self._refused(batch, job_id, there, new)
             if answer is None:
                 answer = EnqueueResult(job_id, "queued", batch.queue)
-                new[job_id] = rows.new_row(self._job(batch, job_id, payload, now), inbox=True)
+                new[job_id] = self._job(batch, job_id, payload, now)
             answers[at] = answer
         if new:
             written = self._dialect.insert(
                 models.Job,
                 rows.NEW_JOB,
-                list(new.values()),
+                list(rows.new_rows(new.values(), inbox=True).values()),
                 constants=rows.UNTOUCHED,
                 key=rows.KEY if known else (),
             )
@@ -68,7 +74,7 @@ class Inserter:
         return [answers[at] for at in range(len(ids))]
 
     def _refused(
-        self, batch: Batch, job_id: str, there: dict[str, tuple[State, Any]], new: dict[str, Row]
+        self, batch: Batch, job_id: str, there: dict[str, tuple[State, Any]], new: dict[str, Job]
     ) -> EnqueueResult | None:
         if job_id in new:
             return EnqueueResult(job_id, "duplicate", batch.queue, State.WAITING)
@@ -87,7 +93,13 @@ class Inserter:
         if state is State.COMPLETED:
             return EnqueueResult(job_id, "completed", batch.queue, state, result)
         key = [(batch.queue, job_id)]
-        for model in (models.Job, models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog):
+        for model in (
+            models.Job,
+            models.JobResult,
+            models.DeadLetter,
+            models.JobAttempt,
+            models.JobLog,
+        ):
             self._dialect.delete(model, rows.KEY, key)
         return None
 
@@ -131,9 +143,7 @@ class Inserter:
         alias = self._dialect.alias
         for chunk in rows.chunked(mine):
             found = models.Job.objects.using(alias).filter(queue=batch.queue, job_id__in=chunk)
-            for job_id, state, payload, inbox in found.values_list(
-                "job_id", "state", "payload", "inbox"
-            ):
+            for job_id, state, payload, inbox in found.values_list("job_id", "state", "payload", "inbox"):
                 if inbox and bytes(payload) == payloads[job_id]:
                     continue
                 for at, answer in answers.items():

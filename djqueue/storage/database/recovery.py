@@ -25,34 +25,49 @@ TELL_EVERY = 100_000
 def recover(alias: str, engine: Engine, journal: DatabaseJournal) -> dict[str, int]:
     """Everything that is alive: queues, pending jobs, interrupted ones, dead letters. Returns counts."""
     counts = {"pending": 0, "interrupted": 0, "dead": 0}
-    _queues(alias, engine)
-    for jobs in _pages(alias, [state.value for state in LIVE]):
-        restored, letters = [], []
-        for job in jobs:
-            if job.state is State.ACTIVE:
-                counts["interrupted"] += 1
-                letter = _interrupted(engine, job)
-                if letter is None:
-                    journal.changed(job)
-                else:
-                    letters.append(letter)
-                    journal.died(job, letter)
-            restored.append(job)
-        engine.restore(restored, letters)
-        before, counts["pending"] = counts["pending"], counts["pending"] + len(restored)
+    queues(alias, engine)
+    for jobs in _pages(alias, [state.value for state in LIVE - {State.BLOCKED}]):
+        counts["interrupted"] += take_over(engine, journal, jobs)
+        before, counts["pending"] = counts["pending"], counts["pending"] + len(jobs)
         if counts["pending"] // TELL_EVERY > before // TELL_EVERY:
             logger.info("Recovering: %s jobs so far.", f"{counts['pending']:,}")
     for jobs in _pages(alias, [State.FAILED.value]):
-        keys: dict[str, list[str]] = {}
-        for job in jobs:
-            keys.setdefault(job.queue, []).append(job.id)
-        letters = []
-        for queue, ids in keys.items():
-            found = models.DeadLetter.objects.using(alias).filter(queue=queue, job_id__in=ids)
-            letters += [rows.letter_from_row(row) for row in rows.raw_values(found, rows.LETTER)]
-        engine.restore(jobs, sorted(letters, key=lambda letter: letter.entered_at))
-        counts["dead"] += len(letters)
+        counts["dead"] += _dead(alias, engine, jobs)
+    # Last, and in one step: what they depend on is there by now, themselves included.
+    blocked = [job for jobs in _pages(alias, [State.BLOCKED.value]) for job in jobs]
+    engine.restore(blocked)
+    counts["pending"] += len(blocked)
     return counts
+
+
+def take_over(
+    engine: Engine, journal: DatabaseJournal, jobs: Sequence[Job], letters: Iterable[DeadLetter] = ()
+) -> int:
+    """Give the engine jobs of a scheduler that is no more; returns how many it was running."""
+    dead = list(letters)
+    interrupted = [job for job in jobs if job.state is State.ACTIVE]
+    for job in interrupted:
+        letter = _interrupted(engine, job)
+        if letter is None:
+            journal.changed(job)
+        else:
+            dead.append(letter)
+            journal.died(job, letter)
+    engine.restore(jobs, dead, bind=False)
+    return len(interrupted)
+
+
+def _dead(alias: str, engine: Engine, jobs: Sequence[Job]) -> int:
+    keys: dict[str, list[str]] = {}
+    for job in jobs:
+        keys.setdefault(job.queue, []).append(job.id)
+    letters: list[DeadLetter] = []
+    for queue, ids in keys.items():
+        for chunk in rows.chunked(ids):
+            found = models.DeadLetter.objects.using(alias).filter(queue=queue, job_id__in=chunk)
+            letters += [rows.letter_from_row(row) for row in rows.raw_values(found, rows.LETTER)]
+    engine.restore(jobs, sorted(letters, key=lambda letter: letter.entered_at))
+    return len(letters)
 
 
 def fetch(alias: str, engine: Engine, keys: Iterable[JobKey]) -> list[Job]:
@@ -121,7 +136,8 @@ def _pages(alias: str, states: Sequence[str]) -> Iterable[list[Job]]:
         yield jobs
 
 
-def _queues(alias: str, engine: Engine) -> None:
+def queues(alias: str, engine: Engine) -> None:
+    """What was said to queues while they ran."""
     for queue in models.QueueState.objects.using(alias):
         if queue.paused:
             engine.pause(queue.name)

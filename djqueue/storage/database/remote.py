@@ -41,6 +41,11 @@ class Remote:
         self._subscriptions: dict[int, tuple[str, tuple[Any, ...], Callable[[Any], None]]] = {}
         self._closed = False
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection at this moment."""
+        return self._socket is not None
+
     def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         """Ask, and wait for the answer. Raises StorageUnavailableError if nobody answers."""
         number = next(self._numbers)
@@ -124,9 +129,7 @@ class Remote:
         if self._token is not None:
             connection.sendall(pack(self._token))
         self._socket = connection
-        threading.Thread(
-            target=self._read, args=(connection,), name="djqueue-remote", daemon=True
-        ).start()
+        threading.Thread(target=self._read, args=(connection,), name="djqueue-remote", daemon=True).start()
         for number, (verb, args, _) in list(self._subscriptions.items()):
             connection.sendall(pack([0, verb, [number, *args], {}]))
         return connection

@@ -7,11 +7,11 @@ from typing import Any
 import msgpack
 from django.db.models import Model, QuerySet
 
+from djqueue import models
 from djqueue.codecs import decode, encode
 from djqueue.core.job import Attempt, DeadLetter, Job, JobError, JobRecord
 from djqueue.core.options import MSGPACK, JobOptions
 from djqueue.core.states import State
-from djqueue import models
 
 Row = tuple[Any, ...]
 
@@ -94,7 +94,6 @@ TEXT_LIMIT = 255
 """Characters of the columns that hold a name."""
 
 
-@lru_cache(maxsize=4096)
 def pack_options(options: JobOptions) -> bytes:
     """The options that differ from their defaults."""
     packed: bytes = msgpack.packb(options.as_dict())
@@ -107,24 +106,30 @@ def unpack_options(data: bytes) -> JobOptions:
     return JobOptions.from_dict(msgpack.unpackb(data))
 
 
-def new_row(job: Job, *, inbox: bool = False) -> Row:
-    """A job that has just been enqueued, as `NEW_JOB`."""
-    options = job.options
-    return (
-        job.queue,
-        job.id,
-        job.name,
-        str(job.state),
-        options.priority,
-        job.payload,
-        options.content_type,
-        pack_options(options),
-        options.unique_key,
-        options.group,
-        job.created_at,
-        job.run_at,
-        inbox,
-    )
+def new_rows(jobs: Iterable[Job], *, inbox: bool = False) -> dict[tuple[str, str], Row]:
+    """Jobs that have just been enqueued, as `NEW_JOB`, by key."""
+    found = {}
+    options, packed = None, b""
+    for job in jobs:
+        if job.options is not options:
+            options = job.options
+            packed = pack_options(options)
+        found[job.queue, job.id] = (
+            job.queue,
+            job.id,
+            job.name,
+            job.state.value,
+            options.priority,
+            job.payload,
+            options.content_type,
+            packed,
+            options.unique_key,
+            options.group,
+            job.created_at,
+            job.run_at,
+            inbox,
+        )
+    return found
 
 
 def changed_row(job: Job) -> Row:
@@ -287,7 +292,7 @@ def read_belongings(alias: str, queue: str, jobs: dict[str, Job], *, logs: bool 
         for row in raw_values(_of(models.JobAttempt, alias).filter(**mine).order_by("id"), ATTEMPT):
             job = jobs[row[1]]
             error = JobError(*row[7:]) if row[7] else None
-            job.history = [*(job.history or ()), Attempt(*row[2:7], error)]
+            job.history = [*(job.history or ()), Attempt(row[2], row[3], row[4], row[5], row[6], error)]
             job.noted = len(job.history)
         if logs:
             for row in raw_values(_of(models.JobLog, alias).filter(**mine).order_by("id"), LOG):

@@ -16,9 +16,12 @@ from djqueue.core.engine import DEFAULT_POLICY, Engine
 from djqueue.core.errors import StorageError, StorageUnavailableError
 from djqueue.core.job import (
     Batch,
+    ClaimRequest,
     EnqueueResult,
+    Finished,
     Job,
     JobRecord,
+    Outcome,
     WorkerInfo,
 )
 from djqueue.core.limiter import Rate
@@ -37,8 +40,8 @@ from .producer import Inserter
 
 logger = logging.getLogger("djqueue.scheduler")
 
-BACKLOG = 5_000
-"""Unwritten jobs above which an enqueue waits for the journal."""
+ROOM_POLL = 0.001
+"""Seconds between a coroutine's looks at a full journal."""
 POLL = 1.0
 """Seconds between looks into the inbox, should a wake-up have been lost."""
 INBOX_PAGE = 2_000
@@ -79,9 +82,7 @@ class SchedulerStorage(EngineStorage):
         )
         self._closing = threading.Event()
         self._arrived = threading.Event()
-        self._inbox_thread = threading.Thread(
-            target=self._watch_inbox, name="djqueue-inbox", daemon=True
-        )
+        self._inbox_thread = threading.Thread(target=self._watch_inbox, name="djqueue-inbox", daemon=True)
 
     # Life.
 
@@ -93,16 +94,15 @@ class SchedulerStorage(EngineStorage):
         return counts
 
     def open_for(self, queue: str, ids: Sequence[str] | None) -> None:
-        """Load these jobs (None: all) of one queue alone, and begin to write."""
-        self._journal.start()
+        """Load these jobs (None: all) of one queue alone; this thread writes."""
         if ids is None:
             found = models.Job.objects.using(self._alias).filter(queue=queue)
             ids = list(found.values_list("job_id", flat=True))
+        recovery.queues(self._alias, self.engine)
         jobs = recovery.load(self._alias, queue, ids, tuple(State))
-        letters = [
-            letter for letter in self._inspector.dead_letters(queue) if letter.id in {*ids}
-        ]
-        self.engine.restore([job for job in jobs if job.state is not State.ACTIVE], letters)
+        wanted = set(ids)
+        letters = [letter for letter in self._inspector.dead_letters(queue) if letter.id in wanted]
+        recovery.take_over(self.engine, self._journal, jobs, letters)
 
     def close(self) -> None:
         """Write what is left, and let the next scheduler come."""
@@ -124,24 +124,45 @@ class SchedulerStorage(EngineStorage):
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`. Inside a transaction the jobs are part of it."""
+        self._journal.check()
         if connections[self._alias].in_atomic_block and not all(_detached(batch) for batch in batches):
             return self._inserter.insert(batches, self._arrived.set)
         results = self._accept(batches)
         if any(batch.options.durable for batch in batches):
-            self._sync(batches, results)
-        elif self._journal.backlog > BACKLOG:
-            self._sync(batches, results)
+            self._sync(results)
+        elif self._journal.is_full():
+            self._journal.wait_for_room()
         return results
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `enqueue`."""
         if not _simple(batches):
             return await self.acall(self.enqueue, batches)
+        self._journal.check()
         results = self.engine.enqueue(batches)
-        durable = any(batch.options.durable for batch in batches)
-        if durable or self._journal.backlog > BACKLOG:
-            await self._async_sync(batches, results, durable=durable)
+        if any(batch.options.durable for batch in batches):
+            await self._async_sync(results)
+        await self._room()
         return results
+
+    # Runs.
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        """See `Storage.finish`."""
+        self._journal.check()
+        if self._journal.is_full():
+            self._journal.wait_for_room()
+        return self.engine.finish(outcomes, then)
+
+    async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        """See `Storage.finish`."""
+        self._journal.check()
+        await self._room()
+        return self.engine.finish(outcomes, then)
+
+    async def _room(self) -> None:
+        while self._journal.is_full():
+            await asyncio.sleep(ROOM_POLL)
 
     def _accept(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if _simple(batches):
@@ -160,32 +181,26 @@ class SchedulerStorage(EngineStorage):
             finally:
                 self.engine.evict(fetched)
 
-    def _sync(self, batches: Sequence[Batch], results: list[EnqueueResult]) -> None:
+    def _sync(self, results: list[EnqueueResult]) -> None:
         try:
-            self._journal.sync(durable=any(batch.options.durable for batch in batches))
-        except (DatabaseError, TimeoutError) as error:
-            self._take_back(batches, results, error)
+            self._journal.sync(durable=True)
+        except (DatabaseError, StorageUnavailableError) as error:
+            self._take_back(results, error)
 
-    async def _async_sync(
-        self, batches: Sequence[Batch], results: list[EnqueueResult], *, durable: bool
-    ) -> None:
+    async def _async_sync(self, results: list[EnqueueResult]) -> None:
         loop = asyncio.get_running_loop()
         written: asyncio.Future[BaseException | None] = loop.create_future()
 
         def done(error: BaseException | None) -> None:
             loop.call_soon_threadsafe(_resolve, written, error)
 
-        self._journal.when_written(done, durable=durable)
+        self._journal.when_written(done, durable=True)
         error = await written
         if error is not None:
-            self._take_back(batches, results, error)
+            self._take_back(results, error)
 
-    def _take_back(
-        self, batches: Sequence[Batch], results: list[EnqueueResult], error: BaseException
-    ) -> None:
+    def _take_back(self, results: list[EnqueueResult], error: BaseException) -> None:
         """A durable enqueue could not be written: it did not happen."""
-        if not any(batch.options.durable for batch in batches):
-            return
         for result in results:
             if result.status == "queued":
                 self.engine.remove(result.queue, [result.id])
@@ -223,9 +238,7 @@ class SchedulerStorage(EngineStorage):
             kept = self._inspector.counts(queue, KEPT_APART)
         return {**counts, **{state: kept.get(state, 0) for state in KEPT_APART}}
 
-    def page(
-        self, queue: str, state: State | None, limit: int, after: str | None = None
-    ) -> list[JobRecord]:
+    def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
         """See `Storage.page`."""
         self._flush()
         return self._inspector.page(queue, state, limit, after)
@@ -390,7 +403,7 @@ class SchedulerStorage(EngineStorage):
 
     def _flush(self) -> None:
         """Have what the engine knows in the tables, unless this thread holds them back itself."""
-        if not connections[self._alias].in_atomic_block:
+        if self._inbox_thread.ident is None or not connections[self._alias].in_atomic_block:
             try:
                 self._journal.sync()
             except DatabaseError as error:
@@ -405,9 +418,7 @@ class SchedulerStorage(EngineStorage):
 
 def _simple(batches: Sequence[Batch]) -> bool:
     """Whether no id of these jobs can be in the tables, and none of their dependencies."""
-    return all(
-        (batch.ids is None or batch.fresh) and not batch.options.depends_on for batch in batches
-    )
+    return all((batch.ids is None or batch.fresh) and not batch.options.depends_on for batch in batches)
 
 
 def _detached(batch: Batch) -> bool:

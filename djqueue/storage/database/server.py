@@ -13,14 +13,20 @@ import os
 import stat
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.errors import ConfigurationError, DjqueueError, SerializationError, StorageError
 from djqueue.storage.base import Storage, Unsubscribe
 
 from .address import Address
 from .wire import LENGTH, MAX_FRAME, pack, unpack
+
+T = TypeVar("T")
 
 logger = logging.getLogger("djqueue.server")
 
@@ -56,6 +62,8 @@ VERBS = frozenset(
 )
 AT_ONCE = frozenset({"finish", "renew", "report", "register_worker", "unregister_worker"})
 """Verbs that touch no table: run on the server's own thread."""
+THREADS = 4
+"""For the other verbs."""
 FIRST_FRAME = 5.0
 """Seconds within which a TCP client has to show its token."""
 
@@ -69,6 +77,7 @@ class Server:
         address: Address,
         token: str | None,
         inbox: Callable[[], None],
+        alias: str,
     ) -> None:
         if address.host and not token:
             raise ConfigurationError("ADDRESS: a TCP address needs a TOKEN")
@@ -76,6 +85,10 @@ class Server:
         self._address = address
         self._token = token
         self._inbox = inbox
+        self._pool = ThreadPoolExecutor(THREADS, "djqueue-request")
+        self._alias = alias
+        self._connections: set[BaseDatabaseWrapper] = set()
+        """Of the pool's threads."""
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -96,6 +109,17 @@ class Server:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
+        self._pool.shutdown()
+        for connection in self._connections:
+            connection.inc_thread_sharing()
+            connection.close()
+
+    def run(self, method: Callable[..., T], *args: Any) -> T:
+        """Run a method that may read tables, on a thread whose connection is closed with the server."""
+        try:
+            return method(*args)
+        finally:
+            self._connections.add(connections[self._alias])
 
     def _run(self) -> None:
         try:
@@ -160,9 +184,7 @@ class Server:
 class _Client:
     """One connection."""
 
-    def __init__(
-        self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._server = server
         self._reader = reader
         self._writer = writer
@@ -207,13 +229,12 @@ class _Client:
     def _answer(self, number: int, verb: str, args: list[Any], kwargs: dict[str, Any]) -> None:
         self._reply(number, *self._do(verb, args, kwargs))
 
-    async def _answer_later(
-        self, number: int, verb: str, args: list[Any], kwargs: dict[str, Any]
-    ) -> None:
+    async def _answer_later(self, number: int, verb: str, args: list[Any], kwargs: dict[str, Any]) -> None:
         if verb in ("subscribe", "listen", "unsubscribe"):
             answer = self._subscribe(verb, args)
         else:
-            answer = await asyncio.to_thread(self._do, verb, args, kwargs)
+            loop, pool = self._server._loop, self._server._pool
+            answer = await loop.run_in_executor(pool, self._server.run, self._do, verb, args, kwargs)
         self._reply(number, *answer)
 
     def _do(self, verb: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -142,7 +142,7 @@ class DatabaseStorage(Storage):
         )
         try:
             counts = storage.open()
-            server = Server(storage, self._address, self._token, storage.arrived)
+            server = Server(storage, self._address, self._token, storage.arrived, self._alias)
             server.start()
         except BaseException:
             storage.close()

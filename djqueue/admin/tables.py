@@ -1,0 +1,21 @@
+"""Where the tables are: in the database that the storage was given, else where the routers say."""
+
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db.models import Model, QuerySet
+
+from djqueue.conf import get_settings
+
+
+def alias_of(model: type[Model]) -> str:
+    """The alias, in DATABASES, of the database with a table."""
+    chosen = get_settings().storage_options.get("database")
+    if isinstance(chosen, str) and chosen in connections:
+        return chosen
+    return router.db_for_read(model) or DEFAULT_DB_ALIAS
+
+
+def rows_of(model: type[Model]) -> QuerySet[Any]:
+    """All rows of a table."""
+    return model._default_manager.using(alias_of(model))

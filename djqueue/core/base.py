@@ -1,0 +1,223 @@
+"""What every part of the engine stands on: shards, locks, dependencies, and what follows a change."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from random import Random
+from threading import Lock
+
+from .clock import SYSTEM_CLOCK, Clock
+from .errors import OptionError
+from .hashing import fnv1a32, shard_count
+from .ids import IdSource
+from .job import (
+    Batch,
+    Event,
+    Job,
+    JobError,
+    WorkerInfo,
+)
+from .journal import Journal
+from .options import JobKey
+from .processing import ProcessingShard
+from .queue import JobQueue, QueuePolicy
+from .shard import Changes, Shard
+from .states import LIVE, State
+
+Wake = Callable[[], None]
+Unsubscribe = Callable[[], None]
+DEFAULT_POLICY = QueuePolicy()
+logger = logging.getLogger("djqueue.engine")
+
+
+class EngineBase:
+    """Shards of queues, processing shards of active jobs, and who is told of changes.
+
+    Lock order, always: a shard, then a processing shard, then a queue's finished records. Two shards'
+    locks are never held at once: what crosses queues (dependencies) is a step of its own on each side,
+    repeated until both agree.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        ids: IdSource | None = None,
+        random: Random | None = None,
+        journal: Journal | None = None,
+        policies: Mapping[str, QueuePolicy] | None = None,
+        default_policy: QueuePolicy = DEFAULT_POLICY,
+        keep_finished: bool = True,
+        cores: int | None = None,
+    ) -> None:
+        self.clock = clock
+        self.random = random or Random()
+        self._ids = ids or IdSource()
+        self._journal = journal
+        self._policies = dict(policies or {})
+        self._default_policy = default_policy
+        shards = shard_count(cores if cores is not None else os.cpu_count())
+        self._mask = shards - 1
+        self.shards = [Shard(journal, self._new_queue) for _ in range(shards)]
+        self._keep_finished = keep_finished
+        self.processing = [ProcessingShard() for _ in range(shards)]
+        # Tokens of an earlier engine, before a restart, are lower than any of this one.
+        self._tokens = count(clock.now() << 20)
+        self._rotation = count()
+        self._listeners: list[tuple[frozenset[str] | None, Wake]] = []
+        self._workers: dict[str, tuple[WorkerInfo, int]] = {}
+        self._registry = Lock()
+
+    # Dependencies.
+
+    def _check(self, batch: Batch) -> None:
+        if batch.ids is not None and len(batch.ids) != len(batch.payloads):
+            raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
+        for name, job_id in batch.options.depends_on:
+            if name == batch.queue and job_id in (batch.ids or ()):
+                raise OptionError(f"depends_on: the job {job_id!r} cannot wait for itself")
+            queue = self.existing(name)
+            if queue is None or job_id not in queue.jobs:
+                raise OptionError(f"depends_on: queue {name!r} has no job {job_id!r}")
+
+    def bind(self, job: Job, dependencies: Iterable[JobKey], missing: State = State.CANCELLED) -> None:
+        """Have a blocked job hear of its dependencies' ends, those that lie in the past included.
+
+        missing: how a dependency ended whose record is gone.
+        """
+        for key in dependencies:
+            ended = self._await(key, job, missing)
+            if ended is not None:
+                changes = Changes()
+                self._resolve(job, key, ended, changes)
+                self.settle(changes)
+            elif job.state is not State.BLOCKED:
+                # It ended before this: what ends it looked for its dependencies too early.
+                self._unbind(job, [key])
+
+    def _await(self, dependency: JobKey, job: Job, missing: State) -> State | None:
+        """Note that a job waits for another; if there is nothing to wait for, how the other ended."""
+        shard = self.shard(dependency[0])
+        with shard.lock:
+            queue = shard.queues.get(dependency[0])
+            there = queue.jobs.get(dependency[1]) if queue is not None else None
+            if there is None:
+                return missing
+            # A plain job completes under its processing shard's lock alone.
+            with self.place(there.id).lock:
+                # Should a failed one be retried and complete, a dependent that waits is told.
+                waits = there.state is State.FAILED and job.options.on_dependency_failure == "wait"
+                if there.state not in LIVE and not waits:
+                    return there.state
+                there.has_dependents = True
+            shard.dependencies.add(dependency, job)
+        return None
+
+    def _resolve(self, job: Job, dependency: JobKey, ended: State, changes: Changes) -> bool:
+        """Tell a job that one of its dependencies has ended; whether it goes on waiting for it."""
+        shard = self.shard(job.queue)
+        now = self.clock.now()
+        with shard.lock:
+            queue = shard.find(job.queue)
+            if job.state is not State.BLOCKED or dependency not in (job.unmet or ()):
+                return False
+            policy = job.options.on_dependency_failure
+            if ended is State.COMPLETED or policy == "ignore":
+                assert job.unmet is not None
+                job.unmet.discard(dependency)
+                if not job.unmet:
+                    queue.displace(job)
+                    job.unmet = None
+                    queue.place(job, now)
+                    changes.woken.add(queue.name)
+                    shard.changed(job)
+                    shard.tell(queue, job, "unblocked", now, changes)
+                return False
+            if policy == "wait" and ended is State.FAILED:
+                return True
+            text = f"the job {dependency[1]!r} of queue {dependency[0]!r} that it depends on is {ended}"
+            if policy == "cancel":
+                shard.cancel_pending(queue, job, "dependency_failed", now, changes)
+            else:
+                error = JobError("djqueue.core.errors.JobFailedError", text)
+                shard.fail_pending(queue, job, "dependency_failed", error, now, changes)
+        return False
+
+    def settle(self, changes: Changes) -> None:
+        """What an operation left to be done without locks: dependents, wake-ups, subscribers."""
+        while changes.ended or changes.unbound:
+            while changes.unbound:
+                job, unmet = changes.unbound.pop()
+                self._unbind(job, unmet)
+            if changes.ended:
+                key, state, dependents = changes.ended.pop(0)
+                for dependent in dependents:
+                    if self._resolve(dependent, key, state, changes):
+                        self.bind(dependent, [key])
+        if changes.woken and self._listeners:
+            for queues, wake in self._listeners:
+                if queues is None or not queues.isdisjoint(changes.woken):
+                    try:
+                        wake()
+                    except Exception:
+                        # What has happened has happened: the caller's operation did not fail.
+                        logger.exception("A listener of queues failed.")
+        for event in changes.events:
+            self._publish(event)
+
+    def _unbind(self, job: Job, dependencies: Iterable[JobKey]) -> None:
+        """A blocked job has ended itself: it waits for nothing any more."""
+        for key in dependencies:
+            shard = self.shard(key[0])
+            with shard.lock:
+                shard.dependencies.discard(key, job)
+
+    def _publish(self, event: Event) -> None:
+        queue = self.existing(event.queue)
+        if queue is not None:
+            for handler in (*queue.handlers, *queue.watchers.get(event.id, ())):
+                try:
+                    handler(event)
+                except Exception:
+                    logger.exception("A handler of the events of queue %r failed.", event.queue)
+
+    # Finding things.
+
+    def shard(self, queue_name: str) -> Shard:
+        """The shard of a queue."""
+        return self.shards[fnv1a32(queue_name) & self._mask]
+
+    def _new_queue(self, name: str) -> JobQueue:
+        return JobQueue(name, self.policy(name), self.clock.monotonic(), keep_finished=self._keep_finished)
+
+    def existing(self, queue_name: str) -> JobQueue | None:
+        return self.shard(queue_name).queues.get(queue_name)
+
+    def _serving(self, names: Sequence[str] | None) -> list[tuple[Shard, JobQueue]]:
+        """The queues that a claim may take from, another one first each time."""
+        if names is None:
+            serving = [(shard, queue) for shard in self.shards for queue in list(shard.queues.values())]
+        else:
+            serving = []
+            for name in names:
+                shard = self.shard(name)
+                if (queue := shard.queues.get(name)) is not None:
+                    serving.append((shard, queue))
+        if len(serving) > 1:
+            first = next(self._rotation) % len(serving)
+            serving = serving[first:] + serving[:first]
+        return serving
+
+    def place(self, job_id: str) -> ProcessingShard:
+        # The documents' FNV-1a takes 2 µs for an id in Python; a text's own hash is cached.
+        return self.processing[hash(job_id) & self._mask]
+
+    def is_active(self, job: Job) -> bool:
+        """Whether a job runs; if it has just completed, all that belongs to that is done."""
+        with self.place(job.id).lock:
+            return job.state is State.ACTIVE
+
+    def policy(self, queue_name: str) -> QueuePolicy:
+        """What a queue is configured to do."""
+        return self._policies.get(queue_name, self._default_policy)

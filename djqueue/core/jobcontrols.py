@@ -1,0 +1,107 @@
+"""What can be done to single jobs from outside: cancel, promote, reschedule, retry, remove."""
+
+from collections.abc import Sequence
+
+from .base import EngineBase
+from .job import CancelResult
+from .shard import Changes
+from .states import PENDING, State
+
+
+class JobControls(EngineBase):
+    """Verbs on jobs of one queue, by id."""
+
+    def cancel(self, queue_name: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
+        """Take jobs back: a pending one never starts, an active one is asked to stop."""
+        changes = Changes()
+        shard = self.shard(queue_name)
+        now = self.clock.now()
+        results = []
+        with shard.lock:
+            queue = shard.find(queue_name)
+            for job_id in ids:
+                job = queue.jobs.get(job_id)
+                if job is None:
+                    results.append(CancelResult(job_id, "not_found"))
+                elif job.state in PENDING:
+                    shard.cancel_pending(queue, job, reason, now, changes)
+                    results.append(CancelResult(job_id, "cancelled"))
+                elif job.state is State.ACTIVE:
+                    job.cancel_requested = True
+                    shard.tell(queue, job, "cancel_requested", now, changes)
+                    results.append(CancelResult(job_id, "requested"))
+                else:
+                    results.append(CancelResult(job_id, str(job.state)))
+        self.settle(changes)
+        return results
+
+    def promote(self, queue_name: str, ids: Sequence[str]) -> list[bool]:
+        """Delayed jobs to waiting, now; False for one that is not delayed."""
+        now = self.clock.now()
+        return self._move(queue_name, ids, now, "promoted", frozenset({State.DELAYED}))
+
+    def reschedule(self, queue_name: str, ids: Sequence[str], run_at: int) -> list[bool]:
+        """Jobs that have not started to another time (UTC milliseconds); False for the others."""
+        states = frozenset({State.DELAYED, State.WAITING})
+        return self._move(queue_name, ids, run_at, "delayed", states)
+
+    def _move(
+        self, queue_name: str, ids: Sequence[str], run_at: int, event: str, states: frozenset[State]
+    ) -> list[bool]:
+        changes = Changes()
+        shard = self.shard(queue_name)
+        now = self.clock.now()
+        moved = []
+        with shard.lock:
+            queue = shard.find(queue_name)
+            for job_id in ids:
+                job = queue.jobs.get(job_id)
+                if job is not None and job.state in states:
+                    shard.move(queue, job, run_at, event, now, changes)
+                    moved.append(True)
+                else:
+                    moved.append(False)
+        self.settle(changes)
+        return moved
+
+    def retry(self, queue_name: str, ids: Sequence[str], *, by_itself: bool = False) -> list[str]:
+        """Dead letters back to waiting: retried | not_found | not_failed | unique_key_taken, for each."""
+        changes = Changes()
+        shard = self.shard(queue_name)
+        now = self.clock.now()
+        answers = []
+        with shard.lock:
+            queue = shard.find(queue_name)
+            for job_id in ids:
+                job = queue.jobs.get(job_id)
+                if job is None:
+                    answers.append("not_found")
+                elif job.state is not State.FAILED:
+                    answers.append("not_failed")
+                elif by_itself and not queue.dead.is_due(job_id, now):
+                    answers.append("not_failed")  # Retried, and failed again, since it was seen.
+                elif (key := job.options.unique_key) is not None and queue.unique.owner(key, now):
+                    answers.append("unique_key_taken")
+                else:
+                    shard.revive(queue, job, now, changes, by_itself=by_itself)
+                    answers.append("retried")
+        self.settle(changes)
+        return answers
+
+    def remove(self, queue_name: str, ids: Sequence[str]) -> list[bool]:
+        """Forget jobs that are not active; False for one that is, or that is not there."""
+        changes = Changes()
+        shard = self.shard(queue_name)
+        now = self.clock.now()
+        removed = []
+        with shard.lock:
+            queue = shard.find(queue_name)
+            for job_id in ids:
+                job = queue.jobs.get(job_id)
+                if job is None or self.is_active(job):
+                    removed.append(False)
+                else:
+                    shard.remove(queue, [job], now, changes)
+                    removed.append(True)
+        self.settle(changes)
+        return removed

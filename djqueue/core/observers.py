@@ -1,0 +1,71 @@
+"""Who is told of changes, and which workers there are."""
+
+from collections.abc import Iterable
+
+from .base import EngineBase, Unsubscribe, Wake
+from .job import WorkerInfo
+from .queue import EventHandler
+
+
+class Observers(EngineBase):
+    """Subscriptions, listeners, and the registry of workers."""
+
+    def listen(self, queues: Iterable[str] | None, wake: Wake) -> Unsubscribe:
+        """Call `wake`, from any thread, when a job of these queues (None: any) may be claimable."""
+        entry = (None if queues is None else frozenset(queues), wake)
+        with self._registry:
+            self._listeners = [*self._listeners, entry]
+        return lambda: self._unlisten(entry)
+
+    def _unlisten(self, entry: tuple[frozenset[str] | None, Wake]) -> None:
+        with self._registry:
+            self._listeners = [other for other in self._listeners if other is not entry]
+
+    def subscribe(self, queue_name: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
+        """Call `handler`, from any thread, for each event of a queue, or of one job of it."""
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.queue(queue_name)
+            if job_id is None:
+                queue.handlers = [*queue.handlers, handler]
+            else:
+                queue.watchers[job_id] = [*queue.watchers.get(job_id, ()), handler]
+
+        def unsubscribe() -> None:
+            with shard.lock:
+                queue = shard.find(queue_name)
+                if job_id is None:
+                    queue.handlers = [entry for entry in queue.handlers if entry is not handler]
+                    return
+                left = [entry for entry in queue.watchers.get(job_id, ()) if entry is not handler]
+                if left:
+                    queue.watchers[job_id] = left
+                else:
+                    queue.watchers.pop(job_id, None)
+
+        return unsubscribe
+
+    def register_worker(self, info: WorkerInfo) -> None:
+        """Note a worker, or that it is alive."""
+        with self._registry:
+            seen = info._replace(seen_at=self.clock.now())
+            self._workers[info.id] = (seen, self.clock.monotonic())
+
+    def unregister_worker(self, worker_id: str) -> None:
+        """Forget a worker that has stopped."""
+        with self._registry:
+            self._workers.pop(worker_id, None)
+
+    def workers(self) -> list[WorkerInfo]:
+        """The workers that have been heard of lately."""
+        with self._registry:
+            return [info for info, _ in self._workers.values()]
+
+    def forget_workers(self, older_than: int) -> list[WorkerInfo]:
+        """Forget those not heard of for so many milliseconds; returns them."""
+        tick = self.clock.monotonic()
+        with self._registry:
+            gone = [info for info, seen in self._workers.values() if tick - seen > older_than]
+            for info in gone:
+                del self._workers[info.id]
+        return gone

@@ -1,0 +1,116 @@
+"""What can be done to whole queues: limits, pause, clean, obliterate."""
+
+from .base import EngineBase
+from .limiter import Rate
+from .queue import QueuePolicy
+from .shard import Changes
+from .states import State
+
+
+class QueueControls(EngineBase):
+    """Verbs on queues."""
+
+    def configure(self, queue_name: str, policy: QueuePolicy) -> None:
+        """Give a queue another policy, at once."""
+        changes = Changes()
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.queue(queue_name)
+            self._policies[queue_name] = policy
+            queue.policy = policy
+            queue.dead.policy = policy.dead_letters
+            queue.limiter.set(policy.rate, policy.concurrency, self.clock.monotonic())
+            for job in queue.groups.resize(policy.group_concurrency):
+                queue.ready.push(job)
+            changes.woken.add(queue_name)
+        self.settle(changes)
+
+    def set_limits(self, queue_name: str, rate: Rate | None, concurrency: int | None) -> None:
+        """Change the limits of a queue while it runs."""
+        changes = Changes()
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.queue(queue_name)
+            queue.limiter.set(rate, concurrency, self.clock.monotonic())
+            changes.woken.add(queue_name)
+        self.settle(changes)
+
+    def pause(self, queue_name: str) -> None:
+        """Nothing of the queue is claimed until `resume`; enqueues go on, and so do running jobs."""
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.queue(queue_name)
+            queue.paused = True
+
+    def resume(self, queue_name: str) -> None:
+        """End a pause."""
+        changes = Changes()
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.find(queue_name)
+            queue.paused = False
+            changes.woken.add(queue_name)
+        self.settle(changes)
+
+    def is_paused(self, queue_name: str) -> bool:
+        """Whether the queue is paused."""
+        queue = self.existing(queue_name)
+        return queue is not None and queue.paused
+
+    def limits(self, queue_name: str) -> tuple[Rate | None, int | None]:
+        """Rate and concurrency of the queue, as they are now."""
+        queue = self.existing(queue_name)
+        if queue is None:
+            return None, None
+        bucket = queue.limiter.bucket
+        return bucket.rate if bucket is not None else None, queue.limiter.concurrency
+
+    def clean(self, queue_name: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
+        """Forget jobs in these states (not active) that ended, or were enqueued, before a time.
+
+        Returns how many. `before` is in UTC milliseconds.
+        """
+        changes = Changes()
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.find(queue_name)
+            jobs = [
+                job
+                for job in queue.jobs.values()
+                if job.state in states
+                and (job.finished_at or job.created_at) < before
+                and not self.is_active(job)
+            ][:limit]
+            shard.remove(queue, jobs, self.clock.now(), changes)
+        self.settle(changes)
+        return len(jobs)
+
+    def obliterate(self, queue_name: str, *, force: bool = False) -> int:
+        """Forget a queue and all its jobs; with active ones only by `force`, whose ends are then refused.
+
+        Returns how many jobs are gone, or -1 if active ones forbade it.
+        """
+        changes = Changes()
+        shard = self.shard(queue_name)
+        now = self.clock.now()
+        with shard.lock:
+            queue = shard.find(queue_name)
+            active = [job for job in queue.jobs.values() if self.is_active(job)]
+            if active and not force:
+                return -1
+            for job in active:
+                place = self.place(job.id)
+                with place.lock:
+                    released = place.release(job.token, queue.name, job.id)
+                if released is not None:
+                    shard.cancel_active(queue, job, "obliterated", now, changes)
+            jobs = list(queue.jobs.values())
+            shard.remove(queue, jobs, now, changes)
+            shard.queues.pop(queue_name, None)
+            if queue.observed:
+                # The subscribers are of the name, not of what was in the queue.
+                fresh = shard.queue(queue_name)
+                fresh.handlers, fresh.watchers = queue.handlers, queue.watchers
+        changes.woken.clear()
+        self.settle(changes)
+        return len(jobs)

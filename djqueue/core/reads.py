@@ -1,0 +1,80 @@
+"""What the engine answers about its jobs."""
+
+from collections.abc import Sequence
+
+from .base import EngineBase
+from .job import DeadLetter, JobRecord
+from .states import State
+
+
+class Reads(EngineBase):
+    """Reads: records are copies, as of one moment."""
+
+    def queues(self) -> list[str]:
+        """Names of the queues that have been used."""
+        return sorted(name for shard in self.shards for name in list(shard.queues))
+
+    def jobs(self, queue_name: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """Records as they are now."""
+        shard = self.shard(queue_name)
+        records: list[JobRecord | None] = []
+        with shard.lock:
+            queue = shard.find(queue_name)
+            for job_id in ids:
+                job = queue.jobs.get(job_id)
+                if job is None:
+                    records.append(None)
+                    continue
+                with self.place(job_id).lock:
+                    records.append(job.record())
+        return records
+
+    def states(self, queue_name: str, ids: Sequence[str]) -> list[State | None]:
+        """States as they are now."""
+        queue = self.existing(queue_name)
+        if queue is None:
+            return [None] * len(ids)
+        return [job.state if (job := queue.jobs.get(job_id)) is not None else None for job_id in ids]
+
+    def counts(self, queue_name: str) -> dict[State, int]:
+        """How many jobs of the queue are in each state."""
+        queue = self.existing(queue_name)
+        if queue is None:
+            return dict.fromkeys(State, 0)
+        return {
+            State.WAITING: queue.waiting,
+            State.DELAYED: queue.delayed.size,
+            State.BLOCKED: queue.blocked,
+            State.ACTIVE: self.active_in(queue_name),
+            State.COMPLETED: queue.finished.counts[State.COMPLETED],
+            State.FAILED: len(queue.dead),
+            State.CANCELLED: queue.finished.counts[State.CANCELLED],
+        }
+
+    def waiting_names(self, queue_name: str) -> dict[str, int]:
+        """Jobs ready to be claimed, by job name: shows those that no worker handles."""
+        queue = self.existing(queue_name)
+        return {} if queue is None else queue.ready.counts()
+
+    def page(
+        self, queue_name: str, state: State | None, limit: int, after: str | None = None
+    ) -> list[JobRecord]:
+        """Records of one state (None: of all) in order of time and id, `limit` at most, after an id."""
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.find(queue_name)
+            jobs = [job for job in queue.jobs.values() if state is None or job.state is state]
+            jobs.sort(key=lambda job: (job.created_at, job.id))
+            start = 0
+            if after is not None:
+                start = next((at for at, job in enumerate(jobs, 1) if job.id == after), len(jobs))
+            return [job.record() for job in jobs[start : start + limit]]
+
+    def dead_letters(self, queue_name: str) -> list[DeadLetter]:
+        """The queue's dead letters, oldest first."""
+        queue = self.existing(queue_name)
+        return [] if queue is None else queue.dead.letters()
+
+    def active_in(self, queue_name: str) -> int:
+        """Active jobs of a queue."""
+        return sum(place.counts.get(queue_name, 0) for place in self.processing)

@@ -1,0 +1,208 @@
+import djqueue.fields
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+
+    initial = True
+
+    dependencies = [
+    ]
+
+    operations = [
+        migrations.CreateModel(
+            name='CronJob',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(max_length=200, unique=True, verbose_name='name')),
+                ('queue', models.CharField(blank=True, default='', max_length=255, verbose_name='queue')),
+                ('job_name', models.CharField(max_length=255, verbose_name='job name')),
+                ('schedule', models.CharField(help_text='Five or six cron fields, or @hourly and the like.', max_length=200, verbose_name='schedule')),
+                ('timezone', models.CharField(default='UTC', max_length=64, verbose_name='time zone')),
+                ('args', models.JSONField(blank=True, default=list, verbose_name='positional arguments')),
+                ('kwargs', models.JSONField(blank=True, default=dict, verbose_name='keyword arguments')),
+                ('enabled', models.BooleanField(default=True, verbose_name='enabled')),
+                ('next_run_at', djqueue.fields.MillisecondsField(blank=True, editable=False, null=True, verbose_name='next run')),
+                ('last_run_at', djqueue.fields.MillisecondsField(blank=True, editable=False, null=True, verbose_name='last run')),
+                ('executions', models.BigIntegerField(default=0, editable=False, verbose_name='executions')),
+            ],
+            options={
+                'verbose_name': 'cron job',
+                'verbose_name_plural': 'cron jobs',
+                'db_table': 'djqueue_cron_job',
+            },
+        ),
+        migrations.CreateModel(
+            name='QueueState',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(max_length=255, unique=True, verbose_name='name')),
+                ('paused', models.BooleanField(default=False, verbose_name='paused')),
+                ('rate_capacity', models.IntegerField(blank=True, null=True, verbose_name='starts')),
+                ('rate_per', models.BigIntegerField(blank=True, null=True, verbose_name='per milliseconds')),
+                ('concurrency', models.IntegerField(blank=True, null=True, verbose_name='active at once')),
+            ],
+            options={
+                'verbose_name': 'queue',
+                'verbose_name_plural': 'queues',
+                'db_table': 'djqueue_queue_state',
+                'permissions': (('pause_queuestate', 'Can pause and resume queue'),),
+            },
+        ),
+        migrations.CreateModel(
+            name='SchedulerLease',
+            fields=[
+                ('name', models.CharField(max_length=32, primary_key=True, serialize=False)),
+                ('holder', models.CharField(max_length=255)),
+                ('host', models.CharField(max_length=255)),
+                ('pid', models.IntegerField()),
+                ('address', models.CharField(help_text='Where its socket listens.', max_length=255)),
+                ('generation', models.BigIntegerField(default=0, help_text='Raised by each new holder.')),
+                ('renewed_at', djqueue.fields.MillisecondsField()),
+                ('expires_at', djqueue.fields.MillisecondsField()),
+            ],
+            options={
+                'db_table': 'djqueue_scheduler_lease',
+            },
+        ),
+        migrations.CreateModel(
+            name='WorkerState',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('worker_id', models.CharField(max_length=255, unique=True, verbose_name='worker id')),
+                ('host', models.CharField(max_length=255, verbose_name='host')),
+                ('pid', models.IntegerField(verbose_name='process id')),
+                ('queues', models.JSONField(blank=True, null=True, verbose_name='queues')),
+                ('names', models.JSONField(default=list, verbose_name='job names')),
+                ('concurrency', models.IntegerField(verbose_name='slots')),
+                ('started_at', djqueue.fields.MillisecondsField(verbose_name='started')),
+                ('seen_at', djqueue.fields.MillisecondsField(verbose_name='last seen')),
+                ('active', models.IntegerField(default=0, verbose_name='active jobs')),
+                ('state', models.CharField(max_length=16, verbose_name='state')),
+            ],
+            options={
+                'verbose_name': 'worker',
+                'verbose_name_plural': 'workers',
+                'db_table': 'djqueue_worker_state',
+            },
+        ),
+        migrations.CreateModel(
+            name='DeadLetter',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('queue', models.CharField(max_length=255, verbose_name='queue')),
+                ('job_id', models.CharField(max_length=255, verbose_name='job id')),
+                ('name', models.CharField(max_length=255, verbose_name='job name')),
+                ('reason', models.CharField(max_length=64, verbose_name='reason')),
+                ('error_type', models.CharField(blank=True, default='', max_length=255, verbose_name='error type')),
+                ('error_message', models.TextField(blank=True, default='', verbose_name='error message')),
+                ('entered_at', djqueue.fields.MillisecondsField(verbose_name='entered')),
+                ('expires_at', djqueue.fields.MillisecondsField(verbose_name='kept until')),
+                ('retries', models.IntegerField(default=0, verbose_name='retries by itself')),
+                ('next_retry_at', djqueue.fields.MillisecondsField(blank=True, null=True, verbose_name='next retry by itself')),
+            ],
+            options={
+                'verbose_name': 'dead letter',
+                'verbose_name_plural': 'dead letters',
+                'db_table': 'djqueue_dead_letter',
+                'permissions': (('retry_deadletter', 'Can retry dead letter'),),
+                'constraints': [models.UniqueConstraint(fields=('queue', 'job_id'), name='djqueue_dead_key')],
+            },
+        ),
+        migrations.CreateModel(
+            name='Job',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('queue', models.CharField(max_length=255, verbose_name='queue')),
+                ('job_id', models.CharField(max_length=255, verbose_name='job id')),
+                ('name', models.CharField(max_length=255, verbose_name='job name')),
+                ('state', models.CharField(choices=[('waiting', 'waiting'), ('delayed', 'delayed'), ('blocked', 'blocked'), ('active', 'active'), ('completed', 'completed'), ('failed', 'failed'), ('cancelled', 'cancelled')], max_length=16, verbose_name='state')),
+                ('priority', models.IntegerField(default=0, help_text='Higher runs first.', verbose_name='priority')),
+                ('payload', models.BinaryField(verbose_name='payload')),
+                ('content_type', models.CharField(max_length=100, verbose_name='content type')),
+                ('options', models.BinaryField(help_text='Options that differ from their defaults, as MessagePack.', verbose_name='options')),
+                ('unique_key', models.CharField(blank=True, max_length=255, null=True, verbose_name='unique key')),
+                ('group', models.CharField(blank=True, max_length=255, null=True, verbose_name='group')),
+                ('created_at', djqueue.fields.MillisecondsField(verbose_name='enqueued')),
+                ('run_at', djqueue.fields.MillisecondsField(verbose_name='not before')),
+                ('started_at', djqueue.fields.MillisecondsField(blank=True, null=True, verbose_name='started')),
+                ('finished_at', djqueue.fields.MillisecondsField(blank=True, null=True, verbose_name='finished')),
+                ('expires_at', djqueue.fields.MillisecondsField(blank=True, help_text='When this row is removed.', null=True, verbose_name='kept until')),
+                ('attempts', models.IntegerField(default=0, help_text='Runs begun.', verbose_name='attempts')),
+                ('failures', models.IntegerField(default=0, verbose_name='failures')),
+                ('stalls', models.IntegerField(default=0, help_text='Runs lost with their worker.', verbose_name='stalls')),
+                ('worker', models.CharField(blank=True, default='', max_length=255, verbose_name='worker')),
+                ('reason', models.CharField(blank=True, default='', max_length=255, verbose_name='reason')),
+                ('error_type', models.CharField(blank=True, default='', max_length=255, verbose_name='error type')),
+                ('error_message', models.TextField(blank=True, default='', verbose_name='error message')),
+                ('traceback', models.TextField(blank=True, default='', verbose_name='traceback')),
+                ('progress', models.BinaryField(blank=True, null=True, verbose_name='progress')),
+                ('inbox', models.BooleanField(default=False, help_text='Not yet taken in by the scheduler.', verbose_name='in the inbox')),
+            ],
+            options={
+                'verbose_name': 'job',
+                'verbose_name_plural': 'jobs',
+                'db_table': 'djqueue_job',
+                'permissions': (('cancel_job', 'Can cancel job'), ('promote_job', 'Can promote job'), ('retry_job', 'Can retry job')),
+                'indexes': [models.Index(fields=['queue', 'state'], name='djqueue_job_state'), models.Index(condition=models.Q(('inbox', True)), fields=['id'], name='djqueue_job_inbox'), models.Index(condition=models.Q(('state', 'delayed')), fields=['run_at'], name='djqueue_job_run_at'), models.Index(condition=models.Q(('unique_key__isnull', False)), fields=['queue', 'unique_key'], name='djqueue_job_unique'), models.Index(condition=models.Q(('expires_at__isnull', False)), fields=['expires_at'], name='djqueue_job_expires')],
+                'constraints': [models.UniqueConstraint(fields=('queue', 'job_id'), name='djqueue_job_key')],
+            },
+        ),
+        migrations.CreateModel(
+            name='JobAttempt',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('queue', models.CharField(max_length=255, verbose_name='queue')),
+                ('job_id', models.CharField(max_length=255, verbose_name='job id')),
+                ('attempt', models.IntegerField(verbose_name='attempt')),
+                ('worker', models.CharField(max_length=255, verbose_name='worker')),
+                ('started_at', djqueue.fields.MillisecondsField(verbose_name='started')),
+                ('finished_at', djqueue.fields.MillisecondsField(verbose_name='finished')),
+                ('outcome', models.CharField(max_length=16, verbose_name='outcome')),
+                ('error_type', models.CharField(blank=True, default='', max_length=255, verbose_name='error type')),
+                ('error_message', models.TextField(blank=True, default='', verbose_name='error message')),
+                ('traceback', models.TextField(blank=True, default='', verbose_name='traceback')),
+            ],
+            options={
+                'verbose_name': 'attempt',
+                'verbose_name_plural': 'attempts',
+                'db_table': 'djqueue_job_attempt',
+                'indexes': [models.Index(fields=['queue', 'job_id'], name='djqueue_attempt_job')],
+            },
+        ),
+        migrations.CreateModel(
+            name='JobLog',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('queue', models.CharField(max_length=255, verbose_name='queue')),
+                ('job_id', models.CharField(max_length=255, verbose_name='job id')),
+                ('at', djqueue.fields.MillisecondsField(verbose_name='at')),
+                ('line', models.TextField(verbose_name='line')),
+            ],
+            options={
+                'verbose_name': 'log line',
+                'verbose_name_plural': 'log lines',
+                'db_table': 'djqueue_job_log',
+                'indexes': [models.Index(fields=['queue', 'job_id'], name='djqueue_log_job')],
+            },
+        ),
+        migrations.CreateModel(
+            name='JobResult',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('queue', models.CharField(max_length=255, verbose_name='queue')),
+                ('job_id', models.CharField(max_length=255, verbose_name='job id')),
+                ('content_type', models.CharField(max_length=100, verbose_name='content type')),
+                ('result', models.BinaryField(verbose_name='result')),
+                ('completed_at', djqueue.fields.MillisecondsField(verbose_name='completed')),
+                ('expires_at', djqueue.fields.MillisecondsField(blank=True, null=True, verbose_name='kept until')),
+            ],
+            options={
+                'verbose_name': 'result',
+                'verbose_name_plural': 'results',
+                'db_table': 'djqueue_job_result',
+                'indexes': [models.Index(condition=models.Q(('expires_at__isnull', False)), fields=['expires_at'], name='djqueue_result_expires')],
+                'constraints': [models.UniqueConstraint(fields=('queue', 'job_id'), name='djqueue_result_key')],
+            },
+        ),
+    ]

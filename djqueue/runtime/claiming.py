@@ -1,0 +1,262 @@
+"""The claim loop: one for a worker, whatever its number of slots.
+
+It takes all free slots, claims that many jobs at most, hands them to the executor and goes on; it never
+runs a handler's code, and claims nothing that cannot start at once. What has ended since the last round
+trip goes with the next claim in one call.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from djqueue.core.clock import Clock
+from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
+from djqueue.storage.base import Storage
+
+from .bell import Bell, Hearing
+from .cancellation import CancelWatch
+from .emptiness import SOON, is_empty
+from .executors import InlineExecutor
+from .handlers import Handler, Style
+from .heartbeat import Heartbeat
+from .outcomes import release
+from .reports import Reports
+from .runs import Run, Runs
+from .stopping import Stop
+from .telling import Teller
+
+POLL = 5.0
+"""Seconds between claims that nothing has called for: a wake-up may be lost with a connection."""
+POLL_UNTIL_EMPTY = 0.25
+"""The same while the worker waits for its queues' end: nobody rings when another worker's job is over."""
+FIRST_RETRY, LAST_RETRY = 0.05, 5.0
+"""Seconds between tries while the storage is away: doubled from the first to the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRules:
+    """What a worker claims, and when it has had enough."""
+
+    worker_id: str
+    queues: tuple[str, ...] | None
+    concurrency: int
+    until_empty: bool
+    max_jobs: int | None
+
+
+class ClaimLoop:
+    """See the module."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        rules: ClaimRules,
+        handlers: dict[str, Handler],
+        runs: Runs,
+        bell: Bell,
+        executor: InlineExecutor,
+        reports: Reports,
+        heartbeat: Heartbeat,
+        watch: CancelWatch,
+        clock: Clock,
+        random: Random,
+        tell: Teller,
+        *,
+        enough: Callable[[], None],
+    ) -> None:
+        self._storage = storage
+        self._rules = rules
+        self._handlers = handlers
+        self._names = frozenset(handlers)
+        self._runs = runs
+        self._bell = bell
+        self._executor = executor
+        self._reports = reports
+        self._heartbeat = heartbeat
+        self._watch = watch
+        self._clock = clock
+        self._random = random
+        self._tell = tell
+        self._enough = enough
+        """Called when the worker has done what it was to do."""
+        self.stopping = False
+        """Set when nothing more is to be claimed."""
+        self.giving_up = False
+        """Set when what the storage does not take is to be left."""
+        self._begun = 0
+        self._retry = 0.0
+        """Seconds until the next try; 0 while the storage answers."""
+        self._hint: int | None = None
+        self._looked_empty = False
+        self._retry_due = 0
+        """Monotonic milliseconds: until then a job that failed here is expected back."""
+
+    async def run(self) -> None:
+        """Claim and tell until the worker stops and everything has ended and been told."""
+        while not self._is_done():
+            await self._round()
+            self._look_at_budget()
+            await self._sleep()
+
+    def _is_done(self) -> bool:
+        if not self.stopping or self._runs.executing:
+            return False
+        return self.giving_up or not (self._runs.ended or self._runs.untold)
+
+    async def _round(self) -> None:
+        runs = self._runs
+        for run in runs.collect():
+            if run.stop is Stop.LOST:
+                self._forget(run)
+                self._tell.lost(run)
+            else:
+                runs.untold.append(run)
+        slots = self._free_slots()
+        if not runs.untold and slots <= 0:
+            return
+        request = self._request(slots) if slots > 0 else None
+        try:
+            if self._reports.waiting:
+                # The last word about a job comes before its end.
+                await self._reports.flush()
+            outcomes = [run.outcome for run in runs.untold if run.outcome is not None]
+            finished = await self._storage.afinish(outcomes, request)
+        except Exception as error:
+            self._retry = min(max(FIRST_RETRY, self._retry * 2), LAST_RETRY)
+            self._tell.away("claim and finish", error)
+            return
+        if self._retry:
+            self._retry = 0.0
+            self._tell.back("claim and finish")
+        self._take_answers(finished)
+        if request is not None:
+            self._dispatch(finished.claims)
+            if self._rules.until_empty:
+                await self._look_for_end(finished.claims)
+
+    def _free_slots(self) -> int:
+        if self.stopping:
+            return 0
+        slots = self._rules.concurrency - len(self._runs.executing)
+        if self._rules.max_jobs is not None:
+            slots = min(slots, self._rules.max_jobs - self._begun)
+        return slots
+
+    def _request(self, slots: int) -> ClaimRequest:
+        return ClaimRequest(self._rules.worker_id, slots, self._names, self._rules.queues)
+
+    def _take_answers(self, finished: Finished) -> None:
+        told, self._runs.untold = self._runs.untold, []
+        now = self._clock.monotonic()
+        quiet = not self._tell.verbose
+        completed = 0
+        for run, accepted in zip(told, finished.accepted, strict=True):
+            outcome = run.outcome
+            assert outcome is not None
+            if quiet and accepted and outcome.kind == "complete" and not run.stop:
+                completed += 1
+            else:
+                self._take_answer(run, outcome, accepted=accepted, now=now)
+        self._tell.counters.completed += completed
+
+    def _take_answer(self, run: Run, outcome: Outcome, *, accepted: bool, now: int) -> None:
+        if not accepted:
+            self._tell.lost(run)
+        elif outcome.kind == "complete":
+            self._tell.completed(run, now)
+        elif outcome.kind == "retry":
+            self._retry_due = max(self._retry_due, now + outcome.delay)
+            self._tell.retried(run)
+        elif outcome.kind == "fail":
+            self._tell.failed(run)
+        elif outcome.kind == "cancel":
+            self._tell.cancelled(run)
+        else:
+            self._begun -= 1
+            self._tell.released(run)
+        self._forget(run)
+
+    def _forget(self, run: Run) -> None:
+        # The traceback holds the handler's frames, and with them all that was in them.
+        run.error = None
+
+    def _look_at_budget(self) -> None:
+        runs, limit = self._runs, self._rules.max_jobs
+        busy = runs.executing or runs.ended or runs.untold
+        if limit is not None and self._begun >= limit and not busy:
+            self._enough()
+
+    def _dispatch(self, claims: Claims) -> None:
+        self._hint = claims.wait
+        if not claims.jobs:
+            return
+        now = self._clock.monotonic()
+        verbose = self._tell.verbose
+        self._tell.counters.claimed += len(claims.jobs)
+        for claimed in claims.jobs:
+            handler = self._handlers.get(claimed.name)
+            if handler is None:
+                self._refuse(claimed)
+                continue
+            self._begun += 1
+            run = Run(claimed, handler, self._reports, now)
+            self._runs.executing[claimed.token] = run
+            if claimed.lease < self._heartbeat.shortest_lease:
+                self._heartbeat.expect(claimed.lease)
+            if verbose:
+                self._tell.started(run)
+            self._executor.start(run)
+        self._watch.watch()
+
+    def _refuse(self, claimed: Claimed) -> None:
+        self._tell.unhandled(claimed)
+        handler = Handler(claimed.name, _nothing, Style.JOB)
+        run = Run(claimed, handler, self._reports, self._clock.monotonic())
+        self._begun += 1
+        self._runs.executing[claimed.token] = run
+        self._runs.settle(run, release(claimed, delay=60_000))
+        self._bell.run_ended_here()
+
+    async def _look_for_end(self, claims: Claims) -> None:
+        due_soon = claims.wait is not None and claims.wait <= SOON
+        expected = self._clock.monotonic() <= self._retry_due
+        if claims.jobs or self._runs.executing or due_soon or expected:
+            self._looked_empty = False
+            return
+        if self._looked_empty:
+            # Nothing waited, nothing was active, and then nothing could be claimed: in this order no
+            # job slips from one state to another unseen.
+            self._enough()
+            return
+        storage, rules = self._storage, self._rules
+        try:
+            self._looked_empty = await storage.acall(is_empty, storage, rules.queues, self._names)
+        except Exception as error:
+            self._tell.away("counting", error)
+        else:
+            self._tell.back("counting")
+
+    async def _sleep(self) -> None:
+        if self._is_done():
+            return
+        if self._retry:
+            await self._bell.sleep(self._jittered(self._retry), Hearing.STOP)
+        elif self._free_slots() <= 0:
+            await self._bell.sleep(None, Hearing.ENDINGS)
+        else:
+            await self._bell.sleep(self._patience(), Hearing.ALL)
+
+    def _patience(self) -> float:
+        if self._looked_empty:
+            return 0.0
+        seconds = POLL_UNTIL_EMPTY if self._rules.until_empty else self._jittered(POLL)
+        if self._hint is not None:
+            seconds = min(seconds, max(1, self._hint) / 1_000)
+        return seconds
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * self._random.uniform(0.8, 1.2)
+
+
+def _nothing() -> None:
+    """Stands for the handler that a job does not have."""

@@ -1,0 +1,89 @@
+"""What a worker is told when it is made: checked, and completed from the settings."""
+
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from secrets import token_hex
+from typing import Any
+
+from djqueue.client.envelope import check_queue
+from djqueue.conf import Settings
+from djqueue.core.durations import milliseconds
+from djqueue.core.errors import ConfigurationError
+from djqueue.core.options import MAX_NAME, check_text
+
+Seconds = float | timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Times are in milliseconds."""
+
+    worker_id: str
+    queues: tuple[str, ...] | None
+    """None is every queue."""
+    concurrency: int
+    shutdown_timeout: int
+    heartbeat: int
+    until_empty: bool
+    max_jobs: int | None
+    maintain: bool
+    connect: bool
+
+
+def read_options(
+    settings: Settings,
+    *,
+    queues: Iterable[str] | str | None,
+    concurrency: int | None,
+    worker_id: str | None,
+    shutdown_timeout: Seconds | None,
+    heartbeat: Seconds | None,
+    until_empty: bool,
+    max_jobs: int | None,
+    maintain: bool,
+    connect: bool,
+) -> WorkerOptions:
+    """Raises ConfigurationError, OptionError or UnknownQueueError, naming what is wrong."""
+    return WorkerOptions(
+        worker_id=new_worker_id() if worker_id is None else check_text("worker_id", worker_id),
+        queues=_queues(queues, settings),
+        concurrency=_count("concurrency", concurrency, settings.concurrency),
+        shutdown_timeout=_time("shutdown_timeout", shutdown_timeout, settings.shutdown_timeout),
+        heartbeat=max(1, _time("heartbeat", heartbeat, settings.heartbeat)),
+        until_empty=until_empty,
+        max_jobs=None if max_jobs is None else _count("max_jobs", max_jobs, 0),
+        maintain=maintain,
+        connect=connect,
+    )
+
+
+def new_worker_id() -> str:
+    """Host, process and a random part: a restarted worker is not taken for the one before it."""
+    ending = f":{os.getpid()}:{token_hex(3)}"
+    return socket.gethostname()[: MAX_NAME - len(ending)] + ending
+
+
+def _queues(given: Iterable[str] | str | None, settings: Settings) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    names = tuple(dict.fromkeys([given] if isinstance(given, str) else given))
+    if not names:
+        raise ConfigurationError("queues: a worker needs at least one; None is all of them")
+    for name in names:
+        check_queue(check_text("queue", name), settings)
+    return names
+
+
+def _count(name: str, given: Any, default: int) -> int:
+    if given is None:
+        return default
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ConfigurationError(f"{name}: expected a whole number from 1 on, got {given!r}")
+    return given
+
+
+def _time(name: str, given: Seconds | None, default: int) -> int:
+    return default if given is None else milliseconds(name, given)

@@ -1,0 +1,101 @@
+"""What a handler may ask of the job that it runs, and tell about it."""
+
+from contextvars import ContextVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from djqueue.core.durations import to_datetime
+from djqueue.core.options import JobOptions
+
+from .cancelled import Cancelled
+
+if TYPE_CHECKING:
+    from .runs import Run
+
+
+class JobContext:
+    """One run of one job, as its handler sees it."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: "Run") -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        return f"<JobContext {self.name} {self.id}, attempt {self.attempts}>"
+
+    @property
+    def id(self) -> str:
+        """Unique in its queue."""
+        return self._run.claimed.id
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self._run.claimed.queue
+
+    @property
+    def name(self) -> str:
+        """The job's name, by which the handler was found."""
+        return self._run.claimed.name
+
+    @property
+    def payload(self) -> Any:
+        """What it was given; for a function under `@job`: `{"args": [...], "kwargs": {...}}`."""
+        return self._run.payload
+
+    @property
+    def options(self) -> JobOptions:
+        """How it is to be run."""
+        return self._run.claimed.options
+
+    @property
+    def attempts(self) -> int:
+        """Runs begun, this one included."""
+        return self._run.claimed.attempts
+
+    @property
+    def failures(self) -> int:
+        """Earlier runs that failed."""
+        return self._run.claimed.failures
+
+    @property
+    def stalls(self) -> int:
+        """Earlier runs that were lost with their worker."""
+        return self._run.claimed.stalls
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was enqueued."""
+        return to_datetime(self._run.claimed.created_at)
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When its timeout is over; None without one."""
+        at = self._run.deadline
+        return None if at is None else to_datetime(at)
+
+    @property
+    def cancelled(self) -> Cancelled:
+        """An event, set when the handler should stop. Nothing but this stops a handler in a thread."""
+        return self._run.cancelled
+
+    def progress(self, value: Any) -> None:
+        """Say how far the job is, with anything that a payload may hold; the latest word counts.
+
+        Raises SerializationError.
+        """
+        self._run.reports.progress(self._run, value)
+
+    def log(self, line: object) -> None:
+        """Keep a line with the job; of more than 1,000 the oldest go."""
+        self._run.reports.log(self._run, line)
+
+
+CURRENT: ContextVar["Run | None"] = ContextVar("djqueue_current_run", default=None)
+
+
+def current_job() -> JobContext | None:
+    """The job that this thread or task runs; None outside of handlers."""
+    run = CURRENT.get()
+    return None if run is None else run.context

@@ -1,0 +1,72 @@
+"""The two ends of every run: bytes to a payload before the handler, an outcome after it."""
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+from djqueue.codecs import decode, get_encoder
+from djqueue.conf import Settings
+from djqueue.core.errors import DjqueueError
+from djqueue.core.job import Outcome
+
+from .outcomes import after_error, next_delay, refusal
+from .runs import Run
+from .telling import Teller
+
+
+class Execution:
+    """Decodes, encodes and judges; the executors do the calling in between."""
+
+    def __init__(self, settings: Settings, random: Random, tell: Teller) -> None:
+        self._settings = settings
+        self._random = random
+        self._tell = tell
+        self._decoders: dict[str, Callable[[bytes], Any]] = {}
+        self._encoders: dict[str, Callable[[Any], bytes]] = {}
+
+    def begin(self, run: Run) -> Outcome | None:
+        """Decode the run's payload; the outcome instead if that cannot be done."""
+        claimed = run.claimed
+        run.begun = True
+        content_type = claimed.options.content_type
+        decoder = self._decoders.get(content_type) or self._decoder(content_type)
+        try:
+            run.payload = decoder(claimed.payload)
+        except DjqueueError as error:
+            run.error = error
+            return refusal(claimed, error)
+        return None
+
+    def completed(self, run: Run, value: Any) -> Outcome:
+        """The outcome of a handler that returned; a failure if its result cannot be kept."""
+        claimed = run.claimed
+        content_type = claimed.options.content_type
+        try:
+            encoder = self._encoders.get(content_type) or self._encoder(content_type)
+            result = encoder(value)
+        except DjqueueError as error:
+            run.error = error
+            return refusal(claimed, error)
+        fields = (claimed.queue, claimed.id, claimed.token, "complete", result, 0, None, "")
+        return tuple.__new__(Outcome, fields)
+
+    def failed(self, run: Run, error: BaseException) -> Outcome:
+        """The outcome of a handler that raised."""
+        run.error = error
+        return after_error(run.claimed, error, run.stop, partial(self._delay, run))
+
+    def _delay(self, run: Run, error: BaseException) -> int:
+        on_bad = partial(self._tell.bad_backoff, run)
+        return next_delay(run.claimed, run.handler, error, self._random, on_bad)
+
+    def _decoder(self, content_type: str) -> Callable[[bytes], Any]:
+        accept = self._settings.accept_content
+        found = partial(decode, content_type=content_type, accept=accept)
+        self._decoders[content_type] = found
+        return found
+
+    def _encoder(self, content_type: str) -> Callable[[Any], bytes]:
+        found = get_encoder(content_type, self._settings.max_payload, "result")
+        self._encoders[content_type] = found
+        return found

@@ -1,0 +1,5 @@
+"""Where handlers run."""
+
+from .inline import InlineExecutor
+
+__all__ = ["InlineExecutor"]

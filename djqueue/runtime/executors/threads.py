@@ -1,0 +1,140 @@
+"""Sync handlers: each on a thread, in a context of its own, with Django's connections cleaned."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any
+
+from djqueue.core.job import Outcome
+from djqueue.runtime.bell import Bell
+from djqueue.runtime.connections import clean_connections, close_connections
+from djqueue.runtime.context import CURRENT
+from djqueue.runtime.execution import Execution
+from djqueue.runtime.handlers import Handler, Style, call_arguments
+from djqueue.runtime.runs import Run, Runs
+from djqueue.runtime.telling import Teller
+
+from .pool import ThreadPool
+
+Adopt = Callable[[Run, Awaitable[Any]], None]
+"""Takes over a run whose handler turned out to return something to be awaited."""
+
+
+class ThreadExecutor:
+    """Runs sync handlers, as many at once as there are slots."""
+
+    def __init__(
+        self,
+        concurrency: int,
+        execution: Execution,
+        runs: Runs,
+        bell: Bell,
+        tell: Teller,
+        *,
+        django: bool,
+        adopt: Adopt,
+    ) -> None:
+        self._execution = execution
+        self._runs = runs
+        self._bell = bell
+        self._tell = tell
+        self._django = django
+        self._adopt = adopt
+        # What the worker's caller has set is seen by its handlers; what they set, by nobody else.
+        self._context: Context = copy_context()
+        on_exit = close_connections if django else None
+        self._pool = ThreadPool(concurrency, "djqueue-job", on_exit)
+
+    def start(self, run: Run) -> None:
+        """Begin a run."""
+        self._pool.submit(self._run_in_context, run)
+
+    async def call(self, run: Run, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function for a run, on a thread, as a sync handler is called."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        context = copy_context()
+
+        def work(_: None) -> None:
+            answer = context.run(self._answer, run, partial(function, *args))
+            try:
+                loop.call_soon_threadsafe(_resolve, future, *answer)
+            except RuntimeError:
+                # The worker has ended in the meantime, and with it the loop.
+                self._tell.too_late("the end of a handler")
+
+        self._pool.submit(work, None)
+        return await future
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._pool.close()
+
+    def _run_in_context(self, run: Run) -> None:
+        self._context.copy().run(self._run, run)
+
+    def _run(self, run: Run) -> None:
+        CURRENT.set(run)
+        outcome: Outcome | None
+        if run.stop:
+            outcome = self._execution.failed(run, asyncio.CancelledError("stopped before it began"))
+        else:
+            outcome = self._execution.begin(run) or self._outcome(run)
+        # Its outcome comes with what it turned out to await.
+        if outcome is not None:
+            if self._runs.settle(run, outcome):
+                self._bell.run_ended()
+            else:
+                self._tell.too_late("the end of a handler")
+
+    def _outcome(self, run: Run) -> Outcome | None:
+        value, error = self._answer(run, partial(call_handler, run.handler, run))
+        if error is not None:
+            return self._execution.failed(run, error)
+        if value is not None and hasattr(value, "__await__"):
+            self._adopt(run, value)
+            return None
+        return self._execution.completed(run, value)
+
+    def _answer(self, run: Run, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+        if not self._django:
+            return _attempt(call)
+        self._clean(run)
+        answer = _attempt(call)
+        self._clean(run)
+        return answer
+
+    def _clean(self, run: Run) -> None:
+        try:
+            clean_connections()
+        except Exception as error:
+            self._tell.cleanup_failed(run, error)
+
+
+def call_handler(handler: Handler, run: Run) -> Any:
+    """Call a handler that takes arguments, or the job."""
+    if handler.style is Style.ARGUMENTS:
+        args, kwargs = call_arguments(run.payload)
+        return handler.function(*args, **kwargs)
+    return handler.function(run.context)
+
+
+def _attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return call(), None
+    except BaseException as error:
+        # SystemExit and KeyboardInterrupt of a handler concern its job, not this worker.
+        return None, error
+
+
+def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    elif isinstance(error, StopIteration):
+        # No future takes one.
+        future.set_exception(RuntimeError(f"the handler raised {error!r}"))
+    else:
+        future.set_exception(error)

@@ -1,0 +1,101 @@
+"""What runs a job: functions by name, each called in one of three styles."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+
+from djqueue.client import JobType, registry
+from djqueue.core.backoff import BackoffFunction
+from djqueue.core.errors import ConfigurationError, UnrecoverableError
+from djqueue.core.options import check_text
+
+Handlers = Mapping[str, JobType[..., Any] | Callable[..., Any]]
+
+
+class Style(Enum):
+    """How a handler is called."""
+
+    ARGUMENTS = "arguments"
+    """A function under `@job`, with the arguments that it was enqueued with."""
+    JOB = "job"
+    """With the job's context; what it returns is the result."""
+    CALLBACK = "callback"
+    """With the context and `done(error=None, result=None)`, which ends the job."""
+
+
+class Handler:
+    """A function and how to call it."""
+
+    __slots__ = ("backoff", "function", "is_async", "name", "style")
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        style: Style,
+        backoff: BackoffFunction | None = None,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.style = style
+        self.backoff = backoff
+        self.is_async = iscoroutinefunction(function) or iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - the method itself is looked at
+        )
+
+
+def read_handlers(given: Handlers | None) -> dict[str, Handler]:
+    """Handlers by name: the `@job` functions unless others are given.
+
+    Raises ConfigurationError, naming the handler, for what cannot be called with a job.
+    """
+    if given is None:
+        return {name: _from_type(name, job_type) for name, job_type in registry.all().items()}
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"handlers: expected a mapping of names to functions, got {given!r}")
+    return {check_text("handler", name): _read(name, value) for name, value in given.items()}
+
+
+def call_arguments(payload: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments in the payload of a function under `@job`.
+
+    Raises UnrecoverableError for one of another shape: no further run would change it.
+    """
+    if isinstance(payload, dict) and payload.keys() == {"args", "kwargs"}:
+        args, kwargs = payload["args"], payload["kwargs"]
+        if isinstance(args, (list, tuple)) and isinstance(kwargs, dict):
+            return args, kwargs  # type: ignore[return-value]
+    raise UnrecoverableError(
+        'the payload is not {"args": [...], "kwargs": {...}}, which a function under @job needs; '
+        "enqueue it through the function, or handle this name with a function that takes the job"
+    )
+
+
+def _read(name: str, value: Any) -> Handler:
+    if isinstance(value, JobType):
+        return _from_type(name, value)
+    if not callable(value):
+        raise ConfigurationError(f"handlers: {name!r} is {value!r}, which cannot be called")
+    return Handler(name, value, _style_of(name, value))
+
+
+def _from_type(name: str, job_type: JobType[..., Any]) -> Handler:
+    return Handler(name, job_type.function, Style.ARGUMENTS, job_type.backoff_function)
+
+
+def _style_of(name: str, function: Callable[..., Any]) -> Style:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        # Some functions written in C do not say what they take.
+        return Style.JOB
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    open_ended = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    missing = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if len(required) > 2 or missing or not (positional or open_ended):
+        raise ConfigurationError(f"handlers: {name!r} must take (job), or (job, done), not {function!r}")
+    return Style.CALLBACK if len(required) == 2 else Style.JOB

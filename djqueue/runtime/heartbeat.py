@@ -1,0 +1,100 @@
+"""The sign of life: leases renewed and the worker's entry kept, from a thread of its own.
+
+A handler that blocks the event loop holds up every other part of the worker, but not this one: its
+job is not taken for stalled.
+"""
+
+from collections.abc import Callable
+
+from djqueue.core.clock import Clock
+from djqueue.core.job import WorkerInfo
+from djqueue.storage.base import Storage
+
+from .periodic import Periodic
+from .runs import Run, Runs, lease_of
+from .stopping import Stop
+from .telling import Teller
+
+SHARE = 3
+"""A lease is renewed so many times before it would end, so that one lost message does not matter."""
+RETRY = 1_000
+"""Milliseconds until the next try, at most, while the storage is away."""
+SUMMARY = 10_000
+"""Milliseconds between two summaries in the log."""
+GRACE = 5.0
+"""Seconds that the worker's end waits for a beat that is under way."""
+
+
+class Heartbeat:
+    """Renews all leases of a worker in one call, and learns which are lost or cancelled."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        runs: Runs,
+        interval: int,
+        clock: Clock,
+        tell: Teller,
+        *,
+        info: Callable[[], WorkerInfo],
+        stop_run: Callable[[Run, Stop], None],
+        on_exit: Callable[[], None] | None,
+    ) -> None:
+        self._storage = storage
+        self._runs = runs
+        self._longest = interval
+        self._clock = clock
+        self._tell = tell
+        self._info = info
+        self._stop_run = stop_run
+        self._away = False
+        self._summed_at = clock.monotonic()
+        self.shortest_lease = interval * SHARE
+        """Of the jobs claimed so far: milliseconds."""
+        self._thread = Periodic("djqueue-heartbeat", self._seconds, self._beat, on_exit)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def expect(self, lease: int) -> None:
+        """A job with a shorter lease than any before has been claimed."""
+        self.shortest_lease = lease
+        self._thread.hasten()
+
+    def stop(self) -> None:
+        """End; a beat under way is waited for, but not for ever."""
+        self._thread.stop()
+        self._thread.join(GRACE)
+
+    def renew(self, runs: list[Run]) -> None:
+        """Renew some leases and act on the answers. Raises what the storage raises."""
+        renewals = self._storage.renew([lease_of(run) for run in runs]) if runs else []
+        for run, renewal in zip(runs, renewals, strict=True):
+            if not renewal.held:
+                # One that has ended in the meantime was told to the storage: that answer counts.
+                if run.outcome is None:
+                    self._stop_run(run, Stop.LOST)
+            elif renewal.cancel_requested:
+                self._stop_run(run, Stop.REQUESTED)
+
+    def _beat(self) -> None:
+        try:
+            self.renew(self._runs.held())
+            self._storage.register_worker(self._info())
+        except Exception as error:
+            self._away = True
+            self._tell.away("renew", error)
+        else:
+            self._away = False
+            self._tell.back("renew")
+        now = self._clock.monotonic()
+        if now - self._summed_at >= SUMMARY:
+            self._summed_at = now
+            self._tell.summary(len(self._runs.executing))
+
+    def _seconds(self) -> float:
+        interval = min(self._longest, self.shortest_lease // SHARE)
+        if self._away:
+            interval = min(interval, RETRY)
+        return max(1, interval) / 1_000

@@ -1,0 +1,50 @@
+"""What time does to jobs, asked of the storage about once a second."""
+
+from collections.abc import Callable
+from random import Random
+
+from djqueue.storage.base import Storage
+
+from .periodic import Periodic
+from .telling import Teller
+
+INTERVAL = 1.0
+"""Seconds between two rounds, on average; several workers do not keep in step."""
+GRACE = 5.0
+"""Seconds that the worker's end waits for a round that is under way."""
+
+
+class Maintenance:
+    """Any number of workers may do it: a second round finds nothing to do."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        random: Random,
+        tell: Teller,
+        on_exit: Callable[[], None] | None,
+    ) -> None:
+        self._storage = storage
+        self._random = random
+        self._tell = tell
+        self._thread = Periodic("djqueue-maintenance", self._seconds, self._round, on_exit)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; a round under way is waited for, but not for ever."""
+        self._thread.stop()
+        self._thread.join(GRACE)
+
+    def _round(self) -> None:
+        try:
+            self._storage.maintain()
+        except Exception as error:
+            self._tell.away("maintain", error)
+        else:
+            self._tell.back("maintain")
+
+    def _seconds(self) -> float:
+        return INTERVAL * self._random.uniform(0.8, 1.2)

@@ -1,0 +1,98 @@
+"""What becomes of a job whose handler did not return: the one rule, without side effects."""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+from djqueue.core.durations import milliseconds
+from djqueue.core.errors import Discard, JobTimeoutError, Retry, Snooze, UnrecoverableError
+from djqueue.core.job import Claimed, Outcome
+
+from .handlers import Handler
+from .stopping import Stop
+from .tracebacks import job_error
+
+OnBadBackoff = Callable[[BaseException], None]
+
+
+def after_error(
+    claimed: Claimed, error: BaseException, stop: Stop, delay: Callable[[BaseException], int]
+) -> Outcome:
+    """The outcome of a run whose handler raised.
+
+    stop: why the handler had been asked to stop, if it had.
+    delay: milliseconds until the next run, if there is one.
+    """
+    if stop is Stop.REQUESTED:
+        return _outcome(claimed, "cancel", reason="cancelled")
+    if isinstance(error, Discard):
+        return _outcome(claimed, "cancel", reason="discarded")
+    if isinstance(error, Snooze):
+        return _outcome(claimed, "release", delay=delay(error))
+    if isinstance(error, UnrecoverableError):
+        return refusal(claimed, error)
+    if isinstance(error, Retry):
+        return _failure(claimed, error, "max_attempts_exceeded", delay)
+    if stop is Stop.SHUTDOWN:
+        # Whatever it raised, it was told to give up: the attempt is not held against it.
+        return _outcome(claimed, "release")
+    if stop is Stop.TIMEOUT:
+        return _failure(claimed, _timed_out(claimed, error), "timeout", delay)
+    return _failure(claimed, error, "max_attempts_exceeded", delay)
+
+
+def refusal(claimed: Claimed, error: BaseException) -> Outcome:
+    """The outcome of a job that fails at once, whatever attempts are left."""
+    return _outcome(claimed, "fail", error=error, reason="explicit_fail")
+
+
+def release(claimed: Claimed, delay: int = 0) -> Outcome:
+    """The outcome of a run that is given back unused."""
+    return _outcome(claimed, "release", delay=delay)
+
+
+def next_delay(
+    claimed: Claimed, handler: Handler, error: BaseException, random: Random, on_bad: OnBadBackoff
+) -> int:
+    """Milliseconds until the next run: what the handler asked for, its job type's rule, or the job's.
+
+    on_bad: told of a wish or a rule of the user's that is no duration; the job's own rule is used.
+    """
+    failures = claimed.failures + 1
+    try:
+        if isinstance(error, (Retry, Snooze)) and error.delay is not None:
+            return milliseconds("delay", error.delay)
+        if handler.backoff is not None:
+            return milliseconds("backoff", handler.backoff(failures, error))
+    except Exception as broken:
+        on_bad(broken)
+    return claimed.options.backoff.delay(failures, random)
+
+
+def _failure(
+    claimed: Claimed, error: BaseException, reason: str, delay: Callable[[BaseException], int]
+) -> Outcome:
+    if claimed.failures + 1 < claimed.options.max_attempts:
+        return _outcome(claimed, "retry", error=error, delay=delay(error))
+    return _outcome(claimed, "fail", error=error, reason=reason)
+
+
+def _timed_out(claimed: Claimed, error: BaseException) -> JobTimeoutError:
+    seconds = (claimed.options.timeout or 0) / 1_000
+    timeout = JobTimeoutError(f"ran longer than its timeout of {seconds:g} s", job_id=claimed.id)
+    timeout.__cause__ = None if isinstance(error, asyncio.CancelledError) else error
+    # Where it was when its time ran out.
+    timeout.__traceback__ = error.__traceback__
+    return timeout
+
+
+def _outcome(
+    claimed: Claimed,
+    kind: str,
+    *,
+    error: BaseException | None = None,
+    delay: int = 0,
+    reason: str = "",
+) -> Outcome:
+    described = None if error is None else job_error(error)
+    return Outcome(claimed.queue, claimed.id, claimed.token, kind, None, delay, described, reason)

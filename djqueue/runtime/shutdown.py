@@ -1,0 +1,88 @@
+"""A worker's end: claim no more, drain, ask to stop, give back; each step when its time has come."""
+
+import asyncio
+from collections.abc import Callable
+
+from .bell import Bell
+from .claiming import ClaimLoop
+from .executors import InlineExecutor
+from .outcomes import release
+from .runs import Runs
+from .stopping import Stop
+from .telling import Teller
+
+GRACE = 2.0
+"""Seconds that jobs have between being asked to stop and being given back."""
+DELIVERY = 5.0
+"""Seconds that a storage which is away has to take the last outcomes."""
+
+
+class Shutdown:
+    """The steps of a worker's end. All methods are called on the loop."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        timeout: int,
+        claims: ClaimLoop,
+        runs: Runs,
+        bell: Bell,
+        executor: InlineExecutor,
+        tell: Teller,
+    ) -> None:
+        self._loop = loop
+        self._timeout = timeout
+        self._claims = claims
+        self._runs = runs
+        self._bell = bell
+        self._executor = executor
+        self._tell = tell
+        self._timer: asyncio.TimerHandle | None = None
+        self._begun = False
+        self._hurried = False
+        self.abandoned = 0
+        """Handlers that did not stop; those in threads may still be running."""
+
+    def begin(self, *, hurry: bool) -> None:
+        """Claim no more; wait for running jobs, or hurry and ask them to stop at once."""
+        if not self._begun:
+            self._begun = True
+            self._claims.stopping = True
+            self._tell.stopping(len(self._runs.executing))
+            self._after(self._timeout / 1_000, self._ask_all)
+            self._bell.stop()
+        if hurry and not self._hurried:
+            self._ask_all()
+
+    def close(self) -> None:
+        """The worker has ended: no further step is needed."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ask_all(self) -> None:
+        self._hurried = True
+        executing = list(self._runs.executing.values())
+        if executing:
+            self._tell.cutting_off(len(executing))
+            for run in executing:
+                self._executor.stop(run, Stop.SHUTDOWN)
+        self._after(GRACE, self._give_back)
+        self._bell.stop()
+
+    def _give_back(self) -> None:
+        executing = list(self._runs.executing.values())
+        given = sum(self._runs.settle(run, release(run.claimed)) for run in executing)
+        if given:
+            self.abandoned = given
+            self._tell.abandoned(given)
+        self._after(DELIVERY, self._give_up)
+        self._bell.stop()
+
+    def _give_up(self) -> None:
+        self._claims.giving_up = True
+        self._bell.stop()
+
+    def _after(self, seconds: float, step: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, step)

@@ -1,0 +1,256 @@
+"""What a worker tells of itself: a function for each event, which feeds the log and the counters."""
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from djqueue.core.job import Claimed
+
+if TYPE_CHECKING:
+    from .runs import Run
+
+logger = logging.getLogger("djqueue.worker")
+
+
+@dataclass(slots=True)
+class Counters:
+    """What became of a worker's runs, since it started."""
+
+    claimed: int = 0
+    completed: int = 0
+    retried: int = 0
+    """Failed, with attempts left."""
+    failed: int = 0
+    """Failed for good."""
+    cancelled: int = 0
+    released: int = 0
+    """Given back unused: snoozed by the handler, or cut off by the worker's end."""
+    lost: int = 0
+    """Ended after their lease: what they did does not count."""
+
+    @property
+    def processed(self) -> int:
+        """Runs that came to an end here and count."""
+        return self.completed + self.retried + self.failed + self.cancelled
+
+
+class Teller:
+    """Counts and logs. Payloads are never logged."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.counters = Counters()
+        self._worker_id = worker_id
+        self._away: set[str] = set()
+        self._summed = 0
+
+    @property
+    def verbose(self) -> bool:
+        """Whether the start and the end of every single job are logged."""
+        return logger.isEnabledFor(logging.DEBUG)
+
+    # Runs.
+
+    def started(self, run: "Run") -> None:
+        """A job has been handed to its handler."""
+        logger.debug("%s started", _name(run), extra=_extra(run.claimed))
+
+    def completed(self, run: "Run", now: int) -> None:
+        """A job's completion has been accepted."""
+        self.counters.completed += 1
+        if run.overran:
+            logger.warning(
+                "%s completed %d ms past its timeout", _name(run), run.overran_by(now),
+                extra=_extra(run.claimed),
+            )  # fmt: skip
+        elif logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s completed in %d ms", _name(run), now - run.since, extra=_extra(run.claimed))
+
+    def retried(self, run: "Run") -> None:
+        """A run has failed, and another one will follow."""
+        self.counters.retried += 1
+        outcome = run.outcome
+        assert outcome is not None
+        options = run.claimed.options
+        logger.warning(
+            "%s failed (%d of %d), again in %.1f s: %s",
+            _name(run),
+            run.claimed.failures + 1,
+            options.max_attempts,
+            outcome.delay / 1_000,
+            _error_text(run),
+            exc_info=run.error,
+            extra=_extra(run.claimed),
+        )
+
+    def failed(self, run: "Run") -> None:
+        """A job has become a dead letter."""
+        self.counters.failed += 1
+        outcome = run.outcome
+        assert outcome is not None
+        logger.error(
+            "%s failed for good (%s): %s",
+            _name(run),
+            outcome.reason,
+            _error_text(run),
+            exc_info=run.error,
+            extra=_extra(run.claimed),
+        )
+
+    def cancelled(self, run: "Run") -> None:
+        """A job has ended as cancelled."""
+        self.counters.cancelled += 1
+        logger.info("%s cancelled", _name(run), extra=_extra(run.claimed))
+
+    def released(self, run: "Run") -> None:
+        """A run has been given back unused."""
+        self.counters.released += 1
+        logger.info("%s given back", _name(run), extra=_extra(run.claimed))
+
+    def lost(self, run: "Run") -> None:
+        """A run has ended after its lease."""
+        self.counters.lost += 1
+        logger.warning(
+            "%s: its lease was lost before it ended; what came of this run does not count",
+            _name(run),
+            extra=_extra(run.claimed),
+        )
+
+    def unhandled(self, claimed: Claimed) -> None:
+        """The storage gave out a job that was not asked for."""
+        logger.error(
+            "the storage gave this worker a job of name %r, which it did not ask for; given back",
+            claimed.name,
+            extra=_extra(claimed),
+        )
+
+    # Handlers.
+
+    def stop_asked(self, run: "Run") -> None:
+        """A handler has been asked to stop."""
+        logger.info(
+            "%s asked to stop (%s)",
+            _name(run),
+            run.stop.name.lower(),
+            extra=_extra(run.claimed),
+        )
+
+    def overran(self, run: "Run") -> None:
+        """A handler in a thread has run longer than its timeout: it can only be asked to stop."""
+        logger.warning(
+            "%s has run longer than its timeout; it runs in a thread and stops only if it looks at "
+            "current_job().cancelled",
+            _name(run),
+            extra=_extra(run.claimed),
+        )
+
+    def bad_backoff(self, run: "Run", error: BaseException) -> None:
+        """A job type's own backoff function failed."""
+        logger.error(
+            "%s: its backoff function failed; the default backoff is used",
+            _name(run),
+            exc_info=error,
+            extra=_extra(run.claimed),
+        )
+
+    def cleanup_failed(self, run: "Run", error: BaseException) -> None:
+        """Django's database connections could not be cleaned after a job."""
+        logger.warning(
+            "%s: its database connections could not be cleaned up",
+            _name(run),
+            exc_info=error,
+            extra=_extra(run.claimed),
+        )
+
+    def called_twice(self, run: "Run") -> None:
+        """A callback handler has called `done` again."""
+        logger.warning(
+            "%s: its handler called done() more than once; the first call counts",
+            _name(run),
+            extra=_extra(run.claimed),
+        )
+
+    def too_late(self, what: str) -> None:
+        """A handler that was given up has said something after its worker's end."""
+        logger.debug("%s came after the end of worker %s", what, self._worker_id)
+
+    # The worker.
+
+    def worker_started(self) -> None:
+        """The worker claims its first jobs."""
+        logger.info("worker %s started", self._worker_id)
+
+    def stopping(self, executing: int) -> None:
+        """The worker claims no more."""
+        logger.info("worker %s stops; %d jobs are running", self._worker_id, executing)
+
+    def cutting_off(self, executing: int) -> None:
+        """The time for running jobs is over."""
+        logger.warning(
+            "worker %s: %d jobs are still running and are asked to stop", self._worker_id, executing
+        )
+
+    def abandoned(self, executing: int) -> None:
+        """Jobs that did not stop are given back."""
+        logger.warning("worker %s: %d jobs did not stop and are given back", self._worker_id, executing)
+
+    def undelivered(self, runs: int) -> None:
+        """The worker ends and could not tell the storage of its last runs."""
+        logger.error(
+            "worker %s: the ends of %d jobs could not be told to the storage; they will run again",
+            self._worker_id,
+            runs,
+        )
+
+    def worker_stopped(self) -> None:
+        """The worker has ended."""
+        logger.info("worker %s stopped", self._worker_id)
+
+    def summary(self, executing: int) -> None:
+        """A line on what has happened since the last such line, if anything has."""
+        counters = self.counters
+        news = counters.processed - self._summed
+        if news:
+            self._summed = counters.processed
+            logger.info(
+                "%d jobs done since the last such line; %d running; in all %d completed, %d failed, "
+                "%d retried, %d cancelled",
+                news,
+                executing,
+                counters.completed,
+                counters.failed,
+                counters.retried,
+                counters.cancelled,
+            )
+
+    # The storage.
+
+    def away(self, part: str, error: BaseException) -> None:
+        """An operation of the storage failed. Logged once until it works again."""
+        if part not in self._away:
+            self._away.add(part)
+            logger.error(
+                "worker %s: the storage failed (%s) and is tried again until it answers: %s",
+                self._worker_id,
+                part,
+                error,
+                exc_info=error,
+            )
+
+    def back(self, part: str) -> None:
+        """An operation of the storage worked."""
+        if part in self._away:
+            self._away.discard(part)
+            logger.warning("worker %s: the storage answers again (%s)", self._worker_id, part)
+
+
+def _name(run: "Run") -> str:
+    return f"{run.claimed.name} [{run.claimed.id}]"
+
+
+def _error_text(run: "Run") -> str:
+    error = run.outcome.error if run.outcome is not None else None
+    return "" if error is None else f"{error.type}: {error.message}"
+
+
+def _extra(claimed: Claimed) -> dict[str, Any]:
+    return {"job_id": claimed.id, "queue": claimed.queue, "attempt": claimed.attempts}

@@ -1,0 +1,106 @@
+"""The conformance suite: what every storage has to do, as tests that a storage's own test class inherits.
+
+    import pytest
+    from djqueue.testing.clock import FakeClock
+    from djqueue.testing.contract import POLICIES, StorageContract
+
+    class TestMyStorage(StorageContract):
+        @pytest.fixture
+        def storage(self):
+            self.clock = FakeClock()
+            storage = MyStorage(clock=self.clock, policies=POLICIES)
+            yield storage
+            storage.close()
+
+        def advance(self, milliseconds):
+            self.clock.advance(milliseconds)
+
+`storage` is empty and ready, and configured with `POLICIES`. Without `advance` the suite waits for
+real: give such a storage short leases. Nothing but `djqueue.storage.base.Storage` is called, events
+and wake-ups may come from any thread. `StorageContract` is the sum of its parts; while a storage is
+being written, its test class may inherit some of them.
+
+It needs pytest and hypothesis.
+"""
+
+from .cancelling import CancellingContract
+from .case import POLICIES, StorageCase
+from .claims import ClaimsContract
+from .concurrency import ConcurrencyContract
+from .dead_letters import DeadLettersContract
+from .delayed import DelayedContract
+from .dependencies import DependenciesContract
+from .enqueue import EnqueueContract
+from .groups import GroupsContract
+from .ids_and_bytes import IdsAndBytesContract
+from .leases import LeasesContract
+from .limits import LimitsContract
+from .maintenance import MaintenanceContract
+from .order import OrderContract
+from .outcomes import OutcomesContract
+from .queue_controls import QueueControlsContract
+from .reads import ReadsContract
+from .results import ResultsContract
+from .sequences import SequencesContract
+from .stalls import StallsContract
+from .telling import TellingContract
+from .transition_table import TransitionTableContract
+from .unique_keys import UniqueKeysContract
+from .workers import WorkersContract
+
+__all__ = [
+    "POLICIES",
+    "CancellingContract",
+    "ClaimsContract",
+    "ConcurrencyContract",
+    "DeadLettersContract",
+    "DelayedContract",
+    "DependenciesContract",
+    "EnqueueContract",
+    "GroupsContract",
+    "IdsAndBytesContract",
+    "LeasesContract",
+    "LimitsContract",
+    "MaintenanceContract",
+    "OrderContract",
+    "OutcomesContract",
+    "QueueControlsContract",
+    "ReadsContract",
+    "ResultsContract",
+    "SequencesContract",
+    "StallsContract",
+    "StorageCase",
+    "StorageContract",
+    "TellingContract",
+    "TransitionTableContract",
+    "UniqueKeysContract",
+    "WorkersContract",
+]
+
+
+class StorageContract(
+    EnqueueContract,
+    OrderContract,
+    ClaimsContract,
+    LeasesContract,
+    OutcomesContract,
+    StallsContract,
+    ResultsContract,
+    CancellingContract,
+    DeadLettersContract,
+    DelayedContract,
+    UniqueKeysContract,
+    GroupsContract,
+    LimitsContract,
+    DependenciesContract,
+    QueueControlsContract,
+    ReadsContract,
+    TellingContract,
+    WorkersContract,
+    MaintenanceContract,
+    IdsAndBytesContract,
+    SequencesContract,
+    ConcurrencyContract,
+    TransitionTableContract,
+):
+    """All of it."""

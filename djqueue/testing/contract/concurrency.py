@@ -1,0 +1,455 @@
+"""Threads: whatever races with whatever, each job is run by one worker at a time and ends once."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from threading import Event as ThreadEvent
+from threading import Lock
+
+from djqueue.core.job import Claimed, ClaimRequest
+from djqueue.core.limiter import Rate
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    ENDINGS,
+    QUEUE,
+    a_failed_job,
+    batch,
+    claim,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    finish,
+    lease_of,
+    request,
+    state,
+)
+from ..waiting import Recorder, together
+from .case import LATER, StorageCase
+
+Handle = Callable[[Claimed], object]
+
+
+class Crew:
+    """Workers that go on until they are told that no more will come, woken by the storage alone."""
+
+    def __init__(self, storage: Storage, handle: Handle) -> None:
+        self._storage = storage
+        self._handle = handle
+        self._bells: list[ThreadEvent] = []
+        self._over = ThreadEvent()
+
+    def work(self, asked: ClaimRequest) -> None:
+        """Claim, handle, claim."""
+        bell = ThreadEvent()
+        self._bells.append(bell)
+        stop = self._storage.listen(None, bell.set)
+        try:
+            while True:
+                # In this order: what is queued behind an empty claim rings the bell again.
+                bell.clear()
+                last = self._over.is_set()
+                jobs = self._storage.claim(asked).jobs
+                for claimed in jobs:
+                    self._handle(claimed)
+                if jobs:
+                    continue
+                if last:
+                    return
+                assert bell.wait(20), "nobody rang: a wake-up was lost"
+        finally:
+            stop()
+
+    def go_home(self) -> None:
+        """No more will come."""
+        self._over.set()
+        for bell in list(self._bells):
+            bell.set()
+
+
+class ConcurrencyContract(StorageCase):
+    """Cases about threads."""
+
+    def test_each_of_many_jobs_is_run_once(self, storage: Storage) -> None:
+        """Four producers and four workers: 18,000 operations."""
+        runs: Counter[str] = Counter()
+        lock = Lock()
+        recorder = Recorder()
+        storage.subscribe(QUEUE, recorder)
+
+        def handle(claimed: Claimed) -> None:
+            with lock:
+                runs[claimed.id] += 1
+            assert finish(storage, completing(claimed)) == [True]
+
+        crew = Crew(storage, handle)
+        left = [4]
+
+        def produce() -> list[str]:
+            made = [job_id for _ in range(60) for job_id in enqueue_many(storage, 25)]
+            with lock:
+                left[0] -= 1
+                if not left[0]:
+                    crew.go_home()
+            return made
+
+        made = together(
+            [
+                *([produce] * 4),
+                *(partial(_work, crew, request(10, worker=f"w{n}")) for n in range(4)),
+            ]
+        )
+
+        ids = [job_id for part in made for job_id in part]
+        assert len(ids) == len(set(ids)) == 6_000
+        assert runs == Counter(ids)
+        assert counts(storage) == {State.COMPLETED: 6_000}
+        recorder.until_true(lambda: recorder.count("completed") >= 6_000, "6,000 ends")
+        told = Counter((event.id, event.event) for event in recorder.events())
+        words = ("queued", "active", "completed")
+        assert told == Counter((job_id, word) for job_id in ids for word in words)
+
+    def test_outcomes_of_every_kind_leave_exact_counts(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 2_000)
+        ends: dict[str, list[str]] = {job_id: [] for job_id in ids}
+        expected = {
+            "complete": State.COMPLETED,
+            "fail": State.FAILED,
+            "cancel": State.CANCELLED,
+        }
+
+        def work(seed: int) -> int:
+            random = Random(seed)
+            steps = 0
+            while jobs := claim(storage, random.randrange(1, 20), worker=f"w{seed}"):
+                outcomes = []
+                kinds = []
+                for claimed in jobs:
+                    kind = random.choice(sorted(ENDINGS))
+                    kinds.append(kind)
+                    outcomes.append(ENDINGS[kind](claimed))
+                # Said twice: the second word must never be heard.
+                accepted = finish(storage, *outcomes, *outcomes)
+                assert accepted == [True] * len(jobs) + [False] * len(jobs)
+                for claimed, kind in zip(jobs, kinds, strict=True):
+                    if kind in expected:
+                        ends[claimed.id].append(kind)
+                steps += len(jobs)
+            return steps
+
+        together([partial(work, seed) for seed in range(6)])
+        # A worker that found nothing left while another still held jobs may have gone too early.
+        work(99)
+
+        assert {len(heard) for heard in ends.values()} == {1}
+        states = dict(zip(ids, storage.states(QUEUE, ids), strict=True))
+        assert states == {job_id: expected[heard[0]] for job_id, heard in ends.items()}
+        assert counts(storage) == Counter(expected[heard[0]] for heard in ends.values())
+        assert len(storage.dead_letters(QUEUE)) == counts(storage).get(State.FAILED, 0)
+
+    def test_of_producers_racing_for_one_id_one_wins(self, storage: Storage) -> None:
+        ids = [f"order:{number}" for number in range(400)]
+
+        def produce(seed: int) -> list[str]:
+            shuffled = Random(seed).sample(ids, len(ids))
+            answers = [storage.enqueue([batch(ids=[job_id])])[0] for job_id in shuffled]
+            assert {answer.status for answer in answers} <= {"queued", "duplicate"}
+            return [answer.id for answer in answers if answer.status == "queued"]
+
+        won = together([partial(produce, seed) for seed in range(6)])
+
+        assert Counter(job_id for part in won for job_id in part) == Counter(ids)
+        assert counts(storage) == {State.WAITING: 400}
+
+    def test_of_producers_racing_for_one_key_one_wins(self, storage: Storage) -> None:
+        def produce(seed: int) -> list[str]:
+            keys = Random(seed).sample(range(200), 200)
+            answers = [storage.enqueue([batch(unique_key=f"key:{key}")])[0] for key in keys]
+            return [answer.id for answer in answers if answer.status == "queued"]
+
+        won = together([partial(produce, seed) for seed in range(6)])
+
+        assert sum(map(len, won)) == 200
+        assert counts(storage) == {State.WAITING: 200}
+
+    def test_a_key_changes_hands_one_owner_at_a_time(self, storage: Storage) -> None:
+        """Producers and workers of one unique key: never are two jobs with it alive."""
+        lock = Lock()
+        alive: set[str] = set()
+        most = [0]
+
+        def cycle(seed: int) -> int:
+            made = 0
+            for _ in range(150):
+                [answer] = storage.enqueue([batch(unique_key="k")])
+                made += answer.status == "queued"
+                for claimed in claim(storage, 5, worker=f"w{seed}"):
+                    with lock:
+                        alive.add(claimed.id)
+                        most[0] = max(most[0], len(alive))
+                    with lock:
+                        alive.discard(claimed.id)
+                    finish(storage, completing(claimed))
+            return made
+
+        made = sum(together([partial(cycle, seed) for seed in range(4)]))
+        finish(storage, *map(completing, claim(storage, 5)))
+
+        assert most[0] == 1
+        assert counts(storage) == {State.COMPLETED: made}
+
+    def test_a_job_is_either_cancelled_or_run(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 1_500)
+
+        def cancel(part: list[str]) -> list[str]:
+            answers = [storage.cancel(QUEUE, [job_id])[0] for job_id in part]
+            return [answer.id for answer in answers if answer.status == "cancelled"]
+
+        def work() -> list[str]:
+            ran = []
+            while jobs := claim(storage, 7):
+                ran += [one.id for one in jobs]
+                finish(storage, *map(completing, jobs))
+            return ran
+
+        parts = together([partial(cancel, ids[::-2]), partial(cancel, ids[1::2]), work, work])
+
+        cancelled, ran = set(parts[0] + parts[1]), parts[2] + parts[3]
+        assert Counter(ran) == Counter(set(ids) - cancelled)
+        expected = {State.CANCELLED: len(cancelled), State.COMPLETED: len(ran)}
+        assert counts(storage) == {there: count for there, count in expected.items() if count}
+
+    def test_a_late_word_and_a_sweep_leave_one_outcome(self, storage: Storage) -> None:
+        enqueue_many(storage, 1_000)
+        claimed = claim(storage, 1_000)
+        self.advance(claimed[0].lease + 1)
+
+        def complete(part: list[Claimed]) -> dict[str, bool]:
+            return {one.id: finish(storage, completing(one))[0] for one in part}
+
+        answers = together(
+            [
+                partial(complete, claimed[::2]),
+                partial(complete, claimed[1::2]),
+                lambda: {} if storage.maintain() else {},
+                lambda: {} if storage.maintain() else {},
+            ]
+        )
+
+        accepted = {job_id: heard for part in answers for job_id, heard in part.items()}
+        records = storage.jobs(QUEUE, [one.id for one in claimed])
+        for record in records:
+            assert record is not None
+            expected = (State.COMPLETED, 0) if accepted[record.id] else (State.WAITING, 1)
+            assert (record.state, record.stalls) == expected
+        assert sum(counts(storage).values()) == 1_000
+
+    def test_a_late_renewal_and_a_sweep_leave_one_owner(self, storage: Storage) -> None:
+        enqueue_many(storage, 1_000)
+        claimed = claim(storage, 1_000)
+        self.advance(claimed[0].lease + 1)
+
+        def renew() -> list[bool]:
+            return [storage.renew([lease_of(one)])[0].held for one in claimed]
+
+        held = together([renew, lambda: [bool(storage.maintain())]])[0]
+
+        states = storage.states(QUEUE, [one.id for one in claimed])
+        assert states == [State.ACTIVE if kept else State.WAITING for kept in held]
+
+    def test_one_job_of_a_group_is_active_at_once_also_under_fire(self, storage: Storage) -> None:
+        lock = Lock()
+        running: Counter[str] = Counter()
+        clashes: list[str] = []
+        done: dict[str, list[str]] = {}
+
+        def handle(claimed: Claimed) -> None:
+            group = str(claimed.options.group)
+            with lock:
+                running[group] += 1
+                if running[group] > 1:
+                    clashes.append(group)
+                done.setdefault(group, []).append(claimed.id)
+            with lock:
+                running[group] -= 1
+            finish(storage, completing(claimed))
+
+        crew = Crew(storage, handle)
+        ids = {f"g{n}": enqueue_many(storage, 40, group=f"g{n}") for n in range(15)}
+
+        def watch() -> None:
+            wanted = {State.COMPLETED: 600}
+            bell = ThreadEvent()
+            stop = storage.subscribe(QUEUE, lambda event: bell.set())
+            while counts(storage) != wanted:
+                assert bell.wait(20), counts(storage)
+                bell.clear()
+            stop()
+            crew.go_home()
+
+        workers = [partial(crew.work, request(3, worker=f"w{n}")) for n in range(5)]
+        together([watch, *workers])
+
+        assert clashes == []
+        assert done == ids
+
+    def test_no_more_are_active_than_the_queue_allows_also_under_fire(
+        self, storage: Storage
+    ) -> None:
+        storage.set_limits(QUEUE, None, 3)
+        enqueue_many(storage, 800)
+        lock = Lock()
+        active = [0]
+        most = [0]
+
+        def work(name: str) -> int:
+            ran = 0
+            idle = 0
+            while idle < 200:
+                jobs = claim(storage, 2, worker=name)
+                idle = 0 if jobs else idle + 1
+                with lock:
+                    active[0] += len(jobs)
+                    most[0] = max(most[0], active[0])
+                with lock:
+                    active[0] -= len(jobs)
+                finish(storage, *map(completing, jobs))
+                ran += len(jobs)
+            return ran
+
+        ran = sum(together([partial(work, f"w{n}") for n in range(5)])) + work("last")
+
+        assert ran == 800
+        assert most[0] <= 3
+        assert counts(storage) == {State.COMPLETED: 800}
+
+    def test_no_more_start_than_the_rate_allows_also_under_fire(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, Rate(50, 1_000 * LATER), None)
+        enqueue_many(storage, 500)
+
+        def work(name: str) -> int:
+            return sum(len(claim(storage, 3, worker=name)) for _ in range(100))
+
+        assert sum(together([partial(work, f"w{n}") for n in range(6)])) == 50
+
+    def test_an_obliterated_queue_loses_no_job_that_comes_after(self, storage: Storage) -> None:
+        over = ThreadEvent()
+        left = [3]
+        lock = Lock()
+
+        def produce() -> int:
+            for _ in range(400):
+                enqueue(storage)
+            with lock:
+                left[0] -= 1
+                if not left[0]:
+                    over.set()
+            return 0
+
+        def obliterate() -> int:
+            gone = 0
+            while not over.is_set():
+                gone += storage.obliterate(QUEUE, force=True)
+            return gone
+
+        gone = sum(together([produce, produce, produce, obliterate]))
+
+        assert gone + len(claim(storage, 2_000)) == 1_200
+
+    def test_dependents_made_while_their_dependency_ends_are_unblocked(
+        self, storage: Storage
+    ) -> None:
+        firsts = enqueue_many(storage, 300, queue="first")
+        claimed = claim(storage, 300, queues=["first"])
+        random = Random(3)
+
+        def complete(part: list[Claimed]) -> list[str]:
+            for one in part:
+                finish(storage, completing(one))
+            return []
+
+        def depend(order: list[str]) -> list[str]:
+            return [enqueue(storage, depends_on=(("first", job_id),)) for job_id in order]
+
+        made = together(
+            [
+                partial(complete, claimed[:150]),
+                partial(complete, claimed[150:]),
+                partial(depend, random.sample(firsts, 300)),
+                partial(depend, random.sample(firsts, 300)),
+            ]
+        )
+
+        assert counts(storage) == {State.WAITING: 600}
+        assert {one.id for one in claim(storage, 600)} == {*made[2], *made[3]}
+
+    def test_jobs_cleaned_while_they_end_leave_nothing_behind(self, storage: Storage) -> None:
+        enqueue_many(storage, 1_500)
+        before = self.now(storage) + LATER
+        over = ThreadEvent()
+
+        def work() -> int:
+            while jobs := claim(storage, 5):
+                for one in jobs:
+                    finish(storage, completing(one))
+            over.set()
+            return 0
+
+        def clean() -> int:
+            gone = 0
+            while not over.is_set():
+                gone += storage.clean(QUEUE, frozenset({State.COMPLETED}), before)
+            return gone
+
+        gone = sum(together([work, clean, clean]))
+
+        assert gone + storage.clean(QUEUE, frozenset({State.COMPLETED}), before) == 1_500
+        assert counts(storage) == {}
+        assert storage.page(QUEUE, None, 10) == []
+
+    def test_a_dead_letter_is_retried_once(self, storage: Storage) -> None:
+        ids = [a_failed_job(storage) for _ in range(100)]
+
+        answers = together([lambda: [storage.retry(QUEUE, [one])[0] for one in ids]] * 4)
+
+        assert Counter(word for part in answers for word in part) == {
+            "retried": 100,
+            "not_failed": 300,
+        }
+        assert counts(storage) == {State.WAITING: 100}
+
+    def test_a_delayed_job_is_promoted_once(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 100, delay=LATER)
+
+        answers = together([lambda: [storage.promote(QUEUE, [one])[0] for one in ids]] * 4)
+
+        assert Counter(moved for part in answers for moved in part) == {True: 100, False: 300}
+        assert counts(storage) == {State.WAITING: 100}
+
+    def test_a_cached_answer_is_whole_while_the_job_ends(self, storage: Storage) -> None:
+        """Whoever hears `completed` hears the result with it."""
+        ids = [f"{number}" for number in range(300)]
+        enqueue_many(storage, 300, ids=ids)
+        claimed = claim(storage, 300)
+
+        def complete() -> set[object]:
+            for one in claimed:
+                finish(storage, completing(one, b"whole"))
+            return set()
+
+        def ask() -> set[object]:
+            answers = [storage.enqueue([batch(ids=[job_id])])[0] for job_id in ids * 3]
+            return {(answer.status, answer.result) for answer in answers}
+
+        heard: set[object] = set().union(*together([complete, ask, ask]))
+
+        assert heard <= {("duplicate", None), ("completed", b"whole")}
+        assert state(storage, ids[-1]) is State.COMPLETED
+
+
+def _work(crew: Crew, asked: ClaimRequest) -> list[str]:
+    crew.work(asked)
+    return []

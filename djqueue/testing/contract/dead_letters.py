@@ -1,0 +1,225 @@
+"""Dead letters: jobs that failed for good, kept for a while, and retried."""
+
+import pytest
+
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    ERROR,
+    JOB_IN,
+    QUEUE,
+    a_cancelled_job,
+    a_completed_job,
+    a_failed_job,
+    a_waiting_job,
+    batch,
+    claim,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    failing,
+    finish,
+    job,
+    retrying,
+    state,
+)
+from .case import (
+    BRIEF_LETTERS,
+    FEW_LETTERS,
+    LATER,
+    SELF_HEALING,
+    SOON,
+    StorageCase,
+    nothing_changes,
+    swept_clean,
+)
+from .transitions import shows
+
+
+class DeadLettersContract(StorageCase):
+    """Cases about failed jobs."""
+
+    def test_a_dead_letter_is_kept_for_a_while(self, storage: Storage) -> None:
+        a_failed_job(storage, id="order:1", reason="timeout")
+
+        [letter] = storage.dead_letters(QUEUE)
+
+        record = job(storage, "order:1")
+        assert (letter.id, letter.reason, letter.retries) == ("order:1", "timeout", 0)
+        assert letter.entered_at == record.finished_at
+        assert letter.expires_at > letter.entered_at
+        assert letter.next_retry_at == 0
+
+    def test_dead_letters_are_listed_oldest_first(self, storage: Storage) -> None:
+        ids = [a_failed_job(storage, id=str(number)) for number in (3, 1, 2)]
+        a_failed_job(storage, queue="other")
+
+        assert [letter.id for letter in storage.dead_letters(QUEUE)] == ids
+
+    @shows("retry_dead", State.FAILED, State.WAITING)
+    def test_a_dead_letter_retried_waits_with_its_budget_renewed(self, storage: Storage) -> None:
+        enqueue(storage, id="order:1", max_stalls=0)
+        finish(storage, retrying(claim_one(storage)))
+        self.lose_lease(storage, claim_one(storage).lease)
+        assert state(storage, "order:1") is State.FAILED
+
+        assert storage.retry(QUEUE, ["order:1"]) == ["retried"]
+
+        record = job(storage, "order:1")
+        assert (record.state, record.failures, record.stalls) == (State.WAITING, 0, 0)
+        assert (record.attempts, record.reason, record.finished_at) == (2, "", 0)
+        assert len(record.history) == 2
+        assert storage.dead_letters(QUEUE) == []
+        assert counts(storage) == {State.WAITING: 1}
+
+    def test_a_retried_job_completes_like_any_other(self, storage: Storage) -> None:
+        a_failed_job(storage, id="order:1", error=ERROR)
+        storage.retry(QUEUE, ["order:1"])
+
+        claimed = claim_one(storage)
+        assert (claimed.id, claimed.attempts) == ("order:1", 2)
+        assert finish(storage, completing(claimed, b"at last")) == [True]
+
+        record = job(storage, "order:1")
+        assert (record.state, record.result, record.error) == (State.COMPLETED, b"at last", None)
+        assert counts(storage) == {State.COMPLETED: 1}
+
+    def test_a_retried_job_that_fails_again_has_one_dead_letter(self, storage: Storage) -> None:
+        a_failed_job(storage, id="order:1", reason="timeout")
+        storage.retry(QUEUE, ["order:1"])
+        finish(storage, failing(claim_one(storage), "explicit_fail"))
+
+        assert [letter.reason for letter in storage.dead_letters(QUEUE)] == ["explicit_fail"]
+        assert counts(storage) == {State.FAILED: 1}
+
+    @pytest.mark.parametrize("there", sorted(set(State) - {State.FAILED}))
+    def test_a_job_that_did_not_fail_is_not_retried(self, storage: Storage, there: State) -> None:
+        job_id = JOB_IN[there](storage)
+
+        with nothing_changes(storage):
+            assert storage.retry(QUEUE, [job_id]) == ["not_failed"]
+
+    def test_many_dead_letters_are_answered_in_order(self, storage: Storage) -> None:
+        a_completed_job(storage, id="done")
+        a_failed_job(storage, id="dead 1")
+        a_failed_job(storage, id="dead 2")
+
+        answers = storage.retry(QUEUE, ["dead 2", "nobody", "done", "dead 1", "dead 2"])
+
+        assert answers == ["retried", "not_found", "not_failed", "retried", "not_failed"]
+        assert [one.id for one in claim(storage, 5)] == ["dead 2", "dead 1"]
+
+    def test_a_retry_does_not_take_a_unique_key_from_its_owner(self, storage: Storage) -> None:
+        a_failed_job(storage, id="old", unique_key="k")
+        a_waiting_job(storage, id="new", unique_key="k")
+
+        with nothing_changes(storage):
+            assert storage.retry(QUEUE, ["old"]) == ["unique_key_taken"]
+
+        storage.cancel(QUEUE, ["new"])
+        assert storage.retry(QUEUE, ["old"]) == ["retried"]
+        [answer] = storage.enqueue([batch(unique_key="k")])
+        assert (answer.status, answer.id) == ("duplicate", "old")
+
+    def test_of_two_dead_letters_with_one_unique_key_one_is_retried(self, storage: Storage) -> None:
+        a_failed_job(storage, id="a", unique_key="k")
+        a_failed_job(storage, id="b", unique_key="k")
+
+        assert storage.retry(QUEUE, ["a", "b"]) == ["retried", "unique_key_taken"]
+
+    def test_the_oldest_give_way_when_there_are_too_many(self, storage: Storage) -> None:
+        for number in range(5):
+            a_failed_job(storage, queue=FEW_LETTERS, id=str(number))
+
+        assert [letter.id for letter in storage.dead_letters(FEW_LETTERS)] == ["2", "3", "4"]
+        assert storage.states(FEW_LETTERS, list("01234")) == [None, None, *[State.FAILED] * 3]
+        assert counts(storage, FEW_LETTERS) == {State.FAILED: 3}
+        assert storage.retry(FEW_LETTERS, ["0"]) == ["not_found"]
+
+    def test_a_dead_letter_past_its_time_is_gone_with_its_job(self, storage: Storage) -> None:
+        a_failed_job(storage, queue=BRIEF_LETTERS, id="brief")
+        a_failed_job(storage, id="kept")
+        self.advance(SOON + 1)
+
+        swept_clean(storage)
+
+        assert storage.dead_letters(BRIEF_LETTERS) == []
+        assert storage.jobs(BRIEF_LETTERS, ["brief"]) == [None]
+        assert counts(storage, BRIEF_LETTERS) == {}
+        assert state(storage, "kept") is State.FAILED
+
+    def test_a_retried_job_outlives_the_time_of_its_dead_letter(self, storage: Storage) -> None:
+        a_failed_job(storage, queue=BRIEF_LETTERS, id="brief")
+        storage.retry(BRIEF_LETTERS, ["brief"])
+
+        self.pass_time(storage, SOON + 1)
+
+        assert state(storage, "brief", BRIEF_LETTERS) is State.WAITING
+
+    def test_a_dead_letter_is_kept_longer_than_results_are(self, storage: Storage) -> None:
+        a_failed_job(storage, id="order:1", result_ttl=SOON)
+
+        self.pass_time(storage, SOON + 1)
+
+        assert state(storage, "order:1") is State.FAILED
+
+    def test_a_queue_that_heals_itself_retries_so_often_and_no_more(self, storage: Storage) -> None:
+        enqueue(storage, queue=SELF_HEALING, id="order:1")
+        retries = []
+        for _ in range(3):
+            finish(storage, failing(claim_one(storage)))
+            [letter] = storage.dead_letters(SELF_HEALING)
+            retries.append((letter.retries, letter.next_retry_at > letter.entered_at))
+            assert claim(storage) == []
+            self.pass_time(storage, SOON + 1)
+
+        assert retries == [(0, True), (1, True), (2, False)]
+        self.pass_time(storage, SOON + 1)
+        assert claim(storage) == []
+        assert counts(storage, SELF_HEALING) == {State.FAILED: 1}
+
+    def test_a_retry_by_hand_gives_back_the_retries_by_itself(self, storage: Storage) -> None:
+        enqueue(storage, queue=SELF_HEALING, id="order:1")
+        for _ in range(3):
+            finish(storage, failing(claim_one(storage)))
+            self.pass_time(storage, SOON + 1)
+        storage.retry(SELF_HEALING, ["order:1"])
+        finish(storage, failing(claim_one(storage)))
+
+        assert storage.dead_letters(SELF_HEALING)[0].retries == 0
+
+    def test_the_sweep_tells_of_its_retries(self, storage: Storage) -> None:
+        a_failed_job(storage, queue=SELF_HEALING, id="a")
+        a_failed_job(storage, queue=SELF_HEALING, id="b")
+        self.advance(SOON + 1)
+
+        assert [storage.maintain().retried for _ in range(2)] == [2, 0]
+
+    def test_a_removed_dead_letter_is_gone_with_its_job(self, storage: Storage) -> None:
+        a_failed_job(storage, id="order:1")
+
+        assert storage.remove(QUEUE, ["order:1"]) == [True]
+
+        assert storage.dead_letters(QUEUE) == []
+        assert counts(storage) == {}
+        assert storage.retry(QUEUE, ["order:1"]) == ["not_found"]
+
+    def test_an_expired_job_retried_by_hand_runs(self, storage: Storage) -> None:
+        enqueue(storage, id="late", ttl=SOON)
+        self.pass_time(storage, SOON + 1)
+        assert state(storage, "late") is State.FAILED
+
+        storage.retry(QUEUE, ["late"])
+        storage.maintain()
+
+        assert claim_one(storage).id == "late"
+
+    def test_jobs_that_did_not_fail_are_no_dead_letters(self, storage: Storage) -> None:
+        a_completed_job(storage)
+        a_cancelled_job(storage)
+        a_waiting_job(storage)
+        enqueue(storage, delay=LATER)
+
+        assert storage.dead_letters(QUEUE) == []

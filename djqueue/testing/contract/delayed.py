@@ -1,0 +1,228 @@
+"""Delays and lifetimes: jobs that are not due yet, and jobs whose time is over before they start."""
+
+import pytest
+
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    JOB_IN,
+    NAME,
+    QUEUE,
+    a_blocked_job,
+    a_delayed_job,
+    a_waiting_job,
+    claim,
+    claim_ids,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    finish,
+    job,
+    request,
+    retrying,
+    state,
+)
+from .case import LATER, SOON, StorageCase, nothing_changes, swept_clean
+from .transitions import shows
+
+
+class DelayedContract(StorageCase):
+    """Cases about `delay`, `run_at`, `promote` and `reschedule`."""
+
+    @pytest.mark.parametrize("word", ["delay", "run_at"])
+    def test_a_delayed_job_is_not_claimed_before_its_time(
+        self, storage: Storage, word: str
+    ) -> None:
+        start = 0 if word == "delay" else self.now(storage)
+        job_id = enqueue(storage, **{word: start + LATER})
+
+        assert claim(storage) == []
+        record = job(storage, job_id)
+        assert record.state is State.DELAYED
+        assert record.run_at == (record.created_at if word == "delay" else start) + LATER
+        assert counts(storage) == {State.DELAYED: 1}
+        assert storage.waiting_names(QUEUE) == {}
+
+    @pytest.mark.parametrize("given", [{"delay": 0}, {"run_at": 0}, {"run_at": 1}])
+    def test_a_time_that_is_over_is_now(self, storage: Storage, given: dict[str, int]) -> None:
+        job_id = enqueue(storage, **given)
+
+        assert state(storage, job_id) is State.WAITING
+        assert claim_ids(storage) == [job_id]
+
+    @shows("promote", State.DELAYED, State.WAITING)
+    def test_maintenance_makes_due_jobs_waiting(self, storage: Storage) -> None:
+        due = enqueue(storage, delay=SOON)
+        later = enqueue(storage, delay=LATER)
+        self.advance(SOON + 1)
+
+        assert [storage.maintain().promoted for _ in range(2)] == [1, 0]
+
+        assert storage.states(QUEUE, [due, later]) == [State.WAITING, State.DELAYED]
+        assert storage.waiting_names(QUEUE) == {NAME: 1}
+
+    def test_a_claim_takes_due_jobs_without_any_maintenance(self, storage: Storage) -> None:
+        job_id = enqueue(storage, delay=SOON)
+        assert claim(storage) == []
+        self.advance(SOON + 1)
+
+        assert claim_ids(storage) == [job_id]
+
+    def test_due_jobs_are_found_again_and_again(self, storage: Storage) -> None:
+        for _ in range(5):
+            job_id = enqueue(storage, delay=SOON)
+            assert claim(storage) == []
+            self.pass_time(storage, SOON + 1)
+            assert claim_ids(storage) == [job_id]
+
+    def test_thousands_become_due_at_once(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 3_000, delay=SOON)
+        self.advance(SOON + 1)
+
+        swept_clean(storage)
+
+        assert counts(storage) == {State.WAITING: 3_000}
+        assert claim_ids(storage, 3_000) == ids
+
+    def test_a_very_long_delay_is_just_a_delay(self, storage: Storage) -> None:
+        """Past 2^31 milliseconds timers of some systems fire at once."""
+        century = 100 * 365 * 86_400_000
+        ids = [enqueue(storage, delay=delay) for delay in (2**31, 2**32 + 1, century)]
+        self.pass_time(storage, SOON)
+
+        assert claim(storage, 3) == []
+        assert storage.states(QUEUE, ids) == [State.DELAYED] * 3
+        claims = storage.claim(request())
+        assert claims.wait is not None
+        assert claims.wait > 2**31 - LATER
+
+    @shows("promote", State.DELAYED, State.WAITING)
+    def test_a_delayed_job_promoted_by_hand_waits(self, storage: Storage) -> None:
+        job_id = a_delayed_job(storage)
+
+        assert storage.promote(QUEUE, [job_id, "nobody", job_id]) == [True, False, False]
+
+        assert job(storage, job_id).state is State.WAITING
+        assert claim_ids(storage) == [job_id]
+
+    @pytest.mark.parametrize("there", sorted(set(State) - {State.DELAYED}))
+    def test_a_job_that_is_not_delayed_is_not_promoted(
+        self, storage: Storage, there: State
+    ) -> None:
+        job_id = JOB_IN[there](storage)
+
+        with nothing_changes(storage):
+            assert storage.promote(QUEUE, [job_id]) == [False]
+
+    @shows("reschedule", State.WAITING, [State.WAITING, State.DELAYED])
+    @shows("reschedule", State.DELAYED, [State.WAITING, State.DELAYED])
+    def test_a_waiting_or_delayed_job_is_put_to_another_time(self, storage: Storage) -> None:
+        now = self.now(storage)
+        ids = [a_waiting_job(storage), a_delayed_job(storage), a_waiting_job(storage)]
+        delayed_too = a_delayed_job(storage)
+
+        assert storage.reschedule(QUEUE, ids[:2], now + 2 * LATER) == [True, True]
+        assert storage.states(QUEUE, ids) == [State.DELAYED, State.DELAYED, State.WAITING]
+        assert job(storage, ids[0]).run_at == now + 2 * LATER
+        assert storage.reschedule(QUEUE, [ids[2], delayed_too], now - 1) == [True, True]
+        assert storage.states(QUEUE, [ids[2], delayed_too]) == [State.WAITING, State.WAITING]
+        assert sorted(claim_ids(storage, 10)) == sorted([ids[2], delayed_too])
+        assert counts(storage) == {State.ACTIVE: 2, State.DELAYED: 2}
+
+    def test_a_rescheduled_job_keeps_to_its_new_time_only(self, storage: Storage) -> None:
+        earlier, later = enqueue(storage, delay=LATER), enqueue(storage, delay=SOON)
+        now = self.now(storage)
+        storage.reschedule(QUEUE, [earlier], now + SOON)
+        storage.reschedule(QUEUE, [later], now + LATER)
+
+        self.pass_time(storage, SOON + 1)
+
+        assert claim_ids(storage, 2) == [earlier]
+        assert state(storage, later) is State.DELAYED
+
+    @pytest.mark.parametrize("there", sorted(set(State) - {State.DELAYED, State.WAITING}))
+    def test_other_jobs_are_not_rescheduled(self, storage: Storage, there: State) -> None:
+        job_id = JOB_IN[there](storage)
+
+        with nothing_changes(storage):
+            assert storage.reschedule(QUEUE, [job_id, "nobody"], 1) == [False, False]
+
+    def test_a_retry_waits_as_long_as_was_said(self, storage: Storage) -> None:
+        job_id = enqueue(storage)
+        finish(storage, retrying(claim_one(storage), delay=SOON))
+        assert claim(storage) == []
+
+        self.pass_time(storage, SOON + 1)
+
+        assert claim_ids(storage) == [job_id]
+
+    def test_delayed_jobs_of_several_queues_become_due_together(self, storage: Storage) -> None:
+        for number in range(6):
+            enqueue(storage, queue=f"q{number}", id=f"{number}", delay=SOON)
+        self.advance(SOON + 1)
+
+        assert sorted(claim_ids(storage, 10)) == list("012345")
+
+    @shows("expire", [State.WAITING, State.DELAYED, State.BLOCKED], State.FAILED)
+    @pytest.mark.parametrize("there", [State.WAITING, State.DELAYED, State.BLOCKED])
+    def test_a_job_that_has_not_started_in_its_time_is_a_dead_letter(
+        self, storage: Storage, there: State
+    ) -> None:
+        job_id = JOB_IN[there](storage, ttl=SOON)
+        self.advance(SOON + 1)
+
+        assert [storage.maintain().expired for _ in range(2)] == [1, 0]
+
+        record = job(storage, job_id)
+        assert (record.state, record.reason, record.attempts) == (State.FAILED, "ttl_expired", 0)
+        assert record.error is not None
+        assert [letter.reason for letter in storage.dead_letters(QUEUE)] == ["ttl_expired"]
+        assert claim(storage, 10, queues=[QUEUE]) == []
+
+    @shows("expire", State.WAITING, State.FAILED)
+    def test_an_expired_job_is_not_claimed_although_nobody_swept(self, storage: Storage) -> None:
+        job_id = a_waiting_job(storage, ttl=SOON)
+        self.advance(SOON + 1)
+
+        assert claim(storage) == []
+
+        assert job(storage, job_id).reason == "ttl_expired"
+        assert counts(storage) == {State.FAILED: 1}
+
+    def test_a_job_started_in_its_time_may_be_retried_after_it(self, storage: Storage) -> None:
+        job_id = enqueue(storage, ttl=SOON)
+        claimed = claim_one(storage)
+        self.pass_time(storage, SOON + 1)
+        assert state(storage, job_id) is State.ACTIVE
+
+        finish(storage, retrying(claimed))
+        storage.maintain()
+
+        assert claim_ids(storage) == [job_id]
+
+    def test_a_lifetime_that_is_not_over_does_nothing(self, storage: Storage) -> None:
+        job_id = enqueue(storage, ttl=LATER)
+
+        self.pass_time(storage, SOON)
+
+        assert claim_ids(storage) == [job_id]
+
+    def test_a_delay_counts_towards_the_lifetime(self, storage: Storage) -> None:
+        job_id = enqueue(storage, delay=2 * SOON, ttl=SOON)
+
+        self.pass_time(storage, SOON + 1)
+
+        assert job(storage, job_id).reason == "ttl_expired"
+
+    def test_a_jobs_id_is_free_once_it_has_expired(self, storage: Storage) -> None:
+        a_blocked_job(storage, id="order:1", ttl=SOON)
+        self.pass_time(storage, SOON + 1)
+        enqueue(storage, id="order:1")
+
+        self.pass_time(storage, SOON + 1)
+
+        assert claim_ids(storage, queues=[QUEUE]) == ["order:1"]
+        assert finish(storage, completing(claim_one(storage))) == [True]

@@ -1,0 +1,408 @@
+"""Dependencies: jobs that start when others have completed, and what happens when they do not."""
+
+from collections.abc import Callable
+
+import pytest
+
+from djqueue.core.errors import OptionError
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    QUEUE,
+    UPSTREAM,
+    a_blocked_job,
+    a_cancelled_job,
+    a_completed_job,
+    a_failed_job,
+    an_active_job,
+    batch,
+    cancelling,
+    claim,
+    claim_ids,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    failing,
+    finish,
+    job,
+    releasing,
+    retrying,
+    state,
+)
+from .case import LATER, SOON, StorageCase, nothing_changes
+from .transitions import shows
+
+Bad = Callable[["DependenciesContract", Storage], None]
+
+
+def fails(_: "DependenciesContract", storage: Storage) -> None:
+    """It fails for good."""
+    finish(storage, failing(claim_one(storage, queues=[UPSTREAM])))
+
+
+def is_cancelled(_: "DependenciesContract", storage: Storage) -> None:
+    """It is cancelled before it starts."""
+    storage.cancel(UPSTREAM, ["first"])
+
+
+def is_given_up(_: "DependenciesContract", storage: Storage) -> None:
+    """Its run gives it up."""
+    finish(storage, cancelling(claim_one(storage, queues=[UPSTREAM])))
+
+
+def is_removed(_: "DependenciesContract", storage: Storage) -> None:
+    """It is removed before it starts."""
+    storage.remove(UPSTREAM, ["first"])
+
+
+def is_cleaned(case: "DependenciesContract", storage: Storage) -> None:
+    """It is cleaned away before it starts."""
+    storage.clean(UPSTREAM, frozenset({State.WAITING}), case.now(storage) + LATER)
+
+
+def is_obliterated(_: "DependenciesContract", storage: Storage) -> None:
+    """Its queue is obliterated while it runs."""
+    claim_one(storage, queues=[UPSTREAM])
+    storage.obliterate(UPSTREAM, force=True)
+
+
+def expires(case: "DependenciesContract", storage: Storage) -> None:
+    """Its ttl is over before it starts."""
+    case.pass_time(storage, 10 * SOON + 1)
+
+
+def stalls_too_often(case: "DependenciesContract", storage: Storage) -> None:
+    """Its worker dies once too often."""
+    case.lose_lease(storage, claim_one(storage, queues=[UPSTREAM]).lease)
+
+
+BAD: list[Bad] = [
+    fails,
+    is_cancelled,
+    is_given_up,
+    is_removed,
+    is_cleaned,
+    is_obliterated,
+    expires,
+    stalls_too_often,
+]
+"""Every way in which a dependency can end without completing."""
+
+
+class DependenciesContract(StorageCase):
+    """Cases about `depends_on`."""
+
+    def dependent(self, storage: Storage, *ids: str, **given: object) -> str:
+        """A job that depends on jobs of the queue `UPSTREAM`."""
+        return enqueue(storage, depends_on=tuple((UPSTREAM, job_id) for job_id in ids), **given)
+
+    def complete(self, storage: Storage, queue: str = UPSTREAM) -> None:
+        """Complete the next job of a queue."""
+        assert finish(storage, completing(claim_one(storage, queues=[queue]))) == [True]
+
+    def test_a_job_with_an_unmet_dependency_is_blocked(self, storage: Storage) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+
+        job_id = self.dependent(storage, "first")
+
+        assert state(storage, job_id) is State.BLOCKED
+        assert claim(storage, 10, queues=[QUEUE]) == []
+        assert counts(storage) == {State.BLOCKED: 1}
+        assert storage.waiting_names(QUEUE) == {}
+
+    @shows("unblock", State.BLOCKED, State.WAITING)
+    def test_it_waits_from_the_moment_that_its_dependency_completes(
+        self, storage: Storage
+    ) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first")
+
+        self.complete(storage)
+
+        assert state(storage, job_id) is State.WAITING
+        assert claim_ids(storage) == [job_id]
+
+    @shows("unblock", State.BLOCKED, State.DELAYED)
+    def test_a_delay_is_kept_beyond_the_dependency(self, storage: Storage) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first", delay=LATER)
+
+        self.complete(storage)
+
+        assert state(storage, job_id) is State.DELAYED
+        assert claim(storage) == []
+
+    def test_a_dependency_that_has_completed_before_blocks_nothing(self, storage: Storage) -> None:
+        a_completed_job(storage, queue=UPSTREAM, id="first")
+
+        job_id = self.dependent(storage, "first")
+
+        assert state(storage, job_id) is State.WAITING
+
+    def test_every_dependency_has_to_complete(self, storage: Storage) -> None:
+        names = ["a", "b", "c"]
+        for name in names:
+            enqueue(storage, queue=UPSTREAM, id=name)
+        a_completed_job(storage, queue=UPSTREAM, id="done", name="other")
+        job_id = self.dependent(storage, *names, "done")
+
+        for _ in names:
+            assert state(storage, job_id) is State.BLOCKED
+            self.complete(storage)
+
+        assert state(storage, job_id) is State.WAITING
+
+    def test_one_job_unblocks_all_that_wait_for_it(self, storage: Storage) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        ids = [self.dependent(storage, "first", queue=f"q{number % 3}") for number in range(50)]
+
+        self.complete(storage)
+
+        assert set(claim_ids(storage, 100)) == set(ids)
+
+    def test_a_diamond_is_run_in_order(self, storage: Storage) -> None:
+        enqueue(storage, id="a")
+        enqueue(storage, id="b", depends_on=((QUEUE, "a"),))
+        enqueue(storage, id="c", depends_on=((QUEUE, "a"),))
+        enqueue(storage, id="d", depends_on=((QUEUE, "b"), (QUEUE, "c")))
+
+        rounds = []
+        while claimed := claim(storage, 10):
+            rounds.append({one.id for one in claimed})
+            finish(storage, *map(completing, claimed))
+
+        assert rounds == [{"a"}, {"b", "c"}, {"d"}]
+        assert counts(storage) == {State.COMPLETED: 4}
+
+    def test_a_long_chain_is_run_to_its_end(self, storage: Storage) -> None:
+        enqueue(storage, id="0")
+        for number in range(1, 300):
+            enqueue(storage, id=str(number), depends_on=((QUEUE, str(number - 1)),))
+
+        for number in range(300):
+            claimed = claim_one(storage)
+            assert claimed.id == str(number)
+            finish(storage, completing(claimed))
+
+        assert counts(storage) == {State.COMPLETED: 300}
+
+    def test_a_dependency_that_is_retried_first_still_unblocks(self, storage: Storage) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first")
+        finish(storage, retrying(claim_one(storage)))
+        finish(storage, releasing(claim_one(storage)))
+        self.lose_lease(storage, claim_one(storage).lease)
+        assert state(storage, job_id) is State.BLOCKED
+
+        self.complete(storage)
+
+        assert state(storage, job_id) is State.WAITING
+
+    def test_a_dependency_already_running_unblocks_when_it_completes(
+        self, storage: Storage
+    ) -> None:
+        first = an_active_job(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first")
+        assert state(storage, job_id) is State.BLOCKED
+
+        finish(storage, completing(first))
+
+        assert state(storage, job_id) is State.WAITING
+
+    @shows("dependency_failed", State.BLOCKED, State.FAILED)
+    @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
+    def test_a_dependency_that_does_not_complete_fails_its_dependent(
+        self, storage: Storage, bad: Bad
+    ) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first", ttl=10 * SOON, max_stalls=0)
+        job_id = self.dependent(storage, "first")
+
+        bad(self, storage)
+
+        record = job(storage, job_id)
+        assert (record.state, record.reason) == (State.FAILED, "dependency_failed")
+        assert record.error is not None
+        assert "first" in record.error.message
+        assert [letter.reason for letter in storage.dead_letters(QUEUE)] == ["dependency_failed"]
+
+    @shows("dependency_failed", State.BLOCKED, State.CANCELLED)
+    @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
+    def test_or_cancels_it(self, storage: Storage, bad: Bad) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first", ttl=10 * SOON, max_stalls=0)
+        job_id = self.dependent(storage, "first", on_dependency_failure="cancel")
+
+        bad(self, storage)
+
+        record = job(storage, job_id)
+        assert (record.state, record.reason) == (State.CANCELLED, "dependency_failed")
+        assert storage.dead_letters(QUEUE) == []
+
+    @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
+    def test_or_is_as_good_as_one_that_did(self, storage: Storage, bad: Bad) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first", ttl=10 * SOON, max_stalls=0)
+        job_id = self.dependent(storage, "first", on_dependency_failure="ignore")
+
+        bad(self, storage)
+
+        assert state(storage, job_id) is State.WAITING
+
+    def test_or_is_waited_for_until_it_completes_after_a_retry(self, storage: Storage) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first", on_dependency_failure="wait")
+        for _ in range(2):
+            finish(storage, failing(claim_one(storage)))
+            assert state(storage, job_id) is State.BLOCKED
+            storage.retry(UPSTREAM, ["first"])
+
+        self.complete(storage)
+
+        assert state(storage, job_id) is State.WAITING
+
+    @pytest.mark.parametrize("ended", ["failed", "cancelled"])
+    def test_a_patient_dependent_is_unblocked_by_the_next_job_of_the_same_id(
+        self, storage: Storage, ended: str
+    ) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first", on_dependency_failure="wait")
+        if ended == "failed":
+            finish(storage, failing(claim_one(storage)))
+        else:
+            storage.cancel(UPSTREAM, ["first"])
+        assert state(storage, job_id) is State.BLOCKED
+
+        enqueue(storage, queue=UPSTREAM, id="first")
+        self.complete(storage)
+
+        assert state(storage, job_id) is State.WAITING
+
+    @pytest.mark.parametrize("ended", ["failed", "cancelled"])
+    def test_a_patient_dependent_may_come_after_the_failure(
+        self, storage: Storage, ended: str
+    ) -> None:
+        (a_failed_job if ended == "failed" else a_cancelled_job)(
+            storage, queue=UPSTREAM, id="first"
+        )
+        job_id = self.dependent(storage, "first", on_dependency_failure="wait")
+        assert state(storage, job_id) is State.BLOCKED
+
+        enqueue(storage, queue=UPSTREAM, id="first")
+        self.complete(storage)
+
+        assert state(storage, job_id) is State.WAITING
+
+    def test_a_patient_dependent_does_not_wait_for_what_is_gone(self, storage: Storage) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first", on_dependency_failure="wait")
+        finish(storage, failing(claim_one(storage)))
+
+        storage.remove(UPSTREAM, ["first"])
+
+        assert job(storage, job_id).reason == "dependency_failed"
+
+    @pytest.mark.parametrize(
+        ("policy", "expected"),
+        [("fail", State.FAILED), ("cancel", State.CANCELLED), ("ignore", State.WAITING)],
+    )
+    @pytest.mark.parametrize("make", [a_failed_job, a_cancelled_job])
+    def test_a_dependency_that_failed_before_counts_at_once(
+        self, storage: Storage, make: Callable[..., str], policy: str, expected: State
+    ) -> None:
+        make(storage, queue=UPSTREAM, id="first")
+
+        job_id = self.dependent(storage, "first", on_dependency_failure=policy)
+
+        assert state(storage, job_id) is expected
+
+    def test_one_failure_of_many_dependencies_is_enough(self, storage: Storage) -> None:
+        enqueue(storage, queue=UPSTREAM, id="a")
+        enqueue(storage, queue=UPSTREAM, id="b")
+        job_id = self.dependent(storage, "a", "b")
+        finish(storage, failing(claim_one(storage)))
+        assert state(storage, job_id) is State.FAILED
+
+        with nothing_changes(storage):
+            self.complete(storage)
+
+    def test_a_failure_fails_the_whole_chain(self, storage: Storage) -> None:
+        enqueue(storage, id="0")
+        for number in range(1, 20):
+            enqueue(storage, id=str(number), depends_on=((QUEUE, str(number - 1)),))
+
+        finish(storage, failing(claim_one(storage)))
+
+        assert counts(storage) == {State.FAILED: 20}
+        assert len(storage.dead_letters(QUEUE)) == 20
+
+    def test_a_dependent_that_failed_with_its_dependency_can_be_retried(
+        self, storage: Storage
+    ) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first")
+        finish(storage, failing(claim_one(storage)))
+
+        assert storage.retry(QUEUE, [job_id]) == ["retried"]
+
+        assert state(storage, job_id) is State.WAITING
+        assert finish(storage, completing(claim_one(storage, queues=[QUEUE]))) == [True]
+
+    def test_a_blocked_job_removed_leaves_its_dependency_alone(self, storage: Storage) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first")
+
+        assert storage.remove(QUEUE, [job_id]) == [True]
+        self.complete(storage)
+
+        assert counts(storage) == {}
+        assert counts(storage, UPSTREAM) == {State.COMPLETED: 1}
+
+    def test_a_blocked_job_is_not_started_by_promotion_or_time(self, storage: Storage) -> None:
+        job_id = a_blocked_job(storage, delay=SOON)
+
+        assert storage.promote(QUEUE, [job_id]) == [False]
+        self.pass_time(storage, SOON + 1)
+
+        assert state(storage, job_id) is State.BLOCKED
+
+    def test_a_blocked_job_in_a_group_holds_up_nobody(self, storage: Storage) -> None:
+        a_blocked_job(storage, group="g")
+        free = enqueue(storage, group="g")
+
+        assert claim_ids(storage, 10, queues=[QUEUE]) == [free]
+
+    def test_the_same_dependency_twice_is_one(self, storage: Storage) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first", "first")
+
+        self.complete(storage)
+
+        assert state(storage, job_id) is State.WAITING
+
+    def test_a_job_cannot_wait_for_itself(self, storage: Storage) -> None:
+        a_failed_job(storage, id="me")
+        myself = batch(ids=["me"], depends_on=((QUEUE, "me"),))
+
+        with nothing_changes(storage), pytest.raises(OptionError, match=r"depends_on.*'me'"):
+            storage.enqueue([myself])
+
+    def test_thousands_of_dependents_are_unblocked(self, storage: Storage) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        ids = enqueue_many(storage, 2_000, depends_on=((UPSTREAM, "first"),))
+
+        self.complete(storage)
+
+        assert counts(storage) == {State.WAITING: 2_000}
+        assert set(claim_ids(storage, 2_000)) == set(ids)
+
+    def test_thousands_of_dependencies_are_waited_for(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 1_000, queue=UPSTREAM)
+        job_id = self.dependent(storage, *ids)
+
+        claimed = claim(storage, 1_000)
+        finish(storage, *map(completing, claimed[1:]))
+        assert state(storage, job_id) is State.BLOCKED
+        finish(storage, completing(claimed[0]))
+
+        assert state(storage, job_id) is State.WAITING

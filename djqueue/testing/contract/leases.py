@@ -1,0 +1,342 @@
+"""Leases: who may speak about a run, and what becomes of one whose worker is silent."""
+
+from collections.abc import Callable
+
+import pytest
+
+from djqueue.core.job import Claimed, Lease, Renewal
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    ENDINGS,
+    QUEUE,
+    a_completed_job,
+    an_active_job,
+    claim,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    failing,
+    finish,
+    job,
+    lease_of,
+    releasing,
+    report_of,
+    retrying,
+    state,
+    worker,
+)
+from .case import LATER, SOON, StorageCase, nothing_changes
+
+Stale = Callable[["LeasesContract", Storage], Claimed]
+Word = Callable[[Storage, Claimed], bool]
+
+
+def swept(case: "LeasesContract", storage: Storage) -> Claimed:
+    """Its lease was lost; the job waits again."""
+    claimed = an_active_job(storage, id="contested")
+    case.lose_lease(storage, claimed.lease)
+    return claimed
+
+
+def claimed_again(case: "LeasesContract", storage: Storage) -> Claimed:
+    """Its lease was lost, and another worker runs the job."""
+    claimed = swept(case, storage)
+    claim_one(storage, worker="worker-2")
+    return claimed
+
+
+def claimed_again_by_itself(case: "LeasesContract", storage: Storage) -> Claimed:
+    """Its lease was lost, and the same worker runs the job anew."""
+    claimed = swept(case, storage)
+    claim_one(storage, worker="worker-1")
+    return claimed
+
+
+def completed_by_another(case: "LeasesContract", storage: Storage) -> Claimed:
+    """Its lease was lost, and another worker has completed the job."""
+    claimed = swept(case, storage)
+    finish(storage, completing(claim_one(storage, worker="worker-2"), b"of worker 2"))
+    return claimed
+
+
+def already_completed(_: "LeasesContract", storage: Storage) -> Claimed:
+    """It has said so before."""
+    claimed = an_active_job(storage, id="contested")
+    finish(storage, completing(claimed, b"the first word"))
+    return claimed
+
+
+def already_failed(_: "LeasesContract", storage: Storage) -> Claimed:
+    """It has said so before."""
+    claimed = an_active_job(storage, id="contested")
+    finish(storage, failing(claimed))
+    return claimed
+
+
+def given_back(_: "LeasesContract", storage: Storage) -> Claimed:
+    """It has given the job back."""
+    claimed = an_active_job(storage, id="contested")
+    finish(storage, releasing(claimed))
+    return claimed
+
+
+def waiting_for_its_retry(_: "LeasesContract", storage: Storage) -> Claimed:
+    """It has asked for another run."""
+    claimed = an_active_job(storage, id="contested")
+    finish(storage, retrying(claimed, LATER))
+    return claimed
+
+
+def removed(_: "LeasesContract", storage: Storage) -> Claimed:
+    """The job has ended and its record is gone."""
+    claimed = already_completed(_, storage)
+    storage.remove(QUEUE, ["contested"])
+    return claimed
+
+
+def enqueued_anew(_: "LeasesContract", storage: Storage) -> Claimed:
+    """The job is gone, and another one has its id."""
+    claimed = removed(_, storage)
+    enqueue(storage, id="contested")
+    return claimed
+
+
+def running_anew(_: "LeasesContract", storage: Storage) -> Claimed:
+    """The job is gone, and another one with its id runs."""
+    claimed = enqueued_anew(_, storage)
+    claim_one(storage)
+    return claimed
+
+
+def obliterated(_: "LeasesContract", storage: Storage) -> Claimed:
+    """The queue is gone with all its jobs."""
+    claimed = an_active_job(storage, id="contested")
+    storage.obliterate(QUEUE, force=True)
+    return claimed
+
+
+STALE: list[Stale] = [
+    swept,
+    claimed_again,
+    claimed_again_by_itself,
+    completed_by_another,
+    already_completed,
+    already_failed,
+    given_back,
+    waiting_for_its_retry,
+    removed,
+    enqueued_anew,
+    running_anew,
+    obliterated,
+]
+
+
+def _ending(kind: str) -> Word:
+    def say(storage: Storage, claimed: Claimed) -> bool:
+        return finish(storage, ENDINGS[kind](claimed)) == [True]
+
+    return say
+
+
+def _renew(storage: Storage, claimed: Claimed) -> bool:
+    return storage.renew([lease_of(claimed)]) != [Renewal(False)]
+
+
+def _report(storage: Storage, claimed: Claimed) -> bool:
+    return storage.report([report_of(claimed, 50, [(1, "still here")])]) == [True]
+
+
+WORDS: dict[str, Word] = {
+    **{kind: _ending(kind) for kind in ENDINGS},
+    "renew": _renew,
+    "report": _report,
+}
+"""All that a worker can say about a run; whether it was heard."""
+
+
+class LeasesContract(StorageCase):
+    """Cases about claims that are held, renewed and lost."""
+
+    @pytest.mark.parametrize("word", WORDS)
+    @pytest.mark.parametrize("stale", STALE, ids=lambda stale: stale.__name__)
+    def test_a_stale_token_is_refused_without_side_effects(
+        self, storage: Storage, stale: Stale, word: str
+    ) -> None:
+        claimed = stale(self, storage)
+
+        with nothing_changes(storage):
+            assert not WORDS[word](storage, claimed)
+
+    @pytest.mark.parametrize("word", WORDS)
+    def test_a_held_token_is_heard(self, storage: Storage, word: str) -> None:
+        claimed = an_active_job(storage)
+
+        assert WORDS[word](storage, claimed)
+
+    @pytest.mark.parametrize("word", WORDS)
+    def test_a_token_speaks_for_its_own_job_only(self, storage: Storage, word: str) -> None:
+        enqueue_many(storage, 24)
+        claimed = claim(storage, 24)
+
+        with nothing_changes(storage):
+            for one, other in zip(claimed, [*claimed[1:], claimed[0]], strict=True):
+                assert not WORDS[word](storage, one._replace(id=other.id))
+                assert not WORDS[word](storage, one._replace(queue="another"))
+                assert not WORDS[word](storage, one._replace(id="nobody"))
+
+    @pytest.mark.parametrize("word", WORDS)
+    def test_a_stale_word_does_not_bring_a_queue_back(self, storage: Storage, word: str) -> None:
+        claimed = an_active_job(storage)
+        storage.obliterate(QUEUE, force=True)
+
+        assert not WORDS[word](storage, claimed)
+        assert QUEUE not in storage.queues()
+
+    def test_each_claim_has_a_token_of_its_own(self, storage: Storage) -> None:
+        enqueue(storage)
+        tokens = []
+        for _ in range(5):
+            claimed = claim_one(storage)
+            tokens.append(claimed.token)
+            finish(storage, releasing(claimed))
+
+        assert len(set(tokens)) == 5
+
+    def test_a_job_whose_worker_died_runs_again(self, storage: Storage) -> None:
+        """Between the claim and any further word there is no gap in which a job can be lost."""
+        claimed = an_active_job(storage, id="order:1")
+
+        self.lose_lease(storage, claimed.lease)
+
+        again = claim_one(storage, worker="worker-2")
+        assert (again.id, again.attempts, again.stalls) == ("order:1", 2, 1)
+        assert finish(storage, completing(again)) == [True]
+
+    def test_a_lease_holds_until_its_end(self, storage: Storage) -> None:
+        claimed = an_active_job(storage)
+
+        self.pass_time(storage, claimed.lease // 2)
+
+        assert state(storage, claimed.id) is State.ACTIVE
+        assert finish(storage, completing(claimed)) == [True]
+
+    def test_a_renewed_lease_outlives_its_length_many_times(self, storage: Storage) -> None:
+        claimed = an_active_job(storage)
+
+        for _ in range(9):
+            self.pass_time(storage, claimed.lease * 2 // 3)
+            assert storage.renew([lease_of(claimed)]) == [Renewal(True, False)]
+            assert claim(storage, 10, worker="worker-2") == []
+
+        record = job(storage, claimed.id)
+        assert (record.state, record.attempts, record.stalls) == (State.ACTIVE, 1, 0)
+        assert finish(storage, completing(claimed)) == [True]
+
+    def test_a_renewal_gives_a_whole_lease_from_now(self, storage: Storage) -> None:
+        claimed = an_active_job(storage)
+        self.advance(claimed.lease * 2 // 3)
+        storage.renew([lease_of(claimed)])
+
+        self.pass_time(storage, claimed.lease * 2 // 3)
+        assert state(storage, claimed.id) is State.ACTIVE
+        self.pass_time(storage, claimed.lease)
+        assert state(storage, claimed.id) is State.WAITING
+
+    def test_renewing_some_does_not_renew_the_others(self, storage: Storage) -> None:
+        enqueue_many(storage, 3)
+        kept, lost, ended = claim(storage, 3)
+        finish(storage, completing(ended))
+        self.advance(kept.lease * 2 // 3)
+
+        leases = [lease_of(ended), lease_of(kept), Lease(QUEUE, "nobody", 1)]
+        held = [renewal.held for renewal in storage.renew(leases)]
+        self.pass_time(storage, kept.lease * 2 // 3)
+
+        assert held == [False, True, False]
+        assert state(storage, kept.id) is State.ACTIVE
+        assert state(storage, lost.id) is State.WAITING
+
+    def test_a_renewal_of_nothing_answers_nothing(self, storage: Storage) -> None:
+        assert storage.renew([]) == []
+        assert storage.report([]) == []
+        assert finish(storage) == []
+
+    def test_a_renewal_tells_that_a_cancel_was_asked_for(self, storage: Storage) -> None:
+        enqueue_many(storage, 2)
+        one, other = claim(storage, 2)
+        storage.cancel(QUEUE, [one.id])
+
+        assert storage.renew([lease_of(one), lease_of(other)]) == [
+            Renewal(True, True),
+            Renewal(True, False),
+        ]
+
+    def test_a_cancel_asked_of_one_job_does_not_reach_the_next_of_its_id(self, storage: Storage) -> None:
+        """The completed job had been asked to stop; the new one has not."""
+        claimed = an_active_job(storage, id="order:1")
+        storage.cancel(QUEUE, ["order:1"])
+        finish(storage, completing(claimed))
+        storage.remove(QUEUE, ["order:1"])
+        again = an_active_job(storage, id="order:1")
+
+        assert storage.renew([lease_of(again)]) == [Renewal(True, False)]
+
+    def test_a_workers_departure_does_not_lose_what_it_still_runs(self, storage: Storage) -> None:
+        storage.register_worker(worker("worker-1"))
+        finishing = an_active_job(storage, id="finishing")
+        silent = an_active_job(storage, id="silent")
+        storage.unregister_worker("worker-1")
+
+        assert finish(storage, completing(finishing)) == [True]
+        self.lose_lease(storage, silent.lease)
+        assert claim_one(storage).id == "silent"
+
+    def test_a_worker_restarted_under_its_name_does_not_hide_its_orphans(
+        self, storage: Storage
+    ) -> None:
+        storage.register_worker(worker("stable-name", pid=1))
+        orphan = an_active_job(storage, worker="stable-name")
+        storage.register_worker(worker("stable-name", pid=2))
+        fresh = an_active_job(storage, worker="stable-name")
+
+        for _ in range(3):
+            self.pass_time(storage, orphan.lease // 2)
+            storage.register_worker(worker("stable-name", pid=2))
+            assert storage.renew([lease_of(fresh)]) == [Renewal(True, False)]
+
+        assert state(storage, orphan.id) is State.WAITING
+        assert state(storage, fresh.id) is State.ACTIVE
+
+    def test_a_delay_longer_than_a_lease_runs_a_job_once(self, storage: Storage) -> None:
+        lease = an_active_job(storage, id="measure").lease
+        enqueue(storage, id="late", delay=3 * lease)
+
+        for _ in range(5):
+            assert "late" not in [one.id for one in claim(storage, 10)]
+            self.pass_time(storage, lease * 2 // 3)
+
+        record = job(storage, "late")
+        assert (record.state, record.attempts, record.stalls) in [
+            (State.WAITING, 0, 0),
+            (State.DELAYED, 0, 0),
+        ]
+
+    def test_a_finished_job_is_never_marked_otherwise_later(self, storage: Storage) -> None:
+        completed = a_completed_job(storage, id="done", result_ttl=None)
+        failed = an_active_job(storage, id="dead")
+        finish(storage, failing(failed))
+
+        for _ in range(3):
+            self.lose_lease(storage, failed.lease)
+
+        assert state(storage, completed) is State.COMPLETED
+        record = job(storage, "dead")
+        assert (record.state, record.stalls, len(record.history)) == (State.FAILED, 0, 1)
+        assert counts(storage) == {State.COMPLETED: 1, State.FAILED: 1}
+
+    def test_a_lease_is_long_enough_to_be_renewed(self, storage: Storage) -> None:
+        assert an_active_job(storage).lease >= SOON

@@ -1,0 +1,201 @@
+"""Limits of a queue: starts per time, and jobs active at once over all workers."""
+
+from collections.abc import Callable
+
+import pytest
+
+from djqueue.core.job import Claimed, Outcome
+from djqueue.core.limiter import Rate
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    ENDINGS,
+    QUEUE,
+    an_active_job,
+    claim,
+    claim_ids,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    finish,
+    request,
+)
+from .case import SOON, StorageCase, nothing_changes
+
+
+class LimitsContract(StorageCase):
+    """Cases about rate and concurrency."""
+
+    def test_no_more_are_active_than_the_queue_allows(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, None, 2)
+        ids = enqueue_many(storage, 5)
+
+        assert claim_ids(storage, 10, worker="w1") == ids[:2]
+        assert claim(storage, 10, worker="w2") == []
+        assert counts(storage) == {State.WAITING: 3, State.ACTIVE: 2}
+
+    @pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
+    def test_every_end_of_a_run_frees_its_place(
+        self, storage: Storage, end: Callable[[Claimed], Outcome]
+    ) -> None:
+        storage.set_limits(QUEUE, None, 1)
+        enqueue_many(storage, 2)
+        finish(storage, end(claim_one(storage)))
+
+        assert len(claim(storage, 10)) == 1
+        assert claim(storage, 10) == []
+
+    def test_a_lost_run_frees_its_place_once(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, None, 1)
+        enqueue_many(storage, 3)
+        lost = claim_one(storage)
+        self.lose_lease(storage, lost.lease)
+
+        assert len(claim(storage, 10)) == 1
+        assert finish(storage, completing(lost)) == [False]
+        assert claim(storage, 10) == []
+
+    def test_a_refused_word_frees_no_place(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, None, 1)
+        enqueue_many(storage, 4)
+        done = claim_one(storage)
+        finish(storage, completing(done))
+        claim_one(storage)
+
+        for _ in range(3):
+            assert finish(storage, completing(done)) == [False]
+        assert claim(storage, 10) == []
+
+    def test_an_obliterated_run_frees_its_place(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, None, 1)
+        an_active_job(storage)
+        storage.obliterate(QUEUE, force=True)
+        storage.set_limits(QUEUE, None, 1)
+        enqueue_many(storage, 2)
+
+        assert len(claim(storage, 10)) == 1
+
+    def test_a_finish_frees_its_place_for_the_claim_in_the_same_call(
+        self, storage: Storage
+    ) -> None:
+        storage.set_limits(QUEUE, None, 1)
+        ids = enqueue_many(storage, 3)
+        claimed = claim_one(storage)
+
+        for expected in ids[1:]:
+            answer = storage.finish([completing(claimed)], request(5))
+            [claimed] = answer.claims.jobs
+            assert claimed.id == expected
+
+    def test_a_limit_is_raised_and_taken_away_while_jobs_run(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, None, 1)
+        enqueue_many(storage, 10)
+        claim(storage, 10)
+
+        storage.set_limits(QUEUE, None, 3)
+        assert len(claim(storage, 10)) == 2
+        storage.set_limits(QUEUE, None, None)
+        assert len(claim(storage, 10)) == 7
+
+    def test_a_limit_lowered_lets_running_jobs_end(self, storage: Storage) -> None:
+        enqueue_many(storage, 5)
+        first, second, third = claim(storage, 3)
+        storage.set_limits(QUEUE, None, 1)
+
+        assert finish(storage, completing(first), completing(second)) == [True, True]
+        assert claim(storage, 10) == []
+        finish(storage, completing(third))
+        assert len(claim(storage, 10)) == 1
+
+    def test_limits_are_of_their_queue(self, storage: Storage) -> None:
+        storage.set_limits("limited", None, 1)
+        enqueue_many(storage, 3, queue="limited")
+        enqueue_many(storage, 3, queue="free")
+
+        claimed = claim(storage, 10)
+
+        assert sorted(one.queue for one in claimed) == ["free"] * 3 + ["limited"]
+
+    def test_no_more_start_in_a_time_than_the_rate_allows(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, Rate(3, 20 * SOON), None)
+        ids = enqueue_many(storage, 10)
+
+        assert claim_ids(storage, 10) == ids[:3]
+        assert claim(storage, 10) == []
+        self.advance(20 * SOON // 3 + 1)
+        assert claim_ids(storage, 10) == ids[3:4]
+
+    def test_a_rate_refills_to_its_capacity_and_no_further(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, Rate(3, SOON), None)
+        enqueue_many(storage, 20)
+        claim(storage, 10)
+
+        self.advance(5 * SOON)
+
+        assert len(claim(storage, 10)) == 3
+
+    def test_an_empty_claim_under_a_rate_tells_how_long_to_wait(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, Rate(1, 10 * SOON), None)
+        enqueue_many(storage, 2)
+        claim_one(storage)
+
+        claims = storage.claim(request())
+        assert claims.jobs == []
+        assert claims.wait is not None
+        assert 0 < claims.wait <= 10 * SOON
+
+        self.advance(claims.wait)
+        assert len(claim(storage)) == 1
+
+    def test_a_claim_that_a_rate_refuses_changes_nothing(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, Rate(1, 1_000 * SOON), None)
+        enqueue_many(storage, 2)
+        claim_one(storage)
+
+        with nothing_changes(storage):
+            for _ in range(5):
+                assert claim(storage, 10) == []
+
+    def test_a_rate_counts_starts_and_not_ends(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, Rate(2, 1_000 * SOON), None)
+        enqueue_many(storage, 5)
+        finish(storage, *map(completing, claim(storage, 1)))
+        finish(storage, *map(completing, claim(storage, 1)))
+
+        assert claim(storage, 10) == []
+
+    def test_rate_and_concurrency_hold_together(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, Rate(3, 1_000 * SOON), 2)
+        enqueue_many(storage, 10)
+
+        first = claim(storage, 10)
+        assert len(first) == 2
+        finish(storage, *map(completing, first))
+        assert len(claim(storage, 10)) == 1
+
+    def test_the_same_rate_set_again_keeps_its_account(self, storage: Storage) -> None:
+        enqueue_many(storage, 5)
+        for _ in range(3):
+            storage.set_limits(QUEUE, Rate(1, 1_000 * SOON), None)
+            claim(storage, 10)
+
+        assert counts(storage) == {State.WAITING: 4, State.ACTIVE: 1}
+
+    def test_a_limited_queue_does_not_hold_up_the_others(self, storage: Storage) -> None:
+        storage.set_limits("limited", Rate(1, 1_000 * SOON), 1)
+        enqueue_many(storage, 2_000, queue="limited", priority=9)
+        claim(storage, 1, queues=["limited"])
+        free = enqueue(storage, queue="free")
+
+        assert claim_ids(storage, 10, queues=["limited", "free"]) == [free]
+
+    def test_an_expired_job_uses_no_start(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, Rate(2, 1_000 * SOON), 2)
+        enqueue_many(storage, 3, ttl=SOON)
+        kept = enqueue_many(storage, 2)
+        self.advance(SOON + 1)
+
+        assert claim_ids(storage, 5) == kept

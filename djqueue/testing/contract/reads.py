@@ -1,0 +1,151 @@
+"""Reads: records, states, counts and pages agree with each other and with what was done."""
+
+import pytest
+
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    JOB_IN,
+    NAME,
+    QUEUE,
+    a_completed_job,
+    a_delayed_job,
+    a_waiting_job,
+    an_active_job,
+    claim,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    finish,
+    job,
+    report_of,
+)
+from .case import SOON, StorageCase
+
+
+class ReadsContract(StorageCase):
+    """Cases about looking at jobs."""
+
+    def test_a_storage_describes_itself_in_one_line(self, storage: Storage) -> None:
+        description = storage.describe()
+
+        assert description.strip() == description != ""
+        assert "\n" not in description
+
+    def test_records_and_states_come_in_the_order_of_the_ids(self, storage: Storage) -> None:
+        a_completed_job(storage, id="a")
+        a_waiting_job(storage, id="b")
+        ids = ["b", "nobody", "a", "b"]
+
+        records = storage.jobs(QUEUE, ids)
+
+        assert [record and record.id for record in records] == ["b", None, "a", "b"]
+        assert storage.states(QUEUE, ids) == [State.WAITING, None, State.COMPLETED, State.WAITING]
+        assert storage.jobs(QUEUE, []) == []
+        assert storage.states(QUEUE, []) == []
+
+    @pytest.mark.parametrize("there", sorted(State))
+    def test_every_read_tells_the_same_state(self, storage: Storage, there: State) -> None:
+        job_id = JOB_IN[there](storage)
+
+        record = job(storage, job_id)
+        assert record.state is there
+        assert storage.states(QUEUE, [job_id]) == [there]
+        assert storage.counts(QUEUE) == {**dict.fromkeys(State, 0), there: 1}
+        for state in State:
+            page = storage.page(QUEUE, state, 10)
+            assert page == ([record] if state is there else [])
+        assert storage.page(QUEUE, None, 10) == [record]
+        assert storage.waiting_names(QUEUE) == ({NAME: 1} if there is State.WAITING else {})
+
+    def test_a_record_is_a_copy_of_one_moment(self, storage: Storage) -> None:
+        claimed = an_active_job(storage)
+        storage.report([report_of(claimed, 1, [(1, "one")])])
+        before = job(storage, claimed.id)
+        storage.report([report_of(claimed, 2, [(2, "two")])])
+        finish(storage, completing(claimed))
+
+        assert (before.state, before.progress) == (State.ACTIVE, 1)
+        assert before.logs == ((1, "one"),)
+        assert before.result is None
+
+    def test_counts_follow_every_step(self, storage: Storage) -> None:
+        enqueue_many(storage, 10)
+        claimed = claim(storage, 6)
+        finish(storage, *map(completing, claimed[:2]))
+        a_delayed_job(storage)
+        storage.cancel(QUEUE, [one.id for one in storage.page(QUEUE, State.WAITING, 1)])
+
+        assert counts(storage) == {
+            State.WAITING: 3,
+            State.ACTIVE: 4,
+            State.COMPLETED: 2,
+            State.DELAYED: 1,
+            State.CANCELLED: 1,
+        }
+
+    def test_waiting_names_tell_what_could_be_claimed(self, storage: Storage) -> None:
+        enqueue_many(storage, 3, name="a")
+        enqueue_many(storage, 2, name="b")
+        enqueue(storage, name="c", delay=SOON * 100)
+        claim(storage, 1, names=["a"])
+
+        assert storage.waiting_names(QUEUE) == {"a": 2, "b": 2}
+
+    def test_pages_go_from_the_oldest_on(self, storage: Storage) -> None:
+        ids = []
+        for number in range(7):
+            ids.append(enqueue(storage, id=f"{7 - number}", priority=number % 3))
+            self.advance(5)
+
+        pages = [storage.page(QUEUE, None, 3)]
+        while pages[-1]:
+            pages.append(storage.page(QUEUE, None, 3, pages[-1][-1].id))
+
+        assert [[record.id for record in page] for page in pages] == [
+            ids[:3],
+            ids[3:6],
+            ids[6:],
+            [],
+        ]
+
+    def test_pages_of_one_state_pass_over_the_others(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 20)
+        storage.cancel(QUEUE, ids[::2])
+
+        first = storage.page(QUEUE, State.CANCELLED, 6)
+        rest = storage.page(QUEUE, State.CANCELLED, 100, first[-1].id)
+
+        assert [record.id for record in [*first, *rest]] == ids[::2]
+        assert {record.state for record in [*first, *rest]} == {State.CANCELLED}
+
+    def test_pages_hold_each_of_many_simultaneous_jobs_once(self, storage: Storage) -> None:
+        ids = [f"{number:04}" for number in (*range(500, 1_000), *range(500))]
+        for start in range(0, 1_000, 100):
+            enqueue_many(storage, 100, ids=ids[start : start + 100])
+
+        seen: list[str] = []
+        while page := storage.page(QUEUE, None, 90, seen[-1] if seen else None):
+            seen += [record.id for record in page]
+
+        assert len(seen) == 1_000
+        assert set(seen) == set(ids)
+
+    def test_a_page_of_nothing_is_empty(self, storage: Storage) -> None:
+        assert storage.page(QUEUE, None, 10) == []
+        enqueue(storage)
+        assert storage.page(QUEUE, None, 0) == []
+        assert storage.page(QUEUE, State.FAILED, 10) == []
+
+    def test_reading_changes_nothing(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 3)
+        for _ in range(3):
+            storage.jobs(QUEUE, ids)
+            storage.states(QUEUE, ids)
+            storage.page(QUEUE, None, 2)
+            storage.counts(QUEUE)
+
+        assert [one.id for one in claim(storage, 10)] == ids
+        assert [record and record.attempts for record in storage.jobs(QUEUE, ids)] == [1, 1, 1]

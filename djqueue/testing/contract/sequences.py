@@ -1,0 +1,349 @@
+"""Random sequences of operations, compared after each step with a reference that is easy to read."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from djqueue.core.job import Claimed
+from djqueue.core.states import LIVE, PENDING, REUSABLE, State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    ENDINGS,
+    batch,
+    cancelling,
+    claim,
+    completing,
+    counts,
+    failing,
+    finish,
+    lease_of,
+    releasing,
+    retrying,
+)
+from ..waiting import Recorder
+from .case import SOON, StorageCase
+from .transitions import TransitionLog
+
+IDS = ["a", "b", "c", "d", "e"]
+KEYS = [None, None, "k1", "k2"]
+
+_numbers = count()
+_queues = count()
+
+
+@dataclass
+class Known:
+    """A job as the reference sees it."""
+
+    id: str
+    priority: int
+    key: str | None
+    state: State
+    place: int = 0
+    """Order among the waiting jobs of its priority."""
+    due: int = 0
+    attempts: int = 0
+    failures: int = 0
+    stalls: int = 0
+    claim: Claimed | None = None
+    lease_until: int = 0
+
+
+@dataclass
+class Reference:
+    """One queue, in the plainest way: lists and loops."""
+
+    jobs: dict[str, Known] = field(default_factory=dict)
+    now: int = 0
+    paused: bool = False
+
+    def enqueue(self, job_id: str, priority: int, key: str | None, delay: int) -> tuple[str, str]:
+        """The id and the status that the storage has to answer."""
+        there = self.jobs.get(job_id)
+        if there is not None and there.state not in REUSABLE:
+            return job_id, "completed" if there.state is State.COMPLETED else "duplicate"
+        for other in self.jobs.values():
+            if key is not None and other.key == key and other.state in LIVE:
+                return other.id, "duplicate"
+        self.jobs[job_id] = job = Known(job_id, priority, key, State.WAITING)
+        self._place(job, delay)
+        return job_id, "queued"
+
+    def claim(self, slots: int) -> list[Known]:
+        """The jobs that come next."""
+        if self.paused:
+            return []
+        self.due()
+        waiting = [job for job in self.jobs.values() if job.state is State.WAITING]
+        waiting.sort(key=lambda job: (-job.priority, job.place))
+        for job in waiting[:slots]:
+            job.state = State.ACTIVE
+            job.attempts += 1
+        return waiting[:slots]
+
+    def end(self, job: Known, kind: str, delay: int) -> None:
+        """The end of a run."""
+        if kind == "retry":
+            job.failures += 1
+            self._place(job, delay)
+        elif kind == "release":
+            job.attempts -= 1
+            self._place(job, delay, front=True)
+        else:
+            job.failures += kind == "fail"
+            ends = {"complete": State.COMPLETED, "fail": State.FAILED, "cancel": State.CANCELLED}
+            job.state = ends[kind]
+        job.claim = None
+
+    def pass_time(self, milliseconds: int) -> None:
+        """Time that passes, and what it does."""
+        self.now += milliseconds
+        for job in self.jobs.values():
+            if job.state is State.ACTIVE and job.lease_until <= self.now:
+                job.stalls += 1
+                job.claim = None
+                self._place(job, 0, front=True)
+        self.due()
+
+    def due(self) -> None:
+        """Delayed jobs whose time has come, in the order of their times."""
+        delayed = [job for job in self.jobs.values() if job.state is State.DELAYED]
+        for job in sorted(delayed, key=lambda job: (job.due, job.place)):
+            if job.due <= self.now:
+                self._place(job, 0)
+
+    def retry(self, job_id: str) -> str:
+        """What the storage has to answer to a retry of a dead letter."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            return "not_found"
+        if job.state is not State.FAILED:
+            return "not_failed"
+        others = [other for other in self.jobs.values() if other.state in LIVE]
+        if job.key is not None and any(other.key == job.key for other in others):
+            return "unique_key_taken"
+        job.failures = job.stalls = 0
+        self._place(job, 0)
+        return "retried"
+
+    def promote(self, job_id: str) -> bool:
+        """Whether the storage has to promote the job."""
+        job = self.jobs.get(job_id)
+        if job is None or job.state is not State.DELAYED:
+            return False
+        self._place(job, 0)
+        return True
+
+    def cancel(self, job_id: str) -> str:
+        """What the storage has to answer to a cancel of a job that is not active."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            return "not_found"
+        if job.state not in PENDING:
+            return str(job.state)
+        job.state = State.CANCELLED
+        return "cancelled"
+
+    def remove(self, job_id: str) -> bool:
+        """Whether the storage has to remove the job."""
+        job = self.jobs.get(job_id)
+        if job is None or job.state is State.ACTIVE:
+            return False
+        del self.jobs[job_id]
+        return True
+
+    def _place(self, job: Known, delay: int, *, front: bool = False) -> None:
+        job.place = next(_numbers)
+        if delay:
+            job.state, job.due = State.DELAYED, self.now + delay
+        else:
+            job.state = State.WAITING
+            if front:
+                job.place = -job.place
+
+
+class SequencesContract(StorageCase):
+    """Cases that nobody has thought of."""
+
+    sequences = 60
+    """Examples that hypothesis tries."""
+
+    def test_random_sequences_behave_like_the_reference(self, storage: Storage) -> None:
+        @settings(
+            max_examples=self.sequences,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(st.data())
+        def run(data: st.DataObject) -> None:
+            _Sequence(self, storage, data, observed=data.draw(st.booleans(), "observed")).run()
+
+        run()
+
+
+class _Sequence:
+    """One run over a queue of its own."""
+
+    def __init__(
+        self, case: SequencesContract, storage: Storage, data: st.DataObject, *, observed: bool
+    ) -> None:
+        self.case = case
+        self.storage = storage
+        self.draw = data.draw
+        self.queue = f"sequence {next(_queues)}"
+        self.reference = Reference()
+        self.spent: list[Claimed] = []
+        """Claims that are over: their tokens are stale."""
+        self.recorder = Recorder() if observed else None
+
+    def run(self) -> None:
+        """Draw steps, and compare after each."""
+        stop = self.storage.subscribe(self.queue, self.recorder) if self.recorder else None
+        steps = [getattr(self, name) for name in dir(self) if name.startswith("step_")]
+        for step in self.draw(st.lists(st.sampled_from(steps), min_size=5, max_size=40), "steps"):
+            step()
+            self.compare()
+        self.storage.obliterate(self.queue, force=True)
+        if self.recorder is not None and stop is not None:
+            stop()
+            log = TransitionLog()
+            log.follow(self.recorder.events())
+            assert log.outside == []
+
+    def compare(self) -> None:
+        """Everything that can be read is as the reference says."""
+        known = self.reference.jobs
+        records = self.storage.jobs(self.queue, IDS)
+        assert {
+            record.id: (record.state, record.attempts, record.failures, record.stalls)
+            for record in records
+            if record is not None
+        } == {
+            job.id: (job.state, job.attempts, job.failures, job.stalls) for job in known.values()
+        }
+        assert counts(self.storage, self.queue) == Counter(job.state for job in known.values())
+        dead = {letter.id for letter in self.storage.dead_letters(self.queue)}
+        assert dead == {job.id for job in known.values() if job.state is State.FAILED}
+        assert {record.id for record in self.storage.page(self.queue, None, 99)} == {*known}
+
+    def job_id(self) -> str:
+        """One of few ids, so that they meet."""
+        return self.draw(st.sampled_from(IDS), "id")
+
+    def running(self) -> list[Known]:
+        """The active jobs."""
+        return [job for job in self.reference.jobs.values() if job.claim is not None]
+
+    def step_enqueue(self) -> None:
+        job_id = self.job_id()
+        priority = self.draw(st.integers(-1, 1), "priority")
+        key = self.draw(st.sampled_from(KEYS), "key")
+        delay = self.draw(st.sampled_from([0, 0, 0, SOON, 3 * SOON]), "delay")
+        options: dict[str, Any] = {"priority": priority, "unique_key": key, "max_stalls": 1_000}
+        [answer] = self.storage.enqueue(
+            [batch(queue=self.queue, ids=[job_id], delay=delay, result_ttl=None, **options)]
+        )
+        assert (answer.id, answer.status) == self.reference.enqueue(job_id, priority, key, delay)
+
+    step_enqueue_more = step_enqueue
+
+    def step_claim(self) -> None:
+        slots = self.draw(st.integers(0, 3), "slots")
+        claimed = claim(self.storage, slots, queues=[self.queue])
+        expected = self.reference.claim(slots)
+        assert [one.id for one in claimed] == [job.id for job in expected]
+        for job, one in zip(expected, claimed, strict=True):
+            job.claim = one
+            job.lease_until = self.reference.now + one.lease
+            assert (one.attempts, one.failures) == (job.attempts, job.failures)
+
+    step_claim_more = step_claim
+
+    def step_finish(self) -> None:
+        running = self.running()
+        if not running:
+            return
+        job = self.draw(st.sampled_from(running), "running")
+        assert job.claim is not None
+        kind = self.draw(st.sampled_from(sorted(ENDINGS)), "end")
+        delay = self.draw(st.sampled_from([0, SOON]), "delay") if kind in PUTS_BACK else 0
+        outcome = PUTS_BACK[kind](job.claim, delay) if kind in PUTS_BACK else ENDS[kind](job.claim)
+        assert finish(self.storage, outcome) == [True]
+        self.spent.append(job.claim)
+        self.reference.end(job, kind, delay)
+
+    step_finish_more = step_finish
+
+    def step_stale_word(self) -> None:
+        if self.spent:
+            claimed = self.draw(st.sampled_from(self.spent), "stale")
+            kind = self.draw(st.sampled_from(sorted(ENDINGS)), "end")
+            assert finish(self.storage, ENDINGS[kind](claimed)) == [False]
+            assert not self.storage.renew([lease_of(claimed)])[0].held
+
+    def step_cancel(self) -> None:
+        job_id = self.job_id()
+        job = self.reference.jobs.get(job_id)
+        if job is None or job.state is not State.ACTIVE:
+            [answer] = self.storage.cancel(self.queue, [job_id])
+            assert answer.status == self.reference.cancel(job_id)
+
+    def step_promote(self) -> None:
+        job_id = self.job_id()
+        assert self.storage.promote(self.queue, [job_id]) == [self.reference.promote(job_id)]
+
+    def step_retry(self) -> None:
+        job_id = self.job_id()
+        assert self.storage.retry(self.queue, [job_id]) == [self.reference.retry(job_id)]
+
+    def step_remove(self) -> None:
+        job_id = self.job_id()
+        assert self.storage.remove(self.queue, [job_id]) == [self.reference.remove(job_id)]
+
+    def step_pause_or_resume(self) -> None:
+        self.reference.paused = not self.reference.paused
+        (self.storage.pause if self.reference.paused else self.storage.resume)(self.queue)
+
+    def step_pass_time(self) -> None:
+        milliseconds = self.draw(st.sampled_from([1, SOON, 2 * SOON]), "milliseconds")
+        self.renew(self.running())
+        self.pass_time(milliseconds)
+
+    def step_lose_one(self) -> None:
+        """One claim at a time: in which order several come back is not said."""
+        running = self.running()
+        if not running:
+            return
+        lost = self.draw(st.sampled_from(running), "lost")
+        claimed = lost.claim
+        assert claimed is not None
+        kept = [job for job in running if job is not lost]
+        self.pass_time(1)
+        self.renew(kept)
+        self.pass_time(lost.lease_until - self.reference.now)
+        self.renew(kept)
+        assert lost.claim is None
+        self.spent.append(claimed)
+
+    def pass_time(self, milliseconds: int) -> None:
+        """For the storage, and for the reference."""
+        self.case.pass_time(self.storage, milliseconds)
+        self.reference.pass_time(milliseconds)
+
+    def renew(self, jobs: list[Known]) -> None:
+        """Renew the claims of active jobs."""
+        leases = [lease_of(job.claim) for job in jobs if job.claim is not None]
+        assert all(renewal.held for renewal in self.storage.renew(leases))
+        for job in jobs:
+            assert job.claim is not None
+            job.lease_until = self.reference.now + job.claim.lease
+
+
+PUTS_BACK = {"retry": retrying, "release": releasing}
+ENDS = {"complete": completing, "fail": failing, "cancel": cancelling}

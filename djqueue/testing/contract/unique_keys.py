@@ -1,0 +1,279 @@
+"""Unique keys: at most one live job of a queue has one, and it is freed however that job ends."""
+
+from collections.abc import Callable
+
+import pytest
+
+from djqueue.core.job import EnqueueResult
+from djqueue.core.states import LIVE, State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    JOB_IN,
+    QUEUE,
+    UPSTREAM,
+    a_blocked_job,
+    a_completed_job,
+    a_failed_job,
+    a_waiting_job,
+    an_active_job,
+    batch,
+    cancelling,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    failing,
+    finish,
+    releasing,
+    retrying,
+    state,
+)
+from .case import LATER, SOON, StorageCase, nothing_changes
+
+End = Callable[["UniqueKeysContract", Storage], None]
+
+
+def completed(_: "UniqueKeysContract", storage: Storage) -> None:
+    """It completes."""
+    finish(storage, completing(an_active_job(storage, id="owner", unique_key="k")))
+
+
+def failed(_: "UniqueKeysContract", storage: Storage) -> None:
+    """It fails for good."""
+    finish(storage, failing(an_active_job(storage, id="owner", unique_key="k")))
+
+
+def given_up(_: "UniqueKeysContract", storage: Storage) -> None:
+    """Its run gives it up."""
+    finish(storage, cancelling(an_active_job(storage, id="owner", unique_key="k")))
+
+
+def cancelled_while_waiting(_: "UniqueKeysContract", storage: Storage) -> None:
+    """It is cancelled before it starts."""
+    enqueue(storage, id="owner", unique_key="k")
+    storage.cancel(QUEUE, ["owner"])
+
+
+def cancelled_while_delayed(_: "UniqueKeysContract", storage: Storage) -> None:
+    """It is cancelled before it is due."""
+    enqueue(storage, id="owner", unique_key="k", delay=LATER)
+    storage.cancel(QUEUE, ["owner"])
+
+
+def cancelled_while_running(_: "UniqueKeysContract", storage: Storage) -> None:
+    """It is asked to stop, and given back."""
+    claimed = an_active_job(storage, id="owner", unique_key="k")
+    storage.cancel(QUEUE, ["owner"])
+    finish(storage, releasing(claimed))
+
+
+def stalled_too_often(case: "UniqueKeysContract", storage: Storage) -> None:
+    """Its worker dies once too often."""
+    claimed = an_active_job(storage, id="owner", unique_key="k", max_stalls=0)
+    case.lose_lease(storage, claimed.lease)
+
+
+def expired(case: "UniqueKeysContract", storage: Storage) -> None:
+    """Its ttl is over before it starts."""
+    enqueue(storage, id="owner", unique_key="k", ttl=SOON)
+    case.pass_time(storage, SOON + 1)
+
+
+def dependency_failed(_: "UniqueKeysContract", storage: Storage) -> None:
+    """What it depends on fails."""
+    a_blocked_job(storage, id="owner", unique_key="k")
+    finish(storage, failing(claim_one(storage, queues=[UPSTREAM])))
+
+
+def removed(_: "UniqueKeysContract", storage: Storage) -> None:
+    """It is removed before it starts."""
+    enqueue(storage, id="owner", unique_key="k")
+    storage.remove(QUEUE, ["owner"])
+
+
+def cleaned(case: "UniqueKeysContract", storage: Storage) -> None:
+    """It is cleaned away before it starts."""
+    enqueue(storage, id="owner", unique_key="k")
+    storage.clean(QUEUE, frozenset({State.WAITING}), case.now(storage) + LATER)
+
+
+def obliterated(_: "UniqueKeysContract", storage: Storage) -> None:
+    """Its queue is obliterated while it runs."""
+    an_active_job(storage, id="owner", unique_key="k")
+    storage.obliterate(QUEUE, force=True)
+
+
+ENDS: list[End] = [
+    completed,
+    failed,
+    given_up,
+    cancelled_while_waiting,
+    cancelled_while_delayed,
+    cancelled_while_running,
+    stalled_too_often,
+    expired,
+    dependency_failed,
+    removed,
+    cleaned,
+    obliterated,
+]
+
+
+class UniqueKeysContract(StorageCase):
+    """Cases about deduplication."""
+
+    @pytest.mark.parametrize("there", sorted(LIVE))
+    def test_a_taken_key_answers_duplicate_with_its_owner(
+        self, storage: Storage, there: State
+    ) -> None:
+        owner = JOB_IN[there](storage, unique_key="k")
+
+        with nothing_changes(storage):
+            [answer] = storage.enqueue([batch(unique_key="k", payloads=[b"other"])])
+
+        assert answer == EnqueueResult(owner, "duplicate", QUEUE, there)
+
+    def test_a_job_that_waits_for_its_retry_keeps_its_key(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, unique_key="k")
+        finish(storage, retrying(claimed, delay=LATER))
+
+        [answer] = storage.enqueue([batch(unique_key="k")])
+
+        assert answer == EnqueueResult(claimed.id, "duplicate", QUEUE, State.DELAYED)
+
+    def test_a_stalled_job_keeps_its_key(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, unique_key="k")
+        self.lose_lease(storage, claimed.lease)
+
+        [answer] = storage.enqueue([batch(unique_key="k")])
+
+        assert answer == EnqueueResult(claimed.id, "duplicate", QUEUE, State.WAITING)
+
+    @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
+    def test_a_key_is_free_however_its_owner_went(self, storage: Storage, end: End) -> None:
+        end(self, storage)
+
+        [answer] = storage.enqueue([batch(ids=["next"], unique_key="k")])
+
+        assert answer == EnqueueResult("next", "queued", QUEUE)
+
+    def test_a_key_is_of_its_queue(self, storage: Storage) -> None:
+        enqueue(storage, queue="left", unique_key="k")
+        enqueue(storage, queue="right", unique_key="k")
+
+        assert counts(storage, "left") == counts(storage, "right") == {State.WAITING: 1}
+
+    def test_keys_are_compared_exactly(self, storage: Storage) -> None:
+        keys = ["key", "KEY", "key ", " key", "kéy", "ke\u0301y", "k:ey", "{key}", "*", "k_y"]
+
+        answers = storage.enqueue([batch(unique_key=key) for key in keys])
+
+        assert [answer.status for answer in answers] == ["queued"] * len(keys)
+
+    def test_in_one_batch_the_first_takes_the_key(self, storage: Storage) -> None:
+        answers = storage.enqueue([batch(3, unique_key="k")])
+
+        assert [answer.status for answer in answers] == ["queued", "duplicate", "duplicate"]
+        assert {answer.id for answer in answers} == {answers[0].id}
+        assert counts(storage) == {State.WAITING: 1}
+
+    def test_id_and_key_are_two_things(self, storage: Storage) -> None:
+        a_waiting_job(storage, id="a", unique_key="k")
+
+        same_id = storage.enqueue([batch(ids=["a"], unique_key="another key")])
+        same_key = storage.enqueue([batch(ids=["b"], unique_key="k")])
+
+        assert same_id == [EnqueueResult("a", "duplicate", QUEUE, State.WAITING)]
+        assert same_key == [EnqueueResult("a", "duplicate", QUEUE, State.WAITING)]
+        assert state(storage, "b") is None
+        assert storage.enqueue([batch(unique_key="another key")])[0].status == "queued"
+
+    def test_a_refused_duplicate_leaves_the_failed_job_of_its_id(self, storage: Storage) -> None:
+        a_failed_job(storage, id="old")
+        a_waiting_job(storage, id="owner", unique_key="k")
+
+        with nothing_changes(storage):
+            [answer] = storage.enqueue([batch(ids=["old"], unique_key="k")])
+
+        assert answer == EnqueueResult("owner", "duplicate", QUEUE, State.WAITING)
+
+    def test_removing_an_old_owner_does_not_free_the_key_of_the_new_one(
+        self, storage: Storage
+    ) -> None:
+        a_failed_job(storage, id="failed", unique_key="k")
+        a_completed_job(storage, id="completed", unique_key="k")
+        a_waiting_job(storage, id="owner", unique_key="k")
+
+        storage.remove(QUEUE, ["failed", "completed"])
+
+        [answer] = storage.enqueue([batch(unique_key="k")])
+        assert answer == EnqueueResult("owner", "duplicate", QUEUE, State.WAITING)
+
+    def test_an_old_owners_id_enqueued_again_does_not_free_the_key(self, storage: Storage) -> None:
+        a_failed_job(storage, id="failed", unique_key="k")
+        a_waiting_job(storage, id="owner", unique_key="k")
+
+        enqueue(storage, id="failed", unique_key="another")
+
+        assert storage.enqueue([batch(unique_key="k")])[0].id == "owner"
+        assert storage.enqueue([batch(unique_key="another")])[0].id == "failed"
+
+    def test_an_old_owners_record_expiring_does_not_free_the_key(self, storage: Storage) -> None:
+        a_completed_job(storage, id="completed", unique_key="k", result_ttl=SOON)
+        a_waiting_job(storage, id="owner", unique_key="k")
+
+        self.pass_time(storage, SOON + 1)
+
+        assert state(storage, "completed") is None
+        assert storage.enqueue([batch(unique_key="k")])[0].id == "owner"
+
+    def test_a_key_with_a_time_of_its_own_is_free_after_it(self, storage: Storage) -> None:
+        a_waiting_job(storage, id="first", unique_key="k", unique_ttl=SOON)
+        assert storage.enqueue([batch(unique_key="k")])[0].id == "first"
+
+        self.advance(SOON + 1)
+
+        [answer] = storage.enqueue([batch(ids=["second"], unique_key="k")])
+        assert answer == EnqueueResult("second", "queued", QUEUE)
+        assert counts(storage) == {State.WAITING: 2}
+
+    def test_an_owner_past_its_keys_time_does_not_free_it_for_its_successor(
+        self, storage: Storage
+    ) -> None:
+        a_waiting_job(storage, id="first", unique_key="k", unique_ttl=SOON)
+        self.advance(SOON + 1)
+        a_waiting_job(storage, id="second", unique_key="k")
+
+        assert claim_one(storage).id == "first"
+        storage.cancel(QUEUE, ["first"])
+        self.pass_time(storage, SOON)
+
+        assert storage.enqueue([batch(unique_key="k")])[0].id == "second"
+
+    def test_duplicates_do_not_lengthen_a_keys_time(self, storage: Storage) -> None:
+        a_waiting_job(storage, id="first", unique_key="k", unique_ttl=SOON)
+        for _ in range(3):
+            self.pass_time(storage, SOON // 3 + 1)
+            storage.enqueue([batch(unique_key="k", unique_ttl=LATER)])
+
+        assert state(storage, "first") is State.WAITING
+        assert counts(storage) == {State.WAITING: 2}
+
+    def test_a_swept_key_is_free_too(self, storage: Storage) -> None:
+        a_waiting_job(storage, id="first", unique_key="k", unique_ttl=SOON)
+        self.pass_time(storage, SOON + 1)
+
+        assert storage.enqueue([batch(unique_key="k")])[0].status == "queued"
+
+    def test_thousands_of_keys_are_kept_apart(self, storage: Storage) -> None:
+        given = [batch(ids=[f"job {n}"], unique_key=f"key {n}") for n in range(1_000)]
+
+        first = storage.enqueue(given)
+        again = storage.enqueue([one._replace(ids=None) for one in given])
+
+        assert {answer.status for answer in first} == {"queued"}
+        assert [answer.id for answer in again] == [f"job {n}" for n in range(1_000)]
+        enqueue_many(storage, 1_000)
+        assert counts(storage) == {State.WAITING: 2_000}

@@ -1,0 +1,13 @@
+"""A project whose admin site is one of its own, beside none of Django's."""
+
+from django.contrib import admin
+from django.urls import path
+
+from djqueue.admin import DeadLetterAdmin, JobAdmin
+from djqueue.models import DeadLetter, Job
+
+office = admin.AdminSite(name="office")
+office.register(Job, JobAdmin)
+office.register(DeadLetter, DeadLetterAdmin)
+
+urlpatterns = [path("office/", office.urls)]

@@ -1,0 +1,82 @@
+"""`python -m tests.benchmarks`: how fast the queue is on this machine, measured as a user would use it.
+
+Each run of each measure is a process of its own; the table shows medians.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from importlib.metadata import version
+
+from tests.benchmarks.measures import MEASURES, STORAGES
+
+TARGETS = {
+    ("memory", "enqueue_bulk"): (">=", 230_000),
+    ("memory", "drain_c100"): (">=", 50_000),
+    ("memory", "bytes_per_waiting_job"): ("<=", 1_200),
+    ("memory", "drain_ratio_1m"): (">=", 0.9),
+    ("memory", "pickup_p50"): ("<=", 1.0),
+    ("database", "enqueue_bulk"): (">=", 60_000),
+    ("database", "drain_c100"): (">=", 12_000),
+    ("database", "enqueue_durable"): (">=", 8_000),
+    ("database", "pickup_p50"): ("<=", 1.0),
+    ("database", "pickup_process_p50"): ("<=", 5.0),
+    ("database", "pickup_process_p99"): ("<=", 20.0),
+}
+
+
+def main() -> int:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--storage", choices=sorted(STORAGES), action="append", help="default: all")
+    parser.add_argument("--metric", choices=sorted(MEASURES), action="append", help="default: all")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each (default: 3)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the jobs: to see that it works")
+    options = parser.parse_args()
+    if not options.json:
+        print(f"{platform.platform()}, {os.cpu_count()} cores, CPython {platform.python_version()}, ", end="")
+        print(", ".join(f"{name} {version(name)}" for name in ("Django", "msgpack")))
+    for storage in options.storage or sorted(STORAGES, reverse=True):
+        for metric, measure in MEASURES.items():
+            if options.metric and metric not in options.metric:
+                continue
+            if storage in measure.storages:
+                values = [run(storage, metric, options.quick) for _ in range(options.runs)]
+                show(storage, metric, values, as_json=options.json)
+    return 0
+
+
+def run(storage: str, metric: str, quick: bool) -> dict[str, float]:
+    """One run, in a process of its own: a value for each name that it measures."""
+    command = [sys.executable, "-m", "tests.benchmarks.one", storage, metric, *(["--quick"] if quick else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        raise SystemExit(f"the benchmark {metric} on {storage} failed")
+    values: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return values
+
+
+def show(storage: str, metric: str, runs: list[dict[str, float]], *, as_json: bool) -> None:
+    """The medians of some runs."""
+    unit = MEASURES[metric].unit
+    for name in runs[0]:
+        values = [run[name] for run in runs]
+        value = statistics.median(values)
+        if as_json:
+            entry = {"system": f"djqueue-{storage}", "metric": name, "value": value}
+            print(json.dumps({**entry, "unit": unit, "runs": values}), flush=True)
+            continue
+        target = TARGETS.get((storage, name))
+        goal = "" if target is None else f"  (goal {target[0]} {target[1]:,})"
+        spread = f"{min(values):,.4g} to {max(values):,.4g}"
+        print(f"{storage:9} {name:22} {value:>14,.2f} {unit:6} {spread:>28}{goal}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,315 @@
+"""What is measured, and on what."""
+
+import asyncio
+import gc
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import django
+from django.conf import settings
+
+QUEUE = "bench"
+TEXT = "x" * 100
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A way to measure, and where it makes sense."""
+
+    function: Callable[[Any, float], dict[str, float]]
+    unit: str
+    storages: tuple[str, ...] = ("memory", "database")
+
+
+def configure(folder: str) -> None:
+    """A Django project on a SQLite file."""
+    database = {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(Path(folder) / "bench.sqlite3"),
+        "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+    }
+    settings.configure(
+        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "djqueue"],
+        DATABASES={"default": database},
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        USE_TZ=True,
+    )
+    django.setup()
+
+
+@contextmanager
+def memory() -> Iterator[Any]:
+    """A storage in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        configure(folder)
+        from djqueue.storage.memory import MemoryStorage
+
+        yield MemoryStorage()
+
+
+@contextmanager
+def database() -> Iterator[Any]:
+    """A storage on a new SQLite file, with this process as its scheduler."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["DJQUEUE_BENCH_DIR"] = folder
+        configure(folder)
+        from django.core.management import call_command
+
+        from djqueue.storage.database import DatabaseStorage
+
+        call_command("migrate", verbosity=0)
+        storage = DatabaseStorage()
+        storage.connect()
+        try:
+            yield storage
+        finally:
+            storage.close()
+
+
+STORAGES = {"memory": memory, "database": database}
+
+
+def payloads(count: int) -> list[dict[str, Any]]:
+    """What each job is given."""
+    return [{"n": n, "user": f"user-{n}", "text": TEXT} for n in range(count)]
+
+
+async def no_op(job: Any) -> dict[str, bool]:
+    """The handler."""
+    return {"ok": True}
+
+
+def sync_no_op(job: Any) -> dict[str, bool]:
+    """The handler, for threads."""
+    return {"ok": True}
+
+
+def queue_of(storage: Any) -> Any:
+    """The queue that is measured."""
+    from djqueue import Queue
+
+    return Queue(QUEUE, storage=storage)
+
+
+def written(storage: Any) -> None:
+    """Wait until all is where it is to stay: a rate that leaves that out would be a lie."""
+    storage.counts(QUEUE)
+
+
+def enqueue_seq(storage: Any, scale: float) -> dict[str, float]:
+    """One job after the other, each awaited by its caller."""
+    queue, entries = queue_of(storage), payloads(int(20_000 * scale))
+    start = time.perf_counter()
+    for entry in entries:
+        queue.enqueue(entry)
+    written(storage)
+    return {"enqueue_seq": len(entries) / (time.perf_counter() - start)}
+
+
+def enqueue_bulk(storage: Any, scale: float) -> dict[str, float]:
+    """All in one call."""
+    queue, entries = queue_of(storage), payloads(int(200_000 * scale))
+    start = time.perf_counter()
+    queue.enqueue_many(entries)
+    written(storage)
+    return {"enqueue_bulk": len(entries) / (time.perf_counter() - start)}
+
+
+def enqueue_durable(storage: Any, scale: float) -> dict[str, float]:
+    """Durable single enqueues: one producer, and a hundred coroutines that share commits."""
+    queue = queue_of(storage)
+    count = int(2_000 * scale)
+    start = time.perf_counter()
+    for entry in payloads(count):
+        queue.enqueue(entry, durable=True)
+    alone = count / (time.perf_counter() - start)
+
+    async def producer(entries: list[Any]) -> None:
+        for entry in entries:
+            await queue.aenqueue(entry, durable=True)
+
+    async def many() -> float:
+        entries = payloads(int(20_000 * scale))
+        start = time.perf_counter()
+        await asyncio.gather(*(producer(entries[n::100]) for n in range(100)))
+        return len(entries) / (time.perf_counter() - start)
+
+    return {"enqueue_durable": asyncio.run(many()), "enqueue_durable_alone": alone}
+
+
+def drain(storage: Any, count: int, concurrency: int, handler: Any = no_op) -> float:
+    """Jobs a second from the first claim to the last result."""
+    from djqueue import Worker
+
+    queue = queue_of(storage)
+    queue.enqueue_many(payloads(count))
+    written(storage)
+    worker = Worker(storage, [QUEUE], {QUEUE: handler}, concurrency=concurrency, max_jobs=count)
+    start = time.perf_counter()
+    asyncio.run(worker.run())
+    written(storage)
+    took = time.perf_counter() - start
+    done = queue.counts()["completed"]
+    if done < count:
+        raise RuntimeError(f"{done} of {count} jobs completed")
+    return count / took
+
+
+def drain_at(concurrency: int, count: int) -> Callable[[Any, float], dict[str, float]]:
+    """Drain at a concurrency."""
+
+    def measure(storage: Any, scale: float) -> dict[str, float]:
+        return {f"drain_c{concurrency}": drain(storage, int(count * scale), concurrency)}
+
+    return measure
+
+
+def drain_threads(storage: Any, scale: float) -> dict[str, float]:
+    """Drain with a plain function on threads."""
+    return {"drain_threads_c10": drain(storage, int(30_000 * scale), 10, sync_no_op)}
+
+
+def drain_ratio(storage: Any, scale: float) -> dict[str, float]:
+    """The rate with a million waiting against that with ten thousand."""
+    queue = queue_of(storage)
+    rates = []
+    for count in (10_000, int(1_000_000 * scale)):
+        samples = 10 if count == 10_000 else 1
+        rate = [drain(storage, count, 100) for _ in range(samples)]
+        rates.append(sorted(rate)[len(rate) // 2])
+        queue.obliterate()
+    return {"drain_ratio_1m": rates[1] / rates[0]}
+
+
+def memory_of_waiting(storage: Any, scale: float) -> dict[str, float]:
+    """Resident memory of this process for each waiting job."""
+    queue = queue_of(storage)
+    queue.enqueue_many(payloads(1_000))
+    count = int(300_000 * scale)
+    gc.collect()
+    before = resident()
+    for start in range(0, count, 10_000):
+        queue.enqueue_many({"n": n, "user": f"user-{n}", "text": TEXT} for n in range(start, start + 10_000))
+    written(storage)
+    gc.collect()
+    return {"bytes_per_waiting_job": (resident() - before) / count}
+
+
+def resident() -> int:
+    """Bytes that this process has in memory."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def pickup(storage: Any, scale: float) -> dict[str, float]:
+    """Milliseconds from the enqueue, by another thread, to the start of the handler; the queue is idle."""
+    queue = queue_of(storage)
+    started = threading.Event()
+    at = [0.0]
+
+    async def handler(job: Any) -> None:
+        at[0] = time.perf_counter()
+        started.set()
+
+    times = []
+    with running(storage, handler):
+        for entry in payloads(max(50, int(1_000 * scale))):
+            started.clear()
+            before = time.perf_counter()
+            queue.enqueue(entry)
+            if not started.wait(10):
+                raise RuntimeError("the job was not picked up")
+            times.append((at[0] - before) * 1e3)
+            idle()
+    return {"pickup_p50": percentile(times, 50), "pickup_p99": percentile(times, 99)}
+
+
+def roundtrip(storage: Any, scale: float) -> dict[str, float]:
+    """Milliseconds of `enqueue_and_wait`, with the queue idle."""
+    queue = queue_of(storage)
+    times = []
+    with running(storage, no_op):
+        for entry in payloads(max(50, int(1_000 * scale))):
+            before = time.perf_counter()
+            queue.enqueue_and_wait(entry, wait=10)
+            times.append((time.perf_counter() - before) * 1e3)
+    return {"roundtrip_p50": percentile(times, 50), "roundtrip_p99": percentile(times, 99)}
+
+
+def pickup_process(storage: Any, scale: float) -> dict[str, float]:
+    """Milliseconds from an enqueue in another process to the start of the handler here."""
+    started: list[float] = []
+    told = threading.Event()
+
+    async def handler(job: Any) -> None:
+        # Both processes read the machine's one monotonic clock.
+        started.append((time.monotonic() - job.payload["at"]) * 1e3)
+        told.set()
+
+    count = max(50, int(500 * scale))
+    with running(storage, handler):
+        command = [sys.executable, "-m", "tests.benchmarks.producer", str(count)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as producer:
+            assert producer.stdin is not None
+            for _ in range(count):
+                told.clear()
+                producer.stdin.write("\n")
+                producer.stdin.flush()
+                if not told.wait(10):
+                    raise RuntimeError("the job was not picked up")
+                idle()
+            producer.stdin.close()
+    started = started[5:]
+    return {"pickup_process_p50": percentile(started, 50), "pickup_process_p99": percentile(started, 99)}
+
+
+@contextmanager
+def running(storage: Any, handler: Any) -> Iterator[None]:
+    """A worker on a thread of its own."""
+    from djqueue import Worker
+
+    worker = Worker(storage, [QUEUE], {QUEUE: handler}, concurrency=10)
+    worker.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+
+
+def idle() -> None:
+    """Let the worker find nothing and go to sleep."""
+    threading.Event().wait(0.002)
+
+
+def percentile(values: list[float], share: int) -> float:
+    """The value below which so many percent lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * share // 100)]
+
+
+MEASURES = {
+    "enqueue_seq": Measure(enqueue_seq, "jobs/s"),
+    "enqueue_bulk": Measure(enqueue_bulk, "jobs/s"),
+    "enqueue_durable": Measure(enqueue_durable, "jobs/s", ("database",)),
+    "drain_c1": Measure(drain_at(1, 10_000), "jobs/s"),
+    "drain_c10": Measure(drain_at(10, 50_000), "jobs/s"),
+    "drain_c100": Measure(drain_at(100, 100_000), "jobs/s"),
+    "drain_threads": Measure(drain_threads, "jobs/s"),
+    "pickup": Measure(pickup, "ms"),
+    "pickup_process": Measure(pickup_process, "ms", ("database",)),
+    "roundtrip": Measure(roundtrip, "ms"),
+    "bytes_per_waiting_job": Measure(memory_of_waiting, "bytes"),
+    "drain_ratio_1m": Measure(drain_ratio, "ratio", ("memory",)),
+}

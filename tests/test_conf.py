@@ -1,0 +1,185 @@
+"""The `DJQUEUE` setting."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djqueue.conf import READERS, Settings, get_settings, parse_rate, problems, read_settings
+from djqueue.core.errors import ConfigurationError
+from djqueue.core.limiter import Rate
+
+
+def test_without_a_setting_everything_has_its_default() -> None:
+    settings = read_settings({})
+    assert settings == Settings()
+    assert settings.backend == "djqueue.storage.database.DatabaseStorage"
+    assert settings.concurrency == 10
+    assert settings.heartbeat == 5_000
+    assert settings.shutdown_timeout == 25_000
+    assert settings.max_payload == 1024 * 1024
+    assert settings.codec in settings.accept_content
+    assert settings.policy("any").lease == 30_000
+
+
+def test_a_full_setting_is_read() -> None:
+    settings = read_settings(
+        {
+            "STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage", "OPTIONS": {"CORES": 2}},
+            "QUEUES": {
+                "emails": {
+                    "LEASE": 60,
+                    "RATE": "100/m",
+                    "CONCURRENCY": 3,
+                    "GROUP_CONCURRENCY": 2,
+                    "DEAD_LETTERS": {
+                        "MAX_ENTRIES": 5,
+                        "TTL": timedelta(days=1),
+                        "AUTO_RETRIES": 2,
+                        "AUTO_RETRY_DELAY": 1.5,
+                    },
+                }
+            },
+            "STRICT_QUEUES": True,
+            "DEFAULTS": {"max_attempts": 7},
+            "MAX_PAYLOAD": 1_000,
+            "ACCEPT_CONTENT": ["application/json"],
+            "CODEC": "application/json",
+            "CONCURRENCY": 20,
+            "SHUTDOWN_TIMEOUT": 0,
+            "HEARTBEAT": 0.5,
+        }
+    )
+    assert settings.backend.endswith("MemoryStorage")
+    assert settings.storage_options == {"cores": 2}
+    policy = settings.policy("emails")
+    assert (policy.lease, policy.rate) == (60_000, Rate(100, 60_000))
+    assert (policy.concurrency, policy.group_concurrency) == (3, 2)
+    letters = policy.dead_letters
+    assert (letters.max_entries, letters.ttl) == (5, 86_400_000)
+    assert (letters.auto_retries, letters.auto_retry_delay) == (2, 1_500)
+    assert settings.strict_queues
+    assert settings.defaults.job.max_attempts == 7
+    assert (settings.max_payload, settings.concurrency) == (1_000, 20)
+    assert settings.accept_content == {"application/json"}
+    assert (settings.shutdown_timeout, settings.heartbeat) == (0, 500)
+
+
+def test_queues_may_be_a_list_of_names() -> None:
+    assert set(read_settings({"QUEUES": ["a", "b"]}).queues) == {"a", "b"}
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("STORAGE", "memory", "must be a dict"),
+    ("STORAGE", {"BACKENDS": "a.b"}, "did you mean 'BACKEND'?"),
+    ("STORAGE", {"BACKEND": "memory"}, "dotted path"),
+    ("STORAGE", {"OPTIONS": []}, "OPTIONS must be a dict"),
+    ("QUEUES", 3, "a dict of queues, or a list of their names"),
+    ("QUEUES", [3], "queue: expected a text, got 3"),
+    ("QUEUES", [["a"]], "queue: expected a text"),
+    ("QUEUES", {"": {}}, "queue: has 0 characters"),
+    ("QUEUES", {"a": None}, "queue 'a': must be a dict"),
+    ("QUEUES", {"a": {"RATES": "1/s"}}, "queue 'a': 'RATES' is not known here; did you mean 'RATE'?"),
+    ("QUEUES", {"a": {"RATE": "fast"}}, "queue 'a': RATE: 'fast' is neither like '100/s'"),
+    ("QUEUES", {"a": {"RATE": "0/s"}}, "queue 'a': RATE"),
+    ("QUEUES", {"a": {"RATE": "9" * 5_000 + "/s"}}, "queue 'a': RATE"),
+    ("QUEUES", {"a": {"RATE": (1, 0)}}, "queue 'a': RATE: 0 is not positive"),
+    ("QUEUES", {"a": {"LEASE": "long"}}, "queue 'a': LEASE: expected seconds"),
+    ("QUEUES", {"a": {"LEASE": 0}}, "queue 'a': LEASE: 0 is not positive"),
+    ("QUEUES", {"a": {"CONCURRENCY": 0}}, "queue 'a': CONCURRENCY: 0 is not positive"),
+    ("QUEUES", {"a": {"CONCURRENCY": True}}, "queue 'a': CONCURRENCY: True is not a whole number"),
+    ("QUEUES", {"a": {"DEAD_LETTERS": {"TTLS": 1}}}, "queue 'a': DEAD_LETTERS: 'TTLS'"),
+    ("QUEUES", {"a": {"DEAD_LETTERS": {"TTL": -1}}}, "queue 'a': DEAD_LETTERS: TTL: -1 is negative"),
+    ("QUEUES", {"a": {"DEAD_LETTERS": {"MAX_ENTRIES": 0}}}, "DEAD_LETTERS: MAX_ENTRIES: 0"),
+    ("QUEUES", {"a": {"DEAD_LETTERS": {"AUTO_RETRIES": -1}}}, "DEAD_LETTERS: AUTO_RETRIES: -1"),
+    ("STRICT_QUEUES", "yes", "must be True or False"),
+    ("DEFAULTS", [], "must be a dict of job options"),
+    ("DEFAULTS", {"max_atempts": 3}, "did you mean 'max_attempts'?"),
+    ("DEFAULTS", {3: 3}, "the name of an option: expected a text"),
+    ("DEFAULTS", {"timeout": float("nan")}, "timeout: nan is not a duration"),
+    ("MAX_PAYLOAD", 0, "MAX_PAYLOAD: 0 is not positive"),
+    ("MAX_PAYLOAD", "1M", "MAX_PAYLOAD: '1M' is not a whole number"),
+    ("ACCEPT_CONTENT", "application/json", "must be a list of content types"),
+    ("ACCEPT_CONTENT", [], "must be a list of content types"),
+    ("ACCEPT_CONTENT", None, "must be a list of content types"),
+    ("ACCEPT_CONTENT", [1], "must be a list of content types"),
+    ("CODEC", None, "CODEC: expected a text"),
+    ("CONCURRENCY", 1.5, "CONCURRENCY: 1.5 is not a whole number"),
+    ("SHUTDOWN_TIMEOUT", -1, "SHUTDOWN_TIMEOUT: -1 is negative"),
+    ("SHUTDOWN_TIMEOUT", float("inf"), "SHUTDOWN_TIMEOUT: inf is not a duration"),
+    ("HEARTBEAT", 0, "HEARTBEAT: 0 is not positive"),
+    ("HEARTBEAT", None, "HEARTBEAT: expected seconds"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), BAD)
+def test_a_bad_key_is_named_with_what_is_wrong(key: str, value: Any, words: str) -> None:
+    found = problems({key: value})
+    assert len(found) == 1
+    assert found[0].startswith(f"DJQUEUE[{key!r}]: ")
+    assert words in found[0]
+
+
+@pytest.mark.parametrize("key", ["CONCURENCY", "concurrency", "X", 3, None])
+def test_an_unknown_key_is_named_with_the_nearest_one(key: Any) -> None:
+    (problem,) = problems({key: 1})
+    assert problem.startswith(f"DJQUEUE[{key!r}] is not a setting")
+    assert ("did you mean 'CONCURRENCY'?" in problem) is (key == "CONCURENCY")
+
+
+def test_every_bad_key_is_told_of() -> None:
+    assert len(problems({"HEARTBEAT": 0, "X": 1, "CONCURRENCY": 5, "CODEC": None})) == 3
+
+
+@pytest.mark.parametrize("value", [None, [], "x", 3])
+def test_a_setting_that_is_no_dict_is_said_to_be_none(value: Any) -> None:
+    assert problems(value) == [f"DJQUEUE must be a dict, not {value!r}"]
+
+
+def test_reading_a_bad_setting_raises_the_first_of_its_problems() -> None:
+    with pytest.raises(ConfigurationError, match=r"^DJQUEUE\['HEARTBEAT'\]: HEARTBEAT: 0"):
+        read_settings({"HEARTBEAT": 0, "X": 1})
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(READERS)), ANYTHING)
+def test_no_value_is_answered_by_a_traceback(key: str, value: Any) -> None:
+    assert len(problems({key: value})) <= 1
+
+
+@pytest.mark.parametrize(
+    ("written", "rate"),
+    [
+        ("100/s", Rate(100, 1_000)),
+        ("20/m", Rate(20, 60_000)),
+        ("5/h", Rate(5, 3_600_000)),
+        ("1/d", Rate(1, 86_400_000)),
+        ((3, 0.5), Rate(3, 500)),
+        ([3, timedelta(seconds=2)], Rate(3, 2_000)),
+    ],
+)
+def test_rates_are_read_as_users_write_them(written: Any, rate: Rate) -> None:
+    assert parse_rate(written) == rate
+
+
+@pytest.mark.parametrize("written", ["", "/s", "1/", "1/y", "-1/s", "1.5/s", "²/s", 5, None, (1,), (0, 1)])
+def test_other_rates_are_refused(written: Any) -> None:
+    with pytest.raises(ConfigurationError, match="^rate: "):
+        parse_rate(written)
+
+
+def test_the_settings_follow_a_test_that_changes_them(settings: Any) -> None:
+    settings.DJQUEUE = {"CONCURRENCY": 3}
+    assert get_settings().concurrency == 3
+    settings.DJQUEUE = {"CONCURRENCY": 4}
+    assert get_settings().concurrency == 4
+    del settings.DJQUEUE
+    assert get_settings().concurrency == 10

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.module_loading import import_string
 
@@ -45,42 +45,43 @@ HINTS = {
 }
 
 
-@register(TAG)
-def check_settings(**_: Any) -> list[CheckMessage]:
+@checks.register(TAG)
+def check_settings(**_: Any) -> list[checks.CheckMessage]:
     """Every check of the package: the later ones only for what the earlier ones could read."""
     given = getattr(django_settings, "DJQUEUE", {})
-    found: list[CheckMessage] = list(_bad_keys(given))
+    found: list[checks.CheckMessage] = list(_bad_keys(given))
     readable = given if isinstance(given, Mapping) else {}
     bad = {key for key, value in readable.items() if problems({key: value})}
     settings = read_settings({key: value for key, value in readable.items() if key not in bad})
-    found += _content_types(settings)
+    if bad.isdisjoint({"CODEC", "ACCEPT_CONTENT"}):
+        found += _content_types(settings)
     found += _leases(settings)
     if "STORAGE" not in bad:
         found += _storage(settings)
     return found
 
 
-def _bad_keys(given: Any) -> Iterator[CheckMessage]:
+def _bad_keys(given: Any) -> Iterator[checks.CheckMessage]:
     if not isinstance(given, Mapping):
-        yield Error(problems(given)[0], hint="DJQUEUE = {} is a good start.", id="djqueue.E001")
+        yield checks.Error(problems(given)[0], hint="DJQUEUE = {} is a good start.", id="djqueue.E001")
         return
     for key, value in given.items():
         for problem in problems({key: value}):
             hint = HINTS.get(key) or f"The settings are: {', '.join(READERS)}."
-            yield Error(problem, hint=hint, id="djqueue.E001")
+            yield checks.Error(problem, hint=hint, id="djqueue.E001")
 
 
-def _content_types(settings: Settings) -> Iterator[CheckMessage]:
+def _content_types(settings: Settings) -> Iterator[checks.CheckMessage]:
     accepted = settings.accept_content
     if settings.codec not in accepted:
-        yield Error(
+        yield checks.Error(
             f"DJQUEUE['CODEC']: jobs would be written as {settings.codec!r}, which "
             "DJQUEUE['ACCEPT_CONTENT'] does not list: none could be enqueued.",
             hint=f"Add {settings.codec!r} to ACCEPT_CONTENT ({', '.join(sorted(accepted))}).",
             id="djqueue.E005",
         )
     for content_type in sorted(accepted & PICKLES):
-        yield Warning(
+        yield checks.Warning(
             f"DJQUEUE['ACCEPT_CONTENT'] lists {content_type!r}: whoever can write to the storage "
             "can run any code in the workers, and in the admin.",
             hint="Enqueue ids and plain values, and leave pickle out.",
@@ -88,12 +89,12 @@ def _content_types(settings: Settings) -> Iterator[CheckMessage]:
         )
 
 
-def _leases(settings: Settings) -> Iterator[CheckMessage]:
+def _leases(settings: Settings) -> Iterator[checks.CheckMessage]:
     leases = {name: policy.lease for name, policy in settings.queues.items()}
     leases["every other queue"] = settings.policy("").lease
     for name, lease in leases.items():
         if lease < 2 * settings.heartbeat:
-            yield Warning(
+            yield checks.Warning(
                 f"DJQUEUE: the lease of {name} ({lease / 1000:g} s) is shorter than two heartbeats "
                 f"({settings.heartbeat / 1000:g} s each): one that is late, and a job that is "
                 "running counts as lost and runs again.",
@@ -102,17 +103,17 @@ def _leases(settings: Settings) -> Iterator[CheckMessage]:
             )
 
 
-def _storage(settings: Settings) -> Iterator[CheckMessage]:
+def _storage(settings: Settings) -> Iterator[checks.CheckMessage]:
     from .storage.base import Storage
 
     where = f"DJQUEUE['STORAGE']: BACKEND {settings.backend!r}"
     try:
         backend = import_string(settings.backend)
     except ImportError as error:
-        yield Error(f"{where} cannot be imported: {error}", hint=HINTS["STORAGE"], id="djqueue.E002")
+        yield checks.Error(f"{where} cannot be imported: {error}", hint=HINTS["STORAGE"], id="djqueue.E002")
         return
     if not (isinstance(backend, type) and issubclass(backend, Storage)):
-        yield Error(
+        yield checks.Error(
             f"{where} is not a subclass of djqueue.storage.base.Storage.",
             hint=HINTS["STORAGE"],
             id="djqueue.E003",
@@ -125,7 +126,7 @@ def _storage(settings: Settings) -> Iterator[CheckMessage]:
         yield from _database(settings.storage_options)
 
 
-def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[CheckMessage]:
+def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
     parameters = inspect.signature(backend).parameters
     known = {
         name: parameter
@@ -137,17 +138,17 @@ def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[CheckM
     hint = f"It has: {', '.join(sorted(name.upper() for name in known)) or 'none'}."
     for name in given:
         if name not in known and not open_ended:
-            yield Error(f"{where} has no option {name.upper()!r}.", hint=hint, id="djqueue.E004")
+            yield checks.Error(f"{where} has no option {name.upper()!r}.", hint=hint, id="djqueue.E004")
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in given:
-            yield Error(f"{where} needs the option {name.upper()!r}.", hint=hint, id="djqueue.E004")
+            yield checks.Error(f"{where} needs the option {name.upper()!r}.", hint=hint, id="djqueue.E004")
 
 
-def _database(options: Mapping[str, Any]) -> Iterator[CheckMessage]:
+def _database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
     alias = options.get("database") or DEFAULT_DB_ALIAS
     if alias not in connections:
         known = ", ".join(connections)
-        yield Error(
+        yield checks.Error(
             f"DJQUEUE['STORAGE']: OPTIONS: DATABASE: {alias!r} is not one of DATABASES.",
             hint=f"There are: {known}.",
             id="djqueue.E004",
@@ -157,27 +158,27 @@ def _database(options: Mapping[str, Any]) -> Iterator[CheckMessage]:
     if vendor == "sqlite":
         yield from _sqlite(alias)
     elif vendor not in TESTED_VENDORS:
-        yield Warning(
+        yield checks.Warning(
             f"DATABASES[{alias!r}]: djqueue is not tested on {connections[alias].display_name}.",
             hint="SQLite and PostgreSQL are.",
             id="djqueue.W004",
         )
 
 
-def _sqlite(alias: str) -> Iterator[CheckMessage]:
+def _sqlite(alias: str) -> Iterator[checks.CheckMessage]:
     database = connections[alias].settings_dict
     name = str(database["NAME"])
     if name.startswith("file:memorydb_"):  # the one that Django's test runner makes
         return
     if ":memory:" in name or "mode=memory" in name:
-        yield Warning(
+        yield checks.Warning(
             f"DATABASES[{alias!r}] is in memory: no other process, such as `manage.py runworkers`, "
             "sees its jobs.",
             hint="Give it a file, or use djqueue.storage.memory.MemoryStorage in one process.",
             id="djqueue.W003",
         )
     elif str(database.get("OPTIONS", {}).get("transaction_mode") or "").upper() != "IMMEDIATE":
-        yield Warning(
+        yield checks.Warning(
             f"DATABASES[{alias!r}]: a transaction of this SQLite database that reads before it "
             "writes fails with 'database is locked', whatever its timeout, when another process "
             "has written in between; workers and web server do that.",

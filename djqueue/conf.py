@@ -18,7 +18,7 @@ from .core.queue import QueuePolicy
 from .core.suggest import nearest
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Settings:
     """What `settings.DJQUEUE` says, in the form that the package uses."""
 

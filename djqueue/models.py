@@ -58,9 +58,7 @@ class Job(models.Model):
     )
     attempts = models.IntegerField(_("attempts"), default=0, help_text=_("Runs begun."))
     failures = models.IntegerField(_("failures"), default=0)
-    stalls = models.IntegerField(
-        _("stalls"), default=0, help_text=_("Runs lost with their worker.")
-    )
+    stalls = models.IntegerField(_("stalls"), default=0, help_text=_("Runs lost with their worker."))
     worker = models.CharField(_("worker"), max_length=NAME, blank=True, default="")
     reason = models.CharField(_("reason"), max_length=NAME, blank=True, default="")
     error_type = models.CharField(_("error type"), max_length=NAME, blank=True, default="")
@@ -117,9 +115,7 @@ class JobResult(models.Model):
         db_table = "djqueue_job_result"
         verbose_name = _("result")
         verbose_name_plural = _("results")
-        constraints = (
-            models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_result_key"),
-        )
+        constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_result_key"),)
         indexes = (
             models.Index(
                 fields=["expires_at"],
@@ -193,9 +189,7 @@ class DeadLetter(models.Model):
         verbose_name = _("dead letter")
         verbose_name_plural = _("dead letters")
         permissions = (("retry_deadletter", "Can retry dead letter"),)
-        constraints = (
-            models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_dead_key"),
-        )
+        constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_dead_key"),)
 
     def __str__(self) -> str:
         return f"{self.name} {self.job_id}: {self.reason}"

@@ -1,17 +1,24 @@
 """Sphinx's settings; `make docs` builds with warnings as errors."""
 
-from importlib.metadata import version as version_of
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+
+from djqueue import __version__  # noqa: E402 - found by the line above
 
 project = "djqueue"
 author = "djqueue contributors"
 project_copyright = "djqueue contributors"
-version = release = version_of("djqueue")
+version = release = __version__
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "transitions"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_ext"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+suppress_warnings = ["misc.highlighting_failure"]  # settings fragments hold `...` where more follows
 
 html_theme = "furo"
 html_title = f"djqueue {release}"

@@ -1,5 +1,6 @@
 """The `DJQUEUE` setting."""
 
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from djqueue.core.limiter import Rate
 
 def test_without_a_setting_everything_has_its_default() -> None:
     settings = read_settings({})
-    assert settings == Settings()
+    assert asdict(settings) == asdict(Settings())
     assert settings.backend == "djqueue.storage.database.DatabaseStorage"
     assert settings.concurrency == 10
     assert settings.heartbeat == 5_000
@@ -172,7 +173,7 @@ def test_rates_are_read_as_users_write_them(written: Any, rate: Rate) -> None:
 
 @pytest.mark.parametrize("written", ["", "/s", "1/", "1/y", "-1/s", "1.5/s", "²/s", 5, None, (1,), (0, 1)])
 def test_other_rates_are_refused(written: Any) -> None:
-    with pytest.raises(ConfigurationError, match="^rate: "):
+    with pytest.raises(ConfigurationError, match=r"^rate: "):
         parse_rate(written)
 
 
@@ -181,5 +182,5 @@ def test_the_settings_follow_a_test_that_changes_them(settings: Any) -> None:
     assert get_settings().concurrency == 3
     settings.DJQUEUE = {"CONCURRENCY": 4}
     assert get_settings().concurrency == 4
-    del settings.DJQUEUE
+    settings.DJQUEUE = {}
     assert get_settings().concurrency == 10

@@ -93,11 +93,9 @@ class JobAdmin(SteeredAdmin):
         "state_shown",
         "name",
         "queue",
-        "priority",
         "attempts",
-        "error_type",
+        "error_short",
         "created",
-        "not_before",
         "finished",
     )
     list_filter = ("state", QueueFilter, NameFilter)
@@ -117,7 +115,7 @@ class JobAdmin(SteeredAdmin):
         "retry_jobs": _("Retry"),
     }
     fieldsets = (
-        (None, {"fields": ("state_shown", "name", "queue", "job_id", "reason", "dead_letter")}),
+        (None, {"fields": ("state_shown", "name", "queue", "job_id", "reason_shown", "dead_letter")}),
         (_("Error"), {"fields": ("error_type", "error_shown", "traceback_shown")}),
         (_("Payload and result"), {"fields": ("payload_shown", "result_shown", "progress_shown")}),
         (
@@ -170,6 +168,16 @@ class JobAdmin(SteeredAdmin):
     def state_shown(self, job: Job) -> str:
         """The state as a label, and a word if no worker here would take the job."""
         return rendering.job_state(job)
+
+    @admin.display(description=_("reason"))
+    def reason_shown(self, job: Job) -> str:
+        """Why it failed, or was cancelled."""
+        return rendering.reason(job.reason) or rendering.NOTHING
+
+    @admin.display(description=_("error"))
+    def error_short(self, job: Job) -> str:
+        """The exception's class, without its module."""
+        return job.error_type.rpartition(".")[2] or rendering.NOTHING
 
     @admin.display(description=_("dead letter"))
     def dead_letter(self, job: Job) -> str:

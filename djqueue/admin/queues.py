@@ -33,7 +33,9 @@ WORKER_TTL = 60_000
 class QueueForm(forms.ModelForm):  # type: ignore[type-arg]
     """Which queue to pause, of those that jobs or the settings name."""
 
-    name = forms.ChoiceField(label=_("queue"))
+    name = forms.ChoiceField(
+        label=_("Queue"), help_text=_("One that has had jobs, or that the settings name.")
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -83,8 +85,12 @@ class QueueStateAdmin(StoredAdmin):
             if form.is_valid():
                 self._steer(request, [QueueState(name=form.cleaned_data["name"])], paused=True)
                 return HttpResponseRedirect(self.url("changelist"))
-        context = {"title": _now("Pause a queue"), **(extra_context or {})}
-        return super().add_view(request, form_url, context)
+        context = {
+            "title": _now("Pause a queue"),
+            "show_save_and_add_another": False,
+            "show_save_and_continue": False,
+        }
+        return super().add_view(request, form_url, {**context, **(extra_context or {})})
 
     def is_legal(self, action: str, row: Any) -> bool:
         """See `StoredAdmin.is_legal`."""

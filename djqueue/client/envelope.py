@@ -1,6 +1,7 @@
 """From what a caller says to a batch for the storage."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from djqueue.codecs import get_encoder
@@ -40,7 +41,7 @@ def batch(
 ) -> Batch:
     """Payloads encoded, ids checked: ready for the storage."""
     assert options.queue is not None
-    encode = encoder(options.job.content_type)
+    encode = encoder(options.job.content_type, get_settings())
     if ids is not None:
         if len(ids) != len(values):
             raise OptionError(f"ids: {len(ids)} ids for {len(values)} jobs")
@@ -56,9 +57,9 @@ def batch(
     )
 
 
-def encoder(content_type: str) -> Callable[[Any], bytes]:
+@lru_cache(maxsize=64)
+def encoder(content_type: str, settings: Settings) -> Callable[[Any], bytes]:
     """The encoder of payloads of a content type, with the settings' limits."""
-    settings = get_settings()
     if content_type not in settings.accept_content:
         accepted = ", ".join(sorted(settings.accept_content))
         raise OptionError(f"content_type: {content_type!r} is not in DJQUEUE['ACCEPT_CONTENT'] ({accepted})")

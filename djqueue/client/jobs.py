@@ -4,11 +4,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from djqueue.codecs import decode
 from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
 from djqueue.core.errors import JobNameError, UnknownJobError
-from djqueue.core.job import EnqueueResult
-from djqueue.core.options import EnqueueOptions, check_text
+from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.options import EnqueueOptions, JobOptions, check_text
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
@@ -88,11 +89,13 @@ class JobType(Generic[P, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
         """Have a worker call the function with these arguments."""
-        return answer(get_storage().enqueue([self._batch([(args, kwargs)])])[0], self.options)
+        batch = self._batch([(args, kwargs)])
+        return answer(get_storage().enqueue([batch])[0], batch.options)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
         """See `enqueue`."""
-        return answer((await get_storage().aenqueue([self._batch([(args, kwargs)])]))[0], self.options)
+        batch = self._batch([(args, kwargs)])
+        return answer((await get_storage().aenqueue([batch]))[0], batch.options)
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
         """One job for each (args, kwargs), in order; much faster than one by one."""
@@ -123,7 +126,7 @@ class JobType(Generic[P, R]):
         """See `enqueue_and_wait`."""
         return await waiting.aenqueue_and_wait(get_storage(), self._batch([(args, kwargs)]), wait)
 
-    def _batch(self, calls: Sequence[Call]) -> Any:
+    def _batch(self, calls: Sequence[Call]) -> Batch:
         values = [{"args": list(args), "kwargs": dict(kwargs)} for args, kwargs in calls]
         ids = [self._id] * len(calls) if self._id is not None else None
         return envelope.batch(self.options, self.name, values, ids)
@@ -205,14 +208,12 @@ def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> 
     return decorate if function is None else decorate(function)
 
 
-def answer(result: EnqueueResult, options: EnqueueOptions) -> EnqueueResult:
+def answer(result: EnqueueResult, options: JobOptions) -> EnqueueResult:
     """A storage's answer in the caller's terms: a cached result is decoded."""
     if result.status != "completed" or result.result is None:
         return result
-    from djqueue.codecs import decode
-
     accept = get_settings().accept_content
-    return result._replace(result=decode(result.result, options.job.content_type, accept=accept))
+    return result._replace(result=decode(result.result, options.content_type, accept=accept))
 
 
 def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

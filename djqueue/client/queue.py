@@ -9,7 +9,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import instant, milliseconds
 from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch, CancelResult, DeadLetter, EnqueueResult, Event
-from djqueue.core.options import check_text
+from djqueue.core.options import EnqueueOptions, check_text
 from djqueue.core.states import PENDING, State
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage, Unsubscribe
@@ -50,7 +50,7 @@ class Queue:
         envelope.check_queue(name, get_settings())
         self._storage = storage
         self._defaults = defaults
-        envelope.resolve(defaults, name)
+        self._resolved = get_settings(), envelope.resolve(defaults, name)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name}>"
@@ -73,14 +73,14 @@ class Queue:
         Raises OptionError, SerializationError, StorageError; a duplicate is an answer.
         """
         batch = self._batch([payload], id, name, options)
-        return answer(self.storage.enqueue([batch])[0], self._options(options))
+        return answer(self.storage.enqueue([batch])[0], batch.options)
 
     async def aenqueue(
         self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
     ) -> EnqueueResult:
         """See `enqueue`."""
         batch = self._batch([payload], id, name, options)
-        return answer((await self.storage.aenqueue([batch]))[0], self._options(options))
+        return answer((await self.storage.aenqueue([batch]))[0], batch.options)
 
     def enqueue_many(
         self,
@@ -347,10 +347,15 @@ class Queue:
 
     # Inside.
 
-    def _options(self, options: Mapping[str, Any]) -> Any:
+    def _options(self, options: Mapping[str, Any]) -> EnqueueOptions:
         if "queue" in options:
             raise OptionError(f"queue: this is the queue {self.name!r}; use another Queue")
-        return envelope.resolve({**self._defaults, **options}, self.name)
+        if options:
+            return envelope.resolve({**self._defaults, **options}, self.name)
+        settings = get_settings()
+        if self._resolved[0] is not settings:
+            self._resolved = settings, envelope.resolve(self._defaults, self.name)
+        return self._resolved[1]
 
     def _batch(
         self, payloads: list[Any], job_id: str | None, name: str | None, options: Mapping[str, Any]

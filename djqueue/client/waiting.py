@@ -117,6 +117,10 @@ def _left(deadline: int) -> float:
 def _check(deadline: int, wait: float | timedelta, result: EnqueueResult) -> None:
     if not _left(deadline):
         raise JobTimeoutError(
-            f"job {result.id!r} of queue {result.queue!r} has not ended within {wait}{'' if isinstance(wait, timedelta) else ' s'}; it goes on",
+            f"job {result.id!r} of queue {result.queue!r} has not ended within {_text(wait)}; it goes on",
             job_id=result.id,
         )
+
+
+def _text(wait: float | timedelta) -> str:
+    return str(wait) if isinstance(wait, timedelta) else f"{wait:g} s"

@@ -292,7 +292,7 @@ class Engine(JobControls, QueueControls, Reads, Observers, KeptElsewhere):
             place = self.place(lease.id)
             with place.lock:
                 job = place.active.get(lease.token)
-                if job is None:
+                if job is None or job.id != lease.id or job.queue != lease.queue:
                     renewals.append(Renewal(False))
                     continue
                 job.lease_until = tick + self.policy(job.queue).lease

@@ -31,13 +31,19 @@ class Observers(EngineBase):
             else:
                 queue.watchers[job_id] = [*queue.watchers.get(job_id, ()), handler]
 
+        subscribed = True
+
         def unsubscribe() -> None:
+            nonlocal subscribed
             with shard.lock:
+                if not subscribed:
+                    return
+                subscribed = False
                 queue = shard.find(queue_name)
                 if job_id is None:
-                    queue.handlers = [entry for entry in queue.handlers if entry is not handler]
+                    queue.handlers = _without_one(queue.handlers, handler)
                     return
-                left = [entry for entry in queue.watchers.get(job_id, ()) if entry is not handler]
+                left = _without_one(queue.watchers.get(job_id, []), handler)
                 if left:
                     queue.watchers[job_id] = left
                 else:
@@ -69,3 +75,11 @@ class Observers(EngineBase):
             for info in gone:
                 del self._workers[info.id]
         return gone
+
+
+def _without_one(handlers: list[EventHandler], handler: EventHandler) -> list[EventHandler]:
+    # One, as the same handler may have been subscribed more than once.
+    left = list(handlers)
+    if handler in left:
+        left.remove(handler)
+    return left

@@ -31,6 +31,8 @@ class ReadyJobs:
 
     def extend(self, jobs: list[Job], name: str, priority: int) -> None:
         """Add jobs of one name and priority, in order."""
+        if not jobs:
+            return
         self._named(name).extend(jobs, self._next, priority)
         self._next += len(jobs)
         self.size += len(jobs)

@@ -15,6 +15,9 @@ from .options import JobKey
 from .queue import JobQueue
 from .states import State
 
+MAX_HISTORY = 1_000
+"""Ended runs kept of one job; the oldest go first."""
+
 
 class Changes:
     """What one operation leaves to be done once its locks are free."""
@@ -278,3 +281,7 @@ def note_attempt(job: Job, outcome: str, now: int, error: JobError | None) -> No
     if job.history is None:
         job.history = []
     job.history.append(Attempt(job.attempts, job.worker, job.started_at, now, outcome, error))
+    if len(job.history) > MAX_HISTORY:
+        # A job may be put off for years.
+        del job.history[0]
+        job.noted = max(0, job.noted - 1)

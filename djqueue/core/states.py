@@ -65,21 +65,21 @@ TRANSITIONS: tuple[Transition, ...] = (
     _row("reschedule", State.WAITING, "waiting delayed", "delayed"),
     _row("reschedule", State.DELAYED, "waiting delayed", "delayed"),
     _row("unblock", State.BLOCKED, "waiting delayed", "unblocked"),
-    _row("dependency_failed", State.BLOCKED, "failed cancelled", "failed"),
+    _row("dependency_failed", State.BLOCKED, "failed", "failed"),
+    _row("dependency_failed", State.BLOCKED, "cancelled", "cancelled"),
     _row("retry_dead", State.FAILED, "waiting", "retried"),
     _row("enqueue", State.FAILED, "waiting delayed blocked", "queued"),
     _row("enqueue", State.CANCELLED, "waiting delayed blocked", "queued"),
 )
 
-_ALLOWED = {(row.name, row.source): row.targets for row in TRANSITIONS}
+_ALLOWED = {(row.name, row.source, target) for row in TRANSITIONS for target in row.targets}
 
 
 def allows(name: str, source: State, target: State | None = None) -> bool:
     """Whether the transition may be made from this state (and, if given, to that one)."""
-    targets = _ALLOWED.get((name, source))
-    return targets is not None and (target is None or target in targets)
+    return any((name, source, state) in _ALLOWED for state in ([target] if target else State))
 
 
 def actions(source: State) -> tuple[str, ...]:
     """The names of the transitions that a job in this state can make, in the table's order."""
-    return tuple(row.name for row in TRANSITIONS if row.source is source)
+    return tuple(dict.fromkeys(row.name for row in TRANSITIONS if row.source is source))

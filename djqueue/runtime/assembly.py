@@ -2,15 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from random import Random
 from typing import Protocol
 
 from djqueue.conf import Settings
-from djqueue.core.clock import Clock
 from djqueue.core.job import WorkerInfo
-from djqueue.storage.base import Storage, Unsubscribe
+from djqueue.storage.base import Unsubscribe
 
-from .bell import Bell
 from .cancellation import CancelWatch
 from .claiming import ClaimLoop, ClaimRules
 from .configuration import WorkerOptions
@@ -21,10 +18,10 @@ from .handlers import Handler
 from .heartbeat import Heartbeat
 from .maintenance import Maintenance
 from .reports import Reports
-from .runs import Run, Runs
+from .runs import Run
 from .shutdown import Shutdown
+from .station import Station
 from .stopping import Stop
-from .telling import Teller
 
 
 class StopWorker(Protocol):
@@ -38,73 +35,50 @@ class Assembly:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        storage: Storage,
+        station: Station,
         handlers: dict[str, Handler],
         options: WorkerOptions,
         settings: Settings,
-        clock: Clock,
-        random: Random,
-        tell: Teller,
         *,
         info: Callable[[], WorkerInfo],
         stop: StopWorker,
     ) -> None:
-        self._storage = storage
+        self.runs = station.runs
+        self._storage = station.storage
+        self._tell = station.tell
+        self._jobs_came = station.bell.jobs_came
         self._options = options
-        self._tell = tell
         self._info = info
         django = has_django()
         on_exit = close_connections if django else None
-        self.runs = Runs()
-        self._bell = Bell(loop)
-        execution = Execution(settings, random, tell)
-        self._executor = InlineExecutor(
-            loop, options.concurrency, execution, self.runs, self._bell, tell, clock, django=django
+        execution = Execution(settings, station.random, station.tell)
+        executor = self._executor = InlineExecutor(
+            station, execution, handlers.values(), options.concurrency, django=django
         )
-        self._reports = Reports(storage, loop, clock, settings.max_payload, tell, self._on_refused)
+        self._reports = Reports(station, settings.max_payload, self._on_refused)
         self._heartbeat = Heartbeat(
-            storage,
-            self.runs,
-            options.heartbeat,
-            clock,
-            tell,
-            info=info,
-            stop_run=self._executor.stop,
-            on_exit=on_exit,
+            station, options.heartbeat, info=info, stop_run=executor.stop, on_exit=on_exit
         )
-        self._watch = CancelWatch(loop, storage, self.runs, self._heartbeat, clock, tell, self._executor.stop)
-        self._maintenance = Maintenance(storage, random, tell, on_exit) if options.maintain else None
+        self._watch = CancelWatch(station, self._heartbeat, executor.stop)
+        self._maintenance = Maintenance(station, on_exit) if options.maintain else None
+        rules = ClaimRules(
+            worker_id=options.worker_id,
+            queues=options.queues,
+            concurrency=options.concurrency,
+            until_empty=options.until_empty,
+            max_jobs=options.max_jobs,
+        )
         self.claims = ClaimLoop(
-            storage,
-            ClaimRules(
-                worker_id=options.worker_id,
-                queues=options.queues,
-                concurrency=options.concurrency,
-                until_empty=options.until_empty,
-                max_jobs=options.max_jobs,
-            ),
+            station,
+            rules,
             handlers,
-            self.runs,
-            self._bell,
-            self._executor,
+            executor,
             self._reports,
             self._heartbeat,
             self._watch,
-            clock,
-            random,
-            tell,
             enough=stop,
         )
-        self.shutdown = Shutdown(
-            loop,
-            options.shutdown_timeout,
-            self.claims,
-            self.runs,
-            self._bell,
-            self._executor,
-            tell,
-        )
+        self.shutdown = Shutdown(station, options.shutdown_timeout, self.claims, executor)
         self._unlisten: Unsubscribe | None = None
 
     async def start(self) -> None:
@@ -112,7 +86,7 @@ class Assembly:
         storage, queues = self._storage, self._options.queues
         await storage.acall(storage.register_worker, self._info())
         # Before the first claim, so that no job can come unnoticed between the two.
-        self._unlisten = await storage.acall(storage.listen, queues, self._bell.jobs_came)
+        self._unlisten = await storage.acall(storage.listen, queues, self._jobs_came)
         self._heartbeat.start()
         if self._maintenance is not None:
             self._maintenance.start()

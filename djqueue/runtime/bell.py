@@ -36,15 +36,17 @@ class Bell:
 
     def run_ended(self) -> None:
         """A run has ended. From any thread."""
-        self._endings = True
-        if self._hearing is not Hearing.STOP:
-            self._call()
+        if not self._endings:
+            self._endings = True
+            if self._hearing is not Hearing.STOP:
+                self._call()
 
     def run_ended_here(self) -> None:
         """A run has ended. From the loop itself: spares the way through its pipe."""
-        self._endings = True
-        if self._hearing is not Hearing.STOP:
-            self._rouse()
+        if not self._endings:
+            self._endings = True
+            if self._hearing is not Hearing.STOP:
+                self._rouse()
 
     def stop(self) -> None:
         """The worker is to end, or to hurry. From any thread."""

@@ -7,14 +7,13 @@ that has been running for a moment are listened to: short jobs are over before t
 import asyncio
 from collections.abc import Callable
 
-from djqueue.core.clock import Clock
 from djqueue.core.job import Event
-from djqueue.storage.base import Storage, Unsubscribe
+from djqueue.storage.base import Unsubscribe
 
 from .heartbeat import Heartbeat
-from .runs import Run, Runs
+from .runs import Run
+from .station import Station
 from .stopping import Stop
-from .telling import Teller
 
 TICK = 0.05
 """Seconds between looks at what is running."""
@@ -31,22 +30,13 @@ RETRY = 1_000
 class CancelWatch:
     """Listens to the queues of long jobs."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        storage: Storage,
-        runs: Runs,
-        heartbeat: Heartbeat,
-        clock: Clock,
-        tell: Teller,
-        stop_run: Callable[[Run, Stop], None],
-    ) -> None:
-        self._loop = loop
-        self._storage = storage
-        self._runs = runs
+    def __init__(self, station: Station, heartbeat: Heartbeat, stop_run: Callable[[Run, Stop], None]) -> None:
+        self._loop = station.loop
+        self._storage = station.storage
+        self._runs = station.runs
+        self._clock = station.clock
+        self._tell = station.tell
         self._heartbeat = heartbeat
-        self._clock = clock
-        self._tell = tell
         self._stop_run = stop_run
         self._subscriptions: dict[str, Unsubscribe] = {}
         self._needed: dict[str, int] = {}

@@ -7,13 +7,10 @@ trip goes with the next claim in one call.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 
-from djqueue.core.clock import Clock
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
-from djqueue.storage.base import Storage
 
-from .bell import Bell, Hearing
+from .bell import Hearing
 from .cancellation import CancelWatch
 from .emptiness import SOON, is_empty
 from .executors import InlineExecutor
@@ -21,9 +18,9 @@ from .handlers import Handler, Style
 from .heartbeat import Heartbeat
 from .outcomes import release
 from .reports import Reports
-from .runs import Run, Runs
+from .runs import Run
+from .station import Station
 from .stopping import Stop
-from .telling import Teller
 
 POLL = 5.0
 """Seconds between claims that nothing has called for: a wake-up may be lost with a connection."""
@@ -49,34 +46,29 @@ class ClaimLoop:
 
     def __init__(
         self,
-        storage: Storage,
+        station: Station,
         rules: ClaimRules,
         handlers: dict[str, Handler],
-        runs: Runs,
-        bell: Bell,
         executor: InlineExecutor,
         reports: Reports,
         heartbeat: Heartbeat,
         watch: CancelWatch,
-        clock: Clock,
-        random: Random,
-        tell: Teller,
         *,
         enough: Callable[[], None],
     ) -> None:
-        self._storage = storage
+        self._storage = station.storage
+        self._runs = station.runs
+        self._bell = station.bell
+        self._clock = station.clock
+        self._random = station.random
+        self._tell = station.tell
         self._rules = rules
         self._handlers = handlers
         self._names = frozenset(handlers)
-        self._runs = runs
-        self._bell = bell
         self._executor = executor
         self._reports = reports
         self._heartbeat = heartbeat
         self._watch = watch
-        self._clock = clock
-        self._random = random
-        self._tell = tell
         self._enough = enough
         """Called when the worker has done what it was to do."""
         self.stopping = False

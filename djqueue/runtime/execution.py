@@ -1,11 +1,12 @@
 """The two ends of every run: bytes to a payload before the handler, an outcome after it."""
 
+from asyncio import CancelledError
 from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import Any
 
-from djqueue.codecs import decode, get_encoder
+from djqueue.codecs import MSGPACK, decode, get_encoder, msgpack
 from djqueue.conf import Settings
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Outcome
@@ -51,6 +52,10 @@ class Execution:
         fields = (claimed.queue, claimed.id, claimed.token, "complete", result, 0, None, "")
         return tuple.__new__(Outcome, fields)
 
+    def stopped(self, run: Run) -> Outcome:
+        """The outcome of a run that was asked to stop before it began."""
+        return self.failed(run, CancelledError("stopped before it began"))
+
     def failed(self, run: Run, error: BaseException) -> Outcome:
         """The outcome of a handler that raised."""
         run.error = error
@@ -62,7 +67,11 @@ class Execution:
 
     def _decoder(self, content_type: str) -> Callable[[bytes], Any]:
         accept = self._settings.accept_content
-        found = partial(decode, content_type=content_type, accept=accept)
+        # What is accepted is asked once, not for every job.
+        if content_type == MSGPACK and MSGPACK in accept:
+            found: Callable[[bytes], Any] = msgpack.decode
+        else:
+            found = partial(decode, content_type=content_type, accept=accept)
         self._decoders[content_type] = found
         return found
 

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction
 
@@ -11,6 +11,9 @@ from djqueue.client import JobType, registry
 from djqueue.core.backoff import BackoffFunction
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.options import check_text
+
+if TYPE_CHECKING:
+    from .runs import Run
 
 Handlers = Mapping[str, JobType[..., Any] | Callable[..., Any]]
 
@@ -29,7 +32,7 @@ class Style(Enum):
 class Handler:
     """A function and how to call it."""
 
-    __slots__ = ("backoff", "function", "is_async", "name", "style")
+    __slots__ = ("backoff", "call", "function", "is_async", "name", "on_loop", "style")
 
     def __init__(
         self,
@@ -45,6 +48,17 @@ class Handler:
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - the method itself is looked at
         )
+        self.on_loop = self.is_async or style is Style.CALLBACK
+        self.call: Callable[[Run], Any] = (
+            _call_with_arguments(function) if style is Style.ARGUMENTS else _call_with_job(function)
+        )
+        """Runs it for one run, and returns what it returns. Executors put their own way here."""
+
+    def continued(self, rest: "Callable[[Run], Any]") -> "Handler":
+        """The same handler, with only the rest of its work left to do."""
+        other = Handler(self.name, self.function, self.style, self.backoff)
+        other.call = rest
+        return other
 
 
 def read_handlers(given: Handlers | None) -> dict[str, Handler]:
@@ -72,6 +86,21 @@ def call_arguments(payload: Any) -> tuple[list[Any], dict[str, Any]]:
         'the payload is not {"args": [...], "kwargs": {...}}, which a function under @job needs; '
         "enqueue it through the function, or handle this name with a function that takes the job"
     )
+
+
+def _call_with_arguments(function: Callable[..., Any]) -> "Callable[[Run], Any]":
+    def call(run: "Run") -> Any:
+        args, kwargs = call_arguments(run.payload)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _call_with_job(function: Callable[..., Any]) -> "Callable[[Run], Any]":
+    def call(run: "Run") -> Any:
+        return function(run.context)
+
+    return call
 
 
 def _read(name: str, value: Any) -> Handler:

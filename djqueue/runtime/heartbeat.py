@@ -6,14 +6,12 @@ job is not taken for stalled.
 
 from collections.abc import Callable
 
-from djqueue.core.clock import Clock
 from djqueue.core.job import WorkerInfo
-from djqueue.storage.base import Storage
 
 from .periodic import Periodic
-from .runs import Run, Runs, lease_of
+from .runs import Run, lease_of
+from .station import Station
 from .stopping import Stop
-from .telling import Teller
 
 SHARE = 3
 """A lease is renewed so many times before it would end, so that one lost message does not matter."""
@@ -30,25 +28,22 @@ class Heartbeat:
 
     def __init__(
         self,
-        storage: Storage,
-        runs: Runs,
+        station: Station,
         interval: int,
-        clock: Clock,
-        tell: Teller,
         *,
         info: Callable[[], WorkerInfo],
         stop_run: Callable[[Run, Stop], None],
         on_exit: Callable[[], None] | None,
     ) -> None:
-        self._storage = storage
-        self._runs = runs
+        self._storage = station.storage
+        self._runs = station.runs
+        self._clock = station.clock
+        self._tell = station.tell
         self._longest = interval
-        self._clock = clock
-        self._tell = tell
         self._info = info
         self._stop_run = stop_run
         self._away = False
-        self._summed_at = clock.monotonic()
+        self._summed_at = station.clock.monotonic()
         self.shortest_lease = interval * SHARE
         """Of the jobs claimed so far: milliseconds."""
         self._thread = Periodic("djqueue-heartbeat", self._seconds, self._beat, on_exit)

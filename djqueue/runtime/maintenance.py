@@ -1,12 +1,9 @@
 """What time does to jobs, asked of the storage about once a second."""
 
 from collections.abc import Callable
-from random import Random
-
-from djqueue.storage.base import Storage
 
 from .periodic import Periodic
-from .telling import Teller
+from .station import Station
 
 INTERVAL = 1.0
 """Seconds between two rounds, on average; several workers do not keep in step."""
@@ -17,16 +14,10 @@ GRACE = 5.0
 class Maintenance:
     """Any number of workers may do it: a second round finds nothing to do."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        random: Random,
-        tell: Teller,
-        on_exit: Callable[[], None] | None,
-    ) -> None:
-        self._storage = storage
-        self._random = random
-        self._tell = tell
+    def __init__(self, station: Station, on_exit: Callable[[], None] | None) -> None:
+        self._storage = station.storage
+        self._random = station.random
+        self._tell = station.tell
         self._thread = Periodic("djqueue-maintenance", self._seconds, self._round, on_exit)
 
     def start(self) -> None:

@@ -7,14 +7,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from djqueue.codecs import MSGPACK, decode, get_encoder
-from djqueue.core.clock import Clock
 from djqueue.core.job import Report
-from djqueue.storage.base import Storage
-
-from .telling import Teller
 
 if TYPE_CHECKING:
     from .runs import Run
+    from .station import Station
 
 INTERVAL = 0.1
 """Seconds between two groups, at least."""
@@ -29,20 +26,12 @@ MAX_LINE = 10_000
 class Reports:
     """What handlers have said of their jobs and the storage does not know yet."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        loop: asyncio.AbstractEventLoop,
-        clock: Clock,
-        limit: int,
-        tell: Teller,
-        on_refused: Callable[["Run"], None],
-    ) -> None:
-        self._storage = storage
-        self._loop = loop
-        self._clock = clock
+    def __init__(self, station: "Station", limit: int, on_refused: Callable[["Run"], None]) -> None:
+        self._storage = station.storage
+        self._loop = station.loop
+        self._clock = station.clock
+        self._tell = station.tell
         self._encode = get_encoder(MSGPACK, limit, "progress")
-        self._tell = tell
         self._on_refused = on_refused
         self._pending: dict[Run, _Pending] = {}
         self._lock = Lock()

@@ -3,13 +3,11 @@
 import asyncio
 from collections.abc import Callable
 
-from .bell import Bell
 from .claiming import ClaimLoop
 from .executors import InlineExecutor
 from .outcomes import release
-from .runs import Runs
+from .station import Station
 from .stopping import Stop
-from .telling import Teller
 
 GRACE = 2.0
 """Seconds that jobs have between being asked to stop and being given back."""
@@ -20,23 +18,14 @@ DELIVERY = 5.0
 class Shutdown:
     """The steps of a worker's end. All methods are called on the loop."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        timeout: int,
-        claims: ClaimLoop,
-        runs: Runs,
-        bell: Bell,
-        executor: InlineExecutor,
-        tell: Teller,
-    ) -> None:
-        self._loop = loop
+    def __init__(self, station: Station, timeout: int, claims: ClaimLoop, executor: InlineExecutor) -> None:
+        self._loop = station.loop
+        self._runs = station.runs
+        self._bell = station.bell
+        self._tell = station.tell
         self._timeout = timeout
         self._claims = claims
-        self._runs = runs
-        self._bell = bell
         self._executor = executor
-        self._tell = tell
         self._timer: asyncio.TimerHandle | None = None
         self._begun = False
         self._hurried = False

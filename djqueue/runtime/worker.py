@@ -16,10 +16,13 @@ from djqueue.core.job import WorkerInfo
 from djqueue.storage.base import Storage
 
 from .assembly import Assembly
+from .bell import Bell
 from .configuration import Seconds, read_options
 from .connections import close_connections, has_django
 from .handlers import Handlers, read_handlers
 from .loops import run_loop
+from .runs import Runs
+from .station import Station
 from .telling import Counters, Teller
 
 
@@ -126,17 +129,17 @@ class Worker:
         if self.options.connect:
             # It may wait, for another process to make room say; a thread lets the loop go on.
             await asyncio.to_thread(self._connect)
+        station = Station(
+            storage=self.storage,
+            loop=loop,
+            clock=self._clock,
+            random=self._random,
+            runs=Runs(),
+            bell=Bell(loop),
+            tell=self._tell,
+        )
         assembly = self._assembly = Assembly(
-            loop,
-            self.storage,
-            self.handlers,
-            self.options,
-            self._settings,
-            self._clock,
-            self._random,
-            self._tell,
-            info=self.info,
-            stop=self.stop,
+            station, self.handlers, self.options, self._settings, info=self.info, stop=self.stop
         )
         await assembly.start()
         try:

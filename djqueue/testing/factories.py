@@ -91,9 +91,7 @@ def request(
     queues: Iterable[str] | None = None,
 ) -> ClaimRequest:
     """A claim of a worker that handles `NAME` in every queue."""
-    return ClaimRequest(
-        worker, slots, frozenset(names), None if queues is None else tuple(queues)
-    )
+    return ClaimRequest(worker, slots, frozenset(names), None if queues is None else tuple(queues))
 
 
 def claim(storage: Storage, slots: int = 1, **given: Any) -> list[Claimed]:
@@ -117,9 +115,7 @@ def lease_of(claimed: Claimed) -> Lease:
     return Lease(claimed.queue, claimed.id, claimed.token)
 
 
-def report_of(
-    claimed: Claimed, progress: Any = None, lines: Iterable[tuple[int, str]] = ()
-) -> Report:
+def report_of(claimed: Claimed, progress: Any = None, lines: Iterable[tuple[int, str]] = ()) -> Report:
     """Progress and log lines of the run."""
     return Report(claimed.queue, claimed.id, claimed.token, progress, tuple(lines))
 
@@ -142,9 +138,7 @@ def releasing(claimed: Claimed, delay: int = 0) -> Outcome:
     return Outcome(claimed.queue, claimed.id, claimed.token, "release", delay=delay)
 
 
-def failing(
-    claimed: Claimed, reason: str = "explicit_fail", error: JobError | None = ERROR
-) -> Outcome:
+def failing(claimed: Claimed, reason: str = "explicit_fail", error: JobError | None = ERROR) -> Outcome:
     """The run failed for good."""
     return Outcome(claimed.queue, claimed.id, claimed.token, "fail", error=error, reason=reason)
 
@@ -225,9 +219,7 @@ def a_cancelled_job(storage: Storage, **given: Any) -> str:
     return job_id
 
 
-def _ended(
-    storage: Storage, given: dict[str, Any], outcome: Callable[[Claimed], Outcome]
-) -> str:
+def _ended(storage: Storage, given: dict[str, Any], outcome: Callable[[Claimed], Outcome]) -> str:
     claimed = an_active_job(storage, **given)
     assert finish(storage, outcome(claimed)) == [True]
     return claimed.id

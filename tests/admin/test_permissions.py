@@ -3,16 +3,21 @@
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client
 
-from djqueue.models import DeadLetter, Job, QueueState
+from djqueue.models import DeadLetter, Job, QueueState, WorkerState
 from tests.admin.factories import (
+    NOON,
     change_url,
     list_url,
     logged_in,
+    make_attempt,
     make_job,
+    make_log,
+    make_result,
     make_superuser,
     make_user,
 )
@@ -120,6 +125,23 @@ def test_rows_of_the_storage_cannot_be_added_by_anybody(model: str) -> None:
     client = logged_in(make_superuser())
     assert client.get(list_url(model) + "add/").status_code == 403
     assert client.post(list_url(model) + "add/", {"queue": "emails"}).status_code == 403
+
+
+@pytest.mark.parametrize("model", ["jobresult", "jobattempt", "joblog", "workerstate"])
+def test_what_belongs_to_a_job_is_not_deleted_without_it(model: str) -> None:
+    job = make_job("completed")
+    make_result(job, 1)
+    make_attempt(job)
+    make_log(job, "hello")
+    WorkerState.objects.create(
+        worker_id="w", host="h", pid=1, concurrency=1, started_at=NOON, seen_at=NOON, state="running"
+    )
+    client = logged_in(make_superuser())
+    kept = apps.get_model("djqueue", model).objects.get()
+    post(client, model, "delete_selected", kept)
+    refused = client.post(change_url(kept).replace("/change/", "/delete/"), {"post": "yes"})
+    assert refused.status_code == 403
+    assert type(kept).objects.filter(pk=kept.pk).exists()
 
 
 def test_rows_of_the_storage_cannot_be_edited_by_anybody() -> None:

@@ -17,9 +17,7 @@ class MemoryContract(StorageContract):
     @pytest.fixture
     def storage(self):
         self.clock = FakeClock()
-        with closing(
-            MemoryStorage(clock=self.clock, policies=POLICIES, cores=self.cores)
-        ) as storage:
+        with closing(MemoryStorage(clock=self.clock, policies=POLICIES, cores=self.cores)) as storage:
             yield storage
 
     def advance(self, milliseconds):

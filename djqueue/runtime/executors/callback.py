@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from djqueue.runtime.handlers import Handler
 from djqueue.runtime.runs import Run
 from djqueue.runtime.telling import Teller
 
@@ -12,32 +13,43 @@ class CallbackError(Exception):
     """What a callback handler gave as its error, not being an exception itself."""
 
 
-async def call_with_done(run: Run, call_in_thread: Callable[..., Awaitable[Any]], tell: Teller) -> Any:
-    """Call a callback handler and wait for its word; its result, or its error raised."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+def as_coroutine_function(
+    handler: Handler, call_in_thread: Callable[..., Awaitable[Any]], tell: Teller
+) -> Callable[[Run], Awaitable[Any]]:
+    """A callback handler as an async one: it returns what `done` is given, or raises it."""
 
-    def end(error: Any, result: Any) -> None:
-        if future.done():
-            if not future.cancelled():
+    async def call(run: Run) -> Any:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def end(error: Any, result: Any) -> None:
+            if not future.done():
+                _resolve(future, error, result)
+            elif not future.cancelled():
                 tell.called_twice(run)
-        elif error is None:
-            future.set_result(result)
+
+        def done(error: Any = None, result: Any = None) -> None:
+            """End the job, from any thread: with an error (an exception, or a text), or a result."""
+            try:
+                loop.call_soon_threadsafe(end, error, result)
+            except RuntimeError:
+                # The worker has ended in the meantime, and with it the loop.
+                tell.too_late("the end of a handler")
+
+        if handler.is_async:
+            await handler.function(run.context, done)
         else:
-            is_error = isinstance(error, BaseException)
-            future.set_exception(error if is_error else CallbackError(str(error)))
+            await call_in_thread(run, handler.function, run.context, done)
+        return await future
 
-    def done(error: Any = None, result: Any = None) -> None:
-        """End the job, from any thread: with an error (an exception, or a text), or a result."""
-        try:
-            loop.call_soon_threadsafe(end, error, result)
-        except RuntimeError:
-            # The worker has ended in the meantime, and with it the loop.
-            tell.too_late("the end of a handler")
+    return call
 
-    handler = run.handler
-    if handler.is_async:
-        await handler.function(run.context, done)
+
+def _resolve(future: "asyncio.Future[Any]", error: Any, result: Any) -> None:
+    if error is None:
+        future.set_result(result)
+    elif isinstance(error, BaseException) and not isinstance(error, StopIteration):
+        future.set_exception(error)
     else:
-        await call_in_thread(run, handler.function, run.context, done)
-    return await future
+        # No future takes a StopIteration.
+        future.set_exception(CallbackError(str(error)))

@@ -1,16 +1,15 @@
 """Handlers in the worker's own process: coroutines on its loop, plain functions on its threads."""
 
-import asyncio
+from collections.abc import Iterable
 
-from djqueue.core.clock import Clock
-from djqueue.runtime.bell import Bell
 from djqueue.runtime.connections import DatabaseThreads
 from djqueue.runtime.execution import Execution
-from djqueue.runtime.handlers import Style
-from djqueue.runtime.runs import Run, Runs
+from djqueue.runtime.handlers import Handler, Style
+from djqueue.runtime.runs import Run
+from djqueue.runtime.station import Station
 from djqueue.runtime.stopping import Stop
-from djqueue.runtime.telling import Teller
 
+from .callback import as_coroutine_function
 from .tasks import TaskExecutor
 from .threads import ThreadExecutor
 
@@ -20,24 +19,24 @@ class InlineExecutor:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        concurrency: int,
+        station: Station,
         execution: Execution,
-        runs: Runs,
-        bell: Bell,
-        tell: Teller,
-        clock: Clock,
+        handlers: Iterable[Handler],
+        concurrency: int,
         *,
         django: bool,
     ) -> None:
-        self._loop = loop
-        self._clock = clock
-        self._tell = tell
-        self._database = DatabaseThreads(loop) if django else None
+        self._loop = station.loop
+        self._clock = station.clock
+        self._tell = station.tell
+        self._database = DatabaseThreads(station.loop) if django else None
+        self._tasks = TaskExecutor(station, execution, self._database)
         self._threads = ThreadExecutor(
-            concurrency, execution, runs, bell, tell, django=django, adopt=self._adopt
+            station, execution, concurrency, django=django, adopt=self._tasks.adopt
         )
-        self._tasks = TaskExecutor(loop, execution, runs, bell, tell, self._database, self._threads.call)
+        for handler in handlers:
+            if handler.style is Style.CALLBACK:
+                handler.call = as_coroutine_function(handler, self._threads.call, station.tell)
 
     def start(self, run: Run) -> None:
         """Begin a run. Called on the loop; no code of the handler runs before this returns."""
@@ -45,8 +44,7 @@ class InlineExecutor:
         if timeout is not None:
             run.deadline = self._clock.now() + timeout
             run.timer = self._loop.call_later(timeout / 1_000, self._time_out, run)
-        handler = run.handler
-        if handler.is_async or handler.style is Style.CALLBACK:
+        if run.handler.on_loop:
             self._tasks.start(run)
         else:
             self._threads.start(run)
@@ -67,9 +65,6 @@ class InlineExecutor:
         self._threads.close()
         if self._database is not None:
             self._database.close()
-
-    def _adopt(self, run: Run, awaitable: object) -> None:
-        self._tasks.adopt(run, awaitable)  # type: ignore[arg-type]
 
     def _time_out(self, run: Run) -> None:
         self.stop(run, Stop.TIMEOUT)

@@ -1,49 +1,42 @@
 """Async handlers: each a task on the worker's event loop, in a context of its own."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any
 
 from djqueue.core.job import Outcome
-from djqueue.runtime.bell import Bell
-from djqueue.runtime.connections import DatabaseThreads
+from djqueue.runtime.connections import DatabaseThreads, Place
 from djqueue.runtime.context import CURRENT
 from djqueue.runtime.execution import Execution
-from djqueue.runtime.handlers import Style
-from djqueue.runtime.runs import Run, Runs
-from djqueue.runtime.telling import Teller
-
-from .callback import call_with_done
-from .threads import call_handler
-
-CallInThread = Callable[..., Awaitable[Any]]
+from djqueue.runtime.runs import Run
+from djqueue.runtime.station import Station
 
 
 class TaskExecutor:
-    """Runs async handlers, and callback handlers, which end when they say so."""
+    """Runs async handlers, and what other handlers turned out to leave to be awaited."""
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        station: Station,
         execution: Execution,
-        runs: Runs,
-        bell: Bell,
-        tell: Teller,
         threads: DatabaseThreads | None,
-        call_in_thread: CallInThread,
     ) -> None:
-        self._loop = loop
+        loop = self._loop = station.loop
+        self._runs = station.runs
+        self._bell = station.bell
+        self._tell = station.tell
         self._execution = execution
-        self._runs = runs
-        self._bell = bell
-        self._tell = tell
         self._threads = threads
-        self._call_in_thread = call_in_thread
+        # Without the detour over the loop, which only a loop with a factory of its own needs, and
+        # without the name that would be made up, a task costs a third less.
+        plain = loop.get_task_factory() is None and isinstance(loop, asyncio.BaseEventLoop)
+        self._new_task = partial(asyncio.Task, loop=loop) if plain else loop.create_task
 
     def start(self, run: Run) -> None:
         """Begin a run."""
-        run.task = self._loop.create_task(self._run(run))
+        run.task = self._new_task(self._run(run), name=run.claimed.id)
 
     def adopt(self, run: Run, awaitable: Awaitable[Any]) -> None:
         """Go on with a run whose handler returned, on a thread, what has to be awaited."""
@@ -60,54 +53,46 @@ class TaskExecutor:
         if run.task is not None and run.begun:
             run.task.cancel()
 
-    def _continue(self, run: Run, awaitable: Awaitable[Any], context: Context) -> None:
-        if run.stop:
-            self._settle(run, self._execution.failed(run, asyncio.CancelledError()))
-            if isinstance(awaitable, Coroutine):
-                awaitable.close()
-            return
-        run.task = self._loop.create_task(self._await(run, awaitable), context=context)
-
     async def _run(self, run: Run) -> None:
         CURRENT.set(run)
         if run.stop:
-            error = asyncio.CancelledError("stopped before it began")
-            self._settle(run, self._execution.failed(run, error))
-            return
-        outcome = self._execution.begin(run)
-        if outcome is not None:
-            self._settle(run, outcome)
-            return
-        if run.handler.style is Style.CALLBACK:
-            await self._await(run, call_with_done(run, self._call_in_thread, self._tell))
+            outcome: Outcome | None = self._execution.stopped(run)
         else:
-            await self._await(run, None)
-
-    async def _await(self, run: Run, awaitable: Awaitable[Any] | None) -> None:
-        place = None if self._threads is None else self._threads.take()
-        try:
-            if awaitable is None:
-                awaitable = call_handler(run.handler, run)
-            outcome = self._execution.completed(run, await awaitable)
-        except GeneratorExit:
-            # The loop throws the task away: there is nobody left to be told.
-            raise
-        except BaseException as error:
-            # SystemExit and KeyboardInterrupt of a handler concern its job, not this worker.
-            outcome = self._execution.failed(run, error)
-        if place is not None and self._threads is not None:
-            await self._clean(run, place)
-        self._settle(run, outcome)
-
-    async def _clean(self, run: Run, place: Any) -> None:
-        assert self._threads is not None
-        try:
-            await self._threads.give_back(place, interrupted=bool(run.stop))
-        except (Exception, asyncio.CancelledError) as error:
-            self._tell.cleanup_failed(run, error)
-
-    def _settle(self, run: Run, outcome: Outcome) -> None:
+            outcome = self._execution.begin(run)
+        if outcome is None:
+            threads = self._threads
+            place = None if threads is None else threads.take()
+            try:
+                outcome = self._execution.completed(run, await run.handler.call(run))
+            except GeneratorExit:
+                # The loop throws the task away: there is nobody left to be told.
+                raise
+            except BaseException as error:
+                # SystemExit and KeyboardInterrupt of a handler concern its job, not this worker.
+                outcome = self._execution.failed(run, error)
+            if place is not None and threads is not None:
+                if place.executor.used:
+                    await self._clean(run, threads, place)
+                else:
+                    threads.put_back(place)
         if self._runs.settle(run, outcome):
             self._bell.run_ended_here()
         else:
             self._tell.too_late("the end of a handler")
+
+    def _continue(self, run: Run, awaitable: Awaitable[Any], context: Context) -> None:
+        """Make a task of what a handler returned, as if it had been async from the start."""
+
+        async def rest(_: Run) -> Any:
+            return await awaitable
+
+        if run.stop and isinstance(awaitable, Coroutine):
+            awaitable.close()
+        run.handler = run.handler.continued(rest)
+        run.task = self._loop.create_task(self._run(run), context=context)
+
+    async def _clean(self, run: Run, threads: DatabaseThreads, place: Place) -> None:
+        try:
+            await threads.clean(place, interrupted=bool(run.stop))
+        except (Exception, asyncio.CancelledError) as error:
+            self._tell.cleanup_failed(run, error)

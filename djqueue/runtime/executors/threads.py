@@ -7,13 +7,11 @@ from functools import partial
 from typing import Any
 
 from djqueue.core.job import Outcome
-from djqueue.runtime.bell import Bell
 from djqueue.runtime.connections import clean_connections, close_connections
 from djqueue.runtime.context import CURRENT
 from djqueue.runtime.execution import Execution
-from djqueue.runtime.handlers import Handler, Style, call_arguments
-from djqueue.runtime.runs import Run, Runs
-from djqueue.runtime.telling import Teller
+from djqueue.runtime.runs import Run
+from djqueue.runtime.station import Station
 
 from .pool import ThreadPool
 
@@ -26,19 +24,17 @@ class ThreadExecutor:
 
     def __init__(
         self,
-        concurrency: int,
+        station: Station,
         execution: Execution,
-        runs: Runs,
-        bell: Bell,
-        tell: Teller,
+        concurrency: int,
         *,
         django: bool,
         adopt: Adopt,
     ) -> None:
+        self._runs = station.runs
+        self._bell = station.bell
+        self._tell = station.tell
         self._execution = execution
-        self._runs = runs
-        self._bell = bell
-        self._tell = tell
         self._django = django
         self._adopt = adopt
         # What the worker's caller has set is seen by its handlers; what they set, by nobody else.
@@ -78,7 +74,7 @@ class ThreadExecutor:
         CURRENT.set(run)
         outcome: Outcome | None
         if run.stop:
-            outcome = self._execution.failed(run, asyncio.CancelledError("stopped before it began"))
+            outcome = self._execution.stopped(run)
         else:
             outcome = self._execution.begin(run) or self._outcome(run)
         # Its outcome comes with what it turned out to await.
@@ -89,7 +85,7 @@ class ThreadExecutor:
                 self._tell.too_late("the end of a handler")
 
     def _outcome(self, run: Run) -> Outcome | None:
-        value, error = self._answer(run, partial(call_handler, run.handler, run))
+        value, error = self._answer(run, partial(run.handler.call, run))
         if error is not None:
             return self._execution.failed(run, error)
         if value is not None and hasattr(value, "__await__"):
@@ -110,14 +106,6 @@ class ThreadExecutor:
             clean_connections()
         except Exception as error:
             self._tell.cleanup_failed(run, error)
-
-
-def call_handler(handler: Handler, run: Run) -> Any:
-    """Call a handler that takes arguments, or the job."""
-    if handler.style is Style.ARGUMENTS:
-        args, kwargs = call_arguments(run.payload)
-        return handler.function(*args, **kwargs)
-    return handler.function(run.context)
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:

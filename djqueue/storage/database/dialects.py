@@ -5,10 +5,11 @@ other database gets the ORM. Table and column names come from the models.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, Q
 
@@ -28,6 +29,12 @@ class Dialect(ABC):
 
     def tune(self, *, durable: bool) -> None:  # noqa: B027 - for those that need it
         """Prepare the connection for a transaction of many writes; a durable one is synced."""
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A transaction that will write, or a part of the one that is open."""
+        with transaction.atomic(using=self.alias):
+            yield
 
     @abstractmethod
     def insert(
@@ -61,7 +68,7 @@ class Dialect(ABC):
 
     def _columns(self, model: type[Model], fields: Sequence[str]) -> list[str]:
         quote = self.connection.ops.quote_name
-        return [quote(model._meta.get_field(name).column) for name in fields]  # type: ignore[union-attr]
+        return [quote(model._meta.get_field(name).column) for name in fields]  # type: ignore[union-attr, arg-type]
 
     def _conflict(
         self, model: type[Model], fields: Sequence[str], key: Sequence[str], overwrite: bool
@@ -91,6 +98,20 @@ class SqliteDialect(Dialect):
             for pragma in self.PRAGMAS if fresh else ():
                 cursor.execute(f"PRAGMA {pragma}")
             cursor.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """See `Dialect.transaction`. One that reads first and writes then would fail, not wait, if another
+        wrote in between: so it takes the lock when it begins.
+        """
+        connection: Any = self.connection
+        usual = connection.transaction_mode
+        connection.transaction_mode = "IMMEDIATE"
+        try:
+            with super().transaction():
+                yield
+        finally:
+            connection.transaction_mode = usual
 
     def insert(
         self,

@@ -2,7 +2,8 @@
 
 What the engine tells is copied into a buffer at once, merged by job, and written by one thread: at most
 `WINDOW` after it was noted, or as soon as `WINDOW_JOBS` are waiting; all of a buffer in one
-transaction. A flush that fails is put back before what came later, and tried again.
+transaction. A flush that fails is put back before what came later, and tried again. Each transaction
+renews the scheduler's lease; one without other changes does so while there is nothing to write.
 """
 
 import logging
@@ -10,12 +11,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import Error, connections
 from django.db.models import Model
 
 from djqueue import models
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import DeadLetter, Job, WorkerInfo
+from djqueue.core.states import State
 
 from . import rows
 from .dialects import Dialect
@@ -31,6 +33,8 @@ BACKLOG = 1_000
 """Unwritten jobs at which whoever brings more waits: what a crash can cost stays that small."""
 FIRST_RETRY, LAST_RETRY = 0.1, 5.0
 """Seconds before a failed flush is tried again, doubling."""
+RENEW_EVERY = 3.0
+"""Seconds after which the lease is renewed although there is nothing to write."""
 
 Key = tuple[str, str]
 Done = Callable[[BaseException | None], None]
@@ -128,11 +132,15 @@ class DatabaseJournal:
         self._fence = fence
         self._written = written
         self._lost = lost
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)
+        """There is something to write, or no more."""
+        self._room = threading.Condition(lock)
         self._buffer = Buffer()
         self._in_flight = 0
         self._urgent = False
         self._closing = False
+        self._ended = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="djqueue-journal", daemon=True)
 
@@ -144,10 +152,10 @@ class DatabaseJournal:
         """Write what is left, and end. Raises if it could not be written."""
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
-        if self._thread.is_alive():
+            self._changed.notify()
+        if self._thread.ident is not None:
             self._thread.join()
-        elif self._thread.ident is None and self._buffer:
+        elif self._buffer:
             self._write_here()
         if self._buffer and self._failure is not None:
             raise self._failure
@@ -158,18 +166,28 @@ class DatabaseJournal:
         return len(self._buffer) + self._in_flight
 
     def check(self) -> None:
-        """Raise LeaseLost if nothing can be written any more."""
-        if isinstance(self._failure, LeaseLost):
-            raise self._failure
+        """Raise LeaseLost if nothing can be written any more, StorageUnavailableError if there is too
+        much already that could not be written.
+        """
+        failure = self._failure
+        if failure is None:
+            return
+        if isinstance(failure, LeaseLost):
+            raise failure
+        if self.is_full():
+            raise StorageUnavailableError(
+                f"the database {self._dialect.alias!r} cannot be written to: {failure}"
+            ) from failure
 
     def is_full(self) -> bool:
-        """Whether those who bring more should wait: not if that would be in vain."""
-        return self.backlog > BACKLOG and self._failure is None
+        """Whether those who bring more should wait."""
+        return self.backlog > BACKLOG
 
     def wait_for_room(self) -> None:
-        """Wait until the journal is no longer full."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self.is_full())
+        """Wait until the journal is no longer full. Raises what `check` raises if that would be in vain."""
+        with self._room:
+            self._room.wait_for(lambda: not self.is_full() or self._failure is not None)
+        self.check()
 
     # What the engine tells: see `djqueue.core.journal`.
 
@@ -189,7 +207,7 @@ class DatabaseJournal:
             buffer.updates[key] = row
             if attempts:
                 buffer.attempts.setdefault(key, []).extend(attempts)
-            if job.reason and job.finished_at:
+            if job.state is State.CANCELLED:
                 buffer.ended.append(job)
             self._noted()
 
@@ -282,8 +300,9 @@ class DatabaseJournal:
         It is given the error if the next flush fails; what was noted is then still tried again.
         """
         with self._changed:
-            self.check()
-            if self._closing and not self._thread.is_alive():
+            if isinstance(self._failure, LeaseLost):
+                raise self._failure
+            if self._ended:
                 raise StorageUnavailableError("the journal is closed")
             self._buffer.waiting.append(done)
             self._buffer.durable = self._buffer.durable or durable
@@ -300,50 +319,39 @@ class DatabaseJournal:
     def _run(self) -> None:
         delay = FIRST_RETRY
         try:
-            while True:
-                buffer = self._next()
-                if buffer is None:
-                    return
+            while (buffer := self._next()) is not None:
                 try:
                     self._write(buffer)
                 except LeaseLost as error:
                     self._fail(buffer, error)
                     self._lost()
                     return
-                except (DatabaseError, InterfaceError, OSError) as error:
+                except Exception as error:
                     self._fail(buffer, error)
-                    connections[self._dialect.alias].close()
-                    logger.warning(
-                        "The journal could not be written; it is tried again in %.1f s: %s",
-                        delay,
-                        error,
-                    )
                     if self._closing and delay >= LAST_RETRY:
                         return
-                    with self._changed:
-                        self._changed.wait_for(lambda: False, delay)
+                    self._pause(delay, error)
                     delay = min(delay * 2, LAST_RETRY)
-                    continue
-                if self._failure is not None:
-                    logger.warning("The journal is written again.")
-                self._failure = None
-                delay = FIRST_RETRY
-                self._written(buffer.ended)
-                for done in buffer.waiting:
-                    done(None)
+                else:
+                    self._succeed(buffer)
+                    delay = FIRST_RETRY
         finally:
             connections[self._dialect.alias].close()
+            self._end()
 
     def _next(self) -> Buffer | None:
         """The next buffer to write, when its time has come; None at the end."""
         with self._changed:
             self._in_flight = 0
-            self._changed.notify_all()
+            self._room.notify_all()
             while not self._buffer:
                 if self._closing:
+                    self._ended = True
                     return None
-                self._changed.wait()
-            self._changed.wait_for(self._due, WINDOW)
+                if not self._changed.wait(RENEW_EVERY):
+                    break
+            else:
+                self._changed.wait_for(self._due, WINDOW)
             buffer, self._buffer = self._buffer, Buffer()
             self._in_flight = len(buffer)
             self._urgent = False
@@ -352,16 +360,45 @@ class DatabaseJournal:
     def _due(self) -> bool:
         return self._urgent or self._closing or len(self._buffer) >= WINDOW_JOBS
 
+    def _succeed(self, buffer: Buffer) -> None:
+        if self._failure is not None:
+            logger.warning("The journal is written again.")
+        self._failure = None
+        self._written(buffer.ended)
+        _tell(buffer.waiting, None)
+
     def _fail(self, buffer: Buffer, error: BaseException) -> None:
-        self._failure = error
         with self._changed:
+            self._failure = error
             waiting, buffer.waiting = buffer.waiting, []
             buffer.follow(self._buffer)
             self._buffer = buffer
             self._in_flight = 0
-            self._changed.notify_all()
-        for done in waiting:
-            done(error)
+            self._room.notify_all()
+        _tell(waiting, error)
+
+    def _pause(self, seconds: float, error: Exception) -> None:
+        """Before the next try, which wants a new connection."""
+        connections[self._dialect.alias].close()
+        # What is no error of the database's is one of this package: it needs its traceback.
+        unexpected = None if isinstance(error, Error | OSError) else error
+        logger.warning(
+            "The journal could not be written; it is tried again in %.1f s: %s",
+            seconds,
+            error,
+            exc_info=unexpected,
+        )
+        closing = self._closing
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing and not closing, seconds)
+
+    def _end(self) -> None:
+        """Nobody is to wait for what will not come."""
+        with self._changed:
+            self._ended = True
+            waiting, self._buffer.waiting = self._buffer.waiting, []
+            self._room.notify_all()
+        _tell(waiting, self._failure or StorageUnavailableError("the journal is closed"))
 
     def _write_here(self) -> None:
         buffer, self._buffer = self._buffer, Buffer()
@@ -373,7 +410,7 @@ class DatabaseJournal:
         alias = write.alias
         if not connections[alias].in_atomic_block:
             write.tune(durable=buffer.durable)
-        with transaction.atomic(using=alias):
+        with write.transaction():
             self._fence()
             if buffer.deletes:
                 gone = list(buffer.deletes)
@@ -395,8 +432,8 @@ class DatabaseJournal:
                 write.delete(models.DeadLetter, rows.KEY, list(buffer.letters_gone))
             self._write_one(models.JobResult, rows.RESULT, buffer.results)
             self._write_one(models.DeadLetter, rows.LETTER, buffer.letters)
-            self._write_many(models.JobAttempt, rows.ATTEMPT, buffer.attempts)
-            self._write_many(models.JobLog, rows.LOG, buffer.logs)
+            self._add_many(models.JobAttempt, rows.ATTEMPT, buffer.attempts)
+            self._add_many(models.JobLog, rows.LOG, buffer.logs)
             if buffer.progress:
                 write.update(models.Job, rows.KEY, ("progress",), list(buffer.progress.values()))
             if buffer.queues:
@@ -408,9 +445,14 @@ class DatabaseJournal:
         if found:
             self._dialect.insert(model, fields, list(found.values()), key=rows.KEY, overwrite=True)
 
-    def _write_many(self, model: type[Model], fields: Sequence[str], found: dict[Key, list[Row]]) -> None:
+    def _add_many(self, model: type[Model], fields: Sequence[str], found: dict[Key, list[Row]]) -> None:
         if found:
-            self._dialect.insert(model, fields, [row for entry in found.values() for row in entry])
+            lines = [row for entry in found.values() for row in entry]
+            if self._failure is not None:
+                # The commit may have been done, and its answer lost.
+                named = len(rows.LOG) if model is models.JobLog else rows.ATTEMPT_NAMED
+                self._dialect.delete(model, fields[:named], [row[:named] for row in lines])
+            self._dialect.insert(model, fields, lines)
 
     def _write_workers(self, buffer: Buffer) -> None:
         gone = [worker_id for worker_id, info in buffer.workers.items() if info is None]
@@ -433,6 +475,15 @@ class LeaseLost(StorageUnavailableError):
 QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")
 OWNED = (models.Job, models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog)
 """Tables whose rows belong to a job."""
+
+
+def _tell(waiting: list[Done], error: BaseException | None) -> None:
+    for done in waiting:
+        try:
+            done(error)
+        except Exception:
+            # Such as a coroutine's whose loop has ended.
+            logger.exception("Somebody who waited for the journal could not be told.")
 
 
 def _take_history(job: Job) -> list[Row]:

@@ -37,7 +37,7 @@ class Inserter:
         try:
             if not connection.in_atomic_block:
                 self._dialect.tune(durable=durable)
-            with transaction.atomic(using=alias):
+            with self._dialect.transaction():
                 results = [result for batch in batches for result in self._insert(batch)]
                 transaction.on_commit(lambda: wake(), using=alias)
         except (OperationalError, InterfaceError, ProgrammingError) as error:

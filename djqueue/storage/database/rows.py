@@ -75,6 +75,8 @@ ATTEMPT = (
     "error_message",
     "traceback",
 )
+ATTEMPT_NAMED = 6
+"""How many of these name one attempt."""
 LOG = (*KEY, "at", "line")
 LETTER = (
     *KEY,

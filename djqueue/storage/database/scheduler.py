@@ -40,8 +40,6 @@ from .producer import Inserter
 
 logger = logging.getLogger("djqueue.scheduler")
 
-ROOM_POLL = 0.001
-"""Seconds between a coroutine's looks at a full journal."""
 POLL = 1.0
 """Seconds between looks into the inbox, should a wake-up have been lost."""
 INBOX_PAGE = 2_000
@@ -161,8 +159,8 @@ class SchedulerStorage(EngineStorage):
         return self.engine.finish(outcomes, then)
 
     async def _room(self) -> None:
-        while self._journal.is_full():
-            await asyncio.sleep(ROOM_POLL)
+        if self._journal.is_full():
+            await asyncio.to_thread(self._journal.wait_for_room)
 
     def _accept(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if _simple(batches):

@@ -99,6 +99,11 @@ class Server:
 
     def start(self) -> None:
         """Listen. Raises StorageError if the address cannot be had."""
+        if self._address.path:
+            path = Path(self._address.path)
+            own_folder(path.parent)
+            # The lease is ours: whoever left this socket is no scheduler any more.
+            path.unlink(missing_ok=True)
         self._thread.start()
         self._ready.wait()
         if self._failure is not None:
@@ -155,14 +160,9 @@ class Server:
             port = server.sockets[0].getsockname()[1]
             self.address = self._address._replace(port=port)
             return server
-        path = Path(self._address.path)
-        own_folder(path.parent)
-        # The lease is ours: whoever left this socket is no scheduler any more.
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
         umask = os.umask(0o177)
         try:
-            return await asyncio.start_unix_server(self._connected, path)
+            return await asyncio.start_unix_server(self._connected, self._address.path)
         finally:
             os.umask(umask)
 

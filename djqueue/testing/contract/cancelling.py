@@ -40,9 +40,7 @@ class CancellingContract(StorageCase):
 
     @shows("cancel", [State.WAITING, State.DELAYED, State.BLOCKED], State.CANCELLED)
     @pytest.mark.parametrize("there", [State.WAITING, State.DELAYED, State.BLOCKED])
-    def test_a_pending_job_is_cancelled_and_never_starts(
-        self, storage: Storage, there: State
-    ) -> None:
+    def test_a_pending_job_is_cancelled_and_never_starts(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, id="order:1")
 
         [answer] = storage.cancel(QUEUE, [job_id], "no longer wanted")
@@ -98,9 +96,7 @@ class CancellingContract(StorageCase):
         assert claim(storage) == []
         assert counts(storage) == {State.CANCELLED: 1}
 
-    @pytest.mark.parametrize(
-        ("make", "status"), [(a_completed_job, "completed"), (a_failed_job, "failed")]
-    )
+    @pytest.mark.parametrize(("make", "status"), [(a_completed_job, "completed"), (a_failed_job, "failed")])
     def test_an_ended_job_stays_as_it_is(
         self, storage: Storage, make: Callable[[Storage], str], status: str
     ) -> None:
@@ -177,9 +173,7 @@ class CancellingContract(StorageCase):
         assert state(storage, job_id) is State.CANCELLED
         assert claim(storage) == []
 
-    def test_a_worker_that_gives_back_a_cancelled_job_hands_it_to_nobody(
-        self, storage: Storage
-    ) -> None:
+    def test_a_worker_that_gives_back_a_cancelled_job_hands_it_to_nobody(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         storage.cancel(QUEUE, [claimed.id], "enough")
 

@@ -174,9 +174,7 @@ class ClaimsContract(StorageCase):
         assert claims.wait is not None
         assert 0 < claims.wait <= SOON
 
-    def test_a_claim_tells_when_more_is_due_also_if_it_brings_something(
-        self, storage: Storage
-    ) -> None:
+    def test_a_claim_tells_when_more_is_due_also_if_it_brings_something(self, storage: Storage) -> None:
         enqueue(storage)
         enqueue(storage, delay=SOON)
 
@@ -214,4 +212,4 @@ class ClaimsContract(StorageCase):
             return [first[0].id, answer.claims.jobs[0].id]
 
         assert asyncio.run(work()) == ids
-        assert WORKER == job(storage, ids[1]).worker
+        assert job(storage, ids[1]).worker == WORKER

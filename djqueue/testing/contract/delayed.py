@@ -33,9 +33,7 @@ class DelayedContract(StorageCase):
     """Cases about `delay`, `run_at`, `promote` and `reschedule`."""
 
     @pytest.mark.parametrize("word", ["delay", "run_at"])
-    def test_a_delayed_job_is_not_claimed_before_its_time(
-        self, storage: Storage, word: str
-    ) -> None:
+    def test_a_delayed_job_is_not_claimed_before_its_time(self, storage: Storage, word: str) -> None:
         start = 0 if word == "delay" else self.now(storage)
         job_id = enqueue(storage, **{word: start + LATER})
 
@@ -109,9 +107,7 @@ class DelayedContract(StorageCase):
         assert claim_ids(storage) == [job_id]
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.DELAYED}))
-    def test_a_job_that_is_not_delayed_is_not_promoted(
-        self, storage: Storage, there: State
-    ) -> None:
+    def test_a_job_that_is_not_delayed_is_not_promoted(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):

@@ -32,7 +32,7 @@ from ..factories import (
     retrying,
     state,
 )
-from .case import LATER, SOON, StorageCase, nothing_changes
+from .case import FEW_LETTERS, LATER, SOON, StorageCase, nothing_changes
 from .transitions import shows
 
 Bad = Callable[["DependenciesContract", Storage], None]
@@ -114,9 +114,7 @@ class DependenciesContract(StorageCase):
         assert storage.waiting_names(QUEUE) == {}
 
     @shows("unblock", State.BLOCKED, State.WAITING)
-    def test_it_waits_from_the_moment_that_its_dependency_completes(
-        self, storage: Storage
-    ) -> None:
+    def test_it_waits_from_the_moment_that_its_dependency_completes(self, storage: Storage) -> None:
         enqueue(storage, queue=UPSTREAM, id="first")
         job_id = self.dependent(storage, "first")
 
@@ -201,9 +199,7 @@ class DependenciesContract(StorageCase):
 
         assert state(storage, job_id) is State.WAITING
 
-    def test_a_dependency_already_running_unblocks_when_it_completes(
-        self, storage: Storage
-    ) -> None:
+    def test_a_dependency_already_running_unblocks_when_it_completes(self, storage: Storage) -> None:
         first = an_active_job(storage, queue=UPSTREAM, id="first")
         job_id = self.dependent(storage, "first")
         assert state(storage, job_id) is State.BLOCKED
@@ -261,45 +257,56 @@ class DependenciesContract(StorageCase):
 
         assert state(storage, job_id) is State.WAITING
 
-    @pytest.mark.parametrize("ended", ["failed", "cancelled"])
-    def test_a_patient_dependent_is_unblocked_by_the_next_job_of_the_same_id(
-        self, storage: Storage, ended: str
-    ) -> None:
-        enqueue(storage, queue=UPSTREAM, id="first")
-        job_id = self.dependent(storage, "first", on_dependency_failure="wait")
-        if ended == "failed":
-            finish(storage, failing(claim_one(storage)))
-        else:
-            storage.cancel(UPSTREAM, ["first"])
-        assert state(storage, job_id) is State.BLOCKED
-
-        enqueue(storage, queue=UPSTREAM, id="first")
-        self.complete(storage)
-
-        assert state(storage, job_id) is State.WAITING
-
-    @pytest.mark.parametrize("ended", ["failed", "cancelled"])
-    def test_a_patient_dependent_may_come_after_the_failure(
-        self, storage: Storage, ended: str
-    ) -> None:
-        (a_failed_job if ended == "failed" else a_cancelled_job)(
-            storage, queue=UPSTREAM, id="first"
-        )
-        job_id = self.dependent(storage, "first", on_dependency_failure="wait")
-        assert state(storage, job_id) is State.BLOCKED
-
-        enqueue(storage, queue=UPSTREAM, id="first")
-        self.complete(storage)
-
-        assert state(storage, job_id) is State.WAITING
-
-    def test_a_patient_dependent_does_not_wait_for_what_is_gone(self, storage: Storage) -> None:
+    def test_a_patient_dependent_is_unblocked_by_the_next_job_of_the_same_id(self, storage: Storage) -> None:
         enqueue(storage, queue=UPSTREAM, id="first")
         job_id = self.dependent(storage, "first", on_dependency_failure="wait")
         finish(storage, failing(claim_one(storage)))
+        assert state(storage, job_id) is State.BLOCKED
 
-        storage.remove(UPSTREAM, ["first"])
+        enqueue(storage, queue=UPSTREAM, id="first")
+        self.complete(storage)
 
+        assert state(storage, job_id) is State.WAITING
+
+    def test_a_patient_dependent_may_come_after_the_failure(self, storage: Storage) -> None:
+        a_failed_job(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first", on_dependency_failure="wait")
+        assert state(storage, job_id) is State.BLOCKED
+
+        storage.retry(UPSTREAM, ["first"])
+        self.complete(storage)
+
+        assert state(storage, job_id) is State.WAITING
+
+    @pytest.mark.parametrize("gone", ["removed", "cleaned", "obliterated", "retried, cancelled"])
+    def test_a_patient_dependent_does_not_wait_for_what_cannot_come(
+        self, storage: Storage, gone: str
+    ) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first", on_dependency_failure="wait")
+        finish(storage, failing(claim_one(storage)))
+        assert state(storage, job_id) is State.BLOCKED
+
+        if gone == "removed":
+            storage.remove(UPSTREAM, ["first"])
+        elif gone == "cleaned":
+            storage.clean(UPSTREAM, frozenset({State.FAILED}), self.now(storage) + LATER)
+        elif gone == "obliterated":
+            storage.obliterate(UPSTREAM)
+        else:
+            storage.retry(UPSTREAM, ["first"])
+            storage.cancel(UPSTREAM, ["first"])
+
+        assert job(storage, job_id).reason == "dependency_failed"
+
+    def test_a_patient_dependent_does_not_wait_for_an_evicted_dead_letter(self, storage: Storage) -> None:
+        first = a_failed_job(storage, queue=FEW_LETTERS)
+        patient = {"depends_on": ((FEW_LETTERS, first),), "on_dependency_failure": "wait"}
+        job_id = enqueue(storage, **patient)
+        for _ in range(3):
+            a_failed_job(storage, queue=FEW_LETTERS)
+
+        assert state(storage, first, FEW_LETTERS) is None
         assert job(storage, job_id).reason == "dependency_failed"
 
     @pytest.mark.parametrize(
@@ -336,9 +343,7 @@ class DependenciesContract(StorageCase):
         assert counts(storage) == {State.FAILED: 20}
         assert len(storage.dead_letters(QUEUE)) == 20
 
-    def test_a_dependent_that_failed_with_its_dependency_can_be_retried(
-        self, storage: Storage
-    ) -> None:
+    def test_a_dependent_that_failed_with_its_dependency_can_be_retried(self, storage: Storage) -> None:
         enqueue(storage, queue=UPSTREAM, id="first")
         job_id = self.dependent(storage, "first")
         finish(storage, failing(claim_one(storage)))

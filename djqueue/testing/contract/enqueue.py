@@ -89,9 +89,7 @@ class EnqueueContract(StorageCase):
     def test_answers_come_in_the_order_of_the_jobs_of_all_batches(self, storage: Storage) -> None:
         enqueue(storage, id="b")
 
-        answers = storage.enqueue(
-            [batch(ids=["c", "b", "a"]), batch(queue="other", ids=["b"]), batch(2)]
-        )
+        answers = storage.enqueue([batch(ids=["c", "b", "a"]), batch(queue="other", ids=["b"]), batch(2)])
 
         assert [answer.status for answer in answers] == [
             *("queued", "duplicate", "queued"),
@@ -106,9 +104,7 @@ class EnqueueContract(StorageCase):
         assert storage.enqueue([batch(ids=[])]) == []
 
     @pytest.mark.parametrize("there", sorted(LIVE))
-    def test_a_live_id_answers_duplicate_with_its_state(
-        self, storage: Storage, there: State
-    ) -> None:
+    def test_a_live_id_answers_duplicate_with_its_state(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, id="order:1")
 
         with nothing_changes(storage):
@@ -126,9 +122,7 @@ class EnqueueContract(StorageCase):
         assert job(storage, "order:1").failures == 1
 
     @pytest.mark.parametrize("result", [b"bytes \xff\0", b"", None])
-    def test_a_completed_id_answers_with_its_result(
-        self, storage: Storage, result: bytes | None
-    ) -> None:
+    def test_a_completed_id_answers_with_its_result(self, storage: Storage, result: bytes | None) -> None:
         a_completed_job(storage, id="order:1", result=result)
 
         with nothing_changes(storage):
@@ -155,9 +149,7 @@ class EnqueueContract(StorageCase):
         assert storage.dead_letters(QUEUE) == []
         assert counts(storage) == {then: 1}
 
-    def test_of_a_cancelled_job_and_its_successor_only_the_successor_runs(
-        self, storage: Storage
-    ) -> None:
+    def test_of_a_cancelled_job_and_its_successor_only_the_successor_runs(self, storage: Storage) -> None:
         a_cancelled_job(storage, id="order:1", payload=b"old")
         a_waiting_job(storage, id="order:1", payload=b"new")
 

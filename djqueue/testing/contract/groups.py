@@ -78,9 +78,7 @@ class GroupsContract(StorageCase):
         assert len(claim(storage, 10)) == 1
         assert claim(storage, 10) == []
 
-    def test_a_finish_frees_its_group_for_the_claim_in_the_same_call(
-        self, storage: Storage
-    ) -> None:
+    def test_a_finish_frees_its_group_for_the_claim_in_the_same_call(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 2, group="g")
 
         answer = storage.finish([completing(claim_one(storage))], request(5))

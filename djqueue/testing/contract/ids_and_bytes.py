@@ -1,5 +1,6 @@
 """Ids, names and bytes: whatever a caller gives comes back as it was, and nothing is taken apart."""
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -129,7 +130,7 @@ class IdsAndBytesContract(StorageCase):
 
     @pytest.mark.parametrize("text", ODD, ids=_short)
     def test_odd_names_keys_groups_and_tags_are_kept(self, storage: Storage, text: str) -> None:
-        given = {"name": text, "unique_key": text, "group": text, "tags": (text,)}
+        given: dict[str, Any] = {"name": text, "unique_key": text, "group": text, "tags": (text,)}
         job_id = enqueue(storage, **given)
 
         assert storage.enqueue([batch(**given)])[0].id == job_id

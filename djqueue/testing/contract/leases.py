@@ -295,9 +295,7 @@ class LeasesContract(StorageCase):
         self.lose_lease(storage, silent.lease)
         assert claim_one(storage).id == "silent"
 
-    def test_a_worker_restarted_under_its_name_does_not_hide_its_orphans(
-        self, storage: Storage
-    ) -> None:
+    def test_a_worker_restarted_under_its_name_does_not_hide_its_orphans(self, storage: Storage) -> None:
         storage.register_worker(worker("stable-name", pid=1))
         orphan = an_active_job(storage, worker="stable-name")
         storage.register_worker(worker("stable-name", pid=2))

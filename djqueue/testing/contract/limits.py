@@ -78,9 +78,7 @@ class LimitsContract(StorageCase):
 
         assert len(claim(storage, 10)) == 1
 
-    def test_a_finish_frees_its_place_for_the_claim_in_the_same_call(
-        self, storage: Storage
-    ) -> None:
+    def test_a_finish_frees_its_place_for_the_claim_in_the_same_call(self, storage: Storage) -> None:
         storage.set_limits(QUEUE, None, 1)
         ids = enqueue_many(storage, 3)
         claimed = claim_one(storage)

@@ -131,9 +131,7 @@ class OrderContract(StorageCase):
 
         assert claim_ids(storage, 4) == ["at once", "a", "b", "c"]
 
-    def test_delayed_jobs_of_one_time_join_in_the_order_of_their_arrival(
-        self, storage: Storage
-    ) -> None:
+    def test_delayed_jobs_of_one_time_join_in_the_order_of_their_arrival(self, storage: Storage) -> None:
         run_at = self.now(storage) + SOON
         ids = [enqueue(storage, run_at=run_at) for _ in range(5)]
         self.pass_time(storage, 2 * SOON)

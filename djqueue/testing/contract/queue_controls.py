@@ -128,9 +128,7 @@ class QueueControlsContract(StorageCase):
     # Clean.
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.ACTIVE}))
-    def test_a_clean_takes_jobs_of_the_states_that_it_names(
-        self, storage: Storage, there: State
-    ) -> None:
+    def test_a_clean_takes_jobs_of_the_states_that_it_names(self, storage: Storage, there: State) -> None:
         for other in sorted(State):
             JOB_IN[other](storage, queue=f"of {other}", id="x")
         queues = [f"of {other}" for other in sorted(State)]
@@ -232,9 +230,7 @@ class QueueControlsContract(StorageCase):
         assert counts(storage) == {}
         assert QUEUE not in storage.queues()
 
-    def test_an_obliterated_queue_is_new_also_for_those_who_watch_it(
-        self, storage: Storage
-    ) -> None:
+    def test_an_obliterated_queue_is_new_also_for_those_who_watch_it(self, storage: Storage) -> None:
         with recorded(storage) as recorder:
             a_waiting_job(storage)
             storage.pause(QUEUE)

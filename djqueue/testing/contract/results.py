@@ -26,9 +26,7 @@ class ResultsContract(StorageCase):
     """Cases about what a job returned, and how long that can be read."""
 
     @pytest.mark.parametrize("result", [b"", b"\0", bytes(range(256)), b"x" * 1_048_576, None])
-    def test_a_result_is_the_bytes_that_were_given(
-        self, storage: Storage, result: bytes | None
-    ) -> None:
+    def test_a_result_is_the_bytes_that_were_given(self, storage: Storage, result: bytes | None) -> None:
         done = a_completed_job(storage, result=result)
 
         assert job(storage, done).result == result
@@ -83,9 +81,7 @@ class ResultsContract(StorageCase):
 
         assert state(storage, "order:1") is None
 
-    def test_a_record_kept_longer_than_its_result_loses_the_result_only(
-        self, storage: Storage
-    ) -> None:
+    def test_a_record_kept_longer_than_its_result_loses_the_result_only(self, storage: Storage) -> None:
         a_completed_job(storage, id="order:1", result_ttl=SOON, retention=LATER)
         assert job(storage, "order:1").result is not None
 
@@ -120,9 +116,7 @@ class ResultsContract(StorageCase):
         assert state(storage, "again") is State.DELAYED
         assert state(storage, "waiting") is State.WAITING
 
-    def test_an_old_run_of_an_id_does_not_take_the_new_ones_record_along(
-        self, storage: Storage
-    ) -> None:
+    def test_an_old_run_of_an_id_does_not_take_the_new_ones_record_along(self, storage: Storage) -> None:
         a_completed_job(storage, id="order:1", result_ttl=SOON)
         storage.remove(QUEUE, ["order:1"])
         a_completed_job(storage, id="order:1", result=b"new", result_ttl=LATER)

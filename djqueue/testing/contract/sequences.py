@@ -15,15 +15,10 @@ from djqueue.storage.base import Storage
 from ..factories import (
     ENDINGS,
     batch,
-    cancelling,
     claim,
-    completing,
     counts,
-    failing,
     finish,
     lease_of,
-    releasing,
-    retrying,
 )
 from ..waiting import Recorder
 from .case import SOON, StorageCase
@@ -31,6 +26,20 @@ from .transitions import TransitionLog
 
 IDS = ["a", "b", "c", "d", "e"]
 KEYS = [None, None, "k1", "k2"]
+STEPS = [
+    *["enqueue"] * 3,
+    *["claim"] * 2,
+    *["finish"] * 2,
+    "stale_word",
+    "cancel",
+    "promote",
+    "retry",
+    "remove",
+    "pause_or_resume",
+    "pass_time",
+    "lose_one",
+]
+"""The steps that are drawn from, the frequent ones more than once."""
 
 _numbers = count()
 _queues = count()
@@ -170,7 +179,7 @@ class Reference:
 class SequencesContract(StorageCase):
     """Cases that nobody has thought of."""
 
-    sequences = 60
+    sequences = 100
     """Examples that hypothesis tries."""
 
     def test_random_sequences_behave_like_the_reference(self, storage: Storage) -> None:
@@ -205,9 +214,9 @@ class _Sequence:
     def run(self) -> None:
         """Draw steps, and compare after each."""
         stop = self.storage.subscribe(self.queue, self.recorder) if self.recorder else None
-        steps = [getattr(self, name) for name in dir(self) if name.startswith("step_")]
-        for step in self.draw(st.lists(st.sampled_from(steps), min_size=5, max_size=40), "steps"):
-            step()
+        steps = st.lists(st.sampled_from(STEPS), min_size=5, max_size=40)
+        for step in self.draw(steps, "steps"):
+            getattr(self, f"step_{step}")()
             self.compare()
         self.storage.obliterate(self.queue, force=True)
         if self.recorder is not None and stop is not None:
@@ -224,9 +233,7 @@ class _Sequence:
             record.id: (record.state, record.attempts, record.failures, record.stalls)
             for record in records
             if record is not None
-        } == {
-            job.id: (job.state, job.attempts, job.failures, job.stalls) for job in known.values()
-        }
+        } == {job.id: (job.state, job.attempts, job.failures, job.stalls) for job in known.values()}
         assert counts(self.storage, self.queue) == Counter(job.state for job in known.values())
         dead = {letter.id for letter in self.storage.dead_letters(self.queue)}
         assert dead == {job.id for job in known.values() if job.state is State.FAILED}
@@ -251,8 +258,6 @@ class _Sequence:
         )
         assert (answer.id, answer.status) == self.reference.enqueue(job_id, priority, key, delay)
 
-    step_enqueue_more = step_enqueue
-
     def step_claim(self) -> None:
         slots = self.draw(st.integers(0, 3), "slots")
         claimed = claim(self.storage, slots, queues=[self.queue])
@@ -263,8 +268,6 @@ class _Sequence:
             job.lease_until = self.reference.now + one.lease
             assert (one.attempts, one.failures) == (job.attempts, job.failures)
 
-    step_claim_more = step_claim
-
     def step_finish(self) -> None:
         running = self.running()
         if not running:
@@ -272,13 +275,11 @@ class _Sequence:
         job = self.draw(st.sampled_from(running), "running")
         assert job.claim is not None
         kind = self.draw(st.sampled_from(sorted(ENDINGS)), "end")
-        delay = self.draw(st.sampled_from([0, SOON]), "delay") if kind in PUTS_BACK else 0
-        outcome = PUTS_BACK[kind](job.claim, delay) if kind in PUTS_BACK else ENDS[kind](job.claim)
+        delay = self.draw(st.sampled_from([0, SOON]), "delay") if kind in ("retry", "release") else 0
+        outcome = ENDINGS[kind](job.claim)._replace(delay=delay)
         assert finish(self.storage, outcome) == [True]
         self.spent.append(job.claim)
         self.reference.end(job, kind, delay)
-
-    step_finish_more = step_finish
 
     def step_stale_word(self) -> None:
         if self.spent:
@@ -308,7 +309,10 @@ class _Sequence:
 
     def step_pause_or_resume(self) -> None:
         self.reference.paused = not self.reference.paused
-        (self.storage.pause if self.reference.paused else self.storage.resume)(self.queue)
+        if self.reference.paused:
+            self.storage.pause(self.queue)
+        else:
+            self.storage.resume(self.queue)
 
     def step_pass_time(self) -> None:
         milliseconds = self.draw(st.sampled_from([1, SOON, 2 * SOON]), "milliseconds")
@@ -343,7 +347,3 @@ class _Sequence:
         for job in jobs:
             assert job.claim is not None
             job.lease_until = self.reference.now + job.claim.lease
-
-
-PUTS_BACK = {"retry": retrying, "release": releasing}
-ENDS = {"complete": completing, "fail": failing, "cancel": cancelling}

@@ -48,9 +48,7 @@ class StallsContract(StorageCase):
         assert job(storage, claimed.id).stalls == 1
 
     @shows("stall", State.ACTIVE, State.FAILED)
-    def test_a_job_that_takes_its_workers_with_it_ends_as_a_dead_letter(
-        self, storage: Storage
-    ) -> None:
+    def test_a_job_that_takes_its_workers_with_it_ends_as_a_dead_letter(self, storage: Storage) -> None:
         enqueue(storage, id="poison", max_stalls=2)
         for _ in range(3):
             self.lose_lease(storage, claim_one(storage).lease)
@@ -71,9 +69,7 @@ class StallsContract(StorageCase):
         assert state(storage, claimed.id) is State.FAILED
 
     @pytest.mark.parametrize("alive", [True, False])
-    def test_the_dead_letter_tells_whether_the_worker_is_gone(
-        self, storage: Storage, alive: bool
-    ) -> None:
+    def test_the_dead_letter_tells_whether_the_worker_is_gone(self, storage: Storage, alive: bool) -> None:
         claimed = an_active_job(storage, max_stalls=0, worker="the worker")
         if alive:
             storage.register_worker(worker("the worker"))

@@ -357,4 +357,3 @@ class TellingContract(StorageCase):
             job_id = enqueue(storage)
             assert wakes.arrived()
             assert claim_one(storage).id == job_id
-

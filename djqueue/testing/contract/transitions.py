@@ -24,9 +24,7 @@ NOTICES = frozenset({"progress", "cancel_requested", "removed"})
 """Events that tell of no change of state."""
 
 
-def shows(
-    name: str, sources: State | Sequence[State], targets: State | Sequence[State]
-) -> Callable[[F], F]:
+def shows(name: str, sources: State | Sequence[State], targets: State | Sequence[State]) -> Callable[[F], F]:
     """Say that a case shows a transition; a parametrized case says it of all its parameters."""
     marks = {(name, source, target) for source in _list(sources) for target in _list(targets)}
 

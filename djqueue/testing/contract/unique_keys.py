@@ -125,9 +125,7 @@ class UniqueKeysContract(StorageCase):
     """Cases about deduplication."""
 
     @pytest.mark.parametrize("there", sorted(LIVE))
-    def test_a_taken_key_answers_duplicate_with_its_owner(
-        self, storage: Storage, there: State
-    ) -> None:
+    def test_a_taken_key_answers_duplicate_with_its_owner(self, storage: Storage, there: State) -> None:
         owner = JOB_IN[there](storage, unique_key="k")
 
         with nothing_changes(storage):
@@ -199,9 +197,7 @@ class UniqueKeysContract(StorageCase):
 
         assert answer == EnqueueResult("owner", "duplicate", QUEUE, State.WAITING)
 
-    def test_removing_an_old_owner_does_not_free_the_key_of_the_new_one(
-        self, storage: Storage
-    ) -> None:
+    def test_removing_an_old_owner_does_not_free_the_key_of_the_new_one(self, storage: Storage) -> None:
         a_failed_job(storage, id="failed", unique_key="k")
         a_completed_job(storage, id="completed", unique_key="k")
         a_waiting_job(storage, id="owner", unique_key="k")
@@ -239,9 +235,7 @@ class UniqueKeysContract(StorageCase):
         assert answer == EnqueueResult("second", "queued", QUEUE)
         assert counts(storage) == {State.WAITING: 2}
 
-    def test_an_owner_past_its_keys_time_does_not_free_it_for_its_successor(
-        self, storage: Storage
-    ) -> None:
+    def test_an_owner_past_its_keys_time_does_not_free_it_for_its_successor(self, storage: Storage) -> None:
         a_waiting_job(storage, id="first", unique_key="k", unique_ttl=SOON)
         self.advance(SOON + 1)
         a_waiting_job(storage, id="second", unique_key="k")

@@ -1,0 +1,92 @@
+"""A worker as a process: signals, the process that started it, and an end that comes."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from django.db import connections
+
+from .loops import run_loop
+from .worker import Worker
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PARENT_PIPE = "DJQUEUE_PARENT_PIPE"
+"""Environment variable: a file descriptor that reads to its end when the parent process is gone."""
+
+
+def serve(worker: Worker) -> None:
+    """Run a worker until it ends; the first signal drains it, the second one hurries it."""
+    with _stopped_by_signals(worker):
+        _follow_parent(worker)
+        run_loop(worker.run())
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """While nothing runs yet: SIGTERM raises KeyboardInterrupt, as SIGINT does."""
+    with _handling((signal.SIGTERM,), _interrupt):
+        yield
+
+
+def leave(code: int) -> NoReturn:
+    """End the process although threads of handlers are still at work: nothing waits for them."""
+    connections.close_all()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@contextmanager
+def _stopped_by_signals(worker: Worker) -> Iterator[None]:
+    received = 0
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        worker.stop(hurry=received > 1)
+        if received > 1:
+            # Whoever sends a third one means it.
+            signal.signal(number, signal.SIG_DFL)
+
+    with _handling(SIGNALS, on_signal):
+        yield
+
+
+@contextmanager
+def _handling(numbers: tuple[signal.Signals, ...], handler: "signal._HANDLER") -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        # Only the main thread may; whoever runs it elsewhere stops it in another way.
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _follow_parent(worker: Worker) -> None:
+    pipe = os.environ.pop(PARENT_PIPE, None)
+    if pipe is not None:
+        # A parent that was killed cannot pass a signal on.
+        threading.Thread(
+            target=_wait_for_end, args=(int(pipe), worker), name="djqueue-parent", daemon=True
+        ).start()
+
+
+def _wait_for_end(pipe: int, worker: Worker) -> None:
+    with os.fdopen(pipe, "rb") as end:
+        end.read()
+    worker.stop()

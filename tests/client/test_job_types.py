@@ -1,0 +1,156 @@
+"""`@job`: functions that can be enqueued."""
+
+import asyncio
+import inspect
+from datetime import timedelta
+
+import pytest
+
+from djqueue import JobType, OptionError, UnknownJobError, job
+from djqueue.client import registry
+from djqueue.core.backoff import Backoff
+from djqueue.core.errors import JobNameError
+
+
+def add(a: int, b: int = 1, *, c: int = 0) -> int:
+    """Add numbers."""
+    return a + b + c
+
+
+async def aadd(a: int, b: int) -> int:
+    return a + b
+
+
+def test_a_job_type_is_named_by_its_dotted_path():
+    assert job(add).name == "tests.client.test_job_types.add"
+    assert job(queue="sums")(add).name == "tests.client.test_job_types.add"
+    assert registry.names() == ["tests.client.test_job_types.add"]
+
+
+def test_a_job_type_may_have_another_name():
+    assert job(name="sum.of:numbers")(add).name == "sum.of:numbers"
+    assert registry.get("sum.of:numbers").function is add
+
+
+@pytest.mark.parametrize("decorate", [job, job(), job(queue="sums", max_attempts=2)])
+def test_a_decorated_function_is_still_a_function(decorate):
+    decorated = decorate(add)
+
+    assert isinstance(decorated, JobType)
+    assert decorated(2, b=3, c=4) == 9
+    assert decorated.__name__ == "add"
+    assert decorated.__doc__ == "Add numbers."
+    assert inspect.signature(decorated) == inspect.signature(add)
+    assert repr(decorated) == "<job tests.client.test_job_types.add>"
+
+
+def test_a_decorated_coroutine_function_is_awaited():
+    decorated = job(aadd)
+
+    assert asyncio.run(decorated(2, 3)) == 5
+
+
+def test_calling_a_job_type_stores_nothing(storage):
+    job(add)(1)
+
+    assert storage.queues() == []
+
+
+def test_the_decorator_gives_options():
+    decorated = job(
+        queue="sums", priority=3, max_attempts=5, timeout=2.5, delay=timedelta(minutes=1)
+    )(add)
+
+    assert decorated.options.queue == "sums"
+    assert decorated.options.delay == 60_000
+    options = decorated.options.job
+    assert (options.priority, options.max_attempts, options.timeout) == (3, 5, 2_500)
+
+
+def test_two_functions_of_one_name_are_refused_naming_both():
+    job(name="sum")(add)
+
+    with pytest.raises(JobNameError, match=r"'sum'.*test_job_types\.add and .*test_job_types\.aadd.*name="):
+        job(name="sum")(aadd)
+    assert registry.get("sum").function is add
+
+
+def test_a_function_defined_anew_replaces_itself():
+    """As when its module is reloaded."""
+
+    def define(result):
+        @job(name="again")
+        def again():
+            return result
+
+        return again
+
+    define(1)
+    define(2)
+
+    assert registry.get("again")() == 2
+
+
+def test_one_function_may_be_two_job_types():
+    job(name="fast", priority=9)(add)
+    job(name="slow", priority=-9)(add)
+
+    assert registry.get("fast").options.job.priority == 9
+    assert registry.get("slow").options.job.priority == -9
+
+
+def test_an_unknown_name_is_an_error_with_a_suggestion():
+    job(name="shop.jobs.send_receipt")(add)
+
+    with pytest.raises(UnknownJobError, match=r"'shop.jobs.send_reciept'.*'shop.jobs.send_receipt'"):
+        registry.get("shop.jobs.send_reciept")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_attempt": 3}, r"unknown option 'max_attempt'; did you mean 'max_attempts'\?"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"priority": "high"}, "priority"),
+        ({"timeout": float("nan")}, "timeout"),
+        ({"name": ""}, "name"),
+        ({"name": "x" * 256}, "name"),
+    ],
+)
+def test_a_wrong_option_is_refused_where_the_function_is_decorated(options, message):
+    with pytest.raises(OptionError, match=message):
+        job(**options)(add)
+    assert registry.names() == []
+
+
+def test_defaults_of_the_settings_are_looked_up_when_they_are_needed(settings):
+    decorated = job(priority=3)(add)
+    assert decorated.options.job.max_attempts == 3
+
+    settings.DJQUEUE = {**settings.DJQUEUE, "DEFAULTS": {"max_attempts": 8, "priority": 1}}
+
+    assert decorated.options.job.max_attempts == 8
+    assert decorated.options.job.priority == 3
+    assert decorated.using(max_attempts=2).options.job.max_attempts == 2
+
+
+def test_a_backoff_function_belongs_to_the_job_type():
+    def patient(failures, error):
+        return 10 * failures
+
+    decorated = job(backoff=patient)(add)
+
+    assert decorated.backoff_function is patient
+    assert decorated.using(priority=1).backoff_function is patient
+    assert isinstance(decorated.options.job.backoff, Backoff)
+    with pytest.raises(OptionError, match=r"backoff.*@job"):
+        decorated.using(backoff=patient)
+
+
+def test_a_backoff_of_using_replaces_the_types_own_function():
+    decorated = job(backoff=lambda failures, error: 10)(add)
+
+    changed = decorated.using(backoff=5)
+
+    assert changed.options.job.backoff == Backoff(kind="fixed", base=5_000, jitter=0.0)
+    assert changed.backoff_function is None

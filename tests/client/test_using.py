@@ -1,0 +1,142 @@
+"""`using`: the same job with other options."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from djqueue import OptionError, Queue, job
+from djqueue.core.backoff import Backoff
+from djqueue.core.options import PARSERS
+
+
+@pytest.fixture
+def pay():
+    @job(name="pay", queue="orders", max_attempts=5, delay=60)
+    def pay(order_id, *, twice=False):
+        return order_id
+
+    return pay
+
+
+GIVEN = {
+    "queue": ("elsewhere", "elsewhere"),
+    "priority": (-7, -7),
+    "delay": (timedelta(seconds=1.5), 1_500),
+    "run_at": (datetime(2030, 1, 1, tzinfo=UTC), 1_893_456_000_000),
+    "max_attempts": (1, 1),
+    "max_stalls": (0, 0),
+    "backoff": ({"kind": "linear", "base": 2}, Backoff(kind="linear", base=2_000)),
+    "timeout": (0.25, 250),
+    "ttl": (3_600, 3_600_000),
+    "unique_key": ("receipt:42", "receipt:42"),
+    "unique_ttl": (60, 60_000),
+    "on_duplicate": ("keep", "keep"),
+    "group": ("customer:7", "customer:7"),
+    "depends_on": ([("orders", "first")], (("orders", "first"),)),
+    "on_dependency_failure": ("cancel", "cancel"),
+    "lifo": (True, True),
+    "durable": (True, True),
+    "result_ttl": (None, None),
+    "retention": (timedelta(days=1), 86_400_000),
+    "executor": ("inline", "inline"),
+    "tags": (["a", "b"], ("a", "b")),
+    "content_type": ("application/json", "application/json"),
+}
+
+
+def test_every_option_is_among_these_cases():
+    assert GIVEN.keys() == PARSERS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(GIVEN))
+def test_each_option_is_taken(pay, name):
+    given, expected = GIVEN[name]
+    more = {"unique_key": "k"} if name == "unique_ttl" else {}
+
+    options = pay.using(**{name: given}, **more).options
+
+    where = options if name in ("queue", "delay", "run_at") else options.job
+    assert getattr(where, name) == expected
+
+
+@pytest.mark.parametrize("name", sorted(PARSERS))
+@pytest.mark.parametrize("wrong", [object(), float("nan"), float("inf"), -1.5, [1], {"x": object()}])
+def test_a_wrong_value_is_refused_naming_the_option(pay, name, wrong):
+    with pytest.raises(OptionError, match=name):
+        pay.using(**{name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prioritty": 1}, r"unknown option 'prioritty'; did you mean 'priority'\?"),
+        ({"xyzzy": 1}, "unknown option 'xyzzy'"),
+        ({"delay": 1, "run_at": datetime(2030, 1, 1, tzinfo=UTC)}, "delay and run_at"),
+        ({"run_at": datetime(2030, 1, 1)}, "run_at.*naive"),
+        ({"unique_ttl": 5}, "unique_ttl.*unique_key"),
+        ({"priority": True}, "priority"),
+        ({"priority": 2**31}, "priority"),
+        ({"timeout": 0}, "timeout"),
+        ({"queue": ""}, "queue"),
+        ({"queue": "x" * 256}, "queue.*256"),
+        ({"queue": "a\0b"}, "queue"),
+        ({"group": "\ud800"}, "group"),
+        ({"id": ""}, "id"),
+        ({"id": 42}, "id"),
+        ({"id": "x" * 256}, "id"),
+        ({"executor": "warp"}, "executor"),
+        ({"content_type": "application/x-python-serialize"}, "content_type.*ACCEPT_CONTENT"),
+    ],
+)
+def test_what_cannot_be_is_refused(pay, storage, options, message):
+    with pytest.raises(OptionError, match=message):
+        pay.using(**options).enqueue(1)
+    assert Queue("orders").counts()["waiting"] == 0
+
+
+def test_using_leaves_the_job_type_as_it_was(pay):
+    changed = pay.using(priority=9, queue="elsewhere", id="order:1")
+
+    assert changed is not pay
+    assert pay.options.job.priority == 0
+    assert pay.options.queue == "orders"
+    assert changed.name == pay.name
+    assert changed(7) == 7
+    assert pay.enqueue(1).id != "order:1"
+
+
+def test_using_adds_up(pay):
+    changed = pay.using(priority=9).using(tags=["a"]).using(priority=8)
+
+    assert (changed.options.job.priority, changed.options.job.tags) == (8, ("a",))
+    assert changed.options.job.max_attempts == 5
+
+
+def test_a_later_word_about_the_start_replaces_the_earlier_one(pay):
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+
+    assert pay.options.delay == 60_000
+    assert pay.using(run_at=at).options.delay is None
+    assert pay.using(run_at=at).using(delay=5).options.run_at is None
+    assert pay.using(delay=None).options.delay is None
+
+
+def test_an_id_names_the_one_job_to_enqueue(pay):
+    order = pay.using(id="user:{42}")
+
+    assert [order.enqueue(42).status for _ in range(3)] == ["queued", "duplicate", "duplicate"]
+    assert order.enqueue(42).id == "user:{42}"
+    assert order.using(priority=3).enqueue(42).status == "duplicate"
+
+
+def test_an_id_of_none_is_a_new_job_each_time(pay):
+    assert pay.using(id=None).enqueue(1).id != pay.using(id=None).enqueue(1).id
+
+
+def test_a_result_can_be_depended_on(pay):
+    first = pay.using(delay=None).enqueue(1)
+
+    second = pay.using(depends_on=[first], delay=None).enqueue(2)
+
+    assert Queue("orders").get_job(second.id).state == "blocked"
+    assert pay.using(depends_on=first).options.job.depends_on == (("orders", first.id),)

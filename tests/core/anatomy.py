@@ -1,0 +1,104 @@
+"""The insides of an engine: every job in exactly one place, and nothing left of those that are gone."""
+
+from collections import Counter
+
+from djqueue.core.engine import Engine
+from djqueue.core.groups import PARKED
+from djqueue.core.job import Job
+from djqueue.core.queue import JobQueue
+from djqueue.core.states import LIVE, State
+
+
+def check_engine(engine: Engine) -> None:
+    """Assert that all structures of the engine agree."""
+    active = [job for place in engine.processing for job in place.active.values()]
+    for place in engine.processing:
+        assert place.counts == Counter(job.queue for job in place.active.values())
+        for token, job in place.active.items():
+            assert job.token == token
+            assert engine.place(job.id) is place
+    for shard in engine.shards:
+        for name, queue in shard.queues.items():
+            assert engine.shard(name) is shard
+            check_queue(queue, [job for job in active if job.queue == name])
+        for key, dependents in shard.dependencies._dependents.items():
+            there = shard.queues[key[0]].jobs[key[1]]
+            assert there.has_dependents
+            assert there.state in LIVE or there.state is State.FAILED
+            for job in dependents:
+                assert job.state is State.BLOCKED
+                assert key in job.unmet
+                assert engine.shard(job.queue).queues[job.queue].jobs[job.id] is job
+    for shard in engine.shards:
+        for queue in shard.queues.values():
+            for job in queue.jobs.values():
+                for key in job.unmet or ():
+                    assert job in engine.shard(key[0]).dependencies.of(key)
+
+
+def check_queue(queue: JobQueue, active: list[Job]) -> None:
+    ready = [job for heap in queue.ready._by_name.values() for job in heap._jobs.values()]
+    delayed = [job for _, number, job in queue.delayed._heap if job.generation == number]
+    parked = [job for group in queue.groups._groups.values() for job in group.parked]
+    places = {
+        State.WAITING: ready + parked,
+        State.DELAYED: delayed,
+        State.ACTIVE: active,
+        State.BLOCKED: [job for job in queue.jobs.values() if job.state is State.BLOCKED],
+        State.FAILED: [queue.jobs[letter.id] for letter in queue.dead.letters()],
+    }
+    for state, jobs in places.items():
+        assert {id(job) for job in jobs} == {id(job) for job in queue.jobs.values() if job.state is state}
+        assert len(jobs) == len({id(job) for job in jobs})
+    assert queue.ready.size == len(ready)
+    assert queue.delayed.size == len(delayed)
+    assert queue.groups.parked == len(parked)
+    assert queue.blocked == len(places[State.BLOCKED])
+    ended = Counter(job.state for job in queue.jobs.values())
+    for state in (State.COMPLETED, State.CANCELLED):
+        assert queue.finished.counts[state] == ended[state]
+    for job_id, job in queue.jobs.items():
+        assert (job.id, job.queue) == (job_id, queue.name)
+        assert bool(job.unmet) == (job.state is State.BLOCKED)
+        assert (job.token != 0) == (job.state is State.ACTIVE)
+        assert (job.generation == PARKED) == (job in parked)
+    check_groups(queue, ready + active, parked)
+    for key, (job, _) in queue.unique._owners.items():
+        assert job.options.unique_key == key
+        assert job.state in LIVE
+        assert queue.jobs[job.id] is job
+    assert queue.dead._retries.keys() <= queue.jobs.keys()
+
+
+def check_groups(queue: JobQueue, out: list[Job], parked: list[Job]) -> None:
+    counts = Counter(job.options.group for job in out if job.options.group is not None)
+    names = {job.options.group for job in out + parked} - {None}
+    assert queue.groups._groups.keys() == names
+    for name, group in queue.groups._groups.items():
+        assert group.out == counts[name]
+        assert group.out <= queue.groups.limit
+        assert group.out == queue.groups.limit or not group.parked
+
+
+def check_empty(engine: Engine) -> None:
+    """Assert that an engine without jobs remembers nothing of those that it had."""
+    for place in engine.processing:
+        assert not place.active
+        assert not place.counts
+    for shard in engine.shards:
+        assert len(shard.dependencies) == 0
+        for queue in shard.queues.values():
+            assert not queue.jobs
+            assert not queue.ready._by_name
+            assert not queue.ready.size
+            assert not queue.delayed.size
+            assert queue.delayed.next_due() is None
+            assert len(queue.groups) == 0
+            assert len(queue.unique) == 0
+            assert len(queue.dead) == 0
+            assert not queue.dead._retries
+            assert not queue.watchers
+            assert not queue._deadlines
+            assert not +queue.finished.counts
+            assert not queue.finished._records
+            assert not queue.finished._results

@@ -1,0 +1,571 @@
+"""What the engine should do, said as simply as can be: one list of jobs, looked through each time."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import count
+from typing import Any
+
+from djqueue.core.job import Batch, DeadLetter
+from djqueue.core.limiter import Rate
+from djqueue.core.maintenance import Swept
+from djqueue.core.options import JobKey, JobOptions
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import LIVE, PENDING, REUSABLE, State
+from djqueue.testing.clock import FakeClock
+
+
+@dataclass(eq=False)
+class RefJob:
+    queue: str
+    id: str
+    name: str
+    payload: bytes
+    options: JobOptions
+    created_at: int
+    run_at: int
+    state: State | None = None
+    order: int = 0
+    parked: bool = False
+    attempts: int = 0
+    failures: int = 0
+    stalls: int = 0
+    token: int = 0
+    lease_until: int = 0
+    worker: str = ""
+    started_at: int = 0
+    finished_at: int = 0
+    result: bytes | None = None
+    has_error: bool = False
+    reason: str = ""
+    progress: Any = None
+    cancel_requested: bool = False
+    unmet: set[JobKey] = field(default_factory=set)
+    outcomes: list[tuple[int, str]] = field(default_factory=list)
+    admitted: int = 0
+
+    @property
+    def key(self) -> JobKey:
+        return self.queue, self.id
+
+
+@dataclass
+class RefLimits:
+    rate: Rate | None = None
+    concurrency: int | None = None
+    tokens: Fraction = Fraction(0)
+    at: int = 0
+
+    def refill(self, tick: int) -> None:
+        if self.rate is not None:
+            gained = Fraction((tick - self.at) * self.rate.capacity, self.rate.per)
+            self.tokens = min(Fraction(self.rate.capacity), self.tokens + gained)
+        self.at = tick
+
+
+class Reference:
+    """The verbs of the engine; answers are those of the engine, records are `RefJob`s."""
+
+    def __init__(
+        self, clock: FakeClock, policies: Mapping[str, QueuePolicy], observed: Iterable[str]
+    ) -> None:
+        self.clock = clock
+        self.policies = policies
+        self.observed = set(observed)
+        self.jobs: list[RefJob] = []
+        self.queues: set[str] = set(observed)
+        self.paused: set[str] = set()
+        self.limits: dict[str, RefLimits] = {}
+        self.letters: dict[str, list[DeadLetter]] = {}
+        self.retries: dict[JobKey, int] = {}
+        self.keys: dict[tuple[str, str], tuple[RefJob, int | None]] = {}
+        self.records: dict[tuple[str, int], list[tuple[int, RefJob]]] = {}
+        self.results: dict[tuple[str, int], list[tuple[int, RefJob]]] = {}
+        self.bindings: dict[tuple[RefJob, JobKey], int] = {}
+        self.ended: list[tuple[JobKey, State]] = []
+        self.events: list[tuple[str, str, str, State]] = []
+        self.numbers = count(1)
+
+    # Looking.
+
+    @property
+    def now(self) -> int:
+        return self.clock.now()
+
+    def job(self, queue: str, job_id: str) -> RefJob | None:
+        return next((job for job in self.jobs if job.key == (queue, job_id)), None)
+
+    def of(self, queue: str) -> list[RefJob]:
+        return [job for job in self.jobs if job.queue == queue]
+
+    def ready(self, queue: str, names: Iterable[str] | None = None) -> list[RefJob]:
+        jobs = [
+            job
+            for job in self.of(queue)
+            if job.state is State.WAITING and not job.parked and (names is None or job.name in names)
+        ]
+        return sorted(jobs, key=lambda job: (-job.options.priority, job.order))
+
+    def delayed(self, queue: str) -> list[RefJob]:
+        jobs = [job for job in self.of(queue) if job.state is State.DELAYED]
+        return sorted(jobs, key=lambda job: (job.run_at, job.order))
+
+    def active(self, queue: str) -> list[RefJob]:
+        return [job for job in self.of(queue) if job.state is State.ACTIVE]
+
+    def counts(self, queue: str) -> dict[State, int]:
+        return {state: sum(job.state is state for job in self.of(queue)) for state in State}
+
+    def owner(self, queue: str, key: str) -> RefJob | None:
+        job, free_at = self.keys.get((queue, key), (None, None))
+        if free_at is not None and free_at <= self.now:
+            del self.keys[queue, key]
+            return None
+        return job
+
+    def policy(self, queue: str) -> QueuePolicy:
+        return self.policies.get(queue, QueuePolicy())
+
+    def limits_of(self, queue: str) -> RefLimits:
+        return self.limits.setdefault(queue, RefLimits())
+
+    # Moving a job about.
+
+    def tell(self, job: RefJob, event: str) -> None:
+        if job.queue in self.observed:
+            assert job.state is not None
+            self.events.append((job.queue, job.id, event, job.state))
+
+    def place(self, job: RefJob, *, front: bool = False) -> None:
+        front = front or job.options.lifo
+        job.parked = False
+        if job.unmet:
+            job.state = State.BLOCKED
+        elif job.run_at > self.now:
+            job.order = next(self.numbers)
+            job.state = State.DELAYED
+        else:
+            job.order = next(self.numbers) * (-1 if front else 1)
+            job.parked = self.is_full(job)
+            job.state = State.WAITING
+
+    def is_full(self, job: RefJob) -> bool:
+        group = job.options.group
+        if group is None:
+            return False
+        out = [
+            other
+            for other in self.of(job.queue)
+            if other.options.group == group
+            and (other.state is State.ACTIVE or (other.state is State.WAITING and not other.parked))
+        ]
+        return len(out) >= self.policy(job.queue).group_concurrency
+
+    def take_out(self, job: RefJob) -> None:
+        """The job is nowhere; the next of its group may take its place."""
+        held_place = job.state is State.ACTIVE or (job.state is State.WAITING and not job.parked)
+        job.state, job.parked, job.unmet = None, False, set()
+        parked = [
+            other for other in self.of(job.queue) if other.parked and other.options.group == job.options.group
+        ]
+        if held_place and parked and not self.is_full(job):
+            freed = min(parked, key=lambda other: other.order)
+            freed.parked = False
+            freed.order = next(self.numbers)
+
+    def end(self, job: RefJob, state: State) -> None:
+        job.state = state
+        job.finished_at = self.now
+        for key, (owner, _) in list(self.keys.items()):
+            if owner is job:
+                del self.keys[key]
+        self.ended.append((job.key, state))
+        kept = job.options.finished_for()
+        if state is not State.FAILED and kept is not None:
+            self.records.setdefault((job.queue, kept), []).append((self.now + kept, job))
+            readable = job.options.result_ttl
+            if readable is not None and readable < kept and job.result is not None:
+                entry = (self.now + readable, job)
+                self.results.setdefault((job.queue, readable), []).append(entry)
+
+    def bury(self, job: RefJob, reason: str) -> None:
+        job.reason = reason
+        job.has_error = True
+        self.end(job, State.FAILED)
+        policy = self.policy(job.queue).dead_letters
+        retries = self.retries.pop(job.key, 0)
+        again = self.now + policy.auto_retry_delay if retries < policy.auto_retries else 0
+        letters = self.letters.setdefault(job.queue, [])
+        letters.append(DeadLetter(job.queue, job.id, reason, self.now, self.now + policy.ttl, retries, again))
+        self.tell(job, "failed")
+        for letter in letters[: max(0, len(letters) - policy.max_entries)]:
+            self.forget(self.job(letter.queue, letter.id))
+
+    def expire(self, job: RefJob) -> None:
+        self.take_out(job)
+        self.bury(job, "ttl_expired")
+
+    def is_expired(self, job: RefJob) -> bool:
+        ttl = job.options.ttl
+        fresh = job.state in PENDING and not job.started_at and not job.has_error
+        return fresh and ttl is not None and job.created_at + ttl <= self.now
+
+    def forget(self, job: RefJob | None) -> None:
+        assert job is not None
+        state = job.state
+        if state in PENDING:
+            self.take_out(job)
+            for key, (owner, _) in list(self.keys.items()):
+                if owner is job:
+                    del self.keys[key]
+        if state in PENDING or state is State.FAILED:
+            self.ended.append((job.key, State.CANCELLED))
+        letters = self.letters.get(job.queue, [])
+        letters[:] = [letter for letter in letters if letter.id != job.id]
+        self.retries.pop(job.key, None)
+        self.jobs.remove(job)
+        job.state = state
+        self.tell(job, "removed")
+
+    # Dependencies.
+
+    def settle(self) -> None:
+        while self.ended:
+            key, state = self.ended.pop(0)
+            waiting = [job for job in self.jobs if job.state is State.BLOCKED and key in job.unmet]
+            waiting = [job for job in waiting if (job, key) in self.bindings]
+            for job in sorted(waiting, key=lambda job: self.bindings[job, key]):
+                self.resolve(job, key, state)
+
+    def bind(self, job: RefJob, key: JobKey) -> None:
+        there = self.job(*key)
+        waits = there is not None and (
+            there.state in LIVE
+            or (there.state is State.FAILED and job.options.on_dependency_failure == "wait")
+        )
+        self.bindings[job, key] = next(self.numbers)
+        if not waits:
+            ended = there.state if there is not None else State.CANCELLED
+            assert ended is not None
+            self.resolve(job, key, ended)
+            self.settle()
+
+    def resolve(self, job: RefJob, key: JobKey, ended: State) -> None:
+        if job.state is not State.BLOCKED or key not in job.unmet:
+            return
+        policy = job.options.on_dependency_failure
+        if ended is State.COMPLETED or policy == "ignore":
+            job.unmet.remove(key)
+            if not job.unmet:
+                self.place(job)
+                self.tell(job, "unblocked")
+        elif policy == "wait" and ended is State.FAILED:
+            self.bind(job, key)
+        else:
+            self.take_out(job)
+            if policy == "cancel":
+                self.cancel_out(job, "dependency_failed")
+            else:
+                self.bury(job, "dependency_failed")
+
+    # The verbs.
+
+    def enqueue(self, batch: Batch, ids: list[str]) -> list[tuple[str, str, State | None, Any]]:
+        """`ids` are those that the engine made, where the caller gave none."""
+        self.queues.add(batch.queue)
+        options, answers, added = batch.options, [], []
+        for job_id, payload in zip(ids, batch.payloads, strict=True):
+            there = self.job(batch.queue, job_id)
+            if there is not None and there.state not in REUSABLE:
+                done = there.state is State.COMPLETED
+                answers.append(
+                    (
+                        job_id,
+                        "completed" if done else "duplicate",
+                        there.state,
+                        there.result if done else None,
+                    )
+                )
+                continue
+            key = options.unique_key
+            if key is not None and (owner := self.owner(batch.queue, key)) is not None:
+                answers.append((owner.id, "duplicate", owner.state, None))
+                continue
+            if there is not None:
+                ended = self.ended
+                self.forget(there)
+                self.ended = [entry for entry in ended if entry[0] != there.key]
+            run_at = batch.run_at if batch.run_at is not None else self.now + (batch.delay or 0)
+            job = RefJob(batch.queue, job_id, batch.name, payload, options, self.now, run_at)
+            job.unmet = set(options.depends_on)
+            job.admitted = next(self.numbers)
+            if key is not None:
+                ttl = options.unique_ttl
+                self.keys[batch.queue, key] = (job, None if ttl is None else self.now + ttl)
+            self.place(job)
+            self.jobs.append(job)
+            self.tell(job, "queued")
+            added.append(job)
+            answers.append((job_id, "queued", None, None))
+        self.settle()
+        for job in added:
+            for dependency in options.depends_on:
+                self.bind(job, dependency)
+        return answers
+
+    def claim(
+        self, queue: str, slots: int, names: frozenset[str], worker: str, tokens: Iterable[int]
+    ) -> tuple[list[RefJob], int | None]:
+        claimed: list[RefJob] = []
+        tokens = iter(tokens)
+        if slots <= 0 or queue in self.paused or not (self.ready(queue) or self.delayed(queue)):
+            return claimed, None
+        self.promote_due(queue)
+        limits = self.limits_of(queue)
+        limits.refill(self.clock.monotonic())
+        if limits.rate is not None:
+            slots = min(slots, int(limits.tokens))
+        if limits.concurrency is not None:
+            slots = min(slots, limits.concurrency - len(self.active(queue)))
+        while slots > 0 and (best := self.ready(queue, names)[:slots]):
+            for job in best:
+                if self.is_expired(job):
+                    self.expire(job)
+                    continue
+                job.state = State.ACTIVE
+                job.attempts += 1
+                job.token = next(tokens, -1)
+                job.worker = worker
+                job.started_at = self.now
+                job.lease_until = self.clock.monotonic() + self.policy(queue).lease
+                job.cancel_requested = False
+                limits.tokens -= 1
+                slots -= 1
+                claimed.append(job)
+                self.tell(job, "active")
+        hints = [max(0, job.run_at - self.now) for job in self.delayed(queue)[:1]]
+        if limits.rate is not None and self.ready(queue, names) and limits.tokens < 1:
+            missing = (1 - limits.tokens) * limits.rate.per / limits.rate.capacity
+            hints.append(-(-missing.numerator // missing.denominator))
+        self.settle()
+        return claimed, min(hints, default=None)
+
+    def promote_due(self, queue: str) -> int:
+        due = [job for job in self.delayed(queue) if job.run_at <= self.now]
+        for job in due:
+            job.state = None
+            self.place(job)
+            self.tell(job, "promoted")
+        return len(due)
+
+    def finish(
+        self, queue: str, job_id: str, token: int, kind: str, result: bytes | None, delay: int, reason: str
+    ) -> bool:
+        job = self.job(queue, job_id)
+        if job is None or job.state is not State.ACTIVE or job.token != token:
+            return False
+        if kind == "complete":
+            self.take_out(job)
+            job.result = result
+            job.has_error = False
+            self.end(job, State.COMPLETED)
+            self.tell(job, "completed")
+        elif kind == "fail":
+            self.fail_active(job, reason)
+        elif kind == "cancel" or job.cancel_requested:
+            job.outcomes.append((job.attempts, "cancelled"))
+            self.take_out(job)
+            self.cancel_out(job, reason)
+        else:
+            self.put_back(job, "retried" if kind == "retry" else "released", delay)
+        self.settle()
+        return True
+
+    def fail_active(self, job: RefJob, reason: str) -> None:
+        job.outcomes.append((job.attempts, "stalled" if reason == "worker_lost" else "failed"))
+        if reason == "worker_lost":
+            job.stalls += 1
+        else:
+            job.failures += 1
+        self.take_out(job)
+        if reason == "worker_lost":
+            job.state = State.FAILED
+            self.tell(job, "stalled")
+        self.bury(job, reason)
+
+    def cancel_out(self, job: RefJob, reason: str) -> None:
+        job.reason = reason
+        self.end(job, State.CANCELLED)
+        self.tell(job, "cancelled")
+
+    def put_back(self, job: RefJob, outcome: str, delay: int) -> None:
+        job.outcomes.append((job.attempts, outcome))
+        job.attempts -= outcome == "released"
+        job.failures += outcome == "retried"
+        job.stalls += outcome == "stalled"
+        job.has_error = job.has_error or outcome == "retried"
+        job.worker = ""
+        job.run_at = self.now + delay
+        front = outcome != "retried"
+        if front and not delay:
+            job.state = None
+        else:
+            self.take_out(job)
+        self.place(job, front=front)
+        self.tell(job, "failing" if outcome == "retried" else outcome)
+
+    def cancel(self, queue: str, job_id: str, reason: str) -> str:
+        job = self.job(queue, job_id)
+        if job is None:
+            return "not_found"
+        if job.state in PENDING:
+            self.take_out(job)
+            self.cancel_out(job, reason)
+            self.settle()
+            return "cancelled"
+        if job.state is State.ACTIVE:
+            job.cancel_requested = True
+            self.tell(job, "cancel_requested")
+            return "requested"
+        return str(job.state)
+
+    def move(self, queue: str, job_id: str, run_at: int, event: str, states: frozenset[State]) -> bool:
+        job = self.job(queue, job_id)
+        if job is None or job.state not in states:
+            return False
+        self.take_out(job)
+        job.run_at = run_at
+        self.place(job)
+        self.tell(job, event)
+        return True
+
+    def retry(self, queue: str, job_id: str, *, by_itself: bool = False) -> str:
+        job = self.job(queue, job_id)
+        if job is None:
+            return "not_found"
+        if job.state is not State.FAILED:
+            return "not_failed"
+        key = job.options.unique_key
+        if key is not None and self.owner(queue, key) is not None:
+            return "unique_key_taken"
+        letters = self.letters[queue]
+        letter = next(letter for letter in letters if letter.id == job_id)
+        letters.remove(letter)
+        if by_itself:
+            self.retries[job.key] = letter.retries + 1
+        job.failures = job.stalls = job.finished_at = 0
+        job.reason = job.worker = ""
+        job.run_at = self.now
+        if key is not None:
+            ttl = job.options.unique_ttl
+            self.keys[queue, key] = (job, None if ttl is None else job.created_at + ttl)
+        job.state = None
+        self.place(job)
+        self.tell(job, "retried")
+        return "retried"
+
+    def remove(self, queue: str, job_id: str) -> bool:
+        job = self.job(queue, job_id)
+        if job is None or job.state is State.ACTIVE:
+            return False
+        self.forget(job)
+        self.settle()
+        return True
+
+    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+        self.queues.add(queue)
+        limits = self.limits_of(queue)
+        if rate is not None and rate != limits.rate:
+            limits.tokens, limits.at = Fraction(rate.capacity), self.clock.monotonic()
+        limits.rate, limits.concurrency = rate, concurrency
+
+    def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None) -> int:
+        jobs = [
+            job
+            for job in self.of(queue)
+            if job.state in states
+            and job.state is not State.ACTIVE
+            and (job.finished_at or job.created_at) < before
+        ][:limit]
+        for job in jobs:
+            self.forget(job)
+        self.settle()
+        return len(jobs)
+
+    def obliterate(self, queue: str, *, force: bool) -> int:
+        if self.active(queue) and not force:
+            return -1
+        for job in self.active(queue):
+            job.outcomes.append((job.attempts, "cancelled"))
+            self.take_out(job)
+            self.cancel_out(job, "obliterated")
+        jobs = self.of(queue)
+        for job in jobs:
+            self.forget(job)
+        self.paused.discard(queue)
+        self.limits.pop(queue, None)
+        if queue not in self.observed:
+            self.queues.discard(queue)
+        for fifos in (self.records, self.results):
+            for key in [key for key in fifos if key[0] == queue]:
+                del fifos[key]
+        self.settle()
+        return len(jobs)
+
+    # Time.
+
+    def sweep(self) -> Swept:
+        stalled = promoted = expired = retried = removed = 0
+        overdue = [
+            job
+            for job in self.jobs
+            if job.state is State.ACTIVE and job.lease_until <= self.clock.monotonic()
+        ]
+        for job in sorted(overdue, key=lambda job: job.token, reverse=True):
+            stalled += 1
+            if job.cancel_requested:
+                job.outcomes.append((job.attempts, "cancelled"))
+                self.take_out(job)
+                self.cancel_out(job, "cancelled")
+            elif job.stalls >= job.options.max_stalls:
+                self.fail_active(job, "worker_lost")
+            else:
+                self.put_back(job, "stalled", 0)
+            self.settle()
+        for queue in sorted(self.queues):
+            promoted += self.promote_due(queue)
+            late = [job for job in self.of(queue) if self.is_expired(job)]
+            late.sort(key=lambda job: (job.created_at + (job.options.ttl or 0), job.admitted))
+            for job in late:
+                if job in self.jobs:
+                    self.expire(job)
+            expired += len(late)
+            for key, (_, free_at) in list(self.keys.items()):
+                if key[0] == queue and free_at is not None and free_at <= self.now:
+                    del self.keys[key]
+            over = [letter for letter in self.letters.get(queue, []) if letter.expires_at <= self.now]
+            for letter in over:
+                self.forget(self.job(queue, letter.id))
+            for _, job in self.due(self.results, queue):
+                job.result = None
+            old = [job for _, job in self.due(self.records, queue) if job in self.jobs]
+            for job in old:
+                self.forget(job)
+            removed += len(over) + len(old)
+            due = [
+                letter.id for letter in self.letters.get(queue, []) if 0 < letter.next_retry_at <= self.now
+            ]
+            self.settle()
+            answers = [self.retry(queue, job_id, by_itself=True) for job_id in due]
+            retried += answers.count("retried")
+        return Swept(promoted, stalled, expired, retried, removed)
+
+    def due(
+        self, fifos: dict[tuple[str, int], list[tuple[int, RefJob]]], queue: str
+    ) -> list[tuple[int, RefJob]]:
+        """Taken from the front only: where the wall clock was set back, some are kept longer."""
+        found = []
+        for key, fifo in fifos.items():
+            while key[0] == queue and fifo and fifo[0][0] <= self.now:
+                found.append(fifo.pop(0))
+        return found

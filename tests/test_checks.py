@@ -1,0 +1,233 @@
+"""`manage.py check --tag djqueue`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage, run_checks
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+from django.db import connections
+
+from djqueue import checks
+from djqueue.conf import READERS
+from djqueue.storage.memory import MemoryStorage
+
+MEMORY = {"BACKEND": "djqueue.storage.memory.MemoryStorage"}
+DATABASE = {"BACKEND": "djqueue.storage.database.DatabaseStorage"}
+
+
+class Strict(MemoryStorage):
+    """A storage with an option that has to be given."""
+
+    def __init__(self, *, url: str, timeout: float = 5) -> None:
+        super().__init__()
+        self.url, self.timeout = url, timeout
+
+
+class Open(MemoryStorage):
+    """A storage that takes any option."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+
+def found(settings: Any, given: Any) -> list[CheckMessage]:
+    settings.DJQUEUE = given
+    return run_checks(tags=["djqueue"])
+
+
+def ids(messages: list[CheckMessage]) -> list[str | None]:
+    return [message.id for message in messages]
+
+
+@pytest.fixture
+def databases() -> Iterator[dict[str, dict[str, Any]]]:
+    """Databases of a project, which nobody connects to."""
+    entries = connections.settings
+    there = dict(entries)
+    yield entries
+    for alias in set(entries) - set(there):
+        connections[alias].close()
+        del connections[alias]
+        del entries[alias]
+
+
+def add_database(databases: dict[str, dict[str, Any]], **entry: Any) -> str:
+    alias = "project"
+    databases[alias] = connections.configure_settings({"default": {}, alias: entry})[alias]
+    return alias
+
+
+def of_database(settings: Any, alias: str) -> list[CheckMessage]:
+    return found(settings, {"STORAGE": {**DATABASE, "OPTIONS": {"DATABASE": alias}}})
+
+
+def test_a_good_setting_is_silent(settings: Any) -> None:
+    assert found(settings, {"STORAGE": MEMORY, "CONCURRENCY": 3}) == []
+
+
+def test_each_bad_key_is_an_error_of_its_own_with_a_hint(settings: Any) -> None:
+    messages = found(
+        settings, {"STORAGE": MEMORY, "CONCURENCY": 3, "HEARTBEAT": 0, "QUEUES": {"a": {"RATE": "x"}}}
+    )
+    assert ids(messages) == ["djqueue.E001"] * 3
+    assert [message.msg.partition("]")[0] for message in messages] == [
+        "DJQUEUE['CONCURENCY'",
+        "DJQUEUE['HEARTBEAT'",
+        "DJQUEUE['QUEUES'",
+    ]
+    assert "did you mean 'CONCURRENCY'?" in messages[0].msg
+    assert all(message.hint for message in messages)
+    assert "CONCURRENCY" in str(messages[0].hint)
+
+
+def test_every_setting_has_a_hint() -> None:
+    assert set(checks.HINTS) == set(READERS)
+
+
+def test_a_setting_that_is_no_dict_is_one_error(settings: Any) -> None:
+    assert ids(found(settings, ["emails"]))[0] == "djqueue.E001"
+
+
+def test_a_bad_setting_stops_a_command_with_its_errors(settings: Any) -> None:
+    settings.DJQUEUE = {"STORAGE": MEMORY, "X": 1}
+    with pytest.raises(SystemCheckError, match=r"djqueue\.E001.*DJQUEUE\['X'\] is not a setting"):
+        call_command("check", tags=["djqueue"])
+
+
+@pytest.mark.parametrize("path", ["no.such.Storage", "djqueue.storage.memory.Memory"])
+def test_a_storage_that_cannot_be_imported_is_an_error(settings: Any, path: str) -> None:
+    (message,) = found(settings, {"STORAGE": {"BACKEND": path}})
+    assert message.id == "djqueue.E002"
+    assert path in message.msg
+
+
+@pytest.mark.parametrize("path", ["djqueue.conf.Settings", "djqueue.conf.READERS"])
+def test_a_class_that_is_no_storage_is_an_error(settings: Any, path: str) -> None:
+    (message,) = found(settings, {"STORAGE": {"BACKEND": path}})
+    assert message.id == "djqueue.E003"
+    assert path in message.msg
+
+
+def test_an_option_that_the_storage_does_not_have_is_an_error(settings: Any) -> None:
+    (message,) = found(settings, {"STORAGE": {**MEMORY, "OPTIONS": {"URL": "x", "CORES": 2}}})
+    assert message.id == "djqueue.E004"
+    assert "MemoryStorage has no option 'URL'" in message.msg
+    assert "CORES" in str(message.hint)
+
+
+def test_an_option_that_the_storage_needs_is_asked_for(settings: Any) -> None:
+    backend = f"{__name__}.Strict"
+    (message,) = found(settings, {"STORAGE": {"BACKEND": backend, "OPTIONS": {"TIMEOUT": 3}}})
+    assert message.id == "djqueue.E004"
+    assert "needs the option 'URL'" in message.msg
+    assert found(settings, {"STORAGE": {"BACKEND": backend, "OPTIONS": {"URL": "x"}}}) == []
+
+
+def test_a_storage_that_takes_any_option_is_given_any(settings: Any) -> None:
+    storage = {"BACKEND": f"{__name__}.Open", "OPTIONS": {"WHATEVER": 1}}
+    assert found(settings, {"STORAGE": storage}) == []
+
+
+def test_a_content_type_that_is_written_but_not_accepted_is_an_error(settings: Any) -> None:
+    (message,) = found(settings, {"STORAGE": MEMORY, "CODEC": "application/x-yaml"})
+    assert message.id == "djqueue.E005"
+    assert "application/x-yaml" in message.msg
+
+
+def test_a_bad_list_of_content_types_is_one_error_not_two(settings: Any) -> None:
+    given = {"STORAGE": MEMORY, "ACCEPT_CONTENT": [], "CODEC": "application/x-yaml"}
+    assert ids(found(settings, given)) == ["djqueue.E001"]
+
+
+@pytest.mark.parametrize("name", ["application/x-python-serialize", "pickle"])
+def test_pickle_is_a_warning(settings: Any, name: str) -> None:
+    accepted = ["application/x-djqueue-msgpack", name]
+    (message,) = found(settings, {"STORAGE": MEMORY, "ACCEPT_CONTENT": accepted})
+    assert message.id == "djqueue.W001"
+    assert name in message.msg
+
+
+def test_a_lease_that_ends_between_heartbeats_is_a_warning(settings: Any) -> None:
+    given = {"STORAGE": MEMORY, "HEARTBEAT": 5, "QUEUES": {"a": {"LEASE": 9}, "b": {"LEASE": 10}}}
+    (message,) = found(settings, given)
+    assert message.id == "djqueue.W005"
+    assert "lease of a (9 s)" in message.msg
+    messages = found(settings, {"STORAGE": MEMORY, "HEARTBEAT": 60})
+    assert [m.id for m in messages] == ["djqueue.W005"]
+    assert "every other queue" in messages[0].msg
+
+
+# Databases.
+
+
+def test_sqlite_without_immediate_transactions_is_a_warning_with_what_to_set(
+    settings: Any, databases: dict[str, Any], tmp_path: Path
+) -> None:
+    alias = add_database(databases, ENGINE="django.db.backends.sqlite3", NAME=tmp_path / "db")
+    (message,) = of_database(settings, alias)
+    assert message.id == "djqueue.W002"
+    assert "['OPTIONS']['transaction_mode'] = 'IMMEDIATE'" in str(message.hint)
+
+
+@pytest.mark.parametrize("mode", ["IMMEDIATE", "immediate"])
+def test_sqlite_with_immediate_transactions_is_fine(
+    settings: Any, databases: dict[str, Any], tmp_path: Path, mode: str
+) -> None:
+    alias = add_database(
+        databases,
+        ENGINE="django.db.backends.sqlite3",
+        NAME=tmp_path / "db",
+        OPTIONS={"transaction_mode": mode},
+    )
+    assert of_database(settings, alias) == []
+
+
+@pytest.mark.parametrize("name", [":memory:", "file:jobs?mode=memory&cache=shared"])
+def test_a_database_in_memory_is_a_warning(settings: Any, databases: dict[str, Any], name: str) -> None:
+    alias = add_database(databases, ENGINE="django.db.backends.sqlite3", NAME=name)
+    (message,) = of_database(settings, alias)
+    assert message.id == "djqueue.W003"
+    assert "runworkers" in message.msg
+
+
+def test_the_database_in_memory_of_djangos_tests_is_none(settings: Any, databases: dict[str, Any]) -> None:
+    name = "file:memorydb_default?mode=memory&cache=shared"
+    alias = add_database(databases, ENGINE="django.db.backends.sqlite3", NAME=name)
+    assert of_database(settings, alias) == []
+
+
+@pytest.mark.parametrize(("vendor", "expected"), [("mysql", ["djqueue.W004"]), ("postgresql", [])])
+def test_a_database_that_is_not_tested_is_a_warning(
+    settings: Any,
+    databases: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    vendor: str,
+    expected: list[str],
+) -> None:
+    # The driver of the one need not be installed: the name of its kind is all that is asked for.
+    alias = add_database(databases, ENGINE="django.db.backends.sqlite3", NAME="db")
+    monkeypatch.setattr(connections[alias], "vendor", vendor, raising=False)
+    assert ids(of_database(settings, alias)) == expected
+
+
+def test_a_database_that_is_not_configured_is_an_error(settings: Any) -> None:
+    (message,) = of_database(settings, "jobs")
+    assert message.id == "djqueue.E004"
+    assert "'jobs' is not one of DATABASES" in message.msg
+
+
+def test_the_database_of_another_storage_is_nobodys_business(
+    settings: Any, databases: dict[str, Any]
+) -> None:
+    add_database(databases, ENGINE="django.db.backends.sqlite3", NAME=":memory:")
+    assert found(settings, {"STORAGE": MEMORY}) == []
+
+
+def test_no_check_asks_a_database(settings: Any) -> None:
+    # pytest-django fails this test, which asks for no database, if one is used.
+    assert {*ids(found(settings, {}))} <= {"djqueue.W002"}
+    assert call_command("check", tags=["djqueue"]) is None

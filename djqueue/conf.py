@@ -158,6 +158,8 @@ def _defaults(_key: str, value: Any) -> dict[str, Any]:
         raise ConfigurationError(f"must be a dict of job options, not {value!r}")
     for name in value:
         check_text("the name of an option", name)
+        if name == "content_type":
+            raise ConfigurationError("content_type is the setting DJQUEUE['CODEC']")
     return {"defaults": parse_options(value, EnqueueOptions())}
 
 

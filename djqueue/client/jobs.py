@@ -4,16 +4,16 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from djqueue.codecs import decode
 from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
 from djqueue.core.errors import JobNameError, UnknownJobError
 from djqueue.core.job import Batch, EnqueueResult
-from djqueue.core.options import EnqueueOptions, JobOptions, check_text
+from djqueue.core.options import EnqueueOptions, check_text
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
 from . import envelope, waiting
+from .sending import asend, send
 from .storages import get_storage
 
 P = ParamSpec("P")
@@ -89,29 +89,22 @@ class JobType(Generic[P, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
         """Have a worker call the function with these arguments."""
-        batch = self._batch([(args, kwargs)])
-        return answer(get_storage().enqueue([batch])[0], batch.options)
+        return send(get_storage(), [self._batch([(args, kwargs)])])[0]
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
         """See `enqueue`."""
-        batch = self._batch([(args, kwargs)])
-        return answer((await get_storage().aenqueue([batch]))[0], batch.options)
+        return (await asend(get_storage(), [self._batch([(args, kwargs)])]))[0]
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
-        """One job for each (args, kwargs), in order; much faster than one by one."""
-        storage = get_storage()
-        results: list[EnqueueResult] = []
-        for chunk in chunks(calls):
-            results += storage.enqueue([self._batch(chunk)])
-        return results
+        """One job for each (args, kwargs), in order; much faster than one by one.
+
+        If one of them cannot be serialised, none is stored.
+        """
+        return send(get_storage(), [self._batch(chunk) for chunk in chunks(calls)])
 
     async def aenqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
         """See `enqueue_many`."""
-        storage = get_storage()
-        results: list[EnqueueResult] = []
-        for chunk in chunks(calls):
-            results += await storage.aenqueue([self._batch(chunk)])
-        return results
+        return await asend(get_storage(), [self._batch(chunk) for chunk in chunks(calls)])
 
     def enqueue_and_wait(self, *args: Any, wait: float | timedelta = DEFAULT_WAIT, **kwargs: Any) -> Any:
         """Enqueue, and return what the job returns: see `djqueue.client.waiting`.
@@ -199,7 +192,8 @@ def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> 
     def decorate(function: Callable[P, R]) -> JobType[P, R]:
         given = dict(options)
         backoff = given.pop("backoff") if callable(given.get("backoff")) else None
-        label = check_text("name", name or f"{function.__module__}.{function.__qualname__}")
+        path = f"{function.__module__}.{function.__qualname__}"
+        label = check_text("name", path if name is None else name)
         job_type = JobType(function, label, given, backoff)
         envelope.resolve(given)
         registry.add(job_type)
@@ -208,15 +202,9 @@ def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> 
     return decorate if function is None else decorate(function)
 
 
-def answer(result: EnqueueResult, options: JobOptions) -> EnqueueResult:
-    """A storage's answer in the caller's terms: a cached result is decoded."""
-    if result.status != "completed" or result.result is None:
-        return result
-    accept = get_settings().accept_content
-    return result._replace(result=decode(result.result, options.content_type, accept=accept))
-
-
 def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    if one is other:
+        return True
     # A module that is reloaded, or run as __main__ and imported, defines its functions anew.
     return one.__qualname__ == other.__qualname__ and one.__code__.co_filename == other.__code__.co_filename
 

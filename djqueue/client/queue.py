@@ -16,7 +16,8 @@ from djqueue.storage.base import Storage, Unsubscribe
 
 from . import envelope, waiting
 from .info import JobInfo, JobStatus, outcome
-from .jobs import DEFAULT_WAIT, answer, chunks
+from .jobs import DEFAULT_WAIT, chunks
+from .sending import asend, send
 from .storages import get_storage
 
 P = ParamSpec("P")
@@ -50,7 +51,7 @@ class Queue:
         envelope.check_queue(name, get_settings())
         self._storage = storage
         self._defaults = defaults
-        self._resolved = get_settings(), envelope.resolve(defaults, name)
+        self._resolved = get_settings(), self._options(defaults)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name}>"
@@ -72,15 +73,13 @@ class Queue:
 
         Raises OptionError, SerializationError, StorageError; a duplicate is an answer.
         """
-        batch = self._batch([payload], id, name, options)
-        return answer(self.storage.enqueue([batch])[0], batch.options)
+        return send(self.storage, [self._batch([payload], id, name, options)])[0]
 
     async def aenqueue(
         self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
     ) -> EnqueueResult:
         """See `enqueue`."""
-        batch = self._batch([payload], id, name, options)
-        return answer((await self.storage.aenqueue([batch]))[0], batch.options)
+        return (await asend(self.storage, [self._batch([payload], id, name, options)]))[0]
 
     def enqueue_many(
         self,
@@ -93,11 +92,10 @@ class Queue:
         """Add one job for each payload, all with the same options, in order.
 
         ids: one for each payload, if they are given.
+
+        If one of them cannot be serialised, none is stored.
         """
-        results: list[EnqueueResult] = []
-        for batch in self._batches(payloads, ids, name, options):
-            results += self.storage.enqueue([batch])
-        return results
+        return send(self.storage, list(self._batches(payloads, ids, name, options)))
 
     async def aenqueue_many(
         self,
@@ -108,10 +106,7 @@ class Queue:
         **options: Any,
     ) -> list[EnqueueResult]:
         """See `enqueue_many`."""
-        results: list[EnqueueResult] = []
-        for batch in self._batches(payloads, ids, name, options):
-            results += await self.storage.aenqueue([batch])
-        return results
+        return await asend(self.storage, list(self._batches(payloads, ids, name, options)))
 
     def enqueue_and_wait(
         self,
@@ -275,8 +270,8 @@ class Queue:
 
     def set_limits(self, *, rate: Any = None, concurrency: int | None = None) -> None:
         """Limit starts (`"100/s"`, or (count, seconds)) and jobs active at once; None: no limit."""
-        if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
-            raise OptionError(f"concurrency: {concurrency!r} is not a positive number")
+        if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
+            raise OptionError(f"concurrency: {concurrency!r} is not a positive whole number")
         limit = None if rate is None else parse_rate(rate)
         self.storage.set_limits(self.name, limit, concurrency)
 
@@ -302,7 +297,7 @@ class Queue:
         wanted = []
         for word in states:
             if word not in {str(state) for state in State} or word == State.ACTIVE:
-                raise OptionError(f"states: {word!r} is no state that can be cleaned{nearest(word, State)}")
+                raise OptionError(f"states: {word!r} is no state that can be cleaned{nearest(word, map(str, State))}")
             wanted.append(State(word))
         before = SYSTEM_CLOCK.now() - milliseconds("older_than", older_than) + 1
         return self.storage.clean(self.name, frozenset(wanted), before, limit)
@@ -357,11 +352,14 @@ class Queue:
             self._resolved = settings, envelope.resolve(self._defaults, self.name)
         return self._resolved[1]
 
+    def _label(self, name: str | None) -> str:
+        return self.name if name is None else name
+
     def _batch(
         self, payloads: list[Any], job_id: str | None, name: str | None, options: Mapping[str, Any]
     ) -> Batch:
         ids = None if job_id is None else [job_id]
-        return envelope.batch(self._options(options), name or self.name, payloads, ids)
+        return envelope.batch(self._options(options), self._label(name), payloads, ids)
 
     def _batches(
         self,
@@ -371,7 +369,7 @@ class Queue:
         options: Mapping[str, Any],
     ) -> Iterable[Batch]:
         resolved = self._options(options)
-        label = name or self.name
+        label = self._label(name)
         if ids is None:
             for chunk in chunks(payloads):
                 yield envelope.batch(resolved, label, chunk)

@@ -150,6 +150,25 @@ class ConcurrencyContract(StorageCase):
         assert counts(storage) == Counter(expected[heard[0]] for heard in ends.values())
         assert len(storage.dead_letters(QUEUE)) == counts(storage).get(State.FAILED, 0)
 
+    def test_of_words_racing_about_one_run_one_is_heard(self, storage: Storage) -> None:
+        enqueue_many(storage, 1_000)
+        claimed = claim(storage, 1_000)
+
+        def end(kind: str) -> list[bool]:
+            return [finish(storage, ENDINGS[kind](one))[0] for one in claimed]
+
+        kinds = ["complete", "complete", "fail", "retry", "complete"]
+        heard = together([partial(end, kind) for kind in kinds])
+
+        assert [sum(words) for words in zip(*heard, strict=True)] == [1] * 1_000
+        ends = Counter(kind for kind, words in zip(kinds, heard, strict=True) for word in words if word)
+        expected = {
+            State.COMPLETED: ends["complete"],
+            State.FAILED: ends["fail"],
+            State.WAITING: ends["retry"],
+        }
+        assert counts(storage) == {there: count for there, count in expected.items() if count}
+
     def test_of_producers_racing_for_one_id_one_wins(self, storage: Storage) -> None:
         ids = [f"order:{number}" for number in range(400)]
 

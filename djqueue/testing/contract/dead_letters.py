@@ -2,6 +2,7 @@
 
 import pytest
 
+from djqueue.core.job import Renewal
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
@@ -13,6 +14,7 @@ from ..factories import (
     a_completed_job,
     a_failed_job,
     a_waiting_job,
+    an_active_job,
     batch,
     claim,
     claim_one,
@@ -22,6 +24,8 @@ from ..factories import (
     failing,
     finish,
     job,
+    lease_of,
+    releasing,
     retrying,
     state,
 )
@@ -215,6 +219,18 @@ class DeadLettersContract(StorageCase):
         storage.maintain()
 
         assert claim_one(storage).id == "late"
+
+    def test_a_dead_letter_that_had_been_asked_to_stop_runs_anew(self, storage: Storage) -> None:
+        claimed = an_active_job(storage)
+        storage.cancel(QUEUE, [claimed.id])
+        finish(storage, failing(claimed))
+        storage.retry(QUEUE, [claimed.id])
+
+        again = claim_one(storage)
+
+        assert storage.renew([lease_of(again)]) == [Renewal(True, False)]
+        finish(storage, releasing(again))
+        assert state(storage, claimed.id) is State.WAITING
 
     def test_jobs_that_did_not_fail_are_no_dead_letters(self, storage: Storage) -> None:
         a_completed_job(storage)

@@ -191,9 +191,13 @@ class LimitsContract(StorageCase):
         assert claim_ids(storage, 10, queues=["limited", "free"]) == [free]
 
     def test_an_expired_job_uses_no_start(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, Rate(2, 1_000 * SOON), 2)
+        storage.set_limits(QUEUE, Rate(3, 1_000 * SOON), 3)
         enqueue_many(storage, 3, ttl=SOON)
         kept = enqueue_many(storage, 2)
         self.advance(SOON + 1)
 
         assert claim_ids(storage, 5) == kept
+        third = enqueue(storage)
+        assert claim_ids(storage, 5) == [third]
+        enqueue(storage)
+        assert claim(storage, 5) == []

@@ -1,0 +1,50 @@
+"""Batches to a storage, and its answers in a producer's terms."""
+
+from collections.abc import Iterable, Sequence
+
+from djqueue.codecs import decode
+from djqueue.conf import get_settings
+from djqueue.core.job import Batch, EnqueueResult, JobRecord
+from djqueue.storage.base import Storage
+
+
+def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
+    """Enqueue batches, a call of the storage for each; cached results come back decoded."""
+    results: list[EnqueueResult] = []
+    for batch in batches:
+        answers = storage.enqueue([batch])
+        if ids := _with_results(answers):
+            answers = _decoded(answers, storage.jobs(batch.queue, ids), batch)
+        results += answers
+    return results
+
+
+async def asend(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
+    """See `send`."""
+    results: list[EnqueueResult] = []
+    for batch in batches:
+        answers = await storage.aenqueue([batch])
+        if ids := _with_results(answers):
+            answers = _decoded(answers, await storage.ajobs(batch.queue, ids), batch)
+        results += answers
+    return results
+
+
+def _with_results(answers: Sequence[EnqueueResult]) -> list[str]:
+    return [answer.id for answer in answers if answer.result is not None]
+
+
+def _decoded(
+    answers: Sequence[EnqueueResult], records: Sequence[JobRecord | None], batch: Batch
+) -> list[EnqueueResult]:
+    # The job that ran may have had another codec than the one that found it; its record knows.
+    types = {record.id: record.options.content_type for record in records if record is not None}
+    accept = get_settings().accept_content
+
+    def decoded(answer: EnqueueResult) -> EnqueueResult:
+        if answer.result is None:
+            return answer
+        content_type = types.get(answer.id, batch.options.content_type)
+        return answer._replace(result=decode(answer.result, content_type, accept=accept))
+
+    return [decoded(answer) for answer in answers]

@@ -1,0 +1,513 @@
+"""`Queue`: the low-level face; each method and its async twin."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from djqueue import (
+    Event,
+    JobCancelledError,
+    JobFailedError,
+    JobNotFoundError,
+    MaxRetriesError,
+    OptionError,
+    Queue,
+    SerializationError,
+    State,
+    StorageError,
+    UnknownQueueError,
+)
+from djqueue.client.queue import EVENTS
+from djqueue.codecs import encode
+from djqueue.core.errors import ConfigurationError
+from djqueue.core.job import JobError
+from djqueue.core.limiter import Rate
+from djqueue.core.states import TRANSITIONS
+from djqueue.storage.memory import MemoryStorage
+from djqueue.testing.factories import (
+    claim,
+    claim_one,
+    completing,
+    failing,
+    finish,
+    report_of,
+    retrying,
+)
+from djqueue.testing.waiting import Recorder
+
+MSGPACK = "application/x-djqueue-msgpack"
+
+
+@pytest.fixture
+def queue():
+    return Queue("orders")
+
+
+def take(storage, name="orders"):
+    return claim_one(storage, names=[name])
+
+
+def complete(storage, result=None):
+    claimed = take(storage)
+    finish(storage, completing(claimed, encode(result, MSGPACK)))
+    return claimed.id
+
+
+def fail(storage, reason="explicit_fail"):
+    claimed = take(storage)
+    error = JobError("builtins.KeyError", "'price'", "Traceback ...")
+    finish(storage, failing(claimed, reason, error))
+    return claimed.id
+
+
+# Making one.
+
+
+def test_a_queue_uses_the_storage_of_the_settings(queue, storage):
+    assert queue.storage is storage
+    assert repr(queue) == "<Queue orders>"
+
+
+def test_a_queue_may_use_another_storage(storage):
+    other = MemoryStorage()
+    queue = Queue("orders", storage=other)
+
+    queue.enqueue(1)
+
+    assert other.queues() == ["orders"]
+    assert storage.queues() == []
+
+
+def test_a_queue_has_defaults_for_its_jobs(do):
+    queue = Queue("orders", priority=3, max_attempts=7)
+
+    plain = queue.get_job(do(queue, "enqueue", 1).id)
+    other = queue.get_job(do(queue, "enqueue", 1, priority=5).id)
+
+    assert (plain.options.priority, plain.options.max_attempts) == (3, 7)
+    assert (other.options.priority, other.options.max_attempts) == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": ""}, "queue"),
+        ({"name": 7}, "queue"),
+        ({"name": "orders", "prioritty": 1}, r"'prioritty'; did you mean 'priority'\?"),
+        ({"name": "orders", "queue": "other"}, "queue"),
+    ],
+)
+def test_a_wrong_queue_is_refused(arguments, message):
+    with pytest.raises(OptionError, match=message):
+        Queue(arguments.pop("name"), **arguments).enqueue(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prioritty": 1}, r"'prioritty'; did you mean 'priority'\?"),
+        ({"queue": "other"}, "queue.*'orders'"),
+        ({"timeout": -1}, "timeout"),
+        ({"id": ""}, "id"),
+        ({"name": "x" * 256}, "name"),
+        ({"backoff": lambda failures, error: 1}, "backoff"),
+    ],
+)
+def test_a_wrong_option_of_an_enqueue_is_refused(queue, storage, do, options, message):
+    with pytest.raises(OptionError, match=message):
+        do(queue, "enqueue", 1, **options)
+    assert storage.queues() == []
+
+
+def test_defaults_of_the_settings_are_followed(queue, settings, do):
+    settings.DJQUEUE = {**settings.DJQUEUE, "DEFAULTS": {"max_attempts": 9}}
+
+    assert queue.get_job(do(queue, "enqueue", 1).id).options.max_attempts == 9
+
+
+# Closed lists of queues.
+
+
+def test_where_the_list_is_closed_an_unknown_queue_is_refused(settings):
+    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": ["orders", "default"], "STRICT_QUEUES": True}
+    from djqueue import job
+
+    assert Queue("orders").enqueue(1).status == "queued"
+    with pytest.raises(UnknownQueueError, match=r"'ordres'.*STRICT_QUEUES.*did you mean 'orders'\?"):
+        Queue("ordres")
+    with pytest.raises(UnknownQueueError, match="'ordres'"):
+        job(queue="ordres")(len)
+    with pytest.raises(UnknownQueueError, match="'ordres'"):
+        job(name="x")(len).using(queue="ordres")
+
+
+def test_where_it_is_open_every_name_is_a_queue(settings):
+    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": ["orders"]}
+
+    assert Queue("anything: goes {here}").enqueue(1).status == "queued"
+
+
+# Enqueue.
+
+
+def test_a_job_is_for_the_handler_with_the_queues_name_unless_another_is_given(queue, do):
+    assert queue.get_job(do(queue, "enqueue", 1).id).name == "orders"
+    assert queue.get_job(do(queue, "enqueue", 1, name="pay").id).name == "pay"
+
+
+@pytest.mark.parametrize("payload", [None, 0, "", False, [1, 2], {"n": (1, b"\xff")}])
+def test_any_payload_comes_back(queue, do, payload):
+    answer = do(queue, "enqueue", payload, id="user:42")
+
+    info = do(queue, "get_job", "user:42")
+    assert (answer.id, answer.status) == ("user:42", "queued")
+    assert info.payload == payload
+    assert type(info.payload) is type(payload)
+
+
+def test_an_enqueue_without_a_payload_is_one_of_none(queue, do):
+    assert queue.get_job(do(queue, "enqueue").id).payload is None
+
+
+def test_many_payloads_are_enqueued(queue, do):
+    answers = do(queue, "enqueue_many", range(2_345), name="count", priority=2)
+
+    assert len({answer.id for answer in answers}) == 2_345
+    assert queue.counts()["waiting"] == 2_345
+    last = queue.get_job(answers[-1].id)
+    assert (last.payload, last.name, last.options.priority) == (2_344, "count", 2)
+
+
+def test_many_payloads_may_have_ids(queue, do):
+    answers = do(queue, "enqueue_many", iter([1, 2, 3]), ids=iter(["a", "b", "a"]))
+
+    assert [(answer.id, answer.status) for answer in answers] == [
+        ("a", "queued"),
+        ("b", "queued"),
+        ("a", "duplicate"),
+    ]
+
+
+@pytest.mark.parametrize("ids", [["a"], ["a", "b", "c"]])
+def test_ids_have_to_be_as_many_as_payloads(queue, storage, do, ids):
+    with pytest.raises(ValueError, match="shorter|longer|ids"):
+        do(queue, "enqueue_many", [1, 2], ids=ids)
+    assert storage.queues() == []
+
+
+def test_an_unserialisable_payload_is_refused_with_its_place(queue, storage, do):
+    with pytest.raises(SerializationError, match=r"payload\.items\[3\]\.file"):
+        do(queue, "enqueue", {"items": [0, 1, 2, {"file": object()}]})
+    assert storage.queues() == []
+
+
+# Reading.
+
+
+def test_a_job_is_read_back_with_all_that_is_known_of_it(queue, storage, do):
+    queue.enqueue({"n": 1}, id="a", tags=["x"])
+    claimed = take(storage)
+    storage.report([report_of(claimed, 50, [(1_700_000_000_000, "half of it")])])
+    finish(storage, retrying(claimed, error=JobError("E", "first")))
+    complete(storage, {"ok": True})
+
+    info = do(queue, "get_job", "a")
+
+    assert (info.id, info.queue, info.name, info.state) == ("a", "orders", "orders", "completed")
+    assert (info.attempts, info.failures, info.stalls) == (2, 1, 0)
+    assert info.payload == {"n": 1}
+    assert info.result == {"ok": True}
+    assert info.options.tags == ("x",)
+    assert (info.worker, info.reason, info.error) == ("worker-1", "", None)
+    assert info.progress == 50
+    assert info.logs == ((datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC), "half of it"),)
+    assert [run.outcome for run in info.history] == ["retried", "completed"]
+    assert info.created_at <= info.started_at <= info.finished_at
+    assert info.created_at.utcoffset() == timedelta(0)
+    assert repr(info) == "<JobInfo orders a completed>"
+
+
+def test_a_job_that_has_not_started_has_no_times(queue, do):
+    info = queue.get_job(do(queue, "enqueue", 1).id)
+
+    assert (info.started_at, info.finished_at, info.result) == (None, None, None)
+    assert info.run_at == info.created_at
+
+
+def test_a_job_that_is_not_there_is_none(queue, do):
+    assert do(queue, "get_job", "nobody") is None
+    assert do(queue, "get_status", "nobody") is None
+
+
+def test_a_status_is_a_job_in_short(queue, storage, do):
+    for name in ("good", "bad", "waiting"):
+        queue.enqueue(1, id=name)
+    complete(storage, [1])
+    fail(storage)
+
+    good, bad, waiting = (do(queue, "get_status", name) for name in ("good", "bad", "waiting"))
+
+    assert (good.id, good.state, good.attempts, good.result, good.error) == (
+        *("good", State.COMPLETED, 1),
+        [1],
+        None,
+    )
+    assert (bad.state, bad.result, bad.error) == (State.FAILED, None, "'price'")
+    assert (waiting.state, waiting.attempts, waiting.error) == (State.WAITING, 0, None)
+    assert good.created_at <= datetime.now(UTC)
+
+
+def test_states_of_many_jobs_are_read_at_once(queue, storage, do):
+    queue.enqueue_many([1, 2], ids=["a", "b"])
+    complete(storage)
+
+    states = do(queue, "get_states", iter(["b", "a", "nobody"]))
+
+    assert states == {"b": State.WAITING, "a": State.COMPLETED, "nobody": None}
+
+
+@pytest.mark.parametrize("result", [None, False, 0, "", {"n": 1}, b"\xff" * 1_000])
+def test_a_result_is_what_the_job_returned(queue, storage, do, result):
+    queue.enqueue(1, id="a")
+    assert do(queue, "get_result", "a") is None
+    complete(storage, result)
+
+    assert do(queue, "get_result", "a") == result
+
+
+def test_a_result_of_a_job_that_did_not_complete_is_an_error(queue, storage, do):
+    queue.enqueue_many([1, 2, 3], ids=["failed", "exhausted", "cancelled"])
+    fail(storage)
+    fail(storage, "max_attempts_exceeded")
+    queue.cancel("cancelled")
+
+    with pytest.raises(JobFailedError, match=r"'failed'.*explicit_fail.*KeyError: 'price'") as failed:
+        do(queue, "get_result", "failed")
+    with pytest.raises(MaxRetriesError, match="max_attempts_exceeded") as exhausted:
+        do(queue, "get_result", "exhausted")
+    with pytest.raises(JobCancelledError, match="'cancelled'"):
+        do(queue, "get_result", "cancelled")
+    with pytest.raises(JobNotFoundError, match="'nobody'"):
+        do(queue, "get_result", "nobody")
+
+    assert not isinstance(failed.value, MaxRetriesError)
+    error = exhausted.value
+    assert (error.job_id, error.reason) == ("exhausted", "max_attempts_exceeded")
+    assert (error.error_type, error.error_message) == ("builtins.KeyError", "'price'")
+    assert (error.traceback, error.payload) == ("Traceback ...", 2)
+
+
+def test_counts_name_every_state(queue, storage, do):
+    queue.enqueue_many(range(4))
+    complete(storage)
+    take(storage)
+
+    counts = do(queue, "counts")
+
+    assert counts == {
+        **dict.fromkeys(map(str, State), 0),
+        "waiting": 2,
+        "active": 1,
+        "completed": 1,
+    }
+    assert all(type(state) is str for state in counts)
+
+
+def test_dead_letters_are_listed(queue, storage, do):
+    queue.enqueue(1, id="a")
+    fail(storage, "timeout")
+
+    assert [(letter.id, letter.reason) for letter in do(queue, "dead_letters")] == [("a", "timeout")]
+
+
+# Single jobs.
+
+
+def test_a_waiting_job_is_cancelled(queue, storage, do):
+    queue.enqueue(1, id="a")
+
+    answer = do(queue, "cancel", "a")
+
+    assert (answer.id, answer.status, bool(answer)) == ("a", "cancelled", True)
+    assert do(queue, "cancel", "nobody").status == "not_found"
+    assert claim(storage, 5, names=["orders"]) == []
+
+
+def test_a_running_job_is_asked_to_stop(queue, storage, do):
+    queue.enqueue(1, id="a")
+    take(storage)
+
+    assert do(queue, "cancel", "a").status == "requested"
+
+
+def test_a_delayed_job_is_promoted(queue, do):
+    queue.enqueue(1, id="a", delay=60)
+
+    assert [do(queue, "promote", name) for name in ("a", "a", "nobody")] == [True, False, False]
+    assert queue.get_job("a").state == "waiting"
+
+
+def test_a_job_is_rescheduled(queue, do):
+    queue.enqueue(1, id="a")
+    at = datetime(2100, 1, 1, tzinfo=UTC)
+
+    assert do(queue, "reschedule", "a", run_at=at) is True
+    assert queue.get_job("a").run_at == at
+    before = datetime.now(UTC)
+    assert do(queue, "reschedule", "a", delay=timedelta(hours=1)) is True
+    assert timedelta(minutes=59) < queue.get_job("a").run_at - before < timedelta(minutes=61)
+    assert do(queue, "reschedule", "nobody", delay=1) is False
+
+
+@pytest.mark.parametrize("when", [{}, {"delay": 1, "run_at": datetime(2100, 1, 1, tzinfo=UTC)}])
+def test_a_reschedule_wants_one_time(queue, do, when):
+    with pytest.raises(OptionError, match="delay and run_at"):
+        do(queue, "reschedule", "a", **when)
+
+
+def test_a_dead_letter_is_retried(queue, storage, do):
+    queue.enqueue(1, id="a")
+    fail(storage)
+
+    assert [do(queue, "retry", name) for name in ("a", "a", "nobody")] == [True, False, False]
+    assert queue.get_job("a").state == "waiting"
+
+
+def test_a_job_is_removed(queue, storage, do):
+    queue.enqueue_many([1, 2], ids=["a", "b"])
+    take(storage)
+
+    assert [do(queue, "remove", name) for name in ("a", "b", "b")] == [False, True, False]
+    assert queue.get_job("b") is None
+
+
+# The queue.
+
+
+def test_a_queue_is_paused_and_resumed(queue, storage, do):
+    queue.enqueue(1)
+
+    do(queue, "pause")
+    assert do(queue, "is_paused") is True
+    assert claim(storage, names=["orders"]) == []
+    do(queue, "resume")
+    assert do(queue, "is_paused") is False
+    assert len(claim(storage, names=["orders"])) == 1
+
+
+@pytest.mark.parametrize("rate", ["2/h", (2, 3_600), (2, timedelta(hours=1))])
+def test_a_queue_is_limited(queue, storage, do, rate):
+    queue.enqueue_many(range(9))
+
+    do(queue, "set_limits", rate=rate)
+    assert len(claim(storage, 9, names=["orders"])) == 2
+    do(queue, "set_limits", concurrency=5)
+    assert len(claim(storage, 9, names=["orders"])) == 3
+    do(queue, "set_limits")
+    assert len(claim(storage, 9, names=["orders"])) == 4
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        *({"concurrency": value} for value in (0, -1, True, 1.5, "2")),
+        *({"rate": value} for value in ("fast", "0/s", "1/year", (0, 1), (1, 0), 5, ("a", 1))),
+    ],
+)
+def test_a_wrong_limit_is_refused(queue, do, limits):
+    [name] = limits
+    with pytest.raises((OptionError, ConfigurationError), match=name):
+        do(queue, "set_limits", **limits)
+
+
+def test_a_drain_forgets_what_has_not_started(queue, storage, do):
+    queue.enqueue_many(range(5))
+    queue.enqueue(1, delay=7 * 86_400)
+    complete(storage)
+    take(storage)
+
+    assert do(queue, "drain") == 4
+
+    counts = {state: count for state, count in queue.counts().items() if count}
+    assert counts == {"active": 1, "completed": 1}
+
+
+def test_a_clean_forgets_what_has_ended(queue, storage, do):
+    queue.enqueue_many(range(4), ids="abcd")
+    complete(storage)
+    fail(storage)
+    queue.cancel("c")
+
+    assert do(queue, "clean", older_than=60) == 0
+    assert do(queue, "clean", states=["failed"]) == 1
+    assert do(queue, "clean", timedelta(0), limit=1) == 1
+    assert do(queue, "clean") == 1
+    assert queue.counts()["waiting"] == 1
+    assert do(queue, "clean", states=["waiting"]) == 1
+
+
+@pytest.mark.parametrize("states", [["active"], ["finished"], ["complete"]])
+def test_a_clean_of_what_cannot_be_cleaned_is_refused(queue, do, states):
+    with pytest.raises(OptionError, match=states[0]):
+        do(queue, "clean", states=states)
+
+
+@pytest.mark.parametrize("states", ["completed", "c"])
+def test_states_to_clean_are_a_list(queue, do, states):
+    with pytest.raises(OptionError, match="states"):
+        do(queue, "clean", states=states)
+
+
+def test_an_unknown_state_brings_a_suggestion(queue, do):
+    with pytest.raises(OptionError, match=r"did you mean 'completed'\?"):
+        do(queue, "clean", states=["complete"])
+
+
+def test_a_queue_is_obliterated(queue, storage, do):
+    queue.enqueue_many(range(3))
+    take(storage)
+
+    with pytest.raises(StorageError, match="active"):
+        do(queue, "obliterate")
+    assert do(queue, "obliterate", force=True) == 3
+    assert storage.queues() == []
+
+
+# Events.
+
+
+def test_a_handler_hears_of_the_event_that_it_wants(queue, storage, do):
+    heard, everything = Recorder(), Recorder()
+    do(queue, "on", "completed", heard)
+    stop = do(queue, "on", "*", everything)
+    queue.enqueue(1, id="a")
+    complete(storage)
+    everything.until("completed", "a")
+
+    assert heard.words() == ["completed"]
+    assert everything.words() == ["queued", "active", "completed"]
+    assert isinstance(heard.events()[0], Event)
+    assert (heard.events()[0].queue, heard.events()[0].state) == ("orders", State.COMPLETED)
+    stop()
+    queue.enqueue(2)
+    assert len(everything.events()) == 3
+
+
+@pytest.mark.parametrize("event", ["complete", "", "QUEUED"])
+def test_an_unknown_event_is_refused(queue, do, event):
+    with pytest.raises(OptionError, match="event"):
+        do(queue, "on", event, print)
+
+
+def test_every_event_of_the_transition_table_can_be_asked_for():
+    assert {row.event for row in TRANSITIONS} <= set(EVENTS)
+
+
+def test_every_method_that_reads_or_writes_has_an_async_twin():
+    public = {name for name in vars(Queue) if not name.startswith("_")}
+    plain = {name for name in public if f"a{name}" in public}
+    twins = {f"a{name}" for name in plain}
+
+    assert public - plain - twins == {"storage"}
+    assert all(asyncio.iscoroutinefunction(getattr(Queue, name)) for name in twins)

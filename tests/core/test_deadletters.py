@@ -1,0 +1,84 @@
+"""Dead letters of one queue: order, eviction, expiry, retries by themselves."""
+
+from djqueue.core.deadletters import DeadLetterPolicy, DeadLetters
+from djqueue.core.options import DAY
+
+
+def ids(letters):
+    return [letter.id for letter in letters]
+
+
+def test_a_letter_is_kept_for_a_week_and_not_retried_unless_told():
+    letter, evicted = DeadLetters(DeadLetterPolicy()).add("q", "a", "timeout", 1_000)
+
+    assert letter == ("q", "a", "timeout", 1_000, 1_000 + 7 * DAY, 0, 0)
+    assert evicted == []
+
+
+def test_a_queue_keeps_ten_thousand_unless_told():
+    assert DeadLetterPolicy().max_entries == 10_000
+
+
+def test_the_oldest_give_way():
+    dead = DeadLetters(DeadLetterPolicy(max_entries=2))
+    dead.add("q", "a", "unknown", 1)
+    dead.add("q", "b", "unknown", 2)
+    _, evicted = dead.add("q", "c", "unknown", 3)
+
+    assert ids(evicted) == ["a"]
+    assert ids(dead.letters()) == ["b", "c"]
+
+
+def test_one_that_died_again_is_the_youngest():
+    dead = DeadLetters(DeadLetterPolicy(max_entries=2))
+    for number, job_id in enumerate("abac"):
+        _, evicted = dead.add("q", job_id, "unknown", number)
+
+    assert ids(evicted) == ["b"]
+    assert ids(dead.letters()) == ["a", "c"]
+    assert len(dead) == 2
+
+
+def test_letters_expire_when_their_time_is_over():
+    dead = DeadLetters(DeadLetterPolicy(ttl=100))
+    dead.add("q", "a", "unknown", 0)
+    dead.add("q", "b", "unknown", 50)
+
+    assert ids(dead.expired(99)) == []
+    assert ids(dead.expired(100)) == ["a"]
+    assert ids(dead.expired(150)) == ["a", "b"]
+
+
+def test_retries_by_themselves_are_counted_until_they_are_used_up():
+    dead = DeadLetters(DeadLetterPolicy(auto_retries=2, auto_retry_delay=10))
+    for expected in (0, 1, 2):
+        letter, _ = dead.add("q", "a", "unknown", 100)
+        assert letter.retries == expected
+        due = expected < 2
+        assert letter.next_retry_at == (110 if due else 0)
+        assert not dead.is_due("a", 109)
+        assert dead.is_due("a", 110) is due
+        assert ids(dead.due(110)) == (["a"] if due else [])
+        dead.remove("a", by_itself=True)
+
+
+def test_a_retry_by_hand_starts_the_count_anew():
+    dead = DeadLetters(DeadLetterPolicy(auto_retries=1, auto_retry_delay=10))
+    dead.add("q", "a", "unknown", 0)
+    dead.remove("a", by_itself=True)
+    dead.add("q", "a", "unknown", 0)
+    dead.remove("a")
+
+    letter, _ = dead.add("q", "a", "unknown", 0)
+    assert (letter.retries, letter.next_retry_at) == (0, 10)
+
+
+def test_nothing_is_remembered_of_a_job_that_is_gone_for_good():
+    dead = DeadLetters(DeadLetterPolicy(auto_retries=1))
+    dead.add("q", "a", "unknown", 0)
+    dead.remove("a", by_itself=True)
+    dead.forget("a")
+
+    assert dead.get("a") is None
+    assert not dead._retries
+    assert dead.remove("a") is None

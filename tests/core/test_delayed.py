@@ -1,0 +1,62 @@
+"""Delayed jobs against a sorted list."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from djqueue.core.delayed import COMPACT_ABOVE, COMPACT_FROM, DelayedJobs
+from djqueue.core.ready import ReadyJobs
+from tests.core.making import make_job
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.integers(0, 30), st.none()),
+        st.tuples(st.just("due"), st.integers(0, 30), st.sampled_from([None, None, 2])),
+        st.tuples(st.just("remove"), st.integers(0, 100), st.none()),
+    ),
+    max_size=60,
+)
+
+
+@given(steps)
+@settings(max_examples=150, deadline=None)
+def test_the_soonest_come_first_and_equal_ones_in_order(steps):
+    delayed, model = DelayedJobs(), []
+    for verb, argument, limit in steps:
+        if verb == "push":
+            job = make_job(run_at=argument)
+            delayed.push(job)
+            model.append(job)
+        elif verb == "due":
+            due = sorted((job for job in model if job.run_at <= argument), key=lambda job: job.run_at)
+            assert delayed.pop_due(argument, limit) == due[:limit]
+            model = [job for job in model if job not in due[:limit]]
+        elif model:
+            delayed.remove(model.pop(argument % len(model)))
+        assert delayed.size == len(model)
+        assert delayed.next_due() == min((job.run_at for job in model), default=None)
+
+
+def test_stale_entries_are_swept_out_above_a_fifth():
+    delayed = DelayedJobs()
+    jobs = [make_job(run_at=number) for number in range(1_000)]
+    for job in jobs:
+        delayed.push(job)
+    for job in jobs[100:]:
+        delayed.remove(job)
+        stale = len(delayed._heap) - delayed.size
+        assert len(delayed._heap) < COMPACT_FROM or stale <= len(delayed._heap) * COMPACT_ABOVE
+
+    assert delayed.pop_due(1_000) == jobs[:100]
+    assert not delayed._heap
+
+
+def test_an_entry_that_was_left_behind_is_not_taken_for_one_among_the_ready_jobs():
+    delayed, ready = DelayedJobs(), ReadyJobs()
+    job = make_job(run_at=5)
+    delayed.push(job)
+    delayed.remove(job)
+    ready.push(job)
+
+    assert delayed.next_due() is None
+    assert delayed.pop_due(10) == []
+    assert ready.pop(1, frozenset({"send"})) == [job]

@@ -1,0 +1,111 @@
+"""Ended jobs are kept for as long as each says, and no record's time touches another's (P1)."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from djqueue.core.finished import FinishedJobs
+from djqueue.core.states import State
+from tests.core.making import make_job
+
+
+def ended(at, **options):
+    job = make_job(**options)
+    job.state, job.finished_at, job.result = State.COMPLETED, at, b"done"
+    return job
+
+
+def take(finished, now, limit=1_000):
+    jobs = finished.expired(now, limit)
+    for job in jobs:
+        finished.remove(job)
+    return jobs
+
+
+def test_a_short_time_does_not_end_a_long_one():
+    finished = FinishedJobs(keeps=True)
+    long, short = ended(0, result_ttl=3_600_000), ended(0, result_ttl=300)
+    finished.add(long)
+    finished.add(short)
+
+    assert take(finished, 900) == [short]
+    assert take(finished, 3_599_999) == []
+    assert take(finished, 3_600_000) == [long]
+    assert not finished._records
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.sampled_from([5, 50, 200, None]), st.booleans()), max_size=80)
+)
+@settings(max_examples=80, deadline=None)
+def test_every_job_goes_exactly_when_its_time_is_over(steps):
+    finished, there, now = FinishedJobs(keeps=True), [], 1_000
+    for elapsed, kept, removed in steps:
+        now += elapsed
+        due = {job for job in there if job.options.result_ttl is not None and gone_at(job) <= now}
+        assert set(take(finished, now)) == due
+        there = [job for job in there if job not in due]
+        if removed and there:
+            finished.remove(there.pop(0))
+        job = ended(now, result_ttl=kept)
+        finished.add(job)
+        there.append(job)
+        assert finished.counts[State.COMPLETED] == len(there)
+
+
+def gone_at(job):
+    return job.finished_at + job.options.result_ttl
+
+
+def test_what_is_taken_away_before_its_time_does_not_stay_in_memory():
+    finished = FinishedJobs(keeps=True)
+    jobs = [ended(0, result_ttl=10, retention=1_000) for _ in range(1_000)]
+    for job in jobs:
+        finished.add(job)
+    for job in jobs[:950]:
+        finished.remove(job)
+
+    assert sum(map(len, finished._records.values())) < 100
+    assert sum(map(len, finished._results.values())) < 100
+    assert take(finished, 1_000) == jobs[950:]
+    assert finished._stale == finished._size == 0
+
+
+def test_a_result_is_forgotten_while_its_jobs_record_is_kept_on():
+    finished = FinishedJobs(keeps=True)
+    job = ended(0, result_ttl=100, retention=1_000)
+    finished.add(job)
+
+    finished.drop_results(99, 10)
+    assert job.result == b"done"
+    finished.drop_results(100, 10)
+    assert job.result is None
+    assert take(finished, 999) == []
+    assert take(finished, 1_000) == [job]
+
+
+def test_a_record_is_kept_no_shorter_than_its_result():
+    finished = FinishedJobs(keeps=True)
+    job = ended(0, result_ttl=1_000, retention=10)
+    finished.add(job)
+
+    assert take(finished, 999) == []
+    assert take(finished, 1_000) == [job]
+
+
+def test_a_sweep_takes_no_more_than_its_limit():
+    finished = FinishedJobs(keeps=True)
+    for _ in range(5):
+        finished.add(ended(0, result_ttl=1))
+
+    assert [len(take(finished, 10, 2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_records_that_are_kept_elsewhere_are_only_counted():
+    finished = FinishedJobs(keeps=False)
+    job = ended(0, result_ttl=1)
+    finished.add(job)
+
+    assert finished.expired(10**15, 10) == []
+    assert finished.counts[State.COMPLETED] == 1
+    finished.remove(job)
+    assert finished.counts[State.COMPLETED] == 0

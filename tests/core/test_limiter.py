@@ -1,0 +1,94 @@
+"""Rates against exact fractions; concurrency; a refusal changes nothing."""
+
+from fractions import Fraction
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from djqueue.core.limiter import Limiter, Rate, TokenBucket
+
+rates = st.builds(Rate, st.integers(1, 10**9), st.integers(1, 86_400_000))
+
+
+@given(rates, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5)), max_size=50))
+@settings(max_examples=150, deadline=None)
+def test_a_bucket_holds_exactly_what_has_flowed_in(rate, steps):
+    tick, tokens = 77, Fraction(rate.capacity)
+    bucket = TokenBucket(rate, tick)
+    for elapsed, wanted in steps:
+        tick += elapsed
+        flow = Fraction(elapsed * rate.capacity, rate.per)
+        tokens = min(Fraction(rate.capacity), tokens + flow)
+        assert bucket.available(tick) == int(tokens)
+        taken = min(wanted, int(tokens))
+        bucket.consume(taken)
+        tokens -= taken
+        missing = max(Fraction(0), (1 - tokens) * rate.per / rate.capacity)
+        assert bucket.wait(tick) == -(-missing.numerator // missing.denominator)
+
+
+@given(rates, st.integers(0, 10**6))
+@settings(max_examples=100, deadline=None)
+def test_after_the_wait_there_is_a_token_and_a_millisecond_before_there_is_none(rate, tick):
+    bucket = TokenBucket(rate, tick)
+    bucket.consume(rate.capacity)
+    wait = bucket.wait(tick)
+
+    assert wait >= 1
+    assert bucket.available(tick + wait - 1) == 0
+    assert bucket.available(tick + wait) >= 1
+
+
+def test_a_bucket_holds_no_more_than_its_capacity():
+    bucket = TokenBucket(Rate(5, 1_000), 0)
+
+    assert bucket.available(10**9) == 5
+
+
+def test_a_clock_that_goes_back_neither_gives_nor_takes_tokens():
+    bucket = TokenBucket(Rate(2, 1_000), 10_000)
+    bucket.consume(2)
+
+    assert bucket.available(5_000) == 0
+    assert bucket.available(10_499) == 0
+    assert bucket.available(10_500) == 1
+
+
+def test_without_limits_all_may_start():
+    assert Limiter().allowance(10, 1_000_000, 0) == 10
+
+
+def test_the_tighter_of_rate_and_concurrency_decides():
+    limiter = Limiter()
+    limiter.set(Rate(3, 1_000), 5, 0)
+
+    assert limiter.allowance(10, 0, 0) == 3
+    assert limiter.allowance(10, 4, 0) == 1
+    assert limiter.allowance(10, 5, 0) == 0
+    assert limiter.allowance(10, 9, 0) == 0
+
+
+def test_a_refusal_takes_no_token():
+    limiter = Limiter()
+    limiter.set(Rate(3, 1_000), 1, 0)
+    for _ in range(10):
+        assert limiter.allowance(5, 1, 0) == 0
+
+    assert limiter.allowance(5, 0, 0) == 1
+    limiter.started(1)
+    limiter.set(Rate(3, 1_000), None, 0)
+    assert limiter.allowance(5, 0, 0) == 2
+
+
+def test_an_unchanged_rate_keeps_its_tokens_and_a_new_one_starts_full():
+    limiter = Limiter()
+    limiter.set(Rate(3, 1_000), None, 0)
+    limiter.started(3)
+    limiter.set(Rate(3, 1_000), 7, 0)
+    assert limiter.allowance(5, 0, 0) == 0
+
+    limiter.set(Rate(4, 1_000), None, 0)
+    assert limiter.allowance(5, 0, 0) == 4
+
+    limiter.set(None, None, 0)
+    assert limiter.allowance(5, 0, 0) == 5

@@ -1,0 +1,73 @@
+"""Waiting jobs of several names are taken in one common order."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from djqueue.core.ready import ReadyJobs
+from tests.core.making import make_job
+
+NAMES = ("a", "b", "c")
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.sampled_from(NAMES), st.integers(-1, 1), st.booleans()),
+        st.tuples(st.just("extend"), st.sampled_from(NAMES), st.integers(-1, 1), st.just(False)),
+        st.tuples(st.just("pop"), st.frozensets(st.sampled_from(NAMES)), st.integers(1, 4), st.just(False)),
+        st.tuples(st.just("remove"), st.just(""), st.integers(0, 100), st.just(False)),
+    ),
+    max_size=60,
+)
+
+
+@given(steps)
+@settings(max_examples=150, deadline=None)
+def test_of_the_names_that_are_asked_for_the_best_come_first(steps):
+    ready, model, number = ReadyJobs(), [], 0
+    for verb, names, argument, front in steps:
+        if verb == "push":
+            number += 1
+            job = make_job(name=names, priority=argument)
+            ready.push(job, front=front)
+            model.append((-argument, -number if front else number, job))
+        elif verb == "extend":
+            jobs = [make_job(name=names, priority=argument) for _ in range(2)]
+            ready.extend(jobs, names, argument)
+            model += [(-argument, number + at, job) for at, job in enumerate(jobs, 1)]
+            number += 2
+        elif verb == "pop":
+            model.sort(key=lambda entry: entry[:2])
+            taken = [entry for entry in model if entry[2].name in names][:argument]
+            assert ready.pop(argument, names) == [job for _, _, job in taken]
+            model = [entry for entry in model if entry not in taken]
+        elif model:
+            ready.remove(model.pop(argument % len(model))[2])
+        present = [job.name for _, _, job in model]
+        assert ready.size == len(model)
+        assert ready.counts() == {name: present.count(name) for name in set(present)}
+        for name in NAMES:
+            assert ready.has(frozenset({name})) == (name in present)
+
+
+def test_the_last_put_first_is_the_first_whatever_its_name():
+    ready = ReadyJobs()
+    for job_id, name in (("1", "a"), ("2", "b"), ("3", "a")):
+        ready.push(make_job(job_id, name=name), front=True)
+
+    assert [job.id for job in ready.pop(3, frozenset({"a", "b"}))] == ["3", "2", "1"]
+
+
+def test_no_jobs_leave_no_trace():
+    ready = ReadyJobs()
+    ready.extend([], "a", 0)
+
+    assert ready.counts() == {}
+
+
+def test_jobs_that_nobody_handles_are_not_looked_at():
+    ready = ReadyJobs()
+    ready.extend([make_job(name="unheard of") for _ in range(10_000)], "unheard of", 9)
+    ready.push(make_job("mine", name="a"))
+    queue = ready._by_name["unheard of"]
+    del queue._fifos  # A look would fail.
+
+    assert [job.id for job in ready.pop(5, frozenset({"a"}))] == ["mine"]
+    assert ready.size == 10_000

@@ -1,0 +1,59 @@
+"""A unique key belongs to one job, and is free exactly when its owner is gone or its time is over."""
+
+from djqueue.core.unique import UniqueKeys
+from tests.core.making import make_job
+
+
+def test_the_first_owns_the_key_until_it_is_released():
+    keys = UniqueKeys()
+    first = make_job(unique_key="k")
+    keys.take(first)
+
+    assert keys.owner("k", 10**15) is first
+    keys.release(first)
+    assert keys.owner("k", 0) is None
+    assert len(keys) == 0
+
+
+def test_a_job_without_a_key_takes_and_frees_nothing():
+    keys = UniqueKeys()
+    job = make_job()
+    keys.take(job)
+    keys.release(job)
+
+    assert len(keys) == 0
+
+
+def test_a_key_past_its_time_is_free_although_its_owner_lives():
+    keys = UniqueKeys()
+    job = make_job(unique_key="k", unique_ttl=100, created_at=1_000)
+    keys.take(job)
+
+    assert keys.owner("k", 1_099) is job
+    assert keys.owner("k", 1_100) is None
+    assert len(keys) == 0
+
+
+def test_an_earlier_owner_does_not_free_the_key_of_a_later_one():
+    keys = UniqueKeys()
+    first, second = make_job(unique_key="k", unique_ttl=1), make_job(unique_key="k")
+    keys.take(first)
+    assert keys.owner("k", 2_000) is None
+    keys.take(second)
+
+    keys.release(first)
+
+    assert keys.owner("k", 2_000) is second
+
+
+def test_a_sweep_forgets_the_keys_whose_time_is_over():
+    keys = UniqueKeys()
+    brief = make_job(unique_key="brief", unique_ttl=5, created_at=0)
+    lasting = make_job(unique_key="lasting")
+    keys.take(brief)
+    keys.take(lasting)
+
+    keys.sweep(5)
+
+    assert len(keys) == 1
+    assert keys.owner("lasting", 5) is lasting

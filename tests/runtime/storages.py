@@ -1,0 +1,64 @@
+"""Memory storages that note what is asked of them, or fail for a while."""
+
+import threading
+from collections.abc import Sequence
+
+from djqueue import StorageUnavailableError
+from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome, Renewal, Report
+from djqueue.storage.memory import MemoryStorage
+
+
+class RecordingStorage(MemoryStorage):
+    """Notes the round trips of its workers."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        self.trips: list[tuple[int, int | None, int]] = []
+        """(outcomes told, slots asked for, jobs given)."""
+        self.renewals: list[int] = []
+        """Leases in each renewal."""
+        self.reports: list[list[Report]] = []
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        finished = super().finish(outcomes, then)
+        slots = None if then is None else then.slots
+        self.trips.append((len(outcomes), slots, len(finished.claims.jobs)))
+        return finished
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        self.renewals.append(len(leases))
+        return super().renew(leases)
+
+    def report(self, reports: Sequence[Report]) -> list[bool]:
+        self.reports.append(list(reports))
+        return super().report(reports)
+
+
+class FailingStorage(MemoryStorage):
+    """Is away while `away` is set: nothing that a worker asks for is done."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        self.away = threading.Event()
+        self.refused: list[str] = []
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        self._check("finish")
+        return super().finish(outcomes, then)
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        self._check("renew")
+        return super().renew(leases)
+
+    def report(self, reports: Sequence[Report]) -> list[bool]:
+        self._check("report")
+        return super().report(reports)
+
+    def maintain(self):
+        self._check("maintain")
+        return super().maintain()
+
+    def _check(self, verb: str) -> None:
+        if self.away.is_set():
+            self.refused.append(verb)
+            raise StorageUnavailableError("the storage has been switched off")

@@ -1,0 +1,226 @@
+"""Handlers that fail, in every way that Python has, and a worker that goes on."""
+
+import asyncio
+import logging
+import sys
+
+import pytest
+
+from djqueue import Discard, Retry, Snooze, UnrecoverableError, job
+from tests.runtime.running import HANDLER, messages, reached, record, work_off, working
+
+BOTH = pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+
+
+def as_handler(function, is_async: bool):
+    """The same function as a plain one, or as a coroutine function."""
+
+    async def asynchronous(job):
+        return function(job)
+
+    return asynchronous if is_async else function
+
+
+@BOTH
+async def test_a_failed_job_runs_again_until_it_has_failed_as_often_as_it_may(storage, queue, is_async):
+    seen = []
+
+    def handler(job):
+        seen.append((job.attempts, job.failures))
+        raise ValueError(f"attempt {job.attempts}")
+
+    job_id = queue.enqueue(name=HANDLER, max_attempts=3, backoff=0).id
+    worker = await work_off(storage, as_handler(handler, is_async))
+
+    failed = record(queue, job_id)
+    assert seen == [(1, 0), (2, 1), (3, 2)]
+    assert (failed.state, failed.reason) == ("failed", "max_attempts_exceeded")
+    assert [entry.outcome for entry in failed.history] == ["retried", "retried", "failed"]
+    assert [entry.error.message for entry in failed.history] == [f"attempt {n}" for n in (1, 2, 3)]
+    assert (worker.counters.retried, worker.counters.failed) == (2, 1)
+
+
+@BOTH
+async def test_a_job_that_succeeds_in_the_end_is_completed(storage, queue, is_async):
+    def handler(job):
+        if job.attempts < 3:
+            raise ConnectionError
+        return job.attempts
+
+    job_id = queue.enqueue(name=HANDLER, max_attempts=3, backoff=0).id
+    await work_off(storage, as_handler(handler, is_async))
+
+    assert queue.get_result(job_id) == 3
+    assert len(queue.dead_letters()) == 0
+
+
+async def raise_exit(job):
+    sys.exit(3)
+
+
+async def raise_interrupt(job):
+    raise KeyboardInterrupt
+
+
+async def cancel_itself(job):
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def await_something_cancelled(job):
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+async def raise_odd(job):
+    raise BaseException("odd")
+
+
+async def raise_stop(job):
+    raise StopAsyncIteration("stop")
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind"),
+    [
+        (raise_exit, "builtins.SystemExit"),
+        (raise_interrupt, "builtins.KeyboardInterrupt"),
+        (raise_odd, "builtins.BaseException"),
+        (raise_stop, "builtins.StopAsyncIteration"),
+        (cancel_itself, "asyncio.exceptions.CancelledError"),
+        (await_something_cancelled, "asyncio.exceptions.CancelledError"),
+    ],
+)
+async def test_nothing_that_an_async_handler_raises_ends_the_worker(storage, queue, handler, kind):
+    bad = queue.enqueue(name="bad", max_attempts=1).id
+    good = queue.enqueue(name="good", priority=-1).id
+
+    await work_off(storage, {"bad": handler, "good": lambda job: "fine"}, concurrency=1)
+
+    assert record(queue, bad).error.type == kind
+    assert queue.get_result(good) == "fine"
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), StopIteration(), MemoryError()])
+async def test_nothing_that_a_sync_handler_raises_ends_the_worker(storage, queue, error):
+    def handler(job):
+        raise error
+
+    bad = queue.enqueue(name="bad", max_attempts=1).id
+    good = queue.enqueue(name="good", priority=-1).id
+
+    await work_off(storage, {"bad": handler, "good": lambda job: "fine"}, concurrency=1)
+
+    assert record(queue, bad).error.type == f"builtins.{type(error).__name__}"
+    assert queue.get_result(good) == "fine"
+
+
+@BOTH
+async def test_unrecoverable_goes_to_the_dead_letters_at_once(storage, queue, is_async):
+    def handler(job):
+        raise UnrecoverableError("no such flight")
+
+    job_id = queue.enqueue(name=HANDLER).id
+    await work_off(storage, as_handler(handler, is_async))
+
+    assert [letter.reason for letter in queue.dead_letters()] == ["explicit_fail"]
+    assert record(queue, job_id).error.message == "no such flight"
+
+
+@BOTH
+async def test_snooze_uses_up_nothing(storage, queue, is_async):
+    runs = []
+
+    def handler(job):
+        runs.append((job.attempts, job.failures))
+        if len(runs) < 4:
+            raise Snooze(delay=0)
+        return "awake"
+
+    job_id = queue.enqueue(name=HANDLER, max_attempts=1).id
+    worker = await work_off(storage, as_handler(handler, is_async))
+
+    assert runs == [(1, 0)] * 4
+    assert queue.get_result(job_id) == "awake"
+    assert worker.counters.released == 3
+
+
+@BOTH
+async def test_discard_cancels_without_a_dead_letter(storage, queue, is_async):
+    def handler(job):
+        raise Discard("not needed any more")
+
+    job_id = queue.enqueue(name=HANDLER).id
+    worker = await work_off(storage, as_handler(handler, is_async))
+
+    assert record(queue, job_id).state == "cancelled"
+    assert queue.dead_letters() == []
+    assert worker.counters.cancelled == 1
+
+
+@BOTH
+async def test_retry_says_when(storage, queue, is_async):
+    def handler(job):
+        raise Retry("busy", delay=600)
+
+    job_id = queue.enqueue(name=HANDLER, max_attempts=2).id
+    async with working(storage, as_handler(handler, is_async)):
+        delayed = await reached(queue, job_id, "delayed")
+
+    assert delayed.failures == 1
+    assert 590_000 < delayed.run_at - delayed.history[0].finished_at <= 600_000
+
+
+@job(name="tests.runtime.own_backoff", backoff=lambda failures, error: failures * 300)
+def own_backoff():
+    raise ValueError
+
+
+@job(name="tests.runtime.broken_backoff", backoff=lambda failures, error: 1 / 0)
+def broken_backoff():
+    raise ValueError
+
+
+@pytest.mark.parametrize("failing", [own_backoff, broken_backoff])
+async def test_a_backoff_of_ones_own(storage, queue, caplog, failing):
+    job_id = queue.enqueue({"args": [], "kwargs": {}}, name=failing.name, max_attempts=3).id
+    async with working(storage, {failing.name: failing}):
+        delayed = await reached(queue, job_id, "delayed")
+
+    wait = delayed.run_at - delayed.history[0].finished_at
+    if failing is own_backoff:
+        assert wait == pytest.approx(300_000, abs=1_000)
+    else:
+        assert wait < 5_000
+        assert any("backoff function failed" in line for line in messages(caplog))
+
+
+async def test_failures_are_logged_with_the_job_and_without_its_payload(storage, queue, caplog):
+    def handler(job):
+        raise ValueError("no such order")
+
+    caplog.set_level(logging.DEBUG, "djqueue")
+    job_id = queue.enqueue("very secret", name=HANDLER, max_attempts=2, backoff=0).id
+    await work_off(storage, handler)
+
+    told = [entry for entry in caplog.records if getattr(entry, "job_id", None) == job_id]
+    assert [entry.levelname for entry in told] == ["DEBUG", "WARNING", "DEBUG", "ERROR"]
+    assert {entry.queue for entry in told} == {"work"}
+    assert [entry.attempt for entry in told] == [1, 1, 2, 2]
+    assert told[-1].exc_info[0] is ValueError
+    assert "no such order" in told[-1].getMessage()
+    assert "secret" not in caplog.text
+
+
+async def test_single_successes_are_logged_on_debug_only(storage, queue, caplog):
+    caplog.set_level(logging.INFO, "djqueue")
+    queue.enqueue(name=HANDLER)
+    await work_off(storage, lambda job: None)
+    assert not any(hasattr(entry, "job_id") for entry in caplog.records)
+
+    caplog.set_level(logging.DEBUG, "djqueue")
+    queue.enqueue(name=HANDLER)
+    await work_off(storage, lambda job: None)
+    assert [entry.getMessage().split("] ")[1].split(" in")[0] for entry in caplog.records
+            if hasattr(entry, "job_id")] == ["started", "completed"]  # fmt: skip

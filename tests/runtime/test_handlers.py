@@ -1,0 +1,278 @@
+"""Which functions can handle jobs, and how they are called."""
+
+import asyncio
+import functools
+import threading
+
+import pytest
+
+from djqueue import ConfigurationError, OptionError, job
+from djqueue.core.job import Batch
+from djqueue.core.options import JobOptions
+from djqueue.runtime.handlers import Style, read_handlers
+from tests.runtime.running import HANDLER, reached, record, work_off, working
+
+
+@job(name="tests.runtime.add", max_attempts=2)
+def add(left, right=10):
+    return left + right
+
+
+@job(name="tests.runtime.aadd")
+async def aadd(left, right=10):
+    return left + right
+
+
+def style_of(function) -> Style:
+    return read_handlers({HANDLER: function})[HANDLER].style
+
+
+def test_without_handlers_a_worker_serves_every_function_under_job():
+    handlers = read_handlers(None)
+
+    assert handlers["tests.runtime.add"].function is add.function
+    assert not handlers["tests.runtime.add"].is_async
+    assert handlers["tests.runtime.aadd"].is_async
+
+
+def test_a_function_takes_the_job_or_the_job_and_done():
+    assert style_of(lambda job: None) is Style.JOB
+    assert style_of(lambda job, extra=1: None) is Style.JOB
+    assert style_of(lambda *args: None) is Style.JOB
+    assert style_of(lambda job, done: None) is Style.CALLBACK
+    assert style_of(len) is Style.JOB
+
+
+def test_methods_callable_objects_and_partials_are_handlers_too():
+    class Handler:
+        async def handle(self, job): ...
+
+        async def __call__(self, job): ...
+
+    async def two(prefix, job): ...
+
+    handlers = read_handlers(
+        {"method": Handler().handle, "object": Handler(), "partial": functools.partial(two, "x")}
+    )
+
+    assert all(handler.style is Style.JOB for handler in handlers.values())
+    assert all(handler.is_async for handler in handlers.values())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda: None, lambda a, b, c: None, lambda job, *, needed: None, "shop.jobs.send", None],
+)
+def test_what_cannot_be_called_with_a_job_is_refused_by_name(function):
+    with pytest.raises(ConfigurationError, match="'handler'"):
+        read_handlers({HANDLER: function})
+
+
+def test_names_are_checked():
+    with pytest.raises(OptionError, match="handler"):
+        read_handlers({"": print})
+
+
+def test_handlers_are_a_mapping():
+    with pytest.raises(ConfigurationError, match="mapping"):
+        read_handlers([print])
+
+
+@pytest.mark.parametrize("function", [add, aadd])
+async def test_a_function_under_job_gets_its_arguments(storage, queue, function):
+    result = queue.enqueue({"args": [1], "kwargs": {"right": 2}}, name=function.name)
+
+    await work_off(storage, {function.name: function})
+
+    assert queue.get_result(result.id) == 3
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [None, [1, 2], {"args": [1]}, {"args": 1, "kwargs": {}}, {"args": [], "kwargs": [], "x": 1}],
+)
+async def test_a_payload_that_holds_no_arguments_fails_at_once(storage, queue, payload):
+    result = queue.enqueue(payload, name=add.name)
+
+    await work_off(storage, {add.name: add})
+
+    failed = record(queue, result.id)
+    assert (failed.state, failed.reason, failed.attempts) == ("failed", "explicit_fail", 1)
+    assert '{"args": [...], "kwargs": {...}}' in failed.error.message
+
+
+async def test_arguments_that_do_not_fit_are_an_ordinary_failure(storage, queue):
+    result = queue.enqueue({"args": [1, 2, 3], "kwargs": {}}, name=add.name, max_attempts=2, backoff=0)
+
+    await work_off(storage, {add.name: add})
+
+    failed = record(queue, result.id)
+    assert (failed.reason, failed.failures) == ("max_attempts_exceeded", 2)
+    assert failed.error.type == "builtins.TypeError"
+
+
+@pytest.mark.parametrize("value", [None, False, 0, "", [], {}, b"", 0.0, (1, 2)])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_every_result_comes_back_as_it_was(storage, queue, value, is_async):
+    async def asynchronous(job):
+        return value
+
+    def synchronous(job):
+        return value
+
+    result = queue.enqueue(name=HANDLER)
+    await work_off(storage, asynchronous if is_async else synchronous)
+
+    assert record(queue, result.id).state == "completed"
+    assert record(queue, result.id).result is not None
+    back = queue.get_result(result.id)
+    assert back == value
+    assert type(back) is type(value)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_result_that_cannot_be_kept_fails_the_job_and_says_where(storage, queue, is_async):
+    def synchronous(job):
+        return {"rows": [1, {2}]}
+
+    async def asynchronous(job):
+        return synchronous(job)
+
+    result = queue.enqueue(name=HANDLER)
+    await work_off(storage, asynchronous if is_async else synchronous)
+
+    failed = record(queue, result.id)
+    assert (failed.state, failed.reason, failed.failures) == ("failed", "explicit_fail", 1)
+    assert failed.error.type == "djqueue.core.errors.SerializationError"
+    assert "result.rows[1]" in failed.error.message
+
+
+async def test_a_result_over_the_limit_fails_the_job(storage, queue, settings):
+    settings.DJQUEUE = {"MAX_PAYLOAD": 100}
+    result = queue.enqueue(name=HANDLER)
+
+    await work_off(storage, lambda job: "x" * 101)
+
+    assert "MAX_PAYLOAD" in record(queue, result.id).error.message
+
+
+async def test_a_payload_that_cannot_be_decoded_fails_the_job_without_calling_the_handler(storage, queue):
+    called = []
+    batch = Batch("work", HANDLER, JobOptions(), [b"\xc1 nonsense"])
+    job_id = storage.enqueue([batch])[0].id
+
+    await work_off(storage, called.append)
+
+    failed = record(queue, job_id)
+    assert (failed.state, failed.reason, failed.failures) == ("failed", "explicit_fail", 1)
+    assert failed.error.type == "djqueue.core.errors.SerializationError"
+    assert called == []
+
+
+async def test_other_codecs_are_used_for_payload_and_result(storage, queue):
+    result = queue.enqueue({"n": 1}, name=HANDLER, content_type="application/json")
+
+    await work_off(storage, lambda job: [job.payload["n"] + 1])
+
+    assert record(queue, result.id).result == b"[2]"
+    assert queue.get_result(result.id) == [2]
+
+
+async def test_names_without_a_handler_stay_waiting(storage, queue):
+    mine = queue.enqueue(name=HANDLER)
+    other = queue.enqueue(name="somebody.elses")
+
+    worker = await work_off(storage, lambda job: None)
+
+    assert record(queue, mine.id).state == "completed"
+    assert record(queue, other.id).state == "waiting"
+    assert worker.counters.claimed == 1
+
+
+async def test_a_plain_function_may_return_something_to_await(storage, queue):
+    async def inner(job):
+        return job.payload * 2
+
+    result = queue.enqueue(21, name=HANDLER)
+    await work_off(storage, lambda job: inner(job))
+
+    assert queue.get_result(result.id) == 42
+
+
+# Callback style.
+
+
+async def test_a_callback_handler_ends_its_job_with_a_result(storage, queue):
+    result = queue.enqueue(20, name=HANDLER)
+
+    def handler(job, done):
+        done(result=job.payload + 1)
+
+    await work_off(storage, handler)
+
+    assert queue.get_result(result.id) == 21
+
+
+async def test_a_callback_may_come_later_and_from_another_thread(storage, queue):
+    pending = []
+    got_it = threading.Event()
+
+    def handler(job, done):
+        pending.append(done)
+        got_it.set()
+
+    result = queue.enqueue(name=HANDLER)
+    async with working(storage, handler) as worker:
+        await reached(queue, result.id, "active")
+        assert await asyncio.to_thread(got_it.wait, 5)
+        assert worker.running == 1
+        threading.Thread(target=pending[0], kwargs={"result": "late"}).start()
+        await reached(queue, result.id, "completed")
+
+    assert queue.get_result(result.id) == "late"
+
+
+async def test_a_callback_with_an_error_fails_the_attempt(storage, queue):
+    with_text = queue.enqueue("text", name=HANDLER, max_attempts=1)
+    with_error = queue.enqueue("error", name=HANDLER, max_attempts=1)
+
+    def handler(job, done):
+        done("out of paper" if job.payload == "text" else ValueError("jammed"))
+
+    await work_off(storage, handler)
+
+    assert record(queue, with_text.id).error.message == "out of paper"
+    assert record(queue, with_error.id).error.type == "builtins.ValueError"
+
+
+async def test_a_callback_handler_may_be_async_and_may_raise(storage, queue):
+    ends_well = queue.enqueue(1, name=HANDLER, max_attempts=1)
+    raises = queue.enqueue(0, name=HANDLER, max_attempts=1)
+
+    async def handler(job, done):
+        done(result=1 / job.payload)
+
+    await work_off(storage, handler)
+
+    assert queue.get_result(ends_well.id) == 1.0
+    assert record(queue, raises.id).error.type == "builtins.ZeroDivisionError"
+
+
+async def test_only_the_first_call_of_done_counts(storage, queue, caplog):
+    def handler(job, done):
+        done(result="first")
+        done(result="second")
+
+    result = queue.enqueue(name=HANDLER)
+    await work_off(storage, handler)
+
+    assert queue.get_result(result.id) == "first"
+    assert "more than once" in caplog.text
+
+
+async def test_a_callback_that_never_comes_runs_into_the_timeout(storage, queue):
+    result = queue.enqueue(name=HANDLER, timeout=0.05, max_attempts=1)
+
+    await work_off(storage, lambda job, done: None)
+
+    assert record(queue, result.id).reason == "timeout"

@@ -1,0 +1,278 @@
+"""Timeouts and cancellation: what a running handler is told, and what becomes of its job."""
+
+import asyncio
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from djqueue import current_job
+from tests.runtime.running import HANDLER, messages, reached, record, work_off, working
+from tests.support import aeventually
+
+
+async def test_an_async_handler_is_cancelled_at_its_timeout(storage, queue):
+    ends = []
+
+    async def handler(job):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ends.append(job.cancelled.is_set())
+
+    job_id = queue.enqueue(name=HANDLER, timeout=0.03, max_attempts=1).id
+    await work_off(storage, handler)
+
+    failed = record(queue, job_id)
+    assert (failed.state, failed.reason) == ("failed", "timeout")
+    assert failed.error.type == "djqueue.core.errors.JobTimeoutError"
+    assert "await asyncio.sleep(60)" in failed.error.traceback
+    assert ends == [True]
+
+
+async def test_a_timeout_is_an_attempt_and_is_retried(storage, queue):
+    async def handler(job):
+        if job.attempts == 1:
+            await asyncio.sleep(60)
+        return "second"
+
+    job_id = queue.enqueue(name=HANDLER, timeout=0.03, max_attempts=2, backoff=0).id
+    await work_off(storage, handler)
+
+    assert queue.get_result(job_id) == "second"
+    assert record(queue, job_id).failures == 1
+
+
+async def test_a_sync_handler_is_told_at_its_timeout_and_may_give_up(storage, queue, caplog):
+    def handler(job):
+        assert job.cancelled.wait(5)
+        raise RuntimeError("gave up")
+
+    job_id = queue.enqueue(name=HANDLER, timeout=0.03, max_attempts=1).id
+    await work_off(storage, handler)
+
+    failed = record(queue, job_id)
+    assert failed.reason == "timeout"
+    assert "gave up" in failed.error.traceback
+    assert any("runs in a thread" in line for line in messages(caplog))
+
+
+async def test_a_sync_handler_that_ends_late_has_succeeded(storage, queue, caplog):
+    def handler(job):
+        assert job.cancelled.wait(5)
+        return "late"
+
+    job_id = queue.enqueue(name=HANDLER, timeout=0.03, max_attempts=1).id
+    worker = await work_off(storage, handler)
+
+    assert queue.get_result(job_id) == "late"
+    assert worker.counters.completed == 1
+    assert any("past its timeout" in line for line in messages(caplog))
+
+
+async def test_an_async_handler_that_will_not_be_cancelled_has_succeeded(storage, queue):
+    async def handler(job):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "stubborn"
+
+    job_id = queue.enqueue(name=HANDLER, timeout=0.03, max_attempts=1).id
+    await work_off(storage, handler)
+
+    assert queue.get_result(job_id) == "stubborn"
+
+
+async def test_a_job_in_time_hears_nothing_of_its_timeout(storage, queue):
+    async def handler(job):
+        await asyncio.sleep(0)
+        return job.cancelled.is_set()
+
+    job_id = queue.enqueue(name=HANDLER, timeout=60).id
+    await work_off(storage, handler)
+
+    assert queue.get_result(job_id) is False
+
+
+async def test_the_deadline_is_the_timeout_from_the_start(storage, queue):
+    seen = []
+    queue.enqueue(name=HANDLER, timeout=100)
+    queue.enqueue(name=HANDLER)
+    before = datetime.now(UTC)
+
+    await work_off(storage, lambda job: seen.append(job.deadline), concurrency=1)
+
+    assert abs(seen[0] - before - timedelta(seconds=100)) < timedelta(seconds=5)
+    assert seen[1] is None
+
+
+async def test_timeouts_of_the_handlers_own_are_not_the_jobs(storage, queue):
+    async def handler(job):
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(60)
+        except TimeoutError:
+            return "own timeout"
+
+    job_id = queue.enqueue(name=HANDLER, timeout=60).id
+    await work_off(storage, handler)
+
+    assert queue.get_result(job_id) == "own timeout"
+
+
+# Cancellation. Heartbeats are as rare as by default: what is heard here is heard at once.
+
+
+async def test_cancelling_a_running_async_job_cancels_its_task(storage, queue):
+    async def handler(job):
+        await asyncio.sleep(60)
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler, queues=["work"]) as worker:
+        await reached(queue, job_id, "active")
+        assert queue.cancel(job_id).status == "requested"
+        cancelled = await reached(queue, job_id, "cancelled")
+        await aeventually(lambda: worker.counters.cancelled == 1)
+
+    assert cancelled.reason == "cancelled"
+    assert queue.dead_letters() == []
+
+
+async def test_a_cancelled_sync_job_is_told_and_may_end(storage, queue):
+    started = threading.Event()
+
+    def handler(job):
+        started.set()
+        assert job.cancelled.wait(5)
+        raise RuntimeError("stopped half-way")
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler):
+        assert await asyncio.to_thread(started.wait, 5)
+        queue.cancel(job_id)
+        await reached(queue, job_id, "cancelled")
+
+
+async def test_a_cancelled_job_that_completes_all_the_same_is_completed(storage, queue):
+    def handler(job):
+        assert job.cancelled.wait(5)
+        return "already done"
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler):
+        await reached(queue, job_id, "active")
+        queue.cancel(job_id)
+        await reached(queue, job_id, "completed")
+
+    assert queue.get_result(job_id) == "already done"
+
+
+async def test_a_job_cancelled_before_anybody_listened_is_stopped_too(storage, queue):
+    """The request comes while the handler starts; the worker hears of it when it begins to listen."""
+
+    async def handler(job):
+        queue.cancel(job.id)
+        await asyncio.sleep(60)
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler):
+        await reached(queue, job_id, "cancelled")
+
+
+async def test_only_the_job_that_is_meant_is_cancelled(storage, queue):
+    release = asyncio.Event()
+
+    async def handler(job):
+        await release.wait()
+        return "done"
+
+    one, two = queue.enqueue(name=HANDLER).id, queue.enqueue(name=HANDLER).id
+    async with working(storage, handler):
+        await reached(queue, one, "active")
+        await reached(queue, two, "active")
+        queue.cancel(one)
+        await reached(queue, one, "cancelled")
+        release.set()
+        await reached(queue, two, "completed")
+
+
+async def test_short_jobs_cost_no_subscription(storage, queue):
+    subscribed = []
+    plain = storage.subscribe
+
+    def subscribe(*args, **kwargs):
+        subscribed.append(args)
+        return plain(*args, **kwargs)
+
+    storage.subscribe = subscribe
+    queue.enqueue_many(range(100), name=HANDLER)
+    await work_off(storage, lambda job: None)
+
+    assert subscribed == []
+
+
+async def test_a_worker_that_has_ended_listens_no_more(storage, queue):
+    async def handler(job):
+        await asyncio.sleep(60)
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler):
+        await reached(queue, job_id, "active")
+        queue.cancel(job_id)
+        await reached(queue, job_id, "cancelled")
+
+    _, inner = storage.engine._locate("work")
+    assert not inner.observed
+    assert storage.engine._listeners == []
+
+
+# The event.
+
+
+async def test_the_event_can_be_awaited(storage, queue):
+    async def handler(job):
+        early = await job.cancelled.wait(0.01)
+        queue.cancel(job.id)
+        try:
+            await asyncio.shield(job.cancelled.wait(5))
+        except asyncio.CancelledError:
+            return [early, job.cancelled.is_set(), await current_job().cancelled.wait()]
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler):
+        await reached(queue, job_id, "completed")
+
+    assert queue.get_result(job_id) == [False, True, True]
+
+
+async def test_the_event_can_be_waited_for_with_a_limit_in_a_thread(storage, queue):
+    job_id = queue.enqueue(name=HANDLER).id
+    await work_off(storage, lambda job: [job.cancelled.wait(0.01), job.cancelled.is_set()])
+
+    assert queue.get_result(job_id) == [False, False]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_job_stopped_before_it_began_never_runs_its_handler(storage, queue, is_async):
+    """Its slot's thread or task is taken up only after the worker was told to hurry."""
+    ran = []
+
+    async def asynchronous(job):
+        ran.append(job.id)
+
+    def synchronous(job):
+        ran.append(job.id)
+
+    async def first(job):
+        job.log("hold the loop while the second one has been dispatched, but has not begun")
+        worker.stop(hurry=True)
+
+    job_id = queue.enqueue(name="first", priority=1).id
+    second = queue.enqueue(name="second").id
+    handlers = {"first": first, "second": asynchronous if is_async else synchronous}
+    async with working(storage, handlers) as worker:
+        await aeventually(lambda: worker.counters.processed + worker.counters.released == 2)
+
+    assert record(queue, job_id).state == "completed"
+    assert record(queue, second).state in ("waiting", "completed")
+    assert record(queue, second).attempts == len(ran)

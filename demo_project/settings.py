@@ -55,13 +55,12 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": VAR_DIR / "db.sqlite3",
+        "CONN_MAX_AGE": 60,
         "OPTIONS": {
             # Web server and workers write to one file: readers never wait for a writer, and
             # a writer waits its turn at BEGIN instead of failing half-way through a transaction.
             # The cache of 32 MB holds the indexes of the flights.
-            "init_command": (
-                "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-32000"
-            ),
+            "init_command": ("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA cache_size=-32000"),
             "transaction_mode": "IMMEDIATE",
             "timeout": 20,
         },

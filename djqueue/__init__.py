@@ -1,33 +1,42 @@
-"""djqueue: a job queue for Django, on the project's own database to begin with."""
+"""djqueue: a job queue for Django, on the project's own database to begin with.
+
+Its names are loaded when they are first used, so that importing a part of the package, the engine or the
+pytest plugin say, brings in neither Django nor the rest.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
-from .client import JobType, Queue, job
-from .core.backoff import Backoff
-from .core.errors import (
-    ConfigurationError,
-    Discard,
-    DjqueueError,
-    JobCancelledError,
-    JobFailedError,
-    JobNotFoundError,
-    JobTimeoutError,
-    MaxRetriesError,
-    OptionError,
-    PayloadTooLargeError,
-    QueueFullError,
-    Retry,
-    SchedulerRunningError,
-    SerializationError,
-    Snooze,
-    StorageError,
-    StorageUnavailableError,
-    UnknownJobError,
-    UnknownQueueError,
-    UnrecoverableError,
-)
-from .core.job import CancelResult, EnqueueResult, Event
-from .core.states import State
-from .runtime import Worker, current_job
+
+if TYPE_CHECKING:
+    from .client import JobType, Queue, job
+    from .core.backoff import Backoff
+    from .core.errors import (
+        ConfigurationError,
+        Discard,
+        DjqueueError,
+        JobCancelledError,
+        JobFailedError,
+        JobNotFoundError,
+        JobTimeoutError,
+        MaxRetriesError,
+        OptionError,
+        PayloadTooLargeError,
+        QueueFullError,
+        Retry,
+        SchedulerRunningError,
+        SerializationError,
+        Snooze,
+        StorageError,
+        StorageUnavailableError,
+        UnknownJobError,
+        UnknownQueueError,
+        UnrecoverableError,
+    )
+    from .core.job import CancelResult, EnqueueResult, Event
+    from .core.states import State
+    from .runtime import Worker, current_job
 
 __all__ = [
     "Backoff",
@@ -62,3 +71,29 @@ __all__ = [
     "current_job",
     "job",
 ]
+
+HOMES = {
+    "Backoff": "core.backoff",
+    "CancelResult": "core.job",
+    "EnqueueResult": "core.job",
+    "Event": "core.job",
+    "JobType": "client",
+    "Queue": "client",
+    "State": "core.states",
+    "Worker": "runtime",
+    "current_job": "runtime",
+    "job": "client",
+}
+"""Where the names of `__all__` are; those that are not here are errors."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{HOMES.get(name, 'core.errors')}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,6 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_ext"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-suppress_warnings = ["misc.highlighting_failure"]  # settings fragments hold `...` where more follows
 
 html_theme = "furo"
 html_title = f"djqueue {release}"

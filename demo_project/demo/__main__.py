@@ -32,9 +32,7 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m demo_project.demo", description="The djqueue demo."
-    )
+    parser = argparse.ArgumentParser(prog="python -m demo_project.demo", description="The djqueue demo.")
     parser.add_argument(
         "--check", action="store_true", help="run in a fresh directory, check the counts and end"
     )

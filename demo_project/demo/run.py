@@ -44,9 +44,7 @@ def check(flights: int | None) -> int:
         prepare(flights)
         with Children(Path(settings.VAR_DIR) / "log") as children:
             start_server(children, free_port())
-            workers = children.start(
-                "workers", "runworkers", "--until-empty", "--concurrency", CONCURRENCY
-            )
+            workers = children.start("workers", "runworkers", "--until-empty", "--concurrency", CONCURRENCY)
             follow_until_ended(workers)
     except (ChildError, CommandError) as error:
         print(error, file=sys.stderr)

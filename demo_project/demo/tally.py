@@ -52,9 +52,7 @@ def claims() -> Iterator[Count]:
     assessed, dead = Compensation.objects.count(), dead_letters_by_reason()
     yield Count("badly delayed flights", flights.count(), assessed + dead.total())
     yield Count("  assessed", flights.count() - arrival_unknown - aircraft_unknown, assessed)
-    yield Count(
-        f"  dead letter: {Refusal.ARRIVAL_UNKNOWN}", arrival_unknown, dead[Refusal.ARRIVAL_UNKNOWN]
-    )
+    yield Count(f"  dead letter: {Refusal.ARRIVAL_UNKNOWN}", arrival_unknown, dead[Refusal.ARRIVAL_UNKNOWN])
     yield Count(
         f"  dead letter: {Refusal.AIRCRAFT_UNKNOWN}",
         aircraft_unknown,
@@ -89,13 +87,9 @@ def is_chart(path: Path) -> bool:
 def digests() -> Iterator[Count]:
     airlines = Airline.objects.count()
     yield Count("airlines with a digest", airlines, Digest.objects.count())
-    yield Count(
-        "  mails on disk", airlines, sum(1 for _ in on_disk(Path(settings.EMAIL_FILE_PATH)))
-    )
+    yield Count("  mails on disk", airlines, sum(1 for _ in on_disk(Path(settings.EMAIL_FILE_PATH))))
     owed = Compensation.objects.aggregate(total=Sum("total", default=0))["total"]
-    yield Count(
-        "  dollars owed", owed, Digest.objects.aggregate(total=Sum("total", default=0))["total"]
-    )
+    yield Count("  dollars owed", owed, Digest.objects.aggregate(total=Sum("total", default=0))["total"])
 
 
 def table(counts: Iterable[Count]) -> str:

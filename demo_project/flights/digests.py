@@ -60,10 +60,7 @@ def compose(summary: Summary) -> EmailMessage:
 
 
 def body_of(summary: Summary) -> str:
-    return (
-        "\n\n".join(filter(None, (counts_of(summary), largest_of(summary), refusals_of(summary))))
-        + "\n"
-    )
+    return "\n\n".join(filter(None, (counts_of(summary), largest_of(summary), refusals_of(summary)))) + "\n"
 
 
 def counts_of(summary: Summary) -> str:
@@ -95,11 +92,7 @@ def refusals_of(summary: Summary) -> str:
         return ""
     return "\n".join(
         ["Not assessable for want of data", ""]
-        + [
-            f"{refusal.capitalize():<36}{count:>14,}"
-            for refusal, count in summary.refused.items()
-            if count
-        ]
+        + [f"{refusal.capitalize():<36}{count:>14,}" for refusal, count in summary.refused.items() if count]
     )
 
 

@@ -16,7 +16,7 @@ from .rules import UnassessableClaimError, assess
 OPEN_STATES = ("waiting", "delayed", "blocked", "active")
 
 
-@job(queue="claims", priority=10, max_attempts=3, timeout=30)
+@job(queue="claims", max_attempts=3, timeout=30)
 def assess_claim(flight_id: int) -> int:
     """Work out what a badly delayed flight owes its passengers, in dollars."""
     flight = Flight.objects.select_related("plane").get(pk=flight_id)
@@ -38,7 +38,7 @@ def assess_claim(flight_id: int) -> int:
     return assessment.total
 
 
-@job(queue="charts", priority=5, max_attempts=3, timeout=60)
+@job(queue="charts", max_attempts=3, timeout=60)
 def draw_delay_chart(airport_code: str) -> str:
     """Draw the delays of an airport's flights; the chart's path under the media directory."""
     airport = Airport.objects.get(pk=airport_code)

@@ -42,9 +42,7 @@ def load_flights(records: Iterable[FlightRecord], report: Report) -> None:
     loaded = 0
     for batch in batches(records):
         # Flights go to a few airports, all in the Caribbean, that airports.csv does not list.
-        unlisted = {
-            code for record in batch for code in (record.origin, record.destination)
-        } - airports
+        unlisted = {code for record in batch for code in (record.origin, record.destination)} - airports
         Airport.objects.bulk_create(Airport(code=code) for code in sorted(unlisted))
         airports |= unlisted
         rows = (flight(record, planes) for record in batch)
@@ -70,9 +68,7 @@ def insert(model: type[models.Model], fields: Sequence[str], rows: Iterable[Sequ
     columns = ", ".join(quote(model._meta.get_field(name).column) for name in fields)
     values = ", ".join(["%s"] * len(fields))
     with connection.cursor() as cursor:
-        cursor.executemany(
-            f"INSERT INTO {quote(model._meta.db_table)} ({columns}) VALUES ({values})", rows
-        )
+        cursor.executemany(f"INSERT INTO {quote(model._meta.db_table)} ({columns}) VALUES ({values})", rows)
 
 
 def batches(records: Iterable[Any]) -> Iterator[list[Any]]:

@@ -63,9 +63,7 @@ class Weather(models.Model):
     class Meta:
         ordering = ["hour", "airport"]
         verbose_name_plural = "weather"
-        constraints = [
-            models.UniqueConstraint(fields=["airport", "hour"], name="one_weather_record_an_hour")
-        ]
+        constraints = [models.UniqueConstraint(fields=["airport", "hour"], name="one_weather_record_an_hour")]
 
     def __str__(self) -> str:
         return f"{self.airport_id} {self.hour:%Y-%m-%d %H:%M}"

@@ -34,11 +34,7 @@ def weather_at_departure(flight: Flight) -> Conditions | None:
 def samples_at(airport: str) -> Iterator[Sample]:
     """Every flight from or to the airport."""
     zone = get_current_timezone()
-    flights = (
-        Flight.objects.touching(airport)
-        .order_by()
-        .values_list("scheduled_departure", "arrival_delay")
-    )
+    flights = Flight.objects.touching(airport).order_by().values_list("scheduled_departure", "arrival_delay")
     for scheduled_departure, arrival_delay in flights.iterator(chunk_size=10_000):
         local = scheduled_departure.astimezone(zone)
         yield Sample(local.month, local.hour, arrival_delay)

@@ -96,9 +96,7 @@ def assess(claim: Claim) -> Assessment:
     if claim.arrival_delay < BADLY_DELAYED_MINUTES:
         raise ValueError(f"a flight {claim.arrival_delay} minutes late is not badly delayed")
     if claim.seats is None:
-        raise UnassessableClaimError(
-            Refusal.AIRCRAFT_UNKNOWN, claim.tail_number or "no tail number"
-        )
+        raise UnassessableClaimError(Refusal.AIRCRAFT_UNKNOWN, claim.tail_number or "no tail number")
     band = band_of(claim.distance_miles)
     extraordinary = claim.weather is not None and claim.weather.extraordinary
     return Assessment(

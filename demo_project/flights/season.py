@@ -7,9 +7,12 @@ from django.db import transaction
 from djqueue import Queue
 
 from .jobs import OPEN_STATES, assess_claim, close_claims, draw_delay_chart
-from .models import Compensation, DelayChart, Digest, Flight
+from .models import Compensation, DelayChart, Digest, Flight, FlightQuerySet
 
 QUEUES = ("claims", "charts", "digests")
+
+LONG_WAIT_MINUTES = 360
+"""Whose passengers waited so long are served first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,18 @@ def open_jobs() -> int:
 @transaction.atomic
 def enqueue() -> Season:
     """Enqueue everything in one transaction: workers see all of it or nothing."""
-    flights = Flight.objects.badly_delayed().values_list("id", flat=True)
-    assess_claim.enqueue_many([((flight,), {}) for flight in flights])
+    claims = Flight.objects.badly_delayed()
+    enqueue_claims(claims.filter(arrival_delay__gte=LONG_WAIT_MINUTES), priority=10)
+    enqueue_claims(claims.exclude(arrival_delay__gte=LONG_WAIT_MINUTES), priority=0)
     airports = served_airports()
     draw_delay_chart.enqueue_many([((airport,), {}) for airport in airports])
     close_claims.enqueue()
-    return Season(claims=len(flights), charts=len(airports))
+    return Season(claims=claims.count(), charts=len(airports))
+
+
+def enqueue_claims(flights: FlightQuerySet, *, priority: int) -> None:
+    ids = flights.values_list("id", flat=True)
+    assess_claim.using(priority=priority).enqueue_many([((flight_id,), {}) for flight_id in ids])
 
 
 def served_airports() -> list[str]:

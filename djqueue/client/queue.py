@@ -1,7 +1,8 @@
 """`Queue`: the low-level face, for producers and consumers that share no code."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from itertools import zip_longest
 from typing import Any, ParamSpec, TypeVar
 
 from djqueue.conf import get_settings, parse_rate
@@ -51,7 +52,8 @@ class Queue:
         envelope.check_queue(name, get_settings())
         self._storage = storage
         self._defaults = defaults
-        self._resolved = get_settings(), self._options(defaults)
+        self._check_place(defaults)
+        self._resolved = get_settings(), envelope.resolve(defaults, name)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name}>"
@@ -297,7 +299,8 @@ class Queue:
         wanted = []
         for word in states:
             if word not in {str(state) for state in State} or word == State.ACTIVE:
-                raise OptionError(f"states: {word!r} is no state that can be cleaned{nearest(word, map(str, State))}")
+                hint = nearest(word, map(str, State))
+                raise OptionError(f"states: {word!r} is no state that can be cleaned{hint}")
             wanted.append(State(word))
         before = SYSTEM_CLOCK.now() - milliseconds("older_than", older_than) + 1
         return self.storage.clean(self.name, frozenset(wanted), before, limit)
@@ -343,14 +346,17 @@ class Queue:
     # Inside.
 
     def _options(self, options: Mapping[str, Any]) -> EnqueueOptions:
-        if "queue" in options:
-            raise OptionError(f"queue: this is the queue {self.name!r}; use another Queue")
+        self._check_place(options)
         if options:
             return envelope.resolve({**self._defaults, **options}, self.name)
         settings = get_settings()
         if self._resolved[0] is not settings:
             self._resolved = settings, envelope.resolve(self._defaults, self.name)
         return self._resolved[1]
+
+    def _check_place(self, options: Mapping[str, Any]) -> None:
+        if "queue" in options:
+            raise OptionError(f"queue: this is the queue {self.name!r}; use another Queue")
 
     def _label(self, name: str | None) -> str:
         return self.name if name is None else name
@@ -374,12 +380,20 @@ class Queue:
             for chunk in chunks(payloads):
                 yield envelope.batch(resolved, label, chunk)
             return
-        for pairs in chunks(zip(payloads, ids, strict=True)):
+        for pairs in chunks(_paired(payloads, ids)):
             yield envelope.batch(resolved, label, [p for p, _ in pairs], [i for _, i in pairs])
 
     async def _acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.storage.acall(method, *args, **kwargs)
 
 
+def _paired(payloads: Iterable[Any], ids: Iterable[str]) -> Iterator[tuple[Any, str]]:
+    for payload, job_id in zip_longest(payloads, ids, fillvalue=MISSING):
+        if payload is MISSING or job_id is MISSING:
+            raise OptionError(f"ids: there are {'fewer' if job_id is MISSING else 'more'} than payloads")
+        yield payload, job_id
+
+
+MISSING: Any = object()
 DRAIN_AHEAD = 86_400_000
 """A day: room for a storage whose clock is ahead of this one's."""

@@ -28,6 +28,7 @@ class JobControls(EngineBase):
                     results.append(CancelResult(job_id, "cancelled"))
                 elif job.state is State.ACTIVE:
                     job.cancel_requested = True
+                    shard.changed(job)
                     shard.tell(queue, job, "cancel_requested", now, changes)
                     results.append(CancelResult(job_id, "requested"))
                 else:

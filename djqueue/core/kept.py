@@ -71,6 +71,7 @@ class KeptElsewhere(EngineBase):
                 queue = shard.queue(job.queue)
                 there = queue.jobs.get(job.id)
                 if there is not None and there.state not in REUSABLE:
+                    shard.changed(there)
                     continue
                 if there is not None:
                     job.has_dependents = shard.make_way(queue, there, now, changes)
@@ -81,6 +82,7 @@ class KeptElsewhere(EngineBase):
                     job.reason = "duplicate"
                     job.finished_at = now
                     queue.finished.add(job)
+                    shard.note_end(job, job.state, changes)
                 else:
                     queue.admit(job, now)
                     changes.woken.add(queue.name)

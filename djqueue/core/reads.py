@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from .base import EngineBase
-from .job import DeadLetter, JobRecord
+from .job import DeadLetter, Job, JobRecord
 from .states import State
 
 
@@ -74,6 +74,12 @@ class Reads(EngineBase):
         """The queue's dead letters, oldest first."""
         queue = self.existing(queue_name)
         return [] if queue is None else queue.dead.letters()
+
+    def unique_owner(self, queue_name: str, key: str) -> Job | None:
+        """The live job of a queue that has a unique key."""
+        shard = self.shard(queue_name)
+        with shard.lock:
+            return shard.find(queue_name).unique.owner(key, self.clock.now())
 
     def active_in(self, queue_name: str) -> int:
         """Active jobs of a queue."""

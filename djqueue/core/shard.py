@@ -190,11 +190,11 @@ class Shard:
                 queue.finished.remove(job)
             elif job.state is State.FAILED:
                 queue.dead.remove(job.id)
-                self._note_end(job, State.CANCELLED, changes)
+                self.note_end(job, State.CANCELLED, changes)
             else:
                 self._displace(queue, job, changes)
                 queue.unique.release(job)
-                self._note_end(job, State.CANCELLED, changes)
+                self.note_end(job, State.CANCELLED, changes)
             queue.drop(job)
             self.tell(queue, job, "removed", now, changes)
         if self._journal is not None and jobs:
@@ -267,9 +267,10 @@ class Shard:
             changes.woken.add(queue.name)
         elif queue.limiter.concurrency is not None and queue.ready.size:
             changes.woken.add(queue.name)
-        self._note_end(job, job.state, changes)
+        self.note_end(job, job.state, changes)
 
-    def _note_end(self, job: Job, state: State, changes: Changes) -> None:
+    def note_end(self, job: Job, state: State, changes: Changes) -> None:
+        """Note for those that wait for a job how it ended."""
         if job.has_dependents:
             key = (job.queue, job.id)
             job.has_dependents = False

@@ -36,7 +36,8 @@ class Periodic:
 
     def join(self, timeout: float) -> None:
         """Wait until the thread has ended, `timeout` seconds at most."""
-        self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
 
     def _serve(self) -> None:
         try:

@@ -92,7 +92,10 @@ class Worker:
         self._assembly: Assembly | None = None
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
+        self._is_open = False
+        """Whether it has come so far as to claim jobs."""
         self._ready = threading.Event()
+        """Set when it has, or has failed."""
         self._opened: asyncio.Event | None = None
         """What `async with` waits for, as `start` does for `_ready`."""
         self._failure: BaseException | None = None
@@ -141,8 +144,9 @@ class Worker:
         assembly = self._assembly = Assembly(
             station, self.handlers, self.options, self._settings, info=self.info, stop=self.stop
         )
-        await assembly.start()
         try:
+            await assembly.start()
+            self._is_open = True
             self._ready.set()
             if self._opened is not None:
                 self._opened.set()
@@ -209,7 +213,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run_in_thread, name="djqueue-worker", daemon=True)
         self._thread.start()
         self._ready.wait()
-        if self._failure is not None and self._assembly is None:
+        if not self._is_open:
             self.join()
 
     def join(self, timeout: float | None = None) -> bool:

@@ -37,14 +37,13 @@ def assert_enqueued(
     queue: where; None is anywhere.
     """
     __tracebackhide__ = True
-    pending = list(_pending(queue))
-    found = [info for info in pending if _matches(info, job, args, kwargs)]
+    found = [info for info in _pending(queue) if _matches(info, job, args, kwargs)]
     if len(found) == count if count is not None else found:
         return found
     wanted = _call(_name(job), args, kwargs)
     raise AssertionError(
         f"{len(found)} jobs {wanted} are enqueued{_in(queue)}, not "
-        f"{'at least one' if count is None else count}; {_listing(pending)}"
+        f"{'at least one' if count is None else count}; {_listing(list(_pending(None)))}"
     )
 
 

@@ -29,8 +29,9 @@ UPSTREAM = "upstream"
 """Where the jobs lie on which blocked ones depend."""
 NAME = "handler"
 WORKER = "worker-1"
-PAYLOAD = b"payload"
-RESULT = b"result"
+PAYLOAD = b"\xa7payload"
+"""The text "payload" as MessagePack, the default codec: workers can read it."""
+RESULT = b"\xa6result"
 DELAY = 3_600_000
 """Milliseconds: the wait of a delayed job whose wait does not matter."""
 ERROR = JobError("builtins.ValueError", "no such order", "Traceback (most recent call last): ...")

@@ -57,9 +57,7 @@ def test_calling_a_job_type_stores_nothing(storage):
 
 
 def test_the_decorator_gives_options():
-    decorated = job(
-        queue="sums", priority=3, max_attempts=5, timeout=2.5, delay=timedelta(minutes=1)
-    )(add)
+    decorated = job(queue="sums", priority=3, max_attempts=5, timeout=2.5, delay=timedelta(minutes=1))(add)
 
     assert decorated.options.queue == "sums"
     assert decorated.options.delay == 60_000
@@ -147,10 +145,9 @@ def test_a_backoff_function_belongs_to_the_job_type():
         decorated.using(backoff=patient)
 
 
-def test_a_backoff_of_using_replaces_the_types_own_function():
+def test_a_backoff_of_using_is_stored_with_the_job():
     decorated = job(backoff=lambda failures, error: 10)(add)
 
     changed = decorated.using(backoff=5)
 
     assert changed.options.job.backoff == Backoff(kind="fixed", base=5_000, jitter=0.0)
-    assert changed.backoff_function is None

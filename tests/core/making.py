@@ -31,10 +31,24 @@ def make_job(
 class Bench:
     """An engine on a fake clock, with verbs for one job in one queue."""
 
-    def __init__(self, *, cores: int = 1, journal: Any = None, **policy: Any) -> None:
-        self.clock = FakeClock()
+    def __init__(
+        self,
+        *,
+        cores: int = 1,
+        journal: Any = None,
+        clock: FakeClock | None = None,
+        keep_finished: bool = True,
+        **policy: Any,
+    ) -> None:
+        self.clock = clock or FakeClock()
         self.policy = QueuePolicy(**policy)
-        self.engine = Engine(clock=self.clock, default_policy=self.policy, cores=cores, journal=journal)
+        self.engine = Engine(
+            clock=self.clock,
+            default_policy=self.policy,
+            cores=cores,
+            journal=journal,
+            keep_finished=keep_finished,
+        )
 
     def enqueue(
         self,

@@ -378,7 +378,6 @@ class Reference:
             self.cancel_out(job, reason)
         else:
             self.put_back(job, "retried" if kind == "retry" else "released", delay)
-        self.settle()
         return True
 
     def fail_active(self, job: RefJob, reason: str) -> None:

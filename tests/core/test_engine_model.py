@@ -212,6 +212,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.reference.finish(*claim, kind, outcome.result, delay, reason)
             for claim, outcome in zip(claims, outcomes, strict=True)
         ]
+        self.reference.settle()
         if then:
             self.compare_claims(finished.claims, queue, 2, names, "w1")
 

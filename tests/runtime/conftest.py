@@ -3,14 +3,14 @@
 import pytest
 
 from djqueue import Queue
-from djqueue.storage.memory import MemoryStorage
+from tests.runtime.storages import RecordingStorage
 
 
 @pytest.fixture
-def storage() -> MemoryStorage:
-    return MemoryStorage()
+def storage() -> RecordingStorage:
+    return RecordingStorage()
 
 
 @pytest.fixture
-def queue(storage: MemoryStorage) -> Queue:
+def queue(storage: RecordingStorage) -> Queue:
     return Queue("work", storage=storage)

@@ -1,10 +1,11 @@
 """Memory storages that note what is asked of them, or fail for a while."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from djqueue import StorageUnavailableError
 from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome, Renewal, Report
+from djqueue.storage.base import EventHandler, Unsubscribe
 from djqueue.storage.memory import MemoryStorage
 
 
@@ -18,6 +19,10 @@ class RecordingStorage(MemoryStorage):
         self.renewals: list[int] = []
         """Leases in each renewal."""
         self.reports: list[list[Report]] = []
+        self.subscribed: list[str] = []
+        """Queues that are listened to."""
+        self.listening = 0
+        """Workers that are woken."""
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         finished = super().finish(outcomes, then)
@@ -32,6 +37,26 @@ class RecordingStorage(MemoryStorage):
     def report(self, reports: Sequence[Report]) -> list[bool]:
         self.reports.append(list(reports))
         return super().report(reports)
+
+    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
+        unsubscribe = super().subscribe(queue, handler, job_id)
+        self.subscribed.append(queue)
+
+        def ended() -> None:
+            unsubscribe()
+            self.subscribed.remove(queue)
+
+        return ended
+
+    def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
+        unlisten = super().listen(queues, wake)
+        self.listening += 1
+
+        def ended() -> None:
+            unlisten()
+            self.listening -= 1
+
+        return ended
 
 
 class FailingStorage(MemoryStorage):

@@ -4,8 +4,6 @@ import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from djqueue import current_job
 from tests.runtime.running import HANDLER, messages, reached, record, work_off, working
 from tests.support import aeventually
@@ -196,19 +194,19 @@ async def test_only_the_job_that_is_meant_is_cancelled(storage, queue):
         await reached(queue, two, "completed")
 
 
-async def test_short_jobs_cost_no_subscription(storage, queue):
-    subscribed = []
-    plain = storage.subscribe
+async def test_only_queues_with_long_jobs_are_listened_to(storage, queue):
+    done = asyncio.Event()
 
-    def subscribe(*args, **kwargs):
-        subscribed.append(args)
-        return plain(*args, **kwargs)
+    async def handler(job):
+        await done.wait()
 
-    storage.subscribe = subscribe
-    queue.enqueue_many(range(100), name=HANDLER)
-    await work_off(storage, lambda job: None)
-
-    assert subscribed == []
+    async with working(storage, {"short": lambda job: None, "long": handler}) as worker:
+        queue.enqueue_many(range(100), name="short")
+        await aeventually(lambda: worker.counters.completed == 100)
+        assert storage.subscribed == []
+        queue.enqueue(name="long")
+        await aeventually(lambda: storage.subscribed == ["work"])
+        done.set()
 
 
 async def test_a_worker_that_has_ended_listens_no_more(storage, queue):
@@ -220,10 +218,9 @@ async def test_a_worker_that_has_ended_listens_no_more(storage, queue):
         await reached(queue, job_id, "active")
         queue.cancel(job_id)
         await reached(queue, job_id, "cancelled")
+        assert (storage.subscribed, storage.listening) == (["work"], 1)
 
-    _, inner = storage.engine._locate("work")
-    assert not inner.observed
-    assert storage.engine._listeners == []
+    assert (storage.subscribed, storage.listening) == ([], 0)
 
 
 # The event.
@@ -252,27 +249,29 @@ async def test_the_event_can_be_waited_for_with_a_limit_in_a_thread(storage, que
     assert queue.get_result(job_id) == [False, False]
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-async def test_a_job_stopped_before_it_began_never_runs_its_handler(storage, queue, is_async):
-    """Its slot's thread or task is taken up only after the worker was told to hurry."""
+async def test_a_job_cancelled_between_its_claim_and_its_start_never_runs(storage, queue):
     ran = []
+    done = asyncio.Event()
 
-    async def asynchronous(job):
-        ran.append(job.id)
-
-    def synchronous(job):
-        ran.append(job.id)
+    async def long(job):
+        await done.wait()
 
     async def first(job):
-        job.log("hold the loop while the second one has been dispatched, but has not begun")
-        worker.stop(hurry=True)
+        # Claimed in the same round trip; its task has been made, and has not had its first turn.
+        assert record(queue, job.payload).state == "active"
+        queue.cancel(job.payload)
 
-    job_id = queue.enqueue(name="first", priority=1).id
-    second = queue.enqueue(name="second").id
-    handlers = {"first": first, "second": asynchronous if is_async else synchronous}
-    async with working(storage, handlers) as worker:
-        await aeventually(lambda: worker.counters.processed + worker.counters.released == 2)
+    async def second(job):
+        ran.append(job.id)
 
-    assert record(queue, job_id).state == "completed"
-    assert record(queue, second).state in ("waiting", "completed")
-    assert record(queue, second).attempts == len(ran)
+    async with working(storage, {"long": long, "first": first, "second": second}):
+        queue.enqueue(name="long")
+        await aeventually(lambda: storage.subscribed == ["work"])
+        queue.pause()
+        second_id = queue.enqueue(name="second").id
+        queue.enqueue(second_id, name="first", priority=1)
+        queue.resume()
+        await reached(queue, second_id, "cancelled")
+        done.set()
+
+    assert ran == []

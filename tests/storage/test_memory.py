@@ -4,9 +4,24 @@ from contextlib import closing
 
 import pytest
 
+from djqueue.core.states import State
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES, StorageContract
+from djqueue.testing.factories import (
+    QUEUE,
+    a_completed_job,
+    an_active_job,
+    claim,
+    claim_ids,
+    completing,
+    enqueue,
+    enqueue_many,
+    finish,
+    state,
+)
+
+DAY = 86_400_000
 
 
 class MemoryContract(StorageContract):
@@ -23,6 +38,34 @@ class MemoryContract(StorageContract):
     def advance(self, milliseconds):
         self.clock.advance(milliseconds)
 
+    # What people and NTP do to the wall clock.
+
+    @pytest.mark.parametrize("jump", [-DAY, DAY])
+    def test_a_wall_clock_that_is_set_loses_no_lease(self, storage, jump):
+        claimed = an_active_job(storage)
+        self.clock.jump(jump)
+
+        assert storage.maintain().stalled == 0
+
+        self.clock.advance(claimed.lease + 1)
+        assert storage.maintain().stalled == 1
+
+    @pytest.mark.parametrize("jump", [-DAY, DAY])
+    def test_a_wall_clock_that_is_set_holds_up_no_waiting_job(self, storage, jump):
+        ids = [*enqueue_many(storage, 2), enqueue(storage, id="named")]
+        self.clock.jump(jump)
+        ids.append(enqueue(storage))
+
+        assert claim_ids(storage, 9) == ids
+        assert len(set(ids)) == 4
+
+    def test_a_wall_clock_that_is_set_back_keeps_results(self, storage):
+        done = a_completed_job(storage, result_ttl=1_000)
+        self.clock.jump(-DAY)
+        storage.maintain()
+
+        assert state(storage, done) is State.COMPLETED
+
 
 class TestOnFourShards(MemoryContract):
     cores = 1
@@ -31,3 +74,29 @@ class TestOnFourShards(MemoryContract):
 class TestOnSixtyFourShards(MemoryContract):
     cores = 64
     sequences = 20
+
+
+def test_it_says_that_nothing_survives():
+    assert MemoryStorage().describe() == "memory (this process only; nothing survives it)"
+
+
+def test_two_storages_share_nothing():
+    one, other = MemoryStorage(), MemoryStorage()
+    enqueue(one, id="a")
+
+    assert other.queues() == []
+    assert claim(other) == []
+    assert state(other, "a", QUEUE) is None
+
+
+def test_without_a_clock_it_goes_by_the_machines():
+    storage = MemoryStorage()
+    enqueue(storage, delay=1)
+    enqueue(storage, delay=DAY)
+    an_active_job(storage, queue="other")
+
+    while not (claimed := claim(storage, queues=[QUEUE])):
+        storage.maintain()
+
+    assert finish(storage, completing(claimed[0])) == [True]
+    assert storage.counts(QUEUE)[State.DELAYED] == 1

@@ -9,6 +9,7 @@ from django.db import connections
 
 from djqueue.core.clock import Clock
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.ids import IdSource
 from djqueue.core.job import (
     Batch,
     CancelResult,
@@ -30,6 +31,7 @@ from djqueue.core.states import State
 from djqueue.storage.base import EventHandler, P, Storage, T, Unsubscribe
 
 from .address import Address, parse_address
+from .clock import set_right
 from .dialects import Dialect
 from .inspector import Inspector
 from .lease import SchedulerLease, present_holder
@@ -56,9 +58,10 @@ class ClientStorage(Storage):
         self._dialect = dialect
         self._clock = clock
         self._policies = policies
-        self._inserter = Inserter(dialect, clock)
         self._inspector = Inspector(dialect.alias)
         self._remote = Remote(self._find, token)
+        self._inserter = _AskingInserter(dialect, clock, self._remote)
+        self._ids = IdSource()
 
     def close(self) -> None:
         """See `Storage.close`."""
@@ -77,10 +80,13 @@ class ClientStorage(Storage):
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`. A row in the caller's transaction, unless `durable` is False."""
         if all(batch.options.durable is False for batch in batches):
+            # With ids, so that it can be said again should the answer be lost.
+            batches = [self._with_ids(batch) for batch in batches]
             try:
                 answers: list[EnqueueResult] = self._remote.call("enqueue", batches)
             except StorageUnavailableError as error:
                 logger.debug("No scheduler takes the jobs, so they are written: %s", error)
+                batches = [batch._replace(fresh=False) for batch in batches]
             else:
                 return answers
         return self._inserter.insert(batches, lambda: self._remote.tell("inbox"))
@@ -222,6 +228,12 @@ class ClientStorage(Storage):
 
     # Inside.
 
+    def _with_ids(self, batch: Batch) -> Batch:
+        if batch.ids is not None:
+            return batch
+        ids = self._ids.many(len(batch.payloads), self._clock.now())
+        return batch._replace(ids=ids, fresh=True)
+
     def _read(self, verb: str, queue: str, ids: Sequence[str]) -> Any:
         if self._remote.connected:
             try:
@@ -237,23 +249,46 @@ class ClientStorage(Storage):
         try:
             return self._remote.call(verb, queue, *args, **kwargs)
         except StorageUnavailableError as unreachable:
-            lease = SchedulerLease(self._alias, self._clock, "")
-            if not lease.acquire():
-                raise
-            logger.debug("No scheduler runs, so this process steers: %s", unreachable)
-        # No thread writes, but this one: the caller's transaction, if there is one, holds all of it.
-        storage = SchedulerStorage(self._dialect, lease, self._clock, self._policies)
-        try:
-            storage.open_for(queue, concerned)
-            return getattr(storage, verb)(queue, *args, **kwargs)
-        finally:
-            storage.close()
-            lease.release()
+            # One transaction, if need be the caller's, which keeps every scheduler from starting.
+            with self._dialect.transaction():
+                lease = SchedulerLease(self._alias, self._clock, "")
+                if not lease.acquire():
+                    raise
+                logger.debug("No scheduler runs, so this process steers: %s", unreachable)
+                storage = SchedulerStorage(self._dialect, lease, self._clock, self._policies)
+                storage.open_for(queue, concerned)
+                answer = getattr(storage, verb)(queue, *args, **kwargs)
+                storage.close()
+                lease.release()
+            return answer
 
     def _find(self) -> Address | None:
-        if connections[self._alias].needs_rollback:
+        """Where the scheduler listens. Leaves no connection open that was not."""
+        connection = connections[self._alias]
+        if connection.needs_rollback:
             return None
-        holder = present_holder(self._alias, self._clock.now())
+        was_open = connection.connection is not None
+        try:
+            set_right(self._clock)
+            holder = present_holder(self._alias, self._clock.now())
+        finally:
+            if not was_open:
+                connection.close()
         if holder is None or not holder.address:
             return None
         return parse_address(holder.address)
+
+
+class _AskingInserter(Inserter):
+    """Asks the scheduler about what is not in the tables."""
+
+    def __init__(self, dialect: Dialect, clock: Clock, remote: Remote) -> None:
+        super().__init__(dialect, clock)
+        self._remote = remote
+
+    def is_known(self, queue: str, job_id: str) -> bool:
+        """See `Inserter`."""
+        try:
+            return bool(self._remote.call("states", queue, [job_id])[0])
+        except StorageUnavailableError:
+            return False

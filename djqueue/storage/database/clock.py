@@ -1,12 +1,10 @@
 """The database server's clock: the one that all processes share."""
 
 import time
-from datetime import UTC
 
 from django.db import connections
 
-from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_milliseconds
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
 
 MEASURE_EVERY = 60_000
 """Milliseconds for which the difference between two machines' clocks is taken as known."""
@@ -40,8 +38,14 @@ class DatabaseClock:
         if connection.vendor == "postgresql":
             before = time.perf_counter_ns()
             with connection.cursor() as cursor:
-                cursor.execute("SELECT clock_timestamp()")
-                there = to_milliseconds(cursor.fetchone()[0].astimezone(UTC))
+                cursor.execute("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
+                there = cursor.fetchone()[0]
             half = (time.perf_counter_ns() - before) // 2_000_000
             self._offset = there + half - SYSTEM_CLOCK.now()
         self._measured = tick
+
+
+def set_right(clock: Clock) -> None:
+    """Have a clock that follows the database's ask it for the time."""
+    if isinstance(clock, DatabaseClock):
+        clock.measure()

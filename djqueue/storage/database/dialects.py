@@ -6,14 +6,17 @@ other database gets the ORM. Table and column names come from the models.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import IntegrityError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, Q
 
 Row = tuple[Any, ...]
+
+SQLITE_UPDATES_FROM = (3, 33)
+"""The first SQLite that knows UPDATE … FROM."""
 
 
 class Dialect(ABC):
@@ -27,14 +30,20 @@ class Dialect(ABC):
         """The calling thread's connection."""
         return connections[self.alias]
 
-    def tune(self, *, durable: bool) -> None:  # noqa: B027 - for those that need it
-        """Prepare the connection for a transaction of many writes; a durable one is synced."""
+    def tune(self) -> None:  # noqa: B027 - for those that need it
+        """Prepare a connection of this package's own for transactions of many writes."""
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """A transaction that will write, or a part of the one that is open."""
+    def transaction(self, *, durable: bool = False) -> Iterator[None]:
+        """A transaction that will write, or a part of the one that is open.
+
+        durable: on the disk when it is committed, whatever is usual for the connection.
+        """
         with transaction.atomic(using=self.alias):
             yield
+
+    def take_turns(self, queue: str, key: str) -> None:  # noqa: B027 - for those that need it
+        """Wait until no other transaction that called this for a unique key is open."""
 
     @abstractmethod
     def insert(
@@ -45,13 +54,31 @@ class Dialect(ABC):
         *,
         constants: Mapping[str, Any] | None = None,
         key: Sequence[str] = (),
-        overwrite: bool = False,
-    ) -> int:
-        """Add rows; where `key` is taken they overwrite what is there, or are left out.
+    ) -> None:
+        """Add rows; where `key`, if one is given, is taken they overwrite what is there.
 
-        constants: fields that are the same for all rows. Returns how many rows were written, where the
-        database tells.
+        constants: fields that are the same for all rows.
         """
+
+    def insert_new(
+        self,
+        model: type[Model],
+        fields: Sequence[str],
+        rows: Sequence[Row],
+        *,
+        constants: Mapping[str, Any] | None = None,
+        key: Sequence[str],
+    ) -> list[Row]:
+        """Add those rows, in `fields` of which `key` comes first, whose key is free; returns their keys."""
+        written = []
+        for row in rows:
+            try:
+                with transaction.atomic(using=self.alias):
+                    self.insert(model, fields, [row], constants=constants)
+            except IntegrityError:
+                continue
+            written.append(row[: len(key)])
+        return written
 
     @abstractmethod
     def update(
@@ -60,8 +87,8 @@ class Dialect(ABC):
         """Change the rows with these keys; each row holds its key, then the values of `fields`."""
 
     @abstractmethod
-    def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> None:
-        """Take away the rows with these keys."""
+    def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> int:
+        """Take away the rows with these keys; returns how many there were."""
 
     def _table(self, model: type[Model]) -> str:
         return self.connection.ops.quote_name(model._meta.db_table)
@@ -70,48 +97,78 @@ class Dialect(ABC):
         quote = self.connection.ops.quote_name
         return [quote(model._meta.get_field(name).column) for name in fields]  # type: ignore[union-attr, arg-type]
 
-    def _conflict(
-        self, model: type[Model], fields: Sequence[str], key: Sequence[str], overwrite: bool
-    ) -> str:
+    def _overwriting(self, model: type[Model], fields: Sequence[str], key: Sequence[str]) -> str:
         if not key:
             return ""
         target = ", ".join(self._columns(model, key))
-        if not overwrite:
-            return f" ON CONFLICT ({target}) DO NOTHING"
         columns = self._columns(model, [name for name in fields if name not in key])
         changes = ", ".join(f"{column} = excluded.{column}" for column in columns)
         return f" ON CONFLICT ({target}) DO UPDATE SET {changes}"
 
 
-class SqliteDialect(Dialect):
-    """Rows as VALUES: one step of the statement for a batch, during which other threads run."""
+class OnSqlite(Dialect):
+    """What SQLite needs, whatever the statements."""
 
-    PRAGMAS = ("temp_store=MEMORY", "cache_size=-64000", "mmap_size=268435456")
+    PRAGMAS = ("synchronous=NORMAL", "temp_store=MEMORY", "cache_size=-64000", "mmap_size=268435456")
     """Of a connection, and lost with it. See docs/decisions.md for what was measured."""
-    BATCH = 100
-    """Rows of one statement, which the driver then has prepared: more were slower."""
 
-    def tune(self, *, durable: bool) -> None:
-        """See `Dialect.tune`. SQLite takes these only outside a transaction."""
-        fresh = self.connection.connection is None
-        with self.connection.cursor() as cursor:
-            for pragma in self.PRAGMAS if fresh else ():
-                cursor.execute(f"PRAGMA {pragma}")
-            cursor.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+    def tune(self) -> None:
+        """See `Dialect.tune`."""
+        if self.connection.connection is None:
+            with self.connection.cursor() as cursor:
+                for pragma in self.PRAGMAS:
+                    cursor.execute(f"PRAGMA {pragma}")
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, *, durable: bool = False) -> Iterator[None]:
         """See `Dialect.transaction`. One that reads first and writes then would fail, not wait, if another
         wrote in between: so it takes the lock when it begins.
         """
         connection: Any = self.connection
+        if connection.in_atomic_block:
+            with super().transaction():
+                yield
+            return
+        connection.ensure_connection()
         usual = connection.transaction_mode
         connection.transaction_mode = "IMMEDIATE"
         try:
-            with super().transaction():
+            with self._synced() if durable else nullcontext(), super().transaction():
                 yield
         finally:
             connection.transaction_mode = usual
+
+    def insert_new(
+        self,
+        model: type[Model],
+        fields: Sequence[str],
+        rows: Sequence[Row],
+        *,
+        constants: Mapping[str, Any] | None = None,
+        key: Sequence[str],
+    ) -> list[Row]:
+        """See `Dialect.insert_new`. Nobody else has written since the transaction's first look."""
+        self.insert(model, fields, rows, constants=constants)
+        return [row[: len(key)] for row in rows]
+
+    @contextmanager
+    def _synced(self) -> Iterator[None]:
+        with self.connection.cursor() as cursor:
+            cursor.execute("PRAGMA synchronous")
+            usual = cursor.fetchone()[0]
+            cursor.execute("PRAGMA synchronous=FULL")
+        try:
+            yield
+        finally:
+            with self.connection.cursor() as cursor:
+                cursor.execute(f"PRAGMA synchronous={usual}")
+
+
+class SqliteDialect(OnSqlite):
+    """Rows as VALUES: one step of the statement for a batch, during which other threads run."""
+
+    BATCH = 100
+    """Rows of one statement, which the driver then has prepared: more were slower."""
 
     def insert(
         self,
@@ -121,16 +178,14 @@ class SqliteDialect(Dialect):
         *,
         constants: Mapping[str, Any] | None = None,
         key: Sequence[str] = (),
-        overwrite: bool = False,
-    ) -> int:
+    ) -> None:
         """See `Dialect.insert`."""
         constants = constants or {}
         every = [*fields, *constants]
         fixed = "".join(f",{_literal(value)}" for value in constants.values())
         one = f"({','.join('?' * len(fields))}{fixed})"
         head = f"INSERT INTO {self._table(model)} ({', '.join(self._columns(model, every))}) VALUES "
-        tail = self._conflict(model, every, key, overwrite)
-        return self._run(head, one, tail, rows)
+        self._run(head, one, self._overwriting(model, every, key), rows)
 
     def update(
         self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
@@ -145,12 +200,12 @@ class SqliteDialect(Dialect):
         tail = f") AS v WHERE {self._match(model, key)}"
         self._run(head, one, tail, rows)
 
-    def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> None:
+    def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> int:
         """See `Dialect.delete`."""
         table = self._table(model)
         one = f"({','.join('?' * len(key))})"
         columns = ", ".join(self._columns(model, key))
-        self._run(f"DELETE FROM {table} WHERE ({columns}) IN (VALUES ", one, ")", rows)
+        return self._run(f"DELETE FROM {table} WHERE ({columns}) IN (VALUES ", one, ")", rows)
 
     def _match(self, model: type[Model], key: Sequence[str]) -> str:
         table = self._table(model)
@@ -180,6 +235,20 @@ class PostgresDialect(Dialect):
 
     BATCH = 5_000
 
+    @contextmanager
+    def transaction(self, *, durable: bool = False) -> Iterator[None]:
+        """See `Dialect.transaction`."""
+        with super().transaction():
+            if durable:
+                with self.connection.cursor() as cursor:
+                    cursor.execute("SET LOCAL synchronous_commit TO on")
+            yield
+
+    def take_turns(self, queue: str, key: str) -> None:
+        """See `Dialect.take_turns`."""
+        with self.connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, hashtext(%s)))", [key, queue])
+
     def insert(
         self,
         model: type[Model],
@@ -188,18 +257,28 @@ class PostgresDialect(Dialect):
         *,
         constants: Mapping[str, Any] | None = None,
         key: Sequence[str] = (),
-        overwrite: bool = False,
-    ) -> int:
+    ) -> None:
         """See `Dialect.insert`."""
-        constants = constants or {}
-        every = [*fields, *constants]
-        picked = ["*", *(_literal(value) for value in constants.values())]
+        every = [*fields, *(constants or ())]
+        self._run(self._insert(model, fields, constants) + self._overwriting(model, every, key), rows)
+
+    def insert_new(
+        self,
+        model: type[Model],
+        fields: Sequence[str],
+        rows: Sequence[Row],
+        *,
+        constants: Mapping[str, Any] | None = None,
+        key: Sequence[str],
+    ) -> list[Row]:
+        """See `Dialect.insert_new`."""
+        named = ", ".join(self._columns(model, key))
         statement = (
-            f"INSERT INTO {self._table(model)} ({', '.join(self._columns(model, every))}) "
-            f"SELECT {', '.join(picked)} FROM unnest({self._arrays(model, fields)})"
-            f"{self._conflict(model, every, key, overwrite)}"
+            f"{self._insert(model, fields, constants)} ON CONFLICT ({named}) DO NOTHING RETURNING {named}"
         )
-        return self._run(statement, rows)
+        written: list[Row] = []
+        self._run(statement, rows, written)
+        return written
 
     def update(
         self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
@@ -223,12 +302,20 @@ class PostgresDialect(Dialect):
             rows,
         )
 
-    def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> None:
+    def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> int:
         """See `Dialect.delete`."""
         columns = ", ".join(self._columns(model, key))
         arrays = self._arrays(model, key)
         statement = f"DELETE FROM {self._table(model)} WHERE ({columns}) IN (SELECT * FROM unnest({arrays}))"
-        self._run(statement, rows)
+        return self._run(statement, rows)
+
+    def _insert(self, model: type[Model], fields: Sequence[str], constants: Mapping[str, Any] | None) -> str:
+        constants = constants or {}
+        picked = ["*", *(_literal(value) for value in constants.values())]
+        return (
+            f"INSERT INTO {self._table(model)} ({', '.join(self._columns(model, [*fields, *constants]))}) "
+            f"SELECT {', '.join(picked)} FROM unnest({self._arrays(model, fields)})"
+        )
 
     def _arrays(self, model: type[Model], fields: Sequence[str]) -> str:
         types = []
@@ -237,14 +324,16 @@ class PostgresDialect(Dialect):
             types.append(f"%s::{kind}[]")
         return ", ".join(types)
 
-    def _run(self, statement: str, rows: Sequence[Row]) -> int:
-        written = 0
+    def _run(self, statement: str, rows: Sequence[Row], returned: list[Row] | None = None) -> int:
+        changed = 0
         with self.connection.cursor() as cursor:
             for start in range(0, len(rows), self.BATCH):
                 columns = zip(*rows[start : start + self.BATCH], strict=True)
                 cursor.execute(statement, [list(column) for column in columns])
-                written += cursor.rowcount
-        return written
+                changed += cursor.rowcount
+                if returned is not None:
+                    returned += cursor.fetchall()
+        return changed
 
 
 class OrmDialect(Dialect):
@@ -258,16 +347,13 @@ class OrmDialect(Dialect):
         *,
         constants: Mapping[str, Any] | None = None,
         key: Sequence[str] = (),
-        overwrite: bool = False,
-    ) -> int:
+    ) -> None:
         """See `Dialect.insert`."""
         constants = constants or {}
         objects = [model(**dict(zip(fields, row, strict=True)), **constants) for row in rows]
         manager = model._default_manager.using(self.alias)
         if not key:
             manager.bulk_create(objects)
-        elif not overwrite:
-            manager.bulk_create(objects, ignore_conflicts=True)
         else:
             changed = [name for name in (*fields, *constants) if name not in key]
             named = self.connection.features.supports_update_conflicts_with_target
@@ -277,7 +363,6 @@ class OrmDialect(Dialect):
                 update_fields=changed,
                 unique_fields=list(key) if named else None,
             )
-        return len(objects)
 
     def update(
         self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
@@ -289,20 +374,31 @@ class OrmDialect(Dialect):
             mine = dict(zip(key, row[:split], strict=True))
             manager.filter(**mine).update(**dict(zip(fields, row[split:], strict=True)))
 
-    def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> None:
+    def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> int:
         """See `Dialect.delete`."""
         manager = model._default_manager.using(self.alias)
+        deleted = 0
         for start in range(0, len(rows), 100):
             query = Q()
             for row in rows[start : start + 100]:
                 query |= Q(**dict(zip(key, row, strict=True)))
-            manager.filter(query).delete()
+            deleted += manager.filter(query).delete()[0]
+        return deleted
 
 
-def dialect_for(alias: str) -> Dialect:
-    """The dialect of a configured database."""
-    vendor = connections[alias].vendor
-    return {"sqlite": SqliteDialect, "postgresql": PostgresDialect}.get(vendor, OrmDialect)(alias)
+class SqliteOrmDialect(OnSqlite, OrmDialect):
+    """SQLite, by the ORM alone."""
+
+
+def dialect_for(alias: str, *, orm: bool = False) -> Dialect:
+    """The dialect of a configured database; `orm`: without statements of its own."""
+    connection: Any = connections[alias]
+    if connection.vendor == "sqlite":
+        too_old = connection.Database.sqlite_version_info < SQLITE_UPDATES_FROM
+        return SqliteOrmDialect(alias) if orm or too_old else SqliteDialect(alias)
+    if connection.vendor == "postgresql" and not orm:
+        return PostgresDialect(alias)
+    return OrmDialect(alias)
 
 
 def _literal(value: Any) -> str:

@@ -37,6 +37,7 @@ RENEW_EVERY = 3.0
 """Seconds after which the lease is renewed although there is nothing to write."""
 
 Key = tuple[str, str]
+JobRowKey = tuple[str, str, int]
 Done = Callable[[BaseException | None], None]
 
 
@@ -44,7 +45,7 @@ class Buffer:
     """Changes that have not been written, the latest of each job."""
 
     def __init__(self) -> None:
-        self.deletes: dict[Key, None] = {}
+        self.deletes: dict[JobRowKey, None] = {}
         self.inserts: dict[Key, Row] = {}
         self.updates: dict[Key, Row] = {}
         self.results: dict[Key, Row] = {}
@@ -53,7 +54,7 @@ class Buffer:
         self.attempts: dict[Key, list[Row]] = {}
         self.progress: dict[Key, Row] = {}
         self.logs: dict[Key, list[Row]] = {}
-        self.queues: dict[str, Row] = {}
+        self.queues: dict[str, Row | None] = {}
         self.workers: dict[str, WorkerInfo | None] = {}
         self.ended: list[Job] = []
         """Jobs that the engine may forget once this is written."""
@@ -75,17 +76,18 @@ class Buffer:
     def __len__(self) -> int:
         return len(self.inserts) + len(self.updates) + len(self.deletes)
 
-    def remove(self, key: Key) -> None:
+    def remove(self, row: JobRowKey) -> None:
         """Nothing of what was noted of this job is to be written; what is in the tables goes."""
+        key = row[:2]
         for changes in self._by_job():
             changes.pop(key, None)
         self.letters_gone.pop(key, None)
-        self.deletes[key] = None
+        self.deletes[row] = None
 
     def follow(self, later: "Buffer") -> None:
         """Merge in what was noted after this."""
-        for key in later.deletes:
-            self.remove(key)
+        for row in later.deletes:
+            self.remove(row)
         for mine, theirs in zip(self._by_job(), later._by_job(), strict=True):
             if mine is self.attempts or mine is self.logs:
                 for key, lines in theirs.items():
@@ -137,6 +139,8 @@ class DatabaseJournal:
         """There is something to write, or no more."""
         self._room = threading.Condition(lock)
         self._buffer = Buffer()
+        self._flying: Buffer | None = None
+        """What is being written."""
         self._in_flight = 0
         self._urgent = False
         self._closing = False
@@ -164,6 +168,15 @@ class DatabaseJournal:
     def backlog(self) -> int:
         """Jobs whose changes are not written yet."""
         return len(self._buffer) + self._in_flight
+
+    def is_gone(self, row: JobRowKey) -> bool:
+        """Whether a job's row that was read in the tables is to be deleted.
+
+        To be asked by one who keeps `written` from returning since before that row was read.
+        """
+        with self._changed:
+            flying = self._flying
+            return row in self._buffer.deletes or (flying is not None and row in flying.deletes)
 
     def check(self) -> None:
         """Raise LeaseLost if nothing can be written any more, StorageUnavailableError if there is too
@@ -247,7 +260,7 @@ class DatabaseJournal:
         """See `Journal`."""
         with self._changed:
             for job in jobs:
-                self._buffer.remove((job.queue, job.id))
+                self._buffer.remove(rows.job_key(job))
             self._noted()
 
     def reported(self, job: Job, lines: tuple[tuple[int, str], ...]) -> None:
@@ -258,14 +271,13 @@ class DatabaseJournal:
             if progress is not None:
                 self._buffer.progress[key] = progress
             if lines:
-                new = [(job.queue, job.id, at, line) for at, line in lines]
-                self._buffer.logs.setdefault(key, []).extend(new)
+                self._buffer.logs.setdefault(key, []).extend(rows.log_rows(job, lines))
             self._noted()
 
     # What the storage tells.
 
-    def queue_changed(self, name: str, row: Row) -> None:
-        """A queue was paused, resumed or limited; `row` as `QUEUE_STATE`."""
+    def queue_changed(self, name: str, row: Row | None) -> None:
+        """A queue was paused, resumed or limited; `row` as `QUEUE_STATE`; None: it is gone."""
         with self._changed:
             self._buffer.queues[name] = row
             self._noted()
@@ -352,7 +364,8 @@ class DatabaseJournal:
                     break
             else:
                 self._changed.wait_for(self._due, WINDOW)
-            buffer, self._buffer = self._buffer, Buffer()
+            buffer = self._flying = self._buffer
+            self._buffer = Buffer()
             self._in_flight = len(buffer)
             self._urgent = False
             return buffer
@@ -365,6 +378,7 @@ class DatabaseJournal:
             logger.warning("The journal is written again.")
         self._failure = None
         self._written(buffer.ended)
+        self._flying = None
         _tell(buffer.waiting, None)
 
     def _fail(self, buffer: Buffer, error: BaseException) -> None:
@@ -373,6 +387,7 @@ class DatabaseJournal:
             waiting, buffer.waiting = buffer.waiting, []
             buffer.follow(self._buffer)
             self._buffer = buffer
+            self._flying = None
             self._in_flight = 0
             self._room.notify_all()
         _tell(waiting, error)
@@ -407,13 +422,12 @@ class DatabaseJournal:
 
     def _write(self, buffer: Buffer) -> None:
         write = self._dialect
-        alias = write.alias
-        if not connections[alias].in_atomic_block:
-            write.tune(durable=buffer.durable)
-        with write.transaction():
+        write.tune()
+        with write.transaction(durable=buffer.durable):
             self._fence()
             if buffer.deletes:
-                gone = list(buffer.deletes)
+                write.delete(models.Job, rows.JOB_KEY, list(buffer.deletes))
+                gone = list({row[:2]: None for row in buffer.deletes})
                 for model in OWNED:
                     write.delete(model, rows.KEY, gone)
             if buffer.inserts:
@@ -423,11 +437,10 @@ class DatabaseJournal:
                     list(buffer.inserts.values()),
                     constants=rows.UNTOUCHED,
                     key=rows.KEY,
-                    overwrite=True,
                 )
             if buffer.updates:
-                fields = rows.CHANGED_JOB[2:]
-                write.update(models.Job, rows.KEY, fields, list(buffer.updates.values()))
+                fields = rows.CHANGED_JOB[len(rows.JOB_KEY) :]
+                write.update(models.Job, rows.JOB_KEY, fields, list(buffer.updates.values()))
             if buffer.letters_gone:
                 write.delete(models.DeadLetter, rows.KEY, list(buffer.letters_gone))
             self._write_one(models.JobResult, rows.RESULT, buffer.results)
@@ -435,15 +448,13 @@ class DatabaseJournal:
             self._add_many(models.JobAttempt, rows.ATTEMPT, buffer.attempts)
             self._add_many(models.JobLog, rows.LOG, buffer.logs)
             if buffer.progress:
-                write.update(models.Job, rows.KEY, ("progress",), list(buffer.progress.values()))
-            if buffer.queues:
-                found_queues = list(buffer.queues.values())
-                write.insert(models.QueueState, QUEUE_STATE, found_queues, key=("name",), overwrite=True)
+                write.update(models.Job, rows.JOB_KEY, ("progress",), list(buffer.progress.values()))
+            self._write_queues(buffer)
             self._write_workers(buffer)
 
     def _write_one(self, model: type[Model], fields: Sequence[str], found: dict[Key, Row]) -> None:
         if found:
-            self._dialect.insert(model, fields, list(found.values()), key=rows.KEY, overwrite=True)
+            self._dialect.insert(model, fields, list(found.values()), key=rows.KEY)
 
     def _add_many(self, model: type[Model], fields: Sequence[str], found: dict[Key, list[Row]]) -> None:
         if found:
@@ -454,6 +465,14 @@ class DatabaseJournal:
                 self._dialect.delete(model, fields[:named], [row[:named] for row in lines])
             self._dialect.insert(model, fields, lines)
 
+    def _write_queues(self, buffer: Buffer) -> None:
+        gone = [(name,) for name, row in buffer.queues.items() if row is None]
+        if gone:
+            self._dialect.delete(models.QueueState, ("name",), gone)
+        there = [row for row in buffer.queues.values() if row is not None]
+        if there:
+            self._dialect.insert(models.QueueState, QUEUE_STATE, there, key=("name",))
+
     def _write_workers(self, buffer: Buffer) -> None:
         gone = [worker_id for worker_id, info in buffer.workers.items() if info is None]
         manager = models.WorkerState.objects.using(self._dialect.alias)
@@ -462,7 +481,8 @@ class DatabaseJournal:
         for info in buffer.workers.values():
             if info is not None:
                 values = info._asdict()
-                worker_id = values.pop("id")
+                worker_id = rows.clean(values.pop("id"), rows.TEXT_LIMIT)
+                values["host"] = rows.clean(info.host, rows.TEXT_LIMIT)
                 for name in ("queues", "names"):
                     values[name] = None if values[name] is None else list(values[name])
                 manager.update_or_create(worker_id=worker_id, defaults=values)
@@ -473,7 +493,7 @@ class LeaseLost(StorageUnavailableError):
 
 
 QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")
-OWNED = (models.Job, models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog)
+OWNED = (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog)
 """Tables whose rows belong to a job."""
 
 

@@ -13,6 +13,7 @@ from django.db.models import F, Q, QuerySet
 from djqueue import models
 from djqueue.core.clock import Clock
 
+from .clock import set_right
 from .journal import LeaseLost
 
 NAME = "scheduler"
@@ -51,7 +52,8 @@ class SchedulerLease:
 
     def acquire(self) -> bool:
         """Take the row if it is free: released, run out, or its holder died on this machine."""
-        now = self._clock.now()
+        set_right(self._clock)
+        tick, now = self._clock.monotonic(), self._clock.now()
         free = Q(expires_at__lte=now)
         there = self.present()
         if there is not None and died_here(there):
@@ -76,16 +78,17 @@ class SchedulerLease:
         if not taken:
             return False
         self._generation = self._rows().get(holder=self._holder).generation
-        self._renewed = self._clock.monotonic()
+        self._renewed = tick
         return True
 
     def hold(self) -> None:
         """Renew the claim. Raises LeaseLost if another process has the row."""
-        now = self._clock.now()
+        set_right(self._clock)
+        tick, now = self._clock.monotonic(), self._clock.now()
         mine = self._rows().filter(holder=self._holder, generation=self._generation)
         if not mine.update(renewed_at=now, expires_at=now + TTL):
             raise LeaseLost
-        self._renewed = self._clock.monotonic()
+        self._renewed = tick
 
     def move(self, address: str) -> None:
         """Say where the socket listens."""
@@ -93,9 +96,9 @@ class SchedulerLease:
         mine = self._rows().filter(holder=self._holder, generation=self._generation)
         mine.update(address=address)
 
-    def is_due(self) -> bool:
-        """Whether it is time to renew."""
-        return self._clock.monotonic() - self._renewed > TTL // 3
+    def has_run_out(self) -> bool:
+        """Whether it was renewed so long ago that another process may have the row."""
+        return self._clock.monotonic() - self._renewed >= TTL
 
     def release(self) -> None:
         """Give the row back, if it is still this process's."""

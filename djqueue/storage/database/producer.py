@@ -1,20 +1,24 @@
 """Enqueues by any process: rows inserted in the caller's own transaction."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from django.db import InterfaceError, OperationalError, ProgrammingError, connections, transaction
+from django.db import connections, transaction
 
 from djqueue import models
 from djqueue.core.clock import Clock
-from djqueue.core.errors import OptionError, StorageUnavailableError
+from djqueue.core.errors import OptionError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult, Job
 from djqueue.core.options import JobKey
-from djqueue.core.states import LIVE, State
+from djqueue.core.states import LIVE, REUSABLE, State
 
 from . import rows
+from .away import AWAY, unavailable
+from .clock import set_right
 from .dialects import Dialect
+
+Found = tuple[State, bytes | None]
+"""State and result of a job."""
 
 
 class Inserter:
@@ -24,6 +28,22 @@ class Inserter:
         self._dialect = dialect
         self._clock = clock
         self._ids = IdSource()
+
+    # What the tables may not know yet: for those who know more.
+
+    def find_job(self, queue: str, job_id: str) -> Found | None:
+        """A job that is not in the tables."""
+        return None
+
+    def find_owner(self, queue: str, key: str) -> tuple[str, State] | None:
+        """Id and state of the job that has a unique key, according to others than the tables."""
+        return None
+
+    def is_known(self, queue: str, job_id: str) -> bool:
+        """Whether there is a job that is not in the tables."""
+        return self.find_job(queue, job_id) is not None
+
+    # Enqueue.
 
     def insert(self, batches: Sequence[Batch], wake: Callable[[], object]) -> list[EnqueueResult]:
         """Add jobs: at once outside a transaction, else when the caller's commits.
@@ -35,73 +55,100 @@ class Inserter:
         connection.validate_no_broken_transaction()
         durable = any(batch.options.durable for batch in batches)
         try:
-            if not connection.in_atomic_block:
-                self._dialect.tune(durable=durable)
-            with self._dialect.transaction():
+            set_right(self._clock)
+            with self._dialect.transaction(durable=durable):
                 results = [result for batch in batches for result in self._insert(batch)]
-                transaction.on_commit(lambda: wake(), using=alias)
-        except (OperationalError, InterfaceError, ProgrammingError) as error:
-            raise StorageUnavailableError(
-                f"the database {alias!r} did not take the jobs, and none was enqueued: {error}. Is it "
-                "running, and are its tables there (manage.py migrate)?"
-            ) from error
+                # What goes wrong with the wake-up is no failure of the enqueue, which is committed by then.
+                transaction.on_commit(lambda: wake(), using=alias, robust=True)
+        except AWAY as error:
+            if not connection.in_atomic_block:
+                connection.close_if_unusable_or_obsolete()
+            raise unavailable(alias, error, ", and none of the jobs was enqueued") from error
         return results
 
     def _insert(self, batch: Batch) -> list[EnqueueResult]:
         now = self._clock.now()
         ids = batch.ids if batch.ids is not None else self._ids.many(len(batch.payloads), now)
-        known = batch.ids is not None and not batch.fresh
-        there = self._there(batch.queue, ids) if known else {}
         self._check_dependencies(batch.options.depends_on)
+        if batch.options.unique_key is not None:
+            self._dialect.take_turns(batch.queue, batch.options.unique_key)
+        if batch.ids is None or batch.fresh:
+            return self._insert_fresh(batch, ids, now)
         answers: dict[int, EnqueueResult] = {}
-        new: dict[str, Job] = {}
-        for at, (job_id, payload) in enumerate(zip(ids, batch.payloads, strict=True)):
-            answer = self._refused(batch, job_id, there, new)
-            if answer is None:
-                answer = EnqueueResult(job_id, "queued", batch.queue)
-                new[job_id] = self._job(batch, job_id, payload, now)
-            answers[at] = answer
-        if new:
-            written = self._dialect.insert(
-                models.Job,
-                rows.NEW_JOB,
-                list(rows.new_rows(new.values(), inbox=True).values()),
-                constants=rows.UNTOUCHED,
-                key=rows.KEY if known else (),
-            )
-            if written < len(new):
-                self._lost_races(batch, answers)
+        left = list(range(len(ids)))
+        while left:
+            # Once more for those whose ids another producer has taken since the look at them.
+            self._insert_known(batch, ids, left, now, answers)
+            left = [at for at in left if at not in answers]
         return [answers[at] for at in range(len(ids))]
 
-    def _refused(
-        self, batch: Batch, job_id: str, there: dict[str, tuple[State, Any]], new: dict[str, Job]
+    def _insert_fresh(self, batch: Batch, ids: Sequence[str], now: int) -> list[EnqueueResult]:
+        new: dict[str, Job] = {}
+        answers = []
+        for job_id, payload in zip(ids, batch.payloads, strict=True):
+            answer = self._owned(batch, new)
+            if answer is None:
+                new[job_id] = self._job(batch, job_id, payload, now)
+                answer = EnqueueResult(job_id, "queued", batch.queue)
+            answers.append(answer)
+        self._dialect.insert(models.Job, rows.NEW_JOB, inbox_rows(new), constants=rows.UNTOUCHED)
+        return answers
+
+    def _insert_known(
+        self,
+        batch: Batch,
+        ids: Sequence[str],
+        left: Sequence[int],
+        now: int,
+        answers: dict[int, EnqueueResult],
+    ) -> None:
+        there = self._there(batch.queue, [ids[at] for at in left])
+        new: dict[str, Job] = {}
+        queued: dict[str, int] = {}
+        for at in left:
+            job_id = ids[at]
+            answer = self._taken(batch, job_id, there, new) or self._owned(batch, new)
+            if answer is not None:
+                answers[at] = answer
+            elif job_id not in there or self._forget(batch.queue, job_id):
+                new[job_id] = self._job(batch, job_id, batch.payloads[at], now)
+                queued[job_id] = at
+        written = self._dialect.insert_new(
+            models.Job, rows.NEW_JOB, inbox_rows(new), constants=rows.UNTOUCHED, key=rows.KEY
+        )
+        for _, job_id in written:
+            answers[queued[job_id]] = EnqueueResult(job_id, "queued", batch.queue)
+
+    def _taken(
+        self, batch: Batch, job_id: str, there: dict[str, Found], new: dict[str, Job]
     ) -> EnqueueResult | None:
+        """The answer if the id is that of a job which is not to be enqueued again."""
         if job_id in new:
-            return EnqueueResult(job_id, "duplicate", batch.queue, State.WAITING)
-        if batch.options.unique_key is not None:
-            owner = self._owner(batch.queue, batch.options.unique_key)
-            if owner is None and new:
-                owner = next(iter(new)), State.WAITING
-            if owner is not None:
-                return EnqueueResult(owner[0], "duplicate", batch.queue, owner[1])
-        found = there.get(job_id)
-        if found is None:
+            return EnqueueResult(job_id, "duplicate", batch.queue, new[job_id].state)
+        found = there.get(job_id) or self.find_job(batch.queue, job_id)
+        if found is None or found[0] in REUSABLE:
             return None
-        state, result = found
-        if state in LIVE:
-            return EnqueueResult(job_id, "duplicate", batch.queue, state)
-        if state is State.COMPLETED:
-            return EnqueueResult(job_id, "completed", batch.queue, state, result)
-        key = [(batch.queue, job_id)]
-        for model in (
-            models.Job,
-            models.JobResult,
-            models.DeadLetter,
-            models.JobAttempt,
-            models.JobLog,
-        ):
-            self._dialect.delete(model, rows.KEY, key)
-        return None
+        status = "completed" if found[0] is State.COMPLETED else "duplicate"
+        return EnqueueResult(job_id, status, batch.queue, *found)
+
+    def _owned(self, batch: Batch, new: dict[str, Job]) -> EnqueueResult | None:
+        """The answer if another job has the unique key."""
+        key = batch.options.unique_key
+        if key is None:
+            return None
+        for job in new.values():
+            return EnqueueResult(job.id, "duplicate", batch.queue, job.state)
+        owner = self._owner(batch.queue, key) or self.find_owner(batch.queue, key)
+        return None if owner is None else EnqueueResult(owner[0], "duplicate", batch.queue, owner[1])
+
+    def _forget(self, queue: str, job_id: str) -> bool:
+        """Take away a job that may be enqueued again; False if it is another one by now."""
+        ended = [(queue, job_id, state.value) for state in REUSABLE]
+        if not self._dialect.delete(models.Job, (*rows.KEY, "state"), ended):
+            return False
+        for model in (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog):
+            self._dialect.delete(model, rows.KEY, [(queue, job_id)])
+        return True
 
     def _job(self, batch: Batch, job_id: str, payload: bytes, now: int) -> Job:
         run_at = batch.run_at if batch.run_at is not None else now + (batch.delay or 0)
@@ -110,10 +157,10 @@ class Inserter:
             state = State.BLOCKED
         return Job(job_id, batch.queue, batch.name, payload, batch.options, state, now, run_at)
 
-    def _there(self, queue: str, ids: Sequence[str]) -> dict[str, tuple[State, Any]]:
-        """State and result of the jobs that have these ids."""
+    def _there(self, queue: str, ids: Sequence[str]) -> dict[str, Found]:
+        """The jobs that have these ids."""
         alias = self._dialect.alias
-        found: dict[str, tuple[State, Any]] = {}
+        found: dict[str, Found] = {}
         for chunk in rows.chunked(ids):
             mine = {"queue": queue, "job_id__in": chunk}
             results = dict(
@@ -136,22 +183,13 @@ class Inserter:
                 return row[0], State(row[1])
         return None
 
-    def _lost_races(self, batch: Batch, answers: dict[int, EnqueueResult]) -> None:
-        """Another producer wrote some of the ids since we looked: theirs is the job."""
-        mine = [answer.id for answer in answers.values() if answer.status == "queued"]
-        payloads = {job_id: batch.payloads[at] for at, job_id in enumerate(batch.ids or ())}
-        alias = self._dialect.alias
-        for chunk in rows.chunked(mine):
-            found = models.Job.objects.using(alias).filter(queue=batch.queue, job_id__in=chunk)
-            for job_id, state, payload, inbox in found.values_list("job_id", "state", "payload", "inbox"):
-                if inbox and bytes(payload) == payloads[job_id]:
-                    continue
-                for at, answer in answers.items():
-                    if answer.id == job_id and answer.status == "queued":
-                        answers[at] = EnqueueResult(job_id, "duplicate", batch.queue, State(state))
-
     def _check_dependencies(self, keys: Sequence[JobKey]) -> None:
         for queue, job_id in keys:
-            alias = self._dialect.alias
-            if not models.Job.objects.using(alias).filter(queue=queue, job_id=job_id).exists():
+            there = models.Job.objects.using(self._dialect.alias).filter(queue=queue, job_id=job_id)
+            if not there.exists() and not self.is_known(queue, job_id):
                 raise OptionError(f"depends_on: queue {queue!r} has no job {job_id!r}")
+
+
+def inbox_rows(jobs: dict[str, Job]) -> list[rows.Row]:
+    """Jobs as rows that the scheduler takes in."""
+    return list(rows.new_rows(jobs.values(), inbox=True).values())

@@ -1,7 +1,8 @@
 """From the tables to the engine: at the scheduler's start, and for single jobs on the way."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from djqueue import models
 from djqueue.core.engine import Engine
@@ -20,24 +21,74 @@ PAGE = 5_000
 """Rows read at a time."""
 TELL_EVERY = 100_000
 """Jobs between two lines about a long recovery."""
+ENDED = (State.COMPLETED, State.CANCELLED)
+"""States of jobs that are in the tables alone."""
+NUMBERED = ("id", *rows.JOB_FIELDS)
+INBOX = NUMBERED.index("inbox")
 
 
-def recover(alias: str, engine: Engine, journal: DatabaseJournal) -> dict[str, int]:
-    """Everything that is alive: queues, pending jobs, interrupted ones, dead letters. Returns counts."""
-    counts = {"pending": 0, "interrupted": 0, "dead": 0}
+def recover(
+    alias: str, engine: Engine, journal: DatabaseJournal, take_in: Callable[[], None]
+) -> dict[str, int]:
+    """Everything that is alive: queues, pending jobs, interrupted ones, dead letters. Returns counts.
+
+    take_in: takes in what producers have written and no scheduler has seen.
+    """
     queues(alias, engine)
-    for jobs in _pages(alias, [state.value for state in LIVE - {State.BLOCKED}]):
-        counts["interrupted"] += take_over(engine, journal, jobs)
-        before, counts["pending"] = counts["pending"], counts["pending"] + len(jobs)
-        if counts["pending"] // TELL_EVERY > before // TELL_EVERY:
-            logger.info("Recovering: %s jobs so far.", f"{counts['pending']:,}")
-    for jobs in _pages(alias, [State.FAILED.value]):
-        counts["dead"] += _dead(alias, engine, jobs)
+    jobs = [job for page in _pages(alias, LIVE) for job in page]
+    # As they came, or came back; not as their rows were first written.
+    jobs.sort(key=lambda job: (job.state is not State.ACTIVE, job.run_at))
+    interrupted = take_over(engine, journal, jobs)
+    dead = sum(_dead(alias, engine, page) for page in _pages(alias, [State.FAILED]))
+    take_in()
     # Last, and in one step: what they depend on is there by now, themselves included.
-    blocked = [job for jobs in _pages(alias, [State.BLOCKED.value]) for job in jobs]
-    engine.restore(blocked)
-    counts["pending"] += len(blocked)
-    return counts
+    bind(alias, engine, journal, [job for job in jobs if job.unmet])
+    return {"pending": len(jobs), "interrupted": interrupted, "dead": dead}
+
+
+def borrow(
+    alias: str, engine: Engine, journal: DatabaseJournal, queue: str, ids: Sequence[str] | None
+) -> None:
+    """Some jobs of one queue (None: all), the blocked ones that wait for them, and what those wait for."""
+    queues(alias, engine)
+    if ids is None:
+        ids = list(models.Job.objects.using(alias).filter(queue=queue).values_list("job_id", flat=True))
+    jobs = {(job.queue, job.id): job for job in load(alias, queue, ids)}
+    jobs.update(_dependents(alias, jobs))
+    blocked = [job for job in jobs.values() if job.state is State.BLOCKED]
+    wanted: dict[str, list[str]] = {}
+    for key in {key for job in blocked for key in job.options.depends_on} - jobs.keys():
+        wanted.setdefault(key[0], []).append(key[1])
+    found = [*jobs.values(), *(job for name, missing in wanted.items() for job in load(alias, name, missing))]
+    failed = [job for job in found if job.state is State.FAILED]
+    take_over(engine, journal, [job for job in found if job.state is not State.FAILED])
+    _dead(alias, engine, failed)
+    bind(alias, engine, journal, [job for job in blocked if job.unmet])
+
+
+def _dependents(alias: str, jobs: Mapping[JobKey, Job]) -> dict[JobKey, Job]:
+    """The blocked jobs that wait for these, or for one another."""
+    rest = [
+        rows.job_from_row(row)
+        for row in rows.job_rows(models.Job.objects.using(alias).filter(state=State.BLOCKED.value))
+    ]
+    found: dict[JobKey, Job] = {}
+    waited_for = set(jobs)
+    while waiting := [job for job in rest if not waited_for.isdisjoint(job.options.depends_on)]:
+        waited_for = {(job.queue, job.id) for job in waiting}
+        found.update({(job.queue, job.id): job for job in waiting})
+        rest = [job for job in rest if (job.queue, job.id) not in waited_for]
+    return {key: job for key, job in found.items() if key not in jobs}
+
+
+def bind(alias: str, engine: Engine, journal: DatabaseJournal, blocked: Iterable[Job]) -> None:
+    """Have blocked jobs hear of the ends of what they depend on, those that lie in the past included."""
+    jobs = list(blocked)
+    found = find(alias, engine, journal, [key for job in jobs for key in job.unmet or ()])
+    engine.restore(found.ended)
+    for job in jobs:
+        engine.bind(job, tuple(job.unmet or ()), missing=State.COMPLETED)
+    engine.evict(found.ended)
 
 
 def take_over(
@@ -70,39 +121,65 @@ def _dead(alias: str, engine: Engine, jobs: Sequence[Job]) -> int:
     return len(letters)
 
 
-def fetch(alias: str, engine: Engine, keys: Iterable[JobKey]) -> list[Job]:
-    """Bring jobs that have ended, and are in the tables alone, back into the engine; returns them."""
+class Found(NamedTuple):
+    """Jobs that are in the tables, but not in the engine."""
+
+    ended: list[Job]
+    """Completed and cancelled."""
+    arrived: dict[int, Job]
+    """In the inbox, by the number of the row."""
+
+
+def find(alias: str, engine: Engine, journal: DatabaseJournal, keys: Iterable[JobKey]) -> Found:
+    """Those of these jobs that the engine does not know; not those that it has forgotten for good."""
     wanted: dict[str, list[str]] = {}
     for queue, job_id in keys:
         wanted.setdefault(queue, []).append(job_id)
-    fetched: list[Job] = []
+    found = Found([], {})
     for queue, ids in wanted.items():
         states = engine.states(queue, ids)
         missing = [job_id for job_id, state in zip(ids, states, strict=True) if state is None]
-        jobs = load(alias, queue, missing, (State.COMPLETED, State.CANCELLED))
-        engine.restore(jobs)
-        fetched += jobs
-    return fetched
+        for number, job, inbox in _load(alias, queue, missing):
+            if inbox:
+                found.arrived[number] = job
+            elif job.state in ENDED and not journal.is_gone(rows.job_key(job)):
+                found.ended.append(job)
+    return found
 
 
-def load(alias: str, queue: str, ids: Sequence[str], states: Iterable[State]) -> list[Job]:
-    """Jobs of a queue in these states, with what belongs to them."""
-    found: dict[str, Job] = {}
-    values = [state.value for state in states]
+def load(alias: str, queue: str, ids: Sequence[str]) -> list[Job]:
+    """Jobs of a queue, with what belongs to them."""
+    return [job for _, job, _ in _load(alias, queue, ids)]
+
+
+def arrived(alias: str, limit: int) -> dict[int, Job]:
+    """The first jobs in the inbox, by the number of their rows, in order."""
+    page = models.Job.objects.using(alias).filter(inbox=True).order_by("id")[:limit]
+    return {row[0]: rows.job_from_row(row[1:]) for row in rows.raw_values(page, NUMBERED)}
+
+
+def _load(alias: str, queue: str, ids: Sequence[str]) -> list[tuple[int, Job, bool]]:
+    found: dict[str, tuple[int, Job, bool]] = {}
     for chunk in rows.chunked(ids):
-        mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk, state__in=values)
-        found.update({job.id: job for job in map(rows.job_from_row, rows.job_rows(mine))})
-    rows.read_belongings(alias, queue, found)
+        mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk)
+        for row in rows.raw_values(mine, NUMBERED):
+            job = rows.job_from_row(row[1:])
+            found[job.id] = (row[0], job, bool(row[INBOX]))
+    rows.read_belongings(alias, queue, {job.id: job for _, job, _ in found.values()})
     return list(found.values())
 
 
 def _interrupted(engine: Engine, job: Job) -> DeadLetter | None:
     """A job that was active when its scheduler ended: a stall is counted, and it waits again."""
     now = engine.clock.now()
-    note_attempt(job, "stalled", now, None)
+    note_attempt(job, "cancelled" if job.cancel_requested else "stalled", now, None)
+    lost_with, job.worker = job.worker, ""
+    if job.cancel_requested:
+        job.state = State.CANCELLED
+        job.reason = "cancelled"
+        job.finished_at = now
+        return None
     job.stalls += 1
-    lost_with = job.worker
-    job.worker = ""
     if job.stalls <= job.options.max_stalls:
         job.state = State.WAITING
         job.run_at = now
@@ -113,16 +190,20 @@ def _interrupted(engine: Engine, job: Job) -> DeadLetter | None:
     text = f"lost {job.stalls} times with its worker, last with {lost_with}"
     job.error = JobError("djqueue.core.errors.StorageError", text)
     policy = engine.policy(job.queue).dead_letters
-    return DeadLetter(job.queue, job.id, job.reason, now, now + policy.ttl)
+    again = now + policy.auto_retry_delay if policy.auto_retries else 0
+    return DeadLetter(job.queue, job.id, job.reason, now, now + policy.ttl, 0, again)
 
 
-def _pages(alias: str, states: Sequence[str]) -> Iterable[list[Job]]:
-    """Jobs in these states by order of arrival, with what belongs to those that have run before."""
-    last = 0
+def _pages(alias: str, states: Iterable[State]) -> Iterable[list[Job]]:
+    """Jobs in these states by order of arrival, with what belongs to those that have run before.
+
+    Without those in the inbox.
+    """
+    last = read = 0
+    found = models.Job.objects.using(alias).filter(state__in=[state.value for state in states], inbox=False)
     while True:
-        page = models.Job.objects.using(alias).filter(state__in=states, id__gt=last).order_by("id")[:PAGE]
         jobs: list[Job] = []
-        for row in rows.raw_values(page, ("id", *rows.JOB_FIELDS)):
+        for row in rows.raw_values(found.filter(id__gt=last).order_by("id")[:PAGE], NUMBERED):
             last = row[0]
             jobs.append(rows.job_from_row(row[1:]))
         if not jobs:
@@ -133,6 +214,9 @@ def _pages(alias: str, states: Sequence[str]) -> Iterable[list[Job]]:
                 begun.setdefault(job.queue, {})[job.id] = job
         for queue, mine in begun.items():
             rows.read_belongings(alias, queue, mine)
+        before, read = read, read + len(jobs)
+        if read // TELL_EVERY > before // TELL_EVERY:
+            logger.info("Recovering: %s jobs so far.", f"{read:,}")
         yield jobs
 
 

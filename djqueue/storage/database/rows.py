@@ -16,6 +16,8 @@ from djqueue.core.states import State
 Row = tuple[Any, ...]
 
 KEY = ("queue", "job_id")
+JOB_KEY = (*KEY, "created_at")
+"""What names a row of `Job`: not one that a producer has since put in the place of the job's that ended."""
 NEW_JOB = (
     *KEY,
     "name",
@@ -47,7 +49,7 @@ UNTOUCHED = {
 }
 """Those others."""
 CHANGED_JOB = (
-    *KEY,
+    *JOB_KEY,
     "state",
     "run_at",
     "started_at",
@@ -89,11 +91,13 @@ LETTER = (
     "retries",
     "next_retry_at",
 )
-PROGRESS = (*KEY, "progress")
+PROGRESS = (*JOB_KEY, "progress")
 
 NO_ERROR = JobError("", "", "")
 TEXT_LIMIT = 255
 """Characters of the columns that hold a name."""
+CANCEL_REQUESTED = "cancel_requested"
+"""Reason of an active job that has been asked to stop."""
 
 
 def pack_options(options: JobOptions) -> bytes:
@@ -137,9 +141,13 @@ def new_rows(jobs: Iterable[Job], *, inbox: bool = False) -> dict[tuple[str, str
 def changed_row(job: Job) -> Row:
     """A job's changing fields, as `CHANGED_JOB`."""
     error = job.error or NO_ERROR
+    reason = job.reason
+    if job.cancel_requested and job.state is State.ACTIVE:
+        reason = CANCEL_REQUESTED
     return (
         job.queue,
         job.id,
+        job.created_at,
         job.state.value,
         job.run_at,
         job.started_at or None,
@@ -148,11 +156,11 @@ def changed_row(job: Job) -> Row:
         job.attempts,
         job.failures,
         job.stalls,
-        job.worker,
-        job.reason,
-        error.type[:TEXT_LIMIT],
-        error.message,
-        error.traceback,
+        clean(job.worker, TEXT_LIMIT),
+        clean(reason, TEXT_LIMIT),
+        clean(error.type, TEXT_LIMIT),
+        clean(error.message),
+        clean(error.traceback),
         False,
     )
 
@@ -171,13 +179,13 @@ def attempt_row(job: Job, attempt: Attempt) -> Row:
         job.queue,
         job.id,
         attempt.attempt,
-        attempt.worker,
+        clean(attempt.worker, TEXT_LIMIT),
         attempt.started_at,
         attempt.finished_at,
         attempt.outcome,
-        error.type[:TEXT_LIMIT],
-        error.message,
-        error.traceback,
+        clean(error.type, TEXT_LIMIT),
+        clean(error.message),
+        clean(error.traceback),
     )
 
 
@@ -189,8 +197,8 @@ def letter_row(job: Job, letter: DeadLetter) -> Row:
         job.id,
         job.name,
         letter.reason,
-        error.type[:TEXT_LIMIT],
-        error.message,
+        clean(error.type, TEXT_LIMIT),
+        clean(error.message),
         letter.entered_at,
         letter.expires_at,
         letter.retries,
@@ -200,7 +208,28 @@ def letter_row(job: Job, letter: DeadLetter) -> Row:
 
 def progress_row(job: Job) -> Row:
     """What a handler reported last, as `PROGRESS`."""
-    return (job.queue, job.id, encode(job.progress, MSGPACK))
+    return (*job_key(job), encode(job.progress, MSGPACK))
+
+
+def log_rows(job: Job, lines: Iterable[tuple[int, str]]) -> list[Row]:
+    """What a handler logged, as `LOG`."""
+    return [(job.queue, job.id, at, clean(line)) for at, line in lines]
+
+
+def clean(text: str, limit: int | None = None) -> str:
+    """A text that any database takes: without NUL and halves of surrogate pairs, and not too long."""
+    if not text:
+        return text
+    if limit is not None and len(text) > limit:
+        text = text[:limit]
+    if not text.isascii():
+        text = text.encode(errors="backslashreplace").decode()[:limit]
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
+
+
+def job_key(job: Job) -> tuple[str, str, int]:
+    """What names the job's row, as `JOB_KEY`."""
+    return job.queue, job.id, job.created_at
 
 
 JOB_FIELDS = (*NEW_JOB, *UNTOUCHED)
@@ -265,7 +294,8 @@ def job_from_row(row: Row) -> Job:
     job.failures = failures
     job.stalls = stalls
     job.worker = worker
-    job.reason = reason
+    job.cancel_requested = job.state is State.ACTIVE and reason == CANCEL_REQUESTED
+    job.reason = "" if job.cancel_requested else reason
     if error_type:
         job.error = JobError(error_type, error_message, traceback)
     if progress is not None:

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from asgiref.sync import sync_to_async
-from django.db import DatabaseError, connections
+from asgiref.sync import AsyncToSync, sync_to_async
+from django.db import Error, connections
 
 from djqueue import models
 from djqueue.conf import get_settings
@@ -16,6 +17,7 @@ from djqueue.core.engine import DEFAULT_POLICY, Engine
 from djqueue.core.errors import StorageError, StorageUnavailableError
 from djqueue.core.job import (
     Batch,
+    CancelResult,
     ClaimRequest,
     EnqueueResult,
     Finished,
@@ -26,17 +28,18 @@ from djqueue.core.job import (
 )
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
+from djqueue.core.options import MAX_INTEGER, JobKey
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.base import P, T
-from djqueue.storage.engined import EngineStorage
+from djqueue.storage.engined import WORKER_TTL, EngineStorage
 
 from . import cron, recovery, rows
 from .dialects import Dialect
 from .inspector import Inspector
 from .journal import DatabaseJournal
 from .lease import SchedulerLease
-from .producer import Inserter
+from .producer import Found, Inserter
 
 logger = logging.getLogger("djqueue.scheduler")
 
@@ -45,8 +48,7 @@ POLL = 1.0
 INBOX_PAGE = 2_000
 PURGE_LIMIT = 1_000
 """Old rows taken away at a time."""
-KEPT_APART = (State.COMPLETED, State.CANCELLED)
-"""States whose jobs the engine forgets once they are written."""
+FOREVER = 2**62
 
 
 class SchedulerStorage(EngineStorage):
@@ -65,7 +67,7 @@ class SchedulerStorage(EngineStorage):
         self._dialect = dialect
         self._lease = lease
         self._clock = clock
-        self._inserter = Inserter(dialect, clock)
+        self._inserter = _EngineInserter(dialect, clock, self)
         self._inspector = Inspector(dialect.alias)
         self._identity = threading.RLock()
         """Held while ids are looked up in the tables and taken, and while the engine forgets ids."""
@@ -78,6 +80,10 @@ class SchedulerStorage(EngineStorage):
             keep_finished=False,
             cores=cores,
         )
+        self._taken: set[int] = set()
+        """Numbers of rows that were taken in, and of which the tables may not know it yet."""
+        self._is_open = False
+        """Whether this is the scheduler, with all that is alive, and not for a moment with some jobs."""
         self._closing = threading.Event()
         self._arrived = threading.Event()
         self._inbox_thread = threading.Thread(target=self._watch_inbox, name="djqueue-inbox", daemon=True)
@@ -87,20 +93,14 @@ class SchedulerStorage(EngineStorage):
     def open(self) -> dict[str, int]:
         """Load everything that is alive, and begin to write; returns how much it was."""
         self._journal.start()
-        counts = recovery.recover(self._alias, self.engine, self._journal)
+        self._is_open = True
+        counts = recovery.recover(self._alias, self.engine, self._journal, self._take_in_all)
         self._inbox_thread.start()
         return counts
 
     def open_for(self, queue: str, ids: Sequence[str] | None) -> None:
-        """Load these jobs (None: all) of one queue alone; this thread writes."""
-        if ids is None:
-            found = models.Job.objects.using(self._alias).filter(queue=queue)
-            ids = list(found.values_list("job_id", flat=True))
-        recovery.queues(self._alias, self.engine)
-        jobs = recovery.load(self._alias, queue, ids, tuple(State))
-        wanted = set(ids)
-        letters = [letter for letter in self._inspector.dead_letters(queue) if letter.id in wanted]
-        recovery.take_over(self.engine, self._journal, jobs, letters)
+        """Load these jobs (None: all) of one queue alone, and what depends on them; this thread writes."""
+        recovery.borrow(self._alias, self.engine, self._journal, queue, ids)
 
     def close(self) -> None:
         """Write what is left, and let the next scheduler come."""
@@ -126,21 +126,27 @@ class SchedulerStorage(EngineStorage):
         if connections[self._alias].in_atomic_block and not all(_detached(batch) for batch in batches):
             return self._inserter.insert(batches, self._arrived.set)
         results = self._accept(batches)
-        if any(batch.options.durable for batch in batches):
-            self._sync(results)
-        elif self._journal.is_full():
-            self._journal.wait_for_room()
+        try:
+            if _durable(batches):
+                self._journal.sync(durable=True)
+            elif self._journal.is_full():
+                self._journal.wait_for_room()
+        except (Error, OSError, StorageUnavailableError) as error:
+            self._take_back(results, error)
         return results
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `enqueue`."""
-        if not _simple(batches):
+        if not _simple(batches) or _called_by_sync_code():
             return await self.acall(self.enqueue, batches)
         self._journal.check()
         results = self.engine.enqueue(batches)
-        if any(batch.options.durable for batch in batches):
-            await self._async_sync(results)
-        await self._room()
+        try:
+            if _durable(batches):
+                await self._written_and_synced()
+            await self._room()
+        except (Error, OSError, StorageUnavailableError) as error:
+            self._take_back(results, error)
         return results
 
     # Runs.
@@ -150,13 +156,20 @@ class SchedulerStorage(EngineStorage):
         self._journal.check()
         if self._journal.is_full():
             self._journal.wait_for_room()
-        return self.engine.finish(outcomes, then)
+        return self.engine.finish(outcomes, self._unless_overdue(then))
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """See `Storage.finish`."""
         self._journal.check()
         await self._room()
-        return self.engine.finish(outcomes, then)
+        return self.engine.finish(outcomes, self._unless_overdue(then))
+
+    def _unless_overdue(self, request: ClaimRequest | None) -> ClaimRequest | None:
+        """No job is started by a scheduler that was asleep for so long that it may not be one any more."""
+        if request is not None and self._lease.has_run_out():
+            self._journal.when_written(_ignore)
+            return None
+        return request
 
     async def _room(self) -> None:
         if self._journal.is_full():
@@ -165,27 +178,17 @@ class SchedulerStorage(EngineStorage):
     def _accept(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if _simple(batches):
             return self.engine.enqueue(batches)
-        with self._identity:
-            keys = [
-                (batch.queue, job_id)
-                for batch in batches
-                if batch.ids is not None and not batch.fresh
-                for job_id in batch.ids
-            ]
-            keys += [key for batch in batches for key in batch.options.depends_on]
-            fetched = recovery.fetch(self._alias, self.engine, keys)
-            try:
-                return self.engine.enqueue(batches)
-            finally:
-                self.engine.evict(fetched)
+        keys = [
+            (batch.queue, job_id)
+            for batch in batches
+            if batch.ids is not None and not batch.fresh
+            for job_id in batch.ids
+        ]
+        keys += [key for batch in batches for key in batch.options.depends_on]
+        with self._knowing(keys):
+            return self.engine.enqueue(batches)
 
-    def _sync(self, results: list[EnqueueResult]) -> None:
-        try:
-            self._journal.sync(durable=True)
-        except (DatabaseError, StorageUnavailableError) as error:
-            self._take_back(results, error)
-
-    async def _async_sync(self, results: list[EnqueueResult]) -> None:
+    async def _written_and_synced(self) -> None:
         loop = asyncio.get_running_loop()
         written: asyncio.Future[BaseException | None] = loop.create_future()
 
@@ -195,15 +198,18 @@ class SchedulerStorage(EngineStorage):
         self._journal.when_written(done, durable=True)
         error = await written
         if error is not None:
-            self._take_back(results, error)
+            raise error
 
     def _take_back(self, results: list[EnqueueResult], error: BaseException) -> None:
-        """A durable enqueue could not be written: it did not happen."""
-        for result in results:
-            if result.status == "queued":
-                self.engine.remove(result.queue, [result.id])
+        """What could not be written was not enqueued, but for what a worker has already begun."""
+        begun = [
+            result.id
+            for result in results
+            if result.status == "queued" and not self.engine.remove(result.queue, [result.id])[0]
+        ]
+        but = f" but what a worker has already begun: {', '.join(begun)}" if begun else ""
         raise StorageUnavailableError(
-            f"the database {self._alias!r} could not write: {error}; nothing was enqueued"
+            f"the database {self._alias!r} could not write: {error}; nothing was enqueued{but}"
         ) from error
 
     # Reads: what has ended is in the tables, once the journal is.
@@ -233,8 +239,8 @@ class SchedulerStorage(EngineStorage):
         self._flush()
         with self._identity:
             counts = self.engine.counts(queue)
-            kept = self._inspector.counts(queue, KEPT_APART)
-        return {**counts, **{state: kept.get(state, 0) for state in KEPT_APART}}
+            kept = self._inspector.counts(queue, recovery.ENDED)
+        return {**counts, **{state: kept.get(state, 0) for state in recovery.ENDED}}
 
     def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
         """See `Storage.page`."""
@@ -245,56 +251,97 @@ class SchedulerStorage(EngineStorage):
         """See `Storage.queues`."""
         return sorted({*self.engine.queues(), *self._inspector.queues()})
 
-    # Jobs that have ended are in the tables alone.
+    # Jobs that have ended, or have just arrived, are in the tables alone.
+
+    def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
+        """See `Storage.cancel`."""
+        self._journal.check()
+        with self._knowing((queue, job_id) for job_id in ids):
+            return self.engine.cancel(queue, ids, reason)
+
+    def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        """See `Storage.promote`."""
+        self._journal.check()
+        with self._knowing((queue, job_id) for job_id in ids):
+            return self.engine.promote(queue, ids)
+
+    def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
+        """See `Storage.reschedule`."""
+        self._journal.check()
+        with self._knowing((queue, job_id) for job_id in ids):
+            return self.engine.reschedule(queue, ids, run_at)
+
+    def retry(self, queue: str, ids: Sequence[str]) -> list[str]:
+        """See `Storage.retry`."""
+        self._journal.check()
+        with self._knowing((queue, job_id) for job_id in ids):
+            return self.engine.retry(queue, ids)
 
     def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
         """See `Storage.remove`."""
-        with self._identity:
-            recovery.fetch(self._alias, self.engine, [(queue, job_id) for job_id in ids])
-            return self.engine.remove(queue, ids)
-
-    def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[Any]:
-        """See `Storage.cancel`."""
-        with self._identity:
-            keys = [(queue, job_id) for job_id in ids]
-            fetched = recovery.fetch(self._alias, self.engine, keys)
-            try:
-                return self.engine.cancel(queue, ids, reason)
-            finally:
-                self.engine.evict(fetched)
+        self._journal.check()
+        removed = self._remove(queue, ids)
+        self._flush()
+        return removed
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
         """See `Storage.clean`."""
-        removed = 0
-        ended = [state.value for state in KEPT_APART if state in states]
-        while ended and (limit is None or removed < limit):
-            self._flush()
-            found = self._all(queue).filter(state__in=ended, finished_at__lt=before)
-            room = PURGE_LIMIT if limit is None else min(PURGE_LIMIT, limit - removed)
-            ids = list(found.order_by("finished_at", "id").values_list("job_id", flat=True)[:room])
-            gone = sum(self.remove(queue, ids))
-            removed += gone
-            if not gone:
-                break
-        others = states - {*KEPT_APART}
+        self._journal.check()
+        self._take_in_all()
+        self._flush()
+        removed = self._clean_ended(queue, states, before, limit)
+        others = states - {*recovery.ENDED}
         if others and (limit is None or removed < limit):
             left = None if limit is None else limit - removed
             removed += self.engine.clean(queue, frozenset(others), before, left)
-        self._flush()
+            self._flush()
         return removed
 
     def obliterate(self, queue: str, *, force: bool = False) -> int:
         """See `Storage.obliterate`."""
+        self._journal.check()
+        self._take_in_all()
+        removed = self.engine.obliterate(queue, force=force)
+        if removed < 0:
+            raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
+        self._journal.queue_changed(queue, None)
         self._flush()
-        with self._identity:
-            removed = self.engine.obliterate(queue, force=force)
-            if removed < 0:
-                raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
-            ids = list(self._all(queue).filter(state__in=KEPT_APART).values_list("job_id", flat=True))
-            removed += sum(self.remove(queue, ids))
+        removed += self._clean_ended(queue, frozenset(recovery.ENDED), FOREVER, None)
+        # The queue itself, which has come back with the last of its jobs.
+        removed += max(0, self.engine.obliterate(queue))
         self._flush()
-        models.QueueState.objects.using(self._alias).filter(name=queue).delete()
         return removed
+
+    def _clean_ended(self, queue: str, states: frozenset[State], before: int, limit: int | None) -> int:
+        removed = 0
+        ended = [state.value for state in recovery.ENDED if state in states]
+        while ended and (limit is None or removed < limit):
+            found = self._all(queue).filter(state__in=ended, finished_at__lt=before)
+            room = PURGE_LIMIT if limit is None else min(PURGE_LIMIT, limit - removed)
+            ids = list(found.order_by("finished_at", "id").values_list("job_id", flat=True)[:room])
+            gone = sum(self._remove(queue, ids))
+            removed += gone
+            self._flush()
+            if not gone:
+                break
+        return removed
+
+    def _remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        with self._knowing((queue, job_id) for job_id in ids):
+            return self.engine.remove(queue, ids)
+
+    @contextmanager
+    def _knowing(self, keys: Iterable[JobKey]) -> Iterator[None]:
+        """The engine knows these jobs, if there are such, for as long as this lasts."""
+        with self._identity:
+            found = recovery.find(self._alias, self.engine, self._journal, keys)
+            new = {number: job for number, job in found.arrived.items() if number not in self._taken}
+            self._take(new)
+            self.engine.restore(found.ended)
+            try:
+                yield
+            finally:
+                self.engine.evict(found.ended)
 
     # What is said to queues is kept.
 
@@ -316,6 +363,7 @@ class SchedulerStorage(EngineStorage):
     def _keep_queue(self, queue: str) -> None:
         rate, concurrency = self.engine.limits(queue)
         capacity, per = (rate.capacity, rate.per) if rate is not None else (None, None)
+        concurrency = None if concurrency is None else min(concurrency, MAX_INTEGER)
         row = (queue, self.engine.is_paused(queue), capacity, per, concurrency)
         self._journal.queue_changed(queue, row)
         self._flush()
@@ -336,27 +384,40 @@ class SchedulerStorage(EngineStorage):
 
     def maintain(self) -> Swept:
         """See `Storage.maintain`."""
+        self._journal.check()
         swept = super().maintain()
-        now = self._clock.now()
-        if self._lease.is_due():
-            self._journal.sync()
-        due = cron.due_jobs(self._alias, now, get_settings().defaults)
-        if due:
-            self._accept(due)
-        return swept._replace(removed=swept.removed + self._purge(now))
+        self._flush()
+        self._fire_crons()
+        return swept._replace(removed=swept.removed + self._purge())
 
-    def _purge(self, now: int) -> int:
+    def _fire_crons(self) -> None:
+        """First the jobs, then their schedules: what is enqueued twice in between is a duplicate."""
+        due = cron.due_slots(self._alias, self._clock.now())
+        defaults = get_settings().defaults
+        batches = [batch for slot in due if (batch := cron.batch(self._alias, slot, defaults)) is not None]
+        if batches:
+            self._accept(batches)
+            self._flush()
+        for slot in due:
+            cron.advance(self._alias, slot)
+
+    def _purge(self) -> int:
+        """Rows whose time is over."""
+        now = self._clock.now()
         removed = 0
-        old = self._all().filter(expires_at__lte=now, state__in=KEPT_APART)
+        old = self._all().filter(expires_at__lte=now, state__in=recovery.ENDED)
         keys: dict[str, list[str]] = {}
         for queue, job_id in old.order_by("expires_at").values_list("queue", "job_id")[:PURGE_LIMIT]:
             keys.setdefault(queue, []).append(job_id)
         for queue, ids in keys.items():
-            removed += sum(self.remove(queue, ids))
+            removed += sum(self._remove(queue, ids))
+        if removed:
+            self._flush()
         results = models.JobResult.objects.using(self._alias).filter(expires_at__lte=now)
         numbers = list(results.values_list("id", flat=True)[:PURGE_LIMIT])
         if numbers:
             models.JobResult.objects.using(self._alias).filter(id__in=numbers).delete()
+        models.WorkerState.objects.using(self._alias).filter(seen_at__lte=now - WORKER_TTL).delete()
         return removed
 
     # The inbox.
@@ -371,27 +432,40 @@ class SchedulerStorage(EngineStorage):
                 self._arrived.wait(POLL)
                 self._arrived.clear()
                 try:
-                    while not self._closing.is_set() and self.take_in() == INBOX_PAGE:
-                        pass
-                except DatabaseError as error:
-                    logger.warning("The inbox could not be read; it is tried again: %s", error)
+                    self._take_in_all()
+                except (Error, OSError, StorageUnavailableError) as error:
                     connections[self._alias].close()
+                    if not self._closing.wait(POLL):
+                        logger.warning("The inbox could not be read; it is tried again: %s", error)
+                        self._arrived.set()
         finally:
             connections[self._alias].close()
+
+    def _take_in_all(self) -> None:
+        if not self._is_open:
+            return
+        while self.take_in() == INBOX_PAGE and not self._closing.is_set():
+            # Else the next look would find the same rows.
+            self._flush()
 
     def take_in(self) -> int:
         """Take in what other producers have written; returns how many rows there were."""
         with self._identity:
-            found = self._all().filter(inbox=True).order_by("id")[:INBOX_PAGE]
-            jobs = [rows.job_from_row(row) for row in rows.job_rows(found)]
-            if jobs:
-                wanted = [key for job in jobs for key in job.options.depends_on]
-                fetched = recovery.fetch(self._alias, self.engine, wanted)
-                self.engine.accept(jobs)
-                self.engine.evict(fetched)
-        if len(jobs) == INBOX_PAGE:
-            self._flush()
-        return len(jobs)
+            found = recovery.arrived(self._alias, INBOX_PAGE)
+            last = max(found, default=0) if len(found) == INBOX_PAGE else FOREVER
+            self._taken = {number for number in self._taken if number in found or number > last}
+            self._take({number: job for number, job in found.items() if number not in self._taken})
+        return len(found)
+
+    def _take(self, jobs: Mapping[int, Job]) -> None:
+        if not jobs:
+            return
+        self._taken.update(jobs)
+        wanted = [key for job in jobs.values() for key in job.options.depends_on]
+        found = recovery.find(self._alias, self.engine, self._journal, wanted)
+        self.engine.restore(found.ended)
+        self.engine.accept(jobs.values())
+        self.engine.evict(found.ended)
 
     # Inside.
 
@@ -401,10 +475,10 @@ class SchedulerStorage(EngineStorage):
 
     def _flush(self) -> None:
         """Have what the engine knows in the tables, unless this thread holds them back itself."""
-        if self._inbox_thread.ident is None or not connections[self._alias].in_atomic_block:
+        if not self._is_open or not connections[self._alias].in_atomic_block:
             try:
                 self._journal.sync()
-            except DatabaseError as error:
+            except (Error, OSError) as error:
                 raise StorageUnavailableError(
                     f"the database {self._alias!r} could not write: {error}"
                 ) from error
@@ -412,6 +486,24 @@ class SchedulerStorage(EngineStorage):
     def _all(self, queue: str | None = None) -> Any:
         found = models.Job.objects.using(self._alias)
         return found if queue is None else found.filter(queue=queue)
+
+
+class _EngineInserter(Inserter):
+    """Knows what the journal has not written yet."""
+
+    def __init__(self, dialect: Dialect, clock: Clock, storage: SchedulerStorage) -> None:
+        super().__init__(dialect, clock)
+        self._storage = storage
+
+    def find_job(self, queue: str, job_id: str) -> Found | None:
+        """See `Inserter`."""
+        [record] = self._storage.engine.jobs(queue, [job_id])
+        return None if record is None else (record.state, record.result)
+
+    def find_owner(self, queue: str, key: str) -> tuple[str, State] | None:
+        """See `Inserter`."""
+        owner = self._storage.engine.unique_owner(queue, key)
+        return None if owner is None else (owner.id, owner.state)
 
 
 def _simple(batches: Sequence[Batch]) -> bool:
@@ -424,9 +516,24 @@ def _detached(batch: Batch) -> bool:
     return batch.options.durable is False
 
 
+def _durable(batches: Sequence[Batch]) -> bool:
+    return any(batch.options.durable for batch in batches)
+
+
+def _called_by_sync_code() -> bool:
+    """Whether this coroutine is run by `async_to_sync`, whose caller may be in a transaction."""
+    if getattr(AsyncToSync.executors, "current", None) is not None:
+        return True
+    return asyncio.get_running_loop() in AsyncToSync.loop_thread_executors
+
+
 def _resolve(future: "asyncio.Future[BaseException | None]", error: BaseException | None) -> None:
     if not future.done():
         future.set_result(error)
+
+
+def _ignore(_: BaseException | None) -> None:
+    pass
 
 
 def _nothing() -> None:

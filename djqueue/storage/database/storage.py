@@ -21,7 +21,7 @@ from djqueue.storage.base import P, Storage, T
 from .address import default_address, parse_address
 from .client import ClientStorage
 from .clock import DatabaseClock
-from .dialects import OrmDialect, dialect_for
+from .dialects import dialect_for
 from .lease import SchedulerLease
 from .scheduler import SchedulerStorage
 from .server import Server
@@ -70,7 +70,7 @@ class DatabaseStorage(Storage):
         self._policies = policies
         self._cores = cores
         self._clock: Clock = clock or DatabaseClock(database)
-        self._dialect = OrmDialect(database) if sql == "orm" else dialect_for(database)
+        self._dialect = dialect_for(database, orm=sql == "orm")
         self._client = ClientStorage(self._dialect, self._clock, token, policies)
         self._active: Storage = self._client
         self._lease: SchedulerLease | None = None

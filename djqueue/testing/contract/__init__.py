@@ -23,6 +23,12 @@ being written, its test class may inherit some of them.
 It needs pytest and hypothesis.
 """
 
+try:
+    import hypothesis  # noqa: F401
+    import pytest  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"{error}: the conformance suite needs pytest and hypothesis") from error
+
 from .cancelling import CancellingContract
 from .case import POLICIES, StorageCase
 from .claims import ClaimsContract

@@ -194,6 +194,14 @@ class DeadLettersContract(StorageCase):
 
         assert storage.dead_letters(SELF_HEALING)[0].retries == 0
 
+    def test_a_new_job_does_not_inherit_the_retries_of_a_removed_one(self, storage: Storage) -> None:
+        a_failed_job(storage, queue=SELF_HEALING, id="order:1")
+        self.pass_time(storage, SOON + 1)
+        storage.remove(SELF_HEALING, ["order:1"])
+        a_failed_job(storage, queue=SELF_HEALING, id="order:1")
+
+        assert storage.dead_letters(SELF_HEALING)[0].retries == 0
+
     def test_the_sweep_tells_of_its_retries(self, storage: Storage) -> None:
         a_failed_job(storage, queue=SELF_HEALING, id="a")
         a_failed_job(storage, queue=SELF_HEALING, id="b")

@@ -1,7 +1,10 @@
 """Delays and lifetimes: jobs that are not due yet, and jobs whose time is over before they start."""
 
+from collections.abc import Callable
+
 import pytest
 
+from djqueue.core.job import Claimed, Outcome
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
@@ -21,6 +24,7 @@ from ..factories import (
     enqueue_many,
     finish,
     job,
+    releasing,
     request,
     retrying,
     state,
@@ -188,14 +192,25 @@ class DelayedContract(StorageCase):
         assert job(storage, job_id).reason == "ttl_expired"
         assert counts(storage) == {State.FAILED: 1}
 
-    def test_a_job_started_in_its_time_may_be_retried_after_it(self, storage: Storage) -> None:
+    @pytest.mark.parametrize("end", [retrying, releasing])
+    def test_a_job_started_in_its_time_may_run_again_after_it(
+        self, storage: Storage, end: Callable[[Claimed], Outcome]
+    ) -> None:
         job_id = enqueue(storage, ttl=SOON)
         claimed = claim_one(storage)
         self.pass_time(storage, SOON + 1)
         assert state(storage, job_id) is State.ACTIVE
 
-        finish(storage, retrying(claimed))
+        finish(storage, end(claimed))
         storage.maintain()
+
+        assert claim_ids(storage) == [job_id]
+
+    def test_a_job_lost_with_its_worker_after_its_time_runs_again(self, storage: Storage) -> None:
+        job_id = enqueue(storage, ttl=SOON)
+        claimed = claim_one(storage)
+
+        self.lose_lease(storage, max(SOON, claimed.lease))
 
         assert claim_ids(storage) == [job_id]
 

@@ -147,6 +147,18 @@ class OutcomesContract(StorageCase):
         assert all(run.finished_at >= run.started_at > 0 for run in record.history)
         assert record.all_attempts() == record.history
 
+    def test_the_last_error_is_known_until_the_job_completes(self, storage: Storage) -> None:
+        job_id = enqueue(storage)
+        finish(storage, retrying(claim_one(storage), error=ERROR))
+        finish(storage, releasing(claim_one(storage)))
+        assert job(storage, job_id).error == ERROR
+        self.lose_lease(storage, claim_one(storage).lease)
+        assert job(storage, job_id).error == ERROR
+
+        finish(storage, completing(claim_one(storage)))
+
+        assert job(storage, job_id).error is None
+
     def test_the_run_that_completed_a_job_is_the_last_of_its_attempts(self, storage: Storage) -> None:
         enqueue(storage, id="order:1")
         finish(storage, retrying(claim_one(storage, worker="w1")))

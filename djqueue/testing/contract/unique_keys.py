@@ -240,8 +240,9 @@ class UniqueKeysContract(StorageCase):
         self.advance(SOON + 1)
         a_waiting_job(storage, id="second", unique_key="k")
 
-        assert claim_one(storage).id == "first"
-        storage.cancel(QUEUE, ["first"])
+        first = claim_one(storage)
+        assert first.id == "first"
+        finish(storage, completing(first))
         self.pass_time(storage, SOON)
 
         assert storage.enqueue([batch(unique_key="k")])[0].id == "second"

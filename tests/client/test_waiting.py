@@ -1,0 +1,343 @@
+"""`enqueue_and_wait`: what the job returns, or the error that tells why not."""
+
+import asyncio
+import threading
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+from djqueue import (
+    Discard,
+    JobCancelledError,
+    JobFailedError,
+    JobNotFoundError,
+    JobTimeoutError,
+    MaxRetriesError,
+    OptionError,
+    PayloadTooLargeError,
+    Queue,
+    SerializationError,
+    UnrecoverableError,
+    Worker,
+    job,
+)
+from djqueue.testing.factories import claim_one, finish, releasing
+from djqueue.testing.waiting import Recorder
+
+MEBIBYTE = "x" * (1024 * 1024 - 10)
+
+
+@contextmanager
+def working(*job_types, **handlers):
+    handlers.update({job_type.name: job_type for job_type in job_types})
+    with Worker(handlers=handlers, concurrency=4):
+        yield
+
+
+@pytest.fixture
+def queue():
+    return Queue("orders")
+
+
+@pytest.fixture
+def held(queue):
+    """A handler that waits to be let go, and how to."""
+    gate = threading.Event()
+
+    def handle(job):
+        assert gate.wait(10)
+        return {"n": job.payload}
+
+    handle.let_go = gate.set
+    yield handle
+    gate.set()
+
+
+@pytest.fixture
+def let_go_at_a_duplicate(storage, held, monkeypatch):
+    """The held handler goes on once an enqueue has been answered with the job that it runs."""
+    enqueue = storage.enqueue
+
+    def watched(batches):
+        answers = enqueue(batches)
+        if "duplicate" in {answer.status for answer in answers}:
+            held.let_go()
+        return answers
+
+    monkeypatch.setattr(storage, "enqueue", watched)
+
+
+@pytest.mark.parametrize("result", [None, False, 0, "", [], {}, {"n": (1, 2)}, b"\xff\0", MEBIBYTE])
+def test_what_the_job_returns_is_returned(queue, do, result):
+    with working(orders=lambda job: result):
+        returned = do(queue, "enqueue_and_wait", 1, wait=10)
+
+    assert returned == result
+    assert type(returned) is type(result)
+
+
+def test_a_job_type_waits_for_its_functions_result(do):
+    @job(queue="sums")
+    def add(a, b=1, *, wait_for=0):
+        return a + b + wait_for
+
+    with working(add):
+        assert do(add, "enqueue_and_wait", 2, b=3, wait_for=4, wait=10) == 9
+        assert do(add.using(timeout=30), "enqueue_and_wait", 2, wait=timedelta(seconds=10)) == 3
+
+
+def test_an_async_function_is_waited_for_too(do):
+    @job
+    async def double(n):
+        await asyncio.sleep(0)
+        return 2 * n
+
+    with working(double):
+        assert do(double, "enqueue_and_wait", 4, wait=10) == 8
+
+
+def test_a_cached_result_comes_back_without_a_worker(queue, do):
+    runs = []
+    with working(orders=runs.append):
+        assert do(queue, "enqueue_and_wait", 1, id="a", wait=10) is None
+
+    assert do(queue, "enqueue_and_wait", 1, id="a", wait=0) is None
+    assert len(runs) == 1
+
+
+@pytest.mark.usefixtures("let_go_at_a_duplicate")
+def test_a_job_in_flight_is_waited_for(queue, do, held):
+    active = Recorder()
+    queue.on("active", active)
+    with working(orders=held):
+        queue.enqueue("first", id="a")
+        active.until("active", "a")
+
+        assert do(queue, "enqueue_and_wait", "second", id="a", wait=10) == {"n": "first"}
+    assert active.words() == ["active"]
+
+
+@pytest.mark.usefixtures("let_go_at_a_duplicate")
+def test_the_owner_of_a_unique_key_is_waited_for(queue, do, held):
+    first = queue.enqueue("first", unique_key="k")
+
+    with working(orders=held):
+        assert do(queue, "enqueue_and_wait", "second", unique_key="k", wait=10) == {"n": "first"}
+    assert queue.get_status(first.id).attempts == 1
+
+
+def test_many_callers_wait_for_one_job(queue, held):
+    async def ask():
+        asked = [queue.aenqueue_and_wait("x", id="a", wait=10) for _ in range(20)]
+        tasks = [asyncio.ensure_future(one) for one in asked]
+        active = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        stop = queue.on("active", lambda _: loop.call_soon_threadsafe(active.set))
+        with working(orders=held):
+            await asyncio.wait_for(active.wait(), 10)
+            held.let_go()
+            results = await asyncio.gather(*tasks)
+        stop()
+        return results
+
+    assert asyncio.run(ask()) == [{"n": "x"}] * 20
+
+
+def test_many_callers_wait_for_their_own_jobs(queue):
+    async def ask():
+        with working(orders=lambda job: job.payload):
+            asked = (queue.aenqueue_and_wait(n, wait=10) for n in range(200))
+            return await asyncio.gather(*asked)
+
+    assert asyncio.run(ask()) == list(range(200))
+
+
+def test_threads_wait_for_their_own_jobs(queue):
+    answers = {}
+
+    def ask(n):
+        answers[n] = queue.enqueue_and_wait(n, wait=10)
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(20)]
+    with working(orders=lambda job: job.payload):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+
+    assert answers == {n: n for n in range(20)}
+
+
+def test_a_job_that_fails_for_good_raises_with_all_that_is_known(queue, do):
+    def handle(job):
+        raise UnrecoverableError("no such order")
+
+    with working(orders=handle), pytest.raises(JobFailedError, match="no such order") as caught:
+        do(queue, "enqueue_and_wait", {"n": 1}, id="a", wait=10)
+
+    error = caught.value
+    assert not isinstance(error, MaxRetriesError)
+    assert (error.job_id, error.reason) == ("a", "explicit_fail")
+    assert error.error_type.endswith("UnrecoverableError")
+    assert error.error_message == "no such order"
+    assert "raise UnrecoverableError" in error.traceback
+    assert error.payload == {"n": 1}
+
+
+def test_a_job_without_attempts_left_raises_so(queue, do):
+    def handle(job):
+        raise KeyError("price")
+
+    with working(orders=handle), pytest.raises(MaxRetriesError) as caught:
+        do(queue, "enqueue_and_wait", [1], id="a", max_attempts=2, backoff=0, wait=10)
+
+    error = caught.value
+    assert (error.reason, error.error_type) == ("max_attempts_exceeded", "builtins.KeyError")
+    assert error.error_message == "'price'"
+    assert error.payload == [1]
+    assert queue.get_status("a").attempts == 2
+
+
+def test_a_job_that_is_retried_is_waited_for_to_its_end(queue, do):
+    def handle(job):
+        if job.attempts < 3:
+            raise KeyError("not yet")
+        return job.attempts
+
+    with working(orders=handle):
+        assert do(queue, "enqueue_and_wait", 1, backoff=0, wait=10) == 3
+
+
+def test_a_cancelled_job_raises_so(queue, do):
+    queue.on("queued", lambda event: queue.cancel(event.id))
+
+    with pytest.raises(JobCancelledError, match="'a'"):
+        do(queue, "enqueue_and_wait", 1, id="a", wait=10)
+
+
+def test_a_discarded_job_raises_so(queue, do):
+    def handle(job):
+        raise Discard("not needed")
+
+    with working(orders=handle), pytest.raises(JobCancelledError):
+        do(queue, "enqueue_and_wait", 1, wait=10)
+
+
+def test_a_removed_job_raises_so(queue, do):
+    queue.on("queued", lambda event: queue.remove(event.id))
+
+    with pytest.raises(JobNotFoundError, match="'a'"):
+        do(queue, "enqueue_and_wait", 1, id="a", wait=10)
+
+
+def test_an_expired_job_raises_so(queue, storage, do):
+    def let_it_expire(event):
+        storage.reschedule("orders", [event.id], 4_000_000_000_000)
+
+    queue.on("queued", let_it_expire)
+
+    with working(other=print), pytest.raises(JobFailedError, match="ttl_expired"):
+        do(queue, "enqueue_and_wait", 1, ttl=0.01, wait=10)
+
+
+def test_a_caller_out_of_time_leaves_the_job_to_go_on(queue, do, held):
+    ended = Recorder()
+    queue.on("completed", ended)
+    with working(orders=held):
+        with pytest.raises(JobTimeoutError, match=r"'a' of queue 'orders'.*0\.05 s.*goes on") as caught:
+            do(queue, "enqueue_and_wait", 7, id="a", wait=0.05)
+        held.let_go()
+        ended.until("completed", "a")
+
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.job_id == "a"
+    assert queue.get_result("a") == {"n": 7}
+
+
+def test_no_time_at_all_is_a_timeout_and_an_enqueue(queue, do):
+    with pytest.raises(JobTimeoutError):
+        do(queue, "enqueue_and_wait", 1, id="a", wait=0)
+    assert queue.get_job("a").state == "waiting"
+
+
+@pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), "10", None])
+def test_a_wrong_wait_is_refused_and_nothing_is_stored(queue, storage, do, wait):
+    with pytest.raises(OptionError, match="wait"):
+        do(queue, "enqueue_and_wait", 1, wait=wait)
+    assert storage.queues() == []
+
+
+def test_bad_payloads_are_refused_and_nobody_waits(queue, storage, do):
+    with pytest.raises(SerializationError, match=r"payload\[0\]"):
+        do(queue, "enqueue_and_wait", [object()], wait=10)
+    with pytest.raises(PayloadTooLargeError):
+        do(queue, "enqueue_and_wait", 2 * MEBIBYTE, wait=10)
+    assert storage.queues() == []
+
+
+def test_who_has_waited_leaves_no_subscription(queue, storage, do, monkeypatch):
+    open_ones = []
+    subscribe = storage.subscribe
+
+    def counted(*args):
+        stop = subscribe(*args)
+        open_ones.append(stop)
+
+        def unsubscribe():
+            open_ones.remove(stop)
+            stop()
+
+        return unsubscribe
+
+    monkeypatch.setattr(storage, "subscribe", counted)
+    with working(orders=lambda job: 1):
+        do(queue, "enqueue_and_wait", 1, wait=10)
+    with pytest.raises(JobTimeoutError):
+        do(queue, "enqueue_and_wait", 1, wait=0)
+    queue.enqueue(1, unique_key="k")
+    with pytest.raises(JobTimeoutError):
+        do(queue, "enqueue_and_wait", 1, unique_key="k", wait=0)
+
+    assert open_ones == []
+
+
+def test_a_lost_event_delays_the_answer_only(queue, storage, do, monkeypatch):
+    """A connection may break just when the job ends: the caller looks for itself now and then."""
+    monkeypatch.setattr("djqueue.client.waiting.CHECK_EVERY", 0.02)
+    monkeypatch.setattr(storage, "subscribe", lambda *args: lambda: None)
+
+    with working(orders=lambda job: "all the same"):
+        assert do(queue, "enqueue_and_wait", 1, wait=10) == "all the same"
+
+
+def test_a_cancelled_coroutine_stops_waiting_and_the_job_goes_on(queue):
+    async def give_up():
+        task = asyncio.ensure_future(queue.aenqueue_and_wait(1, id="a", wait=10))
+        queued = asyncio.Event()
+        queue.on("queued", lambda _: queued.set())
+        await queued.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(give_up())
+
+    assert queue.get_job("a").state == "waiting"
+
+
+def test_a_result_that_is_over_before_it_is_read_is_not_found(queue, storage, do):
+    queue.on("completed", lambda event: queue.remove(event.id))
+
+    with working(orders=lambda job: 1), pytest.raises(JobNotFoundError):
+        do(queue, "enqueue_and_wait", 1, wait=10)
+    assert storage.queues() == ["orders"]
+
+
+def test_a_job_running_elsewhere_under_another_worker_is_waited_for(queue, storage, do):
+    """The run that a dead worker left is made up for by the next one."""
+    queue.enqueue(1, id="a")
+    lost = claim_one(storage, names=["orders"])
+    threading.Timer(0.02, finish, (storage, releasing(lost))).start()
+    with working(orders=lambda job: job.attempts):
+        assert do(queue, "enqueue_and_wait", 1, id="a", wait=10) == 1

@@ -1,0 +1,77 @@
+"""Times as users write them, in whole milliseconds."""
+
+import math
+from datetime import UTC, datetime, timedelta, timezone
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djqueue.core.durations import LONGEST, instant, milliseconds, to_datetime, to_milliseconds
+from djqueue.core.errors import OptionError
+
+
+@given(st.integers(0, LONGEST))
+def test_whole_milliseconds_stay_what_they_are(whole):
+    assert milliseconds("delay", timedelta(milliseconds=whole)) == whole
+    if whole < 2**40:
+        assert milliseconds("delay", whole / 1_000) == whole
+
+
+@given(st.floats(0, LONGEST / 1_000))
+def test_a_part_of_a_millisecond_is_rounded_up(seconds):
+    found = milliseconds("delay", seconds)
+    exact = Fraction(seconds) * 1_000
+
+    assert found >= 1 or seconds == 0
+    assert abs(found - math.ceil(exact)) <= 1
+    assert found > exact - Fraction(1, 10**5)
+
+
+@given(st.timedeltas(timedelta(0), timedelta(days=36_500)))
+def test_a_timedelta_is_never_cut_short(value):
+    found = milliseconds("delay", value)
+
+    assert timedelta(milliseconds=found - 1) < value <= timedelta(milliseconds=found)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(math.nan, math.inf, -math.inf, -1, -1e-9, LONGEST, 1e300, 10**400),
+        *(timedelta.max, timedelta.min, True, None, "5", b"", [], 1j),
+    ],
+    ids=repr,
+)
+def test_what_is_no_duration_is_refused_by_name(value):
+    with pytest.raises(OptionError, match=r"^ttl: "):
+        milliseconds("ttl", value)
+
+
+def test_the_longest_is_a_hundred_years():
+    assert milliseconds("ttl", LONGEST // 1_000) == LONGEST
+    assert milliseconds("ttl", timedelta(milliseconds=LONGEST)) == LONGEST
+    with pytest.raises(OptionError, match="longer than a hundred years"):
+        milliseconds("ttl", timedelta(milliseconds=LONGEST + 1))
+
+
+@given(st.datetimes(datetime(1970, 1, 2), datetime(9999, 12, 30), timezones=st.timezones()))
+def test_an_instant_comes_back(value):
+    found = instant("run_at", value)
+
+    assert to_datetime(found) <= value < to_datetime(found + 1)
+    assert to_milliseconds(to_datetime(found)) == found
+
+
+def test_the_distant_past_is_the_beginning():
+    east = timezone(timedelta(hours=14))
+
+    assert instant("run_at", datetime(1, 1, 1, tzinfo=east)) == 0
+    assert instant("run_at", datetime(1969, 12, 31, tzinfo=UTC)) == 0
+
+
+@pytest.mark.parametrize("value", [datetime(2024, 1, 1), 5, None, "2024-01-01", math.nan], ids=repr)
+def test_what_is_no_instant_is_refused_by_name(value):
+    with pytest.raises(OptionError, match=r"^run_at: "):
+        instant("run_at", value)

@@ -1,0 +1,146 @@
+"""Dead letters in the engine: eviction, expiry, retries, and the results beside them."""
+
+from djqueue.core.deadletters import DeadLetterPolicy
+from djqueue.core.options import DAY
+from djqueue.core.states import State
+from tests.core.anatomy import check_empty, check_engine
+from tests.core.making import ERROR, Bench
+
+
+def letters(bench):
+    return [letter.id for letter in bench.engine.dead_letters("q")]
+
+
+def test_the_oldest_give_way_with_their_jobs():
+    bench = Bench(dead_letters=DeadLetterPolicy(max_entries=2))
+    events = bench.events()
+    for job_id in "abc":
+        bench.fail(job_id)
+
+    assert letters(bench) == ["b", "c"]
+    assert bench.record("a") is None
+    assert bench.enqueue("a").status == "queued"
+    assert [event.id for event in events if event.event == "removed"] == ["a"]
+    check_engine(bench.engine)
+
+
+def test_a_letter_and_its_job_are_gone_after_a_week():
+    bench = Bench()
+    bench.fail("a", result_ttl=1)
+
+    assert bench.sweep(7 * DAY - 1).removed == 0
+    assert bench.record("a").error == ERROR
+    assert bench.sweep(1).removed == 1
+    assert bench.record("a") is None
+    check_empty(bench.engine)
+
+
+def test_a_queue_may_retry_by_itself_so_often():
+    policy = DeadLetterPolicy(auto_retries=2, auto_retry_delay=500)
+    bench = Bench(dead_letters=policy)
+    bench.fail("a")
+    for retries in (1, 2):
+        assert bench.sweep(499).retried == 0
+        assert bench.sweep(1).retried == 1
+        assert bench.state("a") is State.WAITING
+        bench.finish(bench.claim_one(), "fail", reason="timeout")
+        [letter] = bench.engine.dead_letters("q")
+        assert (letter.retries, letter.reason) == (retries, "timeout")
+    assert bench.sweep(DAY).retried == 0
+
+
+def test_two_sweepers_retry_a_letter_once():
+    bench = Bench(dead_letters=DeadLetterPolicy(auto_retries=9, auto_retry_delay=500))
+    bench.fail("a")
+    bench.sweep(500)
+    bench.finish(bench.claim_one(), "fail")
+
+    # The other one had seen the letter before it was retried and died again.
+    assert bench.engine.retry("q", ["a"], by_itself=True) == ["not_failed"]
+    assert bench.state("a") is State.FAILED
+
+
+def test_a_letter_whose_unique_key_is_taken_is_retried_once_it_is_free():
+    bench = Bench(dead_letters=DeadLetterPolicy(auto_retries=1, auto_retry_delay=500))
+    bench.fail("a", unique_key="k")
+    bench.enqueue("b", unique_key="k")
+
+    assert bench.sweep(500).retried == 0
+    bench.engine.cancel("q", ["b"])
+    assert bench.sweep().retried == 1
+
+
+def test_a_retry_renews_the_budget_and_keeps_the_history():
+    bench = Bench(lease=100)
+    bench.enqueue("a", max_stalls=1)
+    bench.claim_one()
+    bench.sweep(100)
+    bench.finish(bench.claim_one(), "retry", error=ERROR)
+    bench.finish(bench.claim_one(), "fail", reason="max_attempts_exceeded", error=ERROR)
+
+    assert bench.engine.retry("q", ["a"]) == ["retried"]
+    record = bench.record("a")
+    assert (record.failures, record.stalls, record.attempts) == (0, 0, 3)
+    assert (record.state, record.reason, record.finished_at, record.worker) == (State.WAITING, "", 0, "")
+    assert [run.outcome for run in record.history] == ["stalled", "retried", "failed"]
+    assert letters(bench) == []
+
+
+def test_what_did_not_fail_is_not_retried():
+    bench = Bench()
+    bench.enqueue("a")
+
+    assert bench.engine.retry("q", ["a", "nobody"]) == ["not_failed", "not_found"]
+    bench.finish(bench.claim_one())
+    assert bench.engine.retry("q", ["a"]) == ["not_failed"]
+
+
+def test_the_time_of_one_result_does_not_touch_another():
+    bench = Bench()
+    bench.enqueue("long", result_ttl=3_600_000)
+    bench.enqueue("short", result_ttl=300)
+    for claimed in bench.claim():
+        bench.finish(claimed, result=claimed.id.encode())
+    bench.sweep(900)
+
+    assert bench.record("short") is None
+    assert bench.record("long").result == b"long"
+    assert bench.enqueue("long") == ("long", "completed", "q", State.COMPLETED, b"long")
+    assert bench.enqueue("short").status == "queued"
+
+
+def test_a_record_may_outlive_its_result():
+    bench = Bench()
+    bench.enqueue("a", result_ttl=100, retention=1_000)
+    bench.finish(bench.claim_one(), result=b"done")
+
+    bench.sweep(100)
+    assert (bench.state("a"), bench.record("a").result) == (State.COMPLETED, None)
+    assert bench.enqueue("a").status == "completed"
+    bench.sweep(900)
+    assert bench.record("a") is None
+    check_empty(bench.engine)
+
+
+def test_a_result_without_an_end_is_kept():
+    bench = Bench()
+    bench.enqueue("a", result_ttl=None)
+    bench.finish(bench.claim_one(), result=b"done")
+    bench.sweep(100 * 365 * DAY)
+
+    assert bench.record("a").result == b"done"
+    assert bench.engine.remove("q", ["a"]) == [True]
+    check_empty(bench.engine)
+
+
+def test_nothing_is_left_of_ids_that_are_used_again_and_again():
+    bench = Bench()
+    for _ in range(500):
+        bench.enqueue("a", delay=10**9, result_ttl=10**9, unique_key="k", ttl=10**9, group="g")
+        bench.engine.cancel("q", ["a"])
+    queue = bench.engine.existing("q")
+
+    assert sum(map(len, queue.finished._records.values())) < 100
+    assert len(queue.delayed._heap) < 100
+    bench.sweep()
+    assert len(queue._deadlines) == 0

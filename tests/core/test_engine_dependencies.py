@@ -1,0 +1,239 @@
+"""Jobs that wait for others, in any queue, whatever becomes of those."""
+
+import pytest
+
+from djqueue.core.deadletters import DeadLetterPolicy
+from djqueue.core.states import State
+from tests.core.anatomy import check_empty, check_engine
+from tests.core.making import Bench
+
+A = (("q", "a"),)
+POLICIES = ["fail", "ignore", "cancel", "wait"]
+
+
+def end(bench, how):
+    """Bring the job a, which waits, to its end."""
+    if how == "completed":
+        bench.finish(bench.claim_one())
+    elif how == "failed":
+        bench.finish(bench.claim_one(), "fail", reason="timeout")
+    elif how == "cancelled":
+        bench.engine.cancel("q", ["a"])
+    elif how == "expired":
+        bench.sweep(1_000)
+    elif how == "removed":
+        bench.engine.remove("q", ["a"])
+    elif how == "cleaned":
+        bench.engine.clean("q", frozenset(State), bench.clock.now() + 1)
+    else:
+        bench.engine.obliterate("q")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "how", ["completed", "failed", "cancelled", "expired", "removed", "cleaned", "obliterated"]
+)
+@pytest.mark.parametrize("first", [True, False], ids=["enqueued before", "enqueued after"])
+def test_what_becomes_of_a_dependent(policy, how, first):
+    bench = Bench(cores=33)
+    gone = how in ("removed", "cleaned", "obliterated")
+    bench.enqueue("a", ttl=1_000)
+    if not first and not gone:
+        end(bench, how)
+    bench.enqueue("b", queue="other", depends_on=A, on_dependency_failure=policy)
+    if first or gone:
+        assert bench.state("b", "other") is State.BLOCKED
+        end(bench, how)
+
+    if how == "completed" or policy == "ignore":
+        expected = State.WAITING
+    elif policy == "wait" and how in ("failed", "expired"):
+        expected = State.BLOCKED
+    else:
+        expected = State.CANCELLED if policy == "cancel" else State.FAILED
+    record = bench.record("b", "other")
+    assert record.state is expected
+    if expected in (State.CANCELLED, State.FAILED):
+        assert record.reason == "dependency_failed"
+    if expected is State.FAILED:
+        assert "'a' of queue 'q'" in record.error.message
+        [letter] = bench.engine.dead_letters("other")
+        assert letter.reason == "dependency_failed"
+    check_engine(bench.engine)
+
+
+def test_fan_out_and_fan_in():
+    bench = Bench(cores=33)
+    bench.enqueue("a")
+    bench.enqueue("b", queue="x", depends_on=A)
+    bench.enqueue("c", queue="y", depends_on=A)
+    bench.enqueue("d", queue="z", depends_on=(("x", "b"), ("y", "c"), ("q", "a")))
+
+    assert bench.claim(queue="x") == []
+    bench.finish(bench.claim_one())
+    assert bench.state("d", "z") is State.BLOCKED
+    bench.finish(bench.claim_one(queue="y"))
+    assert bench.state("d", "z") is State.BLOCKED
+    bench.finish(bench.claim_one(queue="x"))
+    assert bench.ids(queue="z") == ["d"]
+    check_engine(bench.engine)
+
+
+def test_the_dependents_of_one_job_start_in_the_order_of_their_enqueues():
+    bench = Bench()
+    bench.enqueue("a")
+    names = [f"{number:02}" for number in range(30)]
+    for name in names:
+        bench.enqueue(name, depends_on=A)
+    bench.finish(bench.claim_one())
+
+    assert bench.ids() == names
+
+
+def test_a_failure_runs_down_a_long_chain():
+    bench = Bench()
+    bench.enqueue("0")
+    for number in range(1, 3_000):
+        bench.enqueue(str(number), depends_on=(("q", str(number - 1)),))
+    bench.finish(bench.claim_one(), "fail")
+
+    assert bench.counts() == {"failed": 3_000}
+    check_engine(bench.engine)
+
+
+def test_a_delayed_dependent_waits_for_both():
+    bench = Bench()
+    bench.enqueue("a")
+    bench.enqueue("b", depends_on=A, delay=500)
+    bench.finish(bench.claim_one())
+    assert bench.state("b") is State.DELAYED
+    bench.clock.advance(500)
+
+    assert bench.ids() == ["b"]
+
+
+def test_a_dependent_expires_while_it_waits():
+    bench = Bench()
+    bench.enqueue("a")
+    bench.enqueue("b", depends_on=A, ttl=100)
+    bench.sweep(100)
+
+    assert bench.record("b").reason == "ttl_expired"
+    bench.finish(bench.claim_one())
+    assert bench.counts() == {"completed": 1, "failed": 1}
+    check_engine(bench.engine)
+
+
+def test_one_that_waits_runs_once_the_failed_one_is_retried():
+    bench = Bench()
+    bench.enqueue("a")
+    bench.enqueue("b", depends_on=A, on_dependency_failure="wait")
+    for _ in range(2):
+        bench.finish(bench.claim_one(), "fail")
+        assert bench.state("b") is State.BLOCKED
+        assert bench.engine.retry("q", ["a"]) == ["retried"]
+        assert bench.state("b") is State.BLOCKED
+    bench.finish(bench.claim_one())
+
+    assert bench.ids() == ["b"]
+    check_engine(bench.engine)
+
+
+def test_one_that_waits_runs_once_the_failed_one_is_enqueued_again():
+    bench = Bench()
+    bench.enqueue("a")
+    bench.enqueue("b", depends_on=A, on_dependency_failure="wait")
+    bench.finish(bench.claim_one(), "fail")
+    assert bench.enqueue("a").status == "queued"
+    assert bench.state("b") is State.BLOCKED
+    check_engine(bench.engine)
+
+    bench.finish(bench.claim_one())
+    assert bench.ids() == ["b"]
+
+
+@pytest.mark.parametrize("how", ["removed", "evicted", "expired"])
+def test_one_that_waits_is_told_when_the_failed_one_is_gone_for_good(how):
+    policy = DeadLetterPolicy(max_entries=1, ttl=1_000)
+    bench = Bench(dead_letters=policy)
+    bench.enqueue("a")
+    bench.enqueue("b", queue="other", depends_on=A, on_dependency_failure="wait")
+    bench.finish(bench.claim_one(), "fail")
+    if how == "removed":
+        bench.engine.remove("q", ["a"])
+    elif how == "evicted":
+        bench.fail("c")
+    else:
+        bench.sweep(1_000)
+
+    assert bench.record("b", "other").reason == "dependency_failed"
+    check_engine(bench.engine)
+
+
+def test_a_dependent_whose_dependency_failed_runs_when_it_is_retried_itself():
+    bench = Bench()
+    bench.enqueue("a")
+    bench.enqueue("b", depends_on=A)
+    bench.finish(bench.claim_one(), "fail")
+
+    assert bench.engine.retry("q", ["b"]) == ["retried"]
+    assert bench.ids() == ["b"]
+    check_engine(bench.engine)
+
+
+def test_a_dependent_taken_back_leaves_nothing_with_those_it_waited_for():
+    bench = Bench(cores=33)
+    bench.enqueue("a", delay=10**9)
+    for number in range(50):
+        bench.enqueue(f"c{number}", queue="other", depends_on=A, result_ttl=1)
+    bench.engine.cancel("other", [f"c{number}" for number in range(25)])
+    bench.engine.remove("other", [f"c{number}" for number in range(25, 50)])
+
+    assert sum(len(shard.dependencies) for shard in bench.engine.shards) == 0
+    check_engine(bench.engine)
+
+
+def test_a_dependent_enqueued_again_under_its_id_waits_for_what_it_says_now():
+    bench = Bench()
+    bench.enqueue("a")
+    bench.enqueue("c", delay=1_000)
+    bench.enqueue("b", depends_on=A)
+    bench.engine.cancel("q", ["b"])
+    bench.enqueue("b", depends_on=(("q", "c"),))
+    bench.finish(bench.claim_one())
+
+    assert bench.state("b") is State.BLOCKED
+    check_engine(bench.engine)
+
+
+def test_a_dependent_with_a_group_and_a_key_takes_its_place_when_it_is_free():
+    bench = Bench()
+    bench.enqueue("a", group="g")
+    bench.enqueue("b", group="g", unique_key="k", depends_on=A)
+    assert bench.enqueue("c", unique_key="k").id == "b"
+    bench.finish(bench.claim_one())
+
+    assert bench.ids() == ["b"]
+    check_engine(bench.engine)
+
+
+def test_workers_are_woken_for_dependents():
+    bench = Bench(cores=33)
+    bench.enqueue("a")
+    bench.enqueue("b", queue="other", depends_on=A)
+    claimed = bench.claim_one()
+    woken = []
+    bench.engine.listen(["other"], lambda: woken.append(1))
+    bench.finish(claimed)
+
+    assert woken
+
+
+def test_an_engine_forgets_dependencies_with_their_jobs():
+    bench = Bench(cores=8)
+    bench.enqueue("a")
+    bench.enqueue("b", depends_on=A, on_dependency_failure="wait")
+    bench.finish(bench.claim_one(), "fail")
+    bench.engine.obliterate("q")
+
+    check_empty(bench.engine)

@@ -1,0 +1,219 @@
+"""Enqueue: answers, ids, unique keys, and what becomes of an id that has ended."""
+
+import pytest
+
+from djqueue.core.errors import OptionError
+from djqueue.core.job import Batch
+from djqueue.core.options import DEFAULT_OPTIONS, JobOptions
+from djqueue.core.states import State
+from tests.core.anatomy import check_engine
+from tests.core.making import ERROR, Bench
+
+ODD_IDS = ["user:42", "a{b}:ü", "{}", ":", "𝄞 x", "{q:q}:job", "0", " "]
+
+
+@pytest.mark.parametrize("job_id", ODD_IDS)
+def test_an_odd_id_lives_like_any_other(job_id):
+    bench = Bench()
+    events = bench.events(queue=job_id)
+    watched = []
+    bench.engine.subscribe(job_id, watched.append, job_id)
+
+    assert bench.enqueue(job_id, queue=job_id, group=job_id, unique_key=job_id).status == "queued"
+    claimed = bench.claim_one(queue=job_id)
+    assert (claimed.queue, claimed.id) == (job_id, job_id)
+    assert bench.finish(claimed, result=b"done")
+
+    assert bench.record(job_id, job_id).result == b"done"
+    assert [(event.id, event.event) for event in events] == [
+        (job_id, "queued"),
+        (job_id, "active"),
+        (job_id, "completed"),
+    ]
+    assert watched == events
+
+
+def test_a_live_id_is_a_duplicate_with_the_state_that_is_there():
+    bench = Bench()
+    bench.enqueue("a", payload=b"first")
+    assert bench.enqueue("a", payload=b"second") == ("a", "duplicate", "q", State.WAITING, None)
+    bench.enqueue("late", delay=5)
+    assert bench.enqueue("late").existing_state is State.DELAYED
+
+    claimed = bench.claim_one()
+    assert claimed.payload == b"first"
+    assert bench.enqueue("a").existing_state is State.ACTIVE
+    bench.finish(claimed, result=b"done")
+    assert bench.enqueue("a") == ("a", "completed", "q", State.COMPLETED, b"done")
+    assert bench.ids() == []
+
+
+def test_the_first_accepted_enqueue_fixes_the_time_of_the_result():
+    bench = Bench()
+    bench.enqueue("a", result_ttl=10_000)
+    bench.enqueue("a", result_ttl=1)
+    bench.finish(bench.claim_one(), result=b"done")
+
+    bench.sweep(9_999)
+    assert bench.record("a").result == b"done"
+    bench.sweep(1)
+    assert bench.record("a") is None
+    assert bench.enqueue("a").status == "queued"
+
+
+def test_an_id_that_failed_may_be_enqueued_again():
+    bench = Bench()
+    bench.fail("a")
+
+    assert bench.enqueue("a", payload=b"again").status == "queued"
+
+    assert bench.engine.dead_letters("q") == []
+    record = bench.record("a")
+    assert (record.state, record.attempts, record.error, record.history) == (State.WAITING, 0, None, ())
+    assert bench.claim_one().payload == b"again"
+    check_engine(bench.engine)
+
+
+def test_of_a_cancelled_job_and_a_new_one_with_its_id_only_the_new_one_runs():
+    bench = Bench()
+    bench.enqueue("a", payload=b"old")
+    bench.engine.cancel("q", ["a"])
+    assert bench.enqueue("a", payload=b"new").status == "queued"
+
+    assert [claimed.payload for claimed in bench.claim()] == [b"new"]
+    assert bench.counts() == {"active": 1}
+    check_engine(bench.engine)
+
+
+def test_a_cancelled_delayed_job_does_not_come_back_when_it_is_due():
+    bench = Bench()
+    bench.enqueue("a", payload=b"old", delay=100)
+    bench.engine.cancel("q", ["a"])
+    bench.enqueue("a", payload=b"new", delay=500)
+    bench.sweep(200)
+
+    assert bench.claim() == []
+    bench.sweep(300)
+    assert [claimed.payload for claimed in bench.claim()] == [b"new"]
+
+
+def test_a_batch_is_answered_in_order():
+    bench = Bench()
+    bench.enqueue("b")
+
+    batch = Batch("q", "send", DEFAULT_OPTIONS, [b"1", b"2", b"3", b"4"], ["a", "b", "c", "a"])
+    results = bench.engine.enqueue([batch, Batch("r", "send", DEFAULT_OPTIONS, [b"5"])])
+
+    statuses = [(result.id, result.status) for result in results[:4]]
+    assert statuses == [("a", "queued"), ("b", "duplicate"), ("c", "queued"), ("a", "duplicate")]
+    assert (results[4].queue, results[4].status) == ("r", "queued")
+
+
+def test_ids_and_payloads_of_different_number_are_refused_before_anything_happens():
+    bench = Bench()
+    good = Batch("q", "send", DEFAULT_OPTIONS, [b""], ["good"])
+    bad = Batch("q", "send", DEFAULT_OPTIONS, [b"", b""], ["a"])
+
+    with pytest.raises(ValueError, match="1 ids for 2 payloads"):
+        bench.engine.enqueue([good, bad])
+    assert bench.counts() == {}
+
+
+def test_a_unique_key_is_free_exactly_when_its_owner_is_gone():
+    bench = Bench()
+
+    def is_free():
+        result = bench.enqueue("probe", unique_key="k")
+        if result.status == "queued":
+            bench.engine.remove("q", ["probe"])
+            return True
+        assert (result.id, result.status) == ("owner", "duplicate")
+        return False
+
+    def owner():
+        bench.enqueue("owner", unique_key="k")
+        return next(claimed for claimed in bench.claim() if claimed.id == "owner")
+
+    bench.enqueue("owner", unique_key="k", delay=10)
+    assert not is_free()
+    bench.engine.cancel("q", ["owner"])
+    assert is_free()
+    for kind in ("complete", "fail", "cancel"):
+        claimed = owner()
+        assert not is_free()
+        bench.finish(claimed, kind)
+        assert is_free()
+        bench.engine.remove("q", ["owner"])
+    for kind in ("retry", "release"):
+        bench.finish(owner(), kind)
+        assert not is_free()
+        bench.engine.remove("q", ["owner"])
+        assert is_free()
+    bench.enqueue("owner", unique_key="k", ttl=5)
+    bench.sweep(5)
+    assert bench.state("owner") is State.FAILED
+    assert is_free()
+    check_engine(bench.engine)
+
+
+def test_a_retry_is_refused_while_another_job_has_the_unique_key():
+    bench = Bench()
+    bench.fail("old", unique_key="k")
+    bench.enqueue("new", unique_key="k")
+
+    assert bench.engine.retry("q", ["old"]) == ["unique_key_taken"]
+    assert bench.state("old") is State.FAILED
+    bench.engine.remove("q", ["old"])
+    assert bench.enqueue("third", unique_key="k").id == "new"
+
+
+def test_the_same_key_in_another_queue_is_another_key():
+    bench = Bench()
+
+    assert bench.enqueue("a", unique_key="k").status == "queued"
+    assert bench.enqueue("a", queue="other", unique_key="k").status == "queued"
+
+
+def test_a_job_cannot_wait_for_itself():
+    bench = Bench()
+    bench.fail("a")
+
+    with pytest.raises(OptionError, match=r"^depends_on: .*cannot wait for itself"):
+        bench.enqueue("a", depends_on=(("q", "a"),))
+    with pytest.raises(OptionError, match=r"^depends_on: queue 'q' has no job 'b'"):
+        bench.enqueue("c", depends_on=(("q", "b"),))
+    assert bench.state("c") is None
+
+
+def test_an_empty_batch_leaves_no_trace():
+    bench = Bench()
+
+    assert bench.engine.enqueue([Batch("q", "send", DEFAULT_OPTIONS, [])]) == []
+    assert bench.engine.enqueue([Batch("q", "send", JobOptions(group="g"), [], [])]) == []
+    assert bench.engine.waiting_names("q") == {}
+
+
+def test_looking_for_what_is_not_there_makes_no_queue():
+    engine = Bench().engine
+
+    assert engine.jobs("x", ["a"]) == [None]
+    assert engine.states("x", ["a"]) == [None]
+    assert engine.page("x", None, 10) == []
+    assert engine.cancel("x", ["a"]) == [("a", "not_found")]
+    assert engine.promote("x", ["a"]) == engine.reschedule("x", ["a"], 5) == [False]
+    assert engine.retry("x", ["a"]) == ["not_found"]
+    assert engine.remove("x", ["a"]) == [False]
+    assert engine.clean("x", frozenset(State), 10**15) == engine.obliterate("x") == 0
+    assert engine.dead_letters("x") == []
+    engine.resume("x")
+    assert engine.queues() == []
+
+
+def test_an_error_of_the_job_is_there_while_it_waits_again():
+    bench = Bench()
+    bench.enqueue("a")
+    bench.finish(bench.claim_one(), "retry", error=ERROR)
+
+    assert bench.record("a").error == ERROR
+    bench.finish(bench.claim_one())
+    assert bench.record("a").error is None

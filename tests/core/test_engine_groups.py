@@ -1,0 +1,164 @@
+"""Groups: one after the other, no scanning past the blocked, nothing lost whatever happens to one."""
+
+import pytest
+
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import State
+from tests.core.anatomy import check_empty, check_engine
+from tests.core.making import Bench
+
+
+def test_one_of_a_group_runs_at_a_time_and_others_are_passed_to():
+    bench = Bench()
+    for job_id, group in (("g1", "g"), ("g2", "g"), ("h1", "h"), ("free", None), ("g3", "g")):
+        bench.enqueue(job_id, group=group)
+
+    one, *others = bench.claim()
+    assert (one.id, [claimed.id for claimed in others]) == ("g1", ["h1", "free"])
+    assert bench.counts() == {"waiting": 2, "active": 3}
+    bench.finish(one, "fail")
+    two = bench.claim_one()
+    assert two.id == "g2"
+    bench.finish(two)
+    assert bench.ids() == ["g3"]
+    check_engine(bench.engine)
+
+
+@pytest.mark.parametrize("how", ["released", "stalled"])
+def test_a_run_that_was_not_used_goes_before_the_rest_of_its_group(how):
+    bench = Bench(lease=100)
+    for number in range(3):
+        bench.enqueue(f"g{number}", group="g")
+    claimed = bench.claim_one()
+    if how == "released":
+        bench.finish(claimed, "release")
+    else:
+        bench.sweep(100)
+    check_engine(bench.engine)
+
+    order = []
+    for _ in range(3):
+        claimed = bench.claim_one()
+        order.append(claimed.id)
+        bench.finish(claimed)
+    assert order == ["g0", "g1", "g2"]
+
+
+def test_a_retry_with_a_wait_does_not_hold_up_its_group():
+    bench = Bench()
+    bench.enqueue("g1", group="g")
+    bench.enqueue("g2", group="g")
+    bench.finish(bench.claim_one(), "retry", delay=100)
+
+    claimed = bench.claim_one()
+    assert claimed.id == "g2"
+    bench.clock.advance(100)
+    assert bench.claim() == []
+    bench.finish(claimed)
+    assert bench.ids() == ["g1"]
+
+
+def take_back(bench, how, job_id):
+    if how == "cancel":
+        bench.engine.cancel("q", [job_id])
+    elif how == "remove":
+        bench.engine.remove("q", [job_id])
+    elif how == "reschedule":
+        bench.engine.reschedule("q", [job_id], bench.clock.now() + 10_000)
+    else:
+        bench.sweep(1_000)
+
+
+@pytest.mark.parametrize("how", ["cancel", "remove", "reschedule", "expire"])
+@pytest.mark.parametrize("which", ["g0", "g1", "g2"])
+def test_whichever_goes_the_rest_go_on(how, which):
+    bench = Bench()
+    for number in range(3):
+        ttl = 500 if how == "expire" and which == f"g{number}" else None
+        bench.enqueue(f"g{number}", group="g", ttl=ttl)
+    take_back(bench, how, which)
+    check_engine(bench.engine)
+
+    order = []
+    while claims := bench.claim(5):
+        [claimed] = claims
+        order.append(claimed.id)
+        bench.finish(claimed)
+    assert order == [job_id for job_id in ("g0", "g1", "g2") if job_id != which]
+
+
+def test_workers_are_woken_when_a_group_is_free_again():
+    bench = Bench()
+    bench.enqueue("g1", group="g")
+    bench.enqueue("g2", group="g")
+    bench.enqueue("g3", group="g")
+    woken = []
+    bench.engine.listen(None, lambda: woken.append(1))
+    bench.engine.cancel("q", ["g1"])
+    assert len(woken) == 1
+
+    claimed = bench.claim_one()
+    bench.finish(claimed)
+    assert len(woken) == 2
+    assert bench.ids() == ["g3"]
+
+
+def test_a_group_may_have_more_than_one():
+    bench = Bench(group_concurrency=2)
+    for number in range(5):
+        bench.enqueue(str(number), group="g")
+
+    assert bench.ids() == ["0", "1"]
+    bench.engine.configure("q", QueuePolicy(group_concurrency=4))
+    assert bench.ids() == ["2", "3"]
+    check_engine(bench.engine)
+
+
+def test_a_lower_limit_holds_once_the_runs_over_it_have_ended():
+    bench = Bench(group_concurrency=3)
+    for number in range(5):
+        bench.enqueue(str(number), group="g")
+    one, two, three = bench.claim()
+    bench.engine.configure("q", QueuePolicy(group_concurrency=1))
+    bench.finish(two, "release")
+    assert bench.claim() == []
+    bench.finish(one)
+    assert bench.claim() == []
+    bench.finish(three)
+
+    assert bench.ids() == ["1"]
+    check_engine(bench.engine)
+
+
+def test_blocked_jobs_are_not_looked_at():
+    bench = Bench()
+    for number in range(2_000):
+        bench.enqueue(f"g{number}", group="g", priority=9)
+    bench.enqueue("free")
+
+    assert bench.ids(2) == ["g0", "free"]
+    assert bench.engine.waiting_names("q") == {}
+    assert bench.counts()["waiting"] == 1_999
+
+
+def test_groups_without_jobs_are_forgotten():
+    bench = Bench()
+    for number in range(100):
+        bench.enqueue(str(number), group=str(number), result_ttl=1)
+    for claimed in bench.claim(100):
+        bench.finish(claimed)
+    bench.sweep(10)
+
+    assert len(bench.engine.existing("q").groups) == 0
+    check_empty(bench.engine)
+
+
+def test_a_lifo_job_goes_before_those_of_its_group():
+    bench = Bench()
+    bench.enqueue("g1", group="g")
+    bench.enqueue("g2", group="g")
+    bench.enqueue("g3", group="g", lifo=True)
+    bench.finish(bench.claim_one())
+
+    assert bench.ids() == ["g3"]
+    assert bench.state("g2") is State.WAITING

@@ -1,0 +1,254 @@
+"""Jobs that are kept elsewhere, too: taken in at a start, from producers, and let go."""
+
+import pytest
+
+from djqueue.core.job import DeadLetter, Job
+from djqueue.core.options import JobOptions
+from djqueue.core.states import State
+from tests.core.anatomy import check_engine
+from tests.core.making import ERROR, Bench
+
+
+class Journal:
+    """Notes what it is told, as (verb, id, state)."""
+
+    def __init__(self):
+        self.told = []
+
+    def added(self, jobs):
+        self.told += [("added", job.id, job.state) for job in jobs]
+
+    def removed(self, jobs):
+        self.told += [("removed", job.id, job.state) for job in jobs]
+
+    def changed(self, job):
+        self.told.append(("changed", job.id, job.state))
+
+    def completed(self, job):
+        self.told.append(("completed", job.id, job.state))
+
+    def died(self, job, letter):
+        self.told.append(("died", job.id, letter.reason))
+
+    def revived(self, job):
+        self.told.append(("revived", job.id, job.state))
+
+    def reported(self, job, lines):
+        self.told.append(("reported", job.id, len(lines)))
+
+
+def kept(bench, id, state=State.WAITING, *, delay=0, error=None, **options):
+    now = bench.clock.now()
+    job = Job(id, "q", "send", b"kept", JobOptions(**options), state, now, now + delay)
+    job.error = error
+    return job
+
+
+def test_the_journal_hears_of_every_change_in_order():
+    journal = Journal()
+    bench = Bench(journal=journal, lease=100)
+    bench.enqueue("a", delay=10)
+    bench.sweep(10)
+    bench.claim_one()
+    bench.sweep(100)
+    bench.finish(bench.claim_one(), "retry", error=ERROR)
+    bench.finish(bench.claim_one(), "fail", reason="timeout", error=ERROR)
+    bench.engine.retry("q", ["a"])
+    bench.finish(bench.claim_one(), result=b"1")
+    bench.engine.remove("q", ["a"])
+
+    assert journal.told == [
+        ("added", "a", State.DELAYED),
+        ("changed", "a", State.WAITING),
+        ("changed", "a", State.ACTIVE),
+        ("changed", "a", State.WAITING),
+        ("changed", "a", State.ACTIVE),
+        ("changed", "a", State.WAITING),
+        ("changed", "a", State.ACTIVE),
+        ("died", "a", "timeout"),
+        ("revived", "a", State.WAITING),
+        ("changed", "a", State.ACTIVE),
+        ("completed", "a", State.COMPLETED),
+        ("removed", "a", State.COMPLETED),
+    ]
+
+
+def test_the_journal_hears_of_the_old_job_before_the_new_one_with_its_id():
+    journal = Journal()
+    bench = Bench(journal=journal)
+    bench.enqueue("a")
+    bench.engine.cancel("q", ["a"])
+    bench.enqueue("a")
+
+    assert [verb for verb, _, _ in journal.told] == ["added", "changed", "removed", "added"]
+
+
+def test_restored_jobs_take_their_old_places():
+    bench = Bench()
+    jobs = [
+        kept(bench, "1", group="g"),
+        kept(bench, "2", group="g"),
+        kept(bench, "late", State.DELAYED, delay=500),
+        kept(bench, "due", State.DELAYED, delay=-500),
+        kept(bench, "key", unique_key="k"),
+        kept(bench, "brief", ttl=100),
+        kept(bench, "high", priority=5),
+    ]
+    woken = []
+    bench.engine.listen(["q"], lambda: woken.append(1))
+
+    assert bench.engine.restore(jobs) == 7
+    assert woken
+    assert bench.counts() == {"waiting": 6, "delayed": 1}
+    assert bench.enqueue("new", unique_key="k").id == "key"
+    assert bench.sweep(100).expired == 1
+    assert bench.ids() == ["high", "1", "due", "key"]
+    check_engine(bench.engine)
+
+
+def test_a_job_that_is_here_already_is_not_restored():
+    bench = Bench()
+    bench.enqueue("a", payload=b"here")
+
+    assert bench.engine.restore([kept(bench, "a"), kept(bench, "b")]) == 1
+    assert [claimed.payload for claimed in bench.claim()] == [b"here", b"kept"]
+
+
+def test_dead_letters_are_restored_in_their_order_with_their_jobs():
+    bench = Bench()
+    now = bench.clock.now()
+    jobs = [kept(bench, job_id, State.FAILED, error=ERROR) for job_id in "abc"]
+    letters = [DeadLetter("q", job_id, "timeout", now, now + 9_000, 1, 0) for job_id in "cab"]
+
+    bench.engine.restore(jobs, [*letters, DeadLetter("q", "nobody's", "timeout", now, now, 0, 0)])
+
+    assert bench.engine.dead_letters("q") == letters
+    assert bench.engine.retry("q", ["b"]) == ["retried"]
+    assert bench.ids() == ["b"]
+    check_engine(bench.engine)
+
+
+def test_ended_jobs_are_restored_for_as_long_as_they_were_to_be_kept():
+    bench = Bench()
+    done = kept(bench, "done", State.COMPLETED, result_ttl=1_000)
+    done.finished_at, done.result = bench.clock.now() - 400, b"1"
+    bench.engine.restore([done])
+
+    assert bench.enqueue("done").result == b"1"
+    bench.sweep(599)
+    assert bench.state("done") is State.COMPLETED
+    bench.sweep(1)
+    assert bench.state("done") is None
+
+
+def test_a_blocked_job_waits_again_for_those_that_live():
+    bench = Bench()
+    jobs = [
+        kept(bench, "b", State.BLOCKED, depends_on=(("q", "a"), ("q", "long done"))),
+        kept(bench, "free", State.BLOCKED, depends_on=(("q", "long done"),)),
+        kept(bench, "a"),
+    ]
+    bench.engine.restore(jobs)
+
+    assert bench.state("free") is State.WAITING
+    assert bench.state("b") is State.BLOCKED
+    claimed = next(one for one in bench.claim() if one.id == "a")
+    bench.finish(claimed)
+    assert bench.state("b") is State.WAITING
+    check_engine(bench.engine)
+
+
+def test_a_retried_dependent_is_restored_as_it_was():
+    bench = Bench()
+    bench.engine.restore([kept(bench, "b", depends_on=(("q", "a"),), ttl=1, error=ERROR)])
+    bench.sweep(1_000)
+
+    assert bench.ids() == ["b"]
+
+
+def test_what_a_producer_wrote_is_accepted_once():
+    bench = Bench()
+
+    assert bench.engine.accept([kept(bench, "a"), kept(bench, "b", delay=100)]) == 2
+    assert bench.engine.accept([kept(bench, "a")]) == 0
+    assert bench.ids() == ["a"]
+    bench.clock.advance(100)
+    assert bench.ids() == ["b"]
+    check_engine(bench.engine)
+
+
+def test_an_accepted_job_whose_key_is_taken_is_cancelled():
+    bench = Bench()
+    events = bench.events()
+    bench.enqueue("a", unique_key="k")
+
+    bench.engine.accept([kept(bench, "b", unique_key="k")])
+
+    record = bench.record("b")
+    assert (record.state, record.reason) == (State.CANCELLED, "duplicate")
+    assert (events[-1].id, events[-1].event) == ("b", "cancelled")
+    check_engine(bench.engine)
+
+
+def test_an_accepted_job_takes_the_place_of_one_that_failed():
+    bench = Bench()
+    bench.fail("a")
+    bench.enqueue("b", depends_on=(("q", "a"),), on_dependency_failure="wait")
+
+    bench.engine.accept([kept(bench, "a")])
+
+    assert bench.engine.dead_letters("q") == []
+    bench.finish(bench.claim_one())
+    assert bench.ids() == ["b"]
+    check_engine(bench.engine)
+
+
+def test_those_that_wait_are_told_if_the_accepted_job_is_a_duplicate():
+    bench = Bench()
+    bench.fail("a")
+    bench.enqueue("b", depends_on=(("q", "a"),), on_dependency_failure="wait")
+    bench.enqueue("c", unique_key="k")
+
+    bench.engine.accept([kept(bench, "a", unique_key="k")])
+
+    assert bench.state("a") is State.CANCELLED
+    assert bench.record("b").reason == "dependency_failed"
+    check_engine(bench.engine)
+
+
+def test_evicting_lets_go_of_completed_and_cancelled_jobs_only():
+    bench = Bench(keep_finished=False)
+    bench.fail("failed")
+    bench.enqueue("completed")
+    bench.finish(bench.claim_one())
+    bench.enqueue("cancelled")
+    bench.engine.cancel("q", ["cancelled"])
+    bench.enqueue("waiting")
+    jobs = list(bench.engine.existing("q").jobs.values())
+    assert bench.sweep(10**9).removed == 1  # The dead letter's time is over.
+    bench.fail("failed")
+    jobs += list(bench.engine.existing("q").jobs.values())
+
+    bench.engine.evict(jobs)
+    bench.engine.evict(jobs)
+
+    assert bench.counts() == {"failed": 1, "active": 1}
+    check_engine(bench.engine)
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.CANCELLED])
+def test_a_newer_job_with_the_id_is_not_evicted(state):
+    bench = Bench(keep_finished=False)
+    bench.enqueue("a")
+    old = bench.engine.existing("q").jobs["a"]
+    if state is State.COMPLETED:
+        bench.finish(bench.claim_one())
+        bench.engine.evict([old])
+    else:
+        bench.engine.cancel("q", ["a"])
+    bench.enqueue("a")
+
+    bench.engine.evict([old])
+
+    assert bench.state("a") is State.WAITING
+    check_engine(bench.engine)

@@ -1,0 +1,149 @@
+"""Verbs on whole queues: clean, obliterate, limits; and nothing of a queue outlives it."""
+
+import pytest
+
+from djqueue.core.limiter import Rate
+from djqueue.core.states import State
+from tests.core.anatomy import check_empty, check_engine
+from tests.core.making import Bench
+
+
+def fill(bench):
+    """A job in each state."""
+    bench.fail("failed")
+    bench.enqueue("completed", unique_key="c")
+    bench.finish(bench.claim_one())
+    bench.enqueue("cancelled")
+    bench.engine.cancel("q", ["cancelled"])
+    bench.enqueue("active", group="g", unique_key="a")
+    claimed = bench.claim_one()
+    bench.enqueue("parked", group="g")
+    bench.enqueue("waiting", ttl=10_000, unique_key="w")
+    bench.enqueue("delayed", delay=5_000)
+    bench.enqueue("blocked", depends_on=(("q", "waiting"),))
+    return claimed
+
+
+def test_counts_and_states_of_one_job_in_each_state():
+    bench = Bench()
+    fill(bench)
+
+    assert bench.counts() == {**dict.fromkeys(State, 1), "waiting": 2}
+    assert [bench.state(state.value) for state in State] == list(State)
+    check_engine(bench.engine)
+
+
+@pytest.mark.parametrize("state", sorted(set(State) - {State.ACTIVE}))
+def test_clean_forgets_jobs_of_the_states_that_it_is_given(state):
+    bench = Bench()
+    fill(bench)
+    before = bench.clock.now() + 1
+
+    gone = bench.engine.clean("q", frozenset({state}), before)
+
+    assert gone == (2 if state is State.WAITING else 1)
+    assert bench.counts().get(state, 0) == 0
+    check_engine(bench.engine)
+
+
+def test_clean_leaves_active_jobs_and_younger_ones():
+    bench = Bench()
+    fill(bench)
+    now = bench.clock.now()
+
+    assert bench.engine.clean("q", frozenset(State), now) == 0
+    assert bench.engine.clean("q", frozenset({State.ACTIVE}), now + 1) == 0
+    assert bench.engine.clean("q", frozenset(State), now + 1, limit=3) == 3
+    check_engine(bench.engine)
+
+
+def test_clean_counts_from_the_end_of_a_job():
+    bench = Bench()
+    bench.enqueue("a")
+    bench.clock.advance(1_000)
+    bench.finish(bench.claim_one())
+
+    assert bench.engine.clean("q", frozenset(State), bench.clock.now()) == 0
+    assert bench.engine.clean("q", frozenset(State), bench.clock.now() + 1) == 1
+
+
+def test_a_queue_with_active_jobs_is_obliterated_only_by_force():
+    bench = Bench()
+    claimed = fill(bench)
+
+    assert bench.engine.obliterate("q") == -1
+    assert bench.counts() == {**dict.fromkeys(State, 1), "waiting": 2}
+    assert bench.engine.obliterate("q", force=True) == 8
+    assert bench.engine.queues() == []
+    assert not bench.finish(claimed, result=b"late")
+    assert bench.engine.queues() == []
+    check_empty(bench.engine)
+
+
+def test_a_queue_that_was_obliterated_begins_anew():
+    bench = Bench()
+    bench.engine.pause("q")
+    bench.engine.set_limits("q", Rate(1, 10**6), 1)
+    bench.enqueue("a", unique_key="k", group="g")
+    bench.engine.obliterate("q")
+
+    assert not bench.engine.is_paused("q")
+    assert bench.engine.limits("q") == (None, None)
+    for number in range(3):
+        assert bench.enqueue(f"{number}", unique_key=f"{number}").status == "queued"
+    assert bench.enqueue("a", unique_key="k", group="g").status == "queued"
+    assert bench.ids() == ["0", "1", "2", "a"]
+
+
+def test_subscribers_hear_of_an_obliteration_and_of_what_comes_after():
+    bench = Bench()
+    events = bench.events()
+    watched = []
+    leave = bench.engine.subscribe("q", watched.append, "a")
+    bench.engine.pause("q")
+    bench.enqueue("a", group="g")
+    bench.engine.resume("q")
+    bench.claim_one()
+    bench.engine.pause("q")
+    bench.engine.obliterate("q", force=True)
+
+    ends = [(event.event, event.state) for event in events[-2:]]
+    assert ends == [("cancelled", State.CANCELLED), ("removed", State.CANCELLED)]
+    assert not bench.engine.is_paused("q")
+    bench.enqueue("a")
+    assert events[-1].event == watched[-1].event == "queued"
+    leave()
+    bench.enqueue("b")
+    bench.engine.cancel("q", ["a"])
+    assert watched[-1].event == "queued"
+    assert events[-1].event == "cancelled"
+    check_engine(bench.engine)
+
+
+def test_dependents_elsewhere_are_told_of_an_obliteration():
+    bench = Bench(cores=33)
+    bench.enqueue("a")
+    bench.enqueue("b", queue="other", depends_on=(("q", "a"),))
+    bench.engine.obliterate("q")
+
+    assert bench.record("b", "other").reason == "dependency_failed"
+
+
+def test_a_queue_under_way_to_its_first_use_is_not_lost():
+    """Obliterate and enqueue, one after the other, many times."""
+    bench = Bench()
+    for number in range(50):
+        bench.enqueue(str(number))
+        assert bench.ids() == [str(number)]
+        assert bench.engine.obliterate("q", force=True) == 1
+    check_empty(bench.engine)
+
+
+def test_everything_that_ends_and_expires_leaves_nothing_behind():
+    bench = Bench(lease=100)
+    claimed = fill(bench)
+    bench.finish(claimed)
+    bench.engine.cancel("q", [state.value for state in State] + ["parked"])
+    bench.sweep(8 * 86_400_000)
+
+    check_empty(bench.engine)

@@ -1,0 +1,268 @@
+"""Many threads at once: nothing is lost, nothing runs twice, the counters are exact."""
+
+import sys
+from collections import Counter
+from random import Random
+from threading import Event, Thread
+
+import pytest
+
+from djqueue.core.engine import Engine
+from djqueue.core.job import Batch, ClaimRequest, Lease, Outcome
+from djqueue.core.maintenance import sweep
+from djqueue.core.options import JobOptions
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import TERMINAL, State
+from tests.core.anatomy import check_empty, check_engine
+
+QUEUES = ["a", "b", "c"]
+NAMES = frozenset({"send"})
+
+
+@pytest.fixture(autouse=True)
+def restless_threads():
+    """Threads take turns as often as they can, so that a few seconds show what hours would."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def run(*works):
+    """Run each in a thread; a failure of one is the test's."""
+    failures = []
+
+    def guarded(work):
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def options_of(random):
+    kind = random.randrange(6)
+    if kind == 0:
+        return JobOptions(group=random.choice("gh"))
+    if kind == 1:
+        return JobOptions(unique_key=str(random.random()))
+    if kind == 2:
+        return JobOptions(priority=random.randrange(3), lifo=True)
+    return JobOptions()
+
+
+@pytest.mark.parametrize("cores", [1, 33])
+def test_every_job_runs_once_whatever_the_threads_do(cores):
+    engine = Engine(cores=cores)
+    accepted, completed = [], []
+    produced = Event()
+    producing = [1, 2]
+
+    def produce(seed):
+        random = Random(seed)
+        mine = []
+        for _ in range(1_000):
+            batch = Batch(random.choice(QUEUES), "send", options_of(random), [b""] * random.randrange(4))
+            mine += engine.enqueue([batch])
+        # Of jobs that share a unique key, one is accepted.
+        accepted.extend(result for result in mine if result.status == "queued")
+        producing.remove(seed)
+        if not producing:
+            produced.set()
+
+    def work(worker):
+        random = Random(worker)
+        outcomes, running = [], []
+        while True:
+            done = produced.is_set()
+            request = ClaimRequest(worker, 5, NAMES)
+            finished = engine.finish(outcomes, request)
+            assert all(finished.accepted)
+            completed.extend(
+                (outcome.queue, outcome.id) for outcome in outcomes if outcome.kind == "complete"
+            )
+            running = finished.claims.jobs
+            kinds = random.choices(["complete", "retry", "release"], [8, 1, 1], k=len(running))
+            outcomes = [
+                Outcome(claimed.queue, claimed.id, claimed.token, kind, claimed.id.encode())
+                for claimed, kind in zip(running, kinds, strict=True)
+            ]
+            if done and not running and not any(engine.counts(queue)[State.WAITING] for queue in QUEUES):
+                return
+
+    def maintain():
+        while not produced.wait(0.001):
+            sweep(engine, 60_000)
+
+    run(
+        *(lambda seed=seed: produce(seed) for seed in (1, 2)),
+        *(lambda worker=worker: work(worker) for worker in ("w1", "w2", "w3")),
+        maintain,
+    )
+
+    assert len(accepted) > 1_000
+    assert Counter(completed) == Counter((result.queue, result.id) for result in accepted)
+    for queue in QUEUES:
+        jobs = [result.id for result in accepted if result.queue == queue]
+        assert engine.counts(queue) == {**dict.fromkeys(State, 0), State.COMPLETED: len(jobs)}
+        assert all(record.result == record.id.encode() for record in engine.jobs(queue, jobs))
+    check_engine(engine)
+
+
+def test_one_id_enqueued_by_many_is_one_job():
+    engine = Engine(cores=1)
+    answers = []
+
+    def produce():
+        for number in range(100):
+            batch = Batch("q", "send", JobOptions(), [b""], [str(number)])
+            answers.extend(engine.enqueue([batch]))
+
+    run(produce, produce, produce)
+
+    assert Counter(answer.status for answer in answers) == {"queued": 100, "duplicate": 200}
+    assert engine.counts("q")[State.WAITING] == 100
+
+
+def test_one_unique_key_wanted_by_many_has_one_owner():
+    engine = Engine(cores=1)
+    answers = []
+
+    def produce():
+        for number in range(100):
+            batch = Batch("q", "send", JobOptions(unique_key=str(number)), [b""])
+            answers.extend(engine.enqueue([batch]))
+
+    run(produce, produce, produce)
+
+    assert Counter(answer.status for answer in answers) == {"queued": 100, "duplicate": 200}
+    check_engine(engine)
+
+
+def test_a_dependency_that_ends_while_it_is_bound_is_not_missed():
+    engine = Engine(cores=33)
+    rounds = 600
+    bound = [Event() for _ in range(rounds)]
+
+    def produce():
+        for number in range(rounds):
+            engine.enqueue([Batch("a", "send", JobOptions(), [b""], [str(number)])])
+            bound[number].set()
+            for queue in ("b", "c"):
+                options = JobOptions(depends_on=(("a", str(number)),))
+                engine.enqueue([Batch(queue, "send", options, [b""], [str(number)])])
+
+    def work():
+        for number in range(rounds):
+            bound[number].wait(60)
+            for claimed in engine.claim(ClaimRequest("w", 1, NAMES, ("a",))).jobs:
+                outcome = Outcome("a", claimed.id, claimed.token, "complete")
+                assert engine.finish([outcome]).accepted == [True]
+
+    run(produce, work)
+
+    assert engine.counts("a")[State.COMPLETED] == rounds
+    for queue in ("b", "c"):
+        assert engine.counts(queue)[State.WAITING] == rounds
+    check_engine(engine)
+
+
+def test_an_enqueue_during_an_obliteration_is_not_lost():
+    engine = Engine(cores=1)
+    taken, removed = [], []
+    produced = Event()
+
+    def produce():
+        for _ in range(3_000):
+            taken.extend(engine.enqueue([Batch("q", "send", JobOptions(), [b""])]))
+        produced.set()
+
+    def obliterate():
+        while not produced.is_set():
+            removed.append(engine.obliterate("q", force=True))
+
+    run(produce, obliterate)
+
+    left = len(engine.claim(ClaimRequest("w", 10_000, NAMES)).jobs)
+    assert left + sum(removed) == len(taken) == 3_000
+    check_engine(engine)
+
+
+def test_leases_are_lost_and_renewed_by_many_at_once():
+    """A claim is finished, or lost; never both."""
+    engine = Engine(cores=1, default_policy=QueuePolicy(lease=1))
+    jobs = 1_000
+    options = JobOptions(max_stalls=10**6)
+    engine.enqueue([Batch("q", "send", options, [b""] * jobs)])
+    completed = []
+    done = Event()
+
+    def work(seed):
+        random = Random(seed)
+        while not done.is_set():
+            for claimed in engine.claim(ClaimRequest("w", 3, NAMES)).jobs:
+                if random.random() < 0.3:
+                    continue  # Its worker is never heard of again.
+                engine.renew([Lease("q", claimed.id, claimed.token)])
+                outcome = Outcome("q", claimed.id, claimed.token, "complete")
+                if engine.finish([outcome]).accepted == [True]:
+                    completed.append(claimed.id)
+            if len(completed) >= jobs:
+                done.set()
+
+    def maintain():
+        while not done.is_set():
+            sweep(engine, 60_000)
+
+    run(lambda: work(1), lambda: work(2), maintain, maintain)
+
+    records = engine.page("q", None, jobs)
+    assert sum(record.stalls for record in records) > 100
+    assert all(record.attempts == record.stalls + 1 for record in records)
+    assert len(completed) == len(set(completed)) == jobs
+    assert engine.counts("q") == {**dict.fromkeys(State, 0), State.COMPLETED: jobs}
+    check_engine(engine)
+
+
+def test_cancel_remove_and_clean_while_jobs_run():
+    engine = Engine(cores=8)
+    produced = Event()
+    ids = [str(number) for number in range(3_000)]
+
+    def produce():
+        for number, job_id in enumerate(ids):
+            options = JobOptions(group="g" if number % 3 == 0 else None, ttl=10**6)
+            engine.enqueue([Batch("q", "send", options, [b""], [job_id], number % 2)])
+        produced.set()
+
+    def work():
+        while True:
+            over = produced.is_set()
+            claims = engine.claim(ClaimRequest("w", 4, NAMES)).jobs
+            engine.finish([Outcome("q", one.id, one.token, "complete") for one in claims])
+            counts = engine.counts("q")
+            if over and not any(counts[state] for state in set(State) - TERMINAL):
+                return
+
+    def meddle():
+        random = Random(3)
+        while not produced.is_set():
+            picked = random.sample(ids, 3)
+            verb = random.choice([engine.cancel, engine.remove, engine.promote, engine.retry])
+            verb("q", picked)
+            if random.random() < 0.1:
+                engine.clean("q", frozenset({State.COMPLETED}), 10**15, 5)
+
+    run(produce, work, work, meddle)
+
+    check_engine(engine)
+    engine.clean("q", frozenset(State), 10**15)
+    engine.obliterate("q")
+    check_empty(engine)

@@ -1,0 +1,54 @@
+"""The tree of errors."""
+
+import re
+from inspect import cleandoc
+
+import pytest
+
+from djqueue.core import errors
+from djqueue.core.errors import DjqueueError, JobTimeoutError, MaxRetriesError, OptionError, by_code
+
+
+def tree(root):
+    yield root
+    for branch in root.__subclasses__():
+        yield from tree(branch)
+
+
+PUBLIC = [error for error in tree(DjqueueError) if not error.__name__.startswith("_")]
+
+
+@pytest.mark.parametrize("error", PUBLIC, ids=lambda error: error.__name__)
+def test_an_error_says_its_docstring_unless_told_otherwise(error):
+    assert str(error()) == cleandoc(error.__doc__).splitlines()[0]
+    assert str(error("other words")) == "other words"
+
+
+@pytest.mark.parametrize("error", PUBLIC, ids=lambda error: error.__name__)
+def test_a_code_brings_back_the_class(error):
+    found = by_code(error.code, "far away")
+
+    assert type(found) is error
+    assert str(found) == "far away"
+
+
+def test_codes_are_different():
+    codes = [error.code for error in PUBLIC]
+
+    assert len(codes) == len(set(codes))
+
+
+def test_an_unknown_code_is_an_error_all_the_same():
+    assert type(by_code("of a later version", "words")) is DjqueueError
+
+
+def test_the_tree_that_is_drawn_is_the_tree():
+    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__)
+
+    assert sorted(drawn) == sorted(error.__name__ for error in PUBLIC if error is not DjqueueError)
+
+
+def test_errors_are_also_what_pythons_users_expect():
+    assert issubclass(OptionError, ValueError)
+    assert issubclass(JobTimeoutError, TimeoutError)
+    assert MaxRetriesError("m", payload={"n": 1}, job_id="a").payload == {"n": 1}

@@ -1,0 +1,198 @@
+"""Every option is checked in one place, and a refusal names it."""
+
+import math
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from djqueue.core.backoff import Backoff
+from djqueue.core.durations import LONGEST
+from djqueue.core.errors import OptionError
+from djqueue.core.job import EnqueueResult
+from djqueue.core.options import (
+    DEFAULT_OPTIONS,
+    MAX_INTEGER,
+    MSGPACK,
+    PARSERS,
+    EnqueueOptions,
+    JobOptions,
+    check_text,
+    parse_options,
+)
+
+NONE = EnqueueOptions()
+
+
+def parse(**given):
+    return parse_options(given, NONE)
+
+
+NO_DURATIONS = [math.nan, math.inf, -math.inf, -1, -0.001, 1e300, 10**400, True, "5", [5], b"5", Decimal(5)]
+NO_DURATIONS += [timedelta(seconds=-1), timedelta.max]
+NO_INTEGERS = [math.nan, math.inf, 1.0, True, "1", None, [1], Decimal(1)]
+NO_TEXTS = ["", "x" * 256, 5, b"a", True, ["a"], "a\0b", "\ud800", 1.5]
+NO_FLAGS = [0, 1, None, "yes", 1.0]
+REFUSED = {
+    "queue": [None, *NO_TEXTS],
+    "priority": [*NO_INTEGERS, MAX_INTEGER + 1, -MAX_INTEGER - 1],
+    "delay": NO_DURATIONS,
+    "run_at": [datetime(2024, 1, 1), 5, "2024-01-01", math.nan, True],
+    "max_attempts": [*NO_INTEGERS, 0, -1, MAX_INTEGER + 1],
+    "max_stalls": [*NO_INTEGERS, -1, MAX_INTEGER + 1],
+    "backoff": [math.nan, math.inf, -1, True, None, "often", [], {"kind": "x"}, {"every": 1}, {1: 2, "x": 1}],
+    "timeout": [*NO_DURATIONS, 0],
+    "ttl": [*NO_DURATIONS, 0],
+    "unique_key": NO_TEXTS,
+    "unique_ttl": [*NO_DURATIONS, 0],
+    "on_duplicate": ["explode", None, 5, ["keep"]],
+    "group": NO_TEXTS,
+    "depends_on": ["a", 5, [5], [("q",)], [("", "a")], [("q", "")], [("q", 5)], [["q", "a"]], ("q", "a")],
+    "on_dependency_failure": ["explode", None, True],
+    "lifo": NO_FLAGS,
+    "durable": [0, 1, "yes", 1.0],
+    "result_ttl": [*NO_DURATIONS, 0],
+    "retention": [*NO_DURATIONS, 0],
+    "executor": ["nowhere", 5, True],
+    "tags": ["a", 5, [""], [5], None],
+    "content_type": [None, *NO_TEXTS],
+}
+
+
+def test_the_table_of_refusals_has_every_option():
+    assert REFUSED.keys() == PARSERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, values in REFUSED.items() for value in values],
+    ids=[f"{name}-{number}" for name, values in REFUSED.items() for number, _ in enumerate(values)],
+)
+def test_a_wrong_value_is_refused_by_name(name, value):
+    with pytest.raises(OptionError, match=f"^{name}"):
+        parse(unique_key="k", **{name: value}) if name == "unique_ttl" else parse(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("prioritty", "priority"), ("max_attempt", "max_attempts"), ("uniquekey", "unique_key")],
+)
+def test_an_unknown_option_is_answered_with_the_one_that_was_meant(name, hint):
+    with pytest.raises(OptionError, match=rf"^unknown option '{name}'; did you mean '{hint}'\?$"):
+        parse(**{name: 1})
+
+
+def test_an_unknown_option_that_is_like_none_gets_no_hint():
+    with pytest.raises(OptionError, match=r"^unknown option 'zzz'$"):
+        parse(zzz=1)
+
+
+ACCEPTED = {
+    "queue": [("emails", "emails"), ("x" * 255, "x" * 255), ("ü:{}", "ü:{}")],
+    "priority": [(0, 0), (-MAX_INTEGER, -MAX_INTEGER), (MAX_INTEGER, MAX_INTEGER)],
+    "delay": [(None, None), (0, 0), (1.5, 1_500), (timedelta(days=1), 86_400_000), (0.0001, 1)],
+    "run_at": [(None, None), (datetime(2024, 1, 1, tzinfo=UTC), 1_704_067_200_000)],
+    "max_attempts": [(1, 1), (MAX_INTEGER, MAX_INTEGER)],
+    "max_stalls": [(0, 0)],
+    "backoff": [(2, Backoff(kind="fixed", base=2_000, jitter=0.0)), ("linear", Backoff(kind="linear"))],
+    "timeout": [(None, None), (0.5, 500), (100 * 365 * 86_400, LONGEST)],
+    "ttl": [(None, None), (1, 1_000)],
+    "unique_key": [(None, None), ("k", "k")],
+    "on_duplicate": [("keep", "keep")],
+    "group": [(None, None), ("g", "g")],
+    "depends_on": [([], ()), ([("q", "a"), ("q", "b"), ("q", "a")], (("q", "a"), ("q", "b")))],
+    "on_dependency_failure": [(word, word) for word in ("fail", "ignore", "cancel", "wait")],
+    "lifo": [(True, True)],
+    "durable": [(None, None), (True, True)],
+    "result_ttl": [(None, None), (1, 1_000)],
+    "retention": [(None, None), (1, 1_000)],
+    "executor": [(None, None), ("inline", "inline")],
+    "tags": [([], ()), (["a", "b"], ("a", "b")), ({"a"}, ("a",))],
+    "content_type": [("application/json", "application/json")],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "parsed"),
+    [(name, value, parsed) for name, pairs in ACCEPTED.items() for value, parsed in pairs],
+    ids=[f"{name}-{number}" for name, pairs in ACCEPTED.items() for number, _ in enumerate(pairs)],
+)
+def test_a_right_value_is_kept_in_djqueues_units(name, value, parsed):
+    options = parse(**{name: value})
+
+    found = getattr(options if name in ("queue", "delay", "run_at") else options.job, name)
+    assert found == parsed
+    assert type(found) is type(parsed)
+
+
+def test_a_dependency_may_be_given_as_what_enqueue_answered():
+    result = EnqueueResult("a", "queued", "q")
+
+    assert parse(depends_on=result).job.depends_on == (("q", "a"),)
+    assert parse(depends_on=[result, ("q", "b")]).job.depends_on == (("q", "a"), ("q", "b"))
+
+
+def test_delay_and_run_at_exclude_each_other():
+    with pytest.raises(OptionError, match=r"^delay and run_at: "):
+        parse(delay=5, run_at=datetime(2024, 1, 1, tzinfo=UTC))
+
+
+def test_a_later_word_about_the_start_replaces_an_earlier_one():
+    delayed = parse(delay=5)
+    dated = parse_options({"run_at": datetime(2024, 1, 1, tzinfo=UTC)}, delayed)
+
+    assert (dated.delay, dated.run_at) == (None, 1_704_067_200_000)
+    assert parse_options({"delay": 1}, dated) == parse(delay=1)
+
+
+def test_a_time_for_a_unique_key_needs_a_key():
+    with pytest.raises(OptionError, match=r"^unique_ttl: needs a unique_key$"):
+        parse(unique_ttl=5)
+    assert parse(unique_key="k", unique_ttl=5).job.unique_ttl == 5_000
+
+
+def test_options_build_on_those_of_the_job_type():
+    base = parse(queue="emails", priority=5, tags=["a"])
+
+    options = parse_options({"priority": 1}, base)
+
+    assert (options.queue, options.job.priority, options.job.tags) == ("emails", 1, ("a",))
+    assert base.job.priority == 5
+
+
+def test_nothing_given_changes_nothing():
+    assert parse() == NONE
+    assert NONE.job is DEFAULT_OPTIONS
+    assert DEFAULT_OPTIONS.max_attempts == 3
+    assert DEFAULT_OPTIONS.max_stalls == 3
+    assert DEFAULT_OPTIONS.result_ttl == 3_600_000
+    assert DEFAULT_OPTIONS.content_type == MSGPACK
+
+
+def test_stored_options_come_back():
+    options = parse(
+        priority=3,
+        backoff={"kind": "linear", "base": 2, "cap": 60},
+        depends_on=[("q", "a")],
+        tags=["x"],
+        ttl=5,
+        group="g",
+    ).job
+    stored = options.as_dict()
+
+    assert set(stored) == {"priority", "backoff", "depends_on", "tags", "ttl", "group"}
+    assert JobOptions.from_dict(stored) == options
+    as_lists = {**stored, "depends_on": [["q", "a"]], "tags": ["x"], "of a later version": 1}
+    assert JobOptions.from_dict(as_lists) == options
+    assert DEFAULT_OPTIONS.as_dict() == {}
+
+
+def test_a_job_is_plain_if_its_end_concerns_no_key_and_no_group():
+    assert parse().job.plain
+    assert not parse(unique_key="k").job.plain
+    assert not parse(group="g").job.plain
+
+
+@pytest.mark.parametrize("text", ["user:42", "a{b}:ü", "𝄞", " ", "x" * 255])
+def test_odd_texts_are_texts(text):
+    assert check_text("id", text) == text

@@ -1,0 +1,344 @@
+"""What the documentation says is what the package does: its code runs, its tables are complete."""
+
+import ast
+import asyncio
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+import types
+from contextlib import nullcontext
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+from django.core.checks import Error
+from django.core.management import get_commands, load_command_class
+from django.core.management.base import BaseCommand, DjangoHelpFormatter
+from django.test import override_settings
+from django.utils.module_loading import import_string
+
+import djqueue
+from djqueue import Backoff, Queue, Worker, checks, conf
+from djqueue.client import get_storage, registry
+from djqueue.core import errors
+from djqueue.core.deadletters import DeadLetterPolicy
+from djqueue.core.job import DEAD_LETTER_REASONS
+from djqueue.core.options import PARSERS, EnqueueOptions, parse_options
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import TRANSITIONS, State
+from djqueue.storage.base import Storage
+from djqueue.storage.database import DatabaseStorage
+from djqueue.testing.draining import drain
+from tests.benchmarks.measures import MEASURES
+
+from .pages import PAGES, ROOT, Block, blocks, first_cells, table
+
+MEMORY = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
+DATABASE: dict[str, object] = {}
+TRANSACTIONAL = "jobs.md"
+"""The page whose examples need a database."""
+
+PYTHON = [block for page in PAGES for block in blocks(page, "python")]
+SETTINGS = [block for block in PYTHON if block.heading == "settings.py"]
+CONSOLE = [block for page in PAGES for block in blocks(page, "console")]
+RUNNING = [page for page in PAGES if blocks(page, "python")]
+
+
+# The code in it.
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("page", RUNNING, ids=lambda page: page.name)
+def test_the_examples_of_a_page_run(page, monkeypatch, tmp_path):
+    monkeypatch.setattr(registry, "_types", {})
+    monkeypatch.chdir(tmp_path)
+    shop = stub_of_a_shop(monkeypatch)
+    with override_settings(DJQUEUE=DATABASE if page.name == TRANSACTIONAL else MEMORY):
+        for block in blocks(page, "python"):
+            if block.heading != "settings.py":
+                run(block, shop)
+        for name in [name for name in vars(shop) if name.startswith("test_")]:
+            vars(shop)[name](get_storage(), drain)
+
+
+@pytest.mark.parametrize("block", SETTINGS, ids=str)
+def test_examples_of_settings_pass_the_checks(block):
+    given = {"BASE_DIR": Path()}
+    exec(compile(block.text, str(block), "exec"), given)
+    assert given.keys() & {"INSTALLED_APPS", "DATABASES", "DJQUEUE"}
+    if "DJQUEUE" in given:
+        with override_settings(DJQUEUE=given["DJQUEUE"]):
+            assert [found for found in checks.check_settings() if isinstance(found, Error)] == []
+    if "DATABASES" in given:
+        assert given["DATABASES"]["default"]["ENGINE"].startswith("django.db.backends.")
+
+
+def stub_of_a_shop(monkeypatch) -> types.ModuleType:
+    """The app that the examples are about: its jobs are the page's, its models are anything."""
+    shop = types.ModuleType("shop.jobs")
+    models = types.ModuleType("shop.models")
+    models.__getattr__ = lambda name: MagicMock(name=name)  # type: ignore[method-assign]
+    for name, module in {"shop": types.ModuleType("shop"), "shop.jobs": shop, "shop.models": models}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return shop
+
+
+def run(block: Block, module: types.ModuleType) -> None:
+    """Run a block's statements, one by one, beside a worker that knows the jobs of the page so far."""
+    tree = ast.parse("\n" * (block.line - 1) + block.text, str(block.page))
+    for statement in tree.body:
+        code = compile(ast.Module([statement], []), str(block.page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        with worker() if registry.names() and waits(statement) else nullcontext():
+            awaited = eval(code, vars(module))
+            if code.co_flags & inspect.CO_COROUTINE:
+                asyncio.run(awaited)
+
+
+def waits(statement: ast.stmt) -> bool:
+    """Whether a statement needs jobs to be run while it is."""
+    return "_and_wait" in ast.unparse(statement) and not isinstance(statement, ast.With)
+
+
+def worker() -> Worker:
+    """A worker of the functions under @job."""
+    return Worker(concurrency=2)
+
+
+# The commands in it.
+
+
+@pytest.mark.parametrize("block", CONSOLE, ids=str)
+def test_commands_exist(block):
+    lines = [line for line in block.text.splitlines() if line.strip()]
+    assert lines
+    for line in lines:
+        assert line.startswith("$ "), f"{block}: {line!r}"
+        check_command(shlex.split(line.removeprefix("$ "), comments=True))
+
+
+def check_command(words: list[str]) -> None:
+    if words[:2] == ["python", "manage.py"]:
+        check_management_command(words[2:])
+    elif words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets
+        assert all(word.startswith("ARGS=") for word in words[2:])
+    elif words[:3] == ["python", "-m", "tests.benchmarks"]:
+        source = (ROOT / "tests" / "benchmarks" / "__main__.py").read_text()
+        for flag in (word for word in words[3:] if word.startswith("--")):
+            assert f'"{flag}"' in source
+    else:
+        assert words[0] in {"pip", "docker", "sqlite3"}, words
+
+
+def check_management_command(words: list[str]) -> None:
+    name, *arguments = words
+    assert name in get_commands()
+    load_command_class(get_commands()[name], name).create_parser("manage.py", name).parse_args(arguments)
+
+
+def test_the_units_start_the_workers_with_flags_that_exist():
+    [unit] = blocks(ROOT / "docs" / "workers.md", "ini")
+    [image] = blocks(ROOT / "docs" / "workers.md", "dockerfile")
+    started = re.search(r"^ExecStart=\S+ manage\.py (.*)$", unit.text, re.MULTILINE)
+    command = re.search(r"^CMD (\[.*\])$", image.text, re.MULTILINE)
+    assert started is not None
+    assert command is not None
+
+    check_management_command(shlex.split(started[1]))
+    check_management_command(ast.literal_eval(command[1])[2:])
+
+
+# The tables in it.
+
+
+def test_the_table_of_options_is_complete():
+    rows = table("jobs.md", "options")
+
+    assert [row[0] for row in rows] == list(PARSERS)
+    for name, _, default, *_ in rows:
+        if name != "queue":
+            given = {name: eval(default, {"Backoff": Backoff})}
+            assert parse_options(given, EnqueueOptions()) == EnqueueOptions(), name
+
+
+def test_the_table_of_settings_is_complete():
+    rows = table("settings.md", "settings")
+
+    assert [row[0] for row in rows] == list(conf.READERS)
+    for key, _, default, _ in rows:
+        assert vars(conf.read_settings({key: eval(default)})) == vars(conf.Settings()), key
+
+
+def test_the_tables_of_policies_are_complete():
+    policies, letters = table("settings.md", "policies"), table("settings.md", "dead letters")
+
+    assert {row[0] for row in policies} == known_keys("QUEUES", {"q": {"?": 1}})
+    assert {row[0] for row in letters} == known_keys("QUEUES", {"q": {"DEAD_LETTERS": {"?": 1}}})
+    given = {row[0]: eval(row[2]) for row in policies}
+    given["DEAD_LETTERS"] = {row[0]: eval(row[2]) for row in letters}
+    assert conf.read_settings({"QUEUES": {"q": given}}).policy("q") == QueuePolicy()
+    assert {key.lower() for key in given} == QueuePolicy.__dataclass_fields__.keys()
+    assert {key.lower() for key in given["DEAD_LETTERS"]} == DeadLetterPolicy.__dataclass_fields__.keys()
+
+
+def known_keys(setting: str, value: object) -> set[str]:
+    """The keys of a dict inside a setting, as far as it takes them: found by asking for each."""
+    [problem] = conf.problems({setting: value})
+    assert "'?' is not known here" in problem
+    words = set(re.findall(r'"([A-Z_]+)"', inspect.getsource(conf)))
+    return {word for word in words if "not known" not in str(conf.problems(renamed(setting, value, word)))}
+
+
+def renamed(setting: str, value: object, word: str) -> dict[str, object]:
+    text = repr(value).replace("'?'", repr(word))
+    return {setting: ast.literal_eval(text)}
+
+
+def test_the_table_of_checks_is_complete():
+    defined = set(re.findall(r'id="(djqueue\.[EW]\d+)"', inspect.getsource(checks)))
+
+    assert first_cells("settings.md", "checks") == sorted(defined)
+
+
+def test_the_page_of_errors_has_the_whole_tree():
+    page = (ROOT / "docs" / "errors.md").read_text()
+    drawn = page.split("```text\n", 1)[1].split("```", 1)[0]
+
+    assert drawn.splitlines() == list(tree(errors.DjqueueError))
+    classes = {error.__name__: error.code for error in public(errors.DjqueueError)}
+    assert {row[0]: row[1] for row in table("errors.md", "errors")} == classes
+    outside = {name for name in classes if not hasattr(djqueue, name)}
+    assert outside == {"JobError", "JobNameError", "ControlFlow"}
+
+
+def public(error: type) -> list[type]:
+    """The class and those below it, without the private ones, in order."""
+    below = [leaf for branch in children(error) for leaf in public(branch)]
+    return [error, *below]
+
+
+def children(error: type) -> list[type]:
+    found: list[type] = []
+    for branch in error.__subclasses__():
+        if branch.__module__ != errors.__name__:
+            continue
+        found += children(branch) if branch.__name__.startswith("_") else [branch]
+    return sorted(found, key=lambda branch: inspect.getsourcelines(branch)[1])
+
+
+def tree(error: type, lead: str = "", below: str = "") -> list[str]:
+    builtin = next((base for base in error.__bases__ if base.__module__ == "builtins"), None)
+    shown = "" if builtin in (None, Exception) else f" ({builtin.__name__})"
+    lines = [f"{lead}{error.__name__}{shown}"]
+    branches = children(error)
+    for branch in branches:
+        last = branch is branches[-1]
+        lines += tree(branch, below + ("└── " if last else "├── "), below + ("    " if last else "│   "))
+    return lines
+
+
+def test_the_table_of_flags_is_the_parser_of_runworkers():
+    command = load_command_class("djqueue", "runworkers")
+    parser = command.create_parser("manage.py", "runworkers", formatter_class=DjangoHelpFormatter)
+    common = BaseCommand().create_parser("manage.py", "any")
+    djangos = {flag for action in common._actions for flag in action.option_strings}
+    flags = {flag for action in parser._actions for flag in action.option_strings} - djangos
+
+    cells = first_cells("workers.md", "runworkers")
+    assert set(re.findall(r"--[a-z-]+", " ".join(cells))) == flags
+
+
+def test_the_table_of_a_worker_has_its_arguments():
+    arguments = inspect.signature(Worker).parameters.keys() - {"clock", "random"}
+
+    assert set(first_cells("workers.md", "worker")) == arguments
+
+
+def test_the_table_of_queues_has_their_methods():
+    documented = {row[0].partition("(")[0] for row in table("queues.md", "queue methods")}
+    methods = {name for name in vars(Queue) if not name.startswith("_")}
+    methods = {name for name in methods if callable(getattr(Queue, name))}
+
+    twins = {f"a{name}" for name in documented}
+    assert documented | twins == methods
+    for row in table("queues.md", "queue methods"):
+        name, _, written = row[0].partition("(")
+        parameters = list(inspect.signature(getattr(Queue, name)).parameters)[1:]
+        assert re.findall(r"\b([a-z_]+)\b(?=[,=)])(?!\")", f"{written}") == parameters, name
+
+
+def test_the_tables_of_words_are_complete():
+    from djqueue.client.queue import EVENTS
+
+    assert first_cells("queues.md", "events") == list(EVENTS)
+    assert first_cells("queues.md", "reasons") == list(DEAD_LETTER_REASONS)
+
+
+def test_the_table_of_the_database_storages_options_is_complete():
+    known = inspect.signature(DatabaseStorage).parameters.keys() - {"policies", "clock"}
+
+    assert {row[0].lower() for row in table("storages.md", "database options")} == known
+
+
+def test_the_table_of_metrics_is_complete():
+    assert first_cells("benchmarks.md", "metrics") == list(MEASURES)
+
+
+def test_the_page_of_states_is_the_table_of_transitions(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
+    import drawing
+
+    page = (ROOT / "docs" / "states.md").read_text()
+    content = page.split("```{state-table}\n", 1)[1].split("```", 1)[0]
+    words = drawing.read_words(content.splitlines())
+
+    assert words.keys() == {row.name for row in TRANSITIONS}
+    assert all(words.values())
+    drawn = {
+        (row.name, State(source), State(target), row.event)
+        for row in drawing.table_rows(words)
+        for source in row.sources.split(", ")
+        for target in row.targets.split(", ")
+    }
+    assert drawn == {
+        (row.name, row.source, target, row.event) for row in TRANSITIONS for target in row.targets
+    }
+    assert sum(len(names) for names in drawing.edges().values()) == drawing.diagram().count('class="name"')
+
+
+def test_the_storages_that_the_readme_names_are_there():
+    named = set(re.findall(r"djqueue\.storage\.[a-z.]+\.\w+Storage", (ROOT / "README.md").read_text()))
+
+    assert len(named) == 2
+    assert all(issubclass(import_string(name), Storage) for name in named)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_folders_that_a_page_names_are_there(page):
+    named = re.findall(
+        r"`((?:tests|djqueue|demo_project|docs|scripts|templates|static)/[\w/.-]*)`", page.read_text()
+    )
+
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+# The whole of it.
+
+
+@pytest.mark.slow
+def test_the_documentation_builds_without_a_warning(tmp_path):
+    for package in ("sphinx", "furo", "myst_parser"):
+        pytest.importorskip(package, reason="the docs extra is not installed")
+    options = ["-W", "--keep-going", "-q", "-b", "html", "-d", tmp_path / "trees"]
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, ROOT / "docs", tmp_path / "html"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert built.returncode == 0, built.stderr
+    assert (tmp_path / "html" / "index.html").exists()

@@ -1,0 +1,259 @@
+"""The claim loop: how often it asks, for how much, and what wakes it."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from djqueue import Queue, Snooze, Worker
+from djqueue.core.limiter import Rate
+from djqueue.runtime import claiming
+from tests.runtime.running import HANDLER, reached, record, work_off, working
+from tests.support import aeventually
+
+
+async def test_finishing_and_claiming_share_their_round_trips(storage, queue):
+    queue.enqueue_many(range(1_000), name=HANDLER)
+
+    async def handler(job):
+        return job.payload
+
+    await work_off(storage, handler, concurrency=100, max_jobs=1_000)
+
+    told = [outcomes for outcomes, _, _ in storage.trips]
+    given = [jobs for _, _, jobs in storage.trips]
+    assert sum(told) == sum(given) == 1_000
+    # Ten times a hundred jobs, each hundred told of with the claim of the next one.
+    assert given[:10] == [100] * 10
+    assert told[1:11] == [100] * 10
+    assert len(storage.trips) <= 13
+
+
+async def test_sync_jobs_are_told_of_in_groups_too(storage, queue):
+    queue.enqueue_many(range(1_000), name=HANDLER)
+
+    await work_off(storage, lambda job: None, concurrency=100, max_jobs=1_000)
+
+    assert len(storage.trips) < 500
+
+
+async def test_a_worker_never_claims_more_than_it_can_start(storage, queue):
+    queue.enqueue_many(range(50), name=HANDLER)
+    held = asyncio.Semaphore(0)
+
+    async def handler(job):
+        await held.acquire()
+
+    async with working(storage, handler, concurrency=3) as worker:
+        await aeventually(lambda: worker.running == 3)
+        assert queue.counts()["active"] == 3
+        held.release()
+        await aeventually(lambda: worker.counters.completed == 1 and worker.running == 3)
+        assert queue.counts()["active"] == 3
+        for _ in range(49):
+            held.release()
+        await aeventually(lambda: worker.counters.completed == 50)
+
+    assert all(slots is None or jobs <= slots <= 3 for _, slots, jobs in storage.trips)
+
+
+async def test_a_claimed_job_is_running(storage, queue):
+    """No prefetch: with one slot taken by a long job, the next one is left to other workers."""
+    done = asyncio.Event()
+
+    async def handler(job):
+        await done.wait()
+        return "first worker"
+
+    async with working(storage, handler, concurrency=1) as worker:
+        queue.enqueue(name=HANDLER)
+        await aeventually(lambda: worker.running == 1)
+        job_id = queue.enqueue(name=HANDLER).id
+        async with working(storage, lambda job: "second worker"):
+            await reached(queue, job_id, "completed")
+        done.set()
+
+    assert queue.get_result(job_id) == "second worker"
+
+
+async def test_a_full_worker_is_left_in_peace_by_new_jobs(storage, queue):
+    done = asyncio.Event()
+
+    async def handler(job):
+        await done.wait()
+
+    async with working(storage, handler, concurrency=1) as worker:
+        queue.enqueue(name=HANDLER)
+        await aeventually(lambda: worker.running == 1)
+        trips = len(storage.trips)
+        for number in range(100):
+            queue.enqueue(number, name=HANDLER)
+            await asyncio.sleep(0)
+        assert len(storage.trips) == trips
+        done.set()
+        await aeventually(lambda: worker.counters.completed == 101)
+
+
+async def test_a_new_job_wakes_an_idle_worker_at_once(storage, queue, monkeypatch):
+    monkeypatch.setattr(claiming, "POLL", 600.0)
+    started = threading.Event()
+
+    async with working(storage, lambda job: started.set()) as worker:
+        await aeventually(lambda: storage.trips)
+        for number in range(50):
+            started.clear()
+            thread = threading.Thread(target=queue.enqueue, kwargs={"name": HANDLER})
+            thread.start()
+            await asyncio.to_thread(thread.join)
+            await aeventually(started.is_set, timeout=5)
+            await aeventually(lambda n=number: worker.counters.completed == n + 1)
+
+
+async def test_no_wake_up_is_lost_however_jobs_come(storage, queue, monkeypatch):
+    """Every enqueue lands at another instant between an empty claim and going to sleep."""
+    monkeypatch.setattr(claiming, "POLL", 600.0)
+    total = 2_000
+
+    def produce():
+        for number in range(total):
+            queue.enqueue(number, name=HANDLER)
+            if number % 7 == 0:
+                time.sleep(0)
+
+    async def handler(job):
+        return None
+
+    async with working(storage, handler, concurrency=2) as worker:
+        await asyncio.to_thread(produce)
+        await aeventually(lambda: worker.counters.completed == total, timeout=20)
+
+
+async def test_a_job_that_comes_while_the_claim_is_under_way_is_not_missed(storage, queue, monkeypatch):
+    monkeypatch.setattr(claiming, "POLL", 600.0)
+    plain, late = storage.afinish, []
+
+    async def slow(outcomes, then=None):
+        finished = await plain(outcomes, then)
+        if not late:
+            # The answer "nothing there" is on its way, and now there is something.
+            late.append(queue.enqueue(name=HANDLER).id)
+            await asyncio.sleep(0)
+        return finished
+
+    storage.afinish = slow
+    async with working(storage, lambda job: "seen"):
+        await aeventually(lambda: late)
+        await reached(queue, late[0], "completed")
+
+
+async def test_without_any_wake_up_the_slow_poll_finds_the_job(storage, queue, monkeypatch):
+    monkeypatch.setattr(claiming, "POLL", 0.02)
+    storage.listen = lambda queues, wake: lambda: None
+
+    async with working(storage, lambda job: None, maintain=False):
+        await aeventually(lambda: storage.trips)
+        await reached(queue, queue.enqueue(name=HANDLER).id, "completed")
+
+
+async def test_a_delayed_job_starts_when_it_is_due_without_a_poll(storage, queue, monkeypatch):
+    monkeypatch.setattr(claiming, "POLL", 600.0)
+
+    async with working(storage, lambda job: None, maintain=False) as worker:
+        await aeventually(lambda: storage.trips)
+        job_id = queue.enqueue(name=HANDLER, delay=0.05).id
+        finished = await reached(queue, job_id, "completed")
+        assert worker.counters.completed == 1
+
+    assert finished.run_at <= finished.started_at < finished.run_at + 1_000
+
+
+async def test_a_rate_limit_delays_claims_but_does_not_stop_them(storage, queue, monkeypatch):
+    monkeypatch.setattr(claiming, "POLL", 600.0)
+    storage.set_limits("work", Rate(2, 100), None)
+    ids = [result.id for result in queue.enqueue_many(range(6), name=HANDLER)]
+
+    async with working(storage, lambda job: None, maintain=False):
+        last = await reached(queue, ids[-1], "completed")
+
+    assert last.started_at - record(queue, ids[0]).started_at >= 150
+
+
+async def test_a_worker_serves_its_queues_only(storage, queue):
+    other = Queue("other", storage=storage)
+    mine, theirs = queue.enqueue(name=HANDLER).id, other.enqueue(name=HANDLER).id
+
+    await work_off(storage, lambda job: None, queues=["work"])
+
+    assert record(queue, mine).state == "completed"
+    assert record(other, theirs).state == "waiting"
+
+
+async def test_priorities_are_the_claims_order(storage, queue):
+    order = []
+    for priority in (1, 5, 3):
+        queue.enqueue(priority, name=HANDLER, priority=priority)
+
+    await work_off(storage, lambda job: order.append(job.payload), concurrency=1)
+
+    assert order == [5, 3, 1]
+
+
+async def test_a_paused_queue_is_not_served_until_it_is_resumed(storage, queue):
+    queue.pause()
+    job_id = queue.enqueue(name=HANDLER).id
+
+    async with working(storage, lambda job: None):
+        await aeventually(lambda: storage.trips)
+        assert record(queue, job_id).state == "waiting"
+        queue.resume()
+        await reached(queue, job_id, "completed")
+
+
+async def test_a_job_that_was_not_asked_for_is_given_back(storage, queue, caplog):
+    """A storage of somebody's own that does not heed the names."""
+    plain = storage.afinish
+
+    async def careless(outcomes, then=None):
+        names = frozenset({HANDLER, "unknown"})
+        return await plain(outcomes, then and then._replace(names=names))
+
+    storage.afinish = careless
+    job_id = queue.enqueue(name="unknown").id
+    async with working(storage, lambda job: None):
+        delayed = await reached(queue, job_id, "delayed")
+
+    assert delayed.attempts == 0
+    assert "did not ask for" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{}, {"concurrency": 3}])
+async def test_max_jobs_is_kept_to_the_run(storage, queue, options):
+    queue.enqueue_many(range(20), name=HANDLER)
+
+    worker = Worker(storage, handlers={HANDLER: lambda job: None}, max_jobs=7, **options)
+    await worker.run()
+
+    assert worker.counters.processed == 7
+    assert queue.counts()["waiting"] == 13
+    assert queue.counts()["active"] == 0
+
+
+async def test_failed_runs_count_for_max_jobs_and_given_back_ones_do_not(storage, queue):
+    runs = []
+
+    def handler(job):
+        runs.append(job.payload)
+        if runs.count("sleepy") == 1:
+            raise Snooze(delay=0)
+        if job.payload == "bad":
+            raise ValueError
+
+    queue.enqueue("sleepy", name=HANDLER, priority=9)
+    queue.enqueue("bad", name=HANDLER, max_attempts=1, priority=5)
+    queue.enqueue("left", name=HANDLER)
+    worker = Worker(storage, handlers={HANDLER: handler}, max_jobs=2, concurrency=1)
+    await worker.run()
+
+    assert runs == ["sleepy", "sleepy", "bad"]
+    assert queue.counts()["waiting"] == 1

@@ -1,0 +1,184 @@
+"""A worker inside other programs: with a loop, without one, started, joined, refused."""
+
+import asyncio
+import threading
+
+import pytest
+
+from djqueue import ConfigurationError, OptionError, UnknownQueueError, Worker
+from djqueue.client import get_storage
+from djqueue.client.storages import close_storage
+from djqueue.storage.memory import MemoryStorage
+from tests.runtime.running import HANDLER, record
+from tests.support import eventually
+
+
+def test_a_worker_runs_in_a_thread_of_its_own(storage, queue):
+    worker = Worker(storage, handlers={HANDLER: lambda job: threading.current_thread().name})
+    worker.start()
+    job_id = queue.enqueue(name=HANDLER).id
+    eventually(lambda: record(queue, job_id).state == "completed")
+    assert not worker.join(0.001)
+    worker.stop()
+    assert worker.join(5)
+    assert worker.join()
+
+    assert queue.get_result(job_id).startswith("djqueue-job")
+
+
+def test_the_thread_serves_async_handlers_too(storage, queue):
+    async def handler(job):
+        await asyncio.sleep(0)
+        return "async"
+
+    with Worker(storage, handlers={HANDLER: handler}):
+        assert queue.enqueue_and_wait(name=HANDLER, wait=5) == "async"
+
+
+def test_the_with_block_drains(storage, queue):
+    started, go_on = threading.Event(), threading.Event()
+
+    def handler(job):
+        started.set()
+        assert go_on.wait(5)
+
+    with Worker(storage, handlers={HANDLER: handler}):
+        job_id = queue.enqueue(name=HANDLER).id
+        assert started.wait(5)
+        go_on.set()
+
+    assert record(queue, job_id).state == "completed"
+
+
+async def test_callers_on_the_same_loop_get_their_results(storage, queue):
+    async def handler(job):
+        return job.payload + 1
+
+    async with Worker(storage, handlers={HANDLER: handler}):
+        answers = [queue.aenqueue_and_wait(number, name=HANDLER, wait=5) for number in range(20)]
+        assert await asyncio.gather(*answers) == list(range(1, 21))
+
+
+async def test_a_null_result_ends_the_wait(storage, queue):
+    async with Worker(storage, handlers={HANDLER: lambda job: None}):
+        assert await queue.aenqueue_and_wait(name=HANDLER, wait=5) is None
+
+
+async def test_a_worker_runs_once(storage):
+    worker = Worker(storage, handlers={HANDLER: print}, until_empty=True)
+    await worker.run()
+
+    with pytest.raises(RuntimeError, match="runs once"):
+        await worker.run()
+
+
+def test_a_worker_starts_once(storage):
+    with (
+        Worker(storage, handlers={HANDLER: print}) as worker,
+        pytest.raises(RuntimeError, match="started already"),
+    ):
+        worker.start()
+
+
+class Refusing(MemoryStorage):
+    def connect(self):
+        raise ConfigurationError("no such place")
+
+
+def test_what_forbids_the_start_is_raised_by_start():
+    worker = Worker(Refusing(), handlers={HANDLER: print})
+
+    with pytest.raises(ConfigurationError, match="no such place"):
+        worker.start()
+
+
+async def test_what_forbids_the_start_is_raised_by_the_async_block():
+    with pytest.raises(ConfigurationError, match="no such place"):
+        async with Worker(Refusing(), handlers={HANDLER: print}):
+            pytest.fail("it did not start")
+
+
+async def test_a_connected_storage_is_not_connected_again():
+    worker = Worker(Refusing(), handlers={HANDLER: print}, connect=False, until_empty=True)
+
+    await worker.run()
+
+
+class Broken(MemoryStorage):
+    def listen(self, queues, wake):
+        raise RuntimeError("cannot listen")
+
+
+def test_an_error_while_it_begins_is_raised_and_leaves_nothing(storage):
+    broken = Broken()
+
+    with pytest.raises(RuntimeError, match="cannot listen"):
+        Worker(broken, handlers={HANDLER: print}).start()
+
+    assert broken.workers() == []
+    eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("djqueue")])
+
+
+def test_connecting_does_not_hold_up_the_callers_loop(storage):
+    """A hot standby may wait for a long time."""
+    connecting, let = threading.Event(), threading.Event()
+
+    class Slow(MemoryStorage):
+        def connect(self):
+            connecting.set()
+            assert let.wait(5)
+
+    async def main():
+        worker = Worker(Slow(), handlers={HANDLER: print}, until_empty=True)
+        running = asyncio.ensure_future(worker.run())
+        assert await asyncio.to_thread(connecting.wait, 5)
+        worker.stop()
+        let.set()
+        await running
+
+    asyncio.run(main())
+
+
+def test_without_a_storage_it_is_the_settings_one(settings):
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
+
+    assert Worker(handlers={HANDLER: print}).storage is get_storage()
+    close_storage()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "word"),
+    [
+        ({"concurrency": 0}, ConfigurationError, "concurrency"),
+        ({"concurrency": True}, ConfigurationError, "concurrency"),
+        ({"concurrency": 1.5}, ConfigurationError, "concurrency"),
+        ({"max_jobs": 0}, ConfigurationError, "max_jobs"),
+        ({"queues": []}, ConfigurationError, "queues"),
+        ({"queues": [""]}, OptionError, "queue"),
+        ({"queues": [3]}, OptionError, "queue"),
+        ({"worker_id": ""}, OptionError, "worker_id"),
+        ({"worker_id": "x" * 256}, OptionError, "worker_id"),
+        ({"heartbeat": float("nan")}, OptionError, "heartbeat"),
+        ({"shutdown_timeout": -1}, OptionError, "shutdown_timeout"),
+    ],
+)
+def test_nonsense_is_refused_by_its_name(storage, options, error, word):
+    with pytest.raises(error, match=word):
+        Worker(storage, handlers={HANDLER: print}, **options)
+
+
+def test_a_closed_list_of_queues_is_heeded(storage, settings):
+    settings.DJQUEUE = {"QUEUES": ["emails"], "STRICT_QUEUES": True}
+
+    Worker(storage, queues=["emails"], handlers={HANDLER: print})
+    with pytest.raises(UnknownQueueError, match="emials"):
+        Worker(storage, queues=["emials"], handlers={HANDLER: print})
+
+
+def test_what_is_not_said_comes_from_the_settings(storage, settings):
+    settings.DJQUEUE = {"CONCURRENCY": 3, "SHUTDOWN_TIMEOUT": 7, "HEARTBEAT": 2}
+
+    options = Worker(storage, handlers={HANDLER: print}).options
+    assert (options.concurrency, options.shutdown_timeout, options.heartbeat) == (3, 7_000, 2_000)
+    assert Worker(storage, "emails", {HANDLER: print}, concurrency=5).options.concurrency == 5
+    assert Worker(storage, "emails", {HANDLER: print}).options.queues == ("emails",)

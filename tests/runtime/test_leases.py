@@ -1,0 +1,199 @@
+"""Leases: renewed whatever the handlers do, and when they are lost, nothing of the run counts."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from djqueue import Queue, Worker
+from djqueue.core.job import ClaimRequest
+from djqueue.core.queue import QueuePolicy
+from tests.runtime.running import HANDLER, messages, reached, record, working
+from tests.runtime.storages import FailingStorage, RecordingStorage
+from tests.support import aeventually, eventually
+
+SHORT = QueuePolicy(lease=150)
+
+
+@pytest.fixture
+def storage() -> RecordingStorage:
+    return RecordingStorage(default_policy=SHORT)
+
+
+def wait_for_renewals(storage: RecordingStorage, count: int) -> None:
+    """Return when the leases have been renewed so many times more."""
+    before = len(storage.renewals)
+    eventually(lambda: len(storage.renewals) >= before + count)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_job_longer_than_its_lease_runs_once(storage, queue, is_async):
+    async def asynchronous(job):
+        await asyncio.to_thread(wait_for_renewals, storage, 8)
+        return job.attempts
+
+    def synchronous(job):
+        wait_for_renewals(storage, 8)
+        return job.attempts
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, asynchronous if is_async else synchronous):
+        done = await reached(queue, job_id, "completed")
+
+    assert (done.attempts, done.stalls) == (1, 0)
+    assert done.finished_at - done.started_at > SHORT.lease
+
+
+async def test_a_handler_that_blocks_the_loop_keeps_its_lease(storage, queue):
+    """The heartbeat has a thread of its own; so has the maintenance that looks for stalled jobs."""
+
+    async def handler(job):
+        wait_for_renewals(storage, 8)
+        return job.attempts
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler):
+        done = await reached(queue, job_id, "completed")
+
+    assert (done.attempts, done.stalls) == (1, 0)
+    assert done.finished_at - done.started_at > SHORT.lease
+
+
+async def test_all_leases_are_renewed_in_one_call(storage, queue):
+    done = asyncio.Event()
+
+    async def handler(job):
+        await done.wait()
+
+    queue.enqueue_many(range(20), name=HANDLER)
+    async with working(storage, handler, concurrency=20) as worker:
+        await aeventually(lambda: worker.running == 20)
+        await aeventually(lambda: 20 in storage.renewals)
+        done.set()
+
+
+async def test_a_queue_with_a_short_lease_hastens_the_heartbeat(storage):
+    relaxed = RecordingStorage(policies={"brief": SHORT})
+    brief = Queue("brief", storage=relaxed)
+
+    async def handler(job):
+        await asyncio.to_thread(wait_for_renewals, relaxed, 8)
+
+    async with working(relaxed, handler, heartbeat=60):
+        job_id = brief.enqueue(name=HANDLER).id
+        done = await reached(brief, job_id, "completed")
+
+    assert (done.attempts, done.stalls) == (1, 0)
+
+
+async def test_a_lost_lease_stops_the_handler_and_its_result_is_dropped(storage, queue, caplog):
+    async def handler(job):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return job.cancelled.is_set()
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler) as worker:
+        await aeventually(lambda: worker.running == 1)
+        queue.obliterate(force=True)
+        await aeventually(lambda: worker.counters.lost == 1)
+        assert worker.running == 0
+
+    assert queue.get_job(job_id) is None
+    assert worker.counters.completed == 0
+    assert any("does not count" in line for line in messages(caplog))
+
+
+async def test_a_sync_handler_without_its_lease_is_told_and_keeps_its_slot(storage, queue):
+    """A thread cannot be stopped: as long as it works, its slot is taken."""
+    told, go_on = threading.Event(), threading.Event()
+
+    def handler(job):
+        assert job.cancelled.wait(5)
+        told.set()
+        assert go_on.wait(5)
+
+    queue.enqueue(name=HANDLER)
+    async with working(storage, handler, concurrency=1) as worker:
+        await aeventually(lambda: worker.running == 1)
+        queue.obliterate(force=True)
+        assert await asyncio.to_thread(told.wait, 5)
+        later = queue.enqueue(name="other").id
+        assert worker.running == 1
+        assert record(queue, later).state == "waiting"
+        go_on.set()
+        await aeventually(lambda: worker.running == 0 and worker.counters.lost == 1)
+
+
+async def test_an_outcome_whose_token_is_stale_is_refused_and_told(storage, queue, caplog):
+    """The job ends before the heartbeat could notice: the storage's answer says so."""
+
+    async def handler(job):
+        storage.obliterate("work", force=True)
+        return "of no interest"
+
+    queue.enqueue(name=HANDLER)
+    async with working(storage, handler) as worker:
+        await aeventually(lambda: worker.counters.lost == 1)
+
+    assert queue.counts()["completed"] == 0
+    assert any("its lease was lost" in line for line in messages(caplog))
+
+
+async def test_a_crashed_workers_job_runs_again_with_a_stall_counted(storage, queue):
+    """The crash: a worker that neither ends its job nor sends a heartbeat."""
+    job_id = queue.enqueue(name=HANDLER).id
+    assert len(storage.claim(ClaimRequest("crashed", 1, frozenset({HANDLER}))).jobs) == 1
+
+    async with working(storage, lambda job: [job.attempts, job.stalls]):
+        await reached(queue, job_id, "completed")
+
+    assert queue.get_result(job_id) == [2, 1]
+
+
+async def test_the_worker_is_listed_while_it_lives(storage, queue):
+    done = asyncio.Event()
+
+    async def handler(job):
+        await done.wait()
+
+    async with working(storage, handler, worker_id="here:1", queues=["work"], concurrency=4):
+        queue.enqueue(name=HANDLER)
+        await aeventually(lambda: [info.active for info in storage.workers()] == [1])
+        info = storage.workers()[0]
+        assert (info.id, info.queues, info.names) == ("here:1", ("work",), (HANDLER,))
+        assert (info.concurrency, info.state) == (4, "running")
+        assert info.started_at <= info.seen_at <= time.time() * 1_000
+        done.set()
+
+    assert storage.workers() == []
+
+
+async def test_the_heartbeat_survives_an_outage(caplog):
+    storage = FailingStorage(default_policy=QueuePolicy(lease=60_000))
+    queue = Queue("work", storage=storage)
+    done = asyncio.Event()
+
+    async def handler(job):
+        await done.wait()
+        return "kept"
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler, heartbeat=0.01) as worker:
+        await aeventually(lambda: worker.running == 1)
+        storage.away.set()
+        await aeventually(lambda: storage.refused.count("renew") >= 2)
+        storage.away.clear()
+        done.set()
+        await reached(queue, job_id, "completed")
+
+    assert len([line for line in messages(caplog) if "failed (renew)" in line]) == 1
+
+
+def test_ids_of_workers_differ_from_one_to_the_next(storage):
+    ids = {Worker(storage, handlers={HANDLER: print}).id for _ in range(10)}
+
+    assert len(ids) == 10
+    assert all(len(worker_id) <= 255 for worker_id in ids)

@@ -1,0 +1,87 @@
+"""Log records that somebody sees."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.utils.log import RequireDebugTrue
+
+from djqueue.runtime.logs import has_enabled_handler, visible_logs
+
+worker = logging.getLogger("djqueue.worker")
+
+
+@contextmanager
+def bare() -> Iterator[logging.Logger]:
+    """The package's logger without a handler on the way up, where pytest has its own."""
+    logger = logging.getLogger("djqueue")
+    before = logger.propagate, logger.handlers
+    logger.propagate, logger.handlers = False, []
+    try:
+        yield logger
+    finally:
+        logger.propagate, logger.handlers = before
+
+
+def lines(capsys) -> list[str]:
+    return [line.split(": ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+
+
+def test_without_any_handler_there_is_one_for_a_while(capsys):
+    with bare() as logger:
+        with visible_logs(1):
+            worker.info("seen")
+            worker.debug("not seen")
+        worker.info("no longer seen")
+        assert logger.handlers == []
+        assert logger.level == logging.NOTSET
+
+    assert lines(capsys) == ["seen"]
+
+
+def test_verbosity_is_a_level(capsys):
+    with bare():
+        with visible_logs(0):
+            worker.info("too little")
+            worker.error("broken")
+        with visible_logs(2):
+            worker.debug("details")
+
+    assert lines(capsys) == ["broken", "details"]
+
+
+def test_a_handler_of_the_projects_own_is_enough(capsys):
+    with bare() as logger:
+        logger.addHandler(logging.NullHandler())
+        with visible_logs(1):
+            worker.info("to the project")
+
+    assert lines(capsys) == []
+
+
+def test_a_handler_that_lets_nothing_through_is_not(capsys, settings):
+    """Django's own console handler, with DEBUG off."""
+    settings.DEBUG = False
+    muted = logging.StreamHandler()
+    muted.addFilter(RequireDebugTrue())
+    with bare() as logger:
+        logger.addHandler(muted)
+        assert not has_enabled_handler(logger)
+        with visible_logs(1):
+            worker.info("seen")
+
+    assert lines(capsys) == ["seen"]
+
+
+def test_a_level_of_the_projects_own_stays(capsys):
+    with bare() as logger:
+        logger.setLevel(logging.WARNING)
+        try:
+            with visible_logs(1):
+                worker.info("too little")
+                worker.warning("enough")
+            assert logger.level == logging.WARNING
+        finally:
+            logger.setLevel(logging.NOTSET)
+
+    assert lines(capsys) == ["enough"]

@@ -1,0 +1,152 @@
+"""A storage that is away for a while: what has ended is told when it is back."""
+
+import asyncio
+import threading
+
+import pytest
+
+from djqueue import Queue, Worker
+from tests.runtime.running import HANDLER, messages, reached, working
+from tests.runtime.storages import FailingStorage
+from tests.support import aeventually
+
+
+@pytest.fixture
+def storage() -> FailingStorage:
+    return FailingStorage()
+
+
+async def test_results_are_kept_until_the_storage_is_back(storage, queue, caplog):
+    done = asyncio.Event()
+
+    async def handler(job):
+        await done.wait()
+        return job.payload
+
+    ids = [result.id for result in queue.enqueue_many(range(5), name=HANDLER)]
+    async with working(storage, handler, concurrency=5) as worker:
+        await aeventually(lambda: worker.running == 5)
+        storage.away.set()
+        done.set()
+        await aeventually(lambda: storage.refused.count("finish") >= 4)
+        assert worker.running == 0
+        assert queue.counts()["active"] == 5
+        storage.away.clear()
+        for job_id in ids:
+            await reached(queue, job_id, "completed")
+
+    assert [queue.get_result(job_id) for job_id in ids] == [0, 1, 2, 3, 4]
+    told = [line for line in messages(caplog) if "claim and finish" in line]
+    assert ["failed" in line for line in told] == [True, False]
+    assert "switched off" in told[0]
+    assert "answers again" in told[1]
+
+
+async def test_a_storage_that_is_away_is_not_asked_all_the_time(storage, queue):
+    async with working(storage, lambda job: None, maintain=False):
+        storage.away.set()
+        for number in range(200):
+            queue.enqueue(number, name=HANDLER)
+            await asyncio.sleep(0)
+        await aeventually(lambda: storage.refused.count("finish") >= 2)
+        assert storage.refused.count("finish") <= 5
+        storage.away.clear()
+        await aeventually(lambda: queue.counts()["completed"] == 200)
+
+
+async def test_jobs_come_again_after_an_outage_without_any_wake_up(storage, queue):
+    async with working(storage, lambda job: None):
+        storage.away.set()
+        job_id = queue.enqueue(name=HANDLER).id
+        await aeventually(lambda: "finish" in storage.refused)
+        storage.away.clear()
+        await reached(queue, job_id, "completed")
+
+
+async def test_maintenance_goes_on_after_an_outage(storage, queue, monkeypatch, caplog):
+    monkeypatch.setattr("djqueue.runtime.maintenance.INTERVAL", 0.01)
+    swept = threading.Event()
+    async with working(storage, lambda job: None):
+        storage.away.set()
+        await aeventually(lambda: storage.refused.count("maintain") >= 3)
+        storage.away.clear()
+        storage.maintain = swept.set
+        assert await asyncio.to_thread(swept.wait, 5)
+
+    assert len([line for line in messages(caplog) if "failed (maintain)" in line]) == 1
+
+
+async def test_a_worker_without_maintenance_does_none(storage, queue, monkeypatch):
+    monkeypatch.setattr("djqueue.runtime.maintenance.INTERVAL", 0.001)
+    storage.away.set()
+    async with working(storage, lambda job: None, maintain=False):
+        await aeventually(lambda: "finish" in storage.refused)
+        storage.away.clear()
+
+    assert "maintain" not in storage.refused
+
+
+async def test_a_worker_may_be_stopped_during_an_outage(storage, queue, monkeypatch, caplog):
+    """It tries for a while to tell of its last jobs, and says what it could not tell."""
+    monkeypatch.setattr("djqueue.runtime.shutdown.GRACE", 0.01)
+    monkeypatch.setattr("djqueue.runtime.shutdown.DELIVERY", 0.05)
+    done = asyncio.Event()
+
+    async def handler(job):
+        await done.wait()
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler, shutdown_timeout=0) as worker:
+        await aeventually(lambda: worker.running == 1)
+        storage.away.set()
+        done.set()
+
+    assert storage.states("work", [job_id])[0] == "active"
+    assert any("could not be told" in line for line in messages(caplog))
+
+
+async def test_an_idle_worker_stops_at_once_during_an_outage(storage, queue):
+    async with working(storage, lambda job: None):
+        storage.away.set()
+        queue.enqueue(name=HANDLER)
+        await aeventually(lambda: "finish" in storage.refused)
+
+    assert queue.counts()["waiting"] == 1
+
+
+async def test_a_storage_that_is_away_at_the_start_is_the_callers_error():
+    class Nowhere(FailingStorage):
+        def connect(self):
+            self.away.set()
+            self._check("connect")
+
+    worker = Worker(Nowhere(), handlers={HANDLER: print})
+
+    with pytest.raises(Exception, match="switched off"):
+        await worker.run()
+
+
+async def test_reports_are_kept_during_an_outage_in_their_order(storage):
+    queue = Queue("work", storage=storage)
+    said, done = asyncio.Event(), asyncio.Event()
+
+    async def handler(job):
+        job.log("before")
+        job.progress(1)
+        storage.away.set()
+        said.set()
+        await done.wait()
+        job.log("after")
+        job.progress(2)
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler):
+        await said.wait()
+        await aeventually(lambda: "report" in storage.refused)
+        done.set()
+        storage.away.clear()
+        await reached(queue, job_id, "completed")
+
+    info = queue.get_job(job_id)
+    assert [line for _, line in info.logs] == ["before", "after"]
+    assert info.progress == 2

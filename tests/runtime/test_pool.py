@@ -1,0 +1,132 @@
+"""The threads of sync handlers."""
+
+import threading
+import weakref
+
+from djqueue.runtime.executors import pool as pool_module
+from djqueue.runtime.executors.pool import ThreadPool
+from tests.support import eventually
+
+
+def test_every_call_is_made_once():
+    pool = ThreadPool(4, "test")
+    done: list[int] = []
+
+    for number in range(5_000):
+        pool.submit(done.append, number)
+    eventually(lambda: len(done) == 5_000)
+    pool.close()
+
+    assert sorted(done) == list(range(5_000))
+
+
+def test_calls_that_wait_for_each_other_all_run_at_once():
+    pool = ThreadPool(8, "test")
+    together = threading.Barrier(9)
+
+    for _ in range(8):
+        pool.submit(lambda _: together.wait(5), None)
+    together.wait(5)
+    pool.close()
+
+
+def test_there_are_never_more_threads_than_the_limit():
+    pool = ThreadPool(3, "test")
+    go_on = threading.Event()
+    names: set[str] = set()
+
+    def work(_):
+        names.add(threading.current_thread().name)
+        go_on.wait(5)
+
+    for _ in range(20):
+        pool.submit(work, None)
+    eventually(lambda: len(names) == 3)
+    go_on.set()
+    pool.close()
+    eventually(lambda: not live("test"))
+
+    assert names == {"test-1", "test-2", "test-3"}
+
+
+def test_short_calls_are_made_by_few_threads():
+    pool = ThreadPool(100, "test")
+    names: set[str] = set()
+    done = []
+
+    def work(number):
+        names.add(threading.current_thread().name)
+        done.append(number)
+
+    for _ in range(50):
+        for number in range(100):
+            pool.submit(work, number)
+        eventually(lambda: len(done) % 100 == 0)
+    pool.close()
+
+    assert len(names) < 20
+
+
+def test_an_idle_thread_ends_after_a_while_and_another_begins_when_needed(monkeypatch):
+    monkeypatch.setattr(pool_module, "IDLE", 0.01)
+    ended = []
+    pool = ThreadPool(2, "test", on_exit=lambda: ended.append(threading.current_thread().name))
+    done: list[int] = []
+
+    for number in range(10):
+        pool.submit(done.append, number)
+        eventually(lambda n=number: len(ended) == n + 1)
+
+    assert done == list(range(10))
+    assert not live("test")
+
+
+def test_a_call_that_comes_in_the_moment_of_giving_up_is_made(monkeypatch):
+    monkeypatch.setattr(pool_module, "IDLE", 0.0001)
+    pool = ThreadPool(2, "test")
+    done: list[int] = []
+
+    for number in range(2_000):
+        pool.submit(done.append, number)
+        if number % 10 == 0:
+            eventually(lambda n=number: len(done) == n + 1)
+    eventually(lambda: len(done) == 2_000)
+    pool.close()
+
+
+def test_closing_lets_calls_that_were_made_end():
+    pool = ThreadPool(1, "test")
+    started, go_on = threading.Event(), threading.Event()
+    done = []
+
+    def work(_):
+        started.set()
+        go_on.wait(5)
+        done.append(True)
+
+    pool.submit(work, None)
+    pool.submit(done.append, "queued")
+    assert started.wait(5)
+    pool.close()
+    go_on.set()
+    eventually(lambda: not live("test"))
+
+    assert done == [True, "queued"]
+
+
+def test_arguments_are_let_go_after_their_call():
+    class Payload:
+        pass
+
+    pool = ThreadPool(1, "test")
+    payload = Payload()
+    reference = weakref.ref(payload)
+    pool.submit(lambda _: None, payload)
+    del payload
+
+    eventually(lambda: reference() is None)
+    pool.close()
+
+
+def live(prefix: str) -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith(prefix)]

@@ -1,0 +1,232 @@
+"""`runworkers` as a real process: signals, reloading, and an end in every case."""
+
+import os
+import signal
+
+import pytest
+
+from tests.runtime.project import Project
+from tests.support import eventually
+
+pytestmark = pytest.mark.slow
+
+PATIENT = """
+import time
+from pathlib import Path
+from djqueue import current_job, job
+
+@job
+def patient():
+    print("begun", flush=True)
+    while not Path("go-on").exists() and not current_job().cancelled.wait(0.01):
+        pass
+    print("told to stop" if current_job().cancelled.is_set() else "went on", flush=True)
+    if current_job().cancelled.is_set():
+        raise InterruptedError
+
+@job
+def next_one():
+    print("never begun", flush=True)
+
+patient.enqueue()
+next_one.using(priority=-1).enqueue()
+"""
+
+STUCK = """
+import threading
+from djqueue import job
+
+@job
+def stuck():
+    print("begun", flush=True)
+    threading.Event().wait()
+
+stuck.enqueue()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(tmp_path, number):
+    project = Project(tmp_path, PATIENT)
+
+    with project.start("--concurrency", "1") as workers:
+        workers.says("begun")
+        workers.signal(number)
+        workers.says("stops; 1 jobs are running")
+        (tmp_path / "go-on").touch()
+        assert workers.ends() == 0
+
+    assert "went on" in workers.output
+    assert "never begun" not in workers.output
+    assert "1 completed, 0 failed" in workers.output
+
+
+def test_a_second_signal_hurries(tmp_path):
+    project = Project(tmp_path, PATIENT)
+
+    with project.start("--concurrency", "1", "--shutdown-timeout", "600") as workers:
+        workers.says("begun")
+        workers.signal()
+        workers.says("stops; 1 jobs are running")
+        workers.signal()
+        assert workers.ends() == 0
+
+    assert "told to stop" in workers.output
+    assert "1 given back" in workers.output
+
+
+def test_the_shutdown_timeout_ends_the_wait(tmp_path):
+    project = Project(tmp_path, PATIENT)
+
+    with project.start("--concurrency", "1", "--shutdown-timeout", "0.1") as workers:
+        workers.says("begun")
+        workers.signal()
+        assert workers.ends() == 0
+
+    assert "told to stop" in workers.output
+
+
+def test_a_handler_that_never_ends_does_not_keep_the_process(tmp_path):
+    project = Project(tmp_path, STUCK)
+
+    with project.start("--shutdown-timeout", "0") as workers:
+        workers.says("begun")
+        workers.signal()
+        assert workers.ends() == 0
+
+    assert "did not stop and are given back" in workers.output
+    assert "1 given back" in workers.output
+
+
+def test_a_third_signal_kills(tmp_path):
+    project = Project(tmp_path, STUCK)
+
+    with project.start("--shutdown-timeout", "600") as workers:
+        workers.says("begun")
+        workers.signal()
+        workers.says("stops; 1 jobs")
+        workers.signal()
+        workers.says("are asked to stop")
+        workers.signal()
+        assert workers.ends() == -signal.SIGTERM
+
+
+def test_a_blocked_loop_does_not_keep_signals_away(tmp_path):
+    """The handler of the signal runs; the worker drains once its loop goes on."""
+    project = Project(
+        tmp_path,
+        """
+        import time
+        from pathlib import Path
+        from djqueue import job
+
+        @job
+        async def blocks():
+            print("begun", flush=True)
+            while not Path("go-on").exists():
+                time.sleep(0.01)
+
+        blocks.enqueue()
+        """,
+    )
+
+    with project.start() as workers:
+        workers.says("begun")
+        workers.signal()
+        (tmp_path / "go-on").touch()
+        assert workers.ends() == 0
+
+    assert "1 completed" in workers.output
+
+
+def test_a_standby_can_be_stopped(tmp_path):
+    (tmp_path / "standing.py").write_text(
+        "import threading\n"
+        "from djqueue.storage.memory import MemoryStorage\n"
+        "class Standing(MemoryStorage):\n"
+        "    standby = 'wait'\n"
+        "    def connect(self):\n"
+        "        print('standing by:', self.standby, flush=True)\n"
+        "        threading.Event().wait()\n"
+    )
+    settings = 'DJQUEUE = {"STORAGE": {"BACKEND": "standing.Standing"}}'
+    project = Project(tmp_path, "", settings)
+
+    with project.start() as workers:
+        workers.says("standing by: wait")
+        workers.signal()
+        assert workers.ends() == 0
+
+    assert "Stopped before the storage was ready" in workers.output
+
+
+# Reloading.
+
+VERSION = """
+from djqueue import job
+
+@job
+def version():
+    print("version {}", flush=True)
+
+version.enqueue()
+"""
+
+
+def touched(project: Project, text: str, seconds: int) -> None:
+    """Write another version, with a time of change that no file system takes for the same."""
+    project.write_jobs(text)
+    path = project.folder / "shop" / "jobs.py"
+    before = path.stat().st_mtime
+    os.utime(path, (before + seconds, before + seconds))
+
+
+def test_reload_restarts_on_a_change_and_survives_a_mistake(tmp_path):
+    project = Project(tmp_path, VERSION.format(1))
+
+    with project.start("--reload") as workers:
+        workers.says("version 1")
+        touched(project, VERSION.format(2), 10)
+        workers.says("version 2")
+        touched(project, "this is no Python", 20)
+        workers.says("ended with exit code")
+        touched(project, VERSION.format(3), 30)
+        workers.says("version 3")
+        workers.signal(signal.SIGINT)
+        assert workers.ends() == 0
+
+    assert workers.output.count("djqueue has stopped") == 3
+
+
+def test_a_reloaded_worker_drains_first(tmp_path):
+    project = Project(tmp_path, PATIENT)
+
+    with project.start("--reload", "--concurrency", "1") as workers:
+        workers.says("begun")
+        touched(project, VERSION.format(2), 10)
+        workers.says("stops; 1 jobs are running")
+        (tmp_path / "go-on").touch()
+        workers.says("version 2")
+        workers.signal()
+        assert workers.ends() == 0
+
+    assert workers.output.index("went on") < workers.output.index("version 2")
+
+
+def test_the_child_ends_with_a_parent_that_was_killed(tmp_path):
+    project = Project(tmp_path, VERSION.format(1))
+
+    with project.start("--reload") as workers:
+        workers.says("version 1")
+        workers.process.kill()
+        workers.process.wait()
+        eventually(lambda: "djqueue has stopped" in workers.output, timeout=20)
+
+
+def test_a_child_that_is_done_ends_the_parent(tmp_path):
+    project = Project(tmp_path, VERSION.format(1))
+
+    with project.start("--reload", "--until-empty") as workers:
+        assert workers.ends() == 0
+
+    assert "version 1" in workers.output

@@ -1,0 +1,172 @@
+"""Progress and log lines: sent in groups, and always before the job's end."""
+
+import asyncio
+
+import pytest
+
+from djqueue import SerializationError, current_job
+from djqueue.runtime.reports import MAX_LINE
+from tests.runtime.running import HANDLER, record, work_off, working
+from tests.support import aeventually, eventually
+
+BOTH = pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+
+
+def as_handler(function, is_async):
+    async def asynchronous(job):
+        return function(job)
+
+    return asynchronous if is_async else function
+
+
+@BOTH
+async def test_the_last_word_is_known_when_the_job_has_ended(storage, queue, is_async):
+    def handler(job):
+        for step in range(500):
+            job.progress({"step": step})
+            job.log(f"step {step}")
+
+    job_id = queue.enqueue(name=HANDLER).id
+    await work_off(storage, as_handler(handler, is_async))
+
+    info = queue.get_job(job_id)
+    assert info.progress == {"step": 499}
+    assert [line for _, line in info.logs] == [f"step {step}" for step in range(500)]
+    assert sum(len(group) for group in storage.reports) <= 3
+
+
+@BOTH
+async def test_what_a_failing_handler_said_is_kept(storage, queue, is_async):
+    def handler(job):
+        current_job().log("about to fail")
+        current_job().progress(0.5)
+        raise ValueError
+
+    job_id = queue.enqueue(name=HANDLER, max_attempts=1).id
+    await work_off(storage, as_handler(handler, is_async))
+
+    failed = record(queue, job_id)
+    assert failed.progress == 0.5
+    assert [line for _, line in failed.logs] == ["about to fail"]
+
+
+@BOTH
+async def test_progress_is_seen_while_the_job_runs(storage, queue, is_async):
+    job_id = queue.enqueue(name=HANDLER).id
+
+    def synchronous(job):
+        job.progress("half")
+        eventually(lambda: record(queue, job_id).progress == "half")
+        job.progress("all")
+
+    async def asynchronous(job):
+        job.progress("half")
+        await aeventually(lambda: record(queue, job_id).progress == "half")
+        job.progress("all")
+
+    await work_off(storage, asynchronous if is_async else synchronous)
+
+    assert record(queue, job_id).state == "completed"
+    assert record(queue, job_id).progress == "all"
+
+
+async def test_progress_comes_at_most_ten_times_a_second(storage, queue):
+    stop = asyncio.Event()
+    said = 0
+
+    async def handler(job):
+        nonlocal said
+        while not stop.is_set():
+            said += 1
+            job.progress(said)
+            await asyncio.sleep(0)
+
+    queue.enqueue(name=HANDLER)
+    async with working(storage, handler):
+        await aeventually(lambda: len(storage.reports) >= 3)
+        sent = len(storage.reports)
+        stop.set()
+
+    assert said > 10 * sent
+
+
+async def test_many_jobs_report_in_one_call(storage, queue):
+    together = asyncio.Barrier(30)
+
+    async def handler(job):
+        await together.wait()
+        job.progress(job.payload)
+
+    queue.enqueue_many(range(30), name=HANDLER)
+    await work_off(storage, handler, concurrency=30)
+
+    assert len(storage.reports) <= 2
+    assert sum(len(group) for group in storage.reports) == 30
+
+
+async def test_progress_is_a_snapshot(storage, queue):
+    async def handler(job):
+        state = {"rows": [1]}
+        job.progress(state)
+        state["rows"].append(2)
+
+    job_id = queue.enqueue(name=HANDLER).id
+    await work_off(storage, handler)
+
+    assert queue.get_job(job_id).progress == {"rows": [1]}
+
+
+@BOTH
+async def test_progress_that_cannot_be_kept_is_the_handlers_error(storage, queue, is_async):
+    def handler(job):
+        with pytest.raises(SerializationError, match=r"progress\.files"):
+            job.progress({"files": object()})
+        return "went on"
+
+    job_id = queue.enqueue(name=HANDLER).id
+    await work_off(storage, as_handler(handler, is_async))
+
+    assert queue.get_result(job_id) == "went on"
+    assert record(queue, job_id).progress is None
+
+
+async def test_of_very_many_lines_the_last_thousand_are_kept(storage, queue):
+    def handler(job):
+        for number in range(2_500):
+            job.log(number)
+
+    job_id = queue.enqueue(name=HANDLER).id
+    await work_off(storage, handler)
+
+    lines = [line for _, line in record(queue, job_id).logs]
+    assert len(lines) == 1_000
+    assert lines[-1] == "2499"
+
+
+async def test_a_line_has_an_end(storage, queue):
+    job_id = queue.enqueue(name=HANDLER).id
+    await work_off(storage, lambda job: job.log("x" * 1_000_000))
+
+    assert len(record(queue, job_id).logs[0][1]) == MAX_LINE
+
+
+async def test_lines_have_the_time_at_which_they_were_written(storage, queue):
+    job_id = queue.enqueue(name=HANDLER).id
+    await work_off(storage, lambda job: job.log("now"))
+
+    done = record(queue, job_id)
+    assert done.started_at <= done.logs[0][0] <= done.finished_at
+
+
+async def test_what_is_said_after_the_job_is_nobodys(storage, queue):
+    kept = []
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, kept.append) as worker:
+        await aeventually(lambda: worker.counters.completed == 1)
+        kept[0].log("too late")
+        kept[0].progress("too late")
+        await aeventually(lambda: storage.reports)
+
+    done = record(queue, job_id)
+    assert (done.progress, done.logs) == (None, ())

@@ -1,0 +1,320 @@
+"""The end of a worker, in every phase: nothing is lost, and nothing runs twice when the drain fits."""
+
+import asyncio
+import threading
+
+import pytest
+
+from djqueue import Worker
+from djqueue.runtime import shutdown
+from djqueue.runtime.loops import run_loop
+from tests.runtime.running import HANDLER, messages, reached, record, work_off, working
+from tests.support import aeventually, eventually
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch):
+    monkeypatch.setattr(shutdown, "GRACE", 0.05)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_running_jobs_end_and_no_other_begins(storage, queue, is_async):
+    go_on = threading.Event()
+
+    def synchronous(job):
+        assert go_on.wait(5)
+        return job.cancelled.is_set()
+
+    async def asynchronous(job):
+        return await asyncio.to_thread(synchronous, job)
+
+    ids = [result.id for result in queue.enqueue_many(range(5), name=HANDLER)]
+    async with working(
+        storage, asynchronous if is_async else synchronous, concurrency=2, worker_id="w"
+    ) as worker:
+        await aeventually(lambda: worker.running == 2)
+        worker.stop()
+        await asyncio.sleep(0)
+        assert queue.counts()["waiting"] == 3
+        go_on.set()
+
+    assert [record(queue, job_id).state for job_id in ids] == ["completed"] * 2 + ["waiting"] * 3
+    assert [queue.get_result(job_id) for job_id in ids[:2]] == [False, False]
+    assert worker.counters.completed == 2
+    assert storage.workers() == []
+
+
+async def test_what_does_not_end_in_time_is_cancelled_and_given_back(storage, queue, caplog):
+    async def handler(job):
+        await asyncio.sleep(60)
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler, shutdown_timeout=0.05) as worker:
+        await aeventually(lambda: worker.running == 1)
+
+    back = record(queue, job_id)
+    assert (back.state, back.attempts, back.failures, back.stalls) == ("waiting", 0, 0, 0)
+    assert [entry.outcome for entry in back.history] == ["released"]
+    assert worker.counters.released == 1
+    assert worker.abandoned == 0
+    assert any("asked to stop" in line for line in messages(caplog))
+
+
+async def test_a_job_cut_off_runs_again_elsewhere_as_its_first_attempt(storage, queue):
+    async def slow(job):
+        await asyncio.sleep(60)
+
+    job_id = queue.enqueue(name=HANDLER, max_attempts=1).id
+    async with working(storage, slow, shutdown_timeout=0) as worker:
+        await aeventually(lambda: worker.running == 1)
+    await work_off(storage, lambda job: [job.attempts, job.failures])
+
+    assert queue.get_result(job_id) == [1, 0]
+
+
+async def test_a_cancelled_handler_may_still_end_well(storage, queue):
+    async def handler(job):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "saved what there was"
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler, shutdown_timeout=0) as worker:
+        await aeventually(lambda: worker.running == 1)
+
+    assert queue.get_result(job_id) == "saved what there was"
+
+
+async def test_a_sync_handler_is_told_of_the_end(storage, queue):
+    started = threading.Event()
+
+    def handler(job):
+        started.set()
+        assert job.cancelled.wait(5)
+        raise InterruptedError
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler, shutdown_timeout=0):
+        assert await asyncio.to_thread(started.wait, 5)
+
+    assert (record(queue, job_id).state, record(queue, job_id).attempts) == ("waiting", 0)
+
+
+async def test_a_thread_that_does_not_stop_is_given_up_and_its_result_does_not_count(storage, queue, caplog):
+    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def handler(job):
+        started.set()
+        assert go_on.wait(5)
+        job.log("nobody listens")
+        job.progress(1)
+        ended.set()
+        return "too late"
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler, shutdown_timeout=0) as worker:
+        assert await asyncio.to_thread(started.wait, 5)
+
+    assert worker.abandoned == 1
+    assert (record(queue, job_id).state, record(queue, job_id).attempts) == ("waiting", 0)
+    assert any("did not stop" in line for line in messages(caplog))
+    go_on.set()
+    assert await asyncio.to_thread(ended.wait, 5)
+    await work_off(storage, lambda job: "by the next worker")
+    assert queue.get_result(job_id) == "by the next worker"
+
+
+async def test_a_task_that_does_not_stop_is_given_up(storage, queue):
+    stubborn = []
+
+    async def handler(job):
+        stubborn.append(asyncio.current_task())
+        while len(stubborn) == 1:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                continue
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler, shutdown_timeout=0) as worker:
+        await aeventually(lambda: stubborn)
+
+    assert worker.abandoned == 1
+    assert record(queue, job_id).state == "waiting"
+    stubborn.append("enough")
+    stubborn[0].cancel()
+    await asyncio.gather(stubborn[0], return_exceptions=True)
+
+
+def test_a_loop_of_our_own_ends_although_a_task_does_not(storage, queue, monkeypatch):
+    monkeypatch.setattr("djqueue.runtime.loops.PATIENCE", 0.05)
+    let_go = []
+
+    async def handler(job):
+        while not let_go:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                # The third comes from the loop's end; the first two are the worker's and ours.
+                continue
+
+    async def main():
+        worker = Worker(storage, handlers={HANDLER: handler}, shutdown_timeout=0)
+        queue.enqueue(name=HANDLER)
+        running = asyncio.ensure_future(worker.run())
+        await aeventually(lambda: worker.running == 1)
+        worker.stop()
+        await running
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        return asyncio.all_tasks()
+
+    leftovers = run_loop(main())
+
+    assert [task for task in leftovers if not task.done()]
+    let_go.append(True)
+    for task in leftovers:
+        task._log_destroy_pending = False
+
+
+async def test_stopping_again_changes_nothing(storage, queue):
+    go_on = asyncio.Event()
+
+    async def handler(job):
+        await go_on.wait()
+        return job.cancelled.is_set()
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler) as worker:
+        await aeventually(lambda: worker.running == 1)
+        for _ in range(5):
+            worker.stop()
+        await asyncio.sleep(0)
+        go_on.set()
+        await reached(queue, job_id, "completed")
+        await worker.astop()
+        worker.stop()
+
+    assert queue.get_result(job_id) is False
+    worker.stop()
+
+
+async def test_hurrying_skips_the_wait(storage, queue):
+    async def handler(job):
+        await asyncio.sleep(60)
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler, shutdown_timeout=600) as worker:
+        await aeventually(lambda: worker.running == 1)
+        worker.stop()
+        await asyncio.sleep(0)
+        assert worker.running == 1
+        await asyncio.wait_for(worker.astop(hurry=True), 5)
+
+    assert record(queue, job_id).state == "waiting"
+
+
+async def test_a_worker_stopped_before_it_ran_claims_nothing(storage, queue):
+    queue.enqueue(name=HANDLER)
+    worker = Worker(storage, handlers={HANDLER: lambda job: None})
+    worker.stop()
+
+    await asyncio.wait_for(worker.run(), 5)
+
+    assert queue.counts()["waiting"] == 1
+
+
+async def test_an_idle_worker_ends_at_once(storage, queue):
+    async with working(storage, lambda job: None) as worker:
+        await aeventually(lambda: storage.trips)
+        await asyncio.wait_for(worker.astop(), 2)
+
+
+async def test_a_handler_may_stop_its_worker(storage, queue):
+    async def handler(job):
+        worker.stop()
+
+    worker = Worker(storage, handlers={HANDLER: handler}, concurrency=1)
+    queue.enqueue_many(range(3), name=HANDLER)
+    await asyncio.wait_for(worker.run(), 5)
+
+    assert worker.counters.completed == 1
+
+
+async def test_cancelling_the_run_is_a_hurried_stop(storage, queue):
+    async def handler(job):
+        await asyncio.sleep(60)
+
+    job_id = queue.enqueue(name=HANDLER).id
+    worker = Worker(storage, handlers={HANDLER: handler}, shutdown_timeout=600)
+    running = asyncio.ensure_future(worker.run())
+    await aeventually(lambda: worker.running == 1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(running, 5)
+
+    assert (record(queue, job_id).state, record(queue, job_id).attempts) == ("waiting", 0)
+    assert storage.workers() == []
+
+
+async def test_a_cancelled_job_is_not_given_back_by_a_stopping_worker(storage, queue):
+    async def handler(job):
+        await asyncio.sleep(60)
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler, shutdown_timeout=0) as worker:
+        await aeventually(lambda: worker.running == 1)
+        queue.cancel(job_id)
+
+    assert record(queue, job_id).state == "cancelled"
+
+
+async def test_the_worker_is_listed_as_stopping(storage, queue):
+    go_on = asyncio.Event()
+
+    async def handler(job):
+        await go_on.wait()
+
+    queue.enqueue(name=HANDLER)
+    async with working(storage, handler, heartbeat=0.01) as worker:
+        await aeventually(lambda: worker.running == 1)
+        worker.stop()
+        await aeventually(lambda: storage.workers()[0].state == "stopping")
+        go_on.set()
+
+
+def test_no_thread_is_left(storage, queue):
+    go_on = threading.Barrier(4)
+    queue.enqueue_many(range(4), name=HANDLER)
+
+    with Worker(storage, handlers={HANDLER: lambda job: go_on.wait(5)}, concurrency=4) as worker:
+        eventually(lambda: worker.counters.completed == 4)
+
+    eventually(lambda: not [t.name for t in threading.enumerate() if t.name.startswith("djqueue")])
+
+
+async def test_work_goes_from_worker_to_worker_without_loss_or_repetition(storage, queue):
+    """A rolling deploy: workers come and go while jobs run; each job runs exactly once."""
+    ran: list[int] = []
+
+    async def asynchronous(job):
+        await asyncio.sleep(0)
+        ran.append(job.payload)
+
+    def synchronous(job):
+        ran.append(job.payload)
+
+    handlers = {"asynchronous": asynchronous, "synchronous": synchronous}
+    for number in range(600):
+        queue.enqueue(number, name=("asynchronous", "synchronous")[number % 2])
+    for _ in range(40):
+        worker = Worker(storage, handlers=handlers, concurrency=5)
+        running = asyncio.ensure_future(worker.run())
+        before = len(ran)
+        await aeventually(lambda b=before: len(ran) > b + 3 or len(ran) == 600)
+        worker.stop()
+        await running
+    await work_off(storage, handlers)
+
+    assert sorted(ran) == list(range(600))
+    assert queue.counts()["completed"] == 600

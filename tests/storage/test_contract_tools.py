@@ -1,0 +1,240 @@
+"""The conformance suite itself: what it notices, and what it bears."""
+
+import logging
+from contextlib import closing
+from queue import SimpleQueue
+from threading import Event as ThreadEvent
+from threading import Thread
+
+import pytest
+
+from djqueue.core.job import Event
+from djqueue.core.states import State
+from djqueue.storage.memory import MemoryStorage
+from djqueue.testing import waiting
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract import (
+    POLICIES,
+    CancellingContract,
+    ClaimsContract,
+    DelayedContract,
+    OutcomesContract,
+    ResultsContract,
+    StallsContract,
+    StorageCase,
+    StorageContract,
+    TellingContract,
+    TransitionTableContract,
+)
+from djqueue.testing.contract.transitions import TransitionLog, marks_of, shows
+from djqueue.testing.factories import JOB_IN, enqueue, state
+from djqueue.testing.waiting import Recorder, Wakes, together
+
+logger = logging.getLogger(__name__)
+
+
+class LateStorage(MemoryStorage):
+    """Tells of everything from a thread of its own, a little later: as storages over a network do."""
+
+    def __init__(self, **given):
+        super().__init__(**given)
+        self._news = SimpleQueue()
+        self._thread = Thread(target=self._deliver)
+        self._thread.start()
+
+    def close(self):
+        self._news.put(None)
+        self._thread.join()
+
+    def subscribe(self, queue, handler, job_id=None):
+        return self._later(handler, lambda late: super(LateStorage, self).subscribe(queue, late, job_id))
+
+    def listen(self, queues, wake):
+        return self._later(wake, lambda late: super(LateStorage, self).listen(queues, late))
+
+    def _later(self, handler, subscribe):
+        subscribed = ThreadEvent()
+        subscribed.set()
+        stop = subscribe(lambda *news: self._news.put((subscribed, handler, news)))
+
+        def unsubscribe():
+            subscribed.clear()
+            stop()
+
+        return unsubscribe
+
+    def _deliver(self):
+        while (entry := self._news.get()) is not None:
+            subscribed, handler, news = entry
+            ThreadEvent().wait(0.0005)
+            try:
+                if subscribed.is_set():
+                    handler(*news)
+            except RuntimeError as error:
+                logger.warning("a handler failed: %s", error)
+
+
+class TestWithEventsFromAnotherThread(
+    TellingContract,
+    ClaimsContract,
+    OutcomesContract,
+    StallsContract,
+    ResultsContract,
+    CancellingContract,
+    DelayedContract,
+):
+    """These parts look at events."""
+
+    @pytest.fixture
+    def storage(self):
+        self.clock = FakeClock()
+        with closing(LateStorage(clock=self.clock, policies=POLICIES, cores=1)) as storage:
+            yield storage
+
+    def advance(self, milliseconds):
+        self.clock.advance(milliseconds)
+
+
+# The table.
+
+
+def test_a_suite_without_a_part_misses_rows_of_the_table():
+    class Partial(TransitionTableContract, ClaimsContract):
+        pass
+
+    with pytest.raises(AssertionError):
+        Partial().test_every_transition_of_the_table_has_a_case()
+
+
+def test_a_case_that_shows_something_else_is_noticed():
+    class Odd(StorageContract):
+        @shows("complete", State.WAITING, State.COMPLETED)
+        def test_something_that_must_not_be(self):
+            """A waiting job completes."""
+
+    with pytest.raises(AssertionError):
+        Odd().test_every_case_shows_a_transition_of_the_table()
+
+
+def test_marks_add_up():
+    @shows("cancel", [State.WAITING, State.DELAYED], State.CANCELLED)
+    @shows("claim", State.WAITING, State.ACTIVE)
+    def case():
+        """Nothing."""
+
+    assert marks_of(case) == {
+        ("cancel", State.WAITING, State.CANCELLED),
+        ("cancel", State.DELAYED, State.CANCELLED),
+        ("claim", State.WAITING, State.ACTIVE),
+    }
+
+
+def told(*words: str) -> TransitionLog:
+    """A log of the events of one job, given as `word:state`."""
+    log = TransitionLog()
+    pairs = (word.split(":") for word in words)
+    log.follow(Event("q", "a", "n", word, State(there), 0) for word, there in pairs)
+    return log
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["queued:active"],
+        ["queued:waiting", "active:waiting"],
+        ["queued:waiting", "completed:completed"],
+        ["queued:delayed", "active:active"],
+        ["queued:waiting", "queued:waiting"],
+        ["queued:waiting", "active:active", "completed:completed", "failed:failed"],
+        ["queued:waiting", "active:active", "completed:completed", "queued:waiting"],
+        ["queued:waiting", "active:active", "stalled:failed", "failed:waiting"],
+        ["queued:waiting", "progress:waiting"],
+        ["queued:waiting", "active:active", "teleported:waiting"],
+    ],
+)
+def test_an_event_outside_the_table_is_noticed(words):
+    assert len(told(*words).outside) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["queued:waiting", "active:active", "progress:active", "completed:completed", "removed:completed"],
+        ["queued:waiting", "active:active", "stalled:failed", "failed:failed", "retried:waiting"],
+        ["queued:blocked", "cancelled:cancelled", "removed:cancelled", "queued:delayed"],
+        ["queued:waiting", "removed:waiting", "queued:waiting"],
+        ["queued:waiting", "active:active", "failed:failed", "queued:waiting"],
+    ],
+)
+def test_events_of_the_table_are_fine(words):
+    assert told(*words).outside == []
+
+
+def test_transitions_are_named_by_the_table():
+    log = told("queued:waiting", "active:active", "failing:delayed", "promoted:waiting")
+
+    assert log.seen == {
+        ("claim", State.WAITING, State.ACTIVE),
+        ("retry", State.ACTIVE, State.DELAYED),
+        ("promote", State.DELAYED, State.WAITING),
+    }
+
+
+# The tools.
+
+
+@pytest.mark.parametrize("there", sorted(State))
+def test_a_job_can_be_made_in_every_state(there):
+    storage = MemoryStorage()
+
+    assert state(storage, JOB_IN[there](storage)) is there
+
+
+def test_a_recorder_waits_for_what_another_thread_tells():
+    storage, recorder = MemoryStorage(), Recorder()
+    storage.subscribe("default", recorder)
+    thread = Thread(target=lambda: enqueue(storage, id="a"))
+    thread.start()
+
+    assert recorder.until("queued", "a").id == "a"
+    thread.join()
+
+
+def test_a_recorder_that_waits_in_vain_says_for_what(monkeypatch):
+    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    storage, recorder = MemoryStorage(), Recorder()
+    storage.subscribe("default", recorder)
+    enqueue(storage, id="a")
+
+    with pytest.raises(AssertionError, match=r"not within 0\.01 s: event 'completed'.*'queued'"):
+        recorder.until("completed", "a")
+    assert not Wakes().arrived()
+
+
+def test_racing_actions_answer_in_order():
+    assert together([lambda n=n: n for n in range(8)]) == list(range(8))
+
+
+def test_an_error_of_a_racing_action_is_raised():
+    def fail():
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        together([fail, lambda: 1])
+
+
+def test_a_deadlock_of_racing_actions_is_an_error():
+    never = ThreadEvent()
+
+    with pytest.raises(AssertionError, match="deadlock"):
+        together([lambda: never.wait(10), lambda: 1], within=0.02)
+    never.set()
+
+
+def test_without_a_clock_of_its_own_a_case_waits_for_real():
+    storage = MemoryStorage()
+    job_id = enqueue(storage, delay=20)
+
+    StorageCase().pass_time(storage, 25)
+
+    assert state(storage, job_id) is State.WAITING

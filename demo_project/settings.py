@@ -55,7 +55,6 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": VAR_DIR / "db.sqlite3",
-        "CONN_MAX_AGE": 60,
         "OPTIONS": {
             # Web server and workers write to one file: readers never wait for a writer, and
             # a writer waits its turn at BEGIN instead of failing half-way through a transaction.

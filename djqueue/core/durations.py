@@ -30,8 +30,8 @@ def milliseconds(name: str, value: Any) -> int:
         raise OptionError(f"{name}: {value!r} is longer than a hundred years")
     if isinstance(value, timedelta):
         return -(-value // timedelta(milliseconds=1))
-    # 2.007 * 1_000 is a little more than 2007.
-    return math.ceil(round(seconds * 1_000, 6)) or int(seconds > 0)
+    # 2.007 * 1_000 is a little more than 2007: what is less than a microsecond is not meant.
+    return math.ceil(round(seconds * 1_000, 3)) or int(seconds > 0)
 
 
 def instant(name: str, value: Any) -> int:

@@ -15,8 +15,7 @@ from djqueue.core.errors import OptionError
 @given(st.integers(0, LONGEST))
 def test_whole_milliseconds_stay_what_they_are(whole):
     assert milliseconds("delay", timedelta(milliseconds=whole)) == whole
-    if whole < 2**40:
-        assert milliseconds("delay", whole / 1_000) == whole
+    assert milliseconds("delay", whole / 1_000) == whole
 
 
 @given(st.floats(0, LONGEST / 1_000))
@@ -26,7 +25,7 @@ def test_a_part_of_a_millisecond_is_rounded_up(seconds):
 
     assert found >= 1 or seconds == 0
     assert abs(found - math.ceil(exact)) <= 1
-    assert found > exact - Fraction(1, 10**5)
+    assert found > exact - Fraction(1, 1_000)
 
 
 @given(st.timedeltas(timedelta(0), timedelta(days=36_500)))

@@ -210,13 +210,31 @@ def test_a_run_that_was_asked_to_stop_may_still_complete():
 def test_the_next_run_is_not_asked_to_stop():
     bench = Bench()
     bench.enqueue("a")
-    bench.claim_one()
+    claimed = bench.claim_one()
     bench.engine.cancel("q", ["a"])
-    bench.engine.obliterate("q", force=True)
-    bench.enqueue("a")
+    bench.finish(claimed, "fail")
+    bench.engine.retry("q", ["a"])
     claimed = bench.claim_one()
 
     assert bench.engine.renew([Lease("q", "a", claimed.token)]) == [(True, False)]
+    assert bench.finish(claimed, "release")
+    assert bench.state("a") is State.WAITING
+
+
+def test_a_token_holds_for_its_own_job_only():
+    bench = Bench()
+    bench.enqueue("a")
+    claimed = bench.claim_one()
+    for kind in ("complete", "fail"):
+        for number in range(50):
+            assert not bench.finish(claimed._replace(id=str(number)), kind)
+        assert not bench.finish(claimed._replace(queue="other"), kind)
+    reports = [Report("q", str(number), claimed.token, 5) for number in range(50)]
+    assert not any(bench.engine.report([*reports, Report("other", "a", claimed.token, 5)]))
+
+    assert bench.counts() == {"active": 1}
+    assert bench.record("a").progress is None
+    assert bench.engine.queues() == ["q"]
 
 
 def test_a_worker_that_is_silent_is_forgotten():

@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from random import Random
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 import pytest
 
@@ -12,6 +12,7 @@ from djqueue.core.job import Batch, ClaimRequest, Lease, Outcome
 from djqueue.core.maintenance import sweep
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
+from djqueue.core.shard import Shard
 from djqueue.core.states import TERMINAL, State
 from tests.core.anatomy import check_empty, check_engine
 
@@ -171,6 +172,44 @@ def test_a_dependency_that_ends_while_it_is_bound_is_not_missed():
     assert engine.counts("a")[State.COMPLETED] == rounds
     for queue in ("b", "c"):
         assert engine.counts(queue)[State.WAITING] == rounds
+    check_engine(engine)
+
+
+class TellingLock:
+    """A lock that tells when somebody wants it."""
+
+    def __init__(self):
+        self._lock = Lock()
+        self.wanted = Event()
+
+    def __enter__(self):
+        self.wanted.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
+def test_a_dependent_that_comes_in_the_midst_of_a_completion_waits_for_its_end(monkeypatch):
+    engine = Engine(cores=1)
+    engine.enqueue([Batch("q", "send", JobOptions(), [b""], ["a"])])
+    [claimed] = engine.claim(ClaimRequest("w", 1, NAMES)).jobs
+    engine.place("a").lock = lock = TellingLock()
+    options = JobOptions(depends_on=(("q", "a"),))
+    late = Thread(target=lambda: engine.enqueue([Batch("q", "send", options, [b""], ["b"])]))
+    complete = Shard.complete
+
+    def complete_meanwhile(*arguments):
+        lock.wanted.clear()
+        late.start()
+        assert lock.wanted.wait(30)
+        complete(*arguments)
+
+    monkeypatch.setattr(Shard, "complete", complete_meanwhile)
+    engine.finish([Outcome("q", "a", claimed.token, "complete")])
+    late.join()
+
+    assert engine.states("q", ["a", "b"]) == [State.COMPLETED, State.WAITING]
     check_engine(engine)
 
 

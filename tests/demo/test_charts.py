@@ -21,9 +21,7 @@ ON_TIME = Sample(month=1, hour=5, arrival_delay=0)
 
 
 def pixels(image: Image.Image, lateness: Lateness) -> int:
-    colours = {
-        colour: count for count, colour in image.getcolors(maxcolors=SIZE[0] * SIZE[1]) or []
-    }
+    colours = {colour: count for count, colour in image.getcolors(maxcolors=SIZE[0] * SIZE[1]) or []}
     return colours.get(ImageColor.getrgb(COLOURS[lateness]), 0)
 
 
@@ -43,9 +41,7 @@ LEGEND_PIXELS = pixels(draw("none", statistics_of([])), Lateness.HOUR)
         (None, Lateness.NEVER),
     ],
 )
-def test_a_flight_is_classed_by_its_arrival_delay(
-    delay: int | None, lateness: Lateness | None
-) -> None:
+def test_a_flight_is_classed_by_its_arrival_delay(delay: int | None, lateness: Lateness | None) -> None:
     assert Sample(month=1, hour=5, arrival_delay=delay).lateness is lateness
 
 
@@ -68,9 +64,7 @@ def test_a_departure_outside_of_the_hours_counts_to_the_nearest() -> None:
     ("highest", "top", "step"),
     [(0, 10, 2), (10, 10, 2), (31, 40, 10), (41.5, 50, 10), (100, 100, 20)],
 )
-def test_the_scale_reaches_over_the_highest_bar_in_round_steps(
-    highest: float, top: int, step: int
-) -> None:
+def test_the_scale_reaches_over_the_highest_bar_in_round_steps(highest: float, top: int, step: int) -> None:
     assert scale_of(highest) == (top, step)
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from urllib.error import URLError
+from urllib.parse import urljoin
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
@@ -97,9 +98,7 @@ for value in ("yes", "assessed", "unassessed"):
     answer[value] = [client.get(page).context["cl"].result_count]
 """
     )
-    delayed, assessed, unassessed = (
-        statuses.pop(value)[0] for value in ("yes", "assessed", "unassessed")
-    )
+    delayed, assessed, unassessed = (statuses.pop(value)[0] for value in ("yes", "assessed", "unassessed"))
     assert delayed == assessed + unassessed > assessed > 0
     assert len(statuses) == 8
     assert set(map(tuple, statuses.values())) == {(200, 200)}
@@ -129,7 +128,7 @@ def test_ctrl_c_ends_server_and_workers_and_the_next_start_takes_up_what_is_ther
     first, address = run_until_done(project)
     assert "claims to assess" in first
     with pytest.raises(URLError):
-        login_page(address)
+        page(address)
     second, _ = run_until_done(project)
     assert "5,000 flights are loaded already." in second
     assert "The season's work is enqueued already." in second
@@ -143,7 +142,8 @@ def run_until_done(project: DemoProject) -> tuple[str, str]:
             output = "".join(lines_until_done(demo))
             address = re.search(r"http://\S+/admin/", output)
             assert address, output
-            assert 'name="username"' in login_page(address[0])
+            assert b'name="username"' in page(address[0])
+            assert page(urljoin(address[0], "/media/charts/ATL.png")).startswith(b"\x89PNG")
             demo.send_signal(signal.SIGINT)
             rest, _ = demo.communicate(timeout=TIMEOUT_SECONDS)
         finally:
@@ -162,6 +162,6 @@ def lines_until_done(demo: subprocess.Popen[str]) -> Iterator[str]:
             return
 
 
-def login_page(address: str) -> str:
+def page(address: str) -> bytes:
     with build_opener(ProxyHandler({})).open(address, timeout=10) as response:
-        return response.read().decode()
+        return response.read()

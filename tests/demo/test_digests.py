@@ -19,18 +19,14 @@ def summary(**changes: object) -> Summary:
         "total": 24_000_500,
         "refused": {Refusal.ARRIVAL_UNKNOWN: 9, Refusal.AIRCRAFT_UNKNOWN: 3},
         "largest": (
-            Line(
-                date=date(2013, 7, 22), flight="UA 15", route="EWR-HNL", delay=1272, total=229_200
-            ),
+            Line(date=date(2013, 7, 22), flight="UA 15", route="EWR-HNL", delay=1272, total=229_200),
         ),
     }
     return Summary(**(fields | changes))
 
 
 def test_the_subject_names_the_airline_its_claims_and_the_sum() -> None:
-    assert (
-        compose(summary()).subject == "United Air Lines Inc.: 562 claims of 2013, $24,000,500 owed"
-    )
+    assert compose(summary()).subject == "United Air Lines Inc.: 562 claims of 2013, $24,000,500 owed"
 
 
 def test_each_airline_has_one_address_and_one_message_id() -> None:

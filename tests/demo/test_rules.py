@@ -58,9 +58,7 @@ def test_the_band_follows_the_distance_in_kilometres(miles: int, band: Band) -> 
         (Band.LONG, 240, 600),
     ],
 )
-def test_only_a_long_flight_under_four_hours_late_owes_half(
-    band: Band, delay: int, dollars: int
-) -> None:
+def test_only_a_long_flight_under_four_hours_late_owes_half(band: Band, delay: int, dollars: int) -> None:
     assert amount_of(band, delay) == dollars
 
 

@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from django.db import Error, InterfaceError, InternalError, OperationalError, ProgrammingError
+from django.db import (
+    Error,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+)
 from django.db.transaction import TransactionManagementError
 
 from djqueue.core.errors import StorageUnavailableError
@@ -21,7 +28,19 @@ def named(alias: str) -> Iterator[None]:
         # The caller's own: his transaction is broken.
         raise
     except AWAY as error:
+        drop_if_broken(alias)
         raise unavailable(alias, error) from error
+
+
+def drop_if_broken(alias: str) -> None:
+    """Have this thread's next use of the database begin with a new connection, if it needs one."""
+    connection = connections[alias]
+    if connection.in_atomic_block or connection.connection is None:
+        return
+    if connection.is_usable():
+        connection.errors_occurred = False
+    else:
+        connection.close()
 
 
 def unavailable(alias: str, error: Error, consequence: str = "") -> StorageUnavailableError:

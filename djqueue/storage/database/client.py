@@ -59,7 +59,7 @@ class ClientStorage(Storage):
         self._clock = clock
         self._policies = policies
         self._inspector = Inspector(dialect.alias)
-        self._remote = Remote(self._find, token)
+        self._remote = Remote(self._find, token, leave=lambda: connections[self._alias].close())
         self._inserter = _AskingInserter(dialect, clock, self._remote)
         self._ids = IdSource()
 

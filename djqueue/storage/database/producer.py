@@ -13,7 +13,7 @@ from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, REUSABLE, State
 
 from . import rows
-from .away import AWAY, unavailable
+from .away import AWAY, drop_if_broken, unavailable
 from .clock import set_right
 from .dialects import Dialect
 
@@ -61,8 +61,7 @@ class Inserter:
                 # What goes wrong with the wake-up is no failure of the enqueue, which is committed by then.
                 transaction.on_commit(lambda: wake(), using=alias, robust=True)
         except AWAY as error:
-            if not connection.in_atomic_block:
-                connection.close_if_unusable_or_obsolete()
+            drop_if_broken(alias)
             raise unavailable(alias, error, ", and none of the jobs was enqueued") from error
         return results
 

@@ -5,10 +5,14 @@ out of one.
 """
 
 import struct
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import msgpack
 
+from djqueue.codecs import MSGPACK, decode, encode
 from djqueue.core import job as records
 from djqueue.core.errors import SerializationError
 from djqueue.core.limiter import Rate
@@ -19,7 +23,7 @@ from djqueue.core.states import State
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 64 * 1024 * 1024
 
-TUPLE, FROZENSET, STATE, OPTIONS, RATE = 1, 2, 3, 4, 5
+TUPLE, FROZENSET, STATE, OPTIONS, RATE, VALUE = 1, 2, 3, 4, 5, 6
 FIRST_RECORD = 16
 RECORDS: tuple[type, ...] = (
     records.Batch,
@@ -42,6 +46,8 @@ RECORDS: tuple[type, ...] = (
     Swept,
 )
 """Named tuples; one's place here is its code on the wire, so new ones go to the end."""
+VALUES = (datetime, date, time, timedelta, Decimal, UUID)
+"""What a handler's progress may hold besides; the codec knows how."""
 _CODES = {cls: code for code, cls in enumerate(RECORDS, FIRST_RECORD)}
 
 
@@ -56,7 +62,7 @@ def pack(value: Any) -> bytes:
 def unpack(body: bytes) -> Any:
     """The value of a frame's body. Raises SerializationError for anything else."""
     try:
-        return msgpack.unpackb(body, ext_hook=_from_ext, strict_map_key=False)
+        return _unpack(body)
     except SerializationError:
         raise
     except Exception as error:
@@ -64,7 +70,11 @@ def unpack(body: bytes) -> Any:
 
 
 def _pack(value: Any) -> Any:
-    return msgpack.packb(value, default=_to_ext, strict_types=True)
+    try:
+        # An error's message may hold halves of surrogate pairs, as names of files do.
+        return msgpack.packb(value, default=_to_ext, strict_types=True, unicode_errors="surrogatepass")
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise SerializationError(f"this does not go over the scheduler's socket: {error}") from error
 
 
 def _to_ext(value: Any) -> msgpack.ExtType:
@@ -82,13 +92,21 @@ def _to_ext(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(OPTIONS, _pack(value.as_dict()))
     if cls is Rate:
         return msgpack.ExtType(RATE, _pack([value.capacity, value.per]))
+    if cls in VALUES:
+        return msgpack.ExtType(VALUE, encode(value, MSGPACK))
     raise SerializationError(f"{cls.__name__} does not go over the scheduler's socket")
+
+
+def _unpack(data: bytes) -> Any:
+    return msgpack.unpackb(data, ext_hook=_from_ext, strict_map_key=False, unicode_errors="surrogatepass")
 
 
 def _from_ext(code: int, data: bytes) -> Any:
     if code == STATE:
         return State(data.decode())
-    value = msgpack.unpackb(data, ext_hook=_from_ext, strict_map_key=False)
+    if code == VALUE:
+        return decode(data, MSGPACK)
+    value = _unpack(data)
     if code == TUPLE:
         return tuple(value)
     if code == FROZENSET:

@@ -446,9 +446,9 @@ class ConcurrencyContract(StorageCase):
 
     def test_a_cached_answer_is_whole_while_the_job_ends(self, storage: Storage) -> None:
         """Whoever hears `completed` hears the result with it."""
-        ids = [f"{number}" for number in range(300)]
-        enqueue_many(storage, 300, ids=ids)
-        claimed = claim(storage, 300)
+        ids = [f"{number}" for number in range(150)]
+        enqueue_many(storage, 150, ids=ids)
+        claimed = claim(storage, 150)
 
         def complete() -> set[object]:
             for one in claimed:
@@ -456,8 +456,14 @@ class ConcurrencyContract(StorageCase):
             return set()
 
         def ask() -> set[object]:
-            answers = [storage.enqueue([batch(ids=[job_id])])[0] for job_id in ids * 3]
-            return {(answer.status, answer.result) for answer in answers}
+            heard: set[object] = set()
+            for job_id in ids:
+                answer = storage.enqueue([batch(ids=[job_id])])[0]
+                heard.add((answer.status, answer.result))
+                while answer.status == "duplicate":
+                    answer = storage.enqueue([batch(ids=[job_id])])[0]
+                    heard.add((answer.status, answer.result))
+            return heard
 
         heard: set[object] = set().union(*together([complete, ask, ask]))
 

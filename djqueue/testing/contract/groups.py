@@ -110,6 +110,17 @@ class GroupsContract(StorageCase):
             assert claimed.id == expected
             finish(storage, completing(claimed))
 
+    def test_a_lifo_job_goes_before_those_that_wait_in_its_group(self, storage: Storage) -> None:
+        active = an_active_job(storage, group="g")
+        behind = enqueue(storage, group="g")
+        before = enqueue(storage, group="g", lifo=True)
+
+        finish(storage, completing(active))
+        first = claim_one(storage)
+        finish(storage, completing(first))
+
+        assert [first.id, *claim_ids(storage, 10)] == [before, behind]
+
     def test_a_job_waiting_for_its_retry_does_not_hold_its_group(self, storage: Storage) -> None:
         first, second = enqueue_many(storage, 2, group="g")
         finish(storage, retrying(claim_one(storage), delay=SOON))

@@ -263,6 +263,7 @@ class TellingContract(StorageCase):
         storage.subscribe(QUEUE, recorder)
         storage.subscribe(QUEUE, fence)
         first()
+        first()
 
         enqueue(storage, id="a")
         so_far(storage, fence)

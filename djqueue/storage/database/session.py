@@ -1,0 +1,224 @@
+"""One client on the scheduler's socket.
+
+A request is [number, verb, positional arguments, keyword arguments]; its answer [number, "ok", value] or
+[number, "error", code, message]. Number 0 asks for no answer. What a subscription brings comes as
+[0, "event", its number, value]. Where there is a token, it is the first frame; the answer to a wrong one
+is [0, "refused", message].
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from djqueue.core.errors import DjqueueError, SerializationError, StorageError
+from djqueue.storage.base import Unsubscribe
+
+from .wire import LENGTH, MAX_FRAME, pack, unpack
+
+if TYPE_CHECKING:
+    from .server import Server
+
+logger = logging.getLogger("djqueue.server")
+
+VERBS = frozenset(
+    {
+        "enqueue",
+        "finish",
+        "renew",
+        "report",
+        "cancel",
+        "promote",
+        "reschedule",
+        "retry",
+        "remove",
+        "queues",
+        "pause",
+        "resume",
+        "is_paused",
+        "set_limits",
+        "clean",
+        "obliterate",
+        "jobs",
+        "states",
+        "counts",
+        "waiting_names",
+        "page",
+        "dead_letters",
+        "register_worker",
+        "unregister_worker",
+        "workers",
+        "maintain",
+    }
+)
+AT_ONCE = frozenset({"renew", "report", "register_worker", "unregister_worker"})
+"""Verbs that wait for nothing."""
+SUBSCRIPTIONS = frozenset({"subscribe", "listen", "unsubscribe"})
+FIRST_FRAME = 5.0
+"""Seconds within which a client has to show its token."""
+MAX_TOKEN_FRAME = 4_096
+"""Bytes that a frame may have before its sender has shown the token."""
+MAX_UNSENT = 16 * 1024 * 1024
+"""Bytes of events that wait to be read by a client; one that is slower is hung up on, and may come back."""
+
+
+class Session:
+    """See the module."""
+
+    def __init__(self, server: "Server", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._server = server
+        self._reader = reader
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._subscriptions: dict[int, Unsubscribe] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._woken: set[int] = set()
+
+    async def run(self) -> None:
+        """Answer requests until either side hangs up."""
+        try:
+            if self._server.token is None or await self._shows(self._server.token):
+                await self._serve()
+        except (EOFError, OSError, TimeoutError, SerializationError) as error:
+            logger.debug("A client has gone: %s", error)
+        finally:
+            # Also when the server ends: what has been asked is still answered.
+            await self._leave()
+
+    async def _shows(self, token: str) -> bool:
+        async with asyncio.timeout(FIRST_FRAME):
+            frame = await self._frame(MAX_TOKEN_FRAME)
+        if isinstance(frame, str) and hmac.compare_digest(frame.encode(), token.encode()):
+            return True
+        self._write([0, "refused", "the TOKEN in DJQUEUE['STORAGE']['OPTIONS'] is not the scheduler's"])
+        return False
+
+    async def _serve(self) -> None:
+        while True:
+            # One that does not read its answers is not asked for more requests.
+            await self._writer.drain()
+            frame = await self._frame(MAX_FRAME)
+            if not _is_request(frame):
+                raise SerializationError("not a request")
+            number, verb, args, kwargs = frame
+            if verb == "inbox":
+                self._server.inbox()
+            elif verb in AT_ONCE:
+                self._reply(number, *self._do(verb, args, kwargs))
+            elif verb in SUBSCRIPTIONS:
+                self._reply(number, *self._subscribe(verb, args))
+            else:
+                self._start(self._answer(number, verb, args, kwargs))
+
+    async def _frame(self, limit: int) -> Any:
+        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        if length > limit:
+            raise SerializationError(f"a frame of {length} bytes is over the limit of {limit}")
+        return unpack(await self._reader.readexactly(length))
+
+    def _start(self, answer: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(answer)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, number: int, verb: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+        if verb == "finish":
+            self._reply(number, *await self._finish(args, kwargs))
+        else:
+            self._reply(number, *await self._server.in_thread(self._do, verb, args, kwargs))
+
+    async def _finish(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        try:
+            return "ok", await self._server.storage.afinish(*args, **kwargs)
+        except Exception as error:
+            return _refusal("finish", error)
+
+    def _do(self, verb: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        try:
+            if verb not in VERBS:
+                raise StorageError(f"{verb!r} is no verb of the storage")
+            with self._server.errors_named():
+                return "ok", getattr(self._server.storage, verb)(*args, **kwargs)
+        except Exception as error:
+            return _refusal(verb, error)
+
+    def _subscribe(self, verb: str, args: list[Any]) -> tuple[Any, ...]:
+        try:
+            number = args[0]
+            # Also for one that is renewed: it would be told everything twice.
+            if (unsubscribe := self._subscriptions.pop(number, None)) is not None:
+                unsubscribe()
+            storage = self._server.storage
+            if verb == "listen":
+                self._subscriptions[number] = storage.listen(args[1], lambda: self._wake(number))
+            elif verb == "subscribe":
+                _, queue, job_id = args
+                self._subscriptions[number] = storage.subscribe(
+                    queue, lambda event: self._send_soon([0, "event", number, event]), job_id
+                )
+        except Exception as error:
+            return _refusal(verb, error)
+        return "ok", None
+
+    def _wake(self, number: int) -> None:
+        # Called from any thread: one frame for all wake-ups until it is sent.
+        if number not in self._woken:
+            self._woken.add(number)
+            self._send_soon([0, "event", number, None])
+
+    def _send_soon(self, frame: list[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the server's loop has ended
+            self._loop.call_soon_threadsafe(self._send, frame)
+
+    def _send(self, frame: list[Any]) -> None:
+        self._woken.discard(frame[2])
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
+            logger.warning("A client does not read what it has subscribed to: it is hung up on.")
+            self._writer.transport.abort()
+        else:
+            self._write(frame)
+
+    def _reply(self, number: int, *answer: Any) -> None:
+        if not number:
+            return
+        try:
+            self._write([number, *answer])
+        except SerializationError as error:
+            self._write([number, "error", error.code, str(error)])
+
+    def _write(self, frame: list[Any]) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(pack(frame))
+
+    async def _leave(self) -> None:
+        for unsubscribe in self._subscriptions.values():
+            unsubscribe()
+        self._subscriptions.clear()
+        if self._tasks and not self._reader.at_eof():
+            await asyncio.wait(self._tasks)
+        self._writer.close()
+        try:
+            await self._writer.wait_closed()
+        except OSError:
+            pass
+        except asyncio.CancelledError:
+            # It does not read what it is still to be told.
+            self._writer.transport.abort()
+            raise
+
+
+def _is_request(frame: Any) -> bool:
+    return (
+        isinstance(frame, list)
+        and [type(part) for part in frame] == [int, str, list, dict]
+        and all(isinstance(name, str) for name in frame[3])
+    )
+
+
+def _refusal(verb: str, error: Exception) -> tuple[Any, ...]:
+    if isinstance(error, DjqueueError):
+        return "error", error.code, str(error)
+    logger.error("A request of another process failed: %s", verb, exc_info=error)
+    return "error", StorageError.code, f"{type(error).__name__}: {error}"

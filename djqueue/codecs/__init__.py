@@ -21,9 +21,7 @@ NAMES = {"msgpack": MSGPACK}
 """Short names of djqueue's own content types; kombu's registry has those of the others."""
 
 
-def encode(
-    value: Any, content_type: str, *, limit: int | None = None, what: str = "payload"
-) -> bytes:
+def encode(value: Any, content_type: str, *, limit: int | None = None, what: str = "payload") -> bytes:
     """The bytes of a value.
 
     limit: the most bytes that it may have.
@@ -35,9 +33,7 @@ def encode(
     return get_encoder(content_type, limit, what)(value)
 
 
-def get_encoder(
-    content_type: str, limit: int | None = None, what: str = "payload"
-) -> Callable[[Any], bytes]:
+def get_encoder(content_type: str, limit: int | None = None, what: str = "payload") -> Callable[[Any], bytes]:
     """`encode` for many values of one kind; threads may share it."""
     if NAMES.get(content_type, content_type) == MSGPACK:
         return msgpack.encoder(limit, what)
@@ -77,9 +73,7 @@ def content_id(value: Any) -> str:
     white space.
     """
     try:
-        text = json.dumps(
-            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        )
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         data = text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise SerializationError(f"a content id needs a JSON value: {error}") from error

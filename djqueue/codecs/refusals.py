@@ -121,8 +121,7 @@ def _zone_trouble(zone: tzinfo) -> str | None:
     if type(zone) is timezone:
         return None if len(arguments := _arguments(zone)) == 1 else _text_trouble(arguments[1])
     return (
-        f"its time zone is a {_name(type(zone))}; "
-        "use zoneinfo.ZoneInfo with a key, datetime.timezone or none"
+        f"its time zone is a {_name(type(zone))}; use zoneinfo.ZoneInfo with a key, datetime.timezone or none"
     )
 
 

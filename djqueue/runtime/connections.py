@@ -12,6 +12,8 @@ from django.db import connections
 
 IDLE = 60.0
 """Seconds after which a thread that async jobs used for the database is let go."""
+RECENT = 1.0
+"""Seconds for which connections that were looked at are not looked at again."""
 
 
 def has_django() -> bool:
@@ -53,7 +55,7 @@ class DatabaseThreads:
     def take(self) -> "Place":
         """A place for the job of the current task, whose context it marks."""
         # The one left last: jobs that need no thread go on without the others' threads.
-        place = self._free.pop() if self._free else Place(self._used)
+        place = self._free.pop() if self._free else Place(self._loop, self._used)
         SENSITIVE.set(place.context)
         return place
 
@@ -101,15 +103,24 @@ class DatabaseThreads:
 class Place:
     """What marks the context of one job at a time, and the thread that this context's calls run on."""
 
-    __slots__ = ("_used", "context", "executor", "idle_since")
+    __slots__ = ("_loop", "_used", "context", "executor", "idle_since")
 
-    def __init__(self, used: set["Place"]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, used: set["Place"]) -> None:
         self.context = ThreadSensitiveContext()
-        self.executor = _Executor(lambda: used.add(self))
+        self.executor = _Executor(self._begin)
         self.idle_since = 0.0
+        self._loop = loop
         self._used = used
         # asgiref's own table, from which it would take an executor that it had made itself.
         SyncToAsync.context_to_thread_executor[self.context] = self.executor
+
+    def _begin(self) -> None:
+        """The present job uses the thread for the first time."""
+        if self in self._used and self._loop.time() - self.idle_since > RECENT:
+            # What was fine after the job before may have grown too old since. Should this fail, the
+            # job's own query does too, and says why.
+            self.executor.submit(clean_connections)
+        self._used.add(self)
 
     def retire(self) -> None:
         """Have the thread close its connections and end, once it is done with what it does."""
@@ -128,8 +139,9 @@ class _Executor(ThreadPoolExecutor):
         self._on_use = on_use
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.used = True
-        self._on_use()
+        if not self.used:
+            self.used = True
+            self._on_use()
         return super().submit(fn, *args, **kwargs)
 
 

@@ -21,6 +21,12 @@ class JobContext:
     def __init__(self, run: "Run") -> None:
         self._run = run
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobContext) and other._run is self._run
+
+    def __hash__(self) -> int:
+        return hash(self._run)
+
     def __repr__(self) -> str:
         return f"<JobContext {self.name} {self.id}, attempt {self.attempts}>"
 

@@ -29,7 +29,6 @@ class Run:
     outcome: Outcome | None = None
     error: BaseException | None = None
     """What the handler raised; kept until the outcome has been told."""
-    _context: JobContext | None = None
     _cancelled: Cancelled | None = None
 
     def __init__(self, claimed: Claimed, handler: Handler, reports: Reports, since: int) -> None:
@@ -42,9 +41,8 @@ class Run:
     @property
     def context(self) -> JobContext:
         """What its handler sees."""
-        if self._context is None:
-            self._context = JobContext(self)
-        return self._context
+        # Kept nowhere: each would keep the other alive until the garbage collector comes.
+        return JobContext(self)
 
     @property
     def cancelled(self) -> Cancelled:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from djqueue.core.job import Claimed
 
+from .tracebacks import exc_info
+
 if TYPE_CHECKING:
     from .runs import Run
 
@@ -78,7 +80,7 @@ class Teller:
             options.max_attempts,
             outcome.delay / 1_000,
             _error_text(run),
-            exc_info=run.error,
+            exc_info=exc_info(run.error),
             extra=_extra(run.claimed),
         )
 
@@ -92,7 +94,7 @@ class Teller:
             _name(run),
             outcome.reason,
             _error_text(run),
-            exc_info=run.error,
+            exc_info=exc_info(run.error),
             extra=_extra(run.claimed),
         )
 
@@ -152,13 +154,13 @@ class Teller:
             extra=_extra(run.claimed),
         )
 
-    def cleanup_failed(self, run: "Run", error: BaseException) -> None:
-        """Django's database connections could not be cleaned after a job."""
+    def cleanup_failed(self, run: "Run | None", error: BaseException) -> None:
+        """Django's database connections could not be cleaned after a job, or after an idle time."""
         logger.warning(
-            "%s: its database connections could not be cleaned up",
-            _name(run),
+            "%s: the thread's database connections could not be cleaned up",
+            f"worker {self._worker_id}" if run is None else _name(run),
             exc_info=error,
-            extra=_extra(run.claimed),
+            extra={} if run is None else _extra(run.claimed),
         )
 
     def called_twice(self, run: "Run") -> None:

@@ -10,6 +10,7 @@ MAX_MESSAGE = 10_000
 """Characters of a message."""
 MAX_TRACEBACK = 20_000
 """Characters of a traceback; what is too much is left out of its middle."""
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 OWN = str(Path(__file__).parent)
 """Where this package's frames come from."""
 
@@ -17,6 +18,11 @@ OWN = str(Path(__file__).parent)
 def job_error(error: BaseException) -> JobError:
     """Type, message and traceback of an exception, the latter from the handler on."""
     return JobError(type_name(error), _message(error), _formatted(error))
+
+
+def exc_info(error: BaseException | None) -> ExcInfo | None:
+    """What a log record shows of an exception: its traceback, from the handler on."""
+    return None if error is None else (type(error), error, _from_handler(error.__traceback__))
 
 
 def type_name(error: BaseException) -> str:

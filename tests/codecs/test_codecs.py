@@ -48,17 +48,13 @@ def test_what_another_codec_cannot_encode_is_refused():
         encode({1, 2}, JSON)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"\xff", b'{"__type__": [], "__value__": 1}', b"[" * 100_000]
-)
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b'{"__type__": [], "__value__": 1}', b"[" * 100_000])
 def test_malformed_bytes_of_another_codec_are_refused(data):
     with pytest.raises(SerializationError, match=r"^not a value encoded as json: "):
         decode(data, JSON)
 
 
-@pytest.mark.parametrize(
-    "content_type", [PICKLE, "pickle", "yaml", "application/x-msgpack", "x/y", ""]
-)
+@pytest.mark.parametrize("content_type", [PICKLE, "pickle", "yaml", "application/x-msgpack", "x/y", ""])
 def test_a_content_type_that_is_not_listed_is_refused_both_ways(content_type):
     for attempt in (
         lambda: encode({}, content_type),

@@ -77,9 +77,7 @@ MALFORMED = {
     "an unknown extension": extension(99, b""),
     "a short datetime": extension(2, b"\x07"),
     "the 13th month": extension(2, struct.pack(">HBBBBBIB", 2024, 13, 1, 0, 0, 0, 0, 0)),
-    "an unknown form of zone": extension(
-        2, struct.pack(">HBBBBBIB", 2024, 1, 1, 0, 0, 0, 0, 0) + b"?"
-    ),
+    "an unknown form of zone": extension(2, struct.pack(">HBBBBBIB", 2024, 1, 1, 0, 0, 0, 0, 0) + b"?"),
     "a long date": extension(3, struct.pack(">HBB", 2024, 1, 1) + b"x"),
     "a whole day of offset": extension(
         4, struct.pack(">BBBIB", 1, 1, 1, 0, 0) + b"o" + struct.pack(">q", 86_400_000_000)
@@ -100,9 +98,7 @@ def test_malformed_bytes_are_refused(data):
     assert not decode_or_refuse(data)
 
 
-@pytest.mark.parametrize(
-    "key", ["Nowhere/Nothing", "../../etc/passwd", "/etc/passwd", "", "a\0b", "Europe"]
-)
+@pytest.mark.parametrize("key", ["Nowhere/Nothing", "../../etc/passwd", "/etc/passwd", "", "a\0b", "Europe"])
 def test_an_unknown_time_zone_is_named(key):
     data = extension(2, struct.pack(">HBBBBBIB", 2024, 1, 1, 0, 0, 0, 0, 0) + b"z" + key.encode())
 

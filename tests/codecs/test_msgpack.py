@@ -214,9 +214,7 @@ def test_a_value_that_is_there_twice_is_no_cycle():
     assert round_trip([part, part, (part,)]) == [[1], [1], ([1],)]
 
 
-@pytest.mark.parametrize(
-    "nest", [lambda part: [part], lambda part: (part,), lambda part: {0: part}]
-)
+@pytest.mark.parametrize("nest", [lambda part: [part], lambda part: (part,), lambda part: {0: part}])
 def test_a_value_nested_too_deeply_is_refused(nest):
     value = None
     for _ in range(5_000):

@@ -34,9 +34,7 @@ hashable_scalars = st.one_of(
     st.uuids(),
 )
 scalars = hashable_scalars | st.just(Decimal("sNaN123"))
-keys = st.recursive(
-    hashable_scalars, lambda keys: st.lists(keys, max_size=3).map(tuple), max_leaves=4
-)
+keys = st.recursive(hashable_scalars, lambda keys: st.lists(keys, max_size=3).map(tuple), max_leaves=4)
 values = st.recursive(
     scalars,
     lambda values: st.one_of(

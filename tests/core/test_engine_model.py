@@ -385,7 +385,7 @@ def test_the_engine_does_what_its_reference_does(cores):
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
+            max_examples=40,
             stateful_step_count=60,
             deadline=None,
             suppress_health_check=list(HealthCheck),

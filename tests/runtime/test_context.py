@@ -49,7 +49,8 @@ async def test_a_handler_of_the_job_is_given_what_current_job_is(storage, queue)
 
     await work_off(storage, handler)
 
-    assert seen[0] is seen[1]
+    assert seen[0] == seen[1]
+    assert len(set(seen)) == 1
     assert "handler" in repr(seen[0])
 
 

@@ -18,11 +18,20 @@ class ThreadPool:
     short job does. A call that waits for something lets the next thread in at once.
     """
 
-    def __init__(self, limit: int, name: str, on_exit: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        name: str,
+        *,
+        on_wake: Callable[[], None] | None = None,
+        on_exit: Callable[[], None] | None = None,
+    ) -> None:
         self._limit = limit
         self._name = name
+        self._on_wake = on_wake
+        """Called on a thread that has been idle, before its next call."""
         self._on_exit = on_exit
-        """Called at the end of each thread."""
+        """Called on a thread at its end."""
         self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._lock = Lock()
         self._idle: list[Lock] = []
@@ -97,12 +106,13 @@ class ThreadPool:
             if self._closed:
                 return False
             self._idle.append(gate)
-        if gate.acquire(timeout=IDLE):
-            return bool(self._calls) or not self._closed
-        with self._lock:
-            if gate in self._idle:
-                self._idle.remove(gate)
-                return False
-        # Called in the very moment in which it gave up.
-        gate.acquire()
-        return True
+        if not gate.acquire(timeout=IDLE):
+            with self._lock:
+                if gate in self._idle:
+                    self._idle.remove(gate)
+                    return False
+            # Called in the very moment in which it gave up.
+            gate.acquire()
+        if self._on_wake is not None and self._calls:
+            self._on_wake()
+        return bool(self._calls) or not self._closed

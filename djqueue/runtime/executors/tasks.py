@@ -75,6 +75,8 @@ class TaskExecutor:
                     await self._clean(run, threads, place)
                 else:
                     threads.put_back(place)
+        # The task holds the run: in a circle, both would live until the garbage collector comes.
+        run.task = None
         if self._runs.settle(run, outcome):
             self._bell.run_ended_here()
         else:

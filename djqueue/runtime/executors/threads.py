@@ -39,8 +39,12 @@ class ThreadExecutor:
         self._adopt = adopt
         # What the worker's caller has set is seen by its handlers; what they set, by nobody else.
         self._context: Context = copy_context()
-        on_exit = close_connections if django else None
-        self._pool = ThreadPool(concurrency, "djqueue-job", on_exit)
+        self._pool = ThreadPool(
+            concurrency,
+            "djqueue-job",
+            on_wake=self._clean if django else None,
+            on_exit=close_connections if django else None,
+        )
 
     def start(self, run: Run) -> None:
         """Begin a run."""
@@ -94,14 +98,13 @@ class ThreadExecutor:
         return self._execution.completed(run, value)
 
     def _answer(self, run: Run, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-        if not self._django:
-            return _attempt(call)
-        self._clean(run)
         answer = _attempt(call)
-        self._clean(run)
+        if self._django:
+            # Before its next call it is done again only if the thread has been idle.
+            self._clean(run)
         return answer
 
-    def _clean(self, run: Run) -> None:
+    def _clean(self, run: Run | None = None) -> None:
         try:
             clean_connections()
         except Exception as error:

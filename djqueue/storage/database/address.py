@@ -36,7 +36,10 @@ def parse_address(text: str) -> Address:
 def default_address(alias: str) -> Address:
     """A socket of this user's, in a folder that only this user enters, one for each database."""
     settings = connections[alias].settings_dict
-    identity = "\n".join(str(settings.get(key, "")) for key in ("ENGINE", "HOST", "PORT", "NAME"))
+    name = str(settings["NAME"])
+    if connections[alias].vendor == "sqlite":
+        name = os.path.abspath(name)  # another project's may be called the same
+    identity = "\n".join((*(str(settings.get(key, "")) for key in ("ENGINE", "HOST", "PORT")), name))
     label = hashlib.sha256(identity.encode()).hexdigest()[:16]
     folder = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return Address(path=str(Path(folder) / f"djqueue-{os.getuid()}" / f"{label}.sock"))

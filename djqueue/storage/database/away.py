@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from django.db import (
     Error,
@@ -24,12 +25,17 @@ def named(alias: str) -> Iterator[None]:
     """Make the database's errors ones that name it and the remedy."""
     try:
         yield
-    except TransactionManagementError:
-        # The caller's own: his transaction is broken.
-        raise
-    except AWAY as error:
-        drop_if_broken(alias)
-        raise unavailable(alias, error) from error
+    except Error as error:
+        raise_named(alias, error)
+
+
+def raise_named(alias: str, error: Error) -> NoReturn:
+    """Raise the error that a user gets for one of the database's."""
+    # A broken transaction is the caller's own.
+    if not isinstance(error, AWAY) or isinstance(error, TransactionManagementError):
+        raise error
+    drop_if_broken(alias)
+    raise unavailable(alias, error) from error
 
 
 def drop_if_broken(alias: str) -> None:

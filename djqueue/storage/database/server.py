@@ -69,14 +69,17 @@ class Server:
         self._thread.start()
         self._ready.wait()
         if self._failure is not None:
-            self._thread.join()
             raise StorageError(f"cannot listen on {self.address}: {self._failure}") from self._failure
+
+    def stop(self) -> None:
+        """Begin to close, without waiting for it."""
+        with contextlib.suppress(RuntimeError):  # it has ended by itself
+            self._loop.call_soon_threadsafe(self._stop.set)
 
     def close(self) -> None:
         """Answer what has been asked, hang up on everybody, and take the socket away."""
-        if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it has just ended by itself
-                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread.ident is not None:
+            self.stop()
             self._thread.join()
         self._pool.shutdown()
         for connection in self._connections:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections
+from django.db import Error, connections
 
 from djqueue.core.clock import Clock
 from djqueue.core.errors import (
@@ -19,6 +19,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.storage.base import P, Storage, T
 
 from .address import default_address, parse_address
+from .away import drop_if_broken, named, raise_named
 from .client import ClientStorage
 from .clock import DatabaseClock
 from .dialects import dialect_for
@@ -87,32 +88,30 @@ class DatabaseStorage(Storage):
         Waits while another process is the scheduler, or raises SchedulerRunningError: see `standby`.
         Raises StorageUnavailableError if the database is away.
         """
-        try:
-            self._connect()
-        except DatabaseError as error:
-            raise StorageUnavailableError(
-                f"the database {self._alias!r} cannot be used: {error}. Is it running, and are its "
-                "tables there (manage.py migrate)?"
-            ) from error
+        if not self.is_scheduler:
+            with named(self._alias):
+                self._connect()
 
     def close(self) -> None:
         """Write what is left, give the scheduler's place back, hang up."""
         self._closing.set()
+        scheduler, self._active = self._active, self._client
+        server, self._server = self._server, None
+        lease, self._lease = self._lease, None
         try:
-            if self._server is not None:
-                self._server.close()
-            if isinstance(self._active, SchedulerStorage):
-                self._active.close()
-                if self._lease is not None:
-                    self._lease.release()
-        except DatabaseError as error:
+            if server is not None:
+                server.close()
+            if scheduler is not self._client:
+                scheduler.close()
+            if lease is not None:
+                lease.release()
+        except (Error, OSError) as error:
+            drop_if_broken(self._alias)
             raise StorageUnavailableError(
                 f"the database {self._alias!r} is away: the last changes could not be written: {error}"
             ) from error
         finally:
             self._client.close()
-            self._server = self._lease = None
-            self._active = self._client
 
     def describe(self) -> str:
         """See `Storage.describe`."""
@@ -131,24 +130,23 @@ class DatabaseStorage(Storage):
         return await self._active.acall(method, *args, **kwargs)
 
     def _connect(self) -> None:
-        if self.is_scheduler:
-            return
         self._tune()
         lease = self._wait_for_lease()
-        if isinstance(self._clock, DatabaseClock):
-            self._clock.measure()
         storage = SchedulerStorage(
             self._dialect, lease, self._clock, self._policies, self._cores, lost=self._lost
         )
+        server = None
         try:
             counts = storage.open()
             server = Server(storage, self._address, self._token, storage.arrived, self._alias)
             server.start()
+            lease.move(str(server.address))
         except BaseException:
+            if server is not None:
+                server.close()
             storage.close()
             lease.release()
             raise
-        lease.move(str(server.address))
         self._lease, self._server, self._active = lease, server, storage
         logger.info(
             "This process is the scheduler: %s pending jobs, %s of them interrupted, %s dead letters.",
@@ -157,21 +155,28 @@ class DatabaseStorage(Storage):
 
     def _wait_for_lease(self) -> SchedulerLease:
         lease = SchedulerLease(self._alias, self._clock, str(self._address))
-        waiting = False
-        while not lease.acquire():
-            there = lease.present()
-            who = there.describe() if there is not None else "another process"
-            if self.standby == "never":
-                raise SchedulerRunningError(
-                    f"{who} is the scheduler of the database {self._alias!r}: stop it first, or leave "
-                    "out --standby=never to wait for its end"
-                )
-            if not waiting:
-                logger.info("Standing by: %s is the scheduler.", who)
-                waiting = True
-            if self._closing.wait(STANDBY_POLL):
-                raise StorageError("closed while standing by")
-        return lease
+        if lease.acquire():
+            return lease
+        there = lease.present()
+        who = there.describe() if there is not None else "another process"
+        if self.standby == "never":
+            raise SchedulerRunningError(
+                f"{who} is the scheduler of the database {self._alias!r}: stop it first, or leave "
+                "out --standby=never to wait for its end"
+            )
+        logger.info("Standing by: %s is the scheduler.", who)
+        away = False
+        while not self._closing.wait(STANDBY_POLL):
+            try:
+                if lease.acquire():
+                    return lease
+                away = False
+            except Error as error:
+                drop_if_broken(self._alias)
+                if not away:
+                    logger.warning("The database cannot be asked who is the scheduler: %s", error)
+                away = True
+        raise StorageError("closed while standing by")
 
     def _tune(self) -> None:
         """What the documents name for SQLite, as far as it is kept in the file."""
@@ -182,22 +187,42 @@ class DatabaseStorage(Storage):
 
     def _lost(self) -> None:
         logger.error("Another process has become the scheduler; this one writes nothing more.")
+        if self._server is not None:
+            self._server.stop()
         if self.on_lost is not None:
             self.on_lost()
 
 
 def _delegate(name: str) -> Any:
-    plain = getattr(Storage, name)
-
     def method(self: DatabaseStorage, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._active, name)(*args, **kwargs)
+        try:
+            return getattr(self._active, name)(*args, **kwargs)
+        except Error as error:
+            raise_named(self._alias, error)
 
+    return _like(name, method)
+
+
+def _async_delegate(name: str) -> Any:
+    async def method(self: DatabaseStorage, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await getattr(self._active, name)(*args, **kwargs)
+        except Error as error:
+            raise_named(self._alias, error)
+
+    return _like(name, method)
+
+
+def _like(name: str, method: Any) -> Any:
     method.__name__ = name
-    method.__doc__ = plain.__doc__
+    method.__qualname__ = f"DatabaseStorage.{name}"
+    method.__doc__ = getattr(Storage, name).__doc__
     return method
 
 
 # Every other verb is that of what this process is at the moment.
-for _name in sorted(Storage.__abstractmethods__ - {"describe"} | {"aenqueue", "afinish", "claim", "ajobs"}):
+for _name in sorted(Storage.__abstractmethods__ - {"describe"} | {"claim"}):
     setattr(DatabaseStorage, _name, _delegate(_name))
+for _name in ("aenqueue", "afinish", "ajobs"):
+    setattr(DatabaseStorage, _name, _async_delegate(_name))
 DatabaseStorage.__abstractmethods__ = frozenset()

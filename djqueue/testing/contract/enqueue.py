@@ -225,6 +225,13 @@ class EnqueueContract(StorageCase):
         assert [answer.id for answer in answers] == ids
         assert counts(storage) == {State.WAITING: 3_000}
 
+    @pytest.mark.parametrize("ids", [[], ["a"], ["a", "b", "c"]])
+    def test_ids_have_to_be_as_many_as_payloads(self, storage: Storage, ids: list[str]) -> None:
+        with pytest.raises(ValueError, match=f"{len(ids)} ids for 2 payloads"):
+            storage.enqueue([batch(2), batch(2)._replace(ids=ids)])
+
+        assert counts(storage) == {}
+
     def test_a_dependency_that_is_not_there_refuses_the_whole_call(self, storage: Storage) -> None:
         before = storage.queues()
 

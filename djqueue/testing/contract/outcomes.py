@@ -103,6 +103,15 @@ class OutcomesContract(StorageCase):
         assert letter.entered_at == record.finished_at
         assert counts(storage) == {State.FAILED: 1}
 
+    @pytest.mark.parametrize("reason", ["", "made up"])
+    def test_a_reason_that_nobody_knows_is_unknown(self, storage: Storage, reason: str) -> None:
+        claimed = an_active_job(storage)
+
+        finish(storage, failing(claimed, reason))
+
+        assert job(storage, claimed.id).reason == "unknown"
+        assert [letter.reason for letter in storage.dead_letters(QUEUE)] == ["unknown"]
+
     @shows("cancel", State.ACTIVE, State.CANCELLED)
     def test_a_run_given_up_leaves_no_dead_letter(self, storage: Storage) -> None:
         claimed = an_active_job(storage)

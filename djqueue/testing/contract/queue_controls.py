@@ -111,7 +111,7 @@ class QueueControlsContract(StorageCase):
         assert counts(storage) == {}
         assert storage.waiting_names(QUEUE) == {}
         assert storage.dead_letters(QUEUE) == []
-        self.pass_time(storage, LATER)
+        self.pass_time(storage, 2 * SOON)
         assert claim(storage, 10, queues=[QUEUE]) == []
         [answer] = storage.enqueue([batch(ids=[job_id], group="g", unique_key="k")])
         assert answer.status == "queued"
@@ -262,7 +262,7 @@ class QueueControlsContract(StorageCase):
         storage.obliterate(QUEUE)
 
         assert storage.retry(QUEUE, ["dead"]) == ["not_found"]
-        self.pass_time(storage, LATER)
+        self.pass_time(storage, 2 * SOON)
         assert state(storage, "dead") is None
 
     # Queues.

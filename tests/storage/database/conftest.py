@@ -1,10 +1,13 @@
-"""Database storages that are closed whatever happens, and child processes that are ended."""
+"""Tables that are empty, storages that are closed whatever happens, and child processes that are ended."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from djqueue.storage.database import DatabaseStorage
 
@@ -14,8 +17,39 @@ MakeStorage = Callable[..., DatabaseStorage]
 StartChild = Callable[..., Child]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tables" in getattr(item, "fixturenames", ()):
+            # Real transactions; only this app's tables are emptied afterwards, which is much faster.
+            item.add_marker(pytest.mark.django_db(transaction=True, available_apps=["djqueue"]))
+            item.add_marker(pytest.mark.database)
+
+
 @pytest.fixture
-def make_storage(transactional_db: None) -> Iterator[MakeStorage]:
+def tables() -> None:
+    """Django's database; djqueue's tables are empty."""
+
+
+@pytest.fixture(autouse=True)
+def _connections_of_test_threads() -> Iterator[None]:
+    """Connections that a test's own threads have left open are closed; djqueue's threads close theirs."""
+    opened: list[BaseDatabaseWrapper] = []
+
+    def note(connection: BaseDatabaseWrapper, **_: Any) -> None:
+        thread = threading.current_thread()
+        if thread is not threading.main_thread() and not thread.name.startswith("djqueue-"):
+            opened.append(connection)
+
+    connection_created.connect(note)
+    yield
+    connection_created.disconnect(note)
+    for connection in opened:
+        connection.inc_thread_sharing()
+        connection.close()
+
+
+@pytest.fixture
+def make_storage(tables: None) -> Iterator[MakeStorage]:
     """Makes storages on Django's database: clients of it, until they are connected."""
     with ExitStack() as stack:
 
@@ -42,7 +76,7 @@ def scheduler(make_storage: MakeStorage) -> DatabaseStorage:
 
 
 @pytest.fixture
-def start_child(transactional_db: None) -> Iterator[StartChild]:
+def start_child(tables: None) -> Iterator[StartChild]:
     """Starts one of the programs of `programs.py` in a process of its own."""
     with ExitStack() as stack:
 

@@ -15,7 +15,7 @@ class DatabaseContract(StorageContract):
     sql = "auto"
 
     @pytest.fixture
-    def storage(self, transactional_db):
+    def storage(self, tables):
         self.clock = FakeClock()
         with closing(DatabaseStorage(clock=self.clock, policies=POLICIES, sql=self.sql)) as storage:
             storage.connect()

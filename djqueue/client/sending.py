@@ -13,7 +13,7 @@ def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
     results: list[EnqueueResult] = []
     for batch in batches:
         answers = storage.enqueue([batch])
-        if ids := _with_results(answers):
+        if batch.ids is not None and (ids := _with_results(answers)):
             answers = _decoded(answers, storage.jobs(batch.queue, ids), batch)
         results += answers
     return results
@@ -24,7 +24,7 @@ async def asend(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResul
     results: list[EnqueueResult] = []
     for batch in batches:
         answers = await storage.aenqueue([batch])
-        if ids := _with_results(answers):
+        if batch.ids is not None and (ids := _with_results(answers)):
             answers = _decoded(answers, await storage.ajobs(batch.queue, ids), batch)
         results += answers
     return results

@@ -59,6 +59,15 @@ async def test_jobs_wait_while_all_slots_are_taken_and_are_not_forgotten(bell):
     await sleeps(bell, Hearing.ALL)
 
 
+async def test_jobs_that_come_while_all_slots_are_taken_are_not_forgotten(bell):
+    sleeping = asyncio.ensure_future(bell.sleep(None, Hearing.ENDINGS))
+    await asyncio.sleep(0)
+    bell.jobs_came()
+    bell.run_ended_here()
+    await asyncio.wait_for(sleeping, 5)
+    await wakes(bell, Hearing.ALL)
+
+
 async def test_while_the_storage_is_left_in_peace_only_the_end_wakes(bell):
     bell.jobs_came()
     bell.run_ended()

@@ -120,6 +120,24 @@ async def test_a_broken_connection_is_not_handed_on(storage, queue, census, keep
     assert queue.get_result(broken) != queue.get_result(after)
 
 
+@BOTH
+async def test_a_connection_that_grew_too_old_in_an_idle_thread_is_not_used(
+    storage, queue, census, keep_alive, monkeypatch, is_async
+):
+    monkeypatch.setattr(module, "RECENT", 0)
+
+    async with working(storage, handler_of(census, is_async), concurrency=1) as worker:
+        threads = worker._assembly._executor._threads._pool
+        before = queue.enqueue(name=HANDLER).id
+        await aeventually(lambda: worker.counters.completed == 1)
+        await aeventually(lambda: is_async or threads._idle, message="the thread is idle")
+        census.used[0][0].close_at = 0
+        after = queue.enqueue(name=HANDLER).id
+        await aeventually(lambda: worker.counters.completed == 2)
+
+    assert (queue.get_result(before), queue.get_result(after)) == (0, 1)
+
+
 async def test_the_log_of_queries_does_not_grow(storage, queue, keep_alive):
     lengths = []
 

@@ -209,6 +209,7 @@ async def test_failures_are_logged_with_the_job_and_without_its_payload(storage,
     assert {entry.queue for entry in told} == {"work"}
     assert [entry.attempt for entry in told] == [1, 1, 2, 2]
     assert told[-1].exc_info[0] is ValueError
+    assert told[-1].exc_info[2].tb_frame.f_code.co_name == "handler"
     assert "no such order" in told[-1].getMessage()
     assert "secret" not in caplog.text
 

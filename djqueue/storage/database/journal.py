@@ -142,6 +142,8 @@ class DatabaseJournal:
         self._flying: Buffer | None = None
         """What is being written."""
         self._in_flight = 0
+        self._idle = False
+        """Whether the thread sleeps until there is something to write."""
         self._urgent = False
         self._closing = False
         self._ended = False
@@ -324,12 +326,11 @@ class DatabaseJournal:
     # The thread.
 
     def _noted(self) -> None:
-        size = len(self._buffer)
-        if size == 1 or size >= WINDOW_JOBS or not size:
+        if self._idle or len(self._buffer) >= WINDOW_JOBS:
             self._changed.notify()
 
     def _run(self) -> None:
-        delay = FIRST_RETRY
+        failures = 0
         try:
             while (buffer := self._next()) is not None:
                 try:
@@ -340,13 +341,14 @@ class DatabaseJournal:
                     return
                 except Exception as error:
                     self._fail(buffer, error)
+                    delay = min(FIRST_RETRY * 2**failures, LAST_RETRY)
                     if self._closing and delay >= LAST_RETRY:
                         return
                     self._pause(delay, error)
-                    delay = min(delay * 2, LAST_RETRY)
+                    failures += 1
                 else:
                     self._succeed(buffer)
-                    delay = FIRST_RETRY
+                    failures = 0
         finally:
             connections[self._dialect.alias].close()
             self._end()
@@ -356,6 +358,7 @@ class DatabaseJournal:
         with self._changed:
             self._in_flight = 0
             self._room.notify_all()
+            self._idle = True
             while not self._buffer:
                 if self._closing:
                     self._ended = True
@@ -363,7 +366,9 @@ class DatabaseJournal:
                 if not self._changed.wait(RENEW_EVERY):
                     break
             else:
+                self._idle = False
                 self._changed.wait_for(self._due, WINDOW)
+            self._idle = False
             buffer = self._flying = self._buffer
             self._buffer = Buffer()
             self._in_flight = len(buffer)

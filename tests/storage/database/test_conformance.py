@@ -5,19 +5,20 @@ from contextlib import closing
 import pytest
 
 from djqueue.storage.database import DatabaseStorage
+from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
-from djqueue.testing.contract import POLICIES, StorageContract
 
 
-class DatabaseContract(StorageContract):
-    """The contract over the scheduler's storage, with a clock that the tests move."""
+class SchedulerCase(contract.StorageCase):
+    """The scheduler's storage, with a clock that the tests move."""
 
-    sql = "auto"
+    sql: str
 
     @pytest.fixture
     def storage(self, tables):
         self.clock = FakeClock()
-        with closing(DatabaseStorage(clock=self.clock, policies=POLICIES, sql=self.sql)) as storage:
+        options = {"clock": self.clock, "policies": contract.POLICIES, "sql": self.sql}
+        with closing(DatabaseStorage(**options)) as storage:
             storage.connect()
             yield storage
 
@@ -25,9 +26,24 @@ class DatabaseContract(StorageContract):
         self.clock.advance(milliseconds)
 
 
-class TestWithItsOwnStatements(DatabaseContract):
-    pass
+class TestWithItsOwnStatements(SchedulerCase, contract.StorageContract):
+    sql = "auto"
 
 
-class TestWithTheOrmAlone(DatabaseContract):
+class TestWithTheOrmAlone(
+    SchedulerCase,
+    contract.EnqueueContract,
+    contract.ClaimsContract,
+    contract.OutcomesContract,
+    contract.ResultsContract,
+    contract.CancellingContract,
+    contract.DeadLettersContract,
+    contract.UniqueKeysContract,
+    contract.DependenciesContract,
+    contract.QueueControlsContract,
+    contract.ReadsContract,
+    contract.WorkersContract,
+):
+    """What writes and reads tables."""
+
     sql = "orm"

@@ -1,0 +1,731 @@
+"""The write buffer: what is merged, when it is written, and what becomes of it when the database is away."""
+
+import asyncio
+import threading
+from contextlib import closing, contextmanager
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djqueue import models
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.job import Attempt, DeadLetter, Job, JobError
+from djqueue.core.options import JobOptions
+from djqueue.core.states import State
+from djqueue.storage.database import journal, rows
+from djqueue.storage.database.dialects import SqliteDialect, dialect_for
+from djqueue.storage.database.journal import BACKLOG, Buffer, DatabaseJournal, LeaseLost
+from djqueue.testing.factories import (
+    QUEUE,
+    an_active_job,
+    batch,
+    claim,
+    claim_one,
+    completing,
+    enqueue,
+    enqueue_many,
+    finish,
+    job,
+    report_of,
+    retrying,
+    state,
+)
+from djqueue.testing.waiting import together
+from tests.support import aeventually, eventually
+
+# How notes are merged: a buffer against tables that are made of dictionaries.
+
+KEYS = st.sampled_from([("q", "a"), ("q", "b"), ("p", "a")])
+NOTES = st.one_of(
+    st.tuples(st.sampled_from(["added", "changed", "completed", "died", "revived", "removed"]), KEYS),
+    st.tuples(st.sampled_from(["progress", "logged", "attempted"]), KEYS),
+)
+
+
+class Tables:
+    """The journal's tables, and a flush, in the simplest form."""
+
+    def __init__(self):
+        self.jobs, self.results, self.letters = {}, {}, {}
+        self.attempts, self.logs = {}, {}
+
+    def flush(self, buffer):
+        for *key, _ in buffer.deletes:
+            for table in (self.jobs, self.results, self.letters, self.attempts, self.logs):
+                table.pop(tuple(key), None)
+        self.jobs.update({key: {"row": row} for key, row in buffer.inserts.items()})
+        for key, row in buffer.updates.items():
+            if key in self.jobs:
+                self.jobs[key]["row"] = row
+        for key in buffer.letters_gone:
+            self.letters.pop(key, None)
+        self.results.update(buffer.results)
+        self.letters.update(buffer.letters)
+        for key, lines in buffer.attempts.items():
+            self.attempts.setdefault(key, []).extend(lines)
+        for key, lines in buffer.logs.items():
+            self.logs.setdefault(key, []).extend(lines)
+        for key, row in buffer.progress.items():
+            if key in self.jobs:
+                self.jobs[key]["progress"] = row
+
+
+class Notes:
+    """What the engine could say: nothing about jobs that are not there."""
+
+    def __init__(self):
+        self.alive, self.dead, self.count = set(), set(), 0
+
+    def buffer(self, verb, key):
+        """A buffer with one note; None where the engine would not say this."""
+        self.count += 1
+        note, row = Buffer(), self.count
+        if verb == "added":
+            if key in self.alive | self.dead:
+                return None
+            self.alive.add(key)
+            note.inserts[key] = row
+        elif verb == "revived":
+            if key not in self.dead:
+                return None
+            self.dead.remove(key)
+            self.alive.add(key)
+            note.updates[key] = row
+            note.letters_gone[key] = None
+        elif verb == "removed":
+            if key not in self.alive | self.dead:
+                return None
+            self.alive.discard(key)
+            self.dead.discard(key)
+            note.remove((*key, 1))
+        elif key not in self.alive:
+            return None
+        else:
+            self._change(note, verb, key, row)
+        return note
+
+    def _change(self, note, verb, key, row):
+        if verb in ("changed", "completed", "died"):
+            note.updates[key] = row
+        if verb == "completed":
+            note.results[key] = row
+        elif verb == "died":
+            self.alive.remove(key)
+            self.dead.add(key)
+            note.letters[key] = row
+        elif verb == "progress":
+            note.progress[key] = row
+        elif verb in ("logged", "attempted"):
+            {"logged": note.logs, "attempted": note.attempts}[verb][key] = [row]
+
+
+@given(steps=st.lists(st.tuples(NOTES, st.booleans()), max_size=40))
+def test_notes_that_are_merged_leave_the_tables_as_notes_one_by_one_do(steps):
+    notes, one_by_one, merged = Notes(), Tables(), Tables()
+    buffer = Buffer()
+    for (verb, key), flushed in steps:
+        note = notes.buffer(verb, key)
+        if note is None:
+            continue
+        one_by_one.flush(note)
+        buffer.follow(note)
+        if flushed:
+            merged.flush(buffer)
+            buffer = Buffer()
+    merged.flush(buffer)
+
+    assert vars(merged) == vars(one_by_one)
+
+
+@given(
+    steps=st.lists(st.tuples(NOTES, st.sampled_from(["wait", "flush", "fail"])), max_size=40),
+)
+def test_buffers_that_are_put_back_in_front_change_nothing(steps):
+    notes, one_by_one, merged = Notes(), Tables(), Tables()
+    buffer, in_flight = Buffer(), None
+    for (verb, key), then in steps:
+        note = notes.buffer(verb, key)
+        if note is None:
+            continue
+        one_by_one.flush(note)
+        buffer.follow(note)
+        if in_flight is None and then != "wait":
+            in_flight, buffer = buffer, Buffer()
+        elif then == "flush":
+            merged.flush(in_flight)
+            in_flight = None
+        elif then == "fail":
+            in_flight.follow(buffer)
+            buffer, in_flight = in_flight, None
+    for left in (in_flight, buffer):
+        if left is not None:
+            merged.flush(left)
+
+    assert vars(merged) == vars(one_by_one)
+
+
+def test_a_row_that_took_a_removed_jobs_place_is_not_removed_with_it():
+    buffer, later = Buffer(), Buffer()
+    buffer.remove(("q", "a", 1))
+    later.inserts["q", "a"] = "new"
+    later.remove(("q", "a", 2))
+    buffer.follow(later)
+
+    assert list(buffer.deletes) == [("q", "a", 1), ("q", "a", 2)]
+    assert not buffer.inserts
+
+
+# The thread that writes.
+
+
+class FailingDialect:
+    """A dialect whose transactions fail, or wait, as long as they are told to."""
+
+    def __init__(self):
+        self._dialect = dialect_for("default")
+        self.failures = 0
+        self.error = OperationalError("the disk is full")
+        self.tries = 0
+        self.let = threading.Event()
+        self.let.set()
+        self.begun = threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._dialect, name)
+
+    @contextmanager
+    def transaction(self, **options):
+        self.tries += 1
+        self.begun.set()
+        assert self.let.wait(30)
+        with self._dialect.transaction(**options):
+            yield
+            if self.failures:
+                self.failures -= 1
+                raise self.error
+
+
+@pytest.fixture
+def dialect(tables):
+    return FailingDialect()
+
+
+@pytest.fixture
+def ended():
+    return []
+
+
+@pytest.fixture
+def lost():
+    return threading.Event()
+
+
+@pytest.fixture
+def written(dialect, ended, lost):
+    """A journal of its own, without an engine."""
+    made = DatabaseJournal(dialect, lambda: None, ended.extend, lost.set)
+    made.start()
+    with closing(made):
+        yield made
+        dialect.failures = 0
+        dialect.let.set()
+
+
+def a_job(job_id="a", created_at=1, **options):
+    given_state = options.pop("state", State.WAITING)
+    made = Job(job_id, QUEUE, "handler", b"payload", JobOptions(**options), given_state, created_at, created_at)
+    if given_state is State.COMPLETED:
+        made.result, made.finished_at = b"result", 2
+    return made
+
+
+def seen_by_another_connection(model=models.Job, **filters):
+    """What is committed."""
+    found = []
+
+    def look():
+        try:
+            found.append(list(model.objects.filter(**filters).order_by("id").values_list("job_id", flat=True)))
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 50])
+def test_jobs_are_written_within_the_window(written, monkeypatch, count):
+    monkeypatch.setattr(journal, "RENEW_EVERY", 60.0)
+    written.sync()
+
+    written.added([a_job(f"{at:02}") for at in range(count)])
+
+    assert len(eventually(seen_by_another_connection)) == count
+
+
+def test_a_full_buffer_does_not_wait_for_the_window(written, monkeypatch):
+    monkeypatch.setattr(journal, "WINDOW", 60.0)
+    written.added([a_job(f"{at:03}") for at in range(journal.WINDOW_JOBS - 1)])
+    assert seen_by_another_connection() == []
+
+    written.added([a_job("last")])
+
+    assert len(eventually(seen_by_another_connection)) == journal.WINDOW_JOBS
+
+
+def test_what_has_been_synced_is_committed(written, monkeypatch):
+    monkeypatch.setattr(journal, "WINDOW", 60.0)
+    written.added([a_job()])
+
+    written.sync()
+
+    assert seen_by_another_connection() == ["a"]
+
+
+def test_a_failed_flush_goes_back_in_front_in_order(written, dialect, monkeypatch):
+    monkeypatch.setattr(journal, "FIRST_RETRY", 0.01)
+    dialect.failures = 3
+    dialect.let.clear()
+    first = a_job("first", state=State.COMPLETED)
+    written.added([a_job("first"), a_job("gone")])
+    written.completed(first)
+    assert dialect.begun.wait(10)
+    # While that is being written, and will fail:
+    written.added([a_job("second")])
+    written.removed([a_job("gone")])
+    dialect.let.set()
+
+    eventually(lambda: dialect.tries >= 4)
+    written.sync()
+
+    assert seen_by_another_connection() == ["first", "second"]
+    assert seen_by_another_connection(models.JobResult) == ["first"]
+    assert models.Job.objects.get(job_id="first").state == "completed"
+
+
+def test_a_failed_flush_is_tried_again_ever_less_often(written, dialect, monkeypatch, caplog):
+    monkeypatch.setattr(journal, "LAST_RETRY", 0.2)
+    monkeypatch.setattr(journal, "FIRST_RETRY", 0.05)
+    dialect.failures = 4
+    written.added([a_job()])
+
+    written_again = eventually(lambda: [r for r in caplog.records if "again." in r.getMessage()])
+
+    waits = [record.args[0] for record in caplog.records if record.args]
+    assert waits == [0.05, 0.1, 0.2, 0.2]
+    assert len(written_again) == 1
+    assert seen_by_another_connection() == ["a"]
+
+
+@pytest.mark.parametrize(
+    "error", [OperationalError("gone"), OSError("gone"), ValueError("a bug"), RecursionError()]
+)
+def test_no_error_ends_the_journal(written, dialect, monkeypatch, error):
+    monkeypatch.setattr(journal, "FIRST_RETRY", 0.01)
+    dialect.error, dialect.failures = error, 1
+    written.added([a_job()])
+    eventually(lambda: dialect.tries >= 2)
+
+    written.sync()
+
+    assert seen_by_another_connection() == ["a"]
+
+
+def test_one_who_waits_and_cannot_be_told_holds_nobody_up(written, caplog):
+    def told(error):
+        raise RuntimeError("the loop is closed")
+
+    written.when_written(told)
+    written.added([a_job()])
+    written.sync()
+
+    assert "could not be told" in caplog.text
+    assert seen_by_another_connection() == ["a"]
+
+
+def test_those_who_wait_hear_of_a_failure_and_what_they_noted_is_written_later(written, dialect, monkeypatch):
+    monkeypatch.setattr(journal, "FIRST_RETRY", 0.01)
+    dialect.failures = 1
+    written.added([a_job()])
+
+    with pytest.raises(OperationalError, match="the disk is full"):
+        written.sync()
+    written.sync()
+
+    assert seen_by_another_connection() == ["a"]
+
+
+def test_attempts_are_written_once_although_the_answer_of_the_commit_was_lost(written, dialect, monkeypatch):
+    monkeypatch.setattr(journal, "FIRST_RETRY", 0.01)
+    original = dialect._dialect.transaction
+    answers = iter(["lost"])
+
+    @contextmanager
+    def commits_and_fails(**options):
+        with original(**options):
+            yield
+        if next(answers, None):
+            raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(dialect._dialect, "transaction", commits_and_fails)
+    failed = a_job()
+    failed.history = [Attempt(1, "worker", 5, 6, "retried", JobError("E", "no", ""))]
+    written.added([failed])
+    written.changed(failed)
+    written.reported(failed, ((5, "line"), (6, "line")))
+    eventually(lambda: next(answers, "none left") == "none left" and not written.backlog)
+    written.sync()
+
+    assert seen_by_another_connection(models.JobAttempt) == ["a"]
+    assert seen_by_another_connection(models.JobLog) == ["a", "a"]
+
+
+def test_closing_writes_what_is_left(dialect, monkeypatch):
+    monkeypatch.setattr(journal, "WINDOW", 60.0)
+    made = DatabaseJournal(dialect, lambda: None, lambda ended: None, lambda: None)
+    made.start()
+    made.added([a_job()])
+
+    made.close()
+
+    assert seen_by_another_connection() == ["a"]
+    with pytest.raises(StorageUnavailableError, match="closed"):
+        made.sync()
+
+
+def test_closing_says_so_when_the_database_does_not_come_back(dialect, monkeypatch):
+    monkeypatch.setattr(journal, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(journal, "LAST_RETRY", 0.05)
+    dialect.failures = 1_000
+    made = DatabaseJournal(dialect, lambda: None, lambda ended: None, lambda: None)
+    made.start()
+    made.added([a_job()])
+
+    with pytest.raises(OperationalError, match="the disk is full"):
+        made.close()
+
+
+def test_without_a_lease_nothing_is_written_any_more(dialect, lost):
+    def fence():
+        raise LeaseLost
+
+    made = DatabaseJournal(dialect, fence, lambda ended: None, lost.set)
+    made.start()
+    made.added([a_job()])
+
+    assert lost.wait(10)
+    with pytest.raises(LeaseLost):
+        made.sync()
+    with pytest.raises(LeaseLost):
+        made.check()
+    with pytest.raises(LeaseLost):
+        made.close()
+    assert seen_by_another_connection() == []
+
+
+def test_the_lease_is_renewed_although_there_is_nothing_to_write(dialect, monkeypatch):
+    monkeypatch.setattr(journal, "RENEW_EVERY", 0.01)
+    renewals = []
+    made = DatabaseJournal(dialect, lambda: renewals.append(1), lambda ended: None, lambda: None)
+    made.start()
+    with closing(made):
+        eventually(lambda: len(renewals) >= 3)
+
+    assert seen_by_another_connection() == []
+
+
+def test_a_full_journal_holds_up_those_who_bring_more(written, dialect):
+    dialect.let.clear()
+    written.added([a_job(f"{at:05}") for at in range(BACKLOG + 1)])
+    assert dialect.begun.wait(10)
+    assert written.is_full()
+    through = threading.Event()
+    waiting = threading.Thread(target=lambda: (written.wait_for_room(), through.set()))
+    waiting.start()
+    assert not through.wait(0.05)
+
+    dialect.let.set()
+
+    assert through.wait(10)
+    waiting.join()
+    assert not written.is_full()
+
+
+def test_a_full_journal_that_cannot_be_written_refuses_more(written, dialect, monkeypatch):
+    monkeypatch.setattr(journal, "FIRST_RETRY", 60.0)
+    dialect.failures = 1
+    written.added([a_job(f"{at:05}") for at in range(BACKLOG)])
+    eventually(lambda: written._failure)
+    written.check()  # there is room for one more
+    written.added([a_job("more")])
+
+    with pytest.raises(StorageUnavailableError, match="'default' cannot be written to: the disk is full"):
+        written.check()
+    with pytest.raises(StorageUnavailableError):
+        written.wait_for_room()
+
+
+def test_the_longest_texts_and_the_oddest_are_written(written):
+    odd = "half \udc80 of a pair, NUL \0 and " + "long " * 100
+    failed = a_job(state=State.FAILED)
+    failed.worker = failed.reason = odd
+    failed.finished_at = 5
+    failed.error = JobError(odd, odd, odd)
+    failed.history = [Attempt(1, odd, 1, 2, "failed", failed.error)]
+    written.added([failed])
+    written.died(failed, DeadLetter(QUEUE, "a", "unknown", 5, 9))
+    written.reported(failed, ((1, odd),))
+    written.sync()
+
+    found = models.Job.objects.get()
+    assert found.error_message.startswith("half \\udc80 of a pair, NUL \ufffd and long")
+    assert len(found.error_message) > 400
+    assert len(found.worker) == len(found.reason) == len(found.error_type) == 255
+    assert models.JobAttempt.objects.get().worker == found.worker
+    assert models.JobLog.objects.get().line == found.error_message
+    assert models.DeadLetter.objects.get().error_type == found.error_type
+
+
+# In the scheduler.
+
+
+@pytest.fixture
+def failing(tables, make_storage, monkeypatch):
+    """A scheduler whose database can be made to fail."""
+    failing = FailingDialect()
+    monkeypatch.setattr("djqueue.storage.database.storage.dialect_for", lambda *_, **__: failing)
+    monkeypatch.setattr(journal, "FIRST_RETRY", 0.01)
+    failing.storage = make_storage()
+    failing.storage.connect()
+    yield failing
+    failing.failures = 0
+    failing.let.set()
+
+
+def test_a_durable_enqueue_returns_after_the_commit(scheduler):
+    job_id = enqueue(scheduler, durable=True)
+
+    assert seen_by_another_connection() == [job_id]
+
+
+def test_a_durable_enqueue_is_synced_to_the_disk(failing):
+    asked = []
+    original = failing._dialect.transaction
+
+    def noting(**options):
+        asked.append(options.get("durable", False))
+        return original(**options)
+
+    failing._dialect.transaction = noting
+    enqueue(failing.storage)
+    enqueue(failing.storage, durable=True)
+
+    assert asked[-1]
+
+
+def test_durable_enqueues_of_many_threads_share_transactions(failing):
+    failing.let.clear()
+    failing.begun.clear()
+    enqueue(failing.storage)
+    assert failing.begun.wait(10)
+    tries = failing.tries
+
+    def all_wait():
+        buffer = failing.storage._active._journal._buffer
+        eventually(lambda: len(buffer.waiting) == 20)
+        failing.let.set()
+
+    together([*[lambda: enqueue(failing.storage, durable=True)] * 20, all_wait])
+
+    assert failing.tries - tries <= 2
+    assert len(seen_by_another_connection()) == 21
+
+
+def test_a_durable_enqueue_that_cannot_be_written_did_not_happen(failing):
+    failing.failures = 1
+
+    with pytest.raises(StorageUnavailableError, match="'default' could not write: the disk is full; nothing was"):
+        enqueue(failing.storage, id="a", durable=True)
+
+    assert state(failing.storage, "a") is None
+    assert claim(failing.storage, 5) == []
+    failing.storage.counts(QUEUE)
+    assert seen_by_another_connection() == []
+    assert enqueue(failing.storage, id="a", durable=True) == "a"
+
+
+async def test_a_durable_enqueue_by_a_coroutine_that_cannot_be_written_did_not_happen(failing):
+    failing.failures = 1
+
+    with pytest.raises(StorageUnavailableError, match="nothing was enqueued"):
+        await failing.storage.aenqueue([batch(durable=True)])
+    [result] = await failing.storage.aenqueue([batch(durable=True)])
+
+    assert seen_by_another_connection() == [result.id]
+
+
+def test_a_failed_durable_enqueue_names_the_jobs_that_had_begun(failing):
+    failing.let.clear()
+    failing.begun.clear()
+    failing.failures = 1
+    errors = []
+
+    def enqueue_durably():
+        try:
+            enqueue(failing.storage, id="a", durable=True)
+        except StorageUnavailableError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=enqueue_durably)
+    thread.start()
+    assert failing.begun.wait(10)
+    claimed = eventually(lambda: claim(failing.storage))[0]
+    failing.let.set()
+    thread.join()
+
+    assert "but what a worker has already begun: a" in errors[0]
+    assert finish(failing.storage, completing(claimed)) == [True]
+
+
+def test_a_bulk_that_the_database_does_not_take_did_not_happen(failing, monkeypatch):
+    monkeypatch.setattr(journal, "FIRST_RETRY", 60.0)
+    failing.failures = 1
+
+    with pytest.raises(StorageUnavailableError, match="nothing was enqueued"):
+        enqueue_many(failing.storage, 2 * BACKLOG)
+
+    assert failing.storage.waiting_names(QUEUE) == {}
+    with pytest.raises(StorageUnavailableError):
+        claim(failing.storage)
+
+
+async def test_a_coroutine_waits_for_room_without_holding_up_its_loop(failing):
+    failing.let.clear()
+    enqueueing = asyncio.create_task(failing.storage.aenqueue([batch(2 * BACKLOG)]))
+    await aeventually(lambda: failing.storage._active._journal.is_full())
+    assert not enqueueing.done()
+
+    failing.let.set()
+
+    assert len(await enqueueing) == 2 * BACKLOG
+
+
+def test_removing_and_enqueueing_again_within_one_flush_leaves_the_new_job(scheduler, monkeypatch):
+    enqueue(scheduler, id="a", payload=b"old", durable=True)
+    scheduler.cancel(QUEUE, ["a"])
+    enqueue(scheduler, id="a", payload=b"new")
+    scheduler.counts(QUEUE)
+
+    assert [bytes(row.payload) for row in models.Job.objects.all()] == [b"new"]
+    assert models.Job.objects.get().state == "waiting"
+
+
+def test_nothing_of_a_removed_job_is_left_in_any_table(scheduler):
+    claimed = an_active_job(scheduler, max_attempts=5)
+    scheduler.report([report_of(claimed, {"done": 1}, [(1, "begun")])])
+    finish(scheduler, retrying(claimed))
+    scheduler.counts(QUEUE)
+    claimed = claim_one(scheduler)
+    scheduler.report([report_of(claimed, {"done": 2}, [(2, "again")])])
+    finish(scheduler, completing(claimed))
+    scheduler.counts(QUEUE)
+    assert [len(seen_by_another_connection(m)) for m in (models.JobAttempt, models.JobLog)] == [1, 2]
+
+    scheduler.remove(QUEUE, [claimed.id])
+
+    for model in (models.Job, models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog):
+        assert seen_by_another_connection(model) == [], model
+
+
+def test_late_reports_of_a_removed_job_leave_nothing(scheduler):
+    claimed = an_active_job(scheduler)
+    scheduler.report([report_of(claimed, 0.5, [(1, "line")])])
+    scheduler.obliterate(QUEUE, force=True)
+
+    assert scheduler.report([report_of(claimed, 0.9, [(2, "late")])]) == [False]
+    scheduler.counts(QUEUE)
+
+    for model in (models.Job, models.JobAttempt, models.JobLog):
+        assert seen_by_another_connection(model) == [], model
+
+
+def test_progress_and_log_lines_are_in_the_tables(scheduler):
+    claimed = an_active_job(scheduler)
+    scheduler.report([report_of(claimed, {"share": 0.25}, [(1, "first"), (2, "second")])])
+    scheduler.report([report_of(claimed, {"share": 0.5}, [(3, "third")])])
+    finish(scheduler, completing(claimed))
+    scheduler.counts(QUEUE)
+
+    record = job(scheduler, claimed.id)
+    assert record.progress == {"share": 0.5}
+    assert record.logs == ((1, "first"), (2, "second"), (3, "third"))
+    assert [log.line for log in models.JobLog.objects.order_by("id")] == ["first", "second", "third"]
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'", reason="the pragmas are SQLite's")
+def test_the_journals_connection_has_the_pragmas_of_the_documents(scheduler, monkeypatch):
+    found = {}
+    original = SqliteDialect.transaction
+
+    @contextmanager
+    def noting(self, **options):
+        with original(self, **options):
+            if threading.current_thread().name == "djqueue-journal":
+                for name in ("journal_mode", "synchronous", "cache_size", "temp_store", "mmap_size"):
+                    with connection.cursor() as cursor:
+                        cursor.execute(f"PRAGMA {name}")
+                        found[name] = cursor.fetchone()[0]
+            yield
+
+    monkeypatch.setattr(SqliteDialect, "transaction", noting)
+    enqueue(scheduler)
+    scheduler.counts(QUEUE)
+
+    assert found == {
+        "journal_mode": "wal",
+        "synchronous": 1,
+        "cache_size": -64_000,
+        "temp_store": 2,
+        "mmap_size": 268_435_456,
+    }
+
+
+def test_a_flush_is_one_transaction(scheduler, client):
+    """A reader sees a job's end and its result together, or neither."""
+    claimed = [an_active_job(scheduler) for _ in range(20)]
+    over = threading.Event()
+    torn = []
+
+    def read():
+        try:
+            while not over.is_set():
+                with transaction.atomic():
+                    results = set(models.JobResult.objects.values_list("job_id", flat=True))
+                    ended = set(models.Job.objects.filter(state="completed").values_list("job_id", flat=True))
+                if not results <= ended:
+                    torn.append(results - ended)
+        finally:
+            connection.close()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for one in claimed:
+        finish(scheduler, completing(one))
+        scheduler.counts(QUEUE)
+    over.set()
+    reader.join()
+
+    assert torn == []
+    assert sorted(seen_by_another_connection(models.JobResult)) == sorted(one.id for one in claimed)
+
+
+def test_rows_hold_what_they_are_asked_for():
+    assert rows.clean("") == ""
+    assert rows.clean("x" * 300, 255) == "x" * 255
+    assert rows.clean("\udcff") == "\\udcff"
+    assert rows.clean("a\0b") == "a\ufffdb"
+    assert rows.clean("Größe") == "Größe"

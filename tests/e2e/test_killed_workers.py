@@ -158,6 +158,25 @@ def state_of(project: Project, job_id: str) -> str:
     return run(project, code)
 
 
+def test_a_worker_process_beside_the_scheduler_goes_on_with_the_next_one(project: Project) -> None:
+    done = project.folder / "done.txt"
+    with project.start("--standby", "work", log="worker.txt") as worker:
+        with project.start("--queues", "others") as scheduler:
+            scheduler.says("is the scheduler")
+            run(project, "from shop.jobs import note; print(note.enqueue(1).id)")
+            eventually(lambda: size(done) == full_of(1), timeout=30, message=worker.output)
+            scheduler.signal(signal.SIGKILL)
+            scheduler.ends()
+        with project.start("--queues", "others") as scheduler:
+            scheduler.says("is the scheduler")
+            run(project, "from shop.jobs import note; print(note.enqueue(2).id)")
+            eventually(lambda: size(done) == full_of(1, 2), timeout=30, message=worker.output)
+            worker.signal(signal.SIGTERM)
+            assert worker.ends() == 0, worker.output
+
+    assert sorted(row[2] for row in tables(project)["jobs"]) == ["completed", "completed"]
+
+
 def test_killed_at_random_instants_no_job_is_lost_and_each_ends_once(project: Project) -> None:
     """Fifteen kills; see `DJQUEUE_TEST_SEED` for the same instants again."""
     instants = random.Random(SEED)
@@ -224,4 +243,9 @@ def wait_for_progress(workers: WorkerProcess, done: Path, before: int, more: int
 
 def full(count: int) -> int:
     """Bytes of a file in which each number stands once."""
-    return sum(len(f"{number}\n") for number in range(count))
+    return full_of(*range(count))
+
+
+def full_of(*numbers: int) -> int:
+    """Bytes of a file in which these numbers stand."""
+    return sum(len(f"{number}\n") for number in numbers)

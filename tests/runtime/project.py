@@ -35,16 +35,18 @@ class Project:
     def write_jobs(self, text: str) -> None:
         (self.folder / "shop" / "jobs.py").write_text(dedent(text))
 
-    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> "WorkerProcess":
+    def start(
+        self, *arguments: str, env: Mapping[str, str] | None = None, log: str = "output.txt"
+    ) -> "WorkerProcess":
         """`manage.py runworkers` with its output in a file."""
-        return WorkerProcess(self.folder, arguments, env or {})
+        return WorkerProcess(self.folder, arguments, env or {}, log)
 
 
 class WorkerProcess:
     """A running `runworkers`; a `with` block ends it, whatever happens in it."""
 
-    def __init__(self, folder: Path, arguments: tuple[str, ...], env: Mapping[str, str]) -> None:
-        self.log = folder / "output.txt"
+    def __init__(self, folder: Path, arguments: tuple[str, ...], env: Mapping[str, str], log: str) -> None:
+        self.log = folder / log
         path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(

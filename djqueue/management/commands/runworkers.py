@@ -93,10 +93,11 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--standby",
-            choices=["wait", "never"],
+            choices=["wait", "never", "work"],
             default="wait",
-            help="When another process is the scheduler of the database: wait for its end (default), or "
-            "never: exit with code 1. Other storages have no scheduler.",
+            help="When another process is the scheduler of the database: wait for its end (default); "
+            "never: exit with code 1; work: run jobs that it hands out, without ever taking its place. "
+            "Other storages have no scheduler.",
         )
         parser.add_argument(
             "--reload",

@@ -52,6 +52,11 @@ def drop_if_broken(alias: str) -> None:
 def unavailable(alias: str, error: Error, consequence: str = "") -> StorageUnavailableError:
     """The error for a user. consequence: what that means for what was asked."""
     return StorageUnavailableError(
-        f"the database {alias!r} cannot be used{consequence}: {error}. Is it running, and are its tables "
-        "there (manage.py migrate)?"
+        f"the database {alias!r} cannot be used{consequence}: {in_one_line(error)}. Is it running, and are "
+        "its tables there (manage.py migrate)?"
     )
+
+
+def in_one_line(error: BaseException) -> str:
+    """What an error says: the drivers' are of several lines."""
+    return " ".join(str(error).split())

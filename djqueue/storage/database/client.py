@@ -31,6 +31,7 @@ from djqueue.core.states import State
 from djqueue.storage.base import EventHandler, P, Storage, T, Unsubscribe
 
 from .address import Address, parse_address
+from .away import named
 from .clock import set_right
 from .dialects import Dialect
 from .inspector import Inspector
@@ -269,8 +270,9 @@ class ClientStorage(Storage):
             return None
         was_open = connection.connection is not None
         try:
-            set_right(self._clock)
-            holder = present_holder(self._alias, self._clock.now())
+            with named(self._alias):
+                set_right(self._clock)
+                holder = present_holder(self._alias, self._clock.now())
         finally:
             if not was_open:
                 connection.close()

@@ -20,6 +20,7 @@ from djqueue.core.job import DeadLetter, Job, WorkerInfo
 from djqueue.core.states import State
 
 from . import rows
+from .away import in_one_line
 from .dialects import Dialect
 from .rows import Row
 
@@ -191,7 +192,7 @@ class DatabaseJournal:
             raise failure
         if self.is_full():
             raise StorageUnavailableError(
-                f"the database {self._dialect.alias!r} cannot be written to: {failure}"
+                f"the database {self._dialect.alias!r} cannot be written to: {in_one_line(failure)}"
             ) from failure
 
     def is_full(self) -> bool:
@@ -405,7 +406,7 @@ class DatabaseJournal:
         logger.warning(
             "The journal could not be written; it is tried again in %.1f s: %s",
             seconds,
-            error,
+            in_one_line(error),
             exc_info=unexpected,
         )
         closing = self._closing

@@ -14,9 +14,7 @@ from concurrent.futures import Future, InvalidStateError
 from time import monotonic
 from typing import Any
 
-from django.db import Error
-
-from djqueue.core.errors import DjqueueError, SerializationError, StorageUnavailableError, by_code
+from djqueue.core.errors import SerializationError, StorageUnavailableError, by_code
 from djqueue.storage.base import Unsubscribe
 
 from .address import Address
@@ -44,7 +42,7 @@ class Remote:
     """Requests to the scheduler, and what it says by itself.
 
     address: asked anew for each connection, since the scheduler may be another by then; None where there
-        is no scheduler.
+        is no scheduler. Raises StorageUnavailableError.
     leave: called on a thread of this object's own before it ends.
     """
 
@@ -176,10 +174,7 @@ class Remote:
         return connection
 
     def _connect(self) -> socket.socket:
-        try:
-            address = self._address()
-        except (Error, DjqueueError) as error:
-            raise StorageUnavailableError(f"the scheduler cannot be found: {error}") from error
+        address = self._address()
         if address is None:
             raise StorageUnavailableError(
                 "no scheduler is running for this database: start manage.py runworkers"

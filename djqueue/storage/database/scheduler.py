@@ -35,6 +35,7 @@ from djqueue.storage.base import P, T
 from djqueue.storage.engined import WORKER_TTL, EngineStorage
 
 from . import cron, recovery, rows
+from .away import in_one_line
 from .dialects import Dialect
 from .inspector import Inspector
 from .journal import DatabaseJournal
@@ -209,7 +210,7 @@ class SchedulerStorage(EngineStorage):
         ]
         but = f" but what a worker has already begun: {', '.join(begun)}" if begun else ""
         raise StorageUnavailableError(
-            f"the database {self._alias!r} could not write: {error}; nothing was enqueued{but}"
+            f"the database {self._alias!r} could not write: {in_one_line(error)}; nothing was enqueued{but}"
         ) from error
 
     # Reads: what has ended is in the tables, once the journal is.
@@ -436,7 +437,7 @@ class SchedulerStorage(EngineStorage):
                 except (Error, OSError, StorageUnavailableError) as error:
                     connections[self._alias].close()
                     if not self._closing.wait(POLL):
-                        logger.warning("The inbox could not be read; it is tried again: %s", error)
+                        logger.warning("The inbox could not be read; it is tried again: %s", in_one_line(error))
                         self._arrived.set()
         finally:
             connections[self._alias].close()

@@ -19,7 +19,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.storage.base import P, Storage, T
 
 from .address import default_address, parse_address
-from .away import drop_if_broken, named, raise_named
+from .away import drop_if_broken, in_one_line, named, raise_named
 from .client import ClientStorage
 from .clock import DatabaseClock
 from .dialects import dialect_for
@@ -46,7 +46,8 @@ class DatabaseStorage(Storage):
     """
 
     standby = "wait"
-    """What `connect` does while another process is the scheduler: `wait`, or `never` to raise."""
+    """What `connect` does while another process is the scheduler: `wait` for its end, or `never` to raise;
+    `work` claims from that process over its socket and never takes its place."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class DatabaseStorage(Storage):
         Waits while another process is the scheduler, or raises SchedulerRunningError: see `standby`.
         Raises StorageUnavailableError if the database is away.
         """
-        if not self.is_scheduler:
+        if not self.is_scheduler and self.standby != "work":
             with named(self._alias):
                 self._connect()
 
@@ -108,7 +109,8 @@ class DatabaseStorage(Storage):
         except (Error, OSError) as error:
             drop_if_broken(self._alias)
             raise StorageUnavailableError(
-                f"the database {self._alias!r} is away: the last changes could not be written: {error}"
+                f"the database {self._alias!r} is away: the last changes could not be written: "
+                f"{in_one_line(error)}"
             ) from error
         finally:
             self._client.close()

@@ -4,9 +4,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.models import Model
@@ -52,14 +53,20 @@ def _connections_of_test_threads() -> Iterator[None]:
     connection_created.connect(note)
     yield
     connection_created.disconnect(note)
-    for connection in opened:
-        connection.inc_thread_sharing()
-        connection.close()
+    for found in opened:
+        found.inc_thread_sharing()
+        found.close()
 
 
 @pytest.fixture
-def make_storage(tables: None) -> Iterator[MakeStorage]:
+def make_storage(tables: None, make_any_storage: MakeStorage) -> MakeStorage:
     """Makes storages on Django's database: clients of it, until they are connected."""
+    return make_any_storage
+
+
+@pytest.fixture
+def make_any_storage() -> Iterator[MakeStorage]:
+    """The same on any database."""
     with ExitStack() as stack:
 
         def make(**options: Any) -> DatabaseStorage:
@@ -93,3 +100,38 @@ def start_child(tables: None) -> Iterator[StartChild]:
             return stack.enter_context(Child(program, *arguments, **options))
 
         yield start
+
+
+@pytest.fixture
+def other_database(django_db_blocker: Any) -> Iterator[Callable[[str], str]]:
+    """Makes Django know another database by its URL; returns its alias."""
+    aliases: list[str] = []
+
+    def add(url: str) -> str:
+        alias = f"other_{len(aliases)}"
+        aliases.append(alias)
+        connections.databases[alias] = connections.configure_settings(
+            {"default": {}, alias: settings_of(url)}
+        )[alias]
+        return alias
+
+    with django_db_blocker.unblock():
+        yield add
+    for alias in aliases:
+        connections[alias].close()
+        del connections[alias]
+        del connections.databases[alias]
+
+
+def settings_of(url: str) -> dict[str, Any]:
+    """`DATABASES` of `sqlite:///path` or `postgresql://user@host:port/name`."""
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite":
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": parts.path}
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "HOST": parts.hostname,
+        "PORT": parts.port,
+        "USER": parts.username,
+        "NAME": parts.path.removeprefix("/"),
+    }

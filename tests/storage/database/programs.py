@@ -59,6 +59,8 @@ def obey(made, command: list[str]) -> None:
     match command:
         case ["enqueue", count, *options]:
             given = {name: _value(value) for name, value in (option.split("=") for option in options)}
+            if "id" in given:
+                given["ids"] = [given.pop("id")]
             for result in made.enqueue([batch(int(count), **given)]):
                 say(result.status, result.id)
             say("done")

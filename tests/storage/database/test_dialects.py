@@ -12,7 +12,7 @@ from djqueue.storage.database.dialects import dialect_for
 ODD_TEXTS = [
     "",
     "plain",
-    "it's \"quoted\" `so` [and] so",
+    'it\'s "quoted" `so` [and] so',
     "100 % %s %(name)s %%",
     "{braces} {0} {{}}",
     "?1 :name $1 @p",
@@ -81,7 +81,9 @@ def test_odd_texts_name_rows(dialect):
 
 def test_a_row_whose_key_is_taken_is_overwritten_constants_included(dialect):
     fields, constants = RESULT[:-1], {"expires_at": None}
-    dialect.insert(models.JobResult, RESULT, [result("q", "a", b"old", 1, 99), result("q", "b", b"old", 1, 99)])
+    dialect.insert(
+        models.JobResult, RESULT, [result("q", "a", b"old", 1, 99), result("q", "b", b"old", 1, 99)]
+    )
 
     new = [row[:-1] for row in (result("q", "b", b"new", 2), result("q", "c", b"new", 2))]
     dialect.insert(models.JobResult, fields, new, constants=constants, key=rows.KEY)
@@ -144,9 +146,13 @@ def test_many_rows_go_in_several_batches(dialect, monkeypatch, count):
 
 
 def test_a_transaction_that_fails_leaves_nothing(dialect):
-    with pytest.raises(ZeroDivisionError), dialect.transaction(durable=True):
-        dialect.insert(models.JobResult, RESULT, [result("q", "a")])
-        raise ZeroDivisionError
+    def fails():
+        with dialect.transaction(durable=True):
+            dialect.insert(models.JobResult, RESULT, [result("q", "a")])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
 
     assert results() == []
 

@@ -1,0 +1,570 @@
+"""Enqueues and the caller's transaction; ids and keys that several producers want at once."""
+
+import asyncio
+import threading
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.core.management import call_command
+from django.db import DatabaseError, connection, transaction
+from django.db.transaction import TransactionManagementError
+from django.test import TestCase
+
+from djqueue import models
+from djqueue.client import Queue
+from djqueue.codecs import MSGPACK, encode
+from djqueue.core.errors import OptionError, StorageUnavailableError
+from djqueue.core.states import State
+from djqueue.storage.database import journal
+from djqueue.storage.database import scheduler as scheduler_module
+from djqueue.testing.factories import (
+    QUEUE,
+    a_cancelled_job,
+    a_completed_job,
+    a_failed_job,
+    a_waiting_job,
+    batch,
+    claim,
+    claim_ids,
+    completing,
+    enqueue,
+    enqueue_many,
+    finish,
+    state,
+)
+from djqueue.testing.waiting import together
+from tests import servers
+from tests.support import aeventually, eventually
+
+
+@contextmanager
+def undone():
+    """A transaction that is rolled back."""
+    with transaction.atomic():
+        yield
+        transaction.set_rollback(True)
+
+
+@pytest.fixture(params=["client", "scheduler"])
+def producer(request, scheduler):
+    """A producer in another process of the database, or in the scheduler's own, as a handler is."""
+    return scheduler if request.param == "scheduler" else request.getfixturevalue("client")
+
+
+@pytest.fixture
+def no_poll(monkeypatch):
+    """What comes, comes because of a wake-up."""
+    monkeypatch.setattr(scheduler_module, "POLL", 60.0)
+
+
+def waiting_ids(storage):
+    return [record.id for record in storage.page(QUEUE, State.WAITING, 100)]
+
+
+# Commit and rollback.
+
+
+def test_a_rollback_takes_the_job_with_it(producer, scheduler):
+    with undone():
+        enqueue(producer, id="undone")
+
+    assert enqueue(producer, id="done") == "done"
+    assert eventually(lambda: claim_ids(scheduler, 5)) == ["done"]
+    assert state(scheduler, "undone") is None
+
+
+def test_a_job_does_not_start_before_its_transaction_commits(producer, scheduler):
+    with transaction.atomic():
+        job_id = enqueue(producer)
+        scheduler_sees = threading.Thread(target=lambda: (scheduler._active.take_in(), connection.close()))
+        scheduler_sees.start()
+        scheduler_sees.join()
+        assert scheduler.waiting_names(QUEUE) == {}
+
+    assert eventually(lambda: claim_ids(scheduler, 5)) == [job_id]
+
+
+def test_a_commit_wakes_the_scheduler(producer, scheduler, no_poll):
+    woken = threading.Event()
+    scheduler.listen(None, woken.set)
+    with transaction.atomic():
+        job_id = enqueue(producer)
+        assert not woken.is_set()
+
+    assert woken.wait(10)
+    assert claim_ids(scheduler, 5) == [job_id]
+
+
+def test_a_lost_wake_up_is_made_up_for(scheduler, client):
+    client.close()  # it tells nobody
+    job_id = enqueue(client)
+
+    assert eventually(lambda: claim_ids(scheduler, 5)) == [job_id]
+
+
+def test_a_wake_up_that_fails_is_no_failure_of_the_enqueue(scheduler, client, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no wake-up today")
+
+    monkeypatch.setattr(client._client._remote, "tell", fails)
+    with transaction.atomic():
+        job_id = enqueue(client)
+
+    assert eventually(lambda: claim_ids(scheduler, 5)) == [job_id]
+
+
+def test_savepoints_take_their_own_jobs_only(producer, scheduler):
+    with transaction.atomic():
+        before = enqueue(producer)
+        with undone():
+            gone = enqueue(producer)
+        with transaction.atomic():
+            inside = enqueue(producer)
+        after = enqueue(producer)
+
+    kept = [before, inside, after]
+    assert eventually(lambda: sorted(waiting_ids(scheduler)) == sorted(kept))
+    assert eventually(lambda: len(scheduler.page(QUEUE, None, 9)) == 3)
+    assert claim_ids(scheduler, 9) == kept
+    assert state(scheduler, gone) is None
+
+
+def test_a_durable_false_enqueue_does_not_ask_the_transaction(producer, scheduler):
+    with undone():
+        job_id = enqueue(producer, durable=False)
+
+    assert eventually(lambda: claim_ids(scheduler, 5)) == [job_id]
+
+
+def test_a_job_may_depend_on_one_of_the_same_transaction(producer, scheduler):
+    with transaction.atomic():
+        first = enqueue(producer)
+        second = enqueue(producer, depends_on=((QUEUE, first),))
+
+    eventually(lambda: state(scheduler, second) is State.BLOCKED and scheduler.counts(QUEUE)[State.BLOCKED])
+    [claimed] = claim(scheduler, 5)
+    assert claimed.id == first
+    finish(scheduler, completing(claimed))
+    assert claim_ids(scheduler, 5) == [second]
+
+
+@pytest.mark.parametrize("durable", [None, False])
+def test_a_job_may_depend_on_one_that_the_journal_has_not_written(producer, scheduler, monkeypatch, durable):
+    monkeypatch.setattr(journal, "WINDOW", 60.0)
+    first = enqueue(scheduler)
+
+    with transaction.atomic():
+        second = enqueue(producer, depends_on=((QUEUE, first),), durable=durable)
+
+    monkeypatch.setattr(journal, "WINDOW", 0.01)
+    assert eventually(lambda: state(scheduler, second)) is State.BLOCKED
+
+
+def test_a_job_cannot_depend_on_nothing(producer):
+    with pytest.raises(OptionError, match="queue 'default' has no job 'nowhere'"), transaction.atomic():
+        enqueue(producer, depends_on=((QUEUE, "nowhere"),))
+
+    assert models.Job.objects.count() == 0
+
+
+def test_an_unwritten_job_keeps_its_id_and_its_key(scheduler, monkeypatch):
+    monkeypatch.setattr(journal, "WINDOW", 60.0)
+    enqueue(scheduler, id="a")
+    owner = enqueue(scheduler, unique_key="k")
+
+    with transaction.atomic():
+        [same_id] = scheduler.enqueue([batch(ids=["a"])])
+        [same_key] = scheduler.enqueue([batch(unique_key="k")])
+
+    assert (same_id.status, same_id.existing_state) == ("duplicate", State.WAITING)
+    assert (same_key.status, same_key.id) == ("duplicate", owner)
+
+
+def test_a_broken_transaction_says_so_and_enqueues_nothing(producer):
+    with undone():
+        with pytest.raises(DatabaseError), transaction.atomic(savepoint=False):
+            models.Job.objects.raw("SELECT nothing FROM nowhere")[0]
+        with pytest.raises(TransactionManagementError):
+            enqueue(producer)
+
+    assert models.Job.objects.count() == 0
+
+
+# What tests of projects do.
+
+
+def test_in_a_test_case_jobs_are_there_until_its_end(client):
+    with undone():
+        job_id = enqueue(client)
+        assert state(client, job_id) is State.WAITING
+        assert client.counts(QUEUE)[State.WAITING] == 1
+        assert client.cancel(QUEUE, [job_id])[0].status == "cancelled"
+        assert state(client, job_id) is State.CANCELLED
+
+    assert models.Job.objects.count() == 0
+    assert models.SchedulerLease.objects.count() == 0
+
+
+def test_captured_on_commit_callbacks_wake_the_scheduler(scheduler, client, no_poll):
+    told = []
+    original = client._client._remote.tell
+    client._client._remote.tell = lambda verb: told.append(original(verb))
+    with undone(), TestCase.captureOnCommitCallbacks(execute=True) as callbacks:
+        enqueue(client)
+
+    assert len(callbacks) == 1
+    assert told == [True]
+
+
+# Coroutines.
+
+
+@pytest.fixture
+def aclient(scheduler, client):
+    return client
+
+
+async def test_a_coroutine_enqueues(scheduler, aclient):
+    [mine] = await aclient.aenqueue([batch(durable=True)])
+    [its] = await scheduler.aenqueue([batch()])
+
+    await aeventually(lambda: sync_to_async(lambda: len(waiting_ids(scheduler)) == 2)())
+    assert {mine.status, its.status} == {"queued"}
+
+
+async def test_a_hundred_coroutines_enqueue_durably_at_once(scheduler):
+    answers = await asyncio.gather(*(scheduler.aenqueue([batch(durable=True)]) for _ in range(100)))
+
+    written = await sync_to_async(models.Job.objects.count)()
+    assert written == 100
+    assert len({result.id for [result] in answers}) == 100
+
+
+def test_a_coroutine_called_in_a_transaction_is_part_of_it(producer, scheduler):
+    with undone():
+        async_to_sync(producer.aenqueue)([batch(ids=["undone"])])
+        [fresh] = async_to_sync(producer.aenqueue)([batch()])
+
+    done = enqueue(producer)
+    assert eventually(lambda: claim_ids(scheduler, 5)) == [done]
+    assert state(scheduler, fresh.id) is None
+
+
+# Ids.
+
+
+def test_the_id_of_a_completed_job_answers_with_its_result(producer, scheduler):
+    a_completed_job(scheduler, id="a", result=b"42")
+    scheduler.counts(QUEUE)
+
+    for inside in (False, True):
+        with transaction.atomic() if inside else threading.Lock():
+            [result] = producer.enqueue([batch(ids=["a"])])
+        assert (result.status, result.existing_state, result.result) == ("completed", State.COMPLETED, b"42")
+    assert claim(scheduler, 5) == []
+
+
+@pytest.mark.parametrize("ended", [a_failed_job, a_cancelled_job])
+def test_the_id_of_a_job_that_failed_or_was_cancelled_is_enqueued_again(producer, scheduler, ended):
+    ended(scheduler, id="a", payload=b"old")
+    scheduler.counts(QUEUE)
+
+    with transaction.atomic():
+        [result] = producer.enqueue([batch(ids=["a"], payloads=[b"new"])])
+
+    assert result.status == "queued"
+    [claimed] = eventually(lambda: claim(scheduler, 5))
+    assert (claimed.id, claimed.payload, claimed.attempts) == ("a", b"new", 1)
+    assert finish(scheduler, completing(claimed)) == [True]
+    scheduler.counts(QUEUE)
+    assert models.Job.objects.count() == models.JobResult.objects.count() == 1
+    assert models.DeadLetter.objects.count() == models.JobAttempt.objects.count() == 0
+
+
+def test_a_rollback_leaves_the_failed_job_as_it_was(producer, scheduler):
+    a_failed_job(scheduler, id="a")
+    scheduler.counts(QUEUE)
+
+    with undone():
+        producer.enqueue([batch(ids=["a"])])
+
+    assert scheduler.retry(QUEUE, ["a"]) == ["retried"]
+    assert claim_ids(scheduler, 5) == ["a"]
+    assert models.Job.objects.count() == 1
+
+
+def test_the_same_id_twice_in_one_call_is_one_job(producer, scheduler):
+    answers = producer.enqueue([batch(ids=["a", "b", "a"]), batch(ids=["b"])])
+
+    assert [answer.status for answer in answers] == ["queued", "queued", "duplicate", "duplicate"]
+    assert eventually(lambda: len(waiting_ids(scheduler)) == 2)
+    assert sorted(eventually(lambda: claim_ids(scheduler, 5))) == ["a", "b"]
+
+
+def test_a_failed_job_that_was_enqueued_again_survives_the_end_of_its_dead_letter(
+    scheduler, client, monkeypatch
+):
+    """Its row took the place of the old one's, which the scheduler is just about to delete."""
+    a_failed_job(scheduler, id="a", payload=b"old")
+    scheduler.counts(QUEUE)
+    monkeypatch.setattr(scheduler_module.SchedulerStorage, "take_in", lambda _: 0)
+    eventually(lambda: models.DeadLetter.objects.count())
+    enqueue(client, id="a", payload=b"new")
+
+    # As the sweep does when a dead letter's time is over:
+    scheduler._active.engine.remove(QUEUE, ["a"])
+    scheduler.counts(QUEUE)
+    monkeypatch.undo()
+
+    [claimed] = eventually(lambda: claim(scheduler, 5))
+    assert claimed.payload == b"new"
+
+
+def test_a_row_is_taken_in_once_however_fast_its_job_ends(scheduler, client, monkeypatch):
+    monkeypatch.setattr(journal, "WINDOW", 60.0)  # the row looks new for as long
+    enqueue(client, id="a", max_attempts=1)
+    [claimed] = eventually(lambda: claim(scheduler, 5))
+    scheduler.finish([completing(claimed)._replace(kind="fail", reason="explicit_fail")])
+
+    enqueue(client, id="b")  # the scheduler looks again
+
+    assert eventually(lambda: claim_ids(scheduler, 5)) == ["b"]
+    assert state(scheduler, "a") is State.FAILED
+
+
+def test_an_arrived_job_can_be_steered_before_it_was_taken_in(scheduler, monkeypatch, client):
+    monkeypatch.setattr(scheduler_module.SchedulerStorage, "take_in", lambda _: 0)
+    ids = [enqueue(client, delay=delay) for delay in (None, 60_000, 60_000, None, None)]
+    later = scheduler._active._clock.now() + 60_000
+
+    assert scheduler.cancel(QUEUE, ids[:1])[0].status == "cancelled"
+    assert scheduler.promote(QUEUE, ids[1:2]) == [True]
+    assert scheduler.reschedule(QUEUE, ids[2:3], later) == [True]
+    assert scheduler.remove(QUEUE, ids[3:4]) == [True]
+    [again] = scheduler.enqueue([batch(ids=ids[4:])])
+
+    assert again.status == "duplicate"
+    monkeypatch.undo()
+    assert sorted(eventually(lambda: claim_ids(scheduler, 9))) == sorted([ids[1], ids[4]])
+    eventually(lambda: not models.Job.objects.filter(inbox=True).exists())
+    found = [record.state if (record := scheduler.jobs(QUEUE, [one])[0]) else None for one in ids]
+    assert found == [State.CANCELLED, State.ACTIVE, State.DELAYED, None, State.ACTIVE]
+
+
+def test_obliterating_takes_what_has_just_arrived(scheduler, client, monkeypatch):
+    monkeypatch.setattr(scheduler_module, "POLL", 60.0)
+    client.close()  # it tells nobody
+    enqueue_many(client, 3)
+
+    assert scheduler.obliterate(QUEUE) == 3
+    assert models.Job.objects.count() == 0
+
+
+def test_an_inbox_of_several_pages_is_taken_in_in_order(scheduler, client, monkeypatch):
+    monkeypatch.setattr(scheduler_module, "INBOX_PAGE", 10)
+    ids = enqueue_many(client, 35)
+
+    eventually(lambda: scheduler.waiting_names(QUEUE) == {"handler": 35})
+    assert claim_ids(scheduler, 50) == ids
+    eventually(lambda: not models.Job.objects.filter(inbox=True).exists())
+
+
+# Several producers at once.
+
+
+def answers_of(children):
+    """(status, id) of what each child says up to "done"."""
+    return [[tuple(line.split()) for line in child.hears_until("done")] for child in children]
+
+
+def one_job_each(answers, scheduler):
+    """Each id is one job, that one producer was told is queued."""
+    queued = [result.id for found in answers for result in found if result.status == "queued"]
+    assert len(queued) == len(set(queued))
+    eventually(lambda: len(waiting_ids(scheduler)) == len(queued))
+    eventually(lambda: scheduler.waiting_names(QUEUE).get("handler") == len(queued))
+    assert sorted(claim_ids(scheduler, 1_000)) == sorted(queued)
+    assert scheduler.counts(QUEUE)[State.CANCELLED] == 0
+    return queued
+
+
+def test_one_id_from_many_threads_is_one_job(make_storage, scheduler):
+    clients = [make_storage() for _ in range(4)]
+    ids = [f"id {at}" for at in range(10)]
+
+    def enqueue_all(storage):
+        try:
+            return [storage.enqueue([batch(ids=[job_id], payloads=[b"same"])])[0] for job_id in ids]
+        finally:
+            connection.close()
+
+    answers = together([lambda c=c: enqueue_all(c) for c in clients])
+
+    assert sorted(one_job_each(answers, scheduler)) == sorted(ids)
+
+
+def test_one_id_from_the_scheduler_and_from_others_is_one_job(client, scheduler):
+    ids = [f"id {at}" for at in range(30)]
+
+    def enqueue_all(storage):
+        try:
+            return [storage.enqueue([batch(ids=[job_id])])[0].status for job_id in ids]
+        finally:
+            connection.close()
+
+    together([lambda c=c: enqueue_all(c) for c in (client, scheduler)])
+    eventually(lambda: not models.Job.objects.filter(inbox=True).exists())
+
+    claimed = claim(scheduler, 100)
+    assert sorted(one.id for one in claimed) == sorted(ids)
+    assert all(finish(scheduler, *map(completing, claimed)))
+    assert scheduler.counts(QUEUE)[State.COMPLETED] == 30
+    assert claim(scheduler, 5) == []
+
+
+def test_one_failed_id_enqueued_again_by_many_threads_is_one_job(make_storage, scheduler):
+    ids = [a_failed_job(scheduler, id=f"id {at}") for at in range(10)]
+    scheduler.counts(QUEUE)
+    clients = [make_storage() for _ in range(4)]
+
+    def enqueue_all(storage):
+        try:
+            return storage.enqueue([batch(ids=[job_id]) for job_id in ids])
+        finally:
+            connection.close()
+
+    answers = together([lambda c=c: enqueue_all(c) for c in clients])
+
+    assert sorted(one_job_each(answers, scheduler)) == sorted(ids)
+
+
+def test_one_unique_key_from_many_threads_is_one_job(make_storage, scheduler):
+    clients = [make_storage() for _ in range(4)]
+
+    def enqueue_all(storage):
+        try:
+            return [storage.enqueue([batch(unique_key=f"key {at}")])[0] for at in range(10)]
+        finally:
+            connection.close()
+
+    answers = together([lambda c=c: enqueue_all(c) for c in clients])
+
+    assert len(one_job_each(answers, scheduler)) == 10
+
+
+def test_a_key_that_two_processes_took_unseen_is_the_first_ones(scheduler, client, monkeypatch):
+    monkeypatch.setattr(journal, "WINDOW", 60.0)
+    owner = enqueue(scheduler, unique_key="k")
+    late = enqueue(client, unique_key="k")  # cannot know it: nothing is written yet
+
+    assert eventually(lambda: state(scheduler, late) is State.CANCELLED)
+    assert claim_ids(scheduler, 5) == [owner]
+    assert scheduler.jobs(QUEUE, [late])[0].reason == "duplicate"
+
+
+def test_ids_and_keys_from_several_processes_are_one_job_each(scheduler, start_child):
+    children = [start_child("client") for _ in range(3)]
+    for child in children:
+        child.hears_until("ready")
+    for round_number in range(5):
+        for child in children:
+            child.tell(f"enqueue 1 id=round-{round_number}")
+        for child in children:
+            child.tell(f"enqueue 1 unique_key=key-{round_number}")
+
+    queued = Counter()
+    for _ in range(10):
+        for answers in answers_of(children):
+            queued.update(job_id for status, job_id in answers if status == "queued")
+
+    assert len(queued) == 10
+    assert set(queued.values()) == {1}
+    eventually(lambda: scheduler.waiting_names(QUEUE) == {"handler": 10})
+    assert sorted(claim_ids(scheduler, 50)) == sorted(queued)
+    assert [child.ends() for child in children] == [0, 0, 0]
+
+
+# A database that is away.
+
+
+@pytest.mark.parametrize("verb", ["enqueue", "aenqueue", "claim", "counts", "cancel", "connect"])
+def test_a_database_without_tables_is_named_with_the_remedy(verb, other_database, make_any_storage, tmp_path):
+    storage = make_any_storage(database=other_database(f"sqlite://{tmp_path}/empty.sqlite3"))
+    actions = {
+        "enqueue": lambda: storage.enqueue([batch()]),
+        "aenqueue": lambda: async_to_sync(storage.aenqueue)([batch()]),
+        "claim": lambda: claim(storage),
+        "counts": lambda: storage.counts(QUEUE),
+        "cancel": lambda: storage.cancel(QUEUE, ["a"]),
+        "connect": storage.connect,
+    }
+
+    with pytest.raises(
+        StorageUnavailableError, match=r"'other_0'.*no such table.*manage\.py migrate"
+    ) as caught:
+        actions[verb]()
+
+    assert caught.value.__cause__ is not None
+
+
+@pytest.fixture
+def own_server():
+    """A PostgreSQL of the test's own, that it may stop."""
+    with servers.PostgresServer() as server:
+        yield server
+
+
+def test_a_server_that_goes_and_comes_back_loses_nothing(
+    own_server, other_database, make_any_storage, monkeypatch
+):
+    monkeypatch.setattr(journal, "LAST_RETRY", 0.5)
+    alias = other_database(own_server.create_database())
+    call_command("migrate", database=alias, verbosity=0)
+    scheduler, client = make_any_storage(database=alias), make_any_storage(database=alias)
+    scheduler.connect()
+    there = [enqueue(client), enqueue(scheduler, durable=True)]
+    eventually(lambda: scheduler.waiting_names(QUEUE) == {"handler": 2})
+    assert len(claim_ids(scheduler, 5)) == 2
+
+    own_server.stop()
+
+    with pytest.raises(StorageUnavailableError, match=f"{alias!r}.*none of the jobs was enqueued"):
+        enqueue(client, id="lost")
+    with pytest.raises(StorageUnavailableError, match=f"{alias!r}.*nothing was enqueued"):
+        enqueue(scheduler, durable=True)
+    with pytest.raises(StorageUnavailableError, match=f"{alias!r}"):
+        scheduler.maintain()
+    buffered = enqueue(scheduler)
+
+    own_server.start()
+
+    late = enqueue(client)
+    eventually(lambda: scheduler.waiting_names(QUEUE) == {"handler": 2})
+    assert sorted(claim_ids(scheduler, 5)) == sorted([buffered, late])
+    eventually(lambda: scheduler.counts(QUEUE)[State.ACTIVE] == 4)
+    scheduler.maintain()
+    written = models.Job.objects.using(alias).values_list("job_id", flat=True)
+    assert sorted(written) == sorted([*there, buffered, late])
+
+
+def test_a_waiting_caller_in_another_process_gets_its_result(scheduler, start_child):
+    child = start_child("waiter")
+    child.hears_until("ready")
+    child.tell("20")
+    [claimed] = eventually(lambda: claim(scheduler, 5), timeout=30)
+    finish(scheduler, completing(claimed, encode("answer", MSGPACK)))
+
+    assert child.hears() == "answer"
+
+
+def test_the_low_level_face_works_on_a_client(scheduler, client):
+    queue = Queue(QUEUE, storage=client)
+    job_id = queue.enqueue({"n": 1}, id="a").id
+
+    assert queue.get_job(job_id).state == "waiting"
+    assert queue.counts()["waiting"] == 1
+    assert a_waiting_job(client, id="b") == "b"
+    eventually(lambda: scheduler.waiting_names(QUEUE) == {QUEUE: 1, "handler": 1})
+    assert client.waiting_names(QUEUE) == {QUEUE: 1, "handler": 1}

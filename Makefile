@@ -58,7 +58,7 @@ clean: ## Remove all that these targets made
 
 $(VENV)/.installed: pyproject.toml hatch_build.py demo_project/requirements.txt
 	@scripts/system-packages.sh python
-	@scripts/make-venv.sh $(VENV) -e '.[test,dev]'
+	@scripts/make-venv.sh $(VENV) -e '.[test,dev,docs]'
 	@scripts/make-venv.sh $(VENV) --no-deps -r demo_project/requirements.txt
 	@touch $@ $(VENV)/.demo-installed
 

@@ -9,7 +9,7 @@ from djqueue.core.job import WorkerInfo
 from djqueue.storage.base import Unsubscribe
 
 from .cancellation import CancelWatch
-from .claiming import ClaimLoop, ClaimRules
+from .claiming import ClaimLoop
 from .configuration import WorkerOptions
 from .connections import close_connections, has_django
 from .execution import Execution
@@ -22,6 +22,9 @@ from .runs import Run
 from .shutdown import Shutdown
 from .station import Station
 from .stopping import Stop
+
+GOODBYE = 5.0
+"""Seconds that the storage has to take note of the worker's end."""
 
 
 class StopWorker(Protocol):
@@ -61,16 +64,9 @@ class Assembly:
         )
         self._watch = CancelWatch(station, self._heartbeat, executor.stop)
         self._maintenance = Maintenance(station, on_exit) if options.maintain else None
-        rules = ClaimRules(
-            worker_id=options.worker_id,
-            queues=options.queues,
-            concurrency=options.concurrency,
-            until_empty=options.until_empty,
-            max_jobs=options.max_jobs,
-        )
         self.claims = ClaimLoop(
             station,
-            rules,
+            options,
             handlers,
             executor,
             self._reports,
@@ -101,14 +97,18 @@ class Assembly:
         if self.runs.untold or self.runs.ended:
             self._tell.undelivered(len(self.runs.untold) + len(self.runs.ended))
         try:
-            await self._watch.close()
-            if self._unlisten is not None:
-                await self._storage.acall(self._unlisten)
-            await self._storage.acall(self._storage.unregister_worker, self._options.worker_id)
+            async with asyncio.timeout(GOODBYE):
+                await self._say_goodbye()
         except Exception as error:
             # The storage forgets silent workers by itself.
             self._tell.away("unregister", error)
         self._tell.worker_stopped()
+
+    async def _say_goodbye(self) -> None:
+        await self._watch.close()
+        if self._unlisten is not None:
+            await self._storage.acall(self._unlisten)
+        await self._storage.acall(self._storage.unregister_worker, self._options.worker_id)
 
     def _stop_threads(self) -> None:
         if self._maintenance is not None:

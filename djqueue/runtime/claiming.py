@@ -6,12 +6,12 @@ trip goes with the next claim in one call.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
 
 from .bell import Hearing
 from .cancellation import CancelWatch
+from .configuration import WorkerOptions
 from .emptiness import SOON, is_empty
 from .executors import InlineExecutor
 from .handlers import Handler, Style
@@ -30,24 +30,13 @@ FIRST_RETRY, LAST_RETRY = 0.05, 5.0
 """Seconds between tries while the storage is away: doubled from the first to the last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRules:
-    """What a worker claims, and when it has had enough."""
-
-    worker_id: str
-    queues: tuple[str, ...] | None
-    concurrency: int
-    until_empty: bool
-    max_jobs: int | None
-
-
 class ClaimLoop:
     """See the module."""
 
     def __init__(
         self,
         station: Station,
-        rules: ClaimRules,
+        options: WorkerOptions,
         handlers: dict[str, Handler],
         executor: InlineExecutor,
         reports: Reports,
@@ -62,7 +51,7 @@ class ClaimLoop:
         self._clock = station.clock
         self._random = station.random
         self._tell = station.tell
-        self._rules = rules
+        self._options = options
         self._handlers = handlers
         self._names = frozenset(handlers)
         self._executor = executor
@@ -123,19 +112,20 @@ class ClaimLoop:
         self._take_answers(finished)
         if request is not None:
             self._dispatch(finished.claims)
-            if self._rules.until_empty:
+            if self._options.until_empty:
                 await self._look_for_end(finished.claims)
 
     def _free_slots(self) -> int:
         if self.stopping:
             return 0
-        slots = self._rules.concurrency - len(self._runs.executing)
-        if self._rules.max_jobs is not None:
-            slots = min(slots, self._rules.max_jobs - self._begun)
+        slots = self._options.concurrency - len(self._runs.executing)
+        if self._options.max_jobs is not None:
+            slots = min(slots, self._options.max_jobs - self._begun)
         return slots
 
     def _request(self, slots: int) -> ClaimRequest:
-        return ClaimRequest(self._rules.worker_id, slots, self._names, self._rules.queues)
+        options = self._options
+        return ClaimRequest(options.worker_id, slots, self._names, options.queues)
 
     def _take_answers(self, finished: Finished) -> None:
         told, self._runs.untold = self._runs.untold, []
@@ -173,7 +163,7 @@ class ClaimLoop:
         run.error = None
 
     def _look_at_budget(self) -> None:
-        runs, limit = self._runs, self._rules.max_jobs
+        runs, limit = self._runs, self._options.max_jobs
         busy = runs.executing or runs.ended or runs.untold
         if limit is not None and self._begun >= limit and not busy:
             self._enough()
@@ -220,9 +210,9 @@ class ClaimLoop:
             # job slips from one state to another unseen.
             self._enough()
             return
-        storage, rules = self._storage, self._rules
+        storage, queues = self._storage, self._options.queues
         try:
-            self._looked_empty = await storage.acall(is_empty, storage, rules.queues, self._names)
+            self._looked_empty = await storage.acall(is_empty, storage, queues, self._names)
         except Exception as error:
             self._tell.away("counting", error)
         else:
@@ -241,7 +231,7 @@ class ClaimLoop:
     def _patience(self) -> float:
         if self._looked_empty:
             return 0.0
-        seconds = POLL_UNTIL_EMPTY if self._rules.until_empty else self._jittered(POLL)
+        seconds = POLL_UNTIL_EMPTY if self._options.until_empty else self._jittered(POLL)
         if self._hint is not None:
             seconds = min(seconds, max(1, self._hint) / 1_000)
         return seconds

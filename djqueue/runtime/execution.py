@@ -29,7 +29,6 @@ class Execution:
     def begin(self, run: Run) -> Outcome | None:
         """Decode the run's payload; the outcome instead if that cannot be done."""
         claimed = run.claimed
-        run.begun = True
         content_type = claimed.options.content_type
         decoder = self._decoders.get(content_type) or self._decoder(content_type)
         try:

@@ -19,8 +19,6 @@ class Run:
 
     payload: Any = None
     """Decoded, once the run has begun."""
-    begun = False
-    """Whether its own task or thread has taken it up."""
     stop = Stop.NO
     task: "Task[None] | None" = None
     timer: TimerHandle | None = None

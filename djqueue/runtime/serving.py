@@ -29,7 +29,7 @@ def serve(worker: Worker) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """While nothing runs yet: SIGTERM raises KeyboardInterrupt, as SIGINT does."""
+    """Around `serve`: SIGTERM raises KeyboardInterrupt, as SIGINT does, so that things are put in order."""
     with _handling((signal.SIGTERM,), _interrupt):
         yield
 

@@ -13,6 +13,8 @@ GRACE = 2.0
 """Seconds that jobs have between being asked to stop and being given back."""
 DELIVERY = 5.0
 """Seconds that a storage which is away has to take the last outcomes."""
+CUT = 1.0
+"""Seconds after which a call of the storage that does not return is left to itself."""
 
 
 class Shutdown:
@@ -30,7 +32,9 @@ class Shutdown:
         self._begun = False
         self._hurried = False
         self.abandoned = 0
-        """Handlers that did not stop; those in threads may still be running."""
+        """Handlers, and calls of the storage, that did not end; those in threads may still be at it."""
+        self.cut_off: Callable[[], object] = lambda: None
+        """Ends the claim loop in the middle of what it does."""
 
     def begin(self, *, hurry: bool) -> None:
         """Claim no more; wait for running jobs, or hurry and ask them to stop at once."""
@@ -70,6 +74,11 @@ class Shutdown:
     def _give_up(self) -> None:
         self._claims.giving_up = True
         self._bell.stop()
+        self._after(CUT, self._cut)
+
+    def _cut(self) -> None:
+        self.abandoned += 1
+        self.cut_off()
 
     def _after(self, seconds: float, step: Callable[[], None]) -> None:
         if self._timer is not None:

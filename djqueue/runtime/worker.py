@@ -80,7 +80,7 @@ class Worker:
         self.storage = storage if storage is not None else get_storage()
         self.handlers = read_handlers(handlers)
         self.abandoned = 0
-        """Handlers that did not stop in time; those in threads may still be running."""
+        """Handlers, and calls of the storage, that did not end in time; their threads may still be at it."""
         self._clock = clock
         self._random = random or Random()
         self._tell = Teller(self.options.worker_id)
@@ -264,13 +264,15 @@ class Worker:
     async def _until_done(self, assembly: Assembly) -> None:
         # A task of its own: what is on its way to the storage is not to be cut off.
         claims = asyncio.ensure_future(assembly.claims.run())
+        assembly.shutdown.cut_off = claims.cancel
         try:
             await asyncio.shield(claims)
         except asyncio.CancelledError:
-            if claims.done():
-                raise
+            if claims.cancelled():
+                # Cut off, because the storage does not answer: told below.
+                return
             self.stop(hurry=True)
-            await claims
+            await asyncio.wait([claims])
             raise
 
     def _connect(self) -> None:

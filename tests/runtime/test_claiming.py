@@ -77,20 +77,26 @@ async def test_a_claimed_job_is_running(storage, queue):
     assert queue.get_result(job_id) == "second worker"
 
 
-async def test_a_full_worker_is_left_in_peace_by_new_jobs(storage, queue):
-    done = asyncio.Event()
+async def test_a_full_worker_is_left_in_peace_by_new_jobs(storage, queue, monkeypatch):
+    done, rounds = asyncio.Event(), []
+    plain = claiming.ClaimLoop._round
+
+    async def counted(self):
+        rounds.append(True)
+        await plain(self)
 
     async def handler(job):
         await done.wait()
 
+    monkeypatch.setattr(claiming.ClaimLoop, "_round", counted)
     async with working(storage, handler, concurrency=1) as worker:
         queue.enqueue(name=HANDLER)
         await aeventually(lambda: worker.running == 1)
-        trips = len(storage.trips)
+        before = len(rounds), len(storage.trips)
         for number in range(100):
             queue.enqueue(number, name=HANDLER)
             await asyncio.sleep(0)
-        assert len(storage.trips) == trips
+        assert (len(rounds), len(storage.trips)) == before
         done.set()
         await aeventually(lambda: worker.counters.completed == 101)
 

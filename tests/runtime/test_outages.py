@@ -105,6 +105,34 @@ async def test_a_worker_may_be_stopped_during_an_outage(storage, queue, monkeypa
     assert any("could not be told" in line for line in messages(caplog))
 
 
+async def test_a_storage_that_never_answers_does_not_keep_the_worker(monkeypatch, caplog):
+    for name in ("GRACE", "DELIVERY", "CUT"):
+        monkeypatch.setattr(f"djqueue.runtime.shutdown.{name}", 0.01)
+    monkeypatch.setattr("djqueue.runtime.assembly.GOODBYE", 0.01)
+    done, hangs = asyncio.Event(), asyncio.Event()
+
+    class Hanging(FailingStorage):
+        async def acall(self, method, *args, **kwargs):
+            if self.away.is_set():
+                hangs.set()
+                await asyncio.Event().wait()
+            return await super().acall(method, *args, **kwargs)
+
+    async def handler(job):
+        await done.wait()
+
+    storage = Hanging()
+    Queue("work", storage=storage).enqueue(name=HANDLER)
+    async with working(storage, handler, shutdown_timeout=0.01, maintain=False) as worker:
+        await aeventually(lambda: worker.running == 1)
+        storage.away.set()
+        done.set()
+        await hangs.wait()
+
+    assert worker.abandoned == 1
+    assert any("could not be told" in line for line in messages(caplog))
+
+
 async def test_an_idle_worker_stops_at_once_during_an_outage(storage, queue):
     async with working(storage, lambda job: None):
         storage.away.set()

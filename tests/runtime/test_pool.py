@@ -1,5 +1,6 @@
 """The threads of sync handlers."""
 
+import sys
 import threading
 import weakref
 
@@ -82,15 +83,68 @@ def test_an_idle_thread_ends_after_a_while_and_another_begins_when_needed(monkey
 
 
 def test_a_call_that_comes_in_the_moment_of_giving_up_is_made(monkeypatch):
-    monkeypatch.setattr(pool_module, "IDLE", 0.0001)
-    pool = ThreadPool(2, "test")
-    done: list[int] = []
+    done: list[str] = []
+    late = ["comes just after the time was over"]
 
-    for number in range(2_000):
-        pool.submit(done.append, number)
-        if number % 10 == 0:
-            eventually(lambda n=number: len(done) == n + 1)
-    eventually(lambda: len(done) == 2_000)
+    class Gate:
+        """A lock that has a call come when somebody has waited long enough."""
+
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+            self.release = self._lock.release
+
+        def acquire(self, timeout: float = -1) -> bool:
+            acquired = self._lock.acquire(timeout=-1 if timeout < 0 else 0)
+            if not acquired and late:
+                pool.submit(done.append, late.pop())
+            return acquired
+
+    plain = pool_module.Lock
+    pool = ThreadPool(1, "test")
+    monkeypatch.setattr(pool_module, "Lock", Gate)
+    pool.submit(done.append, "first")
+
+    eventually(lambda: len(done) == 2)
+    monkeypatch.setattr(pool_module, "Lock", plain)
+    pool.submit(done.append, "third")
+    eventually(lambda: len(done) == 3)
+    pool.close()
+
+    assert done == ["first", "comes just after the time was over", "third"]
+
+
+def test_a_call_that_comes_while_the_only_thread_lies_down_is_made():
+    pool = ThreadPool(1, "test")
+    done: list[int] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(3_000):
+            pool.submit(done.append, number)
+            if not spun(lambda n=number: len(done) > n):
+                eventually(lambda n=number: len(done) > n)
+    finally:
+        sys.setswitchinterval(interval)
+    pool.close()
+
+
+def test_a_thread_that_takes_one_of_many_calls_calls_the_next_thread():
+    pool = ThreadPool(8, "test")
+    together = threading.Barrier(9)
+    for _ in range(8):
+        pool.submit(lambda _: together.wait(5), None)
+    together.wait(5)
+    eventually(lambda: len(pool._idle) == 8)
+
+    # All calls come before any thread has had its turn.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(5)
+    try:
+        for _ in range(8):
+            pool.submit(lambda _: together.wait(5), None)
+    finally:
+        sys.setswitchinterval(interval)
+    together.wait(5)
     pool.close()
 
 
@@ -126,6 +180,11 @@ def test_arguments_are_let_go_after_their_call():
 
     eventually(lambda: reference() is None)
     pool.close()
+
+
+def spun(predicate) -> bool:
+    """Whether it becomes true while nothing but this is done: the next step follows at once."""
+    return any(predicate() for _ in range(10_000))
 
 
 def live(prefix: str) -> list[str]:

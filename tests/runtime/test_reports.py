@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from djqueue import SerializationError, current_job
+from djqueue import Queue, SerializationError, StorageUnavailableError, current_job
 from djqueue.runtime.reports import MAX_LINE
-from tests.runtime.running import HANDLER, record, work_off, working
+from tests.runtime.running import HANDLER, reached, record, work_off, working
+from tests.runtime.storages import RecordingStorage
 from tests.support import aeventually, eventually
 
 BOTH = pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
@@ -170,3 +171,48 @@ async def test_what_is_said_after_the_job_is_nobodys(storage, queue):
 
     done = record(queue, job_id)
     assert (done.progress, done.logs) == (None, ())
+
+
+class SlowReports(RecordingStorage):
+    """Its reports wait for a gate; the first one may fail then."""
+
+    def __init__(self, *, fails: bool) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.waiting = 0
+        self.fails = fails
+
+    async def acall(self, method, *args, **kwargs):
+        if method == self.report:
+            self.waiting += 1
+            await self.gate.wait()
+            if self.fails:
+                self.fails = False
+                raise StorageUnavailableError("a moment, please")
+        return await super().acall(method, *args, **kwargs)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_words_that_are_on_their_way_are_not_overtaken_by_later_ones(fails):
+    storage = SlowReports(fails=fails)
+    queue = Queue("work", storage=storage)
+
+    async def handler(job):
+        job.progress(1)
+        job.log("one")
+        await aeventually(lambda: storage.waiting == 1)
+        job.progress(2)
+        job.log("two")
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler) as worker:
+        await aeventually(lambda: storage.waiting == 1 and worker.running == 0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert storage.waiting == 1
+        assert record(queue, job_id).state == "active"
+        storage.gate.set()
+        done = await reached(queue, job_id, "completed")
+
+    assert done.progress == 2
+    assert [line for _, line in done.logs] == ["one", "two"]

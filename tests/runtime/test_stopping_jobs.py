@@ -4,8 +4,10 @@ import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
 
-from djqueue import current_job
+from djqueue import Queue, current_job
+from djqueue.core.queue import QueuePolicy
 from tests.runtime.running import HANDLER, messages, reached, record, work_off, working
+from tests.runtime.storages import RecordingStorage
 from tests.support import aeventually
 
 
@@ -165,15 +167,17 @@ async def test_a_cancelled_job_that_completes_all_the_same_is_completed(storage,
     assert queue.get_result(job_id) == "already done"
 
 
-async def test_a_job_cancelled_before_anybody_listened_is_stopped_too(storage, queue):
+async def test_a_job_cancelled_before_anybody_listened_is_stopped_too():
     """The request comes while the handler starts; the worker hears of it when it begins to listen."""
+    storage = RecordingStorage(default_policy=QueuePolicy(lease=3_600_000))
+    queue = Queue("work", storage=storage)
 
     async def handler(job):
         queue.cancel(job.id)
         await asyncio.sleep(60)
 
     job_id = queue.enqueue(name=HANDLER).id
-    async with working(storage, handler):
+    async with working(storage, handler, heartbeat=600):
         await reached(queue, job_id, "cancelled")
 
 

@@ -47,6 +47,8 @@ class Command(BaseCommand):
 
     own_process = False
     """Whether this command is what its process is for."""
+    was_replaced = False
+    """Whether another process has become the database's scheduler."""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         """See `BaseCommand.create_parser`."""
@@ -116,10 +118,24 @@ class Command(BaseCommand):
         if options["reload"]:
             self._reload(options)
             return
-        with visible_logs(options["verbosity"]):
+        verbosity = options["verbosity"]
+        with visible_logs(verbosity), interruptible():
             worker = self._worker(options)
-            if self._connect(worker.storage, options["standby"]):
-                self._serve(worker, options["verbosity"])
+            try:
+                self._connect(worker, options["standby"])
+                self._serve(worker, verbosity)
+            except DjqueueError as error:
+                raise CommandError(str(error)) from error
+            except KeyboardInterrupt:
+                self.stdout.write("Stopped before it had begun.")
+            finally:
+                self._close(worker.storage)
+        if verbosity:
+            self.stdout.write(farewell(worker))
+        if self.was_replaced:
+            raise CommandError("another process has become the scheduler: this one has to end")
+        if worker.abandoned and self.own_process:
+            leave(0)
 
     def _worker(self, options: dict[str, Any]) -> Worker:
         try:
@@ -138,48 +154,25 @@ class Command(BaseCommand):
         except (ConfigurationError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
 
-    def _connect(self, storage: Storage, standby: str) -> bool:
-        """Whether the storage is ready: it is not if a signal came while it stood by."""
-        if hasattr(storage, "standby"):
-            storage.standby = standby
-        try:
-            with interruptible():
-                storage.connect()
-        except DjqueueError as error:
-            raise CommandError(str(error)) from error
-        except KeyboardInterrupt:
-            storage.close()
-            self.stdout.write("Stopped before the storage was ready.")
-            return False
-        return True
-
-    def _serve(self, worker: Worker, verbosity: int) -> None:
-        storage = worker.storage
-        lost = []
-
+    def _connect(self, worker: Worker, standby: str) -> None:
         def on_lost() -> None:
-            lost.append(True)
+            self.was_replaced = True
             worker.stop(hurry=True)
 
+        storage = worker.storage
+        if hasattr(storage, "standby"):
+            storage.standby = standby
         if hasattr(storage, "on_lost"):
             storage.on_lost = on_lost
-        try:
-            if verbosity:
-                self.stdout.write(banner(worker))
-                self.stdout.flush()
-            if not worker.handlers:
-                self.stderr.write(self.style.WARNING(NO_HANDLERS))
-            serve(worker)
-        except DjqueueError as error:
-            raise CommandError(str(error)) from error
-        finally:
-            self._close(storage)
+        storage.connect()
+
+    def _serve(self, worker: Worker, verbosity: int) -> None:
         if verbosity:
-            self.stdout.write(farewell(worker))
-        if lost:
-            raise CommandError("another process has become the scheduler: this one has to end")
-        if worker.abandoned and self.own_process:
-            leave(0)
+            self.stdout.write(banner(worker))
+            self.stdout.flush()
+        if not worker.handlers:
+            self.stderr.write(self.style.WARNING(NO_HANDLERS))
+        serve(worker)
 
     def _close(self, storage: Storage) -> None:
         try:

@@ -95,8 +95,6 @@ class ThreadPool:
             if calls and not self._calling:
                 self._call_one()
             function(argument)
-            # What a handler returned, or its payload, is not to live until the next call.
-            del argument
 
     def _wait(self, gate: Lock) -> bool:
         """Wait to be called; False if the thread is to end."""

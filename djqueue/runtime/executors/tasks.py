@@ -48,9 +48,12 @@ class TaskExecutor:
             self._tell.too_late("the end of a handler")
 
     def interrupt(self, run: Run) -> None:
-        """Cancel the run's task at its next `await`. Called on the loop."""
-        # One that has not begun finds out by itself: cancelled now, it could not even end its run.
-        if run.task is not None and run.begun:
+        """Cancel the run's task at its next `await`. Called by the loop, in its turn.
+
+        That is never before the first step of the task, whose turn came up when the task was made: cancelled
+        earlier, it could not even end its run.
+        """
+        if run.task is not None:
             run.task.cancel()
 
     async def _run(self, run: Run) -> None:

@@ -36,8 +36,7 @@ def recover(
     """
     queues(alias, engine)
     jobs = [job for page in _pages(alias, LIVE) for job in page]
-    # As they came, or came back; not as their rows were first written.
-    jobs.sort(key=lambda job: (job.state is not State.ACTIVE, job.run_at))
+    jobs.sort(key=_turn)
     interrupted = take_over(engine, journal, jobs)
     dead = sum(_dead(alias, engine, page) for page in _pages(alias, [State.FAILED]))
     take_in()
@@ -79,6 +78,13 @@ def _dependents(alias: str, jobs: Mapping[JobKey, Job]) -> dict[JobKey, Job]:
         found.update({(job.queue, job.id): job for job in waiting})
         rest = [job for job in rest if (job.queue, job.id) not in waited_for]
     return {key: job for key, job in found.items() if key not in jobs}
+
+
+def _turn(job: Job) -> tuple[bool, int]:
+    """When it is a waiting job's turn: by its coming, or its coming back, and not by its row."""
+    interrupted = job.state is State.ACTIVE
+    given_back = bool(job.history) and job.history[-1].outcome in ("released", "stalled")
+    return (False, job.created_at) if interrupted or given_back else (True, job.run_at)
 
 
 def bind(alias: str, engine: Engine, journal: DatabaseJournal, blocked: Iterable[Job]) -> None:

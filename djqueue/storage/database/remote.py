@@ -14,7 +14,7 @@ from concurrent.futures import Future, InvalidStateError
 from time import monotonic
 from typing import Any
 
-from djqueue.core.errors import SerializationError, StorageUnavailableError, by_code
+from djqueue.core.errors import DjqueueError, SerializationError, StorageUnavailableError, by_code
 from djqueue.storage.base import Unsubscribe
 
 from .address import Address
@@ -89,7 +89,9 @@ class Remote:
                 self._answers[number] = connection, answer
                 self._send(connection, data)
             return answer.result(timeout)
-        except TimeoutError:
+        except TimeoutError as error:
+            if isinstance(error, DjqueueError):
+                raise  # this is the answer
             raise StorageUnavailableError(
                 f"the scheduler has not answered {verb!r} within {timeout:g} s"
             ) from None

@@ -144,7 +144,7 @@ class SchedulerStorage(EngineStorage):
         results = self.engine.enqueue(batches)
         try:
             if _durable(batches):
-                await self._written_and_synced()
+                await self._synced(durable=True)
             await self._room()
         except (Error, OSError, StorageUnavailableError) as error:
             self._take_back(results, error)
@@ -155,22 +155,25 @@ class SchedulerStorage(EngineStorage):
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """See `Storage.finish`."""
         self._journal.check()
+        if self._is_overdue(then):
+            self._journal.sync()
         if self._journal.is_full():
             self._journal.wait_for_room()
-        return self.engine.finish(outcomes, self._unless_overdue(then))
+        return self.engine.finish(outcomes, then)
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """See `Storage.finish`."""
         self._journal.check()
+        if self._is_overdue(then):
+            await self._synced()
         await self._room()
-        return self.engine.finish(outcomes, self._unless_overdue(then))
+        return self.engine.finish(outcomes, then)
 
-    def _unless_overdue(self, request: ClaimRequest | None) -> ClaimRequest | None:
-        """No job is started by a scheduler that was asleep for so long that it may not be one any more."""
-        if request is not None and self._lease.has_run_out():
-            self._journal.when_written(_ignore)
-            return None
-        return request
+    def _is_overdue(self, request: ClaimRequest | None) -> bool:
+        """Whether jobs are to be started by one that was asleep for so long that it may be the scheduler
+        no more: it learns that by writing.
+        """
+        return request is not None and self._lease.has_run_out()
 
     async def _room(self) -> None:
         if self._journal.is_full():
@@ -189,14 +192,14 @@ class SchedulerStorage(EngineStorage):
         with self._knowing(keys):
             return self.engine.enqueue(batches)
 
-    async def _written_and_synced(self) -> None:
+    async def _synced(self, *, durable: bool = False) -> None:
         loop = asyncio.get_running_loop()
         written: asyncio.Future[BaseException | None] = loop.create_future()
 
         def done(error: BaseException | None) -> None:
             loop.call_soon_threadsafe(_resolve, written, error)
 
-        self._journal.when_written(done, durable=True)
+        self._journal.when_written(done, durable=durable)
         error = await written
         if error is not None:
             raise error
@@ -437,7 +440,9 @@ class SchedulerStorage(EngineStorage):
                 except (Error, OSError, StorageUnavailableError) as error:
                     connections[self._alias].close()
                     if not self._closing.wait(POLL):
-                        logger.warning("The inbox could not be read; it is tried again: %s", in_one_line(error))
+                        logger.warning(
+                            "The inbox could not be read; it is tried again: %s", in_one_line(error)
+                        )
                         self._arrived.set()
         finally:
             connections[self._alias].close()
@@ -531,10 +536,6 @@ def _called_by_sync_code() -> bool:
 def _resolve(future: "asyncio.Future[BaseException | None]", error: BaseException | None) -> None:
     if not future.done():
         future.set_result(error)
-
-
-def _ignore(_: BaseException | None) -> None:
-    pass
 
 
 def _nothing() -> None:

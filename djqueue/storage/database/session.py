@@ -81,6 +81,8 @@ class Session:
         try:
             if self._server.token is None or await self._shows(self._server.token):
                 await self._serve()
+            else:
+                await self._refuse()
         except (EOFError, OSError, TimeoutError, SerializationError) as error:
             logger.debug("A client has gone: %s", error)
         finally:
@@ -92,8 +94,15 @@ class Session:
             frame = await self._frame(MAX_TOKEN_FRAME)
         if isinstance(frame, str) and hmac.compare_digest(frame.encode(), token.encode()):
             return True
-        self._write([0, "refused", "the TOKEN in DJQUEUE['STORAGE']['OPTIONS'] is not the scheduler's"])
         return False
+
+    async def _refuse(self) -> None:
+        self._write([0, "refused", "the TOKEN in DJQUEUE['STORAGE']['OPTIONS'] is not the scheduler's"])
+        # It hangs up once it has read this; before, what it says meanwhile would fail without a reason.
+        self._writer.write_eof()
+        async with asyncio.timeout(FIRST_FRAME):
+            while await self._reader.read(MAX_TOKEN_FRAME):
+                pass
 
     async def _serve(self) -> None:
         while True:

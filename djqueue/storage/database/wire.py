@@ -5,8 +5,10 @@ out of one.
 """
 
 import struct
+from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +24,8 @@ from djqueue.core.states import State
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 64 * 1024 * 1024
+MAX_DEPTH = 16
+"""Records, tuples and sets inside one another: reading each takes 40 KB of the thread's stack."""
 
 TUPLE, FROZENSET, STATE, OPTIONS, RATE, VALUE = 1, 2, 3, 4, 5, 6
 FIRST_RECORD = 16
@@ -69,44 +73,51 @@ def unpack(body: bytes) -> Any:
         raise SerializationError(f"not a frame of djqueue: {error}") from error
 
 
-def _pack(value: Any) -> Any:
+def _pack(value: Any, depth: int = 0) -> Any:
     try:
         # An error's message may hold halves of surrogate pairs, as names of files do.
-        return msgpack.packb(value, default=_to_ext, strict_types=True, unicode_errors="surrogatepass")
+        return msgpack.packb(value, default=_TO_EXT[depth], strict_types=True, unicode_errors="surrogatepass")
     except (ValueError, OverflowError, RecursionError) as error:
         raise SerializationError(f"this does not go over the scheduler's socket: {error}") from error
 
 
-def _to_ext(value: Any) -> msgpack.ExtType:
+def _to_ext(depth: int, value: Any) -> msgpack.ExtType:
     cls = type(value)
-    code = _CODES.get(cls)
-    if code is not None:
-        return msgpack.ExtType(code, _pack(list(value)))
-    if cls is tuple:
-        return msgpack.ExtType(TUPLE, _pack(list(value)))
-    if cls is frozenset:
-        return msgpack.ExtType(FROZENSET, _pack(list(value)))
     if cls is State:
         return msgpack.ExtType(STATE, value.value.encode())
-    if cls is JobOptions:
-        return msgpack.ExtType(OPTIONS, _pack(value.as_dict()))
-    if cls is Rate:
-        return msgpack.ExtType(RATE, _pack([value.capacity, value.per]))
     if cls in VALUES:
         return msgpack.ExtType(VALUE, encode(value, MSGPACK))
+    if depth == MAX_DEPTH:
+        raise SerializationError(f"this does not go over the scheduler's socket: {TOO_DEEP}")
+    code = _CODES.get(cls)
+    if code is not None:
+        return msgpack.ExtType(code, _pack(list(value), depth + 1))
+    if cls is tuple:
+        return msgpack.ExtType(TUPLE, _pack(list(value), depth + 1))
+    if cls is frozenset:
+        return msgpack.ExtType(FROZENSET, _pack(list(value), depth + 1))
+    if cls is JobOptions:
+        return msgpack.ExtType(OPTIONS, _pack(value.as_dict(), depth + 1))
+    if cls is Rate:
+        return msgpack.ExtType(RATE, _pack([value.capacity, value.per], depth + 1))
     raise SerializationError(f"{cls.__name__} does not go over the scheduler's socket")
 
 
-def _unpack(data: bytes) -> Any:
-    return msgpack.unpackb(data, ext_hook=_from_ext, strict_map_key=False, unicode_errors="surrogatepass")
+def _unpack(data: bytes, depth: int = 0) -> Any:
+    # MessagePack's own timestamp, which this side never sends, is a datetime like others.
+    return msgpack.unpackb(
+        data, ext_hook=_FROM_EXT[depth], strict_map_key=False, unicode_errors="surrogatepass", timestamp=3
+    )
 
 
-def _from_ext(code: int, data: bytes) -> Any:
+def _from_ext(depth: int, code: int, data: bytes) -> Any:
     if code == STATE:
         return State(data.decode())
     if code == VALUE:
         return decode(data, MSGPACK)
-    value = _unpack(data)
+    if depth == MAX_DEPTH:
+        raise SerializationError(f"not a frame of djqueue: {TOO_DEEP}")
+    value = _unpack(data, depth + 1)
     if code == TUPLE:
         return tuple(value)
     if code == FROZENSET:
@@ -118,3 +129,8 @@ def _from_ext(code: int, data: bytes) -> Any:
     if FIRST_RECORD <= code < FIRST_RECORD + len(RECORDS):
         return RECORDS[code - FIRST_RECORD](*value)
     raise SerializationError(f"unknown value {code} in a frame")
+
+
+TOO_DEEP = f"more than {MAX_DEPTH} values inside one another"
+_TO_EXT: list[Callable[[Any], msgpack.ExtType]] = [partial(_to_ext, depth) for depth in range(MAX_DEPTH + 1)]
+_FROM_EXT: list[Callable[[int, bytes], Any]] = [partial(_from_ext, depth) for depth in range(MAX_DEPTH + 1)]

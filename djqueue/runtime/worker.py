@@ -273,6 +273,8 @@ class Worker:
                 return
             self.stop(hurry=True)
             await asyncio.wait([claims])
+            if not claims.cancelled():
+                claims.result()
             raise
 
     def _connect(self) -> None:

@@ -1,18 +1,19 @@
 """What the documentation says is what the package does: its code runs, its tables are complete."""
 
 import ast
-import asyncio
 import inspect
 import re
 import shlex
 import subprocess
 import sys
 import types
+from collections.abc import Awaitable
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.core.checks import Error
 from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand, DjangoHelpFormatter
@@ -93,7 +94,12 @@ def run(block: Block, module: types.ModuleType) -> None:
         with worker() if registry.names() and waits(statement) else nullcontext():
             awaited = eval(code, vars(module))
             if code.co_flags & inspect.CO_COROUTINE:
-                asyncio.run(awaited)
+                # What it asks of the database is asked on this thread, whose connection is closed.
+                async_to_sync(finish)(awaited)
+
+
+async def finish(awaited: Awaitable[object]) -> None:
+    await awaited
 
 
 def waits(statement: ast.stmt) -> bool:

@@ -15,8 +15,10 @@ from django.db import Error, connections
 from django.db.models import Model
 
 from djqueue import models
+from djqueue.core.engine import MAX_LOG_LINES
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import DeadLetter, Job, WorkerInfo
+from djqueue.core.shard import MAX_HISTORY
 from djqueue.core.states import State
 
 from . import rows
@@ -55,6 +57,8 @@ class Buffer:
         self.attempts: dict[Key, list[Row]] = {}
         self.progress: dict[Key, Row] = {}
         self.logs: dict[Key, list[Row]] = {}
+        self.long: dict[Key, None] = {}
+        """Jobs that have had so many runs, or lines, that the oldest are forgotten."""
         self.queues: dict[str, Row | None] = {}
         self.workers: dict[str, WorkerInfo | None] = {}
         self.ended: list[Job] = []
@@ -114,6 +118,7 @@ class Buffer:
             self.attempts,
             self.progress,
             self.logs,
+            self.long,
         )
 
 
@@ -223,6 +228,8 @@ class DatabaseJournal:
             buffer.updates[key] = row
             if attempts:
                 buffer.attempts.setdefault(key, []).extend(attempts)
+                if _is_long(job):
+                    buffer.long[key] = None
             if job.state is State.CANCELLED:
                 buffer.ended.append(job)
             self._noted()
@@ -235,6 +242,8 @@ class DatabaseJournal:
             buffer.updates[key] = row
             if job.result is not None:
                 buffer.results[key] = result
+            if _is_long(job):
+                buffer.long[key] = None
             buffer.ended.append(job)
             self._noted()
 
@@ -248,6 +257,8 @@ class DatabaseJournal:
             buffer.letters[key] = dead
             if attempts:
                 buffer.attempts.setdefault(key, []).extend(attempts)
+            if _is_long(job):
+                buffer.long[key] = None
             self._noted()
 
     def revived(self, job: Job) -> None:
@@ -453,6 +464,9 @@ class DatabaseJournal:
             self._write_one(models.DeadLetter, rows.LETTER, buffer.letters)
             self._add_many(models.JobAttempt, rows.ATTEMPT, buffer.attempts)
             self._add_many(models.JobLog, rows.LOG, buffer.logs)
+            for key in buffer.long:
+                self._shorten(models.JobAttempt, key, MAX_HISTORY)
+                self._shorten(models.JobLog, key, MAX_LOG_LINES)
             if buffer.progress:
                 write.update(models.Job, rows.JOB_KEY, ("progress",), list(buffer.progress.values()))
             self._write_queues(buffer)
@@ -470,6 +484,13 @@ class DatabaseJournal:
                 named = len(rows.LOG) if model is models.JobLog else rows.ATTEMPT_NAMED
                 self._dialect.delete(model, fields[:named], [row[:named] for row in lines])
             self._dialect.insert(model, fields, lines)
+
+    def _shorten(self, model: type[Model], key: Key, limit: int) -> None:
+        """Forget the oldest of a job's rows, as the engine has."""
+        mine = model._default_manager.using(self._dialect.alias).filter(queue=key[0], job_id=key[1])
+        newest_gone = mine.order_by("-id").values_list("id", flat=True)[limit : limit + 1].first()
+        if newest_gone is not None:
+            mine.filter(id__lte=newest_gone).delete()
 
     def _write_queues(self, buffer: Buffer) -> None:
         gone = [(name,) for name, row in buffer.queues.items() if row is None]
@@ -501,6 +522,13 @@ class LeaseLost(StorageUnavailableError):
 QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")
 OWNED = (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog)
 """Tables whose rows belong to a job."""
+
+
+def _is_long(job: Job) -> bool:
+    runs, lines = job.history, job.logs
+    return (runs is not None and len(runs) >= MAX_HISTORY) or (
+        lines is not None and len(lines) >= MAX_LOG_LINES
+    )
 
 
 def _tell(waiting: list[Done], error: BaseException | None) -> None:

@@ -82,9 +82,10 @@ def _dependents(alias: str, jobs: Mapping[JobKey, Job]) -> dict[JobKey, Job]:
 
 def _turn(job: Job) -> tuple[bool, int]:
     """When it is a waiting job's turn: by its coming, or its coming back, and not by its row."""
-    interrupted = job.state is State.ACTIVE
-    given_back = bool(job.history) and job.history[-1].outcome in ("released", "stalled")
-    return (False, job.created_at) if interrupted or given_back else (True, job.run_at)
+    given_back = job.history is not None and job.history[-1].outcome in ("released", "stalled")
+    if job.state is State.ACTIVE or given_back:
+        return False, job.created_at
+    return True, job.run_at
 
 
 def bind(alias: str, engine: Engine, journal: DatabaseJournal, blocked: Iterable[Job]) -> None:

@@ -38,7 +38,7 @@ from . import cron, recovery, rows
 from .away import in_one_line
 from .dialects import Dialect
 from .inspector import Inspector
-from .journal import DatabaseJournal
+from .journal import DatabaseJournal, LeaseLost
 from .lease import SchedulerLease
 from .producer import Found, Inserter
 
@@ -123,9 +123,9 @@ class SchedulerStorage(EngineStorage):
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`. Inside a transaction the jobs are part of it."""
-        self._journal.check()
         if connections[self._alias].in_atomic_block and not all(_detached(batch) for batch in batches):
             return self._inserter.insert(batches, self._arrived.set)
+        self._check()
         results = self._accept(batches)
         try:
             if _durable(batches):
@@ -140,7 +140,7 @@ class SchedulerStorage(EngineStorage):
         """See `enqueue`."""
         if not _simple(batches) or _called_by_sync_code():
             return await self.acall(self.enqueue, batches)
-        self._journal.check()
+        await self._acheck()
         results = self.engine.enqueue(batches)
         try:
             if _durable(batches):
@@ -154,26 +154,27 @@ class SchedulerStorage(EngineStorage):
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """See `Storage.finish`."""
-        self._journal.check()
-        if self._is_overdue(then):
-            self._journal.sync()
+        self._check()
         if self._journal.is_full():
             self._journal.wait_for_room()
         return self.engine.finish(outcomes, then)
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """See `Storage.finish`."""
-        self._journal.check()
-        if self._is_overdue(then):
-            await self._synced()
+        await self._acheck()
         await self._room()
         return self.engine.finish(outcomes, then)
 
-    def _is_overdue(self, request: ClaimRequest | None) -> bool:
-        """Whether jobs are to be started by one that was asleep for so long that it may be the scheduler
-        no more: it learns that by writing.
-        """
-        return request is not None and self._lease.has_run_out()
+    def _check(self) -> None:
+        """Raise LeaseLost if this is the scheduler no more: one that was asleep learns that by writing."""
+        self._journal.check()
+        if self._lease.has_run_out():
+            self._journal.sync()
+
+    async def _acheck(self) -> None:
+        self._journal.check()
+        if self._lease.has_run_out():
+            await self._synced()
 
     async def _room(self) -> None:
         if self._journal.is_full():
@@ -211,6 +212,8 @@ class SchedulerStorage(EngineStorage):
             for result in results
             if result.status == "queued" and not self.engine.remove(result.queue, [result.id])[0]
         ]
+        if isinstance(error, LeaseLost):
+            raise error
         but = f" but what a worker has already begun: {', '.join(begun)}" if begun else ""
         raise StorageUnavailableError(
             f"the database {self._alias!r} could not write: {in_one_line(error)}; nothing was enqueued{but}"
@@ -259,38 +262,38 @@ class SchedulerStorage(EngineStorage):
 
     def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
         """See `Storage.cancel`."""
-        self._journal.check()
+        self._check()
         with self._knowing((queue, job_id) for job_id in ids):
             return self.engine.cancel(queue, ids, reason)
 
     def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
         """See `Storage.promote`."""
-        self._journal.check()
+        self._check()
         with self._knowing((queue, job_id) for job_id in ids):
             return self.engine.promote(queue, ids)
 
     def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
         """See `Storage.reschedule`."""
-        self._journal.check()
+        self._check()
         with self._knowing((queue, job_id) for job_id in ids):
             return self.engine.reschedule(queue, ids, run_at)
 
     def retry(self, queue: str, ids: Sequence[str]) -> list[str]:
         """See `Storage.retry`."""
-        self._journal.check()
+        self._check()
         with self._knowing((queue, job_id) for job_id in ids):
             return self.engine.retry(queue, ids)
 
     def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
         """See `Storage.remove`."""
-        self._journal.check()
+        self._check()
         removed = self._remove(queue, ids)
         self._flush()
         return removed
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
         """See `Storage.clean`."""
-        self._journal.check()
+        self._check()
         self._take_in_all()
         self._flush()
         removed = self._clean_ended(queue, states, before, limit)
@@ -303,7 +306,7 @@ class SchedulerStorage(EngineStorage):
 
     def obliterate(self, queue: str, *, force: bool = False) -> int:
         """See `Storage.obliterate`."""
-        self._journal.check()
+        self._check()
         self._take_in_all()
         removed = self.engine.obliterate(queue, force=force)
         if removed < 0:
@@ -351,16 +354,19 @@ class SchedulerStorage(EngineStorage):
 
     def pause(self, queue: str) -> None:
         """See `Storage.pause`."""
+        self._check()
         self.engine.pause(queue)
         self._keep_queue(queue)
 
     def resume(self, queue: str) -> None:
         """See `Storage.resume`."""
+        self._check()
         self.engine.resume(queue)
         self._keep_queue(queue)
 
     def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
         """See `Storage.set_limits`."""
+        self._check()
         self.engine.set_limits(queue, rate, concurrency)
         self._keep_queue(queue)
 
@@ -388,7 +394,7 @@ class SchedulerStorage(EngineStorage):
 
     def maintain(self) -> Swept:
         """See `Storage.maintain`."""
-        self._journal.check()
+        self._check()
         swept = super().maintain()
         self._flush()
         self._fire_crons()

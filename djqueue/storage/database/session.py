@@ -92,9 +92,8 @@ class Session:
     async def _shows(self, token: str) -> bool:
         async with asyncio.timeout(FIRST_FRAME):
             frame = await self._frame(MAX_TOKEN_FRAME)
-        if isinstance(frame, str) and hmac.compare_digest(frame.encode(), token.encode()):
-            return True
-        return False
+        shown = frame.encode(errors="surrogatepass") if isinstance(frame, str) else b""
+        return hmac.compare_digest(shown, token.encode())
 
     async def _refuse(self) -> None:
         self._write([0, "refused", "the TOKEN in DJQUEUE['STORAGE']['OPTIONS'] is not the scheduler's"])

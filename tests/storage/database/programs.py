@@ -41,7 +41,6 @@ def scheduler() -> None:
         say("ready")
         for command in commands():
             obey(made, command)
-    say("closed")
 
 
 def client() -> None:
@@ -50,10 +49,18 @@ def client() -> None:
         say("ready")
         for command in commands():
             obey(made, command)
-    say("closed")
 
 
 def obey(made, command: list[str]) -> None:
+    from djqueue.core.errors import StorageUnavailableError
+
+    try:
+        do(made, command)
+    except StorageUnavailableError as error:
+        say("refused", error)
+
+
+def do(made, command: list[str]) -> None:
     from djqueue.testing.factories import batch, claim, completing, finish
 
     match command:
@@ -73,12 +80,15 @@ def obey(made, command: list[str]) -> None:
             for one in claim(made, int(count)):
                 say(one.id)
             say("done")
+        case ["sync"]:
+            made.counts(QUEUE)
+            say("done")
         case ["cancel", job_id]:
             say(made.cancel(QUEUE, [job_id])[0].status)
 
 
 def _value(text: str):
-    return {"True": True, "False": False}.get(text, text)
+    return {"True": True, "False": False, "None": None}.get(text, text)
 
 
 def enqueuer(durable: str) -> None:
@@ -94,7 +104,7 @@ def enqueuer(durable: str) -> None:
             number += 1
 
 
-def transactional_enqueuer() -> None:
+def transactional_enqueuer(_which: str) -> None:
     """A client that enqueues numbers in transactions, every third of which it rolls back."""
     from django.db import transaction
 
@@ -168,6 +178,15 @@ def waiter() -> None:
             say(Queue(QUEUE, storage=made).enqueue_and_wait("question", name="handler", wait=float(wait)))
 
 
+def shorten_leases(milliseconds: int) -> None:
+    from djqueue.storage.database import journal, lease
+
+    lease.TTL = milliseconds
+    journal.RENEW_EVERY = milliseconds / 4_000
+
+
 if __name__ == "__main__":
     django.setup()
+    if "LEASE" in os.environ:
+        shorten_leases(int(os.environ["LEASE"]))
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -7,15 +7,13 @@ import pytest
 
 from djqueue import models
 from djqueue.codecs import MSGPACK, decode
-from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.job import Claimed
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, cron
 from djqueue.storage.database import scheduler as scheduler_module
 from djqueue.testing.clock import FakeClock
-from djqueue.testing.factories import QUEUE, a_waiting_job, claim, completing, counts, finish, state
-from tests.support import eventually
+from djqueue.testing.factories import QUEUE, claim, completing, counts, finish
 
 from .conftest import MakeStorage
 
@@ -302,7 +300,7 @@ def test_a_disabled_row_does_not_fire_until_it_is_enabled(
         ({"schedule": "every now and then"}, "'every now and then' is not a cron line"),
         ({"schedule": ""}, "'' is not a cron line"),
         ({"schedule": "@sometimes"}, "'@sometimes' is not known"),
-        ({"schedule": "61 * * * *"}, "'61 [*] [*] [*] [*]' is not a cron line"),
+        ({"schedule": "61 * * * *"}, "'61 * * * *' is not a cron line"),
         ({"timezone": "Atlantis/Capital"}, "'Atlantis/Capital' is not the name of a time zone"),
     ],
 )
@@ -328,7 +326,7 @@ def test_a_row_that_cannot_be_read_is_switched_off_and_no_other(
     [record] = [record for record in caplog.records if record.name == "djqueue.cron"]
     assert record.levelno == logging.ERROR
     assert record.getMessage().startswith("The cron job bad is switched off: ")
-    assert why.replace("[*]", "*") in record.getMessage()
+    assert why in record.getMessage()
 
 
 def test_arguments_that_no_payload_can_hold_switch_a_row_off(
@@ -363,28 +361,25 @@ def test_a_row_deleted_since_it_was_read_fires_nothing(
 # Rows that change.
 
 
-def test_a_changed_schedule_takes_effect(make_storage: MakeStorage) -> None:
-    clock = FakeClock(now=SYSTEM_CLOCK.now())  # a row that is saved goes by the system's
-    scheduler = another(make_storage, clock)
-    row = models.CronJob.objects.create(name="mine", job_name=NAME, schedule="0 0 1 1 *", timezone="UTC")
-    a_waiting_job(scheduler, queue="other")
-    clock.advance(2 * MINUTE)
-    scheduler.maintain()
-    if row.next_run_at is not None and to_milliseconds(row.next_run_at) > clock.now():
-        assert ids(scheduler) == []
+def test_a_changed_schedule_takes_effect(
+    scheduler: DatabaseStorage, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "SYSTEM_CLOCK", clock)  # by which rows are saved
+    row = models.CronJob.objects.create(name="mine", job_name=NAME, schedule="@yearly", args=["old"])
+    goes_to(scheduler, clock, FIRST)
+    assert ids(scheduler) == []
 
-    row.schedule = "* * * * *"
-    row.args = ["new"]
+    row.refresh_from_db()
+    row.schedule, row.args = "*/5 * * * *", ["new"]
     row.save()
-    due = times(row)[2]
-    assert due is not None
-    clock.advance(2 * MINUTE)
     scheduler.maintain()
+    assert ids(scheduler) == []
+    goes_to(scheduler, clock, FIRST + EVERY)
 
-    assert f"cron:mine:{due}" in ids(scheduler)
-    assert state(scheduler, f"cron:mine:{due}") is State.WAITING
-    [last, *_] = eventually(lambda: claimed_jobs(scheduler))
-    assert decode(last.payload, MSGPACK)["args"] == ["new"]
+    [claimed] = claimed_jobs(scheduler)
+    assert claimed.id == f"cron:mine:{FIRST + EVERY}"
+    assert decode(claimed.payload, MSGPACK)["args"] == ["new"]
+    assert times(row) == (1, FIRST + EVERY, FIRST + 2 * EVERY)
 
 
 def test_a_schedule_changed_while_its_slot_is_enqueued_keeps_the_new_time(

@@ -665,6 +665,29 @@ def test_progress_and_log_lines_are_in_the_tables(scheduler):
     assert [log.line for log in models.JobLog.objects.order_by("id")] == ["first", "second", "third"]
 
 
+def test_the_oldest_runs_and_lines_of_a_job_are_forgotten(scheduler, monkeypatch):
+    monkeypatch.setattr("djqueue.core.shard.MAX_HISTORY", 5)
+    monkeypatch.setattr("djqueue.core.engine.MAX_LOG_LINES", 3)
+    monkeypatch.setattr(journal, "MAX_HISTORY", 5)
+    monkeypatch.setattr(journal, "MAX_LOG_LINES", 3)
+    job_id = enqueue(scheduler, max_attempts=100)
+    for number in range(12):
+        claimed = claim_one(scheduler)
+        scheduler.report([report_of(claimed, None, [(number, f"line {number}")])])
+        finish(scheduler, retrying(claimed))
+        scheduler.counts(QUEUE)
+    known = job(scheduler, job_id)
+    assert [attempt.attempt for attempt in known.history] == [8, 9, 10, 11, 12]
+
+    finish(scheduler, completing(claim_one(scheduler)))
+    scheduler.counts(QUEUE)
+
+    assert job(scheduler, job_id).history == known.history
+    assert job(scheduler, job_id).logs == known.logs
+    assert models.JobAttempt.objects.count() == 5
+    assert models.JobLog.objects.count() == 3
+
+
 @pytest.mark.skipif("connection.vendor != 'sqlite'", reason="the pragmas are SQLite's")
 def test_the_journals_connection_has_the_pragmas_of_the_documents(scheduler, monkeypatch):
     found = {}

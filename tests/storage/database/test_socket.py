@@ -47,6 +47,7 @@ from djqueue.testing.factories import (
     completing,
     counts,
     enqueue,
+    enqueue_many,
     finish,
     job,
     lease_of,
@@ -274,17 +275,22 @@ def test_a_client_without_the_right_token_is_told_so(
     [
         pack([1, "claim", [request()], {}]),
         pack(TOKEN.encode()),
+        pack("half a pair: \ud800"),
         LENGTH.pack(session.MAX_TOKEN_FRAME + 1),
         b"GET / HTTP/1.1\r\n\r\n",
     ],
-    ids=["request", "bytes", "long", "http"],
+    ids=["request", "bytes", "surrogate", "long", "http"],
 )
-def test_who_shows_no_token_is_hung_up_on(make_storage: MakeStorage, first: bytes) -> None:
+def test_who_shows_no_token_is_hung_up_on(
+    make_storage: MakeStorage, caplog: pytest.LogCaptureFixture, first: bytes
+) -> None:
     scheduler = connected(make_storage, address=ANY_PORT, token=TOKEN)
 
     with Stranger(scheduler) as stranger:
         stranger.says(first)
         assert stranger.is_hung_up_on()
+    eventually(lambda: sessions(scheduler) == 0)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_who_says_nothing_is_hung_up_on(make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +301,8 @@ def test_who_says_nothing_is_hung_up_on(make_storage: MakeStorage, monkeypatch: 
 
     with Stranger(scheduler) as stranger:
         assert stranger.is_hung_up_on()
-    assert sessions(scheduler) == 1
+    eventually(lambda: sessions(scheduler) == 1)
+    client.register_worker(worker())
 
 
 # What strangers say hurts nobody else.
@@ -360,6 +367,30 @@ def test_a_client_that_reads_no_answers_holds_nobody_up(
         assert finish(client, completing(claimed)) == [True]
 
     eventually(lambda: sessions(scheduler) == 1)
+
+
+def test_a_subscriber_that_does_not_read_is_hung_up_on(
+    scheduler: DatabaseStorage,
+    client: DatabaseStorage,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(session, "MAX_UNSENT", 200_000)
+    wide = "q" * 250
+    told = Recorder()
+    client.subscribe(wide, told)
+
+    with Stranger(scheduler) as stranger:
+        stranger.says(pack([1, "subscribe", [1, wide, None], {}]))
+        assert stranger.hears() == [1, "ok", None]
+        for number in range(1, 21):
+            enqueue_many(scheduler, 200, queue=wide)
+            assert len(claim(scheduler, 200)) == 200
+            told.until_true(lambda many=number * 200: told.count("active") == many, "all that happened")
+        eventually(lambda: sessions(scheduler) == 1)
+        assert stranger.is_hung_up_on()
+
+    assert "does not read what it has subscribed to" in caplog.text
 
 
 def test_a_scheduler_ends_whatever_its_clients_do(make_storage: MakeStorage) -> None:

@@ -11,6 +11,7 @@ from .suggest import nearest
 
 MAX_NAME = 255
 """Characters of a queue's name, a job's name, an id, a unique key, a group, a tag."""
+MAX_CONTENT_TYPE = 100
 MAX_INTEGER = 2**31 - 1
 DAY = 86_400_000
 MSGPACK = "application/x-djqueue-msgpack"
@@ -189,6 +190,12 @@ def _choice(choices: tuple[str, ...]) -> Parser:
     return parse
 
 
+def _content_type(name: str, value: Any) -> str:
+    if len(check_text(name, value)) > MAX_CONTENT_TYPE:
+        raise OptionError(f"{name}: has {len(value)} characters; at most {MAX_CONTENT_TYPE} are allowed")
+    return str(value)
+
+
 def _optional(parser: Parser) -> Parser:
     return lambda name, value: None if value is None else parser(name, value)
 
@@ -248,5 +255,5 @@ PARSERS: dict[str, Parser] = {
     "retention": _optional(_positive),
     "executor": _optional(_choice(("inline",))),
     "tags": _tags,
-    "content_type": check_text,
+    "content_type": _content_type,
 }

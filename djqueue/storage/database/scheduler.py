@@ -372,6 +372,10 @@ class SchedulerStorage(EngineStorage):
 
     def _keep_queue(self, queue: str) -> None:
         rate, concurrency = self.engine.limits(queue)
+        policy = self.engine.policy(queue)
+        if (rate, concurrency) == (policy.rate, policy.concurrency):
+            # The settings' own: they may say something else after the next start.
+            rate = concurrency = None
         capacity, per = (rate.capacity, rate.per) if rate is not None else (None, None)
         concurrency = None if concurrency is None else min(concurrency, MAX_INTEGER)
         row = (queue, self.engine.is_paused(queue), capacity, per, concurrency)

@@ -104,7 +104,7 @@ def enqueuer(durable: str) -> None:
             number += 1
 
 
-def transactional_enqueuer(_which: str) -> None:
+def transactional_enqueuer() -> None:
     """A client that enqueues numbers in transactions, every third of which it rolls back."""
     from django.db import transaction
 

@@ -546,3 +546,17 @@ def test_a_killed_scheduler_leaves_what_it_had_written(start_child, make_storage
     assert [one.id for one in claimed] == [*(one for one in ids if one != cancelled), "durable"]
     assert [one.stalls for one in claimed] == [1, 1, 0]
     assert {attempt.worker for one in claimed[:2] for attempt in job(restarted, one.id).history} == {WORKER}
+
+
+def test_a_pause_does_not_keep_the_limits_of_the_settings(make_storage):
+    first = make_storage(policies={QUEUE: QueuePolicy(concurrency=2)})
+    first.connect()
+    first.pause(QUEUE)
+    first.resume(QUEUE)
+    first.close()
+
+    again = make_storage(policies={QUEUE: QueuePolicy(concurrency=5)})
+    again.connect()
+    enqueue_many(again, 9)
+
+    assert len(claim(again, slots=9)) == 5

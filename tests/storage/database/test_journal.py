@@ -547,7 +547,7 @@ def test_durable_enqueues_of_many_threads_share_transactions(failing):
 def test_a_durable_enqueue_that_cannot_be_written_did_not_happen(failing):
     failing.failures = 1
 
-    with pytest.raises(StorageUnavailableError, match="'default'.*the disk is full; nothing was enqueued"):
+    with pytest.raises(StorageUnavailableError, match=r"'default'.*the disk is full; nothing was enqueued"):
         enqueue(failing.storage, id="a", durable=True)
 
     assert state(failing.storage, "a") is None

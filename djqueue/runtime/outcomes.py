@@ -64,7 +64,8 @@ def next_delay(
             return milliseconds("delay", error.delay)
         if handler.backoff is not None:
             return milliseconds("backoff", handler.backoff(failures, error))
-    except Exception as broken:
+    except BaseException as broken:
+        # Even a rule that calls sys.exit() is only a bad rule.
         on_bad(broken)
     return claimed.options.backoff.delay(failures, random)
 

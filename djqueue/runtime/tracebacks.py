@@ -34,14 +34,15 @@ def type_name(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     try:
         return _text(str(error), MAX_MESSAGE)
-    except Exception as broken:
+    except BaseException as broken:
+        # It runs the code of the exception's class, which may do anything.
         return f"(its message cannot be shown: {type_name(broken)})"
 
 
 def _formatted(error: BaseException) -> str:
     try:
         lines = traceback.format_exception(type(error), error, _from_handler(error.__traceback__))
-    except Exception as broken:
+    except BaseException as broken:
         return f"(the traceback cannot be shown: {type_name(broken)})"
     return _text("".join(lines), MAX_TRACEBACK)
 

@@ -116,6 +116,39 @@ async def test_nothing_that_a_sync_handler_raises_ends_the_worker(storage, queue
     assert queue.get_result(good) == "fine"
 
 
+class Hostile(Exception):
+    def __str__(self) -> str:
+        sys.exit("no message either")
+
+
+@BOTH
+async def test_an_exception_that_defends_itself_ends_its_job_all_the_same(storage, queue, is_async):
+    def handler(job):
+        raise Hostile
+
+    job_id = queue.enqueue(name=HANDLER, max_attempts=1).id
+    await work_off(storage, as_handler(handler, is_async))
+
+    failed = record(queue, job_id)
+    assert (failed.state, failed.error.type) == ("failed", f"{__name__}.Hostile")
+    assert "SystemExit" in failed.error.message
+
+
+@BOTH
+async def test_a_codec_that_breaks_down_fails_the_attempt(storage, queue, is_async, monkeypatch):
+    def encoder(*_):
+        def encode(value):
+            raise ZeroDivisionError("inside the codec")
+
+        return encode
+
+    monkeypatch.setattr("djqueue.runtime.execution.get_encoder", encoder)
+    job_id = queue.enqueue(name=HANDLER, max_attempts=1).id
+    await work_off(storage, as_handler(lambda job: 1, is_async))
+
+    assert record(queue, job_id).error.message == "inside the codec"
+
+
 @BOTH
 async def test_unrecoverable_goes_to_the_dead_letters_at_once(storage, queue, is_async):
     def handler(job):
@@ -182,7 +215,12 @@ def broken_backoff():
     raise ValueError
 
 
-@pytest.mark.parametrize("failing", [own_backoff, broken_backoff])
+@job(name="tests.runtime.exiting_backoff", backoff=lambda failures, error: sys.exit(1))
+def exiting_backoff():
+    raise ValueError
+
+
+@pytest.mark.parametrize("failing", [own_backoff, broken_backoff, exiting_backoff])
 async def test_a_backoff_of_ones_own(storage, queue, caplog, failing):
     job_id = queue.enqueue({"args": [], "kwargs": {}}, name=failing.name, max_attempts=3).id
     async with working(storage, {failing.name: failing}):

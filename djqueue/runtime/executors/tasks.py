@@ -58,26 +58,24 @@ class TaskExecutor:
 
     async def _run(self, run: Run) -> None:
         CURRENT.set(run)
-        if run.stop:
-            outcome: Outcome | None = self._execution.stopped(run)
-        else:
-            outcome = self._execution.begin(run)
-        if outcome is None:
-            threads = self._threads
-            place = None if threads is None else threads.take()
-            try:
+        threads, place = self._threads, None
+        outcome: Outcome | None
+        try:
+            outcome = self._execution.stopped(run) if run.stop else self._execution.begin(run)
+            if outcome is None:
+                place = None if threads is None else threads.take()
                 outcome = self._execution.completed(run, await run.handler.call(run))
-            except GeneratorExit:
-                # The loop throws the task away: there is nobody left to be told.
-                raise
-            except BaseException as error:
-                # SystemExit and KeyboardInterrupt of a handler concern its job, not this worker.
-                outcome = self._execution.failed(run, error)
-            if place is not None and threads is not None:
-                if place.executor.used:
-                    await self._clean(run, threads, place)
-                else:
-                    threads.put_back(place)
+        except GeneratorExit:
+            # The loop throws the task away: there is nobody left to be told.
+            raise
+        except BaseException as error:
+            # SystemExit and KeyboardInterrupt of a handler concern its job, not this worker.
+            outcome = self._execution.failed(run, error)
+        if place is not None and threads is not None:
+            if place.executor.used:
+                await self._clean(run, threads, place)
+            else:
+                threads.put_back(place)
         # The task holds the run: in a circle, both would live until the garbage collector comes.
         run.task = None
         if self._runs.settle(run, outcome):

@@ -57,9 +57,13 @@ class ThreadExecutor:
         context = copy_context()
 
         def work(_: None) -> None:
-            answer = context.run(self._answer, run, partial(function, *args))
+            value, error = None, None
             try:
-                loop.call_soon_threadsafe(_resolve, future, *answer)
+                value = context.run(self._call, run, partial(function, *args))
+            except BaseException as raised:
+                error = raised
+            try:
+                loop.call_soon_threadsafe(_resolve, future, value, error)
             except RuntimeError:
                 # The worker has ended in the meantime, and with it the loop.
                 self._tell.too_late("the end of a handler")
@@ -77,46 +81,42 @@ class ThreadExecutor:
     def _run(self, run: Run) -> None:
         CURRENT.set(run)
         outcome: Outcome | None
-        if run.stop:
-            outcome = self._execution.stopped(run)
-        else:
-            outcome = self._execution.begin(run) or self._outcome(run)
-        # Its outcome comes with what it turned out to await.
-        if outcome is not None:
-            if self._runs.settle(run, outcome):
-                self._bell.run_ended()
+        try:
+            if run.stop:
+                outcome = self._execution.stopped(run)
             else:
-                self._tell.too_late("the end of a handler")
+                outcome = self._execution.begin(run) or self._outcome(run)
+        except BaseException as error:
+            # SystemExit and KeyboardInterrupt of a handler concern its job, not this worker.
+            outcome = self._execution.failed(run, error)
+        if outcome is None:
+            # It comes with what the handler turned out to leave to be awaited.
+            return
+        if self._runs.settle(run, outcome):
+            self._bell.run_ended()
+        else:
+            self._tell.too_late("the end of a handler")
 
     def _outcome(self, run: Run) -> Outcome | None:
-        value, error = self._answer(run, partial(run.handler.call, run))
-        if error is not None:
-            return self._execution.failed(run, error)
+        value = self._call(run, partial(run.handler.call, run))
         if value is not None and hasattr(value, "__await__"):
             self._adopt(run, value)
             return None
         return self._execution.completed(run, value)
 
-    def _answer(self, run: Run, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-        answer = _attempt(call)
-        if self._django:
-            # Before its next call it is done again only if the thread has been idle.
-            self._clean(run)
-        return answer
+    def _call(self, run: Run, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        finally:
+            if self._django:
+                # Before its next call it is done again only if the thread has been idle.
+                self._clean(run)
 
     def _clean(self, run: Run | None = None) -> None:
         try:
             clean_connections()
         except Exception as error:
             self._tell.cleanup_failed(run, error)
-
-
-def _attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return call(), None
-    except BaseException as error:
-        # SystemExit and KeyboardInterrupt of a handler concern its job, not this worker.
-        return None, error
 
 
 def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:

@@ -87,10 +87,22 @@ class ClientStorage(Storage):
                 answers: list[EnqueueResult] = self._remote.call("enqueue", batches)
             except StorageUnavailableError as error:
                 logger.debug("No scheduler takes the jobs, so they are written: %s", error)
-                batches = [batch._replace(fresh=False) for batch in batches]
+                return self._enqueue_again(batches)
             else:
                 return answers
-        return self._inserter.insert(batches, lambda: self._remote.tell("inbox"))
+        return self._inserter.insert(batches, self._wake)
+
+    def _enqueue_again(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """Write jobs of which the scheduler, had it lived to say so, may have taken some already."""
+        mine = {job_id for batch in batches if batch.fresh for job_id in batch.ids or ()}
+        answers = self._inserter.insert([batch._replace(fresh=False) for batch in batches], self._wake)
+        return [
+            EnqueueResult(answer.id, "queued", answer.queue) if answer.id in mine else answer
+            for answer in answers
+        ]
+
+    def _wake(self) -> None:
+        self._remote.tell("inbox")
 
     # Runs: of the scheduler's engine alone.
 
@@ -220,12 +232,19 @@ class ClientStorage(Storage):
         self._remote.call("register_worker", info)
 
     def unregister_worker(self, worker_id: str) -> None:
-        """See `Storage.unregister_worker`."""
-        self._remote.call("unregister_worker", worker_id)
+        """See `Storage.unregister_worker`. A scheduler that cannot be reached forgets it by itself."""
+        try:
+            self._remote.call("unregister_worker", worker_id)
+        except StorageUnavailableError as error:
+            logger.debug("The worker %s is not unregistered: %s", worker_id, error)
 
     def maintain(self) -> Swept:
         """See `Storage.maintain`: the scheduler sees to it."""
         return Swept()
+
+    def reaches_scheduler(self) -> bool:
+        """Whether a scheduler can be reached."""
+        return self._remote.tell("inbox")
 
     # Inside.
 

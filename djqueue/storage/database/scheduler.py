@@ -447,7 +447,7 @@ class SchedulerStorage(EngineStorage):
                 self._arrived.clear()
                 try:
                     self._take_in_all()
-                except (Error, OSError, StorageUnavailableError) as error:
+                except Exception as error:
                     connections[self._alias].close()
                     if not self._closing.wait(POLL):
                         logger.warning(
@@ -477,6 +477,11 @@ class SchedulerStorage(EngineStorage):
         if not jobs:
             return
         self._taken.update(jobs)
+        now = self._clock.now()
+        for job in jobs.values():
+            if job.state is State.WAITING:
+                # Its producer's clock may be a little ahead.
+                job.run_at = min(job.run_at, now)
         wanted = [key for job in jobs.values() for key in job.options.depends_on]
         found = recovery.find(self._alias, self.engine, self._journal, wanted)
         self.engine.restore(found.ended)

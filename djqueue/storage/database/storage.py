@@ -89,8 +89,12 @@ class DatabaseStorage(Storage):
         Waits while another process is the scheduler, or raises SchedulerRunningError: see `standby`.
         Raises StorageUnavailableError if the database is away.
         """
-        if not self.is_scheduler and self.standby != "work":
-            with named(self._alias):
+        if self.is_scheduler:
+            return
+        with named(self._alias):
+            if self.standby == "work":
+                self._wait_for_scheduler()
+            else:
                 self._connect()
 
     def close(self) -> None:
@@ -167,11 +171,21 @@ class DatabaseStorage(Storage):
                 "out --standby=never to wait for its end"
             )
         logger.info("Standing by: %s is the scheduler.", who)
+        self._stand_by(lease.acquire)
+        return lease
+
+    def _wait_for_scheduler(self) -> None:
+        if not self._client.reaches_scheduler():
+            logger.info("Waiting for a scheduler, to work for it.")
+            self._stand_by(self._client.reaches_scheduler)
+
+    def _stand_by(self, is_over: Callable[[], bool]) -> None:
+        """Wait for something, whatever becomes of the database meanwhile."""
         away = False
         while not self._closing.wait(STANDBY_POLL):
             try:
-                if lease.acquire():
-                    return lease
+                if is_over():
+                    return
                 away = False
             except Error as error:
                 drop_if_broken(self._alias)

@@ -261,6 +261,25 @@ def test_a_standby_takes_over_when_the_scheduler_closes(scheduler, make_storage,
     assert claim_ids(standby, 5) == [job_id]
 
 
+def test_a_worker_process_waits_for_a_scheduler_to_come(scheduler, make_storage, quick):
+    scheduler.close()
+    beside = make_storage()
+    beside.standby = "work"
+    waiting = threading.Thread(target=lambda: (beside.connect(), connection.close()))
+    waiting.start()
+    coming = make_storage()
+    coming.connect()
+
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert not beside.is_scheduler
+    job_id = enqueue(coming)
+    assert claim_ids(beside, 5) == [job_id]
+
+    coming.close()
+    beside.unregister_worker("it is forgotten by itself")
+
+
 def test_a_standby_that_is_closed_stops_waiting(scheduler, make_storage, quick):
     standby = make_storage()
     errors = []

@@ -19,6 +19,7 @@ from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.database import journal
 from djqueue.storage.database import scheduler as scheduler_module
+from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
     a_cancelled_job,
@@ -462,6 +463,15 @@ def test_a_key_that_two_processes_took_unseen_is_the_first_ones(scheduler, clien
     assert eventually(lambda: state(scheduler, late) is State.CANCELLED)
     assert claim_ids(scheduler, 5) == [owner]
     assert scheduler.jobs(QUEUE, [late])[0].reason == "duplicate"
+
+
+def test_a_producer_whose_clock_is_ahead_has_its_jobs_run_now(scheduler, client):
+    client._client._inserter._clock = FakeClock(scheduler._active._clock.now() + 60_000)
+    waiting, delayed = enqueue(client), enqueue(client, delay=1)
+
+    eventually(lambda: scheduler.waiting_names(QUEUE) == {"handler": 1})
+    assert claim_ids(scheduler, 5) == [waiting]
+    assert state(scheduler, delayed) is State.DELAYED
 
 
 def test_ids_and_keys_from_several_processes_are_one_job_each(scheduler, start_child):

@@ -2,11 +2,14 @@
 
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
+from django.db import connection
 
 from tests import servers, settings
+from tests.support import eventually
 
 # Without a deadline: a busy machine is no defect.
 hypothesis.settings.register_profile("djqueue", deadline=None)
@@ -45,6 +48,25 @@ def chromium_path() -> str:
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings_xdist_suffix() -> None:
     """tests/settings.py already gives every test process a database of its own."""
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """As pytest-django's; but killed children, whose sessions a server has yet to miss, keep no database."""
+    yield
+    with django_db_blocker.unblock():
+        if connection.vendor == "postgresql":
+            eventually(_is_alone, message="the sessions of killed processes have ended")
+
+
+def _is_alone() -> bool:
+    """End every other session of the tests' database; whether there was none."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        return not cursor.fetchall()
 
 
 @pytest.hookimpl(tryfirst=True)

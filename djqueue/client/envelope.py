@@ -17,6 +17,21 @@ DEFAULT_QUEUE = "default"
 def resolve(given: Mapping[str, Any], queue: str | None = None) -> EnqueueOptions:
     """A caller's options over the settings' defaults, checked; with the queue that is meant."""
     settings = get_settings()
+    try:
+        return _resolved(tuple((key, type(value), value) for key, value in given.items()), queue, settings)
+    except TypeError:  # a value that cannot be hashed
+        return _resolve(given, queue, settings)
+
+
+@lru_cache(maxsize=256)
+def _resolved(
+    given: tuple[tuple[str, type, Any], ...], queue: str | None, settings: Settings
+) -> EnqueueOptions:
+    """The same options are given again and again; checking them takes longer than the rest."""
+    return _resolve({key: value for key, _, value in given}, queue, settings)
+
+
+def _resolve(given: Mapping[str, Any], queue: str | None, settings: Settings) -> EnqueueOptions:
     if callable(given.get("backoff")):
         raise OptionError("backoff: a function belongs to the job type: give it to @job")
     options = parse_options(given, _with_codec(settings))

@@ -4,18 +4,21 @@ from collections.abc import Iterable, Sequence
 
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
+from djqueue.core.collector import spared
 from djqueue.core.job import Batch, EnqueueResult, JobRecord
 from djqueue.storage.base import Storage
 
 
 def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
     """Enqueue batches, a call of the storage for each; cached results come back decoded."""
+    batches = list(batches)
     results: list[EnqueueResult] = []
-    for batch in batches:
-        answers = storage.enqueue([batch])
-        if batch.ids is not None and (ids := _with_results(answers)):
-            answers = _decoded(answers, storage.jobs(batch.queue, ids), batch)
-        results += answers
+    with spared(sum(len(batch.payloads) for batch in batches)):
+        for batch in batches:
+            answers = storage.enqueue([batch])
+            if batch.ids is not None and (ids := _with_results(answers)):
+                answers = _decoded(answers, storage.jobs(batch.queue, ids), batch)
+            results += answers
     return results
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from .base import DEFAULT_POLICY as DEFAULT_POLICY
+from .collector import spared
 from .job import (
     DEAD_LETTER_REASONS,
     Batch,
@@ -44,26 +45,30 @@ class Engine(JobControls, QueueControls, Reads, Observers, KeptElsewhere):
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """Add jobs; one answer for each, in order. A duplicate is an answer, not an error."""
-        results: list[EnqueueResult] = []
         for batch in batches:
             self._check(batch)
-        for batch in batches:
-            changes = Changes()
-            shard = self.shard(batch.queue)
-            now = self.clock.now()
-            with shard.lock:
-                queue = shard.queue(batch.queue)
-                if is_uniform(batch):
-                    results += self._enqueue_uniform(shard, queue, batch, now, changes)
-                    added: list[Job] = []
-                else:
-                    answers, added = self._enqueue_each(shard, queue, batch, now, changes)
-                    results += answers
-            self.settle(changes)
-            if batch.options.depends_on:
-                for job in added:
-                    self.bind(job, batch.options.depends_on)
+        results: list[EnqueueResult] = []
+        with spared(sum(len(batch.payloads) for batch in batches)):
+            for batch in batches:
+                results += self._enqueue(batch)
         return results
+
+    def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
+        changes = Changes()
+        shard = self.shard(batch.queue)
+        now = self.clock.now()
+        added: list[Job] = []
+        with shard.lock:
+            queue = shard.queue(batch.queue)
+            if is_uniform(batch):
+                answers = self._enqueue_uniform(shard, queue, batch, now, changes)
+            else:
+                answers, added = self._enqueue_each(shard, queue, batch, now, changes)
+        self.settle(changes)
+        if batch.options.depends_on:
+            for job in added:
+                self.bind(job, batch.options.depends_on)
+        return answers
 
     def _enqueue_uniform(
         self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: Changes

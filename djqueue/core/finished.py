@@ -1,9 +1,10 @@
 """Records of jobs that have ended, until their time is over."""
 
-from collections import Counter, deque
+from collections import deque
 from threading import Lock
 
 from .job import Job
+from .states import State
 
 Fifos = dict[int, deque[tuple[int, Job]]]
 """For each length of time: (its end, job), oldest first."""
@@ -19,7 +20,7 @@ class FinishedJobs:
     without its queue's.
     """
 
-    __slots__ = ("_keeps", "_lock", "_records", "_results", "_size", "_stale", "counts")
+    __slots__ = ("_keeps", "_lock", "_records", "_results", "_size", "_stale", "cancelled", "completed")
 
     def __init__(self, *, keeps: bool) -> None:
         self._lock = Lock()
@@ -32,14 +33,15 @@ class FinishedJobs:
         """Entries of `_records`."""
         self._stale = 0
         """Those of jobs that were taken away before their time."""
-        self.counts: Counter[str] = Counter()
-        """Records by state."""
+        self.completed = 0
+        """Records of completed jobs."""
+        self.cancelled = 0
 
     def add(self, job: Job) -> None:
         """Keep a job from its end for as long as its options say."""
+        kept = job.options.kept
         with self._lock:
-            self.counts[job.state] += 1
-            kept = job.options.finished_for()
+            self._count(job, 1)
             if kept is None or not self._keeps:
                 return
             self._enter(self._records, kept, job)
@@ -51,9 +53,9 @@ class FinishedJobs:
     def remove(self, job: Job) -> None:
         """Account for a record that is taken away."""
         with self._lock:
-            self.counts[job.state] -= 1
+            self._count(job, -1)
             job.generation = GONE
-            if self._keeps and job.options.finished_for() is not None:
+            if self._keeps and job.options.kept is not None:
                 self._stale += 1
                 if self._size >= COMPACT_FROM and self._stale > self._size * COMPACT_ABOVE:
                     self._compact()
@@ -72,6 +74,12 @@ class FinishedJobs:
         with self._lock:
             for job in self._due(self._results, now, limit):
                 job.result = None
+
+    def _count(self, job: Job, change: int) -> None:
+        if job.state is State.COMPLETED:
+            self.completed += change
+        else:
+            self.cancelled += change
 
     @staticmethod
     def _enter(fifos: Fifos, kept: int, job: Job) -> None:

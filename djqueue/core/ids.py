@@ -6,20 +6,26 @@ from collections.abc import Callable
 
 COUNTER_BITS = 12
 COUNTER_LIMIT = 1 << COUNTER_BITS
+NOISE_SIZE, NOISES = 8, 128
+"""Random bytes of a call, and for how many calls they are fetched at once."""
+NUMBERS = [f"{number:03x}" for number in range(COUNTER_LIMIT)]
 
 
 class IdSource:
     """Makes UUIDv7 ids (RFC 9562, method 1 of section 6.2: a counter in the bits after the time).
 
     Ids of one source ascend strictly, also when the clock stands or goes back: once a millisecond's
-    4,096 numbers are used, the next millisecond is borrowed. Threads may share a source.
+    4,096 numbers are used, the next millisecond is borrowed. Ids that are made in one call have their
+    random bits in common, and differ in time and counter. Threads may share a source.
     """
 
     def __init__(self, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
         self._random_bytes = random_bytes
         self._lock = threading.Lock()
         self._last = 0
-        os.register_at_fork(after_in_child=self._forget_lock)
+        self._noise: list[str] = []
+        """Random hexadecimal digits, for a call each."""
+        os.register_at_fork(after_in_child=self._part)
 
     def new(self, now: int) -> str:
         """One id, for a time in UTC milliseconds."""
@@ -30,21 +36,23 @@ class IdSource:
         with self._lock:
             first = max(now << COUNTER_BITS, self._last + 1)
             self._last = first + count - 1
-        noise = self._random_bytes(8 * count).hex()
+            if not self._noise:
+                # Many at a time: asking the system takes as long as making hundreds of ids.
+                noise = self._random_bytes(NOISE_SIZE * NOISES).hex()
+                self._noise = [noise[at : at + 16] for at in range(0, len(noise), 2 * NOISE_SIZE)]
+            noise = self._noise.pop()
+        # The variant's two bits are 10, which 8 stands for; 60 random bits follow.
+        tail = f"-8{noise[:3]}-{noise[3:15]}"
         ids: list[str] = []
-        append = ids.append
-        at = 0
-        prefix, left = "", 0
-        for tick in range(first, first + count):
-            if not left:
-                left = COUNTER_LIMIT - (tick & (COUNTER_LIMIT - 1))
-                time = f"{tick >> COUNTER_BITS:012x}"
-                prefix = f"{time[:8]}-{time[8:]}-7"
-            left -= 1
-            # The variant's two bits are 10, which 8 stands for; 60 random bits follow.
-            append(f"{prefix}{tick & 0xFFF:03x}-8{noise[at : at + 3]}-{noise[at + 3 : at + 15]}")
-            at += 15
+        end = first + count
+        while first < end:
+            time, number = f"{first >> COUNTER_BITS:012x}", first & (COUNTER_LIMIT - 1)
+            prefix = f"{time[:8]}-{time[8:]}-7"
+            ids += [prefix + digits + tail for digits in NUMBERS[number : number + end - first]]
+            first = (first | (COUNTER_LIMIT - 1)) + 1
         return ids
 
-    def _forget_lock(self) -> None:
+    def _part(self) -> None:
+        """In a forked child: what the parent will use is not for this process."""
         self._lock = threading.Lock()
+        self._noise = []

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from .base import EngineBase
-from .job import CancelResult
-from .shard import Changes
+from .job import CancelResult, Job
+from .shard import Changes, Shard
 from .states import PENDING, State
 
 
@@ -26,15 +26,22 @@ class JobControls(EngineBase):
                 elif job.state in PENDING:
                     shard.cancel_pending(queue, job, reason, now, changes)
                     results.append(CancelResult(job_id, "cancelled"))
-                elif job.state is State.ACTIVE:
-                    job.cancel_requested = True
-                    shard.changed(job)
+                elif self._request_cancel(shard, job):
                     shard.tell(queue, job, "cancel_requested", now, changes)
                     results.append(CancelResult(job_id, "requested"))
                 else:
                     results.append(CancelResult(job_id, str(job.state)))
         self.settle(changes)
         return results
+
+    def _request_cancel(self, shard: Shard, job: Job) -> bool:
+        # A plain job completes under this lock alone: what is noted here must not come after that.
+        with self.place(job.id).lock:
+            if job.state is not State.ACTIVE:
+                return False
+            job.cancel_requested = True
+            shard.changed(job)
+            return True
 
     def promote(self, queue_name: str, ids: Sequence[str]) -> list[bool]:
         """Delayed jobs to waiting, now; False for one that is not delayed."""

@@ -71,7 +71,8 @@ class KeptElsewhere(EngineBase):
                 queue = shard.queue(job.queue)
                 there = queue.jobs.get(job.id)
                 if there is not None and there.state not in REUSABLE:
-                    shard.changed(there)
+                    with self.place(there.id).lock:  # else it could complete meanwhile
+                        shard.changed(there)
                     continue
                 if there is not None:
                     job.has_dependents = shard.make_way(queue, there, now, changes)

@@ -68,9 +68,13 @@ class JobOptions:
     """Codec of the payload and of the result."""
     plain: bool = field(init=False, default=True, compare=False, repr=False)
     """Whether the end of such a job concerns no key, no group: it needs no lock of its queue."""
+    kept: int | None = field(init=False, default=None, compare=False, repr=False)
+    """Milliseconds for which the record of a finished job is kept; None is for ever."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plain", self.unique_key is None and self.group is None)
+        if self.result_ttl is not None:
+            object.__setattr__(self, "kept", max(self.result_ttl, self.retention or 0))
 
     def as_dict(self) -> dict[str, Any]:
         """The options that differ from their defaults, as plain values, for storing."""
@@ -92,12 +96,6 @@ class JobOptions:
         if "tags" in values:
             values["tags"] = tuple(values["tags"])
         return cls(**values)
-
-    def finished_for(self) -> int | None:
-        """Milliseconds for which the record of a finished job is kept; None is for ever."""
-        if self.result_ttl is None:
-            return None
-        return max(self.result_ttl, self.retention or 0)
 
 
 _DEFAULTS = {item.name: item.default for item in fields(JobOptions) if item.init}

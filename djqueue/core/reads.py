@@ -46,9 +46,9 @@ class Reads(EngineBase):
             State.DELAYED: queue.delayed.size,
             State.BLOCKED: queue.blocked,
             State.ACTIVE: self.active_in(queue_name),
-            State.COMPLETED: queue.finished.counts[State.COMPLETED],
+            State.COMPLETED: queue.finished.completed,
             State.FAILED: len(queue.dead),
-            State.CANCELLED: queue.finished.counts[State.CANCELLED],
+            State.CANCELLED: queue.finished.cancelled,
         }
 
     def waiting_names(self, queue_name: str) -> dict[str, int]:

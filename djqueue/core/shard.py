@@ -81,8 +81,12 @@ class Shard:
         queue.finished.add(job)
         if self._journal is not None:
             self._journal.completed(job)
-        self._ended(queue, job, changes)
-        self.tell(queue, job, "completed", now, changes)
+        if not job.options.plain or job.has_dependents:
+            self._ended(queue, job, changes)
+        elif queue.limiter.concurrency is not None and queue.ready.size:
+            changes.woken.add(queue.name)
+        if queue.observed:
+            self.tell(queue, job, "completed", now, changes)
 
     def put_back(
         self,

@@ -150,13 +150,14 @@ def enqueue_durable(storage: Any, scale: float) -> dict[str, float]:
 def drain(storage: Any, count: int, concurrency: int, handler: Any = no_op) -> float:
     """Jobs a second from the first claim to the last result."""
     from djqueue import Worker
+    from djqueue.runtime.serving import serve
 
     queue = queue_of(storage)
     queue.enqueue_many(payloads(count))
     written(storage)
     worker = Worker(storage, [QUEUE], {QUEUE: handler}, concurrency=concurrency, max_jobs=count)
     start = time.perf_counter()
-    asyncio.run(worker.run())
+    serve(worker)  # as `runworkers` does
     written(storage)
     took = time.perf_counter() - start
     done = queue.counts()["completed"]

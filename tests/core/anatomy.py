@@ -55,8 +55,8 @@ def check_queue(queue: JobQueue, active: list[Job]) -> None:
     assert queue.groups.parked == len(parked)
     assert queue.blocked == len(places[State.BLOCKED])
     ended = Counter(job.state for job in queue.jobs.values())
-    for state in (State.COMPLETED, State.CANCELLED):
-        assert queue.finished.counts[state] == ended[state]
+    assert queue.finished.completed == ended[State.COMPLETED]
+    assert queue.finished.cancelled == ended[State.CANCELLED]
     for job_id, job in queue.jobs.items():
         assert (job.id, job.queue) == (job_id, queue.name)
         assert bool(job.unmet) == (job.state is State.BLOCKED)
@@ -99,6 +99,6 @@ def check_empty(engine: Engine) -> None:
             assert not queue.dead._retries
             assert not queue.watchers
             assert not queue._deadlines
-            assert not +queue.finished.counts
+            assert queue.finished.completed == queue.finished.cancelled == 0
             assert not queue.finished._records
             assert not queue.finished._results

@@ -180,7 +180,7 @@ class Reference:
             if owner is job:
                 del self.keys[key]
         self.ended.append((job.key, state))
-        kept = job.options.finished_for()
+        kept = job.options.kept
         if state is not State.FAILED and kept is not None:
             self.records.setdefault((job.queue, kept), []).append((self.now + kept, job))
             readable = job.options.result_ttl

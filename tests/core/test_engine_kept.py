@@ -1,5 +1,7 @@
 """Jobs that are kept elsewhere, too: taken in at a start, from producers, and let go."""
 
+from threading import Thread
+
 import pytest
 
 from djqueue.core.job import DeadLetter, Job
@@ -71,6 +73,36 @@ def test_the_journal_hears_of_every_change_in_order():
         ("completed", "a", State.COMPLETED),
         ("removed", "a", State.COMPLETED),
     ]
+
+
+@pytest.mark.parametrize("word", ["cancel", "accept"])
+def test_nothing_old_is_noted_of_a_job_after_its_end(word):
+    """A plain job completes without its queue's lock: what else is noted of it must not come in between."""
+
+    class Finishing(Journal):
+        def changed(self, job):
+            state = job.state
+            if job.state is State.ACTIVE and job.id in claimed:
+                thread = Thread(target=bench.finish, args=(claimed[job.id],))
+                threads.append(thread)
+                thread.start()
+                # What it takes to complete the job is not to be had now.
+                assert bench.engine.place(job.id).lock.locked()
+            self.told.append(("changed", job.id, state))
+
+    claimed, threads, journal = {}, [], Finishing()
+    bench = Bench(journal=journal)
+    bench.enqueue("a")
+    claimed["a"] = bench.claim_one()
+    journal.told.clear()
+
+    if word == "cancel":
+        assert bench.engine.cancel("q", ["a"])[0].status == "requested"
+    else:
+        assert bench.engine.accept([kept(bench, "a")]) == 0
+
+    threads[0].join()
+    assert journal.told == [("changed", "a", State.ACTIVE), ("completed", "a", State.COMPLETED)]
 
 
 def test_the_journal_hears_of_the_old_job_before_the_new_one_with_its_id():

@@ -49,7 +49,7 @@ def test_every_job_goes_exactly_when_its_time_is_over(steps):
         job = ended(now, result_ttl=kept)
         finished.add(job)
         there.append(job)
-        assert finished.counts[State.COMPLETED] == len(there)
+        assert finished.completed == len(there)
 
 
 def gone_at(job):
@@ -106,6 +106,6 @@ def test_records_that_are_kept_elsewhere_are_only_counted():
     finished.add(job)
 
     assert finished.expired(10**15, 10) == []
-    assert finished.counts[State.COMPLETED] == 1
+    assert finished.completed == 1
     finished.remove(job)
-    assert finished.counts[State.COMPLETED] == 0
+    assert finished.completed == 0

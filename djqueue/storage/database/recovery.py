@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from djqueue import models
@@ -27,8 +28,16 @@ NUMBERED = ("id", *rows.JOB_FIELDS)
 INBOX = NUMBERED.index("inbox")
 
 
+Knowing = Callable[[Iterable[JobKey]], AbstractContextManager[None]]
+"""While it lasts, the engine knows these jobs, also those that have ended."""
+
+
 def recover(
-    alias: str, engine: Engine, journal: DatabaseJournal, take_in: Callable[[], None]
+    alias: str,
+    engine: Engine,
+    journal: DatabaseJournal,
+    take_in: Callable[[], None],
+    knowing: Knowing,
 ) -> dict[str, int]:
     """Everything that is alive: queues, pending jobs, interrupted ones, dead letters. Returns counts.
 
@@ -41,12 +50,17 @@ def recover(
     dead = sum(_dead(alias, engine, page) for page in _pages(alias, [State.FAILED]))
     take_in()
     # Last, and in one step: what they depend on is there by now, themselves included.
-    bind(alias, engine, journal, [job for job in jobs if job.unmet])
+    bind(engine, knowing, [job for job in jobs if job.unmet])
     return {"pending": len(jobs), "interrupted": interrupted, "dead": dead}
 
 
 def borrow(
-    alias: str, engine: Engine, journal: DatabaseJournal, queue: str, ids: Sequence[str] | None
+    alias: str,
+    engine: Engine,
+    journal: DatabaseJournal,
+    knowing: Knowing,
+    queue: str,
+    ids: Sequence[str] | None,
 ) -> None:
     """Some jobs of one queue (None: all), the blocked ones that wait for them, and what those wait for."""
     queues(alias, engine)
@@ -62,7 +76,7 @@ def borrow(
     failed = [job for job in found if job.state is State.FAILED]
     take_over(engine, journal, [job for job in found if job.state is not State.FAILED])
     _dead(alias, engine, failed)
-    bind(alias, engine, journal, [job for job in blocked if job.unmet])
+    bind(engine, knowing, [job for job in blocked if job.unmet])
 
 
 def _dependents(alias: str, jobs: Mapping[JobKey, Job]) -> dict[JobKey, Job]:
@@ -88,14 +102,11 @@ def _turn(job: Job) -> tuple[bool, int]:
     return True, job.run_at
 
 
-def bind(alias: str, engine: Engine, journal: DatabaseJournal, blocked: Iterable[Job]) -> None:
+def bind(engine: Engine, knowing: Knowing, blocked: Sequence[Job]) -> None:
     """Have blocked jobs hear of the ends of what they depend on, those that lie in the past included."""
-    jobs = list(blocked)
-    found = find(alias, engine, journal, [key for job in jobs for key in job.unmet or ()])
-    engine.restore(found.ended)
-    for job in jobs:
-        engine.bind(job, tuple(job.unmet or ()), missing=State.COMPLETED)
-    engine.evict(found.ended)
+    with knowing(key for job in blocked for key in job.unmet or ()):
+        for job in blocked:
+            engine.bind(job, tuple(job.unmet or ()), missing=State.COMPLETED)
 
 
 def take_over(

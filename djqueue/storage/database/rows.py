@@ -100,6 +100,7 @@ CANCEL_REQUESTED = "cancel_requested"
 """Reason of an active job that has been asked to stop."""
 
 
+@lru_cache(maxsize=256)
 def pack_options(options: JobOptions) -> bytes:
     """The options that differ from their defaults."""
     packed: bytes = msgpack.packb(options.as_dict())
@@ -349,5 +350,5 @@ def _of(model: type[Model], alias: str) -> QuerySet[Any]:
 def _expiry(job: Job) -> int | None:
     if job.state is not State.COMPLETED and job.state is not State.CANCELLED:
         return None
-    kept = job.options.finished_for()
+    kept = job.options.kept
     return None if kept is None else job.finished_at + kept

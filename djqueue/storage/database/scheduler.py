@@ -38,7 +38,7 @@ from . import cron, recovery, rows
 from .away import in_one_line
 from .dialects import Dialect
 from .inspector import Inspector
-from .journal import DatabaseJournal, LeaseLost
+from .journal import DatabaseJournal, LeaseLost, Waiter
 from .lease import SchedulerLease
 from .producer import Found, Inserter
 
@@ -50,6 +50,10 @@ INBOX_PAGE = 2_000
 PURGE_LIMIT = 1_000
 """Old rows taken away at a time."""
 FOREVER = 2**62
+MANY = 10_000
+"""Ended jobs that wait to be forgotten: then those who would put that off wait first, but not for long."""
+PATIENCE = 1.0
+"""Seconds."""
 
 
 class SchedulerStorage(EngineStorage):
@@ -70,8 +74,14 @@ class SchedulerStorage(EngineStorage):
         self._clock = clock
         self._inserter = _EngineInserter(dialect, clock, self)
         self._inspector = Inspector(dialect.alias)
-        self._identity = threading.RLock()
-        """Held while ids are looked up in the tables and taken, and while the engine forgets ids."""
+        self._identity = threading.Condition()
+        """Held while the engine and the tables are asked for ids, and while the engine forgets ended jobs;
+        not while others are told of anything.
+        """
+        self._pins = 0
+        """How many are at work with ids that they have looked up: until they are done none is forgotten."""
+        self._forgettable: list[Job] = []
+        self._inbox = threading.RLock()
         self._journal = DatabaseJournal(dialect, lease.hold, self._written, lost or _nothing)
         self.engine = Engine(
             clock=clock,
@@ -83,6 +93,7 @@ class SchedulerStorage(EngineStorage):
         )
         self._taken: set[int] = set()
         """Numbers of rows that were taken in, and of which the tables may not know it yet."""
+        self._crons = threading.Lock()
         self._is_open = False
         """Whether this is the scheduler, with all that is alive, and not for a moment with some jobs."""
         self._closing = threading.Event()
@@ -95,13 +106,13 @@ class SchedulerStorage(EngineStorage):
         """Load everything that is alive, and begin to write; returns how much it was."""
         self._journal.start()
         self._is_open = True
-        counts = recovery.recover(self._alias, self.engine, self._journal, self._take_in_all)
+        counts = recovery.recover(self._alias, self.engine, self._journal, self._take_in_all, self._knowing)
         self._inbox_thread.start()
         return counts
 
     def open_for(self, queue: str, ids: Sequence[str] | None) -> None:
         """Load these jobs (None: all) of one queue alone, and what depends on them; this thread writes."""
-        recovery.borrow(self._alias, self.engine, self._journal, queue, ids)
+        recovery.borrow(self._alias, self.engine, self._journal, self._knowing, queue, ids)
 
     def close(self) -> None:
         """Write what is left, and let the next scheduler come."""
@@ -194,14 +205,9 @@ class SchedulerStorage(EngineStorage):
             return self.engine.enqueue(batches)
 
     async def _synced(self, *, durable: bool = False) -> None:
-        loop = asyncio.get_running_loop()
-        written: asyncio.Future[BaseException | None] = loop.create_future()
-
-        def done(error: BaseException | None) -> None:
-            loop.call_soon_threadsafe(_resolve, written, error)
-
-        self._journal.when_written(done, durable=durable)
-        error = await written
+        waiter = Waiter(asyncio.get_running_loop())
+        self._journal.when_written(waiter, durable=durable)
+        error = await waiter.written
         if error is not None:
             raise error
 
@@ -341,14 +347,32 @@ class SchedulerStorage(EngineStorage):
     def _knowing(self, keys: Iterable[JobKey]) -> Iterator[None]:
         """The engine knows these jobs, if there are such, for as long as this lasts."""
         with self._identity:
-            found = recovery.find(self._alias, self.engine, self._journal, keys)
-            new = {number: job for number, job in found.arrived.items() if number not in self._taken}
-            self._take(new)
-            self.engine.restore(found.ended)
+            if len(self._forgettable) > MANY:
+                self._identity.wait_for(lambda: not self._pins, PATIENCE)
+            self._pins += 1
             try:
-                yield
-            finally:
-                self.engine.evict(found.ended)
+                found = recovery.find(self._alias, self.engine, self._journal, keys)
+                self.engine.restore(found.ended)
+                self._forgettable += found.ended
+            except BaseException:
+                self._unpin()
+                raise
+        try:
+            self._take(found.arrived)
+            yield
+        finally:
+            with self._identity:
+                self._unpin()
+
+    def _unpin(self) -> None:
+        self._pins -= 1
+        self._forget()
+
+    def _forget(self) -> None:
+        if not self._pins:
+            ended, self._forgettable = self._forgettable, []
+            self.engine.evict(ended)
+            self._identity.notify_all()
 
     # What is said to queues is kept.
 
@@ -405,15 +429,19 @@ class SchedulerStorage(EngineStorage):
         return swept._replace(removed=swept.removed + self._purge())
 
     def _fire_crons(self) -> None:
-        """First the jobs, then their schedules: what is enqueued twice in between is a duplicate."""
-        due = cron.due_slots(self._alias, self._clock.now())
-        defaults = get_settings().defaults
-        batches = [batch for slot in due if (batch := cron.batch(self._alias, slot, defaults)) is not None]
-        if batches:
-            self._accept(batches)
-            self._flush()
-        for slot in due:
-            cron.advance(self._alias, slot)
+        """First the jobs, then their schedules: a job that is there already was fired by one who died
+        in between.
+        """
+        with self._crons:
+            due = cron.due_slots(self._alias, self._clock.now())
+            defaults = get_settings().defaults
+            batches = [batch for slot in due if (batch := cron.batch(self._alias, slot, defaults))]
+            new = [batch for batch in batches if self.states(batch.queue, batch.ids or ()) == [None]]
+            if new:
+                self._accept(new)
+                self._flush()
+            for slot in due:
+                cron.advance(self._alias, slot)
 
     def _purge(self) -> int:
         """Rows whose time is over."""
@@ -459,40 +487,40 @@ class SchedulerStorage(EngineStorage):
 
     def _take_in_all(self) -> None:
         if not self._is_open:
-            return
+            return  # What concerns it is here, and nobody else's jobs are to be.
         while self.take_in() == INBOX_PAGE and not self._closing.is_set():
             # Else the next look would find the same rows.
             self._flush()
 
     def take_in(self) -> int:
         """Take in what other producers have written; returns how many rows there were."""
-        with self._identity:
+        with self._inbox:
             found = recovery.arrived(self._alias, INBOX_PAGE)
             last = max(found, default=0) if len(found) == INBOX_PAGE else FOREVER
             self._taken = {number for number in self._taken if number in found or number > last}
-            self._take({number: job for number, job in found.items() if number not in self._taken})
+            self._take(found)
         return len(found)
 
     def _take(self, jobs: Mapping[int, Job]) -> None:
+        """Take in jobs, by the numbers of their rows; before them those that they wait for."""
         if not jobs:
             return
-        self._taken.update(jobs)
-        now = self._clock.now()
-        for job in jobs.values():
-            if job.state is State.WAITING:
-                # Its producer's clock may be a little ahead.
-                job.run_at = min(job.run_at, now)
-        wanted = [key for job in jobs.values() for key in job.options.depends_on]
-        found = recovery.find(self._alias, self.engine, self._journal, wanted)
-        self.engine.restore(found.ended)
-        self.engine.accept(jobs.values())
-        self.engine.evict(found.ended)
+        with self._inbox, self._knowing(key for job in jobs.values() for key in job.options.depends_on):
+            new = {number: job for number, job in jobs.items() if number not in self._taken}
+            now = self._clock.now()
+            for job in new.values():
+                if job.state is State.WAITING:
+                    # Its producer's clock may be a little ahead.
+                    job.run_at = min(job.run_at, now)
+            self.engine.accept(new.values())
+            self._taken.update(new)
 
     # Inside.
 
     def _written(self, ended: list[Job]) -> None:
         with self._identity:
-            self.engine.evict(ended)
+            self._forgettable += ended
+            self._forget()
 
     def _flush(self) -> None:
         """Have what the engine knows in the tables, unless this thread holds them back itself."""
@@ -501,7 +529,7 @@ class SchedulerStorage(EngineStorage):
                 self._journal.sync()
             except (Error, OSError) as error:
                 raise StorageUnavailableError(
-                    f"the database {self._alias!r} could not write: {error}"
+                    f"the database {self._alias!r} could not write: {in_one_line(error)}"
                 ) from error
 
     def _all(self, queue: str | None = None) -> Any:
@@ -546,11 +574,6 @@ def _called_by_sync_code() -> bool:
     if getattr(AsyncToSync.executors, "current", None) is not None:
         return True
     return asyncio.get_running_loop() in AsyncToSync.loop_thread_executors
-
-
-def _resolve(future: "asyncio.Future[BaseException | None]", error: BaseException | None) -> None:
-    if not future.done():
-        future.set_result(error)
 
 
 def _nothing() -> None:

@@ -1,7 +1,9 @@
 """`DatabaseStorage`: what the settings name. The scheduler in one process, a client of it in all others."""
 
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -80,6 +82,7 @@ class DatabaseStorage(Storage):
         self._closing = threading.Event()
         self.on_lost: Callable[[], None] | None = None
         """Called when another process has taken the scheduler's place: nothing more can be written."""
+        _storages.add(self)
 
     # Life.
 
@@ -201,6 +204,11 @@ class DatabaseStorage(Storage):
             with connection.cursor() as cursor:
                 cursor.execute("PRAGMA journal_mode=WAL")
 
+    def become_client(self) -> None:
+        """In a forked child: the scheduler is the parent, which has the threads and the socket."""
+        self._active = self._client
+        self._server = self._lease = None
+
     def _lost(self) -> None:
         logger.error("Another process has become the scheduler; this one writes nothing more.")
         if self._server is not None:
@@ -242,3 +250,12 @@ for _name in sorted(Storage.__abstractmethods__ - {"describe"} | {"claim"}):
 for _name in ("aenqueue", "afinish", "ajobs"):
     setattr(DatabaseStorage, _name, _async_delegate(_name))
 DatabaseStorage.__abstractmethods__ = frozenset()
+
+
+def _after_fork() -> None:
+    for storage in _storages:
+        storage.become_client()
+
+
+_storages: "weakref.WeakSet[DatabaseStorage]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_after_fork)

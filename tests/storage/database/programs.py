@@ -168,6 +168,24 @@ def contender() -> None:
             say("refused", error)
 
 
+def forker() -> None:
+    """The scheduler, and the producer that it becomes the parent of."""
+    from django.db import connection
+
+    from djqueue.testing.factories import enqueue
+
+    with storage(connect=True) as made:
+        enqueue(made, id="parent")
+        connection.close()
+        child = os.fork()
+        if not child:
+            say(enqueue(made, id="child"), enqueue(made, id="durable", durable=True), made.is_scheduler)
+            os._exit(0)
+        say(os.waitpid(child, 0)[1], made.is_scheduler)
+        for command in commands():
+            obey(made, command)
+
+
 def waiter() -> None:
     """A client that enqueues a job and waits for what it returns."""
     from djqueue.client import Queue

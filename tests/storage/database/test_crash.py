@@ -148,6 +148,19 @@ def test_an_enqueue_whose_answer_was_lost_is_one_job(start_child, client, next_s
     assert len(claim(storage, 100_000)) == len(there)
 
 
+def test_a_forked_child_is_a_producer_like_others(start_child):
+    child = start_child("forker", environment={"PYTHONWARNINGS": "ignore"})
+    assert [child.hears(), child.hears()] == ["child durable False", "0 True"]
+
+    def claims():
+        child.tell("claim 5")
+        return child.hears_until("done")
+
+    claimed = []
+    eventually(lambda: claimed.extend(claims()) or len(claimed) == 3)
+    assert sorted(claimed) == ["child", "durable", "parent"]
+
+
 def test_fifteen_kills_of_a_worker_leave_exactly_one_end_of_each_job(
     start_child, next_scheduler, client, moments
 ):

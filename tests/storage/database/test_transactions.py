@@ -354,6 +354,41 @@ def test_an_arrived_job_can_be_steered_before_it_was_taken_in(scheduler, monkeyp
     assert found == [State.CANCELLED, State.ACTIVE, State.DELAYED, None, State.ACTIVE]
 
 
+def test_a_job_is_not_taken_in_before_the_one_that_it_waits_for(scheduler, monkeypatch, client):
+    monkeypatch.setattr(scheduler_module.SchedulerStorage, "take_in", lambda _: 0)
+    first = enqueue(client)
+    second = enqueue(client, depends_on=((QUEUE, first),))
+    third = enqueue(client, depends_on=((QUEUE, second),))
+
+    assert scheduler.promote(QUEUE, [third]) == [False]  # it has to know it for that
+
+    ran = []
+    while claimed := claim(scheduler, 5):
+        ran += [one.id for one in claimed]
+        finish(scheduler, *map(completing, claimed))
+    assert ran == [first, second, third]
+
+
+@pytest.mark.parametrize("word", ["queued", "cancelled"])
+def test_a_subscriber_may_ask_anything_while_it_is_told(scheduler, client, word):
+    asked = []
+
+    def ask(event):
+        if event.event == word:
+            scheduler.counts(QUEUE)
+            scheduler.page(QUEUE, None, 5)
+            scheduler.enqueue([batch(queue="other", ids=[event.id], durable=True)])
+            asked.append(event.id)
+
+    scheduler.subscribe(QUEUE, ask)
+    job_id = enqueue(client, id="a")
+    eventually(lambda: scheduler.waiting_names(QUEUE))
+    scheduler.cancel(QUEUE, [job_id])
+
+    eventually(lambda: asked == [job_id])
+    assert claim_ids(scheduler, 5, queues=["other"]) == [job_id]
+
+
 def test_obliterating_takes_what_has_just_arrived(scheduler, client, monkeypatch):
     monkeypatch.setattr(scheduler_module, "POLL", 60.0)
     client.close()  # it tells nobody

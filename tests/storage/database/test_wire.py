@@ -69,7 +69,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values_of, arguments))
-    hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "plain"}
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in ("plain", "kept")}
     fields = {name: st.deferred(lambda hint=hint: values_of(hint)) for name, hint in hints.items()}
     return st.builds(kind, **fields)
 

@@ -9,17 +9,19 @@ import contextlib
 import itertools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from glob import glob
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 import redis
+from redis.crc import key_slot
 
 from tests.support import eventually
 
@@ -188,32 +190,315 @@ class PostgresServer(Server):
 
 
 class RedisServer(Server):
-    """A Redis (or Valkey) that keeps nothing on disk."""
+    """A Redis (or Valkey) that keeps nothing on disk, unless `appendonly` has it write every change to
+    a log before it answers. `config` holds further lines of its configuration."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, appendonly: bool = False, config: Mapping[str, object] | None = None) -> None:
         self.binary = find_program("redis-server", "valkey-server", package="redis")
+        self.config = {
+            "save": "",
+            "appendonly": "yes" if appendonly else "no",
+            "appendfsync": "always",
+            **(config or {}),
+        }
         super().__init__()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.port
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a storage's OPTIONS say about it."""
+        return {"URL": self.url}
+
+    def client(self) -> redis.Redis:
+        """A client for the test itself, to be closed by `with`."""
+        return redis.Redis(port=self.port, socket_timeout=5, retry=None, protocol=2, decode_responses=True)
+
+    def run(self, *command: object) -> Any:
+        """The answer to one command."""
+        with self.client() as client:
+            return client.execute_command(*command)
+
+    def clean(self) -> None:
+        """Make it run, and empty."""
+        self.ensure_running()
+        self.run("FLUSHALL")
+
+    def ensure_running(self) -> None:
+        """Start it if a test has left it stopped."""
+        if not self.is_ready():
+            self.stop()
+            self.start()
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Meanwhile it answers nobody, while its connections stay open."""
+        with self.client() as client:
+            process = client.info("server")["process_id"]
+        os.kill(process, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(process, signal.SIGCONT)
+
     def command(self) -> list[str]:
-        options = {
-            "--port": self.port,
-            "--bind": "127.0.0.1",
-            "--dir": self.folder,
-            "--save": "",
-            "--appendonly": "no",
-        }
-        return [self.binary, *(str(part) for option in options.items() for part in option)]
+        options = {"port": self.port, "bind": "127.0.0.1", "dir": self.folder, **self.config}
+        return [self.binary, *itertools.chain.from_iterable((f"--{k}", str(v)) for k, v in options.items())]
 
     def is_ready(self) -> bool:
-        with redis.Redis(port=self.port, socket_timeout=5, retry=None) as client:
-            try:
-                return bool(client.ping())
-            except redis.RedisError:
-                return False
+        try:
+            return bool(self.run("PING"))
+        except redis.RedisError:
+            return False
+
+
+class SentinelServer(RedisServer):
+    """One sentinel, which keeps what it learns in its configuration file."""
+
+    def __init__(self, master_name: str, master: RedisServer, quorum: int) -> None:
+        super().__init__()
+        self.master_name = master_name
+        self.master = master
+        self.quorum = quorum
+
+    def command(self) -> list[str]:
+        file = self.folder / "sentinel.conf"
+        if not file.exists():
+            host, port = self.master.address
+            name = self.master_name
+            file.write_text(
+                f"sentinel monitor {name} {host} {port} {self.quorum}\n"
+                f"sentinel down-after-milliseconds {name} 500\n"
+                f"sentinel failover-timeout {name} 2000\n"
+            )
+        place = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
+        return [self.binary, str(file), "--sentinel", *place]
+
+    def start(self) -> None:
+        super().start()
+        # During a failover the replica says each second how it is: that is believed for five periods of
+        # pinging, and other sentinels undo the failover if it takes longer than four of publishing.
+        periods = {"INFO-PERIOD": 300, "PING-PERIOD": 300, "ASK-PERIOD": 100, "PUBLISH-PERIOD": 400}
+        self.run("SENTINEL", "DEBUG", *itertools.chain.from_iterable(periods.items()))
+
+    def master_port(self) -> int:
+        return int(self.run("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.master_name)[1])
+
+    def is_settled(self, others: int) -> bool:
+        """Whether it knows the other sentinels and a replica that has all that the master has."""
+        with self.client() as client:
+            state = client.sentinel_masters()[self.master_name]
+            replicas = client.sentinel_slaves(self.master_name)
+        return (
+            state["flags"] == "master"
+            and state["num-other-sentinels"] == others
+            and [(replica["flags"], replica["master-link-status"]) for replica in replicas]
+            == [("slave", "ok")]
+        )
+
+
+class ServerGroup:
+    """Servers that work together; `with` starts and removes them."""
+
+    def __init__(self) -> None:
+        self._running = contextlib.ExitStack()
+
+    def prepare(self) -> None:
+        """Start the servers and make them a group."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.prepare()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._running.close()
+
+
+class RedisSentinel(ServerGroup):
+    """A master, a replica, and three sentinels that agree within a second or two on who is which."""
+
+    master_name = "djqueue"
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Without this, a replica is sent nothing new for up to a second after it is called online.
+        self.nodes = [RedisServer(config={"repl-diskless-sync": "no"}) for _ in range(2)]
+        self.sentinels: list[SentinelServer] = []
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{hosts}/{self.master_name}/0"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a storage's OPTIONS say about it."""
+        addresses = [sentinel.address for sentinel in self.sentinels]
+        return {"SENTINELS": addresses, "MASTER_NAME": self.master_name}
+
+    @property
+    def master(self) -> RedisServer:
+        """The server that most sentinels call the master."""
+        ports = sorted(sentinel.master_port() for sentinel in self.sentinels)
+        return next(node for node in self.nodes if node.port == ports[len(ports) // 2])
+
+    @property
+    def replica(self) -> RedisServer:
+        return next(node for node in self.nodes if node is not self.master)
+
+    def prepare(self) -> None:
+        master, replica = (self._running.enter_context(node) for node in self.nodes)
+        replica.run("REPLICAOF", *master.address)
+        for _ in range(3):
+            sentinel = SentinelServer(self.master_name, master, quorum=2)
+            self.sentinels.append(self._running.enter_context(sentinel))
+        self.settle()
+
+    def settle(self) -> None:
+        """Make all servers run, and wait until each knows its place and the replica is up to date."""
+        for node in self.nodes:
+            node.ensure_running()
+        eventually(self._is_settled, timeout=30, message="the sentinels agree")
+
+    def fail_over(self) -> RedisServer:
+        """Have the sentinels make the replica the master, and the master its replica; the new master."""
+        former = self.master
+        leader = self.sentinels[0]
+
+        def is_done() -> bool:
+            if leader.master_port() == former.port:
+                with contextlib.suppress(redis.ResponseError):  # it is at it
+                    leader.run("SENTINEL", "FAILOVER", self.master_name)
+            return self.master is not former
+
+        eventually(is_done, timeout=30, message="the replica is the master")
+        self.settle()
+        return self.master
+
+    def clean(self) -> None:
+        """Make it run, and empty."""
+        self.settle()
+        self.master.run("FLUSHALL")
+
+    def _is_settled(self) -> bool:
+        others = len(self.sentinels) - 1
+        if len({sentinel.master_port() for sentinel in self.sentinels}) > 1:
+            return False
+        with self.master.client() as client:
+            state = client.info("replication")
+        return state.get("slave0", {}).get("state") == "online" and all(
+            sentinel.is_settled(others) for sentinel in self.sentinels
+        )
+
+
+class RedisCluster(ServerGroup):
+    """Three masters with a third of the slots each, and no replicas."""
+
+    slots = 16_384
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes = [self._make_node() for _ in range(3)]
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a storage's OPTIONS say about it."""
+        return {"URL": self.url}
+
+    def node_of(self, slot_or_key: int | str) -> RedisServer:
+        """The server that has a slot, or the slot of a key."""
+        slot = _slot(slot_or_key)
+        ranges = self.nodes[0].run("CLUSTER", "SLOTS")
+        port = next(master[1] for start, end, master, *_ in ranges if start <= slot <= end)
+        return next(node for node in self.nodes if node.port == port)
+
+    def other_than(self, server: RedisServer) -> RedisServer:
+        """Another server of it."""
+        return next(node for node in self.nodes if node is not server)
+
+    def move_slot(self, slot_or_key: int | str, target: RedisServer) -> None:
+        """Give a slot, with all that is in it, to another server, as `redis-cli --cluster reshard` does."""
+        with self.moving_slot(slot_or_key, target):
+            pass
+
+    @contextlib.contextmanager
+    def moving_slot(self, slot_or_key: int | str, target: RedisServer) -> Iterator[None]:
+        """Meanwhile the slot's keys are at the target already, but the slot is not."""
+        slot = _slot(slot_or_key)
+        source = self.node_of(slot)
+        source_id, target_id = (node.run("CLUSTER", "MYID") for node in (source, target))
+        target.run("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+        source.run("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+        while keys := source.run("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            source.run("MIGRATE", *target.address, "", 0, 5_000, "KEYS", *keys)
+        yield
+        while keys := source.run("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            source.run("MIGRATE", *target.address, "", 0, 5_000, "KEYS", *keys)
+        for node in (target, source, *self.nodes):  # the target first: others learn from it
+            node.run("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+
+    def prepare(self) -> None:
+        for node in self.nodes:
+            self._running.enter_context(node)
+        first, *others = self.nodes
+        share = self.slots // len(self.nodes)
+        for index, node in enumerate(self.nodes):
+            end = self.slots if node is self.nodes[-1] else (index + 1) * share
+            node.run("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
+            node.run("CLUSTER", "ADDSLOTSRANGE", index * share, end - 1)
+        for node in others:
+            node.run("CLUSTER", "MEET", *first.address, first.config["cluster-port"])
+        self.settle()
+
+    def settle(self) -> None:
+        """Make all servers run, and wait until each knows all slots to be served."""
+        for node in self.nodes:
+            node.ensure_running()
+        eventually(lambda: all(map(self._is_settled, self.nodes)), timeout=30, message="the cluster is ok")
+
+    def clean(self) -> None:
+        """Make it run, and empty."""
+        self.settle()
+        for node in self.nodes:
+            node.run("FLUSHALL")
+
+    def _make_node(self) -> RedisServer:
+        return RedisServer(
+            config={
+                "cluster-enabled": "yes",
+                "cluster-config-file": "nodes.conf",
+                "cluster-node-timeout": 1_000,
+                "cluster-port": free_port(),  # the usual one, 10,000 higher, may be no port at all
+            }
+        )
+
+    def _is_settled(self, node: RedisServer) -> bool:
+        with node.client() as client:
+            state = client.cluster("INFO")
+        return (
+            state["cluster_state"] == "ok"
+            and int(state["cluster_known_nodes"]) == len(self.nodes)
+            and int(state["cluster_slots_ok"]) == self.slots
+        )
+
+
+def _slot(slot_or_key: int | str) -> int:
+    return slot_or_key if isinstance(slot_or_key, int) else key_slot(slot_or_key.encode())
 
 
 def postgres_binaries() -> Path:

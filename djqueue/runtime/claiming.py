@@ -2,10 +2,13 @@
 
 It takes all free slots, claims that many jobs at most, hands them to the executor and goes on; it never
 runs a handler's code, and claims nothing that cannot start at once. What has ended since the last round
-trip goes with the next claim in one call.
+trip goes with the next claim in one call. A storage that is another process is called again before it has
+answered, for half the slots each time: so neither waits for the other.
 """
 
+import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
 
@@ -28,6 +31,13 @@ POLL_UNTIL_EMPTY = 0.25
 """The same while the worker waits for its queues' end: nobody rings when another worker's job is over."""
 FIRST_RETRY, LAST_RETRY = 0.05, 5.0
 """Seconds between tries while the storage is away: doubled from the first to the last."""
+
+
+class Trip(NamedTuple):
+    """One round trip to the storage: runs that have ended, and slots to be filled."""
+
+    told: list[Run]
+    request: ClaimRequest | None
 
 
 class ClaimLoop:
@@ -64,6 +74,15 @@ class ClaimLoop:
         """Set when nothing more is to be claimed."""
         self.giving_up = False
         """Set when what the storage does not take is to be left."""
+        self._trips: set[asyncio.Task[None]] = set()
+        self._on_the_way: set[Run] = set()
+        """Those of the untold whose end a trip is telling."""
+        self._asked_for = 0
+        """Slots that trips have asked for."""
+        self._asking = 0
+        """Trips that only ask for jobs: one at a time."""
+        self._broken: asyncio.Task[None] | None = None
+        """A trip that ended by a fault of this package."""
         self._begun = 0
         self._retry = 0.0
         """Seconds until the next try; 0 while the storage answers."""
@@ -75,41 +94,79 @@ class ClaimLoop:
     async def run(self) -> None:
         """Claim and tell until the worker stops and everything has ended and been told."""
         while not self._is_done():
-            await self._round()
+            if self._storage.trips_at_once == 1 or self._options.concurrency == 1:
+                if (trip := self._pack()) is not None:
+                    await self._travel(trip)
+            else:
+                self._set_out()
             self._look_at_budget()
             await self._sleep()
+        if self._trips:
+            await asyncio.wait(self._trips)
 
     def _is_done(self) -> bool:
         if not self.stopping or self._runs.executing:
             return False
-        return self.giving_up or not (self._runs.ended or self._runs.untold)
+        return self.giving_up or not (self._runs.ended or self._runs.untold or self._trips)
 
-    async def _round(self) -> None:
+    def _set_out(self) -> None:
+        """Begin round trips, as many at once as the storage wants; one, if it was away a moment ago."""
+        while len(self._trips) < self._storage.trips_at_once and not (self._retry and self._trips):
+            trip = self._pack()
+            if trip is None:
+                return
+            task = asyncio.ensure_future(self._travel(trip))
+            self._trips.add(task)
+            task.add_done_callback(self._returned)
+
+    def _returned(self, task: "asyncio.Task[None]") -> None:
+        self._trips.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._broken = task
+        self._bell.run_ended_here()
+
+    def _pack(self) -> "Trip | None":
+        """What there is to tell, and to ask for; None if it is nothing."""
         runs = self._runs
         for run in runs.collect():
             if run.stop is Stop.LOST:
                 self._forget(run)
                 self._tell.lost(run)
             else:
-                runs.untold.append(run)
+                runs.untold[run] = run
+        told = [run for run in runs.untold if run not in self._on_the_way]
         slots = self._free_slots()
-        if not runs.untold and slots <= 0:
-            return
-        request = self._request(slots) if slots > 0 else None
+        if self._trips or self._storage.trips_at_once > 1:
+            # Half the slots for each: while one half is told and claimed, the other one runs.
+            slots = min(slots, max(1, self._options.concurrency // self._storage.trips_at_once))
+        if not told and (slots <= 0 or self._asking):
+            return None
+        self._on_the_way.update(told)
+        self._asked_for += max(0, slots)
+        return Trip(told, self._request(slots) if slots > 0 else None)
+
+    async def _travel(self, trip: "Trip") -> None:
+        told, request = trip
+        self._asking += request is not None and not told
         try:
             if self._reports.waiting:
                 # The last word about a job comes before its end.
                 await self._reports.flush()
-            outcomes = [run.outcome for run in runs.untold if run.outcome is not None]
+            outcomes = [run.outcome for run in told if run.outcome is not None]
             finished = await self._storage.afinish(outcomes, request)
         except Exception as error:
             self._retry = min(max(FIRST_RETRY, self._retry * 2), LAST_RETRY)
             self._tell.away("claim and finish", error)
             return
+        finally:
+            self._on_the_way.difference_update(told)
+            self._asking -= request is not None and not told
+            if request is not None:
+                self._asked_for -= request.slots
         if self._retry:
             self._retry = 0.0
             self._tell.back("claim and finish")
-        self._take_answers(finished)
+        self._take_answers(told, finished)
         if request is not None:
             self._dispatch(finished.claims)
             if self._options.until_empty:
@@ -118,17 +175,18 @@ class ClaimLoop:
     def _free_slots(self) -> int:
         if self.stopping:
             return 0
-        slots = self._options.concurrency - len(self._runs.executing)
+        slots = self._options.concurrency - len(self._runs.executing) - self._asked_for
         if self._options.max_jobs is not None:
-            slots = min(slots, self._options.max_jobs - self._begun)
+            slots = min(slots, self._options.max_jobs - self._begun - self._asked_for)
         return slots
 
     def _request(self, slots: int) -> ClaimRequest:
         options = self._options
         return ClaimRequest(options.worker_id, slots, self._names, options.queues)
 
-    def _take_answers(self, finished: Finished) -> None:
-        told, self._runs.untold = self._runs.untold, []
+    def _take_answers(self, told: list[Run], finished: Finished) -> None:
+        for run in told:
+            del self._runs.untold[run]
         now = self._clock.monotonic()
         quiet = not self._tell.verbose
         completed = 0
@@ -182,7 +240,7 @@ class ClaimLoop:
                 continue
             self._begun += 1
             run = Run(claimed, handler, self._reports, now)
-            self._runs.executing[claimed.token] = run
+            self._runs.executing[run] = run
             if claimed.lease < self._heartbeat.shortest_lease:
                 self._heartbeat.expect(claimed.lease)
             if verbose:
@@ -195,7 +253,7 @@ class ClaimLoop:
         handler = Handler(claimed.name, _nothing, Style.JOB)
         run = Run(claimed, handler, self._reports, self._clock.monotonic())
         self._begun += 1
-        self._runs.executing[claimed.token] = run
+        self._runs.executing[run] = run
         self._runs.settle(run, release(claimed, delay=60_000))
         self._bell.run_ended_here()
 
@@ -219,11 +277,13 @@ class ClaimLoop:
             self._tell.back("counting")
 
     async def _sleep(self) -> None:
+        if self._broken is not None:
+            self._broken.result()
         if self._is_done():
             return
         if self._retry:
             await self._bell.sleep(self._jittered(self._retry), Hearing.STOP)
-        elif self._free_slots() <= 0:
+        elif self._free_slots() <= 0 or len(self._trips) == self._storage.trips_at_once:
             await self._bell.sleep(None, Hearing.ENDINGS)
         else:
             await self._bell.sleep(self._patience(), Hearing.ALL)

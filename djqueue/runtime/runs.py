@@ -80,17 +80,17 @@ class Runs:
     """The runs of one worker."""
 
     def __init__(self) -> None:
-        self.executing: dict[int, Run] = {}
-        """By fencing token: each takes a slot."""
+        self.executing: dict[Run, Run] = {}
+        """Each takes a slot. By themselves: two queues may give the same token."""
         self.ended: deque[Run] = deque()
         """Ended, and not on their way to the storage yet."""
-        self.untold: list[Run] = []
-        """On their way to the storage, until it has answered."""
+        self.untold: dict[Run, Run] = {}
+        """To be told to the storage, until it has answered."""
 
     def settle(self, run: Run, outcome: Outcome) -> bool:
         """End a run, from any thread; False if it has been ended already: then this word is too late."""
         # The pop is what makes this atomic against another thread that ends the run, too.
-        if self.executing.pop(run.claimed.token, None) is None:
+        if self.executing.pop(run, None) is None:
             return False
         run.outcome = outcome
         self.ended.append(run)
@@ -108,7 +108,7 @@ class Runs:
     def held(self) -> list[Run]:
         """Every run whose lease is still wanted, from any thread."""
         # In the order in which a run moves on, so that none is missed.
-        runs = [*self.executing.copy().values(), *self.ended.copy(), *self.untold]
+        runs = [*self.executing.copy().values(), *self.ended.copy(), *self.untold.copy()]
         return [run for run in runs if run.stop is not Stop.LOST]
 
 

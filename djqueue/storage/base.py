@@ -52,6 +52,10 @@ class Storage(ABC):
     storage has something better.
     """
 
+    trips_at_once = 1
+    """Calls of `afinish` that a worker makes at once, if it has the slots: more where the storage is another
+    process, which works while this one does."""
+
     # Life.
 
     def connect(self) -> None:  # noqa: B027 - most storages connect by themselves

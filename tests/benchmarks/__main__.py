@@ -26,6 +26,20 @@ TARGETS = {
     ("database", "pickup_p50"): ("<=", 1.0),
     ("database", "pickup_process_p50"): ("<=", 5.0),
     ("database", "pickup_process_p99"): ("<=", 20.0),
+    ("redis", "enqueue_bulk"): (">=", 200_000),
+    ("redis", "enqueue_awaited"): (">=", 8_000),
+    ("redis", "drain_c100"): (">=", 55_000),
+    ("redis", "drain_c10"): (">=", 28_000),
+    ("redis", "drain_c1"): (">=", 5_000),
+    ("redis", "drain_threads_c100"): (">=", 35_000),
+    ("redis", "drain_two_processes"): (">=", 1.6),
+    ("redis", "bytes_per_waiting_job"): ("<=", 400),
+    ("redis", "pickup_p50"): ("<=", 0.8),
+    ("redis", "pickup_p99"): ("<=", 2.0),
+    ("redis", "roundtrip_p50"): ("<=", 2.0),
+    ("redis", "claim_ratio_1m"): ("<=", 1.2),
+    ("redis", "drain_with_mirror"): (">=", 0.7),
+    ("redis", "drain_with_events"): (">=", 0.9),
 }
 
 

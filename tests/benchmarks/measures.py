@@ -28,7 +28,7 @@ class Measure:
 
     function: Callable[[Any, float], dict[str, float]]
     unit: str
-    storages: tuple[str, ...] = ("memory", "database")
+    storages: tuple[str, ...] = ("memory", "database", "redis")
 
 
 def configure(folder: str) -> None:
@@ -76,7 +76,29 @@ def database() -> Iterator[Any]:
             storage.close()
 
 
-STORAGES = {"memory": memory, "database": database}
+@contextmanager
+def redis() -> Iterator[Any]:
+    """A storage on a Redis of its own, as its package installs it but for snapshots."""
+    from tests.servers import RedisServer
+
+    with tempfile.TemporaryDirectory() as folder, RedisServer() as server:
+        configure(folder)
+        from djqueue.storage.redis import RedisStorage
+
+        os.environ["DJQUEUE_BENCH_REDIS"] = server.url
+        storage = RedisStorage(url=server.url)
+        storage.connect()
+        # The scripts are known to a server that has been running for a while.
+        queue_of(storage).enqueue_many(payloads(3))
+        drain(storage, 200, 10)
+        queue_of(storage).obliterate()
+        try:
+            yield storage
+        finally:
+            storage.close()
+
+
+STORAGES = {"memory": memory, "database": database, "redis": redis}
 
 
 def payloads(count: int) -> list[dict[str, Any]]:
@@ -114,6 +136,19 @@ def enqueue_seq(storage: Any, scale: float) -> dict[str, float]:
         queue.enqueue(entry)
     written(storage)
     return {"enqueue_seq": len(entries) / (time.perf_counter() - start)}
+
+
+def enqueue_awaited(storage: Any, scale: float) -> dict[str, float]:
+    """One job after the other by one coroutine, each awaited."""
+    queue, entries = queue_of(storage), payloads(int(10_000 * scale))
+
+    async def produce() -> float:
+        start = time.perf_counter()
+        for entry in entries:
+            await queue.aenqueue(entry)
+        return len(entries) / (time.perf_counter() - start)
+
+    return {"enqueue_awaited": asyncio.run(produce())}
 
 
 def enqueue_bulk(storage: Any, scale: float) -> dict[str, float]:
@@ -177,7 +212,134 @@ def drain_at(concurrency: int, count: int) -> Callable[[Any, float], dict[str, f
 
 def drain_threads(storage: Any, scale: float) -> dict[str, float]:
     """Drain with a plain function on threads."""
-    return {"drain_threads_c10": drain(storage, int(30_000 * scale), 10, sync_no_op)}
+    return {
+        "drain_threads_c10": drain(storage, int(30_000 * scale), 10, sync_no_op),
+        "drain_threads_c100": drain(storage, int(30_000 * scale), 100, sync_no_op),
+    }
+
+
+def drain_processes(storage: Any, scale: float) -> dict[str, float]:
+    """The rate of two worker processes against that of one."""
+    queue = queue_of(storage)
+    rates = []
+    for count in (1, 2):
+        jobs = int(60_000 * scale)
+        queue.enqueue_many(payloads(jobs))
+        command = [sys.executable, "-m", "tests.benchmarks.worker"]
+        workers = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(count)
+        ]
+        for worker in workers:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+        start = time.perf_counter()
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.close()
+        for worker in workers:
+            worker.wait()
+        # The last look at the empty queue is not work.
+        rates.append(jobs / (time.perf_counter() - start))
+        if queue.counts()["completed"] < jobs:
+            raise RuntimeError("jobs were left")
+        queue.obliterate()
+    return {"drain_two_processes": rates[1] / rates[0]}
+
+
+def drain_mirrored(storage: Any, scale: float) -> dict[str, float]:
+    """The rate with a mirror at work, and with a subscriber to all events, against that without."""
+    from django.core.management import call_command
+
+    from djqueue.operations.mirror import Mirror
+
+    call_command("migrate", verbosity=0)
+    count = int(30_000 * scale)
+    plain, mirrored, watched = [], [], []
+    for _ in range(3):
+        plain.append(drain(storage, count, 100))
+        queue_of(storage).obliterate()
+        stop = threading.Event()
+        thread = threading.Thread(target=Mirror(storage).run, args=(stop,))
+        thread.start()
+        mirrored.append(drain(storage, count, 100))
+        stop.set()
+        thread.join()
+        queue_of(storage).obliterate()
+        unsubscribe = storage.subscribe(QUEUE, lambda event: None)
+        watched.append(drain(storage, count, 100))
+        unsubscribe()
+        queue_of(storage).obliterate()
+    base = sorted(plain)[1]
+    return {"drain_with_mirror": sorted(mirrored)[1] / base, "drain_with_events": sorted(watched)[1] / base}
+
+
+def claim_ratio(storage: Any, scale: float) -> dict[str, float]:
+    """What a claim of ten costs with a million waiting against that with a thousand."""
+    from djqueue.core.job import ClaimRequest, Outcome
+
+    queue, times = queue_of(storage), []
+    request = ClaimRequest("bench", 10, frozenset({QUEUE}), (QUEUE,))
+    for count in (1_000, int(1_000_000 * scale)):
+        for start in range(0, count, 100_000):
+            queue.enqueue_many(payloads(min(100_000, count - start)))
+        samples = []
+        for _ in range(60):
+            before = time.perf_counter()
+            claims = storage.claim(request)
+            samples.append(time.perf_counter() - before)
+            storage.finish([Outcome(QUEUE, job.id, job.token, "complete", b"") for job in claims.jobs])
+        times.append(percentile(samples, 50))
+        queue.obliterate()
+    return {"claim_ratio_1m": times[1] / times[0]}
+
+
+def yardstick(storage: Any, scale: float) -> dict[str, float]:
+    """What this machine's Redis does at best: a bare call, and jobs moved by a script of a few lines."""
+    import redis as client_of
+
+    client = client_of.Redis.from_url(os.environ["DJQUEUE_BENCH_REDIS"])
+    count = int(3_000 * scale)
+    start = time.perf_counter()
+    for _ in range(count):
+        client.ping()
+    ping = (time.perf_counter() - start) / count * 1e6
+    script = client.register_script(BARE)
+    blob = b"x" * 160
+    jobs = int(100_000 * scale)
+    for first in range(0, jobs, 1_000):
+        words = [word for n in range(first, first + 1_000) for word in (b"%036d" % n, blob)]
+        client.hset("bare:jobs", mapping=dict(zip(words[::2], words[1::2], strict=True)))
+        client.rpush("bare:waiting", *words[::2])
+    done: list[Any] = []
+    moved = 0
+    start = time.perf_counter()
+    while moved < jobs:
+        found = script(
+            keys=["bare:waiting", "bare:jobs", "bare:leases", *[b"bare:r:" + job_id for job_id in done]],
+            args=[100, *done],
+        )
+        done = found[::2]
+        moved += len(done)
+    return {"redis_ping_us": ping, "redis_bare_drain": jobs / (time.perf_counter() - start)}
+
+
+BARE = """
+local ended = {unpack(ARGV, 2)}
+for i = 1, #ended do redis.call('SET', KEYS[3 + i], 'ok', 'PX', '3600000') end
+if #ended > 0 then redis.call('ZREM', KEYS[3], unpack(ended)) redis.call('HDEL', KEYS[2], unpack(ended)) end
+local ids = redis.call('LPOP', KEYS[1], ARGV[1]) or {}
+local found, leases = {}, {}
+if #ids > 0 then
+  local blobs = redis.call('HMGET', KEYS[2], unpack(ids))
+  for i = 1, #ids do
+    found[2 * i - 1], found[2 * i] = ids[i], blobs[i]
+    leases[2 * i - 1], leases[2 * i] = '1800000000000', ids[i]
+  end
+  redis.call('ZADD', KEYS[3], unpack(leases))
+end
+return found
+"""
 
 
 def drain_ratio(storage: Any, scale: float) -> dict[str, float]:
@@ -198,12 +360,21 @@ def memory_of_waiting(storage: Any, scale: float) -> dict[str, float]:
     queue.enqueue_many(payloads(1_000))
     count = int(300_000 * scale)
     gc.collect()
-    before = resident()
+    used = resident if "DJQUEUE_BENCH_REDIS" not in os.environ else redis_memory
+    before = used()
     for start in range(0, count, 10_000):
         queue.enqueue_many({"n": n, "user": f"user-{n}", "text": TEXT} for n in range(start, start + 10_000))
     written(storage)
     gc.collect()
-    return {"bytes_per_waiting_job": (resident() - before) / count}
+    return {"bytes_per_waiting_job": (used() - before) / count}
+
+
+def redis_memory() -> int:
+    """Bytes that Redis uses."""
+    import redis as client_of
+
+    info = client_of.Redis.from_url(os.environ["DJQUEUE_BENCH_REDIS"]).info("memory")
+    return int(info["used_memory"])
 
 
 def resident() -> int:
@@ -311,6 +482,11 @@ MEASURES = {
     "pickup": Measure(pickup, "ms"),
     "pickup_process": Measure(pickup_process, "ms", ("database",)),
     "roundtrip": Measure(roundtrip, "ms"),
+    "enqueue_awaited": Measure(enqueue_awaited, "jobs/s", ("redis",)),
+    "drain_processes": Measure(drain_processes, "ratio", ("redis",)),
+    "drain_mirrored": Measure(drain_mirrored, "ratio", ("redis",)),
+    "claim_ratio_1m": Measure(claim_ratio, "ratio", ("redis",)),
+    "yardstick": Measure(yardstick, "", ("redis",)),
     "bytes_per_waiting_job": Measure(memory_of_waiting, "bytes"),
     "drain_ratio_1m": Measure(drain_ratio, "ratio", ("memory",)),
 }

@@ -79,16 +79,16 @@ async def test_a_claimed_job_is_running(storage, queue):
 
 async def test_a_full_worker_is_left_in_peace_by_new_jobs(storage, queue, monkeypatch):
     done, rounds = asyncio.Event(), []
-    plain = claiming.ClaimLoop._round
+    plain = claiming.ClaimLoop._pack
 
-    async def counted(self):
+    def counted(self):
         rounds.append(True)
-        await plain(self)
+        return plain(self)
 
     async def handler(job):
         await done.wait()
 
-    monkeypatch.setattr(claiming.ClaimLoop, "_round", counted)
+    monkeypatch.setattr(claiming.ClaimLoop, "_pack", counted)
     async with working(storage, handler, concurrency=1) as worker:
         queue.enqueue(name=HANDLER)
         await aeventually(lambda: worker.running == 1)

@@ -26,7 +26,7 @@ def runs() -> Runs:
 def begin(runs: Runs, token: int = 1) -> Run:
     claimed = Claimed(str(token), "work", HANDLER, b"", JobOptions(), token, 1, 0, 0, 0, 1000)
     run = Run(claimed, Handler(HANDLER, print, Style.JOB), None, 0)
-    runs.executing[token] = run
+    runs.executing[run] = run
     return run
 
 
@@ -67,7 +67,7 @@ def test_of_two_threads_that_end_a_run_one_does(runs):
 def test_a_lease_is_wanted_until_the_storage_knows_the_end(runs):
     executing, ended, untold, lost = (begin(runs, token) for token in range(4))
     runs.settle(untold, ending(untold))
-    runs.untold += runs.collect()
+    runs.untold.update((run, run) for run in runs.collect())
     runs.settle(ended, ending(ended))
     lost.ask_to_stop(Stop.LOST)
 

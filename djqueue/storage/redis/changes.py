@@ -1,0 +1,193 @@
+"""What the mirror reads: which jobs have changed, in order, and how they are now.
+
+Every script that changes jobs appends their ids to the queue's stream. The mirror reads it through the
+consumer group `mirror`, with one consumer: what one process was given and did not acknowledge is what the
+next one is given first. A hash beside the queues' names says which queues are followed; one that is not in
+it has never been, or Redis has lost its data.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from djqueue.core.job import DeadLetter, JobRecord
+from djqueue.core.limiter import Rate
+
+from . import records
+from .keys import CommonKeys, QueueKeys
+from .options import MirrorOptions
+from .records import STATES, pack_text, text, unpack
+from .roundtrips import Call, Command, Steps
+from .scripts import script
+
+ENTRIES = 200
+"""Of the stream, in one reading: of one job each, or of up to a thousand."""
+RECORDS = 500
+"""Jobs of one reading call, which takes Redis about two milliseconds."""
+SCANNED = 1_000
+"""Jobs, about, of one part of a look at all of them."""
+EVERY = b"".join(STATES)
+
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """`Roundtrips.run`."""
+
+    def __call__(self, steps: Steps[T]) -> T: ...
+
+
+class Controls(NamedTuple):
+    """What a queue was told while it ran."""
+
+    paused: bool
+    limited: bool
+    rate: Rate | None
+    concurrency: int | None
+
+
+class Reading(NamedTuple):
+    """The next changes of a queue."""
+
+    word: str
+    """go | new (nobody has followed the stream before) | gap (some changes were forgotten unread)"""
+    entries: list[bytes]
+    """To be acknowledged."""
+    ids: list[str]
+    """Jobs that have changed, each once, in the order of their first change."""
+    controls: Controls
+
+
+class Place(NamedTuple):
+    """The end of a queue's stream at one moment."""
+
+    at: int
+    """That moment, in UTC milliseconds."""
+    entry: bytes
+    number: int
+
+
+class Changes:
+    """The changes of all queues of one storage. Methods may be called from any thread.
+
+    options: what the mirror is to keep.
+    is_cluster: whether a queue may lose its data while others keep theirs.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        keys: Callable[[str], QueueKeys],
+        common: CommonKeys,
+        options: MirrorOptions,
+        *,
+        is_cluster: bool,
+    ) -> None:
+        self.options = options
+        self.is_cluster = is_cluster
+        self._run = run
+        self._keys = keys
+        self._common = common
+
+    def queues(self) -> tuple[list[str], dict[str, int]]:
+        """The names of the queues, sorted; and since when those that are followed are: see `trust`."""
+        return self._run(self._queues())
+
+    def _queues(self) -> Steps[tuple[list[str], dict[str, int]]]:
+        [names, followed] = yield [
+            Command((b"SMEMBERS", self._common.key("queues"))),
+            Command((b"HGETALL", self._common.key("mirror"))),
+        ]
+        pairs = followed.items() if isinstance(followed, dict) else zip(*[iter(followed)] * 2, strict=True)
+        return sorted(map(text, names)), {text(name): int(since) for name, since in pairs}
+
+    def trust(self, queue: str, since: int) -> None:
+        """Note that the queue is followed without a break, so that jobs which Redis does not know have been
+        removed: those enqueued since a time in UTC milliseconds. Older ones it may have lost.
+        """
+        self._run(_asked(Command((b"HSET", self._common.key("mirror"), pack_text(queue), since))))
+
+    def forget(self, queue: str) -> None:
+        """Note that the queue, which is not there any more, is not followed."""
+        self._run(_asked(Command((b"UNLINK", self._keys(queue).key("log")))))
+        self._run(_asked(Command((b"HDEL", self._common.key("mirror"), pack_text(queue)))))
+
+    # The stream.
+
+    def next(self, queue: str) -> Reading:
+        """What has changed; the same again until it is acknowledged."""
+        call = Call(script("changes"), self._keys(queue), [ENTRIES], lane=False)
+        word, told, entries = self._run(_asked(call))
+        ids = dict.fromkeys(job_id for _, packed in entries for job_id in unpack(packed))
+        return Reading(text(word), [entry for entry, _ in entries], list(ids), _controls(told))
+
+    def acknowledge(self, queue: str, entries: Sequence[bytes]) -> None:
+        """Have these not given again."""
+        if entries:
+            words = (b"XACK", self._keys(queue).key("log"), b"mirror", *entries)
+            self._run(_asked(Command(words)))
+
+    def follow(self, queue: str) -> Place:
+        """Follow the stream, if nobody does; its end, behind which `go_on` may go on."""
+        [_, at, entry, number] = self._run(self._follow(queue))
+        return Place(int(at), entry, number)
+
+    def go_on(self, queue: str, place: Place) -> bool:
+        """Follow the stream from behind this place on: all before it has been seen in another way.
+
+        False if the queue has gone meanwhile.
+        """
+        return bool(self._run(self._follow(queue, place.entry, place.number))[0])
+
+    def _follow(self, queue: str, *place: bytes | int) -> Steps[Any]:
+        return _asked(Call(script("follow"), self._keys(queue), place, lane=False))
+
+    # The jobs.
+
+    def pages(self, queue: str) -> Iterator[list[str]]:
+        """The ids of all jobs, a part at a time, some of them perhaps twice. What comes or goes meanwhile may
+        be missed, but is among the changes.
+        """
+        cursor = b"0"
+        while True:
+            arguments = [cursor, SCANNED, EVERY, b""]
+            call = Call(script("scan"), self._keys(queue), arguments, lane=False)
+            [cursor, entries] = self._run(_asked(call))
+            yield [text(job_id) for job_id in entries[1::2]]
+            if cursor == b"0":
+                return
+
+    def records(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """Jobs as they are now: see `Storage.jobs`."""
+        return self._run(self._records(self._keys(queue), ids))
+
+    def _records(self, keys: QueueKeys, ids: Sequence[str]) -> Steps[list[JobRecord | None]]:
+        found: list[JobRecord | None] = []
+        for first in range(0, len(ids), RECORDS):
+            some = ids[first : first + RECORDS]
+            theirs = [*map(keys.result, some), *map(keys.log_lines, some)]
+            arguments = [*map(pack_text, some)]
+            [[now, replies]] = yield [Call(script("records"), keys, arguments, theirs, lane=False)]
+            now = int(now)
+            found += [
+                None if reply is None else records.record(keys.queue, job_id, reply, now)
+                for job_id, reply in zip(some, replies, strict=True)
+            ]
+        return found
+
+    def letters(self, queue: str, ids: Sequence[str]) -> dict[str, DeadLetter]:
+        """The dead letters of those of the jobs that have one."""
+        words = (b"HMGET", self._keys(queue).key("letters"), *map(pack_text, ids))
+        found = self._run(_asked(Command(words))) if ids else []
+        pairs = zip(ids, found, strict=True)
+        return {job_id: records.letter(queue, job_id, data) for job_id, data in pairs if data is not None}
+
+
+def _asked(call: Call | Command) -> Steps[Any]:
+    [answer] = yield [call]
+    return answer
+
+
+def _controls(told: Sequence[bytes | None]) -> Controls:
+    paused, limited, capacity, per, concurrency = told
+    rate = Rate(int(capacity), int(per)) if capacity and per else None
+    return Controls(paused is not None, limited is not None, rate, int(concurrency) if concurrency else None)

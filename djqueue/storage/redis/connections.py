@@ -1,0 +1,198 @@
+"""The clients of this process: one for its threads, and one for each of its event loops."""
+
+import asyncio
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, NamedTuple
+
+from . import requirements  # noqa: F401 - before redis-py is imported
+from .clusters import AsyncClusterClient, ClusterClient
+from .endpoints import Address, AsyncClient, Client, Connection, Single
+from .location import locate
+
+
+class Connections:
+    """Clients for one Redis, Sentinel or Cluster, from a storage's OPTIONS.
+
+    One of these says where the server is:
+
+    CACHE: alias of a cache, django-redis's or Django's own; its pools are not shared.
+    URL: `redis://`, `rediss://` (encrypted), `unix://`, `redis+sentinel://host:port,host:port/master_name/0`
+        or `redis+cluster://host:port,host:port`.
+    SENTINELS: a list of (host, port). With them go MASTER_NAME, DB, USERNAME, PASSWORD and SENTINEL_KWARGS,
+        a dict that says how to get into the sentinels.
+    CLIENT: a function, or its dotted path, that returns a client of redis-py to take all that from.
+
+    CONNECTION: a dict of further keyword arguments for redis-py's connections.
+    TIMEOUT: seconds that connecting may take, and an answer: 5, or up to 60. A command may need several
+        of both where sentinels, or the other nodes of a cluster, have to be asked.
+
+    Methods may be called from any thread. A command is sent once, whatever becomes of its answer.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._endpoint = locate(options)
+        self._begin()
+        _everywhere.add(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop]
+        self._of_loops = weakref.WeakKeyDictionary()
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether it is a Redis Cluster."""
+        return self._endpoint.is_cluster
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that connecting may take, and an answer."""
+        return self._endpoint.timeout
+
+    def describe(self) -> str:
+        """Where the server is, without anything that is secret."""
+        return self._endpoint.describe()
+
+    def sync(self) -> Client:
+        """The client that all threads share.
+
+        Raises StorageUnavailableError if there is none yet and a cluster's nodes cannot be asked for.
+        """
+        client = self._client
+        if client is None:
+            with self._lock:
+                client = self._client
+                if client is None:
+                    client = self._client = self._endpoint.client()
+        return client
+
+    def for_loop(self) -> AsyncClient:
+        """The running loop's own client. It is closed when a loop ends as `asyncio.run` ends it."""
+        loop = asyncio.get_running_loop()
+        found = self._of_loops.get(loop)
+        if found is None:
+            client = self._endpoint.async_client()
+            found = _OfLoop(client, self._close_at_end(client))
+            try:
+                found.ending.__anext__().send(None)  # begun, it is one of those that the loop finishes
+            except StopIteration:
+                pass
+            with self._lock:
+                for ended in [other for other in self._of_loops if other.is_closed()]:
+                    del self._of_loops[ended]
+                self._of_loops[loop] = found
+        return found.client
+
+    def dedicated(self, address: Address | None = None) -> Connection:
+        """A connection that no pool has and that is not open yet: to the server, to the present master, or
+        to the cluster's node at an address. Raises a RedisError if the sentinels name no master."""
+        if address is not None:
+            return self._endpoint.connection(address)
+        if isinstance(self._endpoint, Single):
+            return self._endpoint.connection()
+        client: Any = self.sync()
+        return self._endpoint.connection(client.connection_pool.get_master_address())
+
+    def close(self) -> None:
+        """Close all connections. Clients that are asked for afterwards are new ones."""
+        with self._lock:
+            client, self._client = self._client, None
+            of_loops = dict(self._of_loops)
+            self._of_loops.clear()
+        if client is not None:
+            for pool in _pools(client):
+                pool.disconnect()
+        for loop, found in of_loops.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(loop.create_task, found.ending.aclose())
+
+    async def _close_at_end(self, client: AsyncClient) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            loop = asyncio.get_running_loop()
+            with self._lock:
+                found = self._of_loops.get(loop)
+                if found is not None and found.client is client:
+                    del self._of_loops[loop]
+            await _aclose(client)
+
+    def _forget(self) -> None:
+        """In a forked child: the clients are the parent's."""
+        client, of_loops = self._client, self._of_loops
+        self._begin()
+        # Closing one of these would take its socket out of what the parent's loop waits for.
+        _parents.append(of_loops)
+        if client is not None:
+            _disown(client)
+
+
+class _OfLoop(NamedTuple):
+    """A loop's client, and what closes it."""
+
+    client: AsyncClient
+    ending: AsyncGenerator[None, None]
+
+
+def _pools(client: Client) -> list[Any]:
+    if isinstance(client, ClusterClient):
+        manager = client.nodes_manager
+        nodes = {**manager.startup_nodes, **manager.nodes_cache}.values()
+        return [node.redis_connection.connection_pool for node in nodes if node.redis_connection is not None]
+    pool: Any = client.connection_pool
+    return [pool, *(watcher.connection_pool for watcher in _watchers(client))]
+
+
+def _watchers(client: Any) -> list[Any]:
+    """The clients of the sentinels that name a client's master."""
+    manager = getattr(client.connection_pool, "sentinel_manager", None)
+    return manager.sentinels if manager is not None else []
+
+
+async def _aclose(client: AsyncClient) -> None:
+    await client.aclose()
+    if isinstance(client, AsyncClusterClient):
+        # After an error it calls itself closed, whatever connections it still has.
+        await client.nodes_manager.aclose()
+        await client.nodes_manager.aclose("startup_nodes")
+    else:
+        for watcher in _watchers(client):
+            await watcher.aclose()
+
+
+def _disown(client: Client) -> None:
+    """Close a forked child's copies of the parent's sockets.
+
+    Another thread of the parent may have held any lock, and none is left to release it: they are replaced.
+    """
+    pools = _pools(client)
+    for owner in (client, getattr(client, "nodes_manager", None), *pools):
+        for lock in ("_lock", "_fork_lock", "_initialization_lock"):
+            if hasattr(owner, lock):
+                setattr(owner, lock, threading.RLock())
+    for pool in pools:
+        pool.reset()
+
+
+_everywhere: "weakref.WeakSet[Connections]" = weakref.WeakSet()
+_parents: list[Any] = []
+"""What a forked child keeps of its parent's, and does not touch."""
+
+
+def _after_fork() -> None:
+    for connections in _everywhere:
+        connections._forget()
+
+
+def _at_exit() -> None:
+    for connections in list(_everywhere):
+        connections.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -1,0 +1,72 @@
+"""Names of keys and channels: all of one queue carry one hash tag, so that they lie in one slot."""
+
+from functools import lru_cache
+
+_ESCAPED = {ord("%"): "%25", ord("{"): "%7B", ord("}"): "%7D"}
+RESULT, LOG_LINES, LANE, GONE = "r", "l", "lane", "gone"
+
+
+class QueueKeys:
+    """The keys of one queue, as bytes."""
+
+    __slots__ = ("_named", "_prefix", "prefix", "queue")
+
+    def __init__(self, prefix: str, queue: str) -> None:
+        self.queue = queue
+        # A brace in a queue's name would end the hash tag early; queues' keys would be mixed up.
+        self.prefix = f"{prefix}{{q:{queue.translate(_ESCAPED)}}}"
+        self._prefix = f"{self.prefix}:".encode()
+        self._named: dict[tuple[str, ...], list[bytes]] = {}
+
+    def of(self, names: tuple[str, ...]) -> list[bytes]:
+        """The keys of these names."""
+        found = self._named.get(names)
+        if found is None:
+            found = self._named[names] = [self.key(name) for name in names]
+        return found
+
+    def key(self, name: str) -> bytes:
+        """One key of the queue."""
+        return self._prefix + name.encode()
+
+    def result(self, job_id: str) -> bytes:
+        """Where the result of a job is, for as long as it can be read."""
+        return self._prefix + b"r:" + job_id.encode()
+
+    def log_lines(self, job_id: str) -> bytes:
+        """The list of a job's log lines."""
+        return self._prefix + b"l:" + job_id.encode()
+
+    def lane(self, name: bytes) -> bytes:
+        """What is remembered of a caller's last request."""
+        return self._prefix + b"lane:" + name
+
+    @property
+    def events(self) -> str:
+        """The channel of what happens to jobs."""
+        return self.prefix + ":events"
+
+    @property
+    def wake(self) -> str:
+        """The channel that says that jobs may be claimable."""
+        return self.prefix + ":wake"
+
+
+@lru_cache(maxsize=4096)
+def keys_of(prefix: str, queue: str) -> QueueKeys:
+    """The keys of a queue; kept, as they are asked for at every call."""
+    return QueueKeys(prefix, queue)
+
+
+class CommonKeys(QueueKeys):
+    """The keys that are of no queue: the queues' names and the workers."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix, "")
+        self.prefix = f"{prefix}{{djqueue}}"
+        self._prefix = f"{self.prefix}:".encode()
+
+    @property
+    def new_queues(self) -> str:
+        """The channel that names queues on their first use."""
+        return self.prefix + ":new-queues"

@@ -1,0 +1,128 @@
+"""One connection on which the server publishes, and what has been said on it."""
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from time import monotonic
+from typing import Any, Literal, NamedTuple
+
+import redis
+
+from .endpoints import Connection
+
+QUIET = 10.0
+"""Seconds of silence after which the server is asked for a sign of life; it has as many again to give one."""
+AT_ONCE = 1_000
+"""Replies that are read before something else has its turn."""
+
+
+class News(NamedTuple):
+    """Something that the server said of a channel."""
+
+    what: Literal["message", "subscribed", "lost", "refused"]
+    """`lost`: the subscription has ended without our asking, as its slot is another node's now."""
+    channel: bytes
+    detail: Any = None
+    """The message, or the error."""
+
+
+class Link:
+    """A connection that one thread writes to and reads from."""
+
+    def __init__(self, connection: Connection, *, sharded: bool) -> None:
+        self._connection: Any = connection
+        self._prefix = "S" if sharded else ""
+        self.channels: set[bytes] = set()
+        """What has been asked for and not given back."""
+        self._asked: deque[tuple[bytes, bytes]] = deque()
+        """(SUBSCRIBE or UNSUBSCRIBE, channel): what the server has not answered yet."""
+        self._heard_at = monotonic()
+        self._pinged_at = 0.0
+        """When a sign of life was asked for that has not come; 0: none is awaited."""
+        self.has_more = False
+        """Whether there is something to read whatever the socket says."""
+
+    def open(self) -> None:
+        """Connect. Raises a RedisError."""
+        self._connection.connect()
+        self._heard_at = monotonic()
+
+    def close(self) -> None:
+        """Hang up. In a forked child, the parent's connection stays open."""
+        self._connection.disconnect()
+
+    def fileno(self) -> int:
+        """The socket, for a selector."""
+        number: int = self._connection._sock.fileno()
+        return number
+
+    def subscribe(self, channels: Collection[bytes]) -> None:
+        """Ask for what is published there. Raises a RedisError."""
+        self.channels.update(channels)
+        self._send(b"SUBSCRIBE", channels)
+
+    def unsubscribe(self, channels: Collection[bytes]) -> None:
+        """Ask for it no more. Raises a RedisError."""
+        self.channels.difference_update(channels)
+        self._send(b"UNSUBSCRIBE", channels)
+
+    def _send(self, verb: bytes, channels: Collection[bytes]) -> None:
+        # A command for each: those for a cluster may not name channels of two slots.
+        command = self._prefix + verb.decode()
+        commands = [(command, channel) for channel in channels]
+        self._asked.extend((verb, channel) for channel in channels)
+        self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
+
+    @property
+    def due(self) -> float:
+        """When `check` has something to do."""
+        return (self._pinged_at or self._heard_at) + QUIET
+
+    def check(self) -> None:
+        """See whether the server is there still. Raises a RedisError."""
+        if monotonic() < self.due:
+            return
+        if self._pinged_at:
+            raise redis.TimeoutError(f"the server has been silent for {2 * QUIET:g} s")
+        self._pinged_at = monotonic()
+        self._connection.send_command("PING", check_health=False)
+
+    def read(self) -> Iterator[News]:
+        """What there is to be read by now. Raises a RedisError."""
+        for _ in range(AT_ONCE):
+            self.has_more = self._connection.can_read(0)
+            if not self.has_more:
+                return
+            try:
+                reply = self._connection.read_response()
+            except redis.ResponseError as error:
+                news = self._refused(error)
+            else:
+                news = self._understood(reply)
+            self._heard_at, self._pinged_at = monotonic(), 0.0
+            if news is not None:
+                yield news
+
+    def _refused(self, error: redis.ResponseError) -> News | None:
+        if not self._asked:
+            raise error
+        verb, channel = self._asked.popleft()
+        if verb == b"UNSUBSCRIBE":
+            return None
+        self.channels.discard(channel)
+        return News("refused", channel, error)
+
+    def _understood(self, reply: Any) -> News | None:
+        if not isinstance(reply, list) or len(reply) != 3:
+            return None  # a sign of life
+        kind, channel, detail = reply
+        if kind in (b"message", b"smessage"):
+            return News("message", channel, detail)
+        verb = kind.removeprefix(b"s").upper() if self._prefix else kind.upper()
+        if self._asked and self._asked[0] == (verb, channel):
+            self._asked.popleft()
+        elif verb == b"UNSUBSCRIBE":
+            self.channels.discard(channel)
+            return News("lost", channel)
+        if verb == b"UNSUBSCRIBE" or any(asked == channel for _, asked in self._asked):
+            return None  # or it is followed by another answer, which counts
+        return News("subscribed", channel)

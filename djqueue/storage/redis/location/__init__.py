@@ -1,0 +1,115 @@
+"""Where `OPTIONS` says that Redis is: `CACHE`, `URL`, `SENTINELS` or `CLIENT`, and what goes with them."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from djqueue.core.durations import milliseconds
+from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.suggest import nearest
+from djqueue.storage.redis.endpoints import CLUSTER_ARGUMENTS, Address, Endpoint, Sentinel
+
+from . import caches, clients, urls
+from .arguments import SETTLED, check_argument, taken
+
+WITH_SENTINELS = ("MASTER_NAME", "DB", "USERNAME", "PASSWORD", "SENTINEL_KWARGS")
+READ_HERE = ("CACHE", "URL", "SENTINELS", "CLIENT", *WITH_SENTINELS, "CONNECTION", "TIMEOUT")
+READ_ELSEWHERE = ("LEASE", "PREFIX", "MIRROR", "OUTBOX", "STREAM")
+"""Options of the storage itself."""
+LONGEST_TIMEOUT = 60_000
+"""Milliseconds. Whoever enqueues is told in time that it failed."""
+
+
+def locate(options: Mapping[str, Any]) -> Endpoint:
+    """What `OPTIONS` describes. Raises ConfigurationError naming the key that is wrong."""
+    given = {name: value for name, value in options.items() if value is not None}
+    known = READ_HERE + READ_ELSEWHERE
+    for name in given:
+        if name not in known:
+            raise ConfigurationError(
+                f"{name!r} is not an option of the Redis storage{nearest(str(name), known)}"
+            )
+    ways = [name for name in WAYS if name in given]
+    if not ways:
+        raise ConfigurationError(f"one of {', '.join(WAYS)} must say where Redis is")
+    if len(ways) > 1:
+        raise ConfigurationError(f"{' and '.join(ways)} all say where Redis is: keep one")
+    way = ways[0]
+    endpoint = _watched(WAYS[way](given[way], given), way, given)
+    arguments = {**endpoint.arguments, **_connection(given, endpoint)}
+    if endpoint.is_cluster and arguments.get("db"):
+        raise ConfigurationError(f"{way}: a cluster has no database but 0")
+    endpoint = replace(endpoint, arguments=arguments, timeout=_timeout(given))
+    endpoint.check()
+    return endpoint
+
+
+def _watched(endpoint: Endpoint, way: str, given: Mapping[str, Any]) -> Endpoint:
+    """The endpoint with what is said of its sentinels, if it has some."""
+    for name in WITH_SENTINELS:
+        goes = way == "SENTINELS" or (isinstance(endpoint, Sentinel) and name == "SENTINEL_KWARGS")
+        if name in given and not goes:
+            raise ConfigurationError(f"{name} goes with SENTINELS, not with {way}")
+    if not isinstance(endpoint, Sentinel):
+        return endpoint
+    arguments = _mapping(given, "SENTINEL_KWARGS")
+    for name in arguments:
+        check_argument("SENTINEL_KWARGS", name)
+    return replace(endpoint, sentinel_arguments={**endpoint.sentinel_arguments, **taken(arguments)})
+
+
+def _connection(given: Mapping[str, Any], endpoint: Endpoint) -> Mapping[str, Any]:
+    arguments = _mapping(given, "CONNECTION")
+    for name in arguments:
+        if name in CLUSTER_ARGUMENTS:
+            if not endpoint.is_cluster:
+                raise ConfigurationError(f"CONNECTION: {name!r} goes with a cluster")
+            continue
+        check_argument("CONNECTION", name)
+        if name in SETTLED:
+            raise ConfigurationError(f"CONNECTION: {name!r} cannot be chosen: {SETTLED[name]}")
+    return arguments
+
+
+def _mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = given.get(name, {})
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{name} must be a dict of keyword arguments, not {value!r}")
+    return value
+
+
+def _timeout(given: Mapping[str, Any]) -> float:
+    if "TIMEOUT" not in given:
+        return Endpoint.timeout
+    try:
+        value = milliseconds("TIMEOUT", given["TIMEOUT"])
+    except OptionError as error:
+        raise ConfigurationError(str(error)) from error
+    if not 0 < value <= LONGEST_TIMEOUT:
+        raise ConfigurationError(f"TIMEOUT: {given['TIMEOUT']!r} is not more than 0 and at most 60 seconds")
+    return value / 1_000
+
+
+def _from_sentinels(sentinels: Any, given: Mapping[str, Any]) -> Sentinel:
+    if "MASTER_NAME" not in given:
+        raise ConfigurationError("MASTER_NAME is missing: what the sentinels call the master")
+    arguments = {name.lower(): given[name] for name in ("DB", "USERNAME", "PASSWORD") if name in given}
+    addresses = _addresses(sentinels)
+    return Sentinel(addresses=addresses, master=str(given["MASTER_NAME"]), arguments=arguments)
+
+
+def _addresses(sentinels: Any) -> tuple[Address, ...]:
+    if isinstance(sentinels, str) or not isinstance(sentinels, Iterable):
+        raise ConfigurationError(f"SENTINELS must be a list of (host, port), not {sentinels!r}")
+    addresses = tuple(urls.address_of(pair, "SENTINELS") for pair in sentinels)
+    if not addresses:
+        raise ConfigurationError("SENTINELS is empty")
+    return addresses
+
+
+WAYS: dict[str, Callable[[Any, Mapping[str, Any]], Endpoint]] = {
+    "CACHE": lambda alias, _: caches.read_cache(alias),
+    "URL": lambda url, _: urls.read_url(url),
+    "SENTINELS": _from_sentinels,
+    "CLIENT": lambda make, _: clients.read_client(make),
+}

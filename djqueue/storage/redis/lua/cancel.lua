@@ -1,0 +1,26 @@
+-- Take jobs back. Arguments: the reason, the group limit; then the ids.
+--! include base job places ends
+
+local reason = ARGV[ARGS]
+group_limit = tonumber(ARGV[ARGS + 1])
+local replies = {}
+for i = ARGS + 2, #ARGV do
+  local job = load(ARGV[i])
+  local reply
+  if not job or is_over(job) then
+    reply = 'not_found'
+  elseif job.state == ACTIVE then
+    job.b[CANCEL] = 1
+    save(job) --@ nothing changes: it is asked to stop
+    tell(job.id, job.name, 'cancel_requested', 'active')
+    reply = 'requested'
+  elseif ENDED[job.state] then
+    reply = NAMES[job.state]
+  else
+    displace(job)
+    cancel(job, reason)
+    reply = 'cancelled'
+  end
+  replies[#replies + 1] = reply
+end
+return answer(replies)

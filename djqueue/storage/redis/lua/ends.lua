@@ -1,0 +1,188 @@
+-- How jobs end, and what is forgotten with them.
+--
+-- lease     id by the time at which its claim is lost     finished  id by the time at which it is forgotten
+-- dead      id in the order of death                      letters   id: reason, entered, expires, retries, next retry
+-- again     id by the time of its next retry by itself    uniq      key: free at (8) .. number (8) .. id
+-- uniqttl   key by the time at which it is free           deps      id .. NUL .. number .. who waits for it
+-- hist      id: count (2) .. ended runs                   prog      id: progress
+--! keys lease finished dead letters again uniq uniqttl deps hist prog
+
+local MAX_HISTORY = 1000
+
+local function note_attempt(job, outcome, error)
+  local b = job.b
+  local run = encode({b[ATTEMPTS], b[WORKER], b[STARTED], now, outcome, error or false})
+  local kept = call('HGET', HIST, job.id)
+  local count, runs = 0, ''
+  if kept then
+    count, runs = unpack_number('>I2', kept), sub(kept, 3)
+  end
+  if count >= MAX_HISTORY then
+    local first = cmsgpack.unpack_one(runs)
+    runs = sub(runs, first + 1)
+    count = count - 1
+  end
+  call('HSET', HIST, job.id, pack('>I2', count + 1) .. runs .. run)
+end
+
+local function set_error(job, error)
+  job.b[ERROR_TYPE], job.b[ERROR_MESSAGE], job.b[ERROR_TRACEBACK] = error[1], error[2], error[3]
+end
+
+local function clear_error(job)
+  set_error(job, {'', '', ''})
+end
+
+-- Unique keys.
+local function owner_of(key)
+  local held = call('HGET', UNIQ, key)
+  if not held then return nil end
+  local free_at = unpack_number('>I8', held)
+  if free_at ~= 0 and free_at <= now then
+    call('HDEL', UNIQ, key)
+    call('ZREM', UNIQTTL, key)
+    return nil
+  end
+  return sub(held, 17)
+end
+
+local function take_key(job)
+  local key, lives = job.o.unique_key, job.o.unique_ttl
+  if key then
+    local free_at = lives and job.created + lives or 0
+    call('HSET', UNIQ, key, pack('>I8', free_at) .. job.inc .. job.id)
+    if lives then
+      call('ZADD', UNIQTTL, free_at, key)
+    else
+      call('ZREM', UNIQTTL, key)
+    end
+  end
+end
+
+local function release_key(job)
+  local key = job.o.unique_key
+  if key then
+    local held = call('HGET', UNIQ, key)
+    if held and sub(held, 9, 16) == job.inc and sub(held, 17) == job.id then
+      call('HDEL', UNIQ, key)
+      call('ZREM', UNIQTTL, key)
+    end
+  end
+end
+
+-- Those that wait for a job are told of its end by way of the outbox, some at a time.
+local function note_end(job, state)
+  local found = call('ZRANGEBYLEX', DEPS, '[' .. job.id .. NUL, '(' .. job.id .. AFTER, 'LIMIT', 0, 1)
+  if #found > 0 then
+    send('', {'fan', job.id, state})
+  end
+end
+
+local function forget_at(job, kept)
+  job.expires = 0
+  if kept then
+    job.expires = now + kept
+    call('ZADD', FINISHED, job.expires, job.id)
+  end
+end
+
+-- Milliseconds for which a finished job's record is kept; nil: for ever.
+local function kept_for(job)
+  local readable = job.o.result_ttl
+  if readable == nil then readable = 3600000 end
+  if readable == false or readable == cjson.null then return nil end
+  return math.max(readable, job.o.retention or 0)
+end
+
+local function ended(job, in_group)
+  release_key(job)
+  if in_group then leave_group(job) end
+  note_end(job, NAMES[job.state])
+end
+
+local function cancel(job, reason, in_group)
+  job.b[REASON] = reason
+  job.state, job.finished = CANCELLED, now
+  forget_at(job, kept_for(job))
+  add('x', 1)
+  call('ZREM', TTL, job.id)
+  save(job) --@ cancel: waiting|delayed|blocked|active -> cancelled
+  ended(job, in_group)
+  tell(job.id, job.name, 'cancelled', 'cancelled')
+end
+
+-- policy: dead letters' ttl, retries by themselves, and the wait before each.
+local function bury(job, reason, error, policy, in_group)
+  local b = job.b
+  b[REASON] = reason
+  set_error(job, error)
+  job.state, job.finished = FAILED, now
+  forget_at(job, policy[1])
+  local retries = b[RETRIES]
+  local again = retries < policy[2] and now + policy[3] or 0
+  call('ZADD', DEAD, numbers('deaths', 1), job.id)
+  call('HSET', LETTERS, job.id, encode({reason, now, job.expires, retries, again}))
+  if again ~= 0 then
+    call('ZADD', AGAIN, again, job.id)
+  end
+  b[RETRIES] = 0
+  call('ZREM', TTL, job.id)
+  save(job) --@ fail: active -> failed --@ expire: waiting|delayed|blocked -> failed --@ dependency_failed: blocked -> failed
+  ended(job, in_group)
+  tell(job.id, job.name, 'failed', 'failed')
+end
+
+local function take_letter(id)
+  call('ZREM', DEAD, id)
+  call('HDEL', LETTERS, id)
+  call('ZREM', AGAIN, id)
+  call('ZREM', FINISHED, id)
+end
+
+local function revive(job, retries)
+  take_letter(job.id)
+  local b = job.b
+  b[FAILURES], b[STALLS], b[REASON], b[WORKER] = 0, 0, '', ''
+  b[RUN_AT], b[RETRIES] = now, retries
+  job.finished, job.expires = nil, nil
+  take_key(job)
+  place(job)
+  save(job) --@ retry_dead: failed -> waiting
+  tell(job.id, job.name, 'retried', NAMES[job.state])
+end
+
+-- Forget a job that is not active. keys: of its result and of its log lines.
+local function remove(job, result_key, log_key, keeps_dependents)
+  local state = job.state
+  local over = is_over(job)
+  if state == FAILED then
+    take_letter(job.id)
+    if not keeps_dependents then note_end(job, 'cancelled') end
+  elseif ENDED[state] then
+    call('ZREM', FINISHED, job.id)
+    add(state, -1)
+  else
+    displace(job)
+    release_key(job)
+    call('ZREM', TTL, job.id)
+    if not keeps_dependents then note_end(job, 'cancelled') end
+  end
+  call('HDEL', JOBS, job.id)
+  call('HDEL', ST, job.id)
+  call('HDEL', HIST, job.id)
+  call('HDEL', PROG, job.id)
+  call('DEL', result_key, log_key)
+  note(job.id)
+  tell(job.id, job.name, 'removed', NAMES[state])
+  return over
+end
+
+local function move(job, run_at, event)
+  displace(job)
+  job.b[RUN_AT] = run_at
+  place(job)
+  save(job) --@ promote: delayed -> waiting --@ reschedule: waiting|delayed -> waiting|delayed
+  tell(job.id, job.name, event, NAMES[job.state])
+end
+
+local EXPIRED = {'djqueue.core.errors.JobTimeoutError', 'its ttl was over before it started', ''}

@@ -1,0 +1,97 @@
+-- Add up to a thousand jobs of one batch.
+--
+-- Arguments: 'u' (all are new, plain and due now) or 'e' (each is looked at), the job's name, '' or a delay
+-- or '@' and a time, the group limit; then for each its id and the rest of its record, behind the time.
+-- Keys of 'e' with given ids: of each, its result and its log lines.
+--! include base job places ends
+--! keys gone
+
+local mode, name, start = ARGV[ARGS], ARGV[ARGS + 1], ARGV[ARGS + 2]
+group_limit = tonumber(ARGV[ARGS + 3])
+local first = ARGS + 4
+local many = (#ARGV - first + 1) / 2
+local is_new = call('EXISTS', META) == 0 and 1 or 0
+local created = pack('>I8', now)
+
+if mode == 'u' then
+  local number = numbers('rear', many)
+  local fields, entries = {}, {}
+  for i = 0, many - 1 do
+    local id, mark = ARGV[first + 2 * i], pack('>I8', number + i)
+    fields[2 * i + 1], fields[2 * i + 2] = id, mark .. created .. ARGV[first + 2 * i + 1]
+    entries[i + 1] = mark .. id
+    changed[i + 1] = id
+    if watching then tell(id, name, 'queued', 'waiting') end
+  end
+  variadic('HSET', JOBS, fields)
+  variadic('RPUSH', W, entries)
+  add('n:' .. name, many)
+  woken = true
+  return answer({is_new, 0})
+end
+
+local replies = {}
+local has_leftovers = call('EXISTS', GONE) == 1 -- of an obliterated queue
+
+local function create(id, rest, result_key, log_key)
+  if has_leftovers and result_key then call('DEL', result_key, log_key) end
+  local blob = pack('>I8', numbers('rear', 1)) .. created .. rest
+  call('HSET', JOBS, id, blob)
+  local job = parse(id, blob)
+  local run_at = now
+  if sub(start, 1, 1) == '@' then
+    run_at = tonumber(sub(start, 2))
+  elseif start ~= '' then
+    run_at = now + tonumber(start)
+  end
+  if job.plain and run_at <= now then
+    call('RPUSH', W, job.inc .. id)
+    add('n:' .. name, 1)
+    woken = true
+    note(id)
+  else
+    local o = job.o
+    job.b[RUN_AT] = run_at
+    take_key(job)
+    if o.ttl then call('ZADD', TTL, now + o.ttl, id) end
+    local waits_for = o.depends_on or {}
+    for _, key in ipairs(waits_for) do
+      if call('ZADD', UNMET, 0, id .. NUL .. key[1] .. NUL .. key[2]) == 1 then
+        job.unmet = true
+        send(key[1], {'await', key[2], id, job.inc, o.on_dependency_failure or 'fail'})
+      end
+    end
+    place(job)
+    save(job) --@ enqueue: failed|cancelled -> waiting|delayed|blocked
+  end
+  tell(id, name, 'queued', NAMES[job.state])
+  return {'queued', id}
+end
+
+local function enqueue(id, rest, result_key, log_key)
+  local there = load(id)
+  if there and is_over(there) then
+    remove(there, result_key, log_key)
+    there = nil
+  end
+  if there and there.state == COMPLETED then
+    return {'completed', id, 'completed', call('GET', result_key)}
+  end
+  if there and there.state ~= FAILED and there.state ~= CANCELLED then
+    return {'duplicate', id, NAMES[there.state]}
+  end
+  local key = decode(sub(rest, 8 + #name, 7 + #name + unpack_number('>I4', rest, 4 + #name))).unique_key
+  local owner = key and owner_of(key)
+  if owner then
+    return {'duplicate', owner, NAMES[load(owner).state]}
+  end
+  if there then
+    remove(there, result_key, log_key, true)
+  end
+  return create(id, rest, result_key, log_key)
+end
+
+for i = 0, many - 1 do
+  replies[i + 1] = enqueue(ARGV[first + 2 * i], ARGV[first + 2 * i + 1], KEYS[FIXED + 2 * i + 1], KEYS[FIXED + 2 * i + 2])
+end
+return answer({is_new, replies})

@@ -1,0 +1,14 @@
+-- Pending jobs to another time. Arguments: the event, the time ('' is now), the group limit; then the ids.
+--! include base job places ends
+
+local event, run_at = ARGV[ARGS], tonumber(ARGV[ARGS + 1]) or now
+group_limit = tonumber(ARGV[ARGS + 2])
+local replies = {}
+for i = ARGS + 3, #ARGV do
+  local job = load(ARGV[i])
+  local state = job and NAMES[job.state]
+  local may = state == 'delayed' or event == 'delayed' and state == 'waiting'
+  if may then move(job, run_at, event) end
+  replies[#replies + 1] = may and 1 or 0
+end
+return answer(replies)

@@ -1,0 +1,144 @@
+-- Messages of another queue's outbox, each applied once. Arguments: the queue that they come from, this one,
+-- the group limit, the dead letters' policy (ttl, retries, wait); then of each message its number and itself.
+-- Keys: of each job that is given away, its result and its log lines, should it have a forerunner here.
+-- Answers whether the queue is to be listed, as it was not there before, or nobody may have come to list it.
+--! include base job places ends
+--! keys inbox
+
+local source, here = ARGV[ARGS], ARGV[ARGS + 1]
+group_limit = tonumber(ARGV[ARGS + 2])
+local policy = {tonumber(ARGV[ARGS + 3]), tonumber(ARGV[ARGS + 4]), tonumber(ARGV[ARGS + 5])}
+local FAN = 500
+
+local function hang(dependency, dependent, inc, rule)
+  local number = pack('>I8', numbers('sent', 1))
+  call('ZADD', DEPS, 0, dependency .. NUL .. number .. encode({source, dependent, inc, rule}))
+end
+
+local function await(dependency, dependent, inc, rule)
+  local job = load(dependency)
+  if not job then
+    send(source, {'ended', dependency, 'cancelled', dependent, inc})
+  elseif not ENDED[job.state] or job.state == FAILED and rule == 'wait' then
+    hang(dependency, dependent, inc, rule)
+  else
+    send(source, {'ended', dependency, NAMES[job.state], dependent, inc})
+  end
+end
+
+local function let_go(dependency, dependent, inc)
+  local found = call('ZRANGEBYLEX', DEPS, '[' .. dependency .. NUL, '(' .. dependency .. AFTER)
+  for _, entry in ipairs(found) do
+    local who = decode(sub(entry, #dependency + 10))
+    if who[1] == source and who[2] == dependent and who[3] == inc then
+      call('ZREM', DEPS, entry)
+    end
+  end
+end
+
+-- Tell up to so many of those that hung here before the end of the job; the rest with another message.
+local function fan(id, state, before)
+  local kept, told = 0, 0
+  while told < FAN do
+    local found = call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', kept, FAN)
+    if #found == 0 then return end
+    for _, entry in ipairs(found) do
+      local who = decode(sub(entry, #id + 10))
+      local later = unpack_number('>I8', entry, #id + 2) > before
+      if later or state == 'failed' and who[4] == 'wait' then
+        kept = kept + 1
+      elseif told < FAN then
+        call('ZREM', DEPS, entry)
+        send(who[1], {'ended', id, state, who[2], who[3]})
+        told = told + 1
+      end
+    end
+  end
+  send('', {'fan', id, state, before})
+end
+
+local function resolve(dependency, state, dependent, inc)
+  local job = load(dependent)
+  local entry = dependent .. NUL .. source .. NUL .. dependency
+  if not job or job.state ~= BLOCKED or job.inc ~= inc or not call('ZSCORE', UNMET, entry) then return end
+  local rule = job.o.on_dependency_failure or 'fail'
+  if state == 'completed' or rule == 'ignore' then
+    call('ZREM', UNMET, entry)
+    local left = call('ZRANGEBYLEX', UNMET, '[' .. dependent .. NUL, '(' .. dependent .. AFTER, 'LIMIT', 0, 1)
+    if #left == 0 then
+      add('b', -1)
+      place(job)
+      save(job) --@ unblock: blocked -> waiting|delayed
+      woken = true
+      tell(job.id, job.name, 'unblocked', NAMES[job.state])
+    end
+  elseif rule == 'wait' and state == 'failed' then
+    send(source, {'await', dependency, dependent, inc, rule})
+  else
+    displace(job)
+    if rule == 'cancel' then
+      cancel(job, 'dependency_failed') --@ dependency_failed: blocked -> cancelled
+    else
+      local from = string.format("the job '%s' of queue '%s' that it depends on is %s", dependency, source, state)
+      bury(job, 'dependency_failed', {'djqueue.core.errors.JobFailedError', from, ''}, policy) --@ dependency_failed: blocked -> failed
+    end
+  end
+end
+
+-- A job that another queue has given away, as it was; if its id is taken here, it goes back.
+local function take_in(id, rest, created, body, back, result_key, log_key)
+  local there = load(id)
+  if there and not is_over(there) and there.state ~= FAILED and there.state ~= CANCELLED then
+    if not back then send(source, {'job', id, rest, created, body, true}) end
+    return
+  end
+  if there then
+    remove(there, result_key, log_key, true)
+  else
+    call('DEL', result_key, log_key) -- of an obliterated queue
+  end
+  local blob = pack('>I8', numbers('rear', 1)) .. created .. rest
+  call('HSET', JOBS, id, blob)
+  local job = parse(id, blob)
+  job.b = decode(body)
+  local key = job.o.unique_key
+  if not (key and owner_of(key)) then take_key(job) end
+  if job.o.ttl and job.b[STARTED] == 0 then
+    call('ZADD', TTL, job.created + job.o.ttl, id)
+  end
+  place(job)
+  save(job) --@ nothing changes but the queue
+  woken = true
+  tell(id, job.name, 'queued', NAMES[job.state])
+end
+
+local was_there, is_again = call('EXISTS', META) == 1, true
+local mark = tonumber(call('HGET', INBOX, source) or 0)
+local key = FIXED
+for i = ARGS + 6, #ARGV, 2 do
+  local number, m = tonumber(ARGV[i]), decode(ARGV[i + 1])
+  if m[1] == 'job' then key = key + 2 end
+  if number > mark then
+    is_again = false
+    mark = number
+    if m[1] == 'await' then
+      await(m[2], m[3], m[4], m[5])
+    elseif m[1] == 'unbind' then
+      let_go(m[2], m[3], m[4])
+    elseif m[1] == 'fan' then
+      fan(m[2], m[3], m[4] or number)
+    elseif m[1] == 'ended' then
+      resolve(m[2], m[3], m[4], m[5])
+    elseif m[1] == 'job' then
+      take_in(m[2], m[3], m[4], m[5], m[6], KEYS[key - 1], KEYS[key])
+    end
+  end
+end
+call('HSET', INBOX, source, string.format('%.0f', mark))
+local is_there = call('EXISTS', META) == 1
+if is_there then
+  call('PERSIST', INBOX)
+else
+  call('PEXPIRE', INBOX, 86400000)
+end
+return answer(is_there and (is_again or not was_there) and 1 or 0)

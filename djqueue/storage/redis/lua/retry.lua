@@ -1,0 +1,28 @@
+-- Dead letters to waiting. Arguments: whether by themselves ('1'), the group limit; then the ids.
+--! include base job places ends
+
+local by_itself = ARGV[ARGS] == '1'
+group_limit = tonumber(ARGV[ARGS + 1])
+local replies = {}
+for i = ARGS + 2, #ARGV do
+  local id = ARGV[i]
+  local job = load(id)
+  local reply
+  if not job then
+    reply = 'not_found'
+  elseif job.state ~= FAILED then
+    reply = 'not_failed'
+  else
+    local letter = decode(call('HGET', LETTERS, id))
+    if by_itself and not (letter[5] > 0 and letter[5] <= now) then
+      reply = 'not_failed'
+    elseif job.o.unique_key and owner_of(job.o.unique_key) then
+      reply = 'unique_key_taken'
+    else
+      revive(job, by_itself and letter[4] + 1 or 0)
+      reply = 'retried'
+    end
+  end
+  replies[#replies + 1] = reply
+end
+return answer(replies)

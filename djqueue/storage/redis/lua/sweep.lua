@@ -1,0 +1,101 @@
+-- What time does: due jobs, lost leases, ttls, unique keys, dead letters whose retry is due.
+--
+-- Arguments: the group limit, the dead letters' policy (ttl, retries, wait, most), how many of each at most,
+-- the workers that are alive (MessagePack), and ids of active jobs whose leases are to be looked at.
+-- Answers: promoted, stalled, expired, retried, dead letters above the most, ids whose records' time is over.
+--! include base job places ends
+
+group_limit = tonumber(ARGV[ARGS])
+local policy = {tonumber(ARGV[ARGS + 1]), tonumber(ARGV[ARGS + 2]), tonumber(ARGV[ARGS + 3])}
+local most_dead, limit = tonumber(ARGV[ARGS + 4]), tonumber(ARGV[ARGS + 5])
+local alive = {}
+for _, worker in ipairs(decode(ARGV[ARGS + 6])) do alive[worker] = true end
+
+-- An active job without a lease has lost it with a part of the data: it has one from now on.
+for i = ARGS + 7, #ARGV do
+  local st = call('HGET', ST, ARGV[i])
+  if st and holds(st, sub(st, 2, 9)) then
+    call('ZADD', LEASE, 'NX', now, ARGV[i])
+  end
+end
+
+local lost = {}
+for _, id in ipairs(call('ZRANGEBYSCORE', LEASE, '-inf', now, 'LIMIT', 0, limit)) do
+  call('ZREM', LEASE, id)
+  local job = load(id)
+  if job and job.state == ACTIVE then
+    lost[#lost + 1] = job
+  end
+end
+-- The last to be claimed goes back first: before it, then, go those that were claimed earlier.
+table.sort(lost, function(a, b) return unpack_number('>I8', a.mark) > unpack_number('>I8', b.mark) end)
+
+local function stall(job)
+  local b = job.b
+  if b[CANCEL] == 1 then
+    note_attempt(job, 'cancelled')
+    cancel(job, 'cancelled', true)
+    return
+  end
+  local most = job.o.max_stalls or 3
+  if b[STALLS] >= most then
+    local times = b[STALLS] + 1
+    local text = 'lost ' .. times .. ' times with its worker, last with ' .. b[WORKER]
+    local error = {'djqueue.core.errors.StorageError', text, ''}
+    note_attempt(job, 'stalled', error)
+    b[STALLS] = times
+    tell(job.id, job.name, 'stalled', 'failed')
+    bury(job, alive[b[WORKER]] and 'stalled' or 'worker_lost', error, policy, true) --@ stall: active -> failed
+    return
+  end
+  note_attempt(job, 'stalled')
+  b[STALLS] = b[STALLS] + 1
+  b[WORKER] = ''
+  b[RUN_AT] = now
+  put_back(job, true)
+  save(job) --@ stall: active -> waiting
+  woken = true
+  tell(job.id, job.name, 'stalled', NAMES[job.state])
+end
+for _, job in ipairs(lost) do stall(job) end
+
+local promoted = promote_due(limit)
+
+local expired = 0
+for _, id in ipairs(call('ZRANGEBYSCORE', TTL, '-inf', now, 'LIMIT', 0, limit)) do
+  call('ZREM', TTL, id)
+  local job = load(id)
+  if job and not ENDED[job.state] and job.state ~= ACTIVE and job.b[STARTED] == 0 then
+    displace(job)
+    bury(job, 'ttl_expired', EXPIRED, policy) --@ expire: waiting|delayed|blocked -> failed
+    expired = expired + 1
+  end
+end
+
+for _, key in ipairs(call('ZRANGEBYSCORE', UNIQTTL, '-inf', now, 'LIMIT', 0, limit)) do
+  owner_of(key)
+  call('ZREM', UNIQTTL, key)
+end
+
+local retried = 0
+for _, id in ipairs(call('ZRANGEBYSCORE', AGAIN, '-inf', now, 'LIMIT', 0, limit)) do
+  local job = load(id)
+  local letter = call('HGET', LETTERS, id)
+  if not job or not letter then
+    call('ZREM', AGAIN, id)
+  elseif not (job.o.unique_key and owner_of(job.o.unique_key)) then
+    revive(job, decode(letter)[4] + 1)
+    retried = retried + 1
+  end
+end
+
+if watching then
+  local watched = call('HGETALL', WATCH)
+  for i = 1, #watched, 2 do
+    if tonumber(watched[i + 1]) <= clock then call('HDEL', WATCH, watched[i]) end
+  end
+end
+
+local overflow = math.max(0, call('ZCARD', DEAD) - most_dead)
+local over = call('ZRANGEBYSCORE', FINISHED, '-inf', now, 'LIMIT', 0, limit)
+return answer({promoted, #lost, expired, retried, overflow, over})

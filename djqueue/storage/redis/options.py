@@ -1,0 +1,100 @@
+"""What `OPTIONS` says of how Redis is used; where it is, `Connections` reads."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from djqueue.core.durations import milliseconds
+from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.options import DAY
+from djqueue.core.states import State
+from djqueue.core.suggest import nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorOptions:
+    """MIRROR: what the tables keep of the jobs in Redis."""
+
+    states: frozenset[State] = frozenset(State)
+    """STATES: those of the jobs that have rows."""
+    retention: int = 7 * DAY
+    """RETENTION: milliseconds (there: seconds) for which the rows of ended jobs outlive their records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisOptions:
+    """Checked values."""
+
+    lease: int = 30_000
+    """LEASE: milliseconds (there: seconds) for which a claim holds unless renewed."""
+    timeout: float = 5.0
+    """TIMEOUT: seconds within which a call is answered or fails."""
+    prefix: str = ""
+    """PREFIX: before every key and channel, for several projects in one Redis."""
+    stream: int = 10_000
+    """STREAM: of about how many calls a queue keeps the changes for the mirror; 0: there is no mirror."""
+    mirror: MirrorOptions | None = MirrorOptions()
+    """MIRROR: a dict of its options, or False: no mirror, and no stream for it."""
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> "RedisOptions":
+        """The options among `given`. Raises ConfigurationError naming a bad one."""
+        values: dict[str, Any] = {}
+        try:
+            if "LEASE" in given:
+                values["lease"] = _positive("LEASE", milliseconds("LEASE", given["LEASE"]))
+            if "TIMEOUT" in given:
+                values["timeout"] = _positive("TIMEOUT", milliseconds("TIMEOUT", given["TIMEOUT"])) / 1_000
+        except OptionError as error:
+            raise ConfigurationError(str(error)) from error
+        if "PREFIX" in given:
+            prefix = given["PREFIX"]
+            if not isinstance(prefix, str) or set(prefix) & set("{}"):
+                raise ConfigurationError(f"PREFIX: expected a text without braces, got {prefix!r}")
+            values["prefix"] = prefix
+        if "STREAM" in given:
+            stream = given["STREAM"]
+            if isinstance(stream, bool) or not isinstance(stream, int) or stream < 0:
+                raise ConfigurationError(f"STREAM: expected a number of entries, got {stream!r}")
+            values["stream"] = stream
+        options = cls(**values, mirror=_mirror(given.get("MIRROR", True)))
+        if options.mirror is None or not options.stream:
+            return replace(options, mirror=None, stream=0)
+        return options
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise ConfigurationError(f"{name}: must be more than nothing")
+    return value
+
+
+def _mirror(given: Any) -> MirrorOptions | None:
+    if given is True or given is False:
+        return MirrorOptions() if given else None
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"MIRROR: expected a dict or False, got {given!r}")
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "STATES":
+            values["states"] = _states(value)
+        elif name == "RETENTION":
+            try:
+                values["retention"] = milliseconds("MIRROR: RETENTION", value)
+            except OptionError as error:
+                raise ConfigurationError(str(error)) from error
+        else:
+            near = nearest(str(name), ("STATES", "RETENTION"))
+            raise ConfigurationError(f"MIRROR: {name!r} is not one of its options{near}")
+    return MirrorOptions(**values)
+
+
+def _states(given: Any) -> frozenset[State]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"MIRROR: STATES: expected a list of states, got {given!r}")
+    words = [state.value for state in State]
+    for word in given:
+        if word not in words:
+            near = nearest(str(word), words)
+            raise ConfigurationError(f"MIRROR: STATES: {word!r} is not a state{near}")
+    return frozenset(map(State, given))

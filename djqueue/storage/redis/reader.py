@@ -1,0 +1,371 @@
+"""The thread that reads what the server publishes.
+
+It alone touches the connections, since an encrypted one bears no two threads. Others change what is wished
+for and ring; the thread then brings its subscriptions in line with the wishes. After a lost connection it
+does the same: there is one way to a subscription.
+"""
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+from typing import Any
+
+import redis
+from redis.exceptions import (
+    ClusterDownError,
+    MovedError,
+    RedisClusterException,
+    SlotNotCoveredError,
+    TryAgainError,
+)
+
+from djqueue.core.errors import StorageUnavailableError
+
+from .connections import Connections
+from .endpoints import Address
+from .links import Link, News
+
+logger = logging.getLogger("djqueue.redis")
+
+FIRST_WAIT, LAST_WAIT = 0.05, 2.0
+"""Seconds between tries, doubled."""
+FAILURES = (redis.RedisError, RedisClusterException, StorageUnavailableError, OSError)
+"""What a connection raises that fails."""
+PASSING = (MovedError, ClusterDownError, TryAgainError)
+"""What a node answers that soon may answer otherwise."""
+
+
+class Subscriber:
+    """One who is told of a channel's messages."""
+
+    def __init__(self, callback: Callable[[bytes], None], on_reconnect: Callable[[], None] | None) -> None:
+        self.callback = callback
+        self.on_reconnect = on_reconnect
+        self.settled = threading.Event()
+        """Set when it is known whether the server tells of the channel."""
+        self.refusal = ""
+        """Why it does not."""
+        self.gone = False
+        """Whether this one wants to be told no more."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the server has confirmed that it tells."""
+        return self.settled.is_set() and not self.refusal
+
+    def settle(self, refusal: str = "") -> None:
+        """Say how it stands, once."""
+        if not self.settled.is_set():
+            self.refusal = refusal
+            self.settled.set()
+
+
+class Backoff:
+    """When something that has failed is tried again."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self._wait = 0.0
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing has failed lately."""
+        return not self._wait
+
+    def failed(self) -> None:
+        """Wait; longer than the last time."""
+        self._wait = min(2 * self._wait, LAST_WAIT) or FIRST_WAIT
+        self.at = monotonic() + self._wait
+
+    def succeeded(self) -> None:
+        """Try at once when there is something to try."""
+        self.at = self._wait = 0.0
+
+
+class Channel:
+    """A channel that is wished for. All but name and subscribers is for the thread."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.subscribers: list[Subscriber] = []
+        self.link: Link | None = None
+        """Where it has been asked for."""
+        self.confirmed = False
+        self.was_confirmed = False
+        """Whether messages may have been missed since."""
+        self.home: Address | None = None
+        """The cluster's node that another one has named."""
+        self.retry = Backoff()
+
+
+class Reader:
+    """The thread and its connections. It ends when nothing is wished for any more."""
+
+    def __init__(self, connections: Connections, lock: threading.Lock) -> None:
+        self.channels: dict[bytes, Channel] = {}
+        """What is wished for, by name; to be changed with the lock held."""
+        self.over = False
+        """Whether the thread will look at that no more; set with the lock held."""
+        self.trouble = ""
+        """What failed last."""
+        self._connections = connections
+        self._lock = lock
+        self._links: dict[Address | None, Link] = {}
+        """By the node of a cluster; elsewhere there is one."""
+        self._retries: defaultdict[Address | None, Backoff] = defaultdict(Backoff)
+        """Of servers that cannot be reached; None in a cluster: of the question where slots are."""
+        self._next_try = inf
+        self._astray = False
+        """Whether the cluster's slots may be elsewhere than its client believes."""
+        self._inbox: deque[tuple[list[Subscriber], bytes | None]] = deque()
+        """Who is to be told what; None: that messages may have been missed."""
+        self._rope, self._bell = socket.socketpair()
+        self._rope.setblocking(False)
+        self._bell.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="djqueue-redis-listener", daemon=True)
+
+    def start(self) -> None:
+        """Begin. Something must be wished for already."""
+        self._thread.start()
+
+    def ring(self) -> None:
+        """Have the thread look at what is wished for."""
+        try:
+            self._rope.send(b"!")
+        except OSError:  # it has not heard the last ringing yet, or has ended
+            pass
+
+    def wait_for(self, subscriber: Subscriber, timeout: float) -> None:
+        """Wait, at most that long, until it is known whether the server tells of a channel."""
+        if threading.current_thread() is not self._thread:
+            subscriber.settled.wait(timeout)
+            return
+        # In a callback, whose thread has to read the answer; messages that come meanwhile are kept.
+        until = monotonic() + timeout
+        while not subscriber.settled.is_set() and monotonic() < until:
+            self._subscribe()
+            self._read(until)
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread's end, unless this is that thread."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def hang_up(self) -> None:
+        """Close all sockets; in a forked child, which has no such thread, its copies of them."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+        self._rope.close()
+        self._bell.close()
+
+    def _run(self) -> None:
+        try:
+            while self._is_wanted():
+                try:
+                    self._subscribe()
+                    self._read()
+                    self._tell()
+                except Exception as error:
+                    logger.exception("The listener failed; it starts again.")
+                    for address in list(self._links):
+                        self._lose(address, error)
+                    time.sleep(FIRST_WAIT)
+        finally:
+            with self._lock:
+                self.over = True
+            self.hang_up()
+
+    def _is_wanted(self) -> bool:
+        with self._lock:
+            self.over = not self.channels
+            return not self.over
+
+    # Subscribing.
+
+    def _subscribe(self) -> None:
+        """Bring what the servers have been asked for in line with what is wished for."""
+        with self._lock:
+            wanted = dict(self.channels)
+        for address, link in list(self._links.items()):
+            self._give_back(address, link, wanted)
+        self._next_try = inf
+        asked: defaultdict[Address | None, list[Channel]] = defaultdict(list)
+        for channel in wanted.values():
+            if channel.link is not None or not self._may_try(channel.retry, self._retries[None]):
+                continue
+            try:
+                asked[self._home(channel)].append(channel)
+            except SlotNotCoveredError:
+                channel.retry.failed()
+                self._astray = True
+            except FAILURES as error:
+                self._failed(None, error)
+        for address, channels in asked.items():
+            self._ask(address, channels)
+
+    def _give_back(self, address: Address | None, link: Link, wanted: dict[bytes, Channel]) -> None:
+        gone = [name for name in link.channels if name not in wanted or wanted[name].link is not link]
+        if len(gone) == len(link.channels) and self._connections.is_cluster:
+            del self._links[address]
+            link.close()
+        elif gone:
+            try:
+                link.unsubscribe(gone)
+            except FAILURES as error:
+                self._lose(address, error)
+
+    def _home(self, channel: Channel) -> Address | None:
+        """The node that has a channel's slot. Raises one of FAILURES."""
+        if not self._connections.is_cluster or channel.home is not None:
+            return channel.home
+        client: Any = self._connections.sync()
+        if self._astray:
+            client.nodes_manager.initialize()
+            self._astray = False
+        node = client.get_node_from_key(channel.name)
+        return node.host, int(node.port)
+
+    def _ask(self, address: Address | None, channels: list[Channel]) -> None:
+        link = self._links.get(address) or self._open(address)
+        if link is None:
+            for channel in channels:
+                channel.home = None
+            return
+        try:
+            link.subscribe([channel.name for channel in channels])
+        except FAILURES as error:
+            self._lose(address, error)
+            return
+        for channel in channels:
+            channel.link = link
+
+    def _open(self, address: Address | None) -> Link | None:
+        if not self._may_try(self._retries[address]):
+            return None
+        try:
+            link = Link(self._connections.dedicated(address), sharded=self._connections.is_cluster)
+            link.open()
+        except FAILURES as error:
+            self._astray = True
+            self._failed(address, error)
+            return None
+        self._links[address] = link
+        return link
+
+    def _lose(self, address: Address | None, error: Exception) -> None:
+        """Give up a connection; what was subscribed on it will be again."""
+        link = self._links.pop(address)
+        link.close()
+        with self._lock:
+            for channel in self.channels.values():
+                if channel.link is link:
+                    channel.link = channel.home = None
+                    channel.confirmed = False
+        self._astray = True
+        self._failed(address, error)
+
+    def _failed(self, address: Address | None, error: BaseException) -> None:
+        retry = self._retries[address]
+        if isinstance(error, StorageUnavailableError):
+            error = error.__cause__ or error  # which does not say where
+        self.trouble = " ".join(str(error).split())
+        level = logging.WARNING if retry.is_fresh else logging.DEBUG
+        logger.log(level, "%s cannot be listened to: %s", self._connections.describe(), self.trouble)
+        retry.failed()
+        self._next_try = min(self._next_try, retry.at)
+
+    def _may_try(self, *retries: Backoff) -> bool:
+        at = max(retry.at for retry in retries)
+        if at <= monotonic():
+            return True
+        self._next_try = min(self._next_try, at)
+        return False
+
+    # Reading.
+
+    def _read(self, until: float = inf) -> None:
+        """Wait for something to read, or to do, and read it."""
+        links = list(self._links.items())
+        until = min(until, self._next_try, *(link.due for _, link in links))
+        if any(link.has_more for _, link in links):
+            until = 0
+        with selectors.PollSelector() as selector:
+            selector.register(self._bell, selectors.EVENT_READ)
+            for _, link in links:
+                selector.register(link, selectors.EVENT_READ)
+            selector.select(None if until == inf else max(0.0, until - monotonic()))
+        self._hear_bell()
+        for address, link in links:
+            try:
+                for news in link.read():
+                    self._heard(address, link, news)
+                link.check()
+            except FAILURES as error:
+                self._lose(address, error)
+
+    def _hear_bell(self) -> None:
+        try:
+            while self._bell.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _heard(self, address: Address | None, link: Link, news: News) -> None:
+        with self._lock:
+            channel = self.channels.get(news.channel)
+            if channel is None or channel.link is not link:
+                return  # it is wished for no more, or anew
+            if news.what == "message":
+                told = [subscriber for subscriber in channel.subscribers if subscriber.is_told]
+                self._inbox.append((told, news.detail))
+            elif news.what == "subscribed":
+                self._confirmed(address, channel)
+            else:
+                channel.link = None
+                channel.confirmed = False
+                if news.what == "refused":
+                    self._refused(address, channel, news.detail)
+        if news.what == "refused" and not isinstance(news.detail, PASSING):
+            logger.warning("%s cannot be listened to: %s", self._connections.describe(), news.detail)
+
+    def _confirmed(self, address: Address | None, channel: Channel) -> None:
+        if channel.was_confirmed:
+            told = [subscriber for subscriber in channel.subscribers if subscriber.is_told]
+            self._inbox.append((told, None))
+        channel.confirmed = channel.was_confirmed = True
+        channel.retry.succeeded()
+        self._retries.pop(address, None)
+        for subscriber in channel.subscribers:
+            subscriber.settle()
+
+    def _refused(self, address: Address | None, channel: Channel, error: redis.ResponseError) -> None:
+        self.trouble = str(error)
+        channel.retry.failed()
+        if isinstance(error, MovedError):
+            assert address is not None
+            channel.home = (error.host or address[0], error.port)
+        elif not isinstance(error, PASSING):
+            for subscriber in channel.subscribers:
+                subscriber.settle(refusal=self.trouble)
+
+    def _tell(self) -> None:
+        """Call back those who are to be told something."""
+        while self._inbox:
+            subscribers, message = self._inbox.popleft()
+            for subscriber in subscribers:
+                if subscriber.gone:
+                    continue
+                try:
+                    if message is not None:
+                        subscriber.callback(message)
+                    elif subscriber.on_reconnect is not None:
+                        subscriber.on_reconnect()
+                except Exception:
+                    logger.exception("A subscriber failed.")

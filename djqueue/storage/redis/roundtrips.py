@@ -1,0 +1,347 @@
+"""Calls of scripts: sent by their hashes, sent again if an answer was lost, and in time or not at all.
+
+What a storage does is written once, as a generator that yields lists of calls and is given their
+answers; `Roundtrips` runs it on a thread or on a loop.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+import redis
+from hiredis import pack_command
+from redis import exceptions as errors
+
+from djqueue.core.errors import StorageError, StorageUnavailableError
+
+from .connections import Connections
+from .keys import QueueKeys
+from .records import NUMBER
+from .scripts import Script
+
+T = TypeVar("T")
+
+AWAY = (
+    errors.ConnectionError,
+    errors.TimeoutError,
+    errors.ReadOnlyError,
+    errors.ClusterDownError,
+    errors.MasterDownError,
+    errors.TryAgainError,
+    errors.SlotNotCoveredError,
+)
+"""Errors that may be over in a moment: a failover, a restart, a slot on its way."""
+FIRST_WAIT, LAST_WAIT = 0.02, 0.5
+"""Seconds between tries, doubled."""
+IN_FLIGHT = 2
+"""Calls of one bulk operation that are on their way at once."""
+
+logger = logging.getLogger("djqueue.redis")
+
+
+class Call(NamedTuple):
+    """A call of a script. Without a lane it changes nothing, or nothing more when it is sent again."""
+
+    script: Script
+    queue: QueueKeys
+    arguments: Sequence[Any]
+    """Behind those that every script has."""
+    keys: Sequence[bytes] = ()
+    """Behind the script's own."""
+    lane: bool = True
+
+
+class Command(NamedTuple):
+    """A command of Redis's own that only reads, or may be repeated."""
+
+    words: tuple[Any, ...]
+
+
+Steps = Generator[list[Call | Command], list[Any], T]
+"""What an operation is written as."""
+
+
+class Lane:
+    """Numbers the requests of one caller at a time, so that one that is sent again is known again."""
+
+    __slots__ = ("name", "number")
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.number = 0
+
+
+class Roundtrips:
+    """Runs operations.
+
+    timeout: seconds within which a call is answered or fails.
+    skew: milliseconds to be added to Redis's time; for tests.
+    stream: about how many entries a queue's stream of changes keeps; 0: there is none.
+    """
+
+    def __init__(
+        self, connections: Connections, timeout: float, skew: Callable[[], int], stream: int
+    ) -> None:
+        self._connections = connections
+        self._timeout = timeout
+        self._skew = skew
+        self._stream = b"%d" % stream
+        self.publish = b"SPUBLISH" if connections.is_cluster else b"PUBLISH"
+        self._lanes: deque[Lane] = deque()
+        self._prefix = os.urandom(8)
+        self._made = 0
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run an operation on this thread."""
+        try:
+            calls = next(steps)
+            while True:
+                try:
+                    answers = self._answers(calls)
+                except Exception as error:
+                    calls = steps.throw(error)
+                else:
+                    calls = steps.send(answers)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def arun(self, steps: Steps[T]) -> T:
+        """Run an operation on this loop."""
+        try:
+            calls = next(steps)
+            while True:
+                try:
+                    answers = await self._aanswers(calls)
+                except Exception as error:
+                    calls = steps.throw(error)
+                else:
+                    calls = steps.send(answers)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    def _answers(self, calls: list[Call | Command]) -> list[Any]:
+        if len(calls) < 3 or self._connections.is_cluster:
+            return [self._one(call) for call in calls]
+        # The first alone: it makes the script known.
+        return [self._one(calls[0]), *self._pipelined(calls[1:])]
+
+    def _one(self, call: Call | Command) -> Any:
+        lane = self._lane(call)
+        answer = self._asked(call, lane)
+        self._free(lane)
+        return answer
+
+    def _asked(self, call: Call | Command, lane: Lane | None) -> Any:
+        words = self._words(call, lane)
+        trying = Trying(self._timeout, self._connections)
+        while True:
+            try:
+                return self._ask(words)
+            except errors.NoScriptError:
+                words = _whole(call, words)
+            except redis.RedisError as error:
+                time.sleep(trying.wait(error))
+
+    def _ask(self, words: list[Any]) -> Any:
+        client: Any = self._connections.sync()
+        if self._connections.is_cluster:
+            return client.execute_command(*words)
+        # Without the layers around it, which take as long as the call itself.
+        pool = client.connection_pool
+        connection = pool.get_connection()
+        try:
+            connection.send_packed_command([pack_command(tuple(words))], check_health=False)
+            return connection.read_response()
+        except redis.ResponseError:
+            raise
+        except BaseException:
+            # What may still come must not be taken for another call's answer.
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
+
+    def _pipelined(self, calls: list[Call | Command]) -> list[Any]:
+        """Some at once on one connection, so that the server is never idle; what fails is asked again."""
+        lanes = [self._lane(call) for call in calls]
+        answers: list[Any] = [None] * len(calls)
+        left = set(range(len(calls)))
+        client: Any = self._connections.sync()
+        pool = client.connection_pool
+        with suppress(redis.RedisError, OSError):
+            connection = pool.get_connection()
+            is_whole = False
+            try:
+                for sent in range(len(calls) + IN_FLIGHT):
+                    if sent < len(calls):
+                        words = tuple(self._words(calls[sent], lanes[sent]))
+                        connection.send_packed_command([pack_command(words)], check_health=False)
+                    if (answered := sent - IN_FLIGHT + 1) >= 0 and answered < len(calls):
+                        with suppress(redis.ResponseError):
+                            answers[answered] = connection.read_response()
+                            left.discard(answered)
+                is_whole = True
+            finally:
+                if not is_whole:
+                    # What is still on its way here must not be taken for another call's answer.
+                    connection.disconnect()
+                pool.release(connection)
+        for place in sorted(left):
+            answers[place] = self._asked(calls[place], lanes[place])
+        for lane in lanes:
+            self._free(lane)
+        return answers
+
+    async def _aanswers(self, calls: list[Call | Command]) -> list[Any]:
+        if len(calls) == 1:
+            return [await self._aone(calls[0])]
+        room = asyncio.Semaphore(IN_FLIGHT)
+
+        async def one(call: Call | Command) -> Any:
+            async with room:
+                return await self._aone(call)
+
+        return await asyncio.gather(*map(one, calls))
+
+    async def _aone(self, call: Call | Command) -> Any:
+        lane = self._lane(call)
+        words = self._words(call, lane)
+        trying = Trying(self._timeout, self._connections)
+        while True:
+            try:
+                answer = await self._aask(words)
+                break
+            except errors.NoScriptError:
+                words = _whole(call, words)
+            except redis.RedisError as error:
+                await asyncio.sleep(trying.wait(error))
+        self._free(lane)
+        return answer
+
+    async def _aask(self, words: list[Any]) -> Any:
+        client: Any = self._connections.for_loop()
+        if self._connections.is_cluster:
+            return await client.execute_command(*words)
+        pool = client.connection_pool
+        try:
+            async with asyncio.timeout(self._timeout):
+                connection = await pool.get_connection()
+                # One time limit for all of it is cheaper than one for each part.
+                connection.socket_timeout = None
+                try:
+                    await connection.send_packed_command(pack_command(tuple(words)), check_health=False)
+                    return await connection.read_response(timeout=math.inf)
+                except redis.ResponseError:
+                    raise
+                except BaseException:
+                    await connection.disconnect(nowait=True)
+                    raise
+                finally:
+                    await pool.release(connection)
+        except TimeoutError as error:
+            raise errors.TimeoutError(f"no answer within {self._timeout:g} s") from error
+
+    # A call's words.
+
+    def _words(self, call: Call | Command, lane: Lane | None) -> list[Any]:
+        if isinstance(call, Command):
+            return list(call.words)
+        script, queue = call.script, call.queue
+        keys = queue.of(script.keys)
+        skew = b"%d" % self._skew()
+        if lane is None:
+            return [
+                b"EVALSHA",
+                script.sha,
+                len(keys) + len(call.keys),
+                *keys,
+                *call.keys,
+                skew,
+                *call.arguments,
+            ]
+        # The lane's key is the first of every script that has one.
+        return [
+            b"EVALSHA",
+            script.sha,
+            len(keys) + len(call.keys),
+            queue.lane(lane.name),
+            *keys[1:],
+            *call.keys,
+            skew,
+            NUMBER.pack(lane.number),
+            queue.prefix.encode(),
+            self.publish,
+            self._stream,
+            *call.arguments,
+        ]
+
+    def _lane(self, call: Call | Command) -> Lane | None:
+        if isinstance(call, Command) or not call.lane:
+            return None
+        try:
+            lane = self._lanes.pop()
+        except IndexError:
+            self._made += 1
+            lane = Lane(self._prefix + self._made.to_bytes(4))
+        lane.number += 1
+        return lane
+
+    def _free(self, lane: Lane | None) -> None:
+        # One whose answer never came is not used again: its request may still be on its way.
+        if lane is not None:
+            self._lanes.append(lane)
+
+    def _after_fork(self) -> None:
+        self._lanes.clear()
+        self._prefix = os.urandom(8)
+
+
+def _whole(call: Call | Command, words: list[Any]) -> list[Any]:
+    """The same with the script's text: the server does not know it, having restarted say."""
+    assert isinstance(call, Call)
+    return [b"EVAL", call.script.text, *words[2:]]
+
+
+class Trying:
+    """For how long a call is tried."""
+
+    def __init__(self, timeout: float, connections: Connections) -> None:
+        self._until = time.monotonic() + timeout
+        self._wait = FIRST_WAIT
+        self._connections = connections
+
+    def wait(self, error: redis.RedisError) -> float:
+        """Seconds until the next try. Raises what a user gets if there is none."""
+        text = str(error)
+        passing = isinstance(error, AWAY) or text.startswith(("BUSY ", "LOADING", "UNKILLABLE"))
+        if not passing:
+            raise failure(error, self._connections) from error
+        if time.monotonic() + self._wait > self._until:
+            raise away(error, self._connections) from error
+        wait, self._wait = self._wait, min(2 * self._wait, LAST_WAIT)
+        return wait
+
+
+def away(error: Exception, connections: Connections) -> StorageUnavailableError:
+    """What a user gets when Redis cannot be reached."""
+    reason = " ".join(str(error).split())
+    return StorageUnavailableError(f"{connections.describe()} does not answer: {reason}. Is it running?")
+
+
+def failure(error: redis.RedisError, connections: Connections) -> StorageError:
+    """What a user gets when Redis refuses."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, errors.OutOfMemoryError):
+        return StorageUnavailableError(f"{connections.describe()} is full: {reason}. Give it more memory.")
+    if isinstance(error, errors.AuthenticationError | errors.NoPermissionError):
+        return StorageUnavailableError(f"{connections.describe()} refuses access: {reason}")
+    return StorageError(f"{connections.describe()}: {reason}")

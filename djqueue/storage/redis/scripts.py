@@ -1,0 +1,82 @@
+"""The Lua scripts: a file for each transition, with the files that it includes before it.
+
+A line `--! include a b` takes in other files, `--! keys x y` names keys of the queue: they are declared, in
+this order, before those that a call adds, and the script has them as locals `X` and `Y`; `FIXED` is how many.
+"""
+
+import re
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import NamedTuple
+
+from djqueue.core.errors import ConfigurationError
+
+DIRECTIVE = re.compile(r"^--! (include|keys) (.+)$", re.MULTILINE)
+NAMES = (
+    "cancel",
+    "control",
+    "counts",
+    "enqueue",
+    "give",
+    "move",
+    "obliterate",
+    "quick",
+    "read",
+    "receive",
+    "remove",
+    "renew",
+    "report",
+    "retry",
+    "scan",
+    "sent",
+    "states",
+    "sweep",
+    "watch",
+    "work",
+    "worker",
+)
+
+
+class Script(NamedTuple):
+    """A script with what it includes."""
+
+    name: str
+    text: bytes
+    sha: bytes
+    keys: tuple[str, ...]
+    """Names of the keys that every call declares first."""
+
+
+@cache
+def script(name: str) -> Script:
+    """The script of a name."""
+    parts: dict[str, tuple[str, list[str]]] = {}
+    _collect(name, parts)
+    keys = tuple(dict.fromkeys(key for _, names in parts.values() for key in names))
+    heading = [f"local FIXED = {len(keys)}"]
+    # One local in one table would be slower, two hundred locals are allowed.
+    heading += [f"local {key.upper()} = KEYS[{place}]" for place, key in enumerate(keys, 1)]
+    text = "\n".join([*heading, *(source for source, _ in parts.values())]).encode()
+    return Script(name, text, sha1(text, usedforsecurity=False).hexdigest().encode(), keys)
+
+
+def source(name: str) -> str:
+    """The text of one file, as it is written."""
+    return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _collect(name: str, parts: dict[str, tuple[str, list[str]]]) -> None:
+    if name in parts:
+        return
+    text = source(name)
+    keys: list[str] = []
+    for kind, words in DIRECTIVE.findall(text):
+        if kind == "keys":
+            keys += words.split()
+            continue
+        for included in words.split():
+            if included == name:
+                raise ConfigurationError(f"the script {name} includes itself")
+            _collect(included, parts)
+    parts[name] = (text, keys)

@@ -1,0 +1,766 @@
+"""`RedisStorage`: the storage contract on Redis or Valkey, one script for each transition."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count, islice
+from typing import Any
+
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import OptionError, StorageError
+from djqueue.core.ids import IdSource
+from djqueue.core.job import (
+    Batch,
+    CancelResult,
+    ClaimRequest,
+    Claims,
+    DeadLetter,
+    EnqueueResult,
+    Finished,
+    JobRecord,
+    Lease,
+    Outcome,
+    Renewal,
+    Report,
+    WorkerInfo,
+)
+from djqueue.core.limiter import Rate
+from djqueue.core.maintenance import Swept
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import State
+from djqueue.storage.base import EventHandler, Storage, Unsubscribe
+
+from . import outbox, records
+from .changes import Changes
+from .connections import Connections
+from .keys import CommonKeys, QueueKeys, keys_of
+from .options import RedisOptions
+from .records import STATES, pack, pack_text, text
+from .roundtrips import Call, Command, Roundtrips, Steps, T
+from .scripts import script
+from .telling import Telling
+
+BULK = 1_000
+"""Jobs of one call: a script of so many takes a few milliseconds, in which nobody else is served."""
+PAGE = 1_000
+"""Ids, letters, records of one reading call."""
+SWEEP = 500
+"""Of each kind, in one sweep."""
+SCANNED = 2_000
+"""Active jobs, about, whose leases one sweep looks at."""
+MAX_LOG_LINES = 1_000
+WORKER_TTL = 60_000
+"""Milliseconds after which a silent worker counts as gone."""
+NOT_QUICK = 20
+"""Calls for which a queue with more than plain jobs goes without a try of the short script."""
+NO_CLAIMS = Claims([], None)
+OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
+
+
+class RedisStorage(Storage):
+    """Jobs in Redis 7.0 or newer, or Valkey: one node, Sentinel, or Cluster.
+
+    policies: of single queues; `default_policy` is for the others.
+    skew: milliseconds to be added to Redis's time; for tests.
+    options: where Redis is, and how it is used: see `RedisOptions` and `Connections`.
+    """
+
+    trips_at_once = 2
+
+    def __init__(
+        self,
+        *,
+        policies: Mapping[str, QueuePolicy] | None = None,
+        default_policy: QueuePolicy | None = None,
+        skew: Callable[[], int] = lambda: 0,
+        **options: Any,
+    ) -> None:
+        given = {name.upper(): value for name, value in options.items()}
+        self.options = RedisOptions.read(given)
+        self._connections = Connections(given)
+        self._policies = dict(policies or {})
+        self._default_policy = default_policy or QueuePolicy(lease=self.options.lease)
+        self._ids = IdSource()
+        self._rotation = count()
+        self._common = CommonKeys(self.options.prefix)
+        self._known: set[str] = set()
+        """Queues that this process has seen to be listed."""
+        self._skew = skew
+        self._trips = Roundtrips(self._connections, self.options.timeout, skew, self.options.stream)
+        self._telling = Telling(self._connections, self._trips, self._common, self.keys, self.queues)
+        self._intricate: dict[str, int] = {}
+        """Calls left until the short script is tried again, by queue."""
+        self._cursors: dict[str, bytes] = {}
+        """Where the look at the active jobs of each queue goes on."""
+
+    # Life.
+
+    def connect(self) -> None:
+        """See `Storage.connect`."""
+        self._run(self._ping())
+
+    def close(self) -> None:
+        """See `Storage.close`."""
+        self._telling.close()
+        self._connections.close()
+
+    def describe(self) -> str:
+        """See `Storage.describe`."""
+        return self._connections.describe()
+
+    @property
+    def changes(self) -> Changes | None:
+        """What the mirror in the tables reads; None if there is none."""
+        mirror, is_cluster = self.options.mirror, self._connections.is_cluster
+        if mirror is None:
+            return None
+        return Changes(self._run, self.keys, self._common, mirror, is_cluster=is_cluster)
+
+    def keys(self, queue: str) -> QueueKeys:
+        """The keys of a queue."""
+        return keys_of(self.options.prefix, queue)
+
+    def policy(self, queue: str) -> QueuePolicy:
+        """What a queue is configured to do."""
+        return self._policies.get(queue, self._default_policy)
+
+    def _run(self, steps: Steps[T]) -> T:
+        return self._trips.run(steps)
+
+    def _ping(self) -> Steps[None]:
+        yield [Command((b"EXISTS", self._common.key("queues")))]
+
+    # Enqueue.
+
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """See `Storage.enqueue`."""
+        return self._run(self._enqueue(batches))
+
+    async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """See `Storage.enqueue`."""
+        return await self._trips.arun(self._enqueue(batches))
+
+    def _enqueue(self, batches: Sequence[Batch]) -> Steps[list[EnqueueResult]]:
+        for batch in batches:
+            if batch.ids is not None and len(batch.ids) != len(batch.payloads):
+                raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
+            yield from self._check_dependencies(batch)
+        new = {batch.queue for batch in batches} - self._known
+        if new:
+            yield from self._list(new)
+        parts = [part for batch in batches for part in self._parts(batch)]
+        answers = yield [call for _, call in parts]
+        results: list[EnqueueResult] = []
+        for (ids, call), (_, (is_new, replies)) in zip(parts, answers, strict=True):
+            queue = call.queue.queue
+            if is_new:
+                yield from self._list({queue})
+            if replies == 0:
+                made = tuple.__new__
+                results += [made(EnqueueResult, (job_id, "queued", queue, None, None)) for job_id in ids]
+            else:
+                results += [_enqueued(queue, reply) for reply in replies]
+        for queue in {
+            call.queue.queue for (_, call), answer in zip(parts, answers, strict=True) if answer[0]
+        }:
+            yield from self._deliver(queue)
+        return results
+
+    def _check_dependencies(self, batch: Batch) -> Steps[None]:
+        for name, job_id in batch.options.depends_on:
+            if name == batch.queue and job_id in (batch.ids or ()):
+                raise OptionError(f"depends_on: the job {job_id!r} cannot wait for itself")
+            [state] = yield from self._states(name, [job_id])
+            if state is None:
+                raise OptionError(f"depends_on: queue {name!r} has no job {job_id!r}")
+
+    def _parts(self, batch: Batch) -> Iterable[tuple[list[str], Call]]:
+        keys = self.keys(batch.queue)
+        rest = records.envelope(batch)
+        if batch.run_at is not None:
+            start = b"@%d" % batch.run_at
+        else:
+            start = b"%d" % batch.delay if batch.delay else b""
+        plain = batch.ids is None and not start and rest[:1] == records.PLAIN
+        heading = [
+            b"u" if plain else b"e",
+            pack_text(batch.name),
+            start,
+            self.policy(batch.queue).group_concurrency,
+        ]
+        ids = batch.ids or self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
+        for first in range(0, len(ids), BULK):
+            mine = ids[first : first + BULK]
+            arguments: list[Any] = [*heading]
+            for job_id, payload in zip(mine, batch.payloads[first : first + BULK], strict=True):
+                arguments += (pack_text(job_id), rest + payload)
+            yield mine, Call(script("enqueue"), keys, arguments, () if plain else _of_jobs(keys, mine))
+
+    def _list(self, queues: set[str]) -> Steps[None]:
+        """See to it that queues are listed, and that those who serve all queues know of them."""
+        yield [
+            Command((b"SADD", self._common.key("queues"), *map(pack_text, queues))),
+            *(
+                Command((self._trips.publish, self._common.new_queues.encode(), pack_text(queue)))
+                for queue in queues
+            ),
+        ]
+        self._known |= queues
+
+    # Claim and finish.
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        """See `Storage.finish`."""
+        return self._run(self._finish(outcomes, then))
+
+    async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        """See `Storage.finish`."""
+        return await self._trips.arun(self._finish(outcomes, then))
+
+    def _finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Steps[Finished]:
+        places: dict[str, list[int]] = {}
+        for place, outcome in enumerate(outcomes):
+            if outcome.kind not in OUTCOMES:
+                raise ValueError(f"unknown outcome {outcome.kind!r}")
+            places.setdefault(outcome.queue, []).append(place)
+        serving = yield from self._serving(then)
+        accepted = [False] * len(outcomes)
+        jobs: list[Any] = []
+        waits: list[int] = []
+        # First what has ended anywhere: it may be what a claim elsewhere waits for.
+        order = [queue for queue in places if queue not in serving[:1]] + serving
+        for queue in dict.fromkeys(order):
+            mine = places.get(queue, ())
+            slots = then.slots - len(jobs) if then is not None and queue in serving else 0
+            if not mine and slots <= 0:
+                continue
+            for first in range(0, max(1, len(mine)), BULK):
+                some = mine[first : first + BULK]
+                last = first + BULK >= len(mine)
+                found = yield from self._work(queue, [outcomes[place] for place in some], then, slots * last)
+                for place, flag in zip(some, found[0], strict=True):
+                    accepted[place] = flag == ord("1")
+                jobs += found[1]
+                while then is not None and len(found[1]) == BULK and len(jobs) < then.slots:
+                    found = yield from self._work(queue, (), then, then.slots - len(jobs))
+                    jobs += found[1]
+                if found[2] is not None:
+                    waits.append(found[2])
+        return Finished(accepted, Claims(jobs, min(waits, default=None)) if then is not None else NO_CLAIMS)
+
+    def _serving(self, request: ClaimRequest | None) -> Steps[list[str]]:
+        """The queues that a claim may take from, another one first each time."""
+        if request is None or request.slots <= 0:
+            return []
+        queues: Sequence[str]
+        queues = request.queues if request.queues is not None else (yield from self._queues())
+        if len(queues) < 2:
+            return list(queues)
+        first = next(self._rotation) % len(queues)
+        return [*queues[first:], *queues[:first]]
+
+    def _work(
+        self, queue: str, outcomes: Sequence[Outcome], request: ClaimRequest | None, slots: int
+    ) -> Steps[tuple[bytes, list[Any], int | None]]:
+        keys, policy = self.keys(queue), self.policy(queue)
+        told = [word for outcome in outcomes for word in records.outcome_arguments(outcome)]
+        results = [keys.result(outcome.id) for outcome in outcomes]
+        slots = min(slots, BULK)
+        names = _names(request.names) if request is not None else NO_NAMES
+        worker = pack_text(request.worker) if request is not None else b""
+        reply: Any = None
+        if self._may_be_quick(queue, policy, outcomes):
+            most = policy.dead_letters.max_entries
+            heading = [len(outcomes), worker, slots, policy.lease, most, names]
+            [[left, reply]] = yield [Call(script("quick"), keys, [*heading, *told], results)]
+            if reply[0] == b"full":
+                reply = None
+                self._intricate[queue] = NOT_QUICK
+        if reply is None:
+            arguments = [len(outcomes), worker, slots, *_limits(policy), names, *told]
+            [[left, reply]] = yield [Call(script("work"), keys, arguments, results)]
+        word, flags, first, wait, overflow, found = reply
+        if word == b"again":
+            found = yield from self._claimed_again(keys, found)
+        if overflow:
+            yield from self._bury_oldest(keys, overflow)
+        if left:
+            yield from self._deliver(queue)
+        return flags, records.claimed(queue, found, int(first), policy.lease), None if wait < 0 else wait
+
+    def _may_be_quick(self, queue: str, policy: QueuePolicy, outcomes: Sequence[Outcome]) -> bool:
+        """Whether the short script is worth a try: a queue that was not for it is not asked for a while."""
+        left = self._intricate.get(queue, 0)
+        if left:
+            self._intricate[queue] = left - 1
+            return False
+        if policy.rate is not None or policy.concurrency is not None:
+            return False
+        return all(outcome.kind == "complete" for outcome in outcomes)
+
+    def _claimed_again(self, keys: QueueKeys, ids: Sequence[bytes]) -> Steps[list[Any]]:
+        """What a claim whose answer was lost had answered: its jobs are still this worker's."""
+        if not ids:
+            return []
+        blobs, sts = yield [
+            Command((b"HMGET", keys.key("jobs"), *ids)),
+            Command((b"HMGET", keys.key("st"), *ids)),
+        ]
+        found: list[Any] = []
+        for job_id, blob, st in zip(ids, blobs, sts, strict=True):
+            # One that is gone meanwhile keeps its place, which says its token; its end will be refused.
+            counters = pack(records.unpack(st[9:])[:3]) if st is not None and st[:1] in b"aA" else b""
+            found += (job_id, blob if blob is not None else records.NOTHING, counters)
+        return found
+
+    def _bury_oldest(self, keys: QueueKeys, count: int) -> Steps[int]:
+        """Forget the oldest dead letters above the most that are kept."""
+        most = self.policy(keys.queue).dead_letters.max_entries
+        [ids] = yield [Command((b"ZRANGE", keys.key("dead"), 0, min(count, SWEEP) - 1))]
+        return sum((yield from self._removed(keys, list(map(text, ids)), "dead", most)))
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        """See `Storage.renew`."""
+        return self._run(self._renew(leases))
+
+    def _renew(self, leases: Sequence[Lease]) -> Steps[list[Renewal]]:
+        renewals = [Renewal(False)] * len(leases)
+        for queue, places in _by_queue(leases):
+            arguments: list[Any] = [self.policy(queue).lease]
+            for place in places:
+                arguments += (pack_text(leases[place].id), records.pack_token(queue, leases[place].token))
+            [[_, replies]] = yield [Call(script("renew"), self.keys(queue), arguments)]
+            for place, reply in zip(places, replies, strict=True):
+                renewals[place] = Renewal(reply > 0, reply == 2)
+        return renewals
+
+    def report(self, reports: Sequence[Report]) -> list[bool]:
+        """See `Storage.report`."""
+        return self._run(self._report(reports))
+
+    def _report(self, reports: Sequence[Report]) -> Steps[list[bool]]:
+        accepted = [False] * len(reports)
+        for queue, places in _by_queue(reports):
+            keys = self.keys(queue)
+            arguments: list[Any] = [MAX_LOG_LINES]
+            for place in places:
+                report = reports[place]
+                progress = b"" if report.progress is None else records.pack_progress(report.progress)
+                arguments += (
+                    pack_text(report.id),
+                    records.pack_token(queue, report.token),
+                    progress,
+                    len(report.lines),
+                )
+                arguments += [records.pack_line(at, line) for at, line in report.lines]
+            lines = [keys.log_lines(reports[place].id) for place in places]
+            [[_, replies]] = yield [Call(script("report"), keys, arguments, lines)]
+            for place, reply in zip(places, replies, strict=True):
+                accepted[place] = reply == 1
+        return accepted
+
+    # Single jobs.
+
+    def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
+        """See `Storage.cancel`."""
+        heading = [pack_text(reason), self.policy(queue).group_concurrency]
+        replies = self._run(self._on_jobs("cancel", queue, ids, heading))
+        return [CancelResult(job_id, text(reply)) for job_id, reply in zip(ids, replies, strict=True)]
+
+    def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        """See `Storage.promote`."""
+        return self._moved(queue, ids, [b"promoted", b""])
+
+    def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
+        """See `Storage.reschedule`."""
+        return self._moved(queue, ids, [b"delayed", run_at])
+
+    def _moved(self, queue: str, ids: Sequence[str], heading: list[Any]) -> list[bool]:
+        heading = [*heading, self.policy(queue).group_concurrency]
+        return [reply == 1 for reply in self._run(self._on_jobs("move", queue, ids, heading))]
+
+    def retry(self, queue: str, ids: Sequence[str]) -> list[str]:
+        """See `Storage.retry`."""
+        heading = [b"0", self.policy(queue).group_concurrency]
+        return list(map(text, self._run(self._on_jobs("retry", queue, ids, heading))))
+
+    def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        """See `Storage.remove`."""
+        return [reply == 1 for reply in self._run(self._removed(self.keys(queue), ids, "any"))]
+
+    def move(self, queue: str, ids: Sequence[str], target: str) -> list[bool]:
+        """Give pending jobs to another queue; False for one that is not, or that waits for others.
+
+        A job whose id is taken there comes back.
+        """
+        return self._run(self._given(queue, ids, target))
+
+    def _given(self, queue: str, ids: Sequence[str], target: str) -> Steps[list[bool]]:
+        if target == queue:
+            raise ValueError(f"the jobs are in queue {queue!r} already")
+        yield from self._list({target})
+        heading = [pack_text(target), self.policy(queue).group_concurrency]
+        replies = yield from self._on_jobs("give", queue, ids, heading, with_keys=True)
+        return [reply == 1 for reply in replies]
+
+    def _on_jobs(
+        self, name: str, queue: str, ids: Sequence[str], heading: list[Any], *, with_keys: bool = False
+    ) -> Steps[list[Any]]:
+        keys = self.keys(queue)
+        replies: list[Any] = []
+        for some in _chunks(ids):
+            arguments = [*heading, *map(pack_text, some)]
+            theirs = _of_jobs(keys, some) if with_keys else ()
+            [[left, answers]] = yield [Call(script(name), keys, arguments, theirs)]
+            replies += answers
+            if left:
+                yield from self._deliver(queue)
+        return replies
+
+    def _removed(
+        self,
+        keys: QueueKeys,
+        ids: Sequence[str],
+        mode: str,
+        bound: int | str = "",
+        states: Iterable[State] = (),
+    ) -> Steps[list[Any]]:
+        names = pack([state.value for state in states])
+        heading = [mode, bound, names, self.policy(keys.queue).group_concurrency]
+        return (yield from self._on_jobs("remove", keys.queue, ids, heading, with_keys=True))
+
+    # Queues.
+
+    def queues(self) -> list[str]:
+        """See `Storage.queues`."""
+        return self._run(self._queues())
+
+    def _queues(self) -> Steps[list[str]]:
+        [names] = yield [Command((b"SMEMBERS", self._common.key("queues")))]
+        return sorted(map(text, names))
+
+    def pause(self, queue: str) -> None:
+        """See `Storage.pause`."""
+        self._run(self._control(queue, "pause"))
+
+    def resume(self, queue: str) -> None:
+        """See `Storage.resume`."""
+        if queue in self.queues():
+            self._run(self._control(queue, "resume"))
+
+    def is_paused(self, queue: str) -> bool:
+        """See `Storage.is_paused`."""
+        return bool(self._run(_asked(Command((b"HEXISTS", self.keys(queue).key("meta"), b"paused")))))
+
+    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+        """See `Storage.set_limits`."""
+        capacity, per = (rate.capacity, rate.per) if rate is not None else (b"", b"")
+        most = concurrency if concurrency is not None else b""
+        self._run(self._control(queue, "limit", capacity, per, most))
+
+    def _control(self, queue: str, verb: str, *arguments: Any) -> Steps[None]:
+        yield from self._list({queue})
+        yield [Call(script("control"), self.keys(queue), [verb, *arguments])]
+
+    def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
+        """See `Storage.clean`."""
+        return self._run(self._clean(queue, states - {State.ACTIVE}, before, limit))
+
+    def _clean(self, queue: str, states: frozenset[State], before: int, limit: int | None) -> Steps[int]:
+        if not states:
+            return 0
+        keys = self.keys(queue)
+        found = yield from self._scanned(keys, states, before)
+        ids = [job_id for _, job_id in found]
+        removed = 0
+        while ids and (limit is None or removed < limit):
+            size = PAGE if limit is None else min(PAGE, limit - removed)
+            some, ids = ids[:size], ids[size:]
+            removed += sum((yield from self._removed(keys, some, "clean", before, states)))
+        return removed
+
+    def obliterate(self, queue: str, *, force: bool = False) -> int:
+        """See `Storage.obliterate`."""
+        return self._run(self._obliterate(queue, force))
+
+    def _obliterate(self, queue: str, force: bool) -> Steps[int]:
+        keys = self.keys(queue)
+        name = self._ids.new(SYSTEM_CLOCK.now())
+        gone = keys.key(f"gone:{name}")
+        [[left, removed]] = yield [
+            Call(
+                script("obliterate"),
+                keys,
+                [b"1" if force else b"0", name, pack_text(queue)],
+                [gone, keys.key("gone")],
+            )
+        ]
+        if removed < 0:
+            raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
+        if left:
+            yield from self._deliver(queue)
+        yield from self._delete_leftovers(keys)
+        yield [Command((b"SREM", self._common.key("queues"), pack_text(queue)))]
+        self._known.discard(queue)
+        [is_there_again] = yield [Command((b"EXISTS", keys.key("meta")))]
+        if is_there_again:
+            yield from self._list({queue})
+        return int(removed)
+
+    def _delete_leftovers(self, keys: QueueKeys) -> Steps[None]:
+        """Delete what belonged to the jobs of an obliterated queue, also if that was begun by others."""
+        [names] = yield [Command((b"SMEMBERS", keys.key("gone")))]
+        for name in names:
+            gone = keys.key(f"gone:{text(name)}")
+            cursor = b"0"
+            while True:
+                [[cursor, found]] = yield [Command((b"HSCAN", gone, cursor, b"COUNT", 500))]
+                found = _flat(found)
+                # Those that were enqueued anew since have theirs.
+                yield from self._removed(keys, list(map(text, found[::2])), "gone")
+                if not int(cursor):
+                    break
+            yield [Command((b"UNLINK", gone)), Command((b"SREM", keys.key("gone"), name))]
+
+    # Reads.
+
+    def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """See `Storage.jobs`."""
+        return self._run(self._jobs(queue, ids))
+
+    async def ajobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """See `Storage.jobs`."""
+        return await self._trips.arun(self._jobs(queue, ids))
+
+    def _jobs(self, queue: str, ids: Sequence[str]) -> Steps[list[JobRecord | None]]:
+        keys = self.keys(queue)
+        found: list[JobRecord | None] = []
+        for some in _chunks(ids, 200):
+            arguments = [*map(pack_text, some)]
+            [[now, replies]] = yield [Call(script("read"), keys, arguments, _of_jobs(keys, some), lane=False)]
+            for job_id, reply in zip(some, replies, strict=True):
+                found.append(None if reply is None else records.record(queue, job_id, reply, int(now)))
+        return found
+
+    def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
+        """See `Storage.states`."""
+        return self._run(self._states(queue, ids))
+
+    def _states(self, queue: str, ids: Sequence[str]) -> Steps[list[State | None]]:
+        found: list[State | None] = []
+        for some in _chunks(ids):
+            call = Call(script("states"), self.keys(queue), [*map(pack_text, some)], lane=False)
+            [letters] = yield [call]
+            found += [STATES.get(letter) for letter in letters]
+        return found
+
+    def counts(self, queue: str) -> dict[State, int]:
+        """See `Storage.counts`."""
+        counters, delayed, active, failed = self._run(
+            _asked(Call(script("counts"), self.keys(queue), [], lane=False))
+        )
+        found = _mapping(counters)
+        ready = sum(number for name, number in found.items() if name.startswith("n:"))
+        return {
+            State.WAITING: ready + found.get("p", 0),
+            State.DELAYED: delayed,
+            State.BLOCKED: found.get("b", 0),
+            State.ACTIVE: active,
+            State.COMPLETED: found.get("c", 0),
+            State.FAILED: failed,
+            State.CANCELLED: found.get("x", 0),
+        }
+
+    def waiting_names(self, queue: str) -> dict[str, int]:
+        """See `Storage.waiting_names`."""
+        counters = self._run(_asked(Command((b"HGETALL", self.keys(queue).key("count")))))
+        return {name[2:]: number for name, number in _mapping(counters).items() if name.startswith("n:")}
+
+    def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
+        """See `Storage.page`."""
+        return self._run(self._page(queue, state, limit, after))
+
+    def _page(self, queue: str, state: State | None, limit: int, after: str | None) -> Steps[list[JobRecord]]:
+        wanted = frozenset(State) if state is None else frozenset({state})
+        found = sorted((yield from self._scanned(self.keys(queue), wanted)))
+        start = 0
+        if after is not None:
+            start = next((at for at, (_, job_id) in enumerate(found, 1) if job_id == after), len(found))
+        ids = [job_id for _, job_id in islice(found, start, start + limit)]
+        page = yield from self._jobs(queue, ids)
+        return [record for record in page if record is not None and record.state in wanted]
+
+    def _scanned(
+        self, keys: QueueKeys, states: frozenset[State], before: int | None = None
+    ) -> Steps[list[tuple[int, str]]]:
+        """(when it was enqueued, id) of the jobs in some states, a part at a time so that nobody waits."""
+        letters = b"".join(records.LETTERS[state] for state in states)
+        found: dict[str, int] = {}
+        cursor = b"0"
+        while True:
+            arguments = [cursor, PAGE, letters, before if before is not None else b""]
+            [[cursor, entries]] = yield [Call(script("scan"), keys, arguments, lane=False)]
+            for at in range(0, len(entries), 2):
+                found[text(entries[at + 1])] = int(entries[at])
+            if cursor == b"0":
+                return [(created, job_id) for job_id, created in found.items()]
+
+    def dead_letters(self, queue: str) -> list[DeadLetter]:
+        """See `Storage.dead_letters`."""
+        return self._run(self._dead_letters(queue))
+
+    def _dead_letters(self, queue: str) -> Steps[list[DeadLetter]]:
+        keys = self.keys(queue)
+        [ids] = yield [Command((b"ZRANGE", keys.key("dead"), 0, -1))]
+        letters = []
+        for some in _chunks(ids):
+            [found] = yield [Command((b"HMGET", keys.key("letters"), *some))]
+            letters += [
+                records.letter(queue, text(job_id), data)
+                for job_id, data in zip(some, found, strict=True)
+                if data is not None
+            ]
+        return letters
+
+    # Being told.
+
+    def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
+        """See `Storage.listen`."""
+        return self._telling.listen(None if queues is None else list(queues), wake)
+
+    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
+        """See `Storage.subscribe`."""
+        return self._telling.subscribe(queue, handler, job_id)
+
+    # Workers.
+
+    def register_worker(self, info: WorkerInfo) -> None:
+        """See `Storage.register_worker`."""
+        self._run(_asked(self._worker(b"seen", pack_text(info.id), records.pack_worker(info))))
+
+    def unregister_worker(self, worker_id: str) -> None:
+        """See `Storage.unregister_worker`."""
+        self._run(_asked(self._worker(b"gone", pack_text(worker_id))))
+
+    def workers(self) -> list[WorkerInfo]:
+        """See `Storage.workers`."""
+        return self._run(self._workers())
+
+    def _workers(self) -> Steps[list[WorkerInfo]]:
+        [found] = yield [self._worker(b"list", WORKER_TTL)]
+        return [records.worker(found[at], int(float(found[at + 1]))) for at in range(0, len(found), 2)]
+
+    def _worker(self, *arguments: Any) -> Call:
+        return Call(script("worker"), self._common, arguments, lane=False)
+
+    # Time.
+
+    def maintain(self) -> Swept:
+        """See `Storage.maintain`."""
+        return self._run(self._maintain())
+
+    def _maintain(self) -> Steps[Swept]:
+        alive = pack([info.id for info in (yield from self._workers())])
+        swept = Swept()
+        for queue in (yield from self._queues()):
+            swept = Swept(*map(sum, zip(swept, (yield from self._sweep(queue, alive)), strict=True)))
+        return swept
+
+    def _sweep(self, queue: str, alive: bytes) -> Steps[Swept]:
+        keys, policy = self.keys(queue), self.policy(queue)
+        dead = policy.dead_letters
+        arguments = [
+            policy.group_concurrency,
+            dead.ttl,
+            dead.auto_retries,
+            dead.auto_retry_delay,
+            dead.max_entries,
+            SWEEP,
+            alive,
+            *(yield from self._active(keys)),
+        ]
+        [[left, reply]] = yield [Call(script("sweep"), keys, arguments)]
+        promoted, stalled, expired, retried, overflow, over = reply
+        if left:
+            yield from self._deliver(queue)
+        removed = sum((yield from self._removed(keys, list(map(text, over)), "over")))
+        if overflow:
+            removed += yield from self._bury_oldest(keys, overflow)
+        yield from self._delete_leftovers(keys)
+        return Swept(promoted, stalled, expired, retried, removed)
+
+    def _active(self, keys: QueueKeys) -> Steps[list[bytes]]:
+        """Some of the active jobs: one whose lease was lost with a part of the data has to get another."""
+        cursor = self._cursors.get(keys.queue, b"0")
+        [[cursor, found]] = yield [Command((b"HSCAN", keys.key("st"), cursor, b"COUNT", SCANNED))]
+        self._cursors[keys.queue] = cursor
+        found = _flat(found)
+        return [found[at] for at in range(0, len(found), 2) if found[at + 1][:1] in b"aA"]
+
+    # Inside.
+
+    def _deliver(self, queue: str) -> Steps[None]:
+        yield from outbox.deliver(self.keys(queue), self.keys, self.policy, self._list)
+
+
+NO_NAMES = pack([])
+
+
+def _limits(policy: QueuePolicy) -> list[Any]:
+    """What `work` is told of a queue's configuration."""
+    rate, dead = policy.rate, policy.dead_letters
+    return [
+        policy.lease,
+        rate.capacity if rate is not None else b"",
+        rate.per if rate is not None else b"",
+        policy.concurrency if policy.concurrency is not None else b"",
+        policy.group_concurrency,
+        dead.ttl,
+        dead.auto_retries,
+        dead.auto_retry_delay,
+        dead.max_entries,
+    ]
+
+
+def _asked(call: Call | Command) -> Steps[Any]:
+    [answer] = yield [call]
+    return answer
+
+
+_packed_names: dict[frozenset[str], bytes] = {}
+
+
+def _names(names: frozenset[str]) -> bytes:
+    packed = _packed_names.get(names)
+    if packed is None:
+        packed = _packed_names[names] = pack(sorted(names))
+    return packed
+
+
+def _enqueued(queue: str, reply: Sequence[Any]) -> EnqueueResult:
+    status, job_id = text(reply[0]), text(reply[1])
+    state = State(text(reply[2])) if len(reply) > 2 else None
+    return EnqueueResult(job_id, status, queue, state, reply[3] if len(reply) > 3 else None)
+
+
+def _of_jobs(keys: QueueKeys, ids: Iterable[str]) -> list[bytes]:
+    return [key for job_id in ids for key in (keys.result(job_id), keys.log_lines(job_id))]
+
+
+def _by_queue(entries: Sequence[Any]) -> Iterable[tuple[str, list[int]]]:
+    places: dict[str, list[int]] = {}
+    for place, entry in enumerate(entries):
+        places.setdefault(entry.queue, []).append(place)
+    return places.items()
+
+
+def _chunks(values: Sequence[T], size: int = PAGE) -> Iterable[Sequence[T]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _flat(pairs: Any) -> list[Any]:
+    """Names and values in turn: a client may have made a dict of them, its protocol's own form."""
+    return [part for pair in pairs.items() for part in pair] if isinstance(pairs, dict) else list(pairs)
+
+
+def _mapping(pairs: Any) -> dict[str, int]:
+    flat = _flat(pairs)
+    return {text(flat[at]): int(flat[at + 1]) for at in range(0, len(flat), 2)}

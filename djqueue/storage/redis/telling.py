@@ -1,0 +1,187 @@
+"""Wake-ups and events: channels of the queues, and what this process has asked to be told of.
+
+Scripts tell of jobs only what somebody asked for: all of a queue, or one job. What was asked lapses by
+itself, so that a process that dies leaves nothing behind; one that lives asks again in time.
+"""
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from djqueue.core.errors import StorageError
+from djqueue.storage.base import EventHandler, Unsubscribe
+
+from . import records
+from .connections import Connections
+from .keys import CommonKeys, QueueKeys
+from .listener import Listener
+from .records import pack_text, text
+from .roundtrips import Call, Roundtrips, Steps
+from .scripts import script
+
+LASTS = 30_000
+"""Milliseconds until what was asked for lapses."""
+AGAIN = 8.0
+"""Seconds after which it is asked for again."""
+ALL = b"*"
+
+logger = logging.getLogger("djqueue.redis")
+
+
+class Telling:
+    """What the callers of one storage are told."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        trips: Roundtrips,
+        common: CommonKeys,
+        keys: Callable[[str], QueueKeys],
+        queues: Callable[[], list[str]],
+    ) -> None:
+        self._listener = Listener(connections)
+        self._trips = trips
+        self._common = common
+        self._keys = keys
+        self._queues = queues
+        self._lock = threading.Lock()
+        self._asked: Counter[tuple[str, bytes]] = Counter()
+        """(queue, what is asked for): by how many."""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def close(self) -> None:
+        """Ask for nothing more."""
+        self._stop.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._thread = None
+        self._stop = threading.Event()
+        with self._lock:
+            self._asked.clear()
+        self._listener.close()
+
+    def listen(self, queues: list[str] | None, wake: Callable[[], None]) -> Unsubscribe:
+        """Call `wake` when jobs of these queues may be claimable; None: of all, those to come included."""
+        followed: dict[str, Unsubscribe] = {}
+        lock = threading.Lock()
+        ended = False
+
+        def woken(_: bytes) -> None:
+            wake()
+
+        def follow(queue: str) -> None:
+            with lock:
+                if ended or queue in followed:
+                    return
+                followed[queue] = self._listener.add(self._keys(queue).wake, woken, wake)
+
+        def unsubscribe() -> None:
+            nonlocal ended
+            with lock:
+                ended = True
+                mine = list(followed.values())
+                followed.clear()
+            for one in mine:
+                one()
+
+        if queues is not None:
+            for queue in queues:
+                follow(queue)
+            return unsubscribe
+
+        def appeared(message: bytes) -> None:
+            # Following waits for the server's answer, which this thread would have to read.
+            threading.Thread(
+                target=self._meet, args=(text(message), follow, wake), name="djqueue-redis-queue", daemon=True
+            ).start()
+
+        def missed() -> None:
+            threading.Thread(
+                target=self._meet_all, args=(follow, wake), name="djqueue-redis-queues", daemon=True
+            ).start()
+
+        followed[""] = self._listener.add(self._common.new_queues, appeared, missed)
+        for queue in self._queues():
+            follow(queue)
+        return unsubscribe
+
+    def _meet(self, queue: str, follow: Callable[[str], None], wake: Callable[[], None]) -> None:
+        try:
+            follow(queue)
+        except StorageError:
+            logger.warning("Nobody is told of the new queue %r until its next poll.", queue, exc_info=True)
+        wake()
+
+    def _meet_all(self, follow: Callable[[str], None], wake: Callable[[], None]) -> None:
+        try:
+            for queue in self._queues():
+                follow(queue)
+        except StorageError:
+            logger.warning("New queues are not known until the next poll.", exc_info=True)
+        wake()
+
+    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None) -> Unsubscribe:
+        """Call `handler` for each event of a queue, or of one job of it."""
+        what = ALL if job_id is None else b"=" + pack_text(job_id)
+        entry = (queue, what)
+
+        def received(message: bytes) -> None:
+            for event in records.events(queue, message):
+                if job_id is None or event.id == job_id:
+                    try:
+                        handler(event)
+                    except Exception:
+                        logger.exception("A handler of the events of queue %r failed.", queue)
+
+        remove = self._listener.add(self._keys(queue).events, received)
+        with self._lock:
+            self._asked[entry] += 1
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._go_on_asking, args=(self._stop,), name="djqueue-redis-events", daemon=True
+                )
+                self._thread.start()
+        self._trips.run(self._ask(queue, [what]))
+        ended = False
+
+        def unsubscribe() -> None:
+            nonlocal ended
+            with self._lock:
+                if ended:
+                    return
+                ended = True
+                self._asked[entry] -= 1
+                if self._asked[entry] <= 0:
+                    del self._asked[entry]
+            remove()
+
+        return unsubscribe
+
+    def _ask(self, queue: str, what: list[bytes]) -> Steps[None]:
+        yield [Call(script("watch"), self._keys(queue), [LASTS, *what], lane=False)]
+
+    def _go_on_asking(self, stop: threading.Event) -> None:
+        while not stop.wait(AGAIN):
+            with self._lock:
+                asked: dict[str, list[bytes]] = {}
+                for queue, what in self._asked:
+                    asked.setdefault(queue, []).append(what)
+                if not asked:
+                    self._thread = None
+                    return
+            for queue, wanted in asked.items():
+                try:
+                    self._trips.run(self._ask(queue, wanted))
+                except StorageError as error:
+                    logger.warning("Events of queue %r may be missed: %s", queue, error)
+
+    def _after_fork(self) -> None:
+        # The thread is the parent's, and so is what it asked for.
+        self._lock = threading.Lock()
+        self._thread = None
+        self._asked = Counter()

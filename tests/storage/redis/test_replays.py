@@ -1,0 +1,466 @@
+"""A call whose answer is lost is sent again: it changes nothing more, and is answered as the first time."""
+
+from contextlib import closing, contextmanager
+
+import pytest
+import redis
+
+from djqueue.core.limiter import Rate
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import State
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing.factories import (
+    DELAY,
+    ENDINGS,
+    QUEUE,
+    UPSTREAM,
+    a_cancelled_job,
+    a_completed_job,
+    a_delayed_job,
+    a_failed_job,
+    a_waiting_job,
+    an_active_job,
+    batch,
+    claim,
+    claim_ids,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    failing,
+    finish,
+    job,
+    lease_of,
+    report_of,
+    request,
+    state,
+)
+
+LANE = b":lane:"
+LOST = "the answer was lost"
+EVERY_STATE = frozenset(State)
+
+
+class Twice:
+    """A client's `execute_command` that loses each command's first answer, and looks at what a second
+    sending of it changes."""
+
+    def __init__(self, command, snapshot):
+        self.seen = 0
+        self._command = command
+        self._snapshot = snapshot
+        self._lost = None
+
+    def __call__(self, *words):
+        answer = self._command(*words)
+        self._judge(words, answer)
+        return answer
+
+    def _judge(self, words, answer):
+        if self._lost is None or self._lost[0] != words:
+            self._lost = words, answer, self._snapshot()
+            raise redis.ConnectionError(LOST)
+        _, first, before = self._lost
+        self._lost = None
+        self.seen += 1
+        assert self._snapshot() == before, f"the second {words[:2]} changed something"
+        assert alike(first, answer), f"{words[:2]} answered {first}, then {answer}"
+
+
+class AsyncTwice(Twice):
+    """The same of a client for asyncio."""
+
+    async def __call__(self, *words):
+        answer = await self._command(*words)
+        self._judge(words, answer)
+        return answer
+
+
+def alike(first, second):
+    """Whether two answers say the same; a claim's second one names the jobs without their records."""
+    match first, second:
+        case [left, [b"done", *ends, found]], [left_again, [b"again", *ends_again, ids]]:
+            return (left, ends, found[::3]) == (left_again, ends_again, ids)
+    return first == second
+
+
+@pytest.fixture(params=["single", "cluster"])
+def nodes(request):
+    """The servers, which are empty."""
+    if request.param == "single":
+        request.getfixturevalue("redis_options")
+        return [request.getfixturevalue("redis_server")]
+    request.getfixturevalue("cluster_options")
+    return request.getfixturevalue("redis_cluster").nodes
+
+
+@pytest.fixture
+def storage(nodes, request):
+    cluster = len(nodes) > 1
+    options = request.getfixturevalue("redis_cluster" if cluster else "redis_server").options
+    policies = {"limited": QueuePolicy(rate=Rate(5, 1_000), concurrency=3)}
+    with closing(RedisStorage(policies=policies, **options)) as made:
+        yield made
+
+
+@pytest.fixture
+def snapshot(nodes):
+    """All keys but the lanes, with what is in them and when they lapse."""
+    clients = [redis.Redis(port=node.port, protocol=2, retry=None) for node in nodes]
+
+    def take():
+        found = {}
+        for client in clients:
+            for key in client.scan_iter(count=1_000):
+                if LANE not in key:
+                    found[key] = client.dump(key), client.pexpiretime(key)
+        return found
+
+    yield take
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def twice(storage, snapshot, monkeypatch):
+    """Meanwhile every command's first answer is lost."""
+
+    @contextmanager
+    def losing():
+        client = storage._connections.sync()
+        lossy = Twice(client.execute_command, snapshot)
+        with monkeypatch.context() as patches:
+            patches.setattr(client, "execute_command", lossy)
+            yield
+        assert lossy.seen > 0
+
+    return losing
+
+
+def test_enqueue_of_new_jobs(storage, twice):
+    with twice():
+        results = storage.enqueue([batch(3)])
+
+    assert [result.status for result in results] == ["queued"] * 3
+    assert claim_ids(storage, 9) == [result.id for result in results]
+
+
+def test_enqueue_with_given_ids(storage, twice):
+    a_completed_job(storage, id="done")
+    a_failed_job(storage, id="dead")
+
+    with twice():
+        results = storage.enqueue([batch(ids=["done", "dead", "new", "new"])])
+
+    assert [result.status for result in results] == ["completed", "queued", "queued", "duplicate"]
+    assert claim_ids(storage, 9) == ["dead", "new"]
+
+
+def test_enqueue_with_unique_keys(storage, twice):
+    with twice():
+        first = storage.enqueue([batch(ids=["a"], unique_key="key")])
+        second = storage.enqueue([batch(ids=["b"], unique_key="key", unique_ttl=DELAY)])
+
+    assert [(result.status, result.id) for result in first + second] == [("queued", "a"), ("duplicate", "a")]
+    assert counts(storage) == {State.WAITING: 1}
+
+
+def test_enqueue_of_delayed_jobs_with_priority_in_groups(storage, twice):
+    with twice():
+        storage.enqueue([batch(2, delay=DELAY, priority=3), batch(3, group="g", ttl=DELAY)])
+
+    assert counts(storage) == {State.DELAYED: 2, State.WAITING: 3}
+    assert len(claim(storage, 9)) == 1
+
+
+@pytest.mark.parametrize("queue", [QUEUE, UPSTREAM])
+def test_enqueue_of_dependents(storage, twice, queue):
+    upstream = enqueue(storage, queue=UPSTREAM)
+
+    with twice():
+        dependent = enqueue(storage, queue=queue, depends_on=((UPSTREAM, upstream),))
+
+    assert state(storage, dependent, queue) is State.BLOCKED
+    assert finish(storage, completing(claim_one(storage, queues=[UPSTREAM]))) == [True]
+    assert state(storage, dependent, queue) is State.WAITING
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_an_end_and_the_next_claim(storage, twice, ending):
+    held = an_active_job(storage, id="held")
+    enqueue_many(storage, 5)
+
+    with twice():
+        ended = storage.finish([ENDINGS[ending](held)], request(3))
+
+    assert ended.accepted == [True]
+    assert len(ended.claims.jobs) == 3
+    assert all(renewal.held for renewal in storage.renew(list(map(lease_of, ended.claims.jobs))))
+    assert finish(storage, *map(completing, ended.claims.jobs)) == [True] * 3
+    assert finish(storage, completing(held)) == [False]
+
+
+def test_a_claim_knows_records_and_counters_again(storage, twice):
+    finish(storage, ENDINGS["retry"](an_active_job(storage, id="tried", payload=b"\x01")))
+    enqueue(storage, id="new", payload=b"\x02")
+
+    with twice():
+        claimed = claim(storage, 5)
+
+    assert sorted((one.id, one.payload, one.attempts, one.failures) for one in claimed) == [
+        ("new", b"\x02", 1, 0),
+        ("tried", b"\x01", 2, 1),
+    ]
+
+
+def test_a_claim_of_a_limited_queue_takes_what_it_may_once(storage, twice):
+    enqueue_many(storage, 9, queue="limited")
+
+    with twice():
+        claimed = claim(storage, 9)
+        ended = storage.finish(list(map(completing, claimed)), request(9))
+
+    assert len(claimed) == 3
+    assert ended.accepted == [True] * 3
+    assert len(ended.claims.jobs) == 2
+
+
+def test_an_end_sets_dependents_elsewhere_free_at_once(storage, twice):
+    upstream = enqueue(storage, queue=UPSTREAM)
+    dependent = enqueue(storage, depends_on=((UPSTREAM, upstream),))
+    claimed = claim_one(storage, queues=[UPSTREAM])
+
+    with twice():
+        accepted = finish(storage, completing(claimed))
+
+    assert accepted == [True]
+    assert state(storage, dependent) is State.WAITING
+
+
+def test_renewal(storage, twice):
+    held, asked = an_active_job(storage, id="held"), an_active_job(storage, id="asked")
+    storage.cancel(QUEUE, ["asked"])
+
+    with twice():
+        renewals = storage.renew([lease_of(held), lease_of(asked), lease_of(held)._replace(token=1)])
+
+    assert [tuple(renewal) for renewal in renewals] == [(True, False), (True, True), (False, False)]
+
+
+def test_report(storage, twice):
+    held = an_active_job(storage)
+
+    with twice():
+        accepted = storage.report([report_of(held, 50, [(1, "begun"), (2, "half way")])])
+
+    assert accepted == [True]
+    record = job(storage, held.id)
+    assert (record.progress, record.logs) == (50, ((1, "begun"), (2, "half way")))
+
+
+def test_cancel(storage, twice):
+    an_active_job(storage, id="active")
+    a_waiting_job(storage, id="waiting")
+
+    with twice():
+        results = storage.cancel(QUEUE, ["active", "waiting", "waiting", "unknown"])
+
+    assert [result.status for result in results] == ["requested", "cancelled", "cancelled", "not_found"]
+    assert counts(storage) == {State.ACTIVE: 1, State.CANCELLED: 1}
+
+
+def test_promote_and_reschedule(storage, twice):
+    a_delayed_job(storage, id="sooner")
+    a_waiting_job(storage, id="later")
+
+    with twice():
+        promoted = storage.promote(QUEUE, ["sooner", "later"])
+        rescheduled = storage.reschedule(QUEUE, ["later", "unknown"], 4_000_000_000_000)
+
+    assert (promoted, rescheduled) == ([True, False], [True, False])
+    assert counts(storage) == {State.WAITING: 1, State.DELAYED: 1}
+    assert claim_ids(storage, 5) == ["sooner"]
+
+
+def test_retry(storage, twice):
+    a_failed_job(storage, id="dead")
+
+    with twice():
+        answers = storage.retry(QUEUE, ["dead", "unknown"])
+
+    assert answers == ["retried", "not_found"]
+    assert storage.dead_letters(QUEUE) == []
+    assert claim_ids(storage, 5) == ["dead"]
+
+
+def test_remove_and_clean(storage, twice):
+    a_completed_job(storage, id="done")
+    a_cancelled_job(storage, id="cancelled")
+    a_waiting_job(storage, id="waiting")
+
+    with twice():
+        removed = storage.remove(QUEUE, ["waiting", "unknown"])
+        cleaned = storage.clean(QUEUE, EVERY_STATE, 4_000_000_000_000)
+
+    assert (removed, cleaned) == ([True, False], 2)
+    assert counts(storage) == {}
+
+
+def test_queue_controls(storage, twice):
+    a_waiting_job(storage)
+
+    with twice():
+        storage.pause(QUEUE)
+        assert claim(storage) == []
+        storage.resume(QUEUE)
+        storage.set_limits(QUEUE, Rate(1, DELAY), 1)
+        assert len(claim(storage)) == 1
+
+
+def test_obliterate(storage, twice):
+    a_completed_job(storage)
+    a_waiting_job(storage)
+
+    with twice():
+        removed = storage.obliterate(QUEUE)
+
+    assert removed == 2
+    assert storage.queues() == []
+    assert counts(storage) == {}
+
+
+def test_move(storage, twice):
+    enqueue_many(storage, 2)
+    a_delayed_job(storage, id="delayed")
+
+    with twice():
+        moved = storage.move(QUEUE, ["delayed", "unknown"], "elsewhere")
+
+    assert moved == [True, False]
+    assert (counts(storage), counts(storage, "elsewhere")) == ({State.WAITING: 2}, {State.DELAYED: 1})
+
+
+def test_maintain(storage, twice):
+    an_active_job(storage, id="lost")
+    a_waiting_job(storage, id="expired", ttl=5)
+    a_delayed_job(storage, id="due")
+    storage._trips._skew = lambda: DELAY
+
+    with twice():
+        swept = storage.maintain()
+
+    assert (swept.promoted, swept.stalled, swept.expired) == (1, 1, 1)
+    assert counts(storage) == {State.WAITING: 2, State.FAILED: 1}
+
+
+async def test_enqueue_on_a_loop(storage, snapshot, monkeypatch):
+    client = storage._connections.for_loop()
+    lossy = AsyncTwice(client.execute_command, snapshot)
+    monkeypatch.setattr(client, "execute_command", lossy)
+
+    plain = await storage.aenqueue([batch(3)])
+    given = await storage.aenqueue([batch(ids=["a", "b"], unique_key="key")])
+
+    assert [result.status for result in plain + given] == ["queued"] * 4 + ["duplicate"]
+    assert counts(storage) == {State.WAITING: 4}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_an_end_and_the_next_claim_on_a_loop(storage, snapshot, monkeypatch, ending):
+    held = an_active_job(storage, id="held")
+    enqueue_many(storage, 5)
+    client = storage._connections.for_loop()
+    lossy = AsyncTwice(client.execute_command, snapshot)
+    monkeypatch.setattr(client, "execute_command", lossy)
+
+    ended = await storage.afinish([ENDINGS[ending](held)], request(3))
+    again = await storage.afinish(list(map(completing, ended.claims.jobs)))
+
+    assert ended.accepted == [True]
+    assert again.accepted == [True] * 3
+
+
+class Choking:
+    """A connection that breaks instead of giving one of its answers."""
+
+    def __init__(self, connection, answers):
+        self._connection = connection
+        self._left = answers
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+    def read_response(self, *args, **kwargs):
+        answer = self._connection.read_response(*args, **kwargs)
+        self._left -= 1
+        if self._left < 0:
+            raise redis.ConnectionError(LOST)
+        return answer
+
+
+@pytest.mark.parametrize("answered", range(5))
+def test_many_batches_at_once(redis_options, monkeypatch, answered):
+    with closing(RedisStorage(**redis_options)) as storage:
+        batches = [batch(ids=[f"{number}-{at}" for at in range(3)]) for number in range(5)]
+        enqueue(storage, id="0-1")
+        pool = storage._connections.sync().connection_pool
+        get, release = pool.get_connection, pool.release
+        with monkeypatch.context() as patches:
+            patches.setattr(pool, "get_connection", lambda: Choking(get(), answered))
+            patches.setattr(pool, "release", lambda choking: release(choking._connection))
+            patches.setattr(storage._connections.sync(), "execute_command", executing(pool, get, release))
+            results = storage.enqueue(batches)
+
+        assert [result.status for result in results] == ["queued", "duplicate"] + ["queued"] * 13
+        assert counts(storage) == {State.WAITING: 15}
+        assert len(claim_ids(storage, 20)) == 15
+
+
+def executing(pool, get, release):
+    """What a client does with one command, on a whole connection."""
+
+    def execute(*words):
+        connection = get()
+        try:
+            connection.send_command(*words)
+            return connection.read_response()
+        finally:
+            release(connection)
+
+    return execute
+
+
+def test_a_request_that_arrives_after_the_next_of_its_lane_changes_nothing(redis_options, monkeypatch):
+    """Its first sending was held up somewhere; the second was answered, and the caller went on."""
+    with closing(RedisStorage(**redis_options)) as storage:
+        client = storage._connections.sync()
+        sent = []
+        execute = client.execute_command
+
+        def recorded(*words):
+            sent.append(words)
+            return execute(*words)
+
+        enqueue(storage, id="first")
+        with monkeypatch.context() as patches:
+            patches.setattr(client, "execute_command", recorded)
+            storage.enqueue([batch(2)])
+            storage.pause(QUEUE)
+
+        late = next(words for words in sent if words[0].startswith(b"EVAL"))
+        with pytest.raises(redis.ResponseError, match="LATE"):
+            execute(*late)
+
+        assert counts(storage) == {State.WAITING: 3}
+
+
+def test_a_letter_is_written_once_whatever_is_lost(storage, twice):
+    held = an_active_job(storage, id="held")
+
+    with twice():
+        accepted = finish(storage, failing(held, "handler_unknown"), failing(held))
+
+    assert accepted == [True, False]
+    [letter] = storage.dead_letters(QUEUE)
+    assert letter.id == "held"

@@ -1,0 +1,66 @@
+"""The scripts: what they include, what they declare, and that they change states as the one table says."""
+
+import re
+
+import pytest
+
+from djqueue.core.states import TRANSITIONS, State
+from djqueue.storage.redis import scripts
+
+CHANGE = re.compile(r"--@ ([a-z_]+): ([a-z|]+) -> ([a-z|]+)")
+NO_CHANGE = re.compile(r"--@ nothing changes")
+SAVED = re.compile(r"\bsave\(job\)|call\('HSET', ST,|_sets\[n \+ 2\] =")
+FILES = sorted({*scripts.NAMES, "base", "job", "places", "ends"})
+
+
+def changes():
+    """(name, source, target, file) of every change of state that a script says it makes."""
+    for name in FILES:
+        for transition, sources, targets in CHANGE.findall(scripts.source(name)):
+            for source in sources.split("|"):
+                for target in targets.split("|"):
+                    yield transition, State(source), State(target), name
+
+
+def test_every_change_of_state_is_in_the_table():
+    allowed = {(row.name, row.source, target) for row in TRANSITIONS for target in row.targets}
+
+    found = {change[:3] for change in changes()}
+
+    assert found - allowed == set()
+
+
+def test_every_row_of_the_table_is_made_by_a_script():
+    found = {change[:3] for change in changes()}
+
+    for row in TRANSITIONS:
+        assert any((row.name, row.source, target) in found for target in row.targets), row
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_place_that_writes_a_state_says_which_change_it_is(name):
+    for line in scripts.source(name).splitlines():
+        code = line.split("--")[0]
+        if SAVED.search(code) and "local function" not in code and "letter .." not in code:
+            assert CHANGE.search(line) or NO_CHANGE.search(line), line
+
+
+@pytest.mark.parametrize("name", scripts.NAMES)
+def test_every_key_is_declared(name):
+    text = scripts.script(name).text.decode()
+
+    declared = set(re.findall(r"^local ([A-Z]+) = KEYS\[\d+\]$", text, re.MULTILINE))
+    for key in re.findall(r"call\('[A-Z]+', ([^,)]+)", text):
+        used = key.strip()
+        assert used in declared or used.startswith("KEYS[") or used in LOCALS, used
+
+
+LOCALS = {"'NX'", "result_key", "log_key", "ARGV[4]", "key"}
+"""Names that hold a declared key, in functions that are given it."""
+
+
+@pytest.mark.parametrize("name", scripts.NAMES)
+def test_one_with_a_lane_has_it_as_its_first_key(name):
+    script = scripts.script(name)
+
+    assert ("lane" in script.keys) == (script.keys[0] == "lane")

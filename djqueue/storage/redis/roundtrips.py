@@ -6,7 +6,6 @@ answers; `Roundtrips` runs it on a thread or on a loop.
 
 import asyncio
 import logging
-import math
 import os
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from redis import exceptions as errors
 from djqueue.core.errors import StorageError, StorageUnavailableError
 
 from .connections import Connections
+from .exchange import Exchange
 from .keys import QueueKeys
 from .records import NUMBER
 from .scripts import Script
@@ -89,6 +89,7 @@ class Roundtrips:
         self, connections: Connections, timeout: float, skew: Callable[[], int], stream: int
     ) -> None:
         self._connections = connections
+        self._exchange = Exchange(connections, timeout)
         self._timeout = timeout
         self._skew = skew
         self._stream = b"%d" % stream
@@ -97,6 +98,11 @@ class Roundtrips:
         self._prefix = os.urandom(8)
         self._made = 0
         os.register_at_fork(after_in_child=self._after_fork)
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self._exchange.forget()
+        self._connections.close()
 
     def run(self, steps: Steps[T]) -> T:
         """Run an operation on this thread."""
@@ -145,56 +151,27 @@ class Roundtrips:
         trying = Trying(self._timeout, self._connections)
         while True:
             try:
-                return self._ask(words)
+                return self._exchange.ask(words)
             except errors.NoScriptError:
                 words = _whole(call, words)
             except redis.RedisError as error:
                 time.sleep(trying.wait(error))
-
-    def _ask(self, words: list[Any]) -> Any:
-        client: Any = self._connections.sync()
-        if self._connections.is_cluster:
-            return client.execute_command(*words)
-        # Without the layers around it, which take as long as the call itself.
-        pool = client.connection_pool
-        connection = pool.get_connection()
-        try:
-            connection.send_packed_command([pack_command(tuple(words))], check_health=False)
-            return connection.read_response()
-        except redis.ResponseError:
-            raise
-        except BaseException:
-            # What may still come must not be taken for another call's answer.
-            connection.disconnect()
-            raise
-        finally:
-            pool.release(connection)
 
     def _pipelined(self, calls: list[Call | Command]) -> list[Any]:
         """Some at once on one connection, so that the server is never idle; what fails is asked again."""
         lanes = [self._lane(call) for call in calls]
         answers: list[Any] = [None] * len(calls)
         left = set(range(len(calls)))
-        client: Any = self._connections.sync()
-        pool = client.connection_pool
-        with suppress(redis.RedisError, OSError):
-            connection = pool.get_connection()
-            is_whole = False
-            try:
-                for sent in range(len(calls) + IN_FLIGHT):
-                    if sent < len(calls):
-                        words = tuple(self._words(calls[sent], lanes[sent]))
-                        connection.send_packed_command([pack_command(words)], check_health=False)
-                    if (answered := sent - IN_FLIGHT + 1) >= 0 and answered < len(calls):
-                        with suppress(redis.ResponseError):
-                            answers[answered] = connection.read_response()
-                            left.discard(answered)
-                is_whole = True
-            finally:
-                if not is_whole:
-                    # What is still on its way here must not be taken for another call's answer.
-                    connection.disconnect()
-                pool.release(connection)
+        with suppress(redis.RedisError, OSError), self._exchange.connection() as connection:
+            for sent in range(len(calls) + IN_FLIGHT):
+                if sent < len(calls):
+                    words = tuple(self._words(calls[sent], lanes[sent]))
+                    connection.send_packed_command([pack_command(words)], check_health=False)
+                answered = sent - IN_FLIGHT + 1
+                if 0 <= answered < len(calls):
+                    with suppress(redis.ResponseError):
+                        answers[answered] = connection.read_response()
+                        left.discard(answered)
         for place in sorted(left):
             answers[place] = self._asked(calls[place], lanes[place])
         for lane in lanes:
@@ -218,7 +195,7 @@ class Roundtrips:
         trying = Trying(self._timeout, self._connections)
         while True:
             try:
-                answer = await self._aask(words)
+                answer = await self._exchange.aask(words)
                 break
             except errors.NoScriptError:
                 words = _whole(call, words)
@@ -226,29 +203,6 @@ class Roundtrips:
                 await asyncio.sleep(trying.wait(error))
         self._free(lane)
         return answer
-
-    async def _aask(self, words: list[Any]) -> Any:
-        client: Any = self._connections.for_loop()
-        if self._connections.is_cluster:
-            return await client.execute_command(*words)
-        pool = client.connection_pool
-        try:
-            async with asyncio.timeout(self._timeout):
-                connection = await pool.get_connection()
-                # One time limit for all of it is cheaper than one for each part.
-                connection.socket_timeout = None
-                try:
-                    await connection.send_packed_command(pack_command(tuple(words)), check_health=False)
-                    return await connection.read_response(timeout=math.inf)
-                except redis.ResponseError:
-                    raise
-                except BaseException:
-                    await connection.disconnect(nowait=True)
-                    raise
-                finally:
-                    await pool.release(connection)
-        except TimeoutError as error:
-            raise errors.TimeoutError(f"no answer within {self._timeout:g} s") from error
 
     # A call's words.
 

@@ -14,6 +14,7 @@ from djqueue.core.errors import ConfigurationError
 
 DIRECTIVE = re.compile(r"^--! (include|keys) (.+)$", re.MULTILINE)
 NAMES = (
+    "add",
     "cancel",
     "control",
     "counts",

@@ -100,7 +100,7 @@ class RedisStorage(Storage):
     def close(self) -> None:
         """See `Storage.close`."""
         self._telling.close()
-        self._connections.close()
+        self._trips.close()
 
     def describe(self) -> str:
         """See `Storage.describe`."""
@@ -180,19 +180,17 @@ class RedisStorage(Storage):
         else:
             start = b"%d" % batch.delay if batch.delay else b""
         plain = batch.ids is None and not start and rest[:1] == records.PLAIN
-        heading = [
-            b"u" if plain else b"e",
-            pack_text(batch.name),
-            start,
-            self.policy(batch.queue).group_concurrency,
-        ]
+        heading: list[Any] = [pack_text(batch.name)]
+        if not plain:
+            heading += (start, self.policy(batch.queue).group_concurrency)
+        called = script("add" if plain else "enqueue")
         ids = batch.ids or self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
         for first in range(0, len(ids), BULK):
             mine = ids[first : first + BULK]
             arguments: list[Any] = [*heading]
             for job_id, payload in zip(mine, batch.payloads[first : first + BULK], strict=True):
                 arguments += (pack_text(job_id), rest + payload)
-            yield mine, Call(script("enqueue"), keys, arguments, () if plain else _of_jobs(keys, mine))
+            yield mine, Call(called, keys, arguments, () if plain else _of_jobs(keys, mine))
 
     def _list(self, queues: set[str]) -> Steps[None]:
         """See to it that queues are listed, and that those who serve all queues know of them."""

@@ -1,34 +1,16 @@
 -- Add up to a thousand jobs of one batch.
 --
--- Arguments: 'u' (all are new, plain and due now) or 'e' (each is looked at), the job's name, '' or a delay
--- or '@' and a time, the group limit; then for each its id and the rest of its record, behind the time.
--- Keys of 'e' with given ids: of each, its result and its log lines.
+-- Arguments: the jobs' name, '' or a delay or '@' and a time, the group limit; then for each its id and the
+-- rest of its record, behind the time. Keys: of each, its result and its log lines.
 --! include base job places ends
 --! keys gone
 
-local mode, name, start = ARGV[ARGS], ARGV[ARGS + 1], ARGV[ARGS + 2]
-group_limit = tonumber(ARGV[ARGS + 3])
-local first = ARGS + 4
+local name, start = ARGV[ARGS], ARGV[ARGS + 1]
+group_limit = tonumber(ARGV[ARGS + 2])
+local first = ARGS + 3
 local many = (#ARGV - first + 1) / 2
 local is_new = call('EXISTS', META) == 0 and 1 or 0
 local created = pack('>I8', now)
-
-if mode == 'u' then
-  local number = numbers('rear', many)
-  local fields, entries = {}, {}
-  for i = 0, many - 1 do
-    local id, mark = ARGV[first + 2 * i], pack('>I8', number + i)
-    fields[2 * i + 1], fields[2 * i + 2] = id, mark .. created .. ARGV[first + 2 * i + 1]
-    entries[i + 1] = mark .. id
-    changed[i + 1] = id
-    if watching then tell(id, name, 'queued', 'waiting') end
-  end
-  variadic('HSET', JOBS, fields)
-  variadic('RPUSH', W, entries)
-  add('n:' .. name, many)
-  woken = true
-  return answer({is_new, 0})
-end
 
 local replies = {}
 local has_leftovers = call('EXISTS', GONE) == 1 -- of an obliterated queue

@@ -1,0 +1,120 @@
+"""A request and its answer on a connection, without the layers around it in redis-py.
+
+Those take as long as the call itself. A few connections are kept at hand, the others go back to the pool,
+where whoever waits for one finds it. A Cluster's client is asked as it is: it knows the nodes.
+"""
+
+import asyncio
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import redis
+from hiredis import pack_command
+from redis import exceptions as errors
+
+from .connections import Connections
+
+AT_HAND = 8
+"""Idle connections that do not go back to the pool: as many callers as there are likely to be at once."""
+
+Words = Sequence[Any]
+
+
+class Exchange:
+    """Exchanges with one server, from any thread and any loop. Raises redis-py's errors."""
+
+    def __init__(self, connections: Connections, timeout: float) -> None:
+        self._connections = connections
+        self._timeout = timeout
+        self._spare: deque[tuple[Any, Any]] = deque()
+        """(pool, connection) of threads."""
+        self._spare_of: WeakKeyDictionary[Any, deque[tuple[Any, Any]]] = WeakKeyDictionary()
+        """The same of each loop."""
+        os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        """Keep no connection at hand any more: they are closed with their pools, or are the parent's."""
+        self._spare.clear()
+        self._spare_of.clear()
+
+    def ask(self, words: Words) -> Any:
+        """One exchange."""
+        client: Any = self._connections.sync()
+        if self._connections.is_cluster:
+            return client.execute_command(*words)
+        with self.connection(client) as connection:
+            connection.send_packed_command([pack_command(tuple(words))], check_health=False)
+            return connection.read_response()
+
+    @contextmanager
+    def connection(self, client: Any = None) -> Iterator[Any]:
+        """A connection to the single server, for one caller, who reads all that it asks for."""
+        try:
+            pool, connection = self._spare.pop()
+        except IndexError:
+            found: Any = client if client is not None else self._connections.sync()
+            pool = found.connection_pool
+            connection = pool.get_connection()
+        try:
+            yield connection
+        except redis.ResponseError:
+            self._put_back(self._spare, pool, connection)
+            raise
+        except BaseException:
+            # What may still come must not be taken for another call's answer.
+            connection.disconnect()
+            pool.release(connection)
+            raise
+        self._put_back(self._spare, pool, connection)
+
+    def _put_back(self, spare: deque[tuple[Any, Any]], pool: Any, connection: Any) -> None:
+        if len(spare) < AT_HAND:
+            spare.append((pool, connection))
+        else:
+            pool.release(connection)
+
+    async def aask(self, words: Words) -> Any:
+        """One exchange, on this loop's own connections."""
+        client: Any = self._connections.for_loop()
+        if self._connections.is_cluster:
+            return await client.execute_command(*words)
+        loop = asyncio.get_running_loop()
+        spare = self._spare_of.get(loop)
+        if spare is None:
+            spare = self._spare_of[loop] = deque()
+        try:
+            # One time limit for all of it is cheaper than one for each part.
+            async with asyncio.timeout(self._timeout):
+                return await self._on_one(client.connection_pool, spare, pack_command(tuple(words)))
+        except TimeoutError as error:
+            raise errors.TimeoutError(f"no answer within {self._timeout:g} s") from error
+
+    async def _on_one(self, pool: Any, spare: deque[tuple[Any, Any]], packed: bytes) -> Any:
+        if spare:
+            pool, connection = spare.pop()
+        else:
+            connection = await pool.get_connection()
+            connection.socket_timeout = None
+        try:
+            await connection.send_packed_command(packed, check_health=False)
+            answer = await connection.read_response(timeout=math.inf)
+        except redis.ResponseError:
+            await self._aput_back(spare, pool, connection)
+            raise
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            await pool.release(connection)
+            raise
+        await self._aput_back(spare, pool, connection)
+        return answer
+
+    async def _aput_back(self, spare: deque[tuple[Any, Any]], pool: Any, connection: Any) -> None:
+        if len(spare) < AT_HAND:
+            spare.append((pool, connection))
+        else:
+            await pool.release(connection)

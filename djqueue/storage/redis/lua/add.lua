@@ -1,0 +1,24 @@
+-- Add up to a thousand jobs that are new, plain and due now. See `enqueue` for all others.
+--
+-- Arguments: the jobs' name; then for each its id and the rest of its record, behind the time.
+--! include base
+--! keys w
+
+local name, first = ARGV[ARGS], ARGS + 1
+local many = (#ARGV - ARGS) / 2
+local is_new = call('EXISTS', META) == 0 and 1 or 0
+local created = pack('>I8', now)
+local number = numbers('rear', many)
+local fields, entries = {}, {}
+for i = 0, many - 1 do
+  local id, mark = ARGV[first + 2 * i], pack('>I8', number + i)
+  fields[2 * i + 1], fields[2 * i + 2] = id, mark .. created .. ARGV[first + 2 * i + 1]
+  entries[i + 1] = mark .. id
+  changed[i + 1] = id
+  if watching then tell(id, name, 'queued', 'waiting') end
+end
+variadic('HSET', JOBS, fields)
+variadic('RPUSH', W, entries)
+add('n:' .. name, many)
+woken = true
+return answer({is_new, 0})

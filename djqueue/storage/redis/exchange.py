@@ -83,6 +83,15 @@ class Exchange:
         client: Any = self._connections.for_loop()
         if self._connections.is_cluster:
             return await client.execute_command(*words)
+        [answer] = await self.aask_many([words])
+        if isinstance(answer, redis.ResponseError):
+            raise answer
+        return answer
+
+    async def aask_many(self, requests: Sequence[Words]) -> list[Any]:
+        """Some requests in one exchange with the single server; an error is an answer, too."""
+        client: Any = self._connections.for_loop()
+        packed = b"".join([pack_command(tuple(words)) for words in requests])
         loop = asyncio.get_running_loop()
         spare = self._spare_of.get(loop)
         if spare is None:
@@ -90,11 +99,11 @@ class Exchange:
         try:
             # One time limit for all of it is cheaper than one for each part.
             async with asyncio.timeout(self._timeout):
-                return await self._on_one(client.connection_pool, spare, pack_command(tuple(words)))
+                return await self._on_one(client.connection_pool, spare, packed, len(requests))
         except TimeoutError as error:
             raise errors.TimeoutError(f"no answer within {self._timeout:g} s") from error
 
-    async def _on_one(self, pool: Any, spare: deque[tuple[Any, Any]], packed: bytes) -> Any:
+    async def _on_one(self, pool: Any, spare: deque[tuple[Any, Any]], packed: bytes, count: int) -> list[Any]:
         if spare:
             pool, connection = spare.pop()
         else:
@@ -102,19 +111,20 @@ class Exchange:
             connection.socket_timeout = None
         try:
             await connection.send_packed_command(packed, check_health=False)
-            answer = await connection.read_response(timeout=math.inf)
-        except redis.ResponseError:
-            await self._aput_back(spare, pool, connection)
-            raise
+            answers = [await self._read(connection) for _ in range(count)]
         except BaseException:
             await connection.disconnect(nowait=True)
             await pool.release(connection)
             raise
-        await self._aput_back(spare, pool, connection)
-        return answer
-
-    async def _aput_back(self, spare: deque[tuple[Any, Any]], pool: Any, connection: Any) -> None:
         if len(spare) < AT_HAND:
             spare.append((pool, connection))
         else:
             await pool.release(connection)
+        return answers
+
+    @staticmethod
+    async def _read(connection: Any) -> Any:
+        try:
+            return await connection.read_response(timeout=math.inf)
+        except redis.ResponseError as error:
+            return error

@@ -181,6 +181,8 @@ class Roundtrips:
     async def _aanswers(self, calls: list[Call | Command]) -> list[Any]:
         if len(calls) == 1:
             return [await self._aone(calls[0])]
+        if not self._connections.is_cluster and not any(map(_has_lane, calls)):
+            return await self._aread(calls)
         room = asyncio.Semaphore(IN_FLIGHT)
 
         async def one(call: Call | Command) -> Any:
@@ -188,6 +190,17 @@ class Roundtrips:
                 return await self._aone(call)
 
         return await asyncio.gather(*map(one, calls))
+
+    async def _aread(self, calls: list[Call | Command]) -> list[Any]:
+        """Calls that change nothing, all in one round trip."""
+        try:
+            answers = await self._exchange.aask_many([self._words(call, None) for call in calls])
+        except redis.RedisError:
+            return [await self._aone(call) for call in calls]
+        return [
+            await self._aone(call) if isinstance(answer, redis.ResponseError) else answer
+            for call, answer in zip(calls, answers, strict=True)
+        ]
 
     async def _aone(self, call: Call | Command) -> Any:
         lane = self._lane(call)
@@ -239,7 +252,7 @@ class Roundtrips:
         ]
 
     def _lane(self, call: Call | Command) -> Lane | None:
-        if isinstance(call, Command) or not call.lane:
+        if not _has_lane(call):
             return None
         try:
             lane = self._lanes.pop()
@@ -257,6 +270,10 @@ class Roundtrips:
     def _after_fork(self) -> None:
         self._lanes.clear()
         self._prefix = os.urandom(8)
+
+
+def _has_lane(call: Call | Command) -> bool:
+    return isinstance(call, Call) and call.lane
 
 
 def _whole(call: Call | Command, words: list[Any]) -> list[Any]:

@@ -22,6 +22,7 @@ NAMES = (
     "give",
     "move",
     "obliterate",
+    "peek",
     "quick",
     "read",
     "receive",

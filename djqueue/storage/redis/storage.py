@@ -28,7 +28,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
-from . import outbox, records
+from . import health, outbox, records
 from .changes import Changes
 from .connections import Connections
 from .keys import CommonKeys, QueueKeys, keys_of
@@ -94,8 +94,9 @@ class RedisStorage(Storage):
     # Life.
 
     def connect(self) -> None:
-        """See `Storage.connect`."""
+        """See `Storage.connect`. Raises StorageError if the server is too old."""
         self._run(self._ping())
+        health.refuse_old(self._connections)
 
     def close(self) -> None:
         """See `Storage.close`."""
@@ -105,6 +106,10 @@ class RedisStorage(Storage):
     def describe(self) -> str:
         """See `Storage.describe`."""
         return self._connections.describe()
+
+    def findings(self) -> list[health.Finding]:
+        """What is wrong, or may be, with the leases and with the servers, which are asked."""
+        return health.findings(self._connections, self.options, self._policies)
 
     @property
     def changes(self) -> Changes | None:
@@ -219,10 +224,9 @@ class RedisStorage(Storage):
             if outcome.kind not in OUTCOMES:
                 raise ValueError(f"unknown outcome {outcome.kind!r}")
             places.setdefault(outcome.queue, []).append(place)
-        serving = yield from self._serving(then)
+        serving, waits = yield from self._serving(then)
         accepted = [False] * len(outcomes)
         jobs: list[Any] = []
-        waits: list[int] = []
         # First what has ended anywhere: it may be what a claim elsewhere waits for.
         order = [queue for queue in places if queue not in serving[:1]] + serving
         for queue in dict.fromkeys(order):
@@ -244,16 +248,20 @@ class RedisStorage(Storage):
                     waits.append(found[2])
         return Finished(accepted, Claims(jobs, min(waits, default=None)) if then is not None else NO_CLAIMS)
 
-    def _serving(self, request: ClaimRequest | None) -> Steps[list[str]]:
-        """The queues that a claim may take from, another one first each time."""
+    def _serving(self, request: ClaimRequest | None) -> Steps[tuple[list[str], list[int]]]:
+        """The queues that a claim may take from, another one first each time; when the others may be such."""
         if request is None or request.slots <= 0:
-            return []
+            return [], []
         queues: Sequence[str]
         queues = request.queues if request.queues is not None else (yield from self._queues())
         if len(queues) < 2:
-            return list(queues)
+            return list(queues), []
         first = next(self._rotation) % len(queues)
-        return [*queues[first:], *queues[:first]]
+        order = [*queues[first:], *queues[:first]]
+        # Most are empty most of the time: to see that takes one round trip for all of them.
+        looks = yield [Call(script("peek"), self.keys(queue), (), lane=False) for queue in order]
+        found = [queue for queue, look in zip(order, looks, strict=True) if look[0]]
+        return found, [look[1] for look in looks if not look[0] and look[1] >= 0]
 
     def _work(
         self, queue: str, outcomes: Sequence[Outcome], request: ClaimRequest | None, slots: int

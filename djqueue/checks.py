@@ -7,18 +7,29 @@
 | djqueue.E003 | the storage's class is no `djqueue.storage.base.Storage` |
 | djqueue.E004 | an option of the storage is not known, or is missing |
 | djqueue.E005 | jobs would be written in a content type that is not accepted |
+| djqueue.E006 | the Redis server is too old |
+| djqueue.I001 | a Redis server does not let us look at its settings |
+| djqueue.I002 | Redis leaves it to the system when its log is written to the disk |
 | djqueue.W001 | pickle is accepted |
 | djqueue.W002 | SQLite without IMMEDIATE transactions |
 | djqueue.W003 | a SQLite database in memory, which no other process sees |
 | djqueue.W004 | a database on which djqueue is not tested |
 | djqueue.W005 | leases that may run out between two heartbeats |
+| djqueue.W006 | leases that may run out while a call to Redis is tried |
+| djqueue.W007 | a Redis server could not be asked |
+| djqueue.W008 | Redis may delete jobs to make room |
+| djqueue.W009 | Redis keeps nothing on the disk |
+| djqueue.W010 | Redis hangs up on connections that rest |
+| djqueue.W011 | Redis refuses calls while a script runs |
 
-None of them asks the database anything.
+None of them asks the database anything. Redis is asked as Django asks databases: with `--database`, before
+`migrate`, and with `--deploy`. E006, the I… and W007 to W011 are of `djqueue.storage.redis.health`.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import Any
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings as django_settings
 from django.core import checks
@@ -26,6 +37,11 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.module_loading import import_string
 
 from .conf import READERS, Settings, problems, read_settings
+from .core.errors import ConfigurationError, StorageError
+
+if TYPE_CHECKING:
+    from .storage.redis.health import Finding
+    from .storage.redis.options import RedisOptions
 
 TAG = "djqueue"
 PICKLES = frozenset({"application/x-python-serialize", "application/x-pickle", "pickle"})
@@ -43,11 +59,12 @@ HINTS = {
     "SHUTDOWN_TIMEOUT": "Seconds that a stopping worker gives its jobs: 25 unless set.",
     "HEARTBEAT": "Seconds between a worker's signs of life: 5 unless set.",
 }
+MESSAGES = {"error": checks.Error, "warning": checks.Warning, "info": checks.Info}
 
 
 @checks.register(TAG)
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
-    """Every check of the package: the later ones only for what the earlier ones could read."""
+    """Every check that asks nobody: the later ones only for what the earlier ones could read."""
     given = getattr(django_settings, "DJQUEUE", {})
     found: list[checks.CheckMessage] = list(_bad_keys(given))
     readable = given if isinstance(given, Mapping) else {}
@@ -55,10 +72,24 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     settings = read_settings({key: value for key, value in readable.items() if key not in bad})
     if bad.isdisjoint({"CODEC", "ACCEPT_CONTENT"}):
         found += _content_types(settings)
-    found += _leases(settings)
-    if "STORAGE" not in bad:
-        found += _storage(settings)
-    return found
+    if "STORAGE" in bad:
+        return [*found, *_leases(settings, settings.policy("").lease)]
+    of_storage = list(_storage(settings))
+    redis = _redis_options(settings)
+    found += _leases(settings, redis.lease if redis is not None else settings.policy("").lease)
+    return found + of_storage
+
+
+@checks.register(TAG, checks.Tags.database)
+def check_servers(databases: Iterable[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
+    """What asks Redis, when databases are asked, too."""
+    return list(_servers()) if databases else []
+
+
+@checks.register(TAG, deploy=True)
+def check_servers_to_deploy(databases: Iterable[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
+    """The same with `--deploy`, unless `check_servers` says it."""
+    return [] if databases else list(_servers())
 
 
 def _bad_keys(given: Any) -> Iterator[checks.CheckMessage]:
@@ -89,9 +120,9 @@ def _content_types(settings: Settings) -> Iterator[checks.CheckMessage]:
         )
 
 
-def _leases(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _leases(settings: Settings, default: int) -> Iterator[checks.CheckMessage]:
     leases = {name: policy.lease for name, policy in settings.queues.items()}
-    leases["every other queue"] = settings.policy("").lease
+    leases["every other queue"] = default
     for name, lease in leases.items():
         if lease < 2 * settings.heartbeat:
             yield checks.Warning(
@@ -109,7 +140,7 @@ def _storage(settings: Settings) -> Iterator[checks.CheckMessage]:
     where = f"DJQUEUE['STORAGE']: BACKEND {settings.backend!r}"
     try:
         backend = import_string(settings.backend)
-    except ImportError as error:
+    except (ImportError, ConfigurationError) as error:  # ConfigurationError: an extra is not installed
         yield checks.Error(f"{where} cannot be imported: {error}", hint=HINTS["STORAGE"], id="djqueue.E002")
         return
     if not (isinstance(backend, type) and issubclass(backend, Storage)):
@@ -124,6 +155,8 @@ def _storage(settings: Settings) -> Iterator[checks.CheckMessage]:
 
     if issubclass(backend, DatabaseStorage):
         yield from _database(settings.storage_options)
+    elif _is_redis(backend):
+        yield from _redis(settings)
 
 
 def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
@@ -185,3 +218,75 @@ def _sqlite(alias: str) -> Iterator[checks.CheckMessage]:
             hint=f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'.",
             id="djqueue.W002",
         )
+
+
+def _is_redis(backend: object) -> bool:
+    # A backend that is one has imported it; for the others it may not be installed.
+    package = sys.modules.get("djqueue.storage.redis")
+    return package is not None and isinstance(backend, type) and issubclass(backend, package.RedisStorage)
+
+
+def _redis_options(settings: Settings) -> "RedisOptions | None":
+    """The options of a Redis storage; None if it is another one, or they are wrong (E004)."""
+    try:
+        if not _is_redis(import_string(settings.backend)):
+            return None
+        from .storage.redis.options import RedisOptions
+
+        return RedisOptions.read(_upper(settings))
+    except (ImportError, ConfigurationError):
+        return None
+
+
+def _redis(settings: Settings) -> Iterator[checks.CheckMessage]:
+    from .storage.redis.health import lease_findings
+    from .storage.redis.location import locate
+    from .storage.redis.options import RedisOptions
+
+    given = _upper(settings)
+    try:
+        options = RedisOptions.read(given)
+        if given.get("CLIENT") is None:  # a project's own function may well connect
+            locate(given)
+    except ConfigurationError as error:
+        yield _wrong_option(error)
+    else:
+        yield from map(_message, lease_findings(options, settings.queues))
+
+
+def _servers() -> Iterator[checks.CheckMessage]:
+    given = getattr(django_settings, "DJQUEUE", {})
+    settings = None if problems(given) else read_settings(given)
+    if settings is None or _redis_options(settings) is None:
+        return
+    from .storage.redis.connections import Connections
+    from .storage.redis.health import away, findings
+
+    try:
+        connections = Connections(_upper(settings))
+    except ConfigurationError as error:
+        if settings.storage_options.get("client") is not None:  # of the others E004 is told already
+            yield _wrong_option(error)
+    except StorageError as error:
+        yield _message(away(error))
+    else:
+        try:
+            yield from map(_message, findings(connections))
+        finally:
+            connections.close()
+
+
+def _upper(settings: Settings) -> dict[str, Any]:
+    return {name.upper(): value for name, value in settings.storage_options.items()}
+
+
+def _wrong_option(error: ConfigurationError) -> checks.CheckMessage:
+    return checks.Error(
+        f"DJQUEUE['STORAGE']: OPTIONS: {error}",
+        hint="For example {'CACHE': 'default'}, or {'URL': 'redis://localhost:6379/0'}.",
+        id="djqueue.E004",
+    )
+
+
+def _message(finding: "Finding") -> checks.CheckMessage:
+    return MESSAGES[finding.level](finding.text, hint=finding.hint, id=finding.id)

@@ -104,7 +104,7 @@ def _queues(_key: str, value: Any) -> dict[str, Any]:
 
 
 def _policy(name: str, value: Any) -> QueuePolicy:
-    known = {"LEASE", "RATE", "CONCURRENCY", "GROUP_CONCURRENCY", "DEAD_LETTERS"}
+    known = {"LEASE", "RATE", "CONCURRENCY", "GROUP_CONCURRENCY", "DEAD_LETTERS", "OUTBOX"}
     given = _mapping(value, known, f"queue {name!r}: ")
     policy: dict[str, Any] = {}
     if "LEASE" in given:
@@ -116,6 +116,8 @@ def _policy(name: str, value: Any) -> QueuePolicy:
             policy[word.lower()] = _positive(given[word], f"queue {name!r}: {word}")
     if "DEAD_LETTERS" in given:
         policy["dead_letters"] = _dead_letters(name, given["DEAD_LETTERS"])
+    if "OUTBOX" in given:
+        policy["outbox"] = _flag(given["OUTBOX"], f"queue {name!r}: OUTBOX: ")
     return QueuePolicy(**policy)
 
 
@@ -148,9 +150,7 @@ def parse_rate(value: Any, where: str = "rate") -> Rate:
 
 
 def _strict(key: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"must be True or False, not {value!r}")
-    return {key.lower(): value}
+    return {key.lower(): _flag(value)}
 
 
 def _defaults(_key: str, value: Any) -> dict[str, Any]:
@@ -191,6 +191,12 @@ def _mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:
     for key in value:
         if key not in known:
             raise ConfigurationError(f"{where}{key!r} is not known here{nearest(str(key), known)}")
+    return value
+
+
+def _flag(value: Any, where: str = "") -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{where}must be True or False, not {value!r}")
     return value
 
 

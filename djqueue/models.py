@@ -195,6 +195,31 @@ class DeadLetter(models.Model):
         return f"{self.name} {self.job_id}: {self.reason}"
 
 
+class OutboxJob(models.Model):
+    """A job on its way to Redis: enqueued in a transaction, or while Redis was away."""
+
+    queue = models.CharField(_("queue"), max_length=NAME)
+    name = models.CharField(_("job name"), max_length=NAME)
+    job_id = models.CharField(_("job id"), max_length=NAME)
+    fresh = models.BooleanField(
+        _("new id"), default=False, help_text=_("Whether the id was made for this job, and not given.")
+    )
+    payload = models.BinaryField(_("payload"))
+    options = models.BinaryField(
+        _("options"), help_text=_("Options that differ from their defaults, as MessagePack.")
+    )
+    run_at = MillisecondsField(_("not before"), null=True, blank=True)
+    created_at = MillisecondsField(_("enqueued"))
+
+    class Meta:
+        db_table = "djqueue_outbox_job"
+        verbose_name = _("job on its way to Redis")
+        verbose_name_plural = _("jobs on their way to Redis")
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.job_id}"
+
+
 class CronJob(models.Model):
     """A job enqueued again and again by a schedule."""
 

@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
+from django.core.checks import Warning as CheckWarning
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connections
 
 from djqueue import checks
 from djqueue.conf import READERS
+from djqueue.core.errors import ConfigurationError
 from djqueue.storage.memory import MemoryStorage
 
 MEMORY = {"BACKEND": "djqueue.storage.memory.MemoryStorage"}
 DATABASE = {"BACKEND": "djqueue.storage.database.DatabaseStorage"}
+REDIS = {"BACKEND": "djqueue.storage.redis.RedisStorage"}
 
 
 class Strict(MemoryStorage):
@@ -225,6 +228,94 @@ def test_the_database_of_another_storage_is_nobodys_business(
 ) -> None:
     add_database(databases, ENGINE="django.db.backends.sqlite3", NAME=":memory:")
     assert found(settings, {"STORAGE": MEMORY}) == []
+
+
+# Redis.
+
+NOBODY = "redis://127.0.0.1:1/0"
+
+
+def of_redis(settings: Any, given: Any = None, **options: Any) -> list[CheckMessage]:
+    storage = {**REDIS, "OPTIONS": {"URL": NOBODY, **options}}
+    return found(settings, {"STORAGE": storage, **(given or {})})
+
+
+def test_a_good_redis_storage_is_silent_and_not_asked(settings: Any) -> None:
+    assert of_redis(settings, LEASE=60, PREFIX="shop:", TIMEOUT=3) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"URL": None}, "one of CACHE, URL, SENTINELS, CLIENT"),
+        ({"UR": "x"}, "'UR' is not an option"),
+        ({"URL": "http://h"}, "URL must begin with"),
+        ({"LEASE": 0}, "LEASE"),
+        ({"TIMEOUT": "5"}, "TIMEOUT"),
+        ({"PREFIX": "{x}"}, "PREFIX"),
+        ({"MIRROR": {"STATES": ["faild"]}}, "'faild' is not a state"),
+    ],
+)
+def test_a_wrong_option_of_redis_is_an_error(settings: Any, options: dict[str, Any], words: str) -> None:
+    (message,) = of_redis(settings, **options)
+    assert message.id == "djqueue.E004"
+    assert message.msg.startswith("DJQUEUE['STORAGE']: OPTIONS: ")
+    assert words in message.msg
+
+
+def test_a_client_of_the_projects_own_is_not_made_to_look_at_it(settings: Any) -> None:
+    assert of_redis(settings, URL=None, CLIENT=pytest.fail) == []
+
+
+def test_the_lease_of_the_redis_options_is_that_of_all_other_queues(settings: Any) -> None:
+    (message,) = of_redis(settings, LEASE=9)
+    assert message.id == "djqueue.W005"
+    assert "every other queue (9 s)" in message.msg
+
+
+def test_a_lease_that_a_call_can_outlast_is_a_warning(settings: Any) -> None:
+    (message,) = of_redis(settings, {"HEARTBEAT": 1, "QUEUES": {"a": {"LEASE": 4}}})
+    assert message.id == "djqueue.W006"
+    assert "the lease of a (4 s)" in message.msg
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"databases": ["default"]},
+        {"include_deployment_checks": True},
+        {"databases": ["default"], "include_deployment_checks": True},
+    ],
+    ids=["databases", "deploy", "both"],
+)
+def test_redis_is_asked_once_when_databases_are_or_at_a_deployment(settings: Any, how: Any) -> None:
+    settings.DJQUEUE = {"STORAGE": {**REDIS, "OPTIONS": {"URL": NOBODY}}}
+    (message,) = run_checks(tags=["djqueue"], **how)
+    assert message.id == "djqueue.W007"
+    assert isinstance(message, CheckWarning)
+    assert "redis 127.0.0.1:1/0" in message.msg
+
+
+def test_what_cannot_be_read_is_not_asked(settings: Any) -> None:
+    settings.DJQUEUE = {"STORAGE": {**REDIS, "OPTIONS": {"UR": NOBODY}}}
+    assert ids(run_checks(tags=["djqueue"], include_deployment_checks=True)) == ["djqueue.E004"]
+
+
+def test_a_client_that_cannot_be_made_is_told_when_redis_is_asked(settings: Any) -> None:
+    settings.DJQUEUE = {"STORAGE": {**REDIS, "OPTIONS": {"CLIENT": dict}}}
+    (message,) = run_checks(tags=["djqueue"], include_deployment_checks=True)
+    assert message.id == "djqueue.E004"
+    assert "CLIENT must return" in message.msg
+
+
+def test_a_missing_package_is_named(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_path: str) -> None:
+        raise ConfigurationError("the Redis storage needs more packages: pip install djqueue[redis]")
+
+    monkeypatch.setattr(checks, "import_string", missing)
+    (message,) = of_redis(settings)
+    assert message.id == "djqueue.E002"
+    assert "pip install djqueue[redis]" in message.msg
 
 
 def test_no_check_asks_a_database(settings: Any) -> None:

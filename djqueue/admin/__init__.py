@@ -4,6 +4,7 @@ from .base import StoredAdmin
 from .cron import CronJobAdmin
 from .deadletters import DeadLetterAdmin
 from .jobs import JobAdmin, JobAttemptAdmin, JobLogAdmin, JobResultAdmin
+from .outbox import OutboxJobAdmin
 from .queues import QueueStateAdmin, WorkerStateAdmin
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "JobAttemptAdmin",
     "JobLogAdmin",
     "JobResultAdmin",
+    "OutboxJobAdmin",
     "QueueStateAdmin",
     "StoredAdmin",
     "WorkerStateAdmin",

@@ -30,6 +30,8 @@ class QueuePolicy:
     group_concurrency: int = 1
     """Jobs of one group active at once."""
     dead_letters: DeadLetterPolicy = field(default_factory=DeadLetterPolicy)
+    outbox: bool = False
+    """Whether jobs for Redis are written to a table in transactions, and while Redis is away."""
 
 
 class JobQueue:

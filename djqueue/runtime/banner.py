@@ -42,6 +42,13 @@ def banner(worker: Worker) -> str:
     return "\n".join([f"djqueue {__version__}", *map(_row, rows.items()), textwrap.fill(ending, WIDTH)])
 
 
+def findings(worker: Worker) -> list[str]:
+    """What is wrong with the storage's servers, where it can tell, in a line each."""
+    look = getattr(worker.storage, "findings", None)
+    found = look() if look is not None else []
+    return [f"{each.text} {each.hint} ({each.id})" for each in found if each.level != "info"]
+
+
 def farewell(worker: Worker) -> str:
     """What came of it."""
     counters = worker.counters

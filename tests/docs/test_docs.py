@@ -31,6 +31,10 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import TRANSITIONS, State
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.redis import health, scripts
+from djqueue.storage.redis.keys import GONE, LOG_LINES, RESULT
+from djqueue.storage.redis.location import READ_HERE
+from djqueue.storage.redis.options import RedisOptions
 from djqueue.testing.draining import drain
 from tests.benchmarks.measures import MEASURES
 
@@ -70,7 +74,7 @@ def test_examples_of_settings_pass_the_checks(block):
     exec(compile(block.text, str(block), "exec"), given)
     assert given.keys() & {"INSTALLED_APPS", "DATABASES", "DJQUEUE"}
     if "DJQUEUE" in given:
-        with override_settings(DJQUEUE=given["DJQUEUE"]):
+        with override_settings(**{name: given[name] for name in ("CACHES", "DJQUEUE") if name in given}):
             assert [found for found in checks.check_settings() if isinstance(found, Error)] == []
     if "DATABASES" in given:
         assert given["DATABASES"]["default"]["ENGINE"].startswith("django.db.backends.")
@@ -204,7 +208,8 @@ def renamed(setting: str, value: object, word: str) -> dict[str, object]:
 
 
 def test_the_table_of_checks_is_complete():
-    defined = set(re.findall(r'id="(djqueue\.[EW]\d+)"', inspect.getsource(checks)))
+    source = inspect.getsource(checks) + inspect.getsource(health)
+    defined = set(re.findall(r'"(djqueue\.[EIW]\d+)"', source))
 
     assert first_cells("settings.md", "checks") == sorted(defined)
 
@@ -289,6 +294,21 @@ def test_the_table_of_the_database_storages_options_is_complete():
     assert {row[0].lower() for row in table("storages.md", "database options")} == known
 
 
+def test_the_table_of_the_redis_storages_options_is_complete():
+    known = {*READ_HERE, *(name.upper() for name in RedisOptions.__dataclass_fields__)}
+
+    assert set(first_cells("redis.md", "redis options")) == known
+
+
+def test_the_table_of_the_keys_in_redis_has_those_of_every_script():
+    named = {cell.partition(":")[0] for cell in first_cells("redis.md", "redis keys")}
+    declared = {key for name in scripts.NAMES for key in scripts.script(name).keys}
+    common = {"workers", "heard"}
+
+    assert declared - common <= named
+    assert named <= declared | {RESULT, LOG_LINES, GONE}
+
+
 def test_the_table_of_metrics_is_complete():
     assert first_cells("benchmarks.md", "metrics") == list(MEASURES)
 
@@ -318,7 +338,7 @@ def test_the_page_of_states_is_the_table_of_transitions(monkeypatch):
 def test_the_storages_that_the_readme_names_are_there():
     named = set(re.findall(r"djqueue\.storage\.[a-z.]+\.\w+Storage", (ROOT / "README.md").read_text()))
 
-    assert len(named) == 2
+    assert len(named) == 3
     assert all(issubclass(import_string(name), Storage) for name in named)
 
 

@@ -15,8 +15,10 @@ from django.core.management.base import BaseCommand, CommandError, DjangoHelpFor
 
 from djqueue.client import get_storage
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError, UnknownQueueError
+from djqueue.operations.mirroring import mirroring
+from djqueue.operations.relay import relaying
 from djqueue.runtime import Worker
-from djqueue.runtime.banner import NO_HANDLERS, banner, farewell
+from djqueue.runtime.banner import NO_HANDLERS, banner, farewell, findings
 from djqueue.runtime.logs import visible_logs
 from djqueue.runtime.reloading import ReloadingParent, child_command
 from djqueue.runtime.serving import interruptible, leave, serve
@@ -123,7 +125,8 @@ class Command(BaseCommand):
             worker = self._worker(options)
             try:
                 self._connect(worker, options["standby"])
-                self._serve(worker, verbosity)
+                with mirroring(worker.storage), relaying(worker.storage):
+                    self._serve(worker, verbosity)
             except DjqueueError as error:
                 raise CommandError(str(error)) from error
             except KeyboardInterrupt:
@@ -170,6 +173,8 @@ class Command(BaseCommand):
         if verbosity:
             self.stdout.write(banner(worker))
             self.stdout.flush()
+            for finding in findings(worker):
+                self.stderr.write(self.style.WARNING(finding))
         if not worker.handlers:
             self.stderr.write(self.style.WARNING(NO_HANDLERS))
         serve(worker)

@@ -50,6 +50,8 @@ class Reading(NamedTuple):
 
     word: str
     """go | new (nobody has followed the stream before) | gap (some changes were forgotten unread)"""
+    before: bytes
+    """The last entry that was given before these."""
     entries: list[bytes]
     """To be acknowledged."""
     ids: list[str]
@@ -58,10 +60,8 @@ class Reading(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The end of a queue's stream at one moment."""
+    """The last entry of a queue's stream at one moment."""
 
-    at: int
-    """That moment, in UTC milliseconds."""
     entry: bytes
     number: int
 
@@ -116,9 +116,10 @@ class Changes:
     def next(self, queue: str) -> Reading:
         """What has changed; the same again until it is acknowledged."""
         call = Call(script("changes"), self._keys(queue), [ENTRIES], lane=False)
-        word, told, entries = self._run(_asked(call))
+        word, before, told, entries = self._run(_asked(call))
         ids = dict.fromkeys(job_id for _, packed in entries for job_id in unpack(packed))
-        return Reading(text(word), [entry for entry, _ in entries], list(ids), _controls(told))
+        names = [entry for entry, _ in entries]
+        return Reading(text(word), before, names, list(ids), _controls(told))
 
     def acknowledge(self, queue: str, entries: Sequence[bytes]) -> None:
         """Have these not given again."""
@@ -128,8 +129,8 @@ class Changes:
 
     def follow(self, queue: str) -> Place:
         """Follow the stream, if nobody does; its end, behind which `go_on` may go on."""
-        [_, at, entry, number] = self._run(self._follow(queue))
-        return Place(int(at), entry, number)
+        [_, entry, number] = self._run(self._follow(queue))
+        return Place(entry, number)
 
     def go_on(self, queue: str, place: Place) -> bool:
         """Follow the stream from behind this place on: all before it has been seen in another way.

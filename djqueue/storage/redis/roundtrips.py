@@ -11,12 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 import redis
 from hiredis import pack_command
 from redis import exceptions as errors
 
+from djqueue.core.clock import Clock
 from djqueue.core.errors import StorageError, StorageUnavailableError
 
 from .connections import Connections
@@ -92,11 +94,13 @@ class Roundtrips:
         self._exchange = Exchange(connections, timeout)
         self._timeout = timeout
         self._skew = skew
+        self.clock: Clock | None = None
+        """Whose time counts instead of Redis's; for tests."""
         self._stream = b"%d" % stream
         self.publish = b"SPUBLISH" if connections.is_cluster else b"PUBLISH"
         self._lanes: deque[Lane] = deque()
-        self._prefix = os.urandom(8)
-        self._made = 0
+        self._prefix = os.urandom(8).hex().encode()
+        self._made = count(1)
         os.register_at_fork(after_in_child=self._after_fork)
 
     def close(self) -> None:
@@ -224,7 +228,7 @@ class Roundtrips:
             return list(call.words)
         script, queue = call.script, call.queue
         keys = queue.of(script.keys)
-        skew = b"%d" % self._skew()
+        skew = b"%d" % self._skew() if self.clock is None else b"@%d" % self.clock.now()
         if lane is None:
             return [
                 b"EVALSHA",
@@ -257,8 +261,7 @@ class Roundtrips:
         try:
             lane = self._lanes.pop()
         except IndexError:
-            self._made += 1
-            lane = Lane(self._prefix + self._made.to_bytes(4))
+            lane = Lane(b"%s%x" % (self._prefix, next(self._made)))
         lane.number += 1
         return lane
 
@@ -269,7 +272,7 @@ class Roundtrips:
 
     def _after_fork(self) -> None:
         self._lanes.clear()
-        self._prefix = os.urandom(8)
+        self._prefix = os.urandom(8).hex().encode()
 
 
 def _has_lane(call: Call | Command) -> bool:

@@ -19,6 +19,7 @@ NAMES = (
     "control",
     "counts",
     "enqueue",
+    "expire",
     "give",
     "move",
     "obliterate",

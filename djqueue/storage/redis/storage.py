@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, islice
 from typing import Any
 
-from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import (
@@ -33,6 +33,7 @@ from .changes import Changes
 from .connections import Connections
 from .keys import CommonKeys, QueueKeys, keys_of
 from .options import RedisOptions
+from .outbox_table import OutboxTable
 from .records import STATES, pack, pack_text, text
 from .roundtrips import Call, Command, Roundtrips, Steps, T
 from .scripts import script
@@ -44,6 +45,8 @@ PAGE = 1_000
 """Ids, letters, records of one reading call."""
 SWEEP = 500
 """Of each kind, in one sweep."""
+EXPIRED = 50_000
+"""Records that one sweep of a queue forgets."""
 SCANNED = 2_000
 """Active jobs, about, whose leases one sweep looks at."""
 MAX_LOG_LINES = 1_000
@@ -60,6 +63,7 @@ class RedisStorage(Storage):
 
     policies: of single queues; `default_policy` is for the others.
     skew: milliseconds to be added to Redis's time; for tests.
+    clock: whose time counts instead of Redis's; for tests.
     options: where Redis is, and how it is used: see `RedisOptions` and `Connections`.
     """
 
@@ -71,6 +75,7 @@ class RedisStorage(Storage):
         policies: Mapping[str, QueuePolicy] | None = None,
         default_policy: QueuePolicy | None = None,
         skew: Callable[[], int] = lambda: 0,
+        clock: Clock | None = None,
         **options: Any,
     ) -> None:
         given = {name.upper(): value for name, value in options.items()}
@@ -85,7 +90,15 @@ class RedisStorage(Storage):
         """Queues that this process has seen to be listed."""
         self._skew = skew
         self._trips = Roundtrips(self._connections, self.options.timeout, skew, self.options.stream)
+        self._trips.clock = clock
         self._telling = Telling(self._connections, self._trips, self._common, self.keys, self.queues)
+        every = (*self._policies.values(), self._default_policy)
+        self.outbox = (
+            OutboxTable(given, self.options, skew, self.policy, self._enqueue, self._trips)
+            if any(policy.outbox for policy in every)
+            else None
+        )
+        """What enqueues where a queue has OUTBOX."""
         self._intricate: dict[str, int] = {}
         """Calls left until the short script is tried again, by queue."""
         self._cursors: dict[str, bytes] = {}
@@ -101,6 +114,8 @@ class RedisStorage(Storage):
     def close(self) -> None:
         """See `Storage.close`."""
         self._telling.close()
+        if self.outbox is not None:
+            self.outbox.close()
         self._trips.close()
 
     def describe(self) -> str:
@@ -108,8 +123,8 @@ class RedisStorage(Storage):
         return self._connections.describe()
 
     def findings(self) -> list[health.Finding]:
-        """What is wrong, or may be, with the leases and with the servers, which are asked."""
-        return health.findings(self._connections, self.options, self._policies)
+        """What is wrong, or may be, with the servers, which are asked."""
+        return health.findings(self._connections)
 
     @property
     def changes(self) -> Changes | None:
@@ -137,11 +152,19 @@ class RedisStorage(Storage):
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
-        return self._run(self._enqueue(batches))
+        if self.outbox is not None:
+            return self.outbox.enqueue(batches)
+        return self.enqueue_directly(batches)
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
+        if self.outbox is not None:
+            return await self.outbox.aenqueue(batches)
         return await self._trips.arun(self._enqueue(batches))
+
+    def enqueue_directly(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """See `Storage.enqueue`; OUTBOX counts for nothing."""
+        return self._run(self._enqueue(batches))
 
     def _enqueue(self, batches: Sequence[Batch]) -> Steps[list[EnqueueResult]]:
         for batch in batches:
@@ -687,11 +710,26 @@ class RedisStorage(Storage):
         promoted, stalled, expired, retried, overflow, over = reply
         if left:
             yield from self._deliver(queue)
-        removed = sum((yield from self._removed(keys, list(map(text, over)), "over")))
+        removed = yield from self._expire(keys, list(map(text, over)))
         if overflow:
             removed += yield from self._bury_oldest(keys, overflow)
         yield from self._delete_leftovers(keys)
         return Swept(promoted, stalled, expired, retried, removed)
+
+    def _expire(self, keys: QueueKeys, ids: list[str]) -> Steps[int]:
+        """Forget records whose time is over, up to `EXPIRED`: of a busy queue, thousands are in a second."""
+        removed = 0
+        while ids and removed < EXPIRED:
+            [[_, gone]] = yield [Call(script("expire"), keys, list(map(pack_text, ids)), _of_jobs(keys, ids))]
+            if gone < len(ids):
+                # Dead letters, and what others have swept meanwhile.
+                gone += sum((yield from self._removed(keys, ids, "over")))
+            removed += gone
+            if len(ids) < SWEEP or not gone:
+                break
+            [found] = yield [Command((b"ZRANGE", keys.key("finished"), 0, SWEEP - 1))]
+            ids = list(map(text, found))
+        return removed
 
     def _active(self, keys: QueueKeys) -> Steps[list[bytes]]:
         """Some of the active jobs: one whose lease was lost with a part of the data has to get another."""

@@ -6,19 +6,20 @@ import pytest
 
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing import contract
+from djqueue.testing.clock import FakeClock
 
 
 class RedisContract(contract.StorageContract):
-    """The contract on Redis's own clock, which the tests move on for the storage alone."""
+    """The contract with a clock that the tests move in place of Redis's."""
 
     @pytest.fixture
     def storage(self, options):
-        self.skew = 0
-        with closing(RedisStorage(policies=contract.POLICIES, skew=lambda: self.skew, **options)) as storage:
+        self.clock = FakeClock()
+        with closing(RedisStorage(policies=contract.POLICIES, clock=self.clock, **options)) as storage:
             yield storage
 
     def advance(self, milliseconds):
-        self.skew += milliseconds
+        self.clock.advance(milliseconds)
 
 
 class TestSingle(RedisContract):

@@ -1,8 +1,9 @@
 -- The next changes for the mirror: those that it was given and has not acknowledged, or else new ones.
 --
--- Arguments: how many entries at most. Answers a word, what the queue was told (paused, limited, capacity, per,
--- concurrency), and the entries, each with its id and its list of job ids. Words: 'new' if nobody follows the
--- stream; 'gap' if entries were trimmed away that were never given, or not acknowledged; 'go' otherwise.
+-- Arguments: how many entries at most. Answers a word, the id of the last entry that was given before, what the
+-- queue was told (paused, limited, capacity, per, concurrency), and the entries, each with its id and its list of
+-- job ids. Words: 'new' if nobody follows the stream; 'gap' if entries were trimmed away that were never given, or
+-- not acknowledged; 'go' otherwise.
 --! keys log meta
 
 local call = redis.call
@@ -22,9 +23,10 @@ local function group_of_mirror()
   end
 end
 
-local word, entries = 'new', {}
+local word, last, entries = 'new', '0-0', {}
 local group = group_of_mirror()
 if group then
+  last = group['last-delivered-id']
   local stream = named(call('XINFO', 'STREAM', LOG))
   local given, trimmed = group['entries-read'], stream['entries-added'] - stream.length
   word = given and trimmed <= given and 'go' or 'gap'
@@ -41,4 +43,4 @@ if word == 'go' then
     entries[#entries + 1] = {entry[1], fields[2]}
   end
 end
-return {word, call('HMGET', META, 'paused', 'limited', 'capacity', 'per', 'concurrency'), entries}
+return {word, last, call('HMGET', META, 'paused', 'limited', 'capacity', 'per', 'concurrency'), entries}

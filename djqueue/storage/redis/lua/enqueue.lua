@@ -64,8 +64,9 @@ local function enqueue(id, rest, result_key, log_key)
   end
   local key = decode(sub(rest, 8 + #name, 7 + #name + unpack_number('>I4', rest, 4 + #name))).unique_key
   local owner = key and owner_of(key)
-  if owner then
-    return {'duplicate', owner, NAMES[load(owner).state]}
+  local holder = owner and load(owner)
+  if holder then
+    return {'duplicate', owner, NAMES[holder.state]}
   end
   if there then
     remove(there, result_key, log_key, true)

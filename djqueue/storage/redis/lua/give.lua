@@ -1,5 +1,5 @@
--- Give pending jobs to another queue, but those that wait for others, or for which others wait. Arguments: that queue, the group limit; then the
--- ids. Keys: of each its result and its log lines.
+-- Give pending jobs to another queue, but those that wait for others, or for which others wait.
+-- Arguments: that queue, the group limit; then the ids. Keys: of each its result and its log lines.
 --! include base job places ends
 
 local target = ARGV[ARGS]
@@ -12,7 +12,9 @@ for i = ARGS + 2, #ARGV do
     and #call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', 0, 1) == 0
   if goes then
     local blob = call('HGET', JOBS, id)
-    send(target, {'job', id, sub(blob, 17), sub(blob, 9, 16), encode(job.b)})
+    local runs, progress = call('HGET', HIST, id), call('HGET', PROG, id)
+    local lines = call('LRANGE', KEYS[key + 2], 0, -1)
+    send(target, {'job', id, sub(blob, 17), sub(blob, 9, 16), encode(job.b), false, runs, progress, lines})
     remove(job, KEYS[key + 1], KEYS[key + 2], true)
   end
   replies[#replies + 1] = goes and 1 or 0

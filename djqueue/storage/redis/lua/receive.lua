@@ -86,10 +86,11 @@ local function resolve(dependency, state, dependent, inc)
 end
 
 -- A job that another queue has given away, as it was; if its id is taken here, it goes back.
-local function take_in(id, rest, created, body, back, result_key, log_key)
+local function take_in(m, result_key, log_key)
+  local id, rest, created, body, back, runs, progress, lines = unpack(m, 2, 9)
   local there = load(id)
   if there and not is_over(there) and there.state ~= FAILED and there.state ~= CANCELLED then
-    if not back then send(source, {'job', id, rest, created, body, true}) end
+    if not back then send(source, {'job', id, rest, created, body, true, runs, progress, lines}) end
     return
   end
   if there then
@@ -101,6 +102,9 @@ local function take_in(id, rest, created, body, back, result_key, log_key)
   call('HSET', JOBS, id, blob)
   local job = parse(id, blob)
   job.b = decode(body)
+  if runs then call('HSET', HIST, id, runs) end
+  if progress then call('HSET', PROG, id, progress) end
+  variadic('RPUSH', log_key, lines)
   local key = job.o.unique_key
   if not (key and owner_of(key)) then take_key(job) end
   if job.o.ttl and job.b[STARTED] == 0 then
@@ -130,7 +134,7 @@ for i = ARGS + 6, #ARGV, 2 do
     elseif m[1] == 'ended' then
       resolve(m[2], m[3], m[4], m[5])
     elseif m[1] == 'job' then
-      take_in(m[2], m[3], m[4], m[5], m[6], KEYS[key - 1], KEYS[key])
+      take_in(m, KEYS[key - 1], KEYS[key])
     end
   end
 end

@@ -4,7 +4,8 @@
 
 local call = redis.call
 local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[1])
+local clock = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = clock + (tonumber(ARGV[1]) or tonumber(string.sub(ARGV[1], 2)) - clock)
 local many = #ARGV - 1
 
 local results, lines = {}, {}

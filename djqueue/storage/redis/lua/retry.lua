@@ -13,7 +13,8 @@ for i = ARGS + 2, #ARGV do
   elseif job.state ~= FAILED then
     reply = 'not_failed'
   else
-    local letter = decode(call('HGET', LETTERS, id))
+    local kept = call('HGET', LETTERS, id)
+    local letter = kept and decode(kept) or {'', 0, 0, 0, 0}
     if by_itself and not (letter[5] > 0 and letter[5] <= now) then
       reply = 'not_failed'
     elseif job.o.unique_key and owner_of(job.o.unique_key) then

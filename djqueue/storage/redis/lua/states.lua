@@ -2,7 +2,8 @@
 --! keys jobs st
 
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[1])
+local clock = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = clock + (tonumber(ARGV[1]) or tonumber(string.sub(ARGV[1], 2)) - clock)
 local replies = {}
 for i = 2, #ARGV do
   local st = redis.call('HGET', ST, ARGV[i])

@@ -103,13 +103,15 @@ if outcomes > 0 then
     local kind, id, token, data = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
     local st = sts[i]
     if seen[id] then st = false end
-    if holds(st, token) then
+    local is_plain = st and nobody_waits and byte(st) == 97 and (kind == 'c' or kind == 'n')
+    local blob = holds(st, token) and (is_plain or call('HGET', JOBS, id))
+    if blob then
       seen[id] = true
       accepted[i] = '1'
-      if nobody_waits and byte(st) == 97 and (kind == 'c' or kind == 'n') then
+      if is_plain then
         complete_plain(i, id, st, kind, data)
       else
-        apply(i, parse(id, call('HGET', JOBS, id), st), kind, data)
+        apply(i, parse(id, blob, st), kind, data)
       end
     else
       accepted[i] = '0'

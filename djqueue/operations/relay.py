@@ -1,0 +1,183 @@
+"""The relay: jobs from the outbox table to Redis, in the order in which they were written."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from itertools import groupby
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error, connections, router, transaction
+from django.db.models import QuerySet
+
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.durations import to_milliseconds
+from djqueue.core.errors import DjqueueError
+from djqueue.core.job import Batch
+from djqueue.core.options import JobKey
+from djqueue.models import OutboxJob
+from djqueue.storage.base import Storage
+from djqueue.storage.database.away import in_one_line
+from djqueue.storage.database.rows import unpack_options
+
+if TYPE_CHECKING:
+    from djqueue.storage.redis import RedisStorage
+
+logger = logging.getLogger("djqueue.relay")
+
+PAGE = 1_000
+"""Rows of one look."""
+IDLE = 0.5
+"""Seconds between two looks when there is nothing in the table."""
+FIRST_RETRY, LAST_RETRY = 0.5, 5.0
+"""Seconds before what failed is tried again, doubling."""
+LONGEST = 5_000
+"""Milliseconds that catching up may take."""
+GOODBYE = 5.0
+"""Seconds that a relay has for its end; what it does then is done again by the next one."""
+
+
+class Relay:
+    """Takes jobs from the table of a database to Redis. Any number of processes may have one.
+
+    A row is deleted after Redis has answered. Where that comes to nothing, the job is brought again under
+    the same id, which Redis knows by then.
+    """
+
+    def __init__(self, storage: "RedisStorage", alias: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._storage = storage
+        self._alias = alias
+        self._clock = clock
+
+    def relay_once(self) -> int:
+        """Take up to `PAGE` jobs to Redis, the oldest first; returns how many rows are done with.
+
+        Raises StorageError and the database's errors.
+        """
+        if not self._rows().exists():
+            return 0
+        with self._turn():
+            rows = list(self._locked().order_by("id")[:PAGE])
+            self._send(rows)
+            self._rows().filter(id__in=[row.id for row in rows]).delete()
+        return len(rows)
+
+    def _turn(self) -> AbstractContextManager[Any]:
+        # Elsewhere a transaction would keep others from writing while Redis is waited for.
+        return transaction.atomic(using=self._alias) if self._skips_locked else nullcontext()
+
+    def _locked(self) -> "QuerySet[OutboxJob]":
+        return self._rows().select_for_update(skip_locked=True) if self._skips_locked else self._rows()
+
+    @property
+    def _skips_locked(self) -> bool:
+        return bool(connections[self._alias].features.has_select_for_update_skip_locked)
+
+    def _rows(self) -> "QuerySet[OutboxJob]":
+        return OutboxJob.objects.using(self._alias)
+
+    def _send(self, rows: Sequence[OutboxJob]) -> None:
+        there = self._there(row for row in rows if row.fresh)
+        # One whose id was made for it is known already if it was brought before. Not even if it has failed
+        # since may it be enqueued again.
+        new = [row for row in rows if (row.queue, row.job_id) not in there]
+        batches = [self._batch(list(alike)) for _, alike in groupby(new, _kind)]
+        if batches:
+            self._storage.enqueue_directly(batches)
+
+    def _there(self, rows: Iterable[OutboxJob]) -> set[JobKey]:
+        queues: dict[str, list[str]] = {}
+        for row in rows:
+            queues.setdefault(row.queue, []).append(row.job_id)
+        return {
+            (queue, job_id)
+            for queue, ids in queues.items()
+            for job_id, state in zip(ids, self._storage.states(queue, ids), strict=True)
+            if state is not None
+        }
+
+    def _batch(self, rows: Sequence[OutboxJob]) -> Batch:
+        first = rows[0]
+        options = unpack_options(bytes(first.options))
+        if options.ttl is not None:
+            # One that has expired does so in Redis, where that can be seen.
+            age = self._clock.now() - to_milliseconds(first.created_at)
+            options = replace(options, ttl=max(options.ttl - age, 1))
+        return Batch(
+            first.queue,
+            first.name,
+            options,
+            [bytes(row.payload) for row in rows],
+            ids=[row.job_id for row in rows],
+            run_at=None if first.run_at is None else to_milliseconds(first.run_at),
+            fresh=first.fresh,
+        )
+
+    # The thread.
+
+    def catch_up(self) -> None:
+        """Take what is in the table by now, for a moment at most. Errors are left to `run`."""
+        until = self._clock.monotonic() + LONGEST
+        with suppress(DjqueueError, Error):
+            while self.relay_once() and self._clock.monotonic() < until:
+                pass
+
+    def run(self, stop: Event) -> None:
+        """Take jobs to Redis again and again until `stop` is set. Errors are logged, not raised."""
+        wait = FIRST_RETRY
+        is_failing = False
+        try:
+            while not stop.is_set():
+                try:
+                    count = self.relay_once()
+                except Exception as error:
+                    self._failed(error, again=is_failing)
+                    is_failing = True
+                    stop.wait(wait)
+                    wait = min(2 * wait, LAST_RETRY)
+                    continue
+                if is_failing:
+                    logger.warning("The relay goes on.")
+                is_failing, wait = False, FIRST_RETRY
+                if count < PAGE:
+                    stop.wait(IDLE)
+        finally:
+            connections[self._alias].close()
+
+    def _failed(self, error: Exception, *, again: bool) -> None:
+        connections[self._alias].close()
+        if not again:
+            # What is no error of Redis's or the database's is one of this package: it needs its traceback.
+            unexpected = None if isinstance(error, DjqueueError | Error | OSError) else error
+            reason = in_one_line(error)
+            logger.warning("The relay stands still, and is tried again: %s", reason, exc_info=unexpected)
+
+
+def _kind(row: OutboxJob) -> tuple[Any, ...]:
+    """What jobs of one batch have in common."""
+    options = bytes(row.options)
+    since = None if unpack_options(options).ttl is None else row.created_at
+    return row.queue, row.name, options, row.run_at, row.fresh, since
+
+
+@contextmanager
+def relaying(storage: Storage) -> Iterator[None]:
+    """Meanwhile a thread takes jobs from the outbox table to Redis, if a queue of the storage has OUTBOX."""
+    if getattr(storage, "outbox", None) is None:
+        yield
+        return
+    relay, stop = relay_of(storage), Event()
+    relay.catch_up()  # so that `--until-empty` finds in the queues what was committed before
+    thread = Thread(target=relay.run, args=(stop,), name="djqueue-relay", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(GOODBYE)
+
+
+def relay_of(storage: Any) -> Relay:
+    """The relay of the database that the routers name."""
+    return Relay(storage, router.db_for_write(OutboxJob))

@@ -1,0 +1,219 @@
+"""From the tables to Redis: jobs that the mirror knows as unfinished, and Redis does not know any more."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
+from typing import NamedTuple
+
+from djqueue.core.errors import OptionError
+from djqueue.core.job import Batch, Job
+from djqueue.core.limiter import Rate
+from djqueue.core.options import JobKey, JobOptions
+from djqueue.core.states import REUSABLE, State
+
+from .mirror import Mirror
+
+PAGE = 1_000
+"""Jobs of one enqueue."""
+STARTED = (State.WAITING, State.DELAYED, State.ACTIVE)
+"""States of unfinished jobs that wait for no others."""
+
+
+@dataclass(slots=True)
+class Restored:
+    """What became of the unfinished jobs of one queue."""
+
+    restored: Counter[State] = field(default_factory=Counter)
+    """By the state in which they were."""
+    there: int = 0
+    """Known to Redis, and left alone."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """By the reason."""
+
+
+class Lost(NamedTuple):
+    """A job that is to be enqueued again, with what is still to come of its options."""
+
+    job: Job
+    options: JobOptions
+
+
+class Restoration:
+    """One run. Jobs keep their ids, names, payloads, options and due times; their attempts are counted anew.
+
+    dry_run: enqueue nothing, and find out what would become of each.
+    """
+
+    def __init__(self, mirror: Mirror, *, dry_run: bool = False) -> None:
+        self._mirror = mirror
+        self._tables = mirror.tables
+        self._storage = mirror.storage
+        self._dry_run = dry_run
+        self._now = 0
+        self._reports: dict[str, Restored] = {}
+        self._would_be: set[JobKey] = set()
+        """Jobs that a dry run would have enqueued by now."""
+
+    def run(self, queue: str | None = None) -> dict[str, Restored]:
+        """Enqueue them, those of one queue or of all. Raises StorageError and the database's errors."""
+        # Of what Redis does know, the tables are to say the same.
+        self._mirror.catch_up()
+        self._now = self._mirror.clock.now()
+        queues = self._tables.queues() if queue is None else [queue]
+        self._reports = {name: Restored() for name in queues}
+        for name in queues:
+            self._restore_controls(name)
+        for name in queues:
+            for page in self._tables.unfinished(name, STARTED, PAGE):
+                self._restore(name, page)
+        self._restore_blocked(queues)
+        if not self._dry_run:
+            self._mirror.catch_up()
+        return {name: report for name, report in self._reports.items() if report != Restored()}
+
+    def _restore_controls(self, queue: str) -> None:
+        """A queue that was paused must not begin to run."""
+        row = self._tables.controls().get(queue)
+        if row is None or self._dry_run or not self._mirror.has_lost(queue):
+            return
+        _, paused, capacity, per, concurrency = row
+        if paused:
+            self._storage.pause(queue)
+        if capacity or concurrency:
+            self._storage.set_limits(queue, Rate(capacity, per) if capacity else None, concurrency)
+
+    def _restore(self, queue: str, jobs: Sequence[Job]) -> None:
+        report = self._reports[queue]
+        lost = []
+        for job in self._unknown(queue, jobs):
+            options = self._options(job)
+            if options is None:
+                report.refused["its ttl is over"] += 1
+            else:
+                lost.append(Lost(job, options))
+        self._enqueue(queue, lost)
+
+    def _unknown(self, queue: str, jobs: Sequence[Job]) -> list[Job]:
+        states = self._storage.states(queue, [job.id for job in jobs])
+        unknown = [job for job, state in zip(jobs, states, strict=True) if state is None]
+        self._reports[queue].there += len(jobs) - len(unknown)
+        return unknown
+
+    def _options(self, job: Job) -> JobOptions | None:
+        """Those that it is enqueued with; None if it has expired."""
+        options = job.options
+        age = self._now - job.created_at
+        if options.ttl is not None:
+            if not job.started_at and age >= options.ttl:
+                return None
+            options = replace(options, ttl=None if job.started_at else options.ttl - age)
+        if options.unique_ttl is not None:
+            left = options.unique_ttl - age
+            options = replace(
+                options,
+                unique_key=options.unique_key if left > 0 else None,
+                unique_ttl=left if left > 0 else None,
+            )
+        return options
+
+    def _enqueue(self, queue: str, lost: Sequence[Lost]) -> None:
+        report = self._reports[queue]
+        if self._dry_run:
+            report.restored.update(entry.job.state for entry in lost)
+            self._would_be.update((queue, entry.job.id) for entry in lost)
+            return
+        if not lost:
+            return
+        for entry, result in zip(lost, self._storage.enqueue(list(self._batches(lost))), strict=True):
+            if result.status == "queued":
+                report.restored[entry.job.state] += 1
+            elif result.id == entry.job.id:
+                report.there += 1
+            else:
+                report.refused["its unique key is taken by another job"] += 1
+
+    def _batches(self, lost: Iterable[Lost]) -> Iterator[Batch]:
+        for (name, options, run_at), entries in groupby(lost, self._alike):
+            jobs = [entry.job for entry in entries]
+            payloads, ids = [job.payload for job in jobs], [job.id for job in jobs]
+            yield Batch(jobs[0].queue, name, options, payloads, ids, run_at=run_at)
+
+    def _alike(self, entry: Lost) -> tuple[str, JobOptions, int | None]:
+        job = entry.job
+        return job.name, entry.options, job.run_at if job.run_at > self._now else None
+
+    # Those that wait for others.
+
+    def _restore_blocked(self, queues: Iterable[str]) -> None:
+        blocked: dict[JobKey, Job] = {}
+        for queue in queues:
+            for page in self._tables.unfinished(queue, (State.BLOCKED,), PAGE):
+                blocked.update({(queue, job.id): job for job in self._unknown(queue, page)})
+        order = TopologicalSorter(
+            {
+                key: [other for other in job.options.depends_on if other in blocked]
+                for key, job in blocked.items()
+            }
+        )
+        try:
+            order.prepare()
+        except CycleError:
+            for queue, _ in blocked:
+                self._reports[queue].refused["depends on a job that depends on it"] += 1
+            return
+        while layer := order.get_ready():
+            self._restore_layer([blocked[key] for key in layer])
+            order.done(*layer)
+
+    def _restore_layer(self, jobs: Sequence[Job]) -> None:
+        """Blocked jobs whose blocked dependencies have been restored."""
+        states = self._states({key for job in jobs for key in job.options.depends_on})
+        for job in jobs:
+            options = self._options(job)
+            if options is None:
+                self._reports[job.queue].refused["its ttl is over"] += 1
+                continue
+            try:
+                left = tuple(key for key in options.depends_on if _is_open(states[key], options))
+                self._enqueue(job.queue, [Lost(job, replace(options, depends_on=left))])
+            except OptionError as error:
+                self._reports[job.queue].refused[str(error)] += 1
+
+    def _states(self, keys: Iterable[JobKey]) -> Mapping[JobKey, "Dependency"]:
+        by_queue: dict[str, list[str]] = {}
+        for queue, job_id in keys:
+            by_queue.setdefault(queue, []).append(job_id)
+        found: dict[JobKey, Dependency] = {}
+        for queue, ids in by_queue.items():
+            rows = self._tables.states(queue, ids)
+            for job_id, state in zip(ids, self._storage.states(queue, ids), strict=True):
+                is_there = state is not None or (queue, job_id) in self._would_be
+                found[queue, job_id] = Dependency(is_there, rows.get(job_id))
+        return found
+
+
+class Dependency(NamedTuple):
+    """A job that another one waits for."""
+
+    is_there: bool
+    """Whether Redis knows it."""
+    state: State | None
+    """According to the tables."""
+
+
+def _is_open(dependency: Dependency, options: JobOptions) -> bool:
+    """Whether the job is still to wait for it. Raises OptionError if it cannot be known, or met."""
+    if dependency.is_there:
+        return True
+    state = dependency.state
+    if state is State.COMPLETED:
+        return False
+    if (state is None or state in REUSABLE) and options.on_dependency_failure == "ignore":
+        return False
+    if state is None:
+        raise OptionError("depends on a job that neither Redis nor the tables know")
+    if state in REUSABLE:
+        raise OptionError(f"depends on a job that is {state.value}")
+    raise OptionError("depends on a job that was not restored")

@@ -1,0 +1,311 @@
+"""The mirror's tables: jobs as Redis has them, written many at a time."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from django.db import connections
+from django.db.models import Count, Max, Min, Model, Q, QuerySet
+
+from djqueue import models
+from djqueue.codecs import encode
+from djqueue.core.durations import to_datetime
+from djqueue.core.job import DeadLetter, Job, JobRecord, WorkerInfo
+from djqueue.core.options import MSGPACK, JobKey, JobOptions
+from djqueue.core.states import LIVE, TERMINAL, State
+from djqueue.storage.database import rows
+from djqueue.storage.database.dialects import dialect_for
+from djqueue.storage.database.inspector import Inspector
+from djqueue.storage.database.journal import OWNED, QUEUE_STATE
+from djqueue.storage.database.rows import NO_ERROR, TEXT_LIMIT, Row, clean
+
+PAGE = 1_000
+"""Rows of one look, or of one removal."""
+VALUES = {state: state.value for state in State}
+ENDED = [state.value for state in TERMINAL]
+UNFINISHED = frozenset(state.value for state in LIVE)
+
+
+class There(NamedTuple):
+    """What the tables have of a job."""
+
+    job_id: str
+    state: str
+    created_at: int
+
+
+class Tables:
+    """The tables of one database.
+
+    states: of the jobs that have rows.
+    retention: milliseconds for which the rows of ended jobs outlive their records.
+    hold: called first in each transaction; raises if another process has begun to write.
+    """
+
+    def __init__(
+        self, alias: str, states: frozenset[State], retention: int, hold: Callable[[], None]
+    ) -> None:
+        self._alias = alias
+        self._states = states
+        self._retention = retention
+        self._hold = hold
+
+    @cached_property
+    def _dialect(self) -> Any:
+        return dialect_for(self._alias)
+
+    # Jobs.
+
+    def write(
+        self,
+        queue: str,
+        found: Mapping[str, JobRecord | None],
+        letters: Mapping[str, DeadLetter],
+        now: int,
+    ) -> None:
+        """Make the rows of some jobs what they are now, in one transaction.
+
+        found: by id; None for one that Redis does not know. letters: the dead letters of the failed ones.
+        """
+        write = self._dialect
+        write.tune()
+        with write.transaction():
+            self._hold()
+            there = self._there(queue, list(found))
+            kept = [job for job in found.values() if job is not None and job.state in self._states]
+            self._clear(queue, there, found, kept, now)
+            if not kept:
+                return
+            expiries = {job.id: self._expiry(job, letters) for job in kept}
+            write.insert(models.Job, rows.JOB_FIELDS, job_rows(kept, expiries), key=rows.KEY)
+            results = [
+                (*rows.result_row(any_of(job))[:-1], expiries[job.id])
+                for job in kept
+                if job.result is not None
+            ]
+            write.insert(models.JobResult, rows.RESULT, results, key=rows.KEY)
+            dead = [rows.letter_row(any_of(job), letters[job.id]) for job in kept if job.id in letters]
+            write.insert(models.DeadLetter, rows.LETTER, dead, key=rows.KEY)
+            runs = {
+                job.id: [rows.attempt_row(any_of(job), run) for run in job.history]
+                for job in kept
+                if job.history
+            }
+            self._extend(models.JobAttempt, rows.ATTEMPT, "finished_at", queue, runs)
+            lines = {job.id: rows.log_rows(any_of(job), job.logs) for job in kept if job.logs}
+            self._extend(models.JobLog, rows.LOG, "at", queue, lines)
+
+    def _clear(
+        self,
+        queue: str,
+        there: Mapping[str, There],
+        found: Mapping[str, JobRecord | None],
+        kept: Iterable[JobRecord],
+        now: int,
+    ) -> None:
+        """Take away what is no longer so."""
+        stays = {job.id: job for job in kept}
+        gone: list[JobKey] = []
+        outlived: list[JobKey] = []
+        replaced: list[JobKey] = []
+        revived: list[JobKey] = []
+        for row in there.values():
+            job = stays.get(row.job_id)
+            key = (queue, row.job_id)
+            if job is None:
+                # Without a record, but ended well or badly: that remains to be seen for a while.
+                remains = found[row.job_id] is None and row.state not in UNFINISHED
+                (outlived if remains and State(row.state) in self._states else gone).append(key)
+            elif job.created_at != row.created_at:
+                replaced.append(key)
+            elif row.state == State.FAILED and job.state is not State.FAILED:
+                revived.append(key)
+        delete = self._dialect.delete
+        delete(models.Job, rows.KEY, gone)
+        for model in OWNED:
+            delete(model, rows.KEY, gone + replaced)
+        delete(models.DeadLetter, rows.KEY, revived + outlived)
+        until = now + self._retention
+        for chunk in rows.chunked(outlived):
+            late = self._jobs().filter(queue=queue, job_id__in=[job_id for _, job_id in chunk])
+            late.filter(Q(expires_at=None) | Q(expires_at__gt=until)).update(expires_at=until)
+
+    def _extend(
+        self,
+        model: type[Model],
+        fields: Sequence[str],
+        moment: str,
+        queue: str,
+        found: Mapping[str, list[Row]],
+    ) -> None:
+        """Write the rows that jobs have many of. New ones only ever come behind, and the oldest may go."""
+        at = fields.index(moment)
+        known: dict[str, tuple[Any, ...]] = {}
+        for chunk in rows.chunked(list(found)):
+            mine = self._of(model).filter(queue=queue, job_id__in=chunk).values_list("job_id")
+            counted = mine.annotate(count=Count("id"), first=Min(moment), last=Max(moment))
+            known.update({job_id: facts for job_id, *facts in counted.order_by()})
+        new: list[Row] = []
+        stale: list[JobKey] = []
+        for job_id, every in found.items():
+            count, first, last = known.get(job_id, (0, None, None))
+            if 0 < count <= len(every) and [first, last] == [
+                to_datetime(every[i][at]) for i in (0, count - 1)
+            ]:
+                every = every[count:]
+            elif count:
+                stale.append((queue, job_id))
+            new += every
+        self._dialect.delete(model, rows.KEY, stale)
+        self._dialect.insert(model, fields, new)
+
+    def _expiry(self, job: JobRecord, letters: Mapping[str, DeadLetter]) -> int | None:
+        if job.state is State.FAILED:
+            letter = letters.get(job.id)
+            return (letter.expires_at if letter is not None else job.finished_at) + self._retention
+        if job.state not in TERMINAL or job.options.kept is None:
+            return None
+        return job.finished_at + job.options.kept + self._retention
+
+    def _there(self, queue: str, ids: Sequence[str]) -> dict[str, There]:
+        # By hand: for the ORM to write such a statement takes longer than for the database to answer it.
+        connection = connections[self._alias]
+        table, *names = map(connection.ops.quote_name, (models.Job._meta.db_table, *There._fields, "queue"))
+        found: dict[str, There] = {}
+        with connection.cursor() as cursor:
+            for chunk in rows.chunked(ids):
+                places = ", ".join(["%s"] * len(chunk))
+                statement = (
+                    f"SELECT {', '.join(names[:-1])} FROM {table} "  # noqa: S608 - names of the model's
+                    f"WHERE {names[-1]} = %s AND {names[0]} IN ({places})"
+                )
+                cursor.execute(statement, [queue, *chunk])
+                found.update({row[0]: There(*row) for row in cursor.fetchall()})
+        return found
+
+    def pages(self, queue: str) -> Iterator[list[There]]:
+        """What there is of the queue's jobs, a part at a time."""
+        last = ""
+        while True:
+            mine = self._jobs().filter(queue=queue, job_id__gt=last).order_by("job_id")[:PAGE]
+            page = [There(*row) for row in rows.raw_values(mine, There._fields)]
+            if not page:
+                return
+            yield page
+            last = page[-1].job_id
+
+    def unfinished(self, queue: str, states: Iterable[State], size: int) -> Iterator[list[Job]]:
+        """The queue's jobs in some states, oldest first, so many at a time."""
+        wanted = [state.value for state in states]
+        mine = self._jobs().filter(queue=queue, state__in=wanted).order_by("created_at", "id")
+        numbers = list(mine.values_list("id", flat=True))
+        for chunk in rows.chunked(numbers, size):
+            found = rows.raw_values(self._jobs().filter(id__in=chunk), ("id", *rows.JOB_FIELDS))
+            jobs = {row[0]: rows.job_from_row(row[1:]) for row in found}
+            yield [jobs[number] for number in chunk if number in jobs]
+
+    def states(self, queue: str, ids: Sequence[str]) -> dict[str, State]:
+        """The states of those of the jobs that have rows."""
+        return {row.job_id: State(row.state) for row in self._there(queue, ids).values()}
+
+    def purge(self, now: int) -> int:
+        """Forget ended jobs whose time is over, some at a time; returns how many."""
+        old = self._jobs().filter(expires_at__lte=now, state__in=ENDED).order_by("expires_at")
+        keys = list(old.values_list("queue", "job_id")[:PAGE])
+        if keys:
+            with self._dialect.transaction():
+                self._hold()
+                for model in (models.Job, *OWNED):
+                    self._dialect.delete(model, rows.KEY, keys)
+        return len(keys)
+
+    # Queues and workers.
+
+    def queues(self) -> list[str]:
+        """The names of the queues that have rows."""
+        return Inspector(self._alias).queues()
+
+    def count_unfinished(self, queue: str) -> int:
+        """How many jobs of the queue have not ended."""
+        return self._jobs().filter(queue=queue, state__in=UNFINISHED).count()
+
+    def controls(self) -> dict[str, Row]:
+        """What queues were told, as `QUEUE_STATE`, by name."""
+        return {row[0]: row for row in rows.raw_values(self._of(models.QueueState), QUEUE_STATE)}
+
+    def write_controls(self, queue: str, row: Row | None) -> None:
+        """Note what a queue was told; None: it is gone."""
+        with self._dialect.transaction():
+            self._hold()
+            if row is None:
+                self._dialect.delete(models.QueueState, ("name",), [(queue,)])
+            else:
+                self._dialect.insert(models.QueueState, QUEUE_STATE, [row], key=("name",))
+
+    def write_workers(self, infos: Iterable[WorkerInfo]) -> None:
+        """Note which workers there are."""
+        there = self._of(models.WorkerState)
+        with self._dialect.transaction():
+            self._hold()
+            names = []
+            for info in infos:
+                values = info._asdict()
+                names.append(clean(values.pop("id"), TEXT_LIMIT))
+                values["host"] = clean(info.host, TEXT_LIMIT)
+                values["queues"] = None if info.queues is None else list(info.queues)
+                values["names"] = list(info.names)
+                there.update_or_create(worker_id=names[-1], defaults=values)
+            there.exclude(worker_id__in=names).delete()
+
+    def _jobs(self) -> "QuerySet[models.Job]":
+        return models.Job.objects.using(self._alias)
+
+    def _of(self, model: type[Model]) -> QuerySet[Any]:
+        return model._default_manager.using(self._alias)
+
+
+def any_of(job: JobRecord) -> Any:
+    """The record where an engine's job is expected: what is asked of it there, both have."""
+    return job
+
+
+def job_rows(records: Iterable[JobRecord], expiries: Mapping[str, int | None]) -> list[Row]:
+    """As `rows.JOB_FIELDS`."""
+    found = []
+    options: JobOptions | None = None
+    packed = b""
+    for job in records:
+        if job.options is not options:
+            options = job.options
+            packed = rows.pack_options(options)
+        error = job.error or NO_ERROR
+        found.append(
+            (
+                job.queue,
+                job.id,
+                job.name,
+                VALUES[job.state],
+                options.priority,
+                job.payload,
+                options.content_type,
+                packed,
+                options.unique_key,
+                options.group,
+                job.created_at,
+                job.run_at,
+                False,
+                job.started_at or None,
+                job.finished_at or None,
+                expiries[job.id],
+                job.attempts,
+                job.failures,
+                job.stalls,
+                clean(job.worker, TEXT_LIMIT),
+                clean(job.reason, TEXT_LIMIT),
+                clean(error.type, TEXT_LIMIT),
+                clean(error.message),
+                clean(error.traceback),
+                None if job.progress is None else encode(job.progress, MSGPACK),
+            )
+        )
+    return found

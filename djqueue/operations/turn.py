@@ -1,0 +1,113 @@
+"""Whose turn it is to write the mirror: a row that one process holds."""
+
+import os
+import secrets
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
+
+from djqueue import models
+from djqueue.core.clock import Clock
+from djqueue.core.durations import to_milliseconds
+from djqueue.core.errors import StorageError
+from djqueue.storage.database.clock import set_right
+from djqueue.storage.database.lease import Holder, died_here, host_name
+
+NAME = "mirror"
+TTL = 10_000
+"""Milliseconds for which the row holds unless renewed."""
+RENEW_EVERY = 3_000
+"""Milliseconds for which it is not looked at outside of transactions."""
+
+
+class TurnLostError(StorageError):
+    """Another process has begun to write the mirror."""
+
+
+class Turn:
+    """This process's claim to be the one that writes.
+
+    Its `number` is raised by each new holder, and each transaction of the mirror begins with `hold`, which
+    fails if it is another one by now. A job is read from Redis after the turn was taken and written before
+    it is lost: so what is older is never written over what is newer, however long a process was asleep.
+    """
+
+    def __init__(self, alias: str, clock: Clock) -> None:
+        self.number = 0
+        """0: it is not this process's turn."""
+        self._alias = alias
+        self._clock = clock
+        self._holder = secrets.token_hex(8)
+        self._held = 0
+
+    def take(self, *, by_force: bool = False) -> bool:
+        """Whether it is this process's turn from now on, or still.
+
+        It becomes so if the last holder has given it back, was silent too long, or died on this machine.
+
+        by_force: also if somebody else is at it, who will notice with the next transaction.
+        """
+        if self.number and not by_force:
+            try:
+                if self._clock.monotonic() - self._held > RENEW_EVERY:
+                    self.hold()
+                return True
+            except TurnLostError:
+                pass
+        set_right(self._clock)
+        tick = self._clock.monotonic()
+        there = self._rows().first()
+        if there is None:
+            self.number = self._create()
+        elif by_force or self._is_free(there):
+            self.number = self._succeed(there)
+        else:
+            self.number = 0  # and nothing was written: many processes may look
+        self._held = tick
+        return bool(self.number)
+
+    def hold(self) -> None:
+        """Renew the claim. Raises TurnLostError if another process has it."""
+        set_right(self._clock)
+        tick = self._clock.monotonic()
+        if not self._mine().update(**self._renewed()):
+            self.number = 0
+            raise TurnLostError
+        self._held = tick
+
+    def release(self) -> None:
+        """Give the turn back, if it is still this process's."""
+        if self.number:
+            self._mine().update(expires_at=0)
+            self.number = 0
+
+    def _is_free(self, row: models.SchedulerLease) -> bool:
+        is_over = to_milliseconds(row.expires_at) <= self._clock.now()
+        return is_over or died_here(Holder(row.holder, row.host, row.pid, row.address))
+
+    def _succeed(self, there: models.SchedulerLease) -> int:
+        last = self._rows().filter(holder=there.holder, generation=there.generation)
+        number = there.generation + 1
+        return number if last.update(generation=number, **self._values()) else 0
+
+    def _create(self) -> int:
+        try:
+            with transaction.atomic(using=self._alias):
+                self._rows().create(name=NAME, address="", generation=1, **self._values())
+        except IntegrityError:
+            return 0  # another process made the row at the same moment
+        return 1
+
+    def _values(self) -> dict[str, Any]:
+        return {"holder": self._holder, "host": host_name(), "pid": os.getpid(), **self._renewed()}
+
+    def _renewed(self) -> dict[str, int]:
+        now = self._clock.now()
+        return {"renewed_at": now, "expires_at": now + TTL}
+
+    def _mine(self) -> "QuerySet[models.SchedulerLease]":
+        return self._rows().filter(holder=self._holder, generation=self.number)
+
+    def _rows(self) -> "QuerySet[models.SchedulerLease]":
+        return models.SchedulerLease.objects.using(self._alias).filter(name=NAME)

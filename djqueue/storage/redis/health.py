@@ -1,0 +1,278 @@
+"""What the servers are like: whether this storage can be on them, and what there could cost jobs.
+
+Nothing here fails because it is not allowed to look: managed servers and access lists forbid INFO or
+CONFIG, and then it is said that nobody has looked.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, NamedTuple
+
+import redis
+
+from djqueue.core.errors import StorageError
+from djqueue.core.queue import QueuePolicy
+
+from .connections import Connections
+from .endpoints import IDLE, Connection, spelled
+from .options import RedisOptions
+
+OLDEST = {"Redis": (7, 0), "Valkey": (7, 2)}
+SHORTEST_BUSY = 50
+"""Milliseconds that scripts must be given: one of a thousand jobs takes several."""
+SETTINGS = (
+    "maxmemory-policy",
+    "appendonly",
+    "appendfsync",
+    "save",
+    "timeout",
+    "busy-reply-threshold",
+)
+
+
+class Finding(NamedTuple):
+    """Something to be told, once for all the servers that it is true of."""
+
+    id: str
+    """Of the system check."""
+    level: Literal["error", "warning", "info"]
+    text: str
+    hint: str
+
+
+class Server(NamedTuple):
+    """What a master says of itself."""
+
+    info: Mapping[str, str] | None
+    """INFO; None: it may not be asked for."""
+    config: Mapping[str, str] | None
+    """CONFIG GET of `SETTINGS`; None: it may not be asked for."""
+
+
+def findings(connections: Connections) -> list[Finding]:
+    """What is to be said of every master. Raises nothing."""
+    found: dict[Finding, list[str]] = {}
+    try:
+        for where, connection in _masters(connections):
+            try:
+                server = _look(connection)
+            except (redis.RedisError, OSError) as error:
+                found.setdefault(away(error), []).append(where)
+                continue
+            for finding in _of_server(server):
+                found.setdefault(finding, []).append(where)
+    except (redis.RedisError, OSError, StorageError) as error:
+        found.setdefault(away(error), []).append(connections.describe())
+    return [
+        finding._replace(text=f"{', '.join(places)}: {finding.text}") for finding, places in found.items()
+    ]
+
+
+def lease_findings(options: RedisOptions, policies: Mapping[str, QueuePolicy]) -> list[Finding]:
+    """What can be said without asking anybody: a renewal that is tried for as long as a lease comes late."""
+    timeout = options.timeout
+    leases = {name: policy.lease for name, policy in policies.items()}
+    leases["every other queue"] = options.lease
+    return [
+        Finding(
+            "djqueue.W006",
+            "warning",
+            f"the lease of {name} ({lease / 1_000:g} s) is not longer than TIMEOUT ({timeout:g} s): while "
+            "Redis is slow or failing over, jobs count as lost before the worker has given up renewing them.",
+            "Lengthen LEASE or shorten TIMEOUT.",
+        )
+        for name, lease in leases.items()
+        if lease <= timeout * 1_000
+    ]
+
+
+def away(error: Exception) -> Finding:
+    """For a server that cannot be asked."""
+    reason = " ".join(str(error).split())
+    return Finding(
+        "djqueue.W007",
+        "warning",
+        f"it could not be asked how it is: {reason}",
+        "Is it running, and may this user connect?",
+    )
+
+
+def refuse_old(connections: Connections) -> None:
+    """Raise StorageError if a master is too old, as far as it can be asked."""
+    # Whoever uses one that does not answer is told by the use.
+    with suppress(redis.RedisError, OSError):
+        for where, connection in _masters(connections):
+            info = None
+            with suppress(redis.RedisError, OSError), _opened(connection):
+                info = _info(connection, "server")
+            if info is not None and _is_old(info):
+                finding = _too_old(info)
+                raise StorageError(f"{where}: {finding.text} {finding.hint}")
+
+
+def _masters(connections: Connections) -> Iterator[tuple[str, Connection]]:
+    if not connections.is_cluster:
+        yield connections.describe(), connections.dedicated()
+        return
+    client: Any = connections.sync()
+    for node in client.get_primaries():
+        address = (node.host, int(node.port))
+        yield f"redis {spelled(address)}", connections.dedicated(address)
+
+
+@contextmanager
+def _opened(connection: Any) -> Iterator[None]:
+    try:
+        connection.connect()
+        yield
+    finally:
+        connection.disconnect()
+
+
+def _look(connection: Connection) -> Server:
+    with _opened(connection):
+        return Server(_info(connection), _config(connection))
+
+
+def _info(connection: Connection, *sections: str) -> dict[str, str] | None:
+    answer = _asked(connection, "INFO", *sections)
+    if answer is None:
+        return None
+    lines = (line.partition(":") for line in _text(answer).splitlines())
+    return {name: value for name, _, value in lines if value}
+
+
+def _config(connection: Connection) -> dict[str, str] | None:
+    answer = _asked(connection, "CONFIG", "GET", *SETTINGS)
+    if answer is None:
+        return None
+    words = [_text(word) for word in answer]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def _asked(connection: Connection, *words: str) -> Any:
+    """The answer; None if the server does not give it to us."""
+    one: Any = connection
+    one.send_command(*words, check_health=False)
+    try:
+        return one.read_response()
+    except redis.ResponseError:
+        return None
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
+
+
+def _of_server(server: Server) -> Iterator[Finding]:
+    info, config = server.info, server.config
+    if info is not None and _is_old(info):
+        yield _too_old(info)
+        return
+    known = {**_from_info(info or {}), **(config or {})}
+    if info is None:
+        yield _unseen("INFO", "its version")
+    missing = [name for name in SETTINGS if name not in known]
+    if config is None and missing:
+        yield _unseen("CONFIG GET", ", ".join(missing))
+    yield from _memory(known)
+    yield from _persistence(known)
+    yield from _times(known)
+
+
+def _from_info(info: Mapping[str, str]) -> dict[str, str]:
+    """Settings that INFO tells as well."""
+    found = {}
+    if "maxmemory_policy" in info:
+        found["maxmemory-policy"] = info["maxmemory_policy"]
+    if "aof_enabled" in info:
+        found["appendonly"] = "yes" if info["aof_enabled"] == "1" else "no"
+    return found
+
+
+def _memory(known: Mapping[str, str]) -> Iterator[Finding]:
+    policy = known.get("maxmemory-policy", "noeviction")
+    if policy != "noeviction":
+        yield Finding(
+            "djqueue.W008",
+            "warning",
+            f"maxmemory-policy is {policy}: when the memory is full, Redis deletes jobs or "
+            "results to make room.",
+            "Set maxmemory-policy to noeviction. A cache that needs another one wants a server of its own.",
+        )
+
+
+def _persistence(known: Mapping[str, str]) -> Iterator[Finding]:
+    if known.get("appendonly") == "no" and known.get("save") == "":
+        yield Finding(
+            "djqueue.W009",
+            "warning",
+            "nothing is written to the disk (appendonly no, no save points): a restart forgets every job.",
+            "Set appendonly to yes, with appendfsync everysec or always.",
+        )
+    if known.get("appendonly") == "yes" and known.get("appendfsync") == "no":
+        yield Finding(
+            "djqueue.I002",
+            "info",
+            "appendfsync is no: a power failure costs what the system had not written yet, often 30 seconds.",
+            "Set appendfsync to everysec or always.",
+        )
+
+
+def _times(known: Mapping[str, str]) -> Iterator[Finding]:
+    timeout = _number(known.get("timeout"))
+    if 0 < timeout <= IDLE:
+        yield Finding(
+            "djqueue.W010",
+            "warning",
+            f"timeout is {timeout}: connections that rest for {timeout} s are closed, and the next call has "
+            "to open one, or to be sent again.",
+            f"Set timeout to 0, or to more than {IDLE}.",
+        )
+    busy = _number(known.get("busy-reply-threshold"))
+    if 0 < busy < SHORTEST_BUSY:
+        yield Finding(
+            "djqueue.W011",
+            "warning",
+            f"busy-reply-threshold is {busy}: while a script of many jobs runs, all other calls are "
+            "refused as BUSY.",
+            f"Set busy-reply-threshold to {SHORTEST_BUSY} or more; 5000 is the default.",
+        )
+
+
+def _number(value: str | None) -> int:
+    return int(value) if value is not None and value.isdecimal() else 0
+
+
+def _kind(info: Mapping[str, str]) -> tuple[str, str]:
+    """Redis or Valkey, and the version."""
+    if "valkey_version" in info:
+        return "Valkey", info["valkey_version"]
+    # What is neither says which Redis it is like.
+    return "Redis", info.get("redis_version", "")
+
+
+def _is_old(info: Mapping[str, str]) -> bool:
+    kind, version = _kind(info)
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST[kind]
+
+
+def _too_old(info: Mapping[str, str]) -> Finding:
+    needed = " or ".join(f"{kind} {major}.{minor}" for kind, (major, minor) in OLDEST.items())
+    return Finding(
+        "djqueue.E006",
+        "error",
+        f"this is {' '.join(_kind(info))}, and djqueue needs {needed}, or newer.",
+        "Upgrade the server, or use another storage.",
+    )
+
+
+def _unseen(command: str, what: str) -> Finding:
+    return Finding(
+        "djqueue.I001",
+        "info",
+        f"{command} is not allowed, so nobody has looked at {what}.",
+        "See the page on Redis for how they should be.",
+    )

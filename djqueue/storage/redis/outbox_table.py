@@ -1,0 +1,192 @@
+"""Jobs on their way to Redis in a table: written with a caller's transaction, or while Redis is away.
+
+`djqueue.operations.relay` takes them on. Django is not imported before a queue has OUTBOX.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+from asgiref.sync import sync_to_async
+
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import OptionError, StorageUnavailableError
+from djqueue.core.ids import IdSource
+from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.options import JobOptions
+from djqueue.core.queue import QueuePolicy
+
+from .connections import Connections
+from .options import RedisOptions
+from .roundtrips import Roundtrips, Steps
+
+PATIENCE = 1.0
+"""Seconds that Redis has for an answer before the table is written instead, if TIMEOUT is not shorter."""
+REST = 1_000
+"""Milliseconds for which Redis is not asked again after that."""
+ROWS = 1_000
+"""Of one statement."""
+
+logger = logging.getLogger("djqueue.redis")
+
+
+class OutboxTable:
+    """The enqueue of a storage some of whose queues have OUTBOX.
+
+    steps: the enqueue that goes straight to Redis; `trips` runs it for the other queues.
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        options: RedisOptions,
+        skew: Callable[[], int],
+        policy: Callable[[str], QueuePolicy],
+        steps: Callable[[Sequence[Batch]], Steps[list[EnqueueResult]]],
+        trips: Roundtrips,
+    ) -> None:
+        patience = min(PATIENCE, options.timeout)
+        connections = Connections({**given, "TIMEOUT": patience})
+        self._hasty = Roundtrips(connections, patience, skew, options.stream)
+        self._skew = skew
+        self._policy = policy
+        self._steps = steps
+        self._trips = trips
+        self._ids = IdSource()
+        self._away_until = 0
+        """When Redis is to be asked again; 0: it has answered."""
+
+    def close(self) -> None:
+        """Close all connections to Redis."""
+        self._hasty.close()
+
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """See `Storage.enqueue`. A job that is in the table is `queued`, whatever there is of its id."""
+        return [answer for batch in batches for answer in self._enqueue(batch)]
+
+    async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """See `enqueue`."""
+        return [answer for batch in batches for answer in await self._aenqueue(batch)]
+
+    def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
+        if not self._policy(batch.queue).outbox:
+            return self._trips.run(self._steps([batch]))
+        batch = self._with_ids(batch)
+        answers = self._write_at_once(batch)
+        if answers is not None:
+            return answers
+        try:
+            answers = self._hasty.run(self._steps([batch]))
+        except StorageUnavailableError as error:
+            return self._write_instead(batch, error)
+        self._away_until = 0
+        return answers
+
+    async def _aenqueue(self, batch: Batch) -> list[EnqueueResult]:
+        if not self._policy(batch.queue).outbox:
+            return await self._trips.arun(self._steps([batch]))
+        batch = self._with_ids(batch)
+        # On the thread of the async ORM, which knows whether the caller has a transaction.
+        answers = await sync_to_async(self._write_at_once)(batch)
+        if answers is not None:
+            return answers
+        try:
+            answers = await self._hasty.arun(self._steps([batch]))
+        except StorageUnavailableError as error:
+            return await sync_to_async(self._write_instead)(batch, error)
+        self._away_until = 0
+        return answers
+
+    def _with_ids(self, batch: Batch) -> Batch:
+        """So that a job which Redis took without an answer is the same job when the relay brings it."""
+        if batch.ids is None:
+            ids = self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
+            return batch._replace(ids=ids, fresh=True)
+        if len(batch.ids) != len(batch.payloads):
+            raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
+        return batch
+
+    def _write_at_once(self, batch: Batch) -> list[EnqueueResult] | None:
+        """In a transaction, or just after Redis did not answer; None: Redis is to be asked."""
+        if is_in_transaction():
+            if batch.options.depends_on:
+                raise OptionError(
+                    f"depends_on: queue {batch.queue!r} has OUTBOX, whose jobs cannot wait for others when "
+                    "they are enqueued in a transaction; use transaction.on_commit"
+                )
+            return self._write(batch)
+        if SYSTEM_CLOCK.monotonic() < self._away_until and not batch.options.depends_on:
+            return self._write(batch)
+        return None
+
+    def _write_instead(self, batch: Batch, error: StorageUnavailableError) -> list[EnqueueResult]:
+        if batch.options.depends_on:
+            raise StorageUnavailableError(
+                f"{error} Jobs with depends_on are not kept by OUTBOX meanwhile."
+            ) from error
+        answers = self._write(batch)
+        if not self._away_until:
+            logger.warning("Jobs of queues with OUTBOX are kept in the database meanwhile: %s", error)
+        self._away_until = SYSTEM_CLOCK.monotonic() + REST
+        return answers
+
+    def _write(self, batch: Batch) -> list[EnqueueResult]:
+        from django.db import Error, connections
+
+        from djqueue.models import OutboxJob
+
+        alias = database()
+        if is_in_transaction():
+            connections[alias].validate_no_broken_transaction()
+        else:
+            connections[alias].close_if_unusable_or_obsolete()
+        now = SYSTEM_CLOCK.now() + self._skew()
+        alike: dict[str, Any] = {
+            "queue": batch.queue,
+            "name": batch.name,
+            "fresh": batch.fresh,
+            "options": pack_options(batch.options),
+            "run_at": now + batch.delay if batch.delay else batch.run_at,
+            "created_at": now,
+        }
+        ids = batch.ids or ()
+        rows = [
+            OutboxJob(job_id=job_id, payload=payload, **alike)
+            for job_id, payload in zip(ids, batch.payloads, strict=True)
+        ]
+        try:
+            OutboxJob.objects.using(alias).bulk_create(rows, batch_size=ROWS)
+        except Error as error:
+            reason = " ".join(str(error).split())
+            raise StorageUnavailableError(
+                f"the outbox of queue {batch.queue!r} in the database {alias!r} cannot be written, and none "
+                f"of the jobs was enqueued: {reason}"
+            ) from error
+        return [EnqueueResult(job_id, "queued", batch.queue) for job_id in ids]
+
+
+def database() -> str:
+    """The alias, in DATABASES, of the database with the table."""
+    from django.db import router
+
+    from djqueue.models import OutboxJob
+
+    return router.db_for_write(OutboxJob)
+
+
+def is_in_transaction() -> bool:
+    """Whether the caller has a transaction in that database."""
+    from django.db import connections
+
+    connection = connections[database()]
+    is_by_hand = connection.connection is not None and not connection.autocommit
+    return connection.in_atomic_block or is_by_hand
+
+
+@lru_cache(maxsize=256)
+def pack_options(options: JobOptions) -> bytes:
+    """As in the rows of jobs: those that differ from their defaults."""
+    packed: bytes = msgpack.packb(options.as_dict())
+    return packed

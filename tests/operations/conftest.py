@@ -1,0 +1,117 @@
+"""An empty Redis, tables that are empty, and a clock for both that a test moves on."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from django.db.models import Model
+
+from djqueue import models
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.operations.mirror import Mirror
+from djqueue.storage.redis import RedisStorage
+from tests import servers
+
+MakeStorage = Callable[..., RedisStorage]
+MakeMirror = Callable[..., Mirror]
+
+
+class ShiftedClock:
+    """The system's clock, moved on by a test."""
+
+    def __init__(self) -> None:
+        self.shift = 0
+
+    def now(self) -> int:
+        return SYSTEM_CLOCK.now() + self.shift
+
+    def monotonic(self) -> int:
+        return SYSTEM_CLOCK.monotonic() + self.shift
+
+    def advance(self, milliseconds: int) -> None:
+        self.shift += milliseconds
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and "tables" in getattr(item, "fixturenames", ()):
+            # Real transactions, and nothing that is emptied by pytest-django: see `tables`.
+            item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
+            item.add_marker(pytest.mark.database)
+
+
+@pytest.fixture
+def tables() -> Iterator[None]:
+    """Django's database; afterwards djqueue's tables are emptied."""
+    opened: list[BaseDatabaseWrapper] = []
+
+    def note(connection: BaseDatabaseWrapper, **_: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            opened.append(connection)
+
+    connection_created.connect(note)
+    yield
+    connection_created.disconnect(note)
+    for found in opened:  # by a test's own threads
+        found.inc_thread_sharing()
+        found.close()
+    connection.close()
+    with transaction.atomic():
+        for model in vars(models).values():
+            if isinstance(model, type) and issubclass(model, Model):
+                model._default_manager.all().delete()
+
+
+@pytest.fixture
+def clock() -> ShiftedClock:
+    return ShiftedClock()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[servers.RedisCluster]:
+    """Three masters."""
+    with servers.RedisCluster() as group:
+        yield group
+
+
+@pytest.fixture
+def redis_url(redis_server: servers.RedisServer) -> str:
+    """The URL of a server that runs and is empty."""
+    redis_server.clean()
+    return redis_server.url
+
+
+@pytest.fixture
+def make_storage(redis_url: str, clock: ShiftedClock) -> Iterator[MakeStorage]:
+    """Makes storages on that server, and closes them."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> RedisStorage:
+            storage = RedisStorage(skew=lambda: clock.shift, **{"url": redis_url, **options})
+            stack.callback(storage.close)
+            return storage
+
+        yield make
+
+
+@pytest.fixture
+def make_mirror(tables: None, clock: ShiftedClock) -> MakeMirror:
+    """Makes mirrors of storages in Django's database."""
+    return lambda storage: Mirror(storage, "default", clock=clock)
+
+
+@pytest.fixture
+def storage(make_storage: MakeStorage) -> RedisStorage:
+    return make_storage()
+
+
+@pytest.fixture
+def mirror(make_mirror: MakeMirror, storage: RedisStorage) -> Mirror:
+    return make_mirror(storage)

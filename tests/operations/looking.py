@@ -1,0 +1,42 @@
+"""What the tables say, in the words of the storages."""
+
+from typing import Any
+
+from djqueue import models
+from djqueue.core.job import DeadLetter, JobRecord
+from djqueue.core.states import State
+from djqueue.operations.mirror import Mirror
+from djqueue.storage.database.inspector import Inspector
+from djqueue.testing import factories
+
+tables = Inspector("default")
+
+
+def mirrored(job_id: str, queue: str = factories.QUEUE) -> JobRecord | None:
+    """The job as the tables have it."""
+    return tables.jobs(queue, [job_id])[0]
+
+
+def mirrored_state(job_id: str, queue: str = factories.QUEUE) -> State | None:
+    return tables.states(queue, [job_id])[0]
+
+
+def letters(queue: str = factories.QUEUE) -> list[DeadLetter]:
+    return tables.dead_letters(queue)
+
+
+def copy_all(mirror: Mirror) -> int:
+    """Copy until nothing is left; how many jobs were looked at."""
+    copied = 0
+    while some := mirror.copy_once():
+        copied += some
+    return copied
+
+
+def assert_alike(storage: Any, queue: str = factories.QUEUE) -> None:
+    """The tables have the queue's jobs exactly as Redis has them."""
+    there = {job.id: job for job in storage.page(queue, None, 100_000)}
+    ids = list(models.Job.objects.filter(queue=queue).values_list("job_id", flat=True))
+    assert sorted(ids) == sorted(there)
+    assert {job.id: job for job in tables.jobs(queue, ids)} == there  # type: ignore[union-attr]
+    assert sorted(letters(queue)) == sorted(storage.dead_letters(queue))

@@ -1,0 +1,121 @@
+"""`manage.py djqueue`: what it says and what it refuses."""
+
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from djqueue import models
+from djqueue.client import get_storage
+from djqueue.client.storages import close_storage
+from djqueue.management.commands import djqueue
+from djqueue.testing import factories as f
+
+from .looking import assert_alike, copy_all
+
+
+@pytest.fixture
+def configured(settings, redis_url):
+    """The same Redis, as the settings name it."""
+    settings.DJQUEUE = {
+        "STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": {"URL": redis_url}}
+    }
+    yield get_storage()
+    close_storage()
+
+
+def run(*arguments: str) -> str:
+    output = StringIO()
+    call_command(djqueue.Command(), *arguments, stdout=output)
+    return output.getvalue()
+
+
+def help_of(action: str, capsys) -> str:
+    with pytest.raises(SystemExit):
+        run(action, "--help")
+    return capsys.readouterr().out
+
+
+def test_resync_copies_everything_and_counts_it(configured, mirror):
+    f.enqueue_many(configured, 3)
+    f.enqueue_many(configured, 2, queue="other")
+    copy_all(mirror)
+    models.Job.objects.all().delete()
+
+    output = run("resync")
+
+    assert "default: 3 jobs copied, 0 not known to Redis any more" in output
+    assert "other: 2 jobs copied" in output
+    assert_alike(configured)
+
+
+def test_resync_of_a_queue_names_no_other(configured, tables):
+    f.enqueue(configured)
+    f.enqueue(configured, queue="other")
+
+    assert "default" not in run("resync", "--queue", "other")
+
+
+def test_resync_tells_how_far_it_is(configured, tables, monkeypatch):
+    monkeypatch.setattr("djqueue.management.commands.djqueue.TELL_EVERY", 1_000)
+    for _ in range(3):
+        f.enqueue_many(configured, 1_000)
+
+    assert "jobs so far" in run("resync")
+
+
+def test_resync_of_nothing_says_so(configured, tables):
+    assert "no queues" in run("resync")
+
+
+def test_restore_counts_by_queue_and_outcome(configured, mirror, redis_server):
+    f.enqueue_many(configured, 3)
+    f.a_delayed_job(configured)
+    f.enqueue(configured, unique_key="k", queue="emails")
+    copy_all(mirror)
+    redis_server.run("FLUSHALL")
+    f.enqueue(configured, unique_key="k", queue="emails")
+
+    output = run("restore-from-mirror", "--dry-run")
+    assert "default: 4 would be restored (1 delayed, 3 waiting), 0 already there, 0 refused" in output
+    assert configured.queues() == ["emails"]
+    output = run("restore-from-mirror")
+    assert "default: 4 restored (1 delayed, 3 waiting), 0 already there, 0 refused" in output
+    assert "emails: 0 restored, 1 already there, 1 refused" in output
+    assert "1 refused: its unique key is taken by another job" in output
+    assert "nothing to restore" in run("restore-from-mirror")
+
+
+def test_restore_says_what_is_restored_and_what_is_not(capsys):
+    said = " ".join(help_of("restore-from-mirror", capsys).split())
+
+    for text in ("--dry-run", "--queue NAME", "may be run twice", "What is not restored: failed jobs"):
+        assert text in said
+
+
+def test_resync_says_what_it_is_for(capsys):
+    assert "Not after Redis has lost its data" in help_of("resync", capsys)
+
+
+@pytest.mark.parametrize("action", ["resync", "restore-from-mirror"])
+def test_a_storage_that_is_not_in_redis_is_refused(settings, action):
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
+
+    with pytest.raises(CommandError, match="this is for jobs in Redis"):
+        run(action)
+
+
+def test_a_mirror_that_is_switched_off_is_one_clear_line(settings, redis_url):
+    options = {"URL": redis_url, "MIRROR": False}
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
+
+    with pytest.raises(CommandError, match="the settings switch it off"):
+        run("resync")
+
+
+def test_a_redis_that_is_away_is_one_clear_line(settings, tables):
+    options = {"URL": "redis://127.0.0.1:1/0", "TIMEOUT": 0.1}
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
+
+    with pytest.raises(CommandError, match="Is it running"):
+        run("restore-from-mirror")

@@ -1,0 +1,706 @@
+"""The mirror: the tables have what Redis has."""
+
+import logging
+import threading
+
+import pytest
+from django.db import OperationalError
+
+from djqueue import models
+from djqueue.core.errors import ConfigurationError, StorageUnavailableError
+from djqueue.core.job import JobError
+from djqueue.core.limiter import Rate
+from djqueue.core.states import State
+from djqueue.operations import turn
+from djqueue.operations.mirror import Mirror
+from djqueue.operations.turn import TurnLostError
+from djqueue.storage.memory import MemoryStorage
+from djqueue.storage.redis.changes import Changes
+from djqueue.testing import factories as f
+from tests.support import eventually
+
+from .looking import assert_alike, copy_all, letters, mirrored, mirrored_state, tables
+
+DAY = 86_400_000
+
+
+def warnings(caplog) -> list[str]:
+    return [entry.getMessage() for entry in caplog.records if entry.name == "djqueue.mirror"]
+
+
+# Copies.
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_job_in_any_state_is_in_the_tables_as_it_is_in_redis(storage, mirror, state):
+    job_id = f.JOB_IN[state](storage)
+
+    copy_all(mirror)
+
+    assert mirrored_state(job_id) == state
+    assert_alike(storage)
+    assert_alike(storage, f.UPSTREAM)
+
+
+def test_a_job_is_followed_from_state_to_state(storage, mirror):
+    job_id = f.enqueue(storage, delay=60_000)
+    for change in (
+        lambda: storage.promote(f.QUEUE, [job_id]),
+        lambda: f.finish(storage, f.retrying(f.claim_one(storage))),
+        lambda: f.finish(storage, f.releasing(f.claim_one(storage), delay=1_000)),
+        lambda: storage.promote(f.QUEUE, [job_id]),
+        lambda: f.finish(storage, f.failing(f.claim_one(storage))),
+        lambda: storage.retry(f.QUEUE, [job_id]),
+        lambda: f.claim_one(storage),
+    ):
+        copy_all(mirror)
+        assert_alike(storage)
+        change()
+    copy_all(mirror)
+    assert_alike(storage)
+
+
+def test_all_that_is_known_of_a_job_is_copied(storage, mirror):
+    given = {
+        "priority": 7,
+        "max_attempts": 9,
+        "timeout": 5_000,
+        "unique_key": "key",
+        "group": "group",
+        "tags": ("a", "ü"),
+        "retention": DAY,
+        "name": "shop.jobs.send",
+        "payload": b"\xc4\x03\x00\xff\x01",
+        "id": "an:id {ä}",
+    }
+    f.enqueue(storage, **given)
+    claimed = f.claim_one(storage, names=["shop.jobs.send"])
+    f.finish(storage, f.retrying(claimed, error=JobError("a.B", "no\0such", "Traceback")))
+    claimed = f.claim_one(storage, names=["shop.jobs.send"])
+    storage.report([f.report_of(claimed, {"done": 3}, [(5, "first"), (6, "second")])])
+    f.finish(storage, f.failing(claimed, reason="timeout"))
+
+    copy_all(mirror)
+
+    copied, there = mirrored("an:id {ä}"), f.job(storage, "an:id {ä}")
+    assert copied.history[0].error.message == "no\N{REPLACEMENT CHARACTER}such"
+    assert copied._replace(history=copied.history[1:]) == there._replace(history=there.history[1:])
+    assert letters() == storage.dead_letters(f.QUEUE)
+    row = models.Job.objects.get()
+    assert (row.priority, row.unique_key, row.group, row.inbox) == (7, "key", "group", False)
+
+
+def test_a_result_is_copied_and_kept_with_its_job(storage, mirror):
+    job_id = f.a_completed_job(storage, result=b"\xa3yes", result_ttl=1_000)
+    copy_all(mirror)
+
+    assert mirrored(job_id).result == b"\xa3yes"
+    [row] = models.JobResult.objects.all()
+    assert row.expires_at == models.Job.objects.get().expires_at
+
+
+def test_log_lines_and_runs_are_added_and_not_written_again(storage, mirror):
+    claimed = f.an_active_job(storage)
+    storage.report([f.report_of(claimed, lines=[(1, "first"), (2, "second")])])
+    f.finish(storage, f.retrying(claimed))
+    copy_all(mirror)
+    lines = list(models.JobLog.objects.values_list("id", flat=True))
+    runs = list(models.JobAttempt.objects.values_list("id", flat=True))
+    claimed = f.claim_one(storage)
+    storage.report([f.report_of(claimed, lines=[(3, "third")])])
+    f.finish(storage, f.retrying(claimed))
+    copy_all(mirror)
+
+    assert_alike(storage)
+    assert list(models.JobLog.objects.order_by("id").values_list("id", flat=True))[:2] == lines
+    assert list(models.JobAttempt.objects.order_by("id").values_list("id", flat=True))[:1] == runs
+
+
+def test_log_lines_that_redis_has_forgotten_go(storage, mirror):
+    claimed = f.an_active_job(storage)
+    storage.report([f.report_of(claimed, lines=[(at, f"line {at}") for at in range(1_000)])])
+    copy_all(mirror)
+    storage.report([f.report_of(claimed, lines=[(at, f"line {at}") for at in range(1_000, 1_010)])])
+    copy_all(mirror)
+
+    assert_alike(storage)
+
+
+def test_a_job_that_is_enqueued_again_under_its_id_has_nothing_of_the_one_before(storage, mirror, clock):
+    claimed = f.an_active_job(storage, id="one")
+    storage.report([f.report_of(claimed, {"done": 1}, [(1, "line")])])
+    f.finish(storage, f.retrying(claimed))
+    f.finish(storage, f.failing(f.claim_one(storage)))
+    copy_all(mirror)
+    clock.advance(1)
+    f.enqueue(storage, id="one", payload=b"\x01")
+    copy_all(mirror)
+
+    assert mirrored("one").history == mirrored("one").logs == ()
+    assert_alike(storage)
+
+
+def test_many_jobs_are_copied_in_parts(storage, mirror):
+    for _ in range(3):
+        f.enqueue_many(storage, 1_000)
+    f.enqueue_many(storage, 20, queue="other")
+
+    assert copy_all(mirror) == 3_020
+    assert_alike(storage)
+    assert_alike(storage, "other")
+
+
+def test_what_has_not_changed_is_not_copied_again(storage, mirror):
+    f.enqueue_many(storage, 3)
+    copy_all(mirror)
+    f.claim_one(storage)
+
+    assert copy_all(mirror) == 1
+
+
+def test_a_job_that_no_table_takes_holds_up_no_other(storage, mirror, caplog):
+    ids = f.enqueue_many(storage, 5)
+    bad = f.enqueue(storage, name="half of a pair: \ud83d")
+    ids += f.enqueue_many(storage, 5)
+
+    copy_all(mirror)
+
+    assert all(mirrored_state(job_id) for job_id in ids)
+    assert mirrored_state(bad) is None
+    assert [bad in line for line in warnings(caplog)] == [True]
+
+
+def test_queues_of_any_name_are_mirrored(storage, mirror):
+    for name in ("a}b{c", "ü:ä", "%7D"):
+        f.enqueue(storage, queue=name)
+    copy_all(mirror)
+
+    for name in ("a}b{c", "ü:ä", "%7D"):
+        assert_alike(storage, name)
+
+
+def test_what_queues_were_told_is_copied(storage, mirror):
+    storage.pause("emails")
+    storage.set_limits("images", Rate(5, 1_000), 3)
+    f.enqueue(storage, queue="plain")
+    copy_all(mirror)
+
+    rows = {row.name: row for row in models.QueueState.objects.all()}
+    assert rows.keys() == {"emails", "images"}
+    assert rows["emails"].paused
+    images = rows["images"]
+    assert (images.paused, images.rate_capacity, images.rate_per, images.concurrency) == (False, 5, 1_000, 3)
+
+    storage.resume("emails")
+    storage.obliterate("images")
+    copy_all(mirror)
+    assert list(models.QueueState.objects.values_list("name", "paused")) == [("emails", False)]
+
+
+def test_workers_are_copied_and_forgotten(storage, mirror, clock):
+    storage.register_worker(f.worker("one", queues=("a", "b"), names=("x",)))
+    storage.register_worker(f.worker("two"))
+    mirror.copy_once()
+    assert tables.workers(clock.now()) == storage.workers()
+
+    storage.unregister_worker("one")
+    clock.advance(6_000)
+    mirror.copy_once()
+    assert [info.id for info in tables.workers(clock.now())] == ["two"]
+
+
+# Leaving.
+
+
+@pytest.mark.parametrize("state", [State.WAITING, State.DELAYED, State.BLOCKED])
+def test_an_unfinished_job_that_is_removed_leaves_the_tables(storage, mirror, state):
+    job_id = f.JOB_IN[state](storage)
+    copy_all(mirror)
+    storage.remove(f.QUEUE, [job_id])
+    copy_all(mirror)
+
+    assert mirrored(job_id) is None
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.CANCELLED])
+def test_an_ended_job_that_is_removed_stays_until_its_time_is_over(make_storage, make_mirror, clock, state):
+    storage = make_storage(mirror={"RETENTION": 60})
+    mirror = make_mirror(storage)
+    job_id = f.JOB_IN[state](storage)
+    copy_all(mirror)
+    storage.remove(f.QUEUE, [job_id])
+    copy_all(mirror)
+
+    clock.advance(59_000)
+    mirror.copy_once()
+    assert mirrored_state(job_id) == state
+    assert letters() == []
+    clock.advance(1_001 + 5_000)
+    mirror.copy_once()
+    assert mirrored(job_id) is None
+    assert not models.JobResult.objects.exists()
+
+
+def test_an_ended_job_outlives_its_record_in_redis(make_storage, make_mirror, clock):
+    storage = make_storage(mirror={"RETENTION": 60})
+    mirror = make_mirror(storage)
+    job_id = f.a_completed_job(storage, result_ttl=10_000)
+    copy_all(mirror)
+    clock.advance(10_001)
+    storage.maintain()
+    assert f.state(storage, job_id) is None
+
+    clock.advance(58_000)
+    copy_all(mirror)
+    assert mirrored(job_id).result == f.RESULT
+    clock.advance(7_000)
+    copy_all(mirror)
+    assert mirrored(job_id) is None
+
+
+def test_states_are_those_that_are_wanted(make_storage, make_mirror):
+    storage = make_storage(mirror={"STATES": ["failed", "active"]})
+    mirror = make_mirror(storage)
+    waiting, failed = f.enqueue(storage), f.a_failed_job(storage, priority=1)
+    copy_all(mirror)
+    assert mirrored_state(waiting) is None
+    assert mirrored_state(failed) == State.FAILED
+
+    claimed = f.claim_one(storage)
+    copy_all(mirror)
+    assert mirrored_state(waiting) == State.ACTIVE
+    f.finish(storage, f.completing(claimed))
+    copy_all(mirror)
+    assert mirrored_state(waiting) is None
+    assert not models.JobResult.objects.exists()
+
+
+def test_the_jobs_of_an_obliterated_queue_leave(storage, mirror):
+    f.enqueue_many(storage, 3)
+    done = f.a_completed_job(storage, priority=1)
+    copy_all(mirror)
+    storage.obliterate(f.QUEUE)
+    copy_all(mirror)
+
+    assert list(models.Job.objects.values_list("job_id", flat=True)) == [done]
+    assert storage.queues() == []
+    assert mirror.has_lost(f.QUEUE)  # there is no such queue
+
+
+def test_the_jobs_of_an_obliterated_queue_leave_also_if_it_is_used_again_at_once(storage, mirror):
+    f.enqueue_many(storage, 3)
+    copy_all(mirror)
+    storage.obliterate(f.QUEUE)
+    f.enqueue(storage)
+    copy_all(mirror)
+
+    assert_alike(storage)
+
+
+# Cut off, and more than one.
+
+
+def test_a_copy_that_was_not_acknowledged_is_made_again_harmlessly(storage, mirror, make_mirror, monkeypatch):
+    claimed = f.an_active_job(storage)
+    storage.report([f.report_of(claimed, lines=[(1, "line")])])
+    mirror.copy_once()
+    f.finish(storage, f.retrying(claimed))
+    f.a_failed_job(storage, priority=1)
+    f.a_completed_job(storage, priority=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Changes, "acknowledge", lambda *_: None)
+        assert mirror.copy_once() == 3
+    assert_alike(storage)
+    mirror.close()
+
+    assert make_mirror(storage).copy_once() == 3
+    assert_alike(storage)
+
+
+def test_a_copy_whose_commit_failed_is_made_again(storage, mirror, monkeypatch):
+    mirror.copy_once()
+    f.enqueue_many(storage, 3)
+    copy_all(mirror)
+    f.claim(storage, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.tables, "write", fail_with(OperationalError("away")))
+        with pytest.raises(OperationalError):
+            mirror.copy_once()
+
+    assert copy_all(mirror) == 3
+    assert_alike(storage)
+
+
+def fail_with(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def test_one_process_copies_at_a_time_and_the_next_one_goes_on(storage, mirror, make_mirror, clock):
+    other = make_mirror(storage)
+    f.enqueue(storage)
+    assert mirror.copy_once() == 1
+    f.enqueue(storage)
+    assert other.copy_once() == 0
+
+    clock.advance(turn.TTL)  # as if the first one were dead
+    assert other.copy_once() == 1
+    f.enqueue(storage)
+    assert mirror.copy_once() == 0
+    other.close()
+    assert mirror.copy_once() == 1
+    assert_alike(storage)
+
+
+def test_a_process_that_was_dead_to_the_others_writes_nothing_old(
+    storage, mirror, make_mirror, monkeypatch, clock
+):
+    claimed = f.an_active_job(storage)
+    copy_all(mirror)
+    storage.report([f.report_of(claimed, 1)])
+    read = Changes.records
+
+    def read_and_sleep(self, queue, ids):
+        found = read(self, queue, ids)
+        monkeypatch.setattr(Changes, "records", read)
+        clock.advance(turn.TTL)
+        f.finish(storage, f.completing(claimed))
+        assert make_mirror(storage).copy_once() == 1
+        assert mirrored_state(claimed.id) == State.COMPLETED
+        return found
+
+    monkeypatch.setattr(Changes, "records", read_and_sleep)
+    assert mirror.copy_once() == 0
+
+    assert mirrored_state(claimed.id) == State.COMPLETED
+    assert_alike(storage)
+
+
+def test_two_mirrors_and_a_resync_at_once_end_with_the_truth(storage, make_mirror):
+    stop = threading.Event()
+    mirrors = [make_mirror(storage) for _ in range(2)]
+    threads = [threading.Thread(target=mirror.run, args=(stop,)) for mirror in mirrors]
+    for thread in threads:
+        thread.start()
+    try:
+        for round_ in range(15):
+            f.enqueue_many(storage, 20)
+            claims = f.claim(storage, 15)
+            f.finish(storage, *map(f.completing, claims[:5]), *map(f.failing, claims[5:8]))
+            if round_ % 5 == 2:
+                make_mirror(storage).resync()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+    assert_alike(storage)
+
+
+# Gaps.
+
+
+@pytest.fixture
+def short(make_storage):
+    """A storage whose streams keep little: nodes of a hundred entries, which go as a whole."""
+    return make_storage(stream=1)
+
+
+def change_much(storage, count: int = 250) -> list[str]:
+    """More changes than the stream keeps."""
+    return [f.enqueue(storage) for _ in range(count)]
+
+
+def test_changes_that_were_forgotten_unread_are_made_good(short, make_mirror, caplog):
+    mirror = make_mirror(short)
+    ids = f.enqueue_many(short, 10)
+    copy_all(mirror)
+    short.remove(f.QUEUE, ids[:5])
+    f.finish(short, *map(f.completing, f.claim(short, 3)))
+    change_much(short)
+    copy_all(mirror)
+
+    assert_alike(short)
+    assert "more than its stream keeps" in warnings(caplog)[0]
+    f.enqueue(short)
+    assert copy_all(mirror) == 1
+
+
+def test_changes_that_were_forgotten_while_they_were_copied_are_made_good(short, make_mirror, monkeypatch):
+    mirror = make_mirror(short)
+    copy_all(mirror)
+    f.enqueue(short)
+    copy_all(mirror)
+    job_id = f.enqueue(short)
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.tables, "write", fail_with(OperationalError("away")))
+        with pytest.raises(OperationalError):
+            mirror.copy_once()
+    change_much(short)
+    copy_all(mirror)
+
+    assert mirrored_state(job_id) == State.WAITING
+    assert_alike(short)
+
+
+def test_a_repair_that_was_cut_off_is_made_again(short, make_mirror, monkeypatch):
+    mirror = make_mirror(short)
+    f.enqueue(short)
+    copy_all(mirror)
+    change_much(short)
+    with monkeypatch.context() as patch:
+        patch.setattr(Changes, "pages", lambda *_: iter(()))
+        patch.setattr(Changes, "go_on", fail_with(StorageUnavailableError("away")))
+        with pytest.raises(StorageUnavailableError):
+            mirror.copy_once()
+    mirror.close()
+    copy_all(make_mirror(short))
+
+    assert_alike(short)
+
+
+def test_a_stream_within_its_length_is_never_a_gap(make_storage, make_mirror, caplog):
+    storage = make_storage(stream=1_000)
+    mirror = make_mirror(storage)
+    copy_all(mirror)
+    for _ in range(8):
+        change_much(storage, 200)
+        copy_all(mirror)
+
+    assert_alike(storage)
+    assert warnings(caplog) == []
+
+
+def test_a_stream_that_was_deleted_is_made_good(storage, mirror, redis_server):
+    f.enqueue_many(storage, 5)
+    copy_all(mirror)
+    f.finish(storage, *map(f.completing, f.claim(storage, 3)))
+    redis_server.run("DEL", storage.keys(f.QUEUE).key("log"))
+    copy_all(mirror)
+
+    assert_alike(storage)
+
+
+# Redis loses its data.
+
+
+def test_jobs_that_redis_has_lost_stay_in_the_tables(storage, mirror, redis_server, caplog, clock):
+    ids = f.enqueue_many(storage, 3, queue="lost")
+    f.enqueue(storage)
+    copy_all(mirror)
+    redis_server.run("FLUSHALL")
+    clock.advance(10)
+    new = f.enqueue(storage, queue="lost")
+    clock.advance(6_000)
+    copy_all(mirror)
+
+    assert set(models.Job.objects.filter(queue="lost").values_list("job_id", flat=True)) == {*ids, new}
+    assert [line for line in warnings(caplog) if "3 unfinished jobs of queue 'lost'" in line]
+    assert [line for line in warnings(caplog) if "1 unfinished jobs of queue 'default'" in line]
+
+
+def test_jobs_that_redis_has_lost_stay_also_over_a_gap(short, make_mirror, redis_server, clock):
+    mirror = make_mirror(short)
+    lost = f.enqueue(short)
+    copy_all(mirror)
+    redis_server.run("FLUSHALL")
+    clock.advance(10)
+    removed = f.enqueue(short)
+    copy_all(mirror)
+    short.remove(f.QUEUE, [removed])
+    change_much(short)
+    copy_all(mirror)
+
+    assert mirrored_state(lost) == State.WAITING
+    assert mirrored_state(removed) is None
+
+
+def test_jobs_that_are_not_in_the_older_data_of_a_restarted_redis_stay_in_the_tables(
+    storage, mirror, redis_server, caplog
+):
+    again = f.enqueue(storage)
+    copy_all(mirror)
+    redis_server.run("SAVE")
+    f.finish(storage, f.completing(f.claim_one(storage)))
+    lost, done = f.enqueue(storage), f.a_completed_job(storage, priority=1)
+    copy_all(mirror)
+    redis_server.stop()
+    redis_server.start()
+    new = f.enqueue(storage)
+    copy_all(mirror)
+
+    states = {job_id: mirrored_state(job_id) for job_id in (again, lost, done, new)}
+    assert states == {again: "waiting", lost: "waiting", done: "completed", new: "waiting"}
+    assert ["1 unfinished jobs" in line for line in warnings(caplog)] == [True]
+    assert mirror.has_lost(f.QUEUE)
+
+
+# Resync.
+
+
+def test_resync_makes_the_tables_equal_to_redis(storage, mirror, redis_server):
+    for priority, state in enumerate(State):
+        f.JOB_IN[state](storage, priority=priority)
+    f.enqueue_many(storage, 5, queue="lost")
+    f.enqueue_many(storage, 5)
+    copy_all(mirror)
+    models.Job.objects.filter(queue=f.QUEUE, state="waiting").update(state="active", payload=b"?")
+    models.DeadLetter.objects.all().delete()
+    models.Job.objects.filter(state="blocked").delete()
+    redis_server.run("DEL", storage.keys("lost").key("jobs"))
+    seen = []
+
+    mirror.resync(progress=lambda *counts: seen.append(counts))
+
+    assert_alike(storage)
+    assert not models.Job.objects.filter(queue="lost").exists()
+    assert (f.QUEUE, 12, 0) in seen
+    assert ("lost", 0, 5) in seen
+
+
+def test_resync_of_one_queue_leaves_the_others_alone(storage, mirror):
+    f.enqueue(storage)
+    f.enqueue(storage, queue="other")
+    copy_all(mirror)
+    models.Job.objects.all().delete()
+    mirror.resync("other")
+
+    assert [row.queue for row in models.Job.objects.all()] == ["other"]
+
+
+def test_resync_forgets_jobs_that_redis_has_lost(storage, mirror, redis_server):
+    f.enqueue_many(storage, 3)
+    f.enqueue_many(storage, 3, queue="other")
+    copy_all(mirror)
+    redis_server.run("FLUSHALL")
+    f.enqueue(storage)
+    mirror.resync()
+
+    assert_alike(storage)
+    assert not models.Job.objects.filter(queue="other").exists()
+    assert not mirror.has_lost(f.QUEUE)
+
+
+def test_resync_takes_the_turn_and_gives_it_back(storage, mirror, make_mirror):
+    f.enqueue(storage)
+    copy_all(mirror)
+    other = make_mirror(storage)
+    refused = []
+
+    def progress(*_):
+        f.enqueue(storage)
+        refused.append(mirror.copy_once())
+
+    other.resync(progress=progress)
+    copy_all(mirror)
+
+    assert set(refused) == {0}
+    assert_alike(storage)
+
+
+def test_a_resync_that_is_overtaken_by_another_says_so(storage, mirror, make_mirror):
+    f.enqueue_many(storage, 3)
+
+    with pytest.raises(TurnLostError):
+        mirror.resync(progress=lambda *_: make_mirror(storage).resync())
+
+
+# The thread.
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "error"),
+    [
+        (Mirror, "copy_once", OperationalError("the database is away")),
+        (Changes, "next", StorageUnavailableError("Redis is away")),
+        (Changes, "queues", RuntimeError("a defect")),
+    ],
+)
+def test_the_thread_outlives_what_is_away_and_says_so_once(
+    storage, mirror, monkeypatch, caplog, where, name, error
+):
+    monkeypatch.setattr("djqueue.operations.mirror.FIRST_RETRY", 0.01)
+    monkeypatch.setattr("djqueue.operations.mirror.LAST_RETRY", 0.01)
+    f.enqueue(storage)
+    calls = []
+    stop = threading.Event()
+
+    def fail(*_):
+        calls.append(1)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, fail)
+        thread = threading.Thread(target=mirror.run, args=(stop,))
+        thread.start()
+        eventually(lambda: len(calls) > 3)
+    eventually(lambda: "The mirror goes on." in warnings(caplog))
+    stop.set()
+    thread.join()
+
+    assert_alike(storage)
+    said = [entry for entry in caplog.records if entry.name == "djqueue.mirror"]
+    assert [entry.levelno for entry in said] == [logging.WARNING] * 2
+    assert str(error) in said[0].getMessage()
+    assert bool(said[0].exc_info) is isinstance(error, RuntimeError)
+
+
+def test_the_thread_copies_what_is_left_and_gives_the_turn_back(storage, mirror, make_mirror):
+    f.enqueue_many(storage, 2_500)
+    stop = threading.Event()
+    stop.set()
+    mirror.run(stop)
+
+    assert_alike(storage)
+    f.enqueue(storage)
+    assert make_mirror(storage).copy_once() == 1
+
+
+def test_a_storage_without_a_mirror_is_refused(make_storage):
+    for storage in (MemoryStorage(), make_storage(mirror=False), make_storage(stream=0)):
+        with pytest.raises(ConfigurationError, match="nothing is mirrored"):
+            Mirror(storage, "default")
+
+
+# A cluster.
+
+
+@pytest.mark.slow
+def test_the_queues_of_a_cluster_are_mirrored(make_storage, make_mirror, redis_cluster):
+    redis_cluster.clean()
+    storage = make_storage(url=redis_cluster.url)
+    mirror = make_mirror(storage)
+    names = [f"queue {number}" for number in range(6)]
+    for name in names:
+        f.enqueue_many(storage, 5, queue=name)
+        f.a_failed_job(storage, queue=name, priority=1)
+    copy_all(mirror)
+    for name in names:
+        f.finish(storage, f.completing(f.claim_one(storage, queues=[name])))
+    copy_all(mirror)
+
+    for name in names:
+        assert_alike(storage, name)
+
+
+@pytest.mark.slow
+def test_the_jobs_of_a_node_that_has_come_back_empty_stay_in_the_tables(
+    make_storage, make_mirror, redis_cluster
+):
+    redis_cluster.clean()
+    storage = make_storage(url=redis_cluster.url)
+    mirror = make_mirror(storage)
+    common = redis_cluster.node_of("{djqueue}")
+    name = next(f"q{n}" for n in range(99) if redis_cluster.node_of(f"{{q:q{n}}}") is not common)
+    f.enqueue_many(storage, 5, queue=name)
+    copy_all(mirror)
+    redis_cluster.node_of(f"{{q:{name}}}").run("FLUSHALL")
+    f.enqueue(storage, queue=name)
+    copy_all(mirror)
+
+    assert models.Job.objects.filter(queue=name).count() == 6
+    storage.obliterate(name)
+    copy_all(mirror)
+    assert models.Job.objects.filter(queue=name).count() == 0

@@ -1,0 +1,50 @@
+"""MIRROR and STREAM in OPTIONS."""
+
+from datetime import timedelta
+
+import pytest
+
+from djqueue.core.errors import ConfigurationError
+from djqueue.core.states import State
+from djqueue.storage.redis.options import MirrorOptions, RedisOptions
+
+DAY = 86_400_000
+
+
+def test_by_default_all_states_are_mirrored_and_kept_for_a_week():
+    assert RedisOptions.read({}).mirror == MirrorOptions(states=frozenset(State), retention=7 * DAY)
+
+
+def test_states_and_retention_may_be_chosen():
+    mirror = {"STATES": ["failed", State.ACTIVE], "RETENTION": timedelta(days=1)}
+
+    options = RedisOptions.read({"MIRROR": mirror})
+
+    assert options.mirror == MirrorOptions(states=frozenset({State.FAILED, State.ACTIVE}), retention=DAY)
+    assert RedisOptions.read({"MIRROR": {"RETENTION": 1.5}}).mirror.retention == 1_500
+
+
+@pytest.mark.parametrize("given", [{"MIRROR": False}, {"STREAM": 0}, {"STREAM": 0, "MIRROR": {}}])
+def test_without_a_mirror_there_is_no_stream_and_the_other_way_round(given):
+    options = RedisOptions.read(given)
+
+    assert (options.mirror, options.stream) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (7, "expected a dict or False"),
+        ({"STATE": []}, "did you mean 'STATES'"),
+        ({"STATES": "failed"}, "expected a list of states"),
+        ({"STATES": ["faild"]}, "did you mean 'failed'"),
+        ({"STATES": [[]]}, "is not a state"),
+        ({"RETENTION": -1}, "RETENTION"),
+        ({"RETENTION": "1d"}, "RETENTION"),
+    ],
+)
+def test_what_is_wrong_is_named(given, words):
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        RedisOptions.read({"MIRROR": given})
+
+    assert "MIRROR" in str(refused.value)

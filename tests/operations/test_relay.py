@@ -1,0 +1,467 @@
+"""Queues with OUTBOX: jobs that wait in a table for a transaction to commit, or for Redis to be back."""
+
+import logging
+import threading
+import time
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.management import call_command
+from django.db import connection, transaction
+
+from djqueue import Queue
+from djqueue.conf import read_settings
+from djqueue.core.durations import to_milliseconds
+from djqueue.core.errors import ConfigurationError, OptionError, StorageUnavailableError
+from djqueue.core.job import Batch
+from djqueue.core.options import JobOptions
+from djqueue.core.states import State
+from djqueue.management.commands import runworkers
+from djqueue.models import OutboxJob
+from djqueue.operations.relay import Relay, relay_of, relaying
+from djqueue.storage.redis import RedisStorage, outbox_table
+from djqueue.testing.draining import drain
+from tests.support import aeventually, eventually
+
+QUEUES = {"emails": {"OUTBOX": True}, "others": {}}
+TIMEOUT = 1.5
+
+
+@pytest.fixture
+def storage(tables, make_storage):
+    return make_storage(policies=read_settings({"QUEUES": QUEUES}).queues, timeout=TIMEOUT)
+
+
+@pytest.fixture
+def emails(storage):
+    return Queue("emails", storage=storage)
+
+
+@pytest.fixture
+def others(storage):
+    return Queue("others", storage=storage)
+
+
+@pytest.fixture
+def relay(storage, clock):
+    return Relay(storage, "default", clock=clock)
+
+
+@pytest.fixture
+def away(redis_server, redis_url, storage):
+    """Redis is stopped; call it to have it back, empty."""
+    redis_server.stop()
+    yield redis_server.ensure_running
+    redis_server.ensure_running()
+
+
+def rows():
+    return list(OutboxJob.objects.order_by("id"))
+
+
+def run_all(storage, queue="emails"):
+    """The payloads of what runs, in order."""
+    seen = []
+    drain(storage, queues=queue, handlers={queue: lambda job: seen.append(job.payload)})
+    return seen
+
+
+class CrashError(Exception):
+    pass
+
+
+# The setting.
+
+
+def test_the_setting_is_a_flag_of_a_queue():
+    assert [read_settings({"QUEUES": QUEUES}).policy(name).outbox for name in QUEUES] == [True, False]
+    with pytest.raises(ConfigurationError, match="queue 'a': OUTBOX: must be True or False, not 1"):
+        read_settings({"QUEUES": {"a": {"OUTBOX": 1}}})
+
+
+def test_a_storage_without_such_a_queue_has_no_outbox(make_storage):
+    plain = make_storage(policies=read_settings({"QUEUES": ["a"]}).queues)
+
+    assert plain.outbox is None
+    with relaying(plain):
+        assert not [thread for thread in threading.enumerate() if thread.name == "djqueue-relay"]
+
+
+# Transactions.
+
+
+def test_outside_a_transaction_a_job_goes_straight_to_redis(storage, emails):
+    result = emails.enqueue(1)
+
+    assert (result.status, rows()) == ("queued", [])
+    assert emails.get_status(result.id).state is State.WAITING
+    assert emails.enqueue(1, id=result.id).status == "duplicate"
+
+
+def test_a_job_is_seen_after_the_commit_and_not_before(storage, emails, relay):
+    with transaction.atomic():
+        result = emails.enqueue("hello")
+        assert emails.get_job(result.id) is None
+    assert result.status == "queued"
+    assert emails.get_job(result.id) is None
+
+    assert relay.relay_once() == 1
+
+    assert rows() == []
+    assert emails.get_job(result.id).payload == "hello"
+    assert run_all(storage) == ["hello"]
+
+
+def test_a_rollback_leaves_nothing(storage, emails, relay):
+    with transaction.atomic():
+        emails.enqueue_many(range(3))
+        transaction.set_rollback(True)
+
+    assert relay.relay_once() == 0
+    assert (rows(), run_all(storage)) == ([], [])
+
+
+def test_jobs_come_in_the_order_in_which_they_were_enqueued(storage, emails, relay):
+    with transaction.atomic():
+        emails.enqueue_many(range(3))
+        emails.enqueue(3, tags=["other"])
+        emails.enqueue_many(range(4, 6))
+
+    relay.relay_once()
+
+    assert run_all(storage) == list(range(6))
+
+
+def test_many_jobs_come_a_thousand_at_a_time(storage, emails, relay):
+    with transaction.atomic():
+        results = emails.enqueue_many(range(1_500))
+
+    assert len({result.id for result in results}) == 1_500
+    assert [relay.relay_once(), relay.relay_once(), relay.relay_once()] == [1_000, 500, 0]
+    assert emails.counts()["waiting"] == 1_500
+
+
+def test_other_queues_take_no_notice_of_transactions(storage, others):
+    with transaction.atomic():
+        result = others.enqueue(1)
+        assert others.get_status(result.id).state is State.WAITING
+
+
+def test_one_call_may_be_for_both_kinds_of_queues(storage, relay):
+    batches = [Batch(name, "n", JobOptions(), [b"\x01"]) for name in ("others", "emails")]
+    with transaction.atomic():
+        answers = storage.enqueue(batches)
+
+    assert [(answer.queue, answer.status) for answer in answers] == [
+        ("others", "queued"),
+        ("emails", "queued"),
+    ]
+    assert [storage.counts(name)[State.WAITING] for name in ("others", "emails")] == [1, 0]
+    assert [row.queue for row in rows()] == ["emails"]
+
+
+def test_options_and_names_are_kept(storage, emails, relay):
+    options = {"priority": 3, "max_attempts": 7, "timeout": 9, "result_ttl": None, "tags": ["a"]}
+    with transaction.atomic():
+        given = emails.enqueue({"to": "you"}, id="mine", name="shop.send", **options)
+    direct = emails.enqueue({"to": "you"}, id="other", name="shop.send", **options)
+
+    relay.relay_once()
+
+    [first, second] = storage.jobs("emails", [given.id, direct.id])
+    assert (first.id, first.name, first.payload) == ("mine", "shop.send", second.payload)
+    assert first.options == second.options
+
+
+def test_a_delay_counts_from_the_enqueue(storage, emails, relay, clock):
+    with transaction.atomic():
+        later = emails.enqueue(1, delay=60)
+        due = emails.enqueue(2, delay=10)
+    [run_at, _] = [to_milliseconds(row.run_at) for row in rows()]
+
+    clock.advance(20_000)
+    relay.relay_once()
+
+    [record] = storage.jobs("emails", [later.id])
+    assert (record.run_at, record.state) == (run_at, State.DELAYED)
+    assert emails.get_status(due.id).state is State.WAITING
+
+
+def test_a_ttl_counts_from_the_enqueue(storage, emails, relay, clock):
+    with transaction.atomic():
+        short = emails.enqueue(1, ttl=10)
+        long = emails.enqueue(2, ttl=60)
+
+    clock.advance(20_000)
+    relay.relay_once()
+    clock.advance(1_000)
+    storage.maintain()
+
+    [expired, waiting] = storage.jobs("emails", [short.id, long.id])
+    assert (expired.state, expired.reason) == (State.FAILED, "ttl_expired")
+    assert waiting.state is State.WAITING
+    assert 30_000 < waiting.options.ttl <= 40_000
+
+
+def test_a_given_id_that_is_taken_is_dropped(storage, emails, relay):
+    emails.enqueue("first", id="mine")
+    with transaction.atomic():
+        assert emails.enqueue("second", id="mine").status == "queued"
+
+    assert relay.relay_once() == 1
+
+    assert run_all(storage) == ["first"]
+
+
+def test_dependencies_are_refused_in_a_transaction_and_nowhere_else(storage, emails, relay):
+    first = emails.enqueue(1)
+
+    with pytest.raises(OptionError, match=r"depends_on: .* OUTBOX"), transaction.atomic():
+        emails.enqueue(2, depends_on=[first])
+
+    assert emails.enqueue(2, depends_on=[first]).status == "queued"
+    assert rows() == []
+
+
+def test_ids_and_payloads_that_do_not_match_are_refused(storage):
+    with pytest.raises(ValueError, match="1 ids for 2 payloads"):
+        storage.enqueue([Batch("emails", "n", JobOptions(), [b"", b""], ids=["a"])])
+
+
+# Redis is away.
+
+
+def test_a_queue_without_outbox_fails_in_time(storage, others, away):
+    begun = time.monotonic()
+
+    with pytest.raises(StorageUnavailableError, match="Is it running"):
+        others.enqueue(1)
+
+    assert time.monotonic() - begun < TIMEOUT + 1
+
+
+def test_a_job_runs_after_redis_is_back(storage, emails, relay, away, caplog):
+    begun = time.monotonic()
+    first = emails.enqueue("first")
+    assert time.monotonic() - begun < 2
+    begun = time.monotonic()
+    second = emails.enqueue("second")
+    assert time.monotonic() - begun < 0.5  # Redis is not asked again
+
+    assert (first.status, second.status) == ("queued", "queued")
+    assert [message for message in caplog.messages if "kept in the database" in message] == caplog.messages
+    assert len(caplog.messages) == 1
+    with pytest.raises(StorageUnavailableError):
+        relay.relay_once()
+    assert len(rows()) == 2
+
+    away()
+    assert relay.relay_once() == 2
+    assert (rows(), run_all(storage)) == ([], ["first", "second"])
+
+
+def test_redis_is_asked_again_after_a_rest(storage, emails, monkeypatch, away):
+    monkeypatch.setattr(outbox_table, "REST", 50)
+    emails.enqueue(1)
+    away()
+
+    eventually(lambda: emails.enqueue(2) and storage.counts("emails")[State.WAITING])
+
+
+def test_a_frozen_redis_takes_each_job_once(storage, emails, relay, redis_server):
+    emails.enqueue("before")
+    with redis_server.frozen():
+        begun = time.monotonic()
+        result = emails.enqueue("during")
+        assert time.monotonic() - begun < 2
+    eventually(lambda: emails.get_job(result.id), message="the frozen server had got the job already")
+    assert len(rows()) == 1
+
+    relay.relay_once()
+
+    assert run_all(storage) == ["before", "during"]
+
+
+def test_dependencies_need_redis(storage, emails, away):
+    with pytest.raises(StorageUnavailableError, match=r"depends_on .* OUTBOX"):
+        emails.enqueue(1, depends_on=[("emails", "x")])
+    assert rows() == []
+
+
+def test_the_error_says_so_when_the_table_is_away_too(storage, emails, away):
+    with connection.schema_editor() as editor:
+        editor.alter_db_table(OutboxJob, "djqueue_outbox_job", "djqueue_elsewhere")
+    try:
+        with pytest.raises(StorageUnavailableError, match="none of the jobs was enqueued"):
+            emails.enqueue(1)
+    finally:
+        with connection.schema_editor() as editor:
+            editor.alter_db_table(OutboxJob, "djqueue_elsewhere", "djqueue_outbox_job")
+
+
+# Coroutines.
+
+
+async def test_a_coroutine_has_its_job_kept_as_well(storage, emails, relay, away):
+    begun = time.monotonic()
+    result = await emails.aenqueue("hello")
+    assert (result.status, time.monotonic() - begun < 2) == ("queued", True)
+
+    away()
+    await aeventually(lambda: storage.acall(_relayed, relay))
+
+    assert (await emails.aget_job(result.id)).payload == "hello"
+
+
+async def test_a_coroutine_goes_straight_to_redis(storage, emails, others):
+    first, second = await emails.aenqueue(1), await others.aenqueue(2)
+
+    assert await emails.aget_job(first.id)
+    assert await others.aget_job(second.id)
+
+
+def test_a_coroutine_called_in_a_transaction_writes_in_it(storage, emails, relay):
+    with transaction.atomic():
+        async_to_sync(emails.aenqueue)("lost")
+        transaction.set_rollback(True)
+    with transaction.atomic():
+        async_to_sync(emails.aenqueue)("kept")
+
+    relay.relay_once()
+
+    assert run_all(storage) == ["kept"]
+
+
+def _relayed(relay):
+    try:
+        return relay.relay_once()
+    finally:
+        connection.close()
+
+
+# The relay.
+
+
+def test_a_crash_before_the_rows_are_deleted_gives_each_job_once(storage, emails, relay, monkeypatch):
+    with transaction.atomic():
+        emails.enqueue_many(range(3))
+        emails.enqueue(3, id="mine")
+    send = Relay._send
+
+    def crash(*args):
+        send(*args)
+        raise CrashError
+
+    monkeypatch.setattr(Relay, "_send", crash)
+    with pytest.raises(CrashError):
+        relay.relay_once()
+    assert len(rows()) == 4
+    monkeypatch.undo()
+
+    assert relay.relay_once() == 4
+    assert (rows(), run_all(storage)) == ([], [0, 1, 2, 3])
+
+
+def test_a_job_that_has_failed_before_its_row_was_deleted_stays_failed(storage, emails, relay):
+    with transaction.atomic():
+        result = emails.enqueue(1)
+    [row] = rows()
+    relay.relay_once()
+    emails.cancel(result.id)
+
+    row.save(force_insert=True)
+    relay.relay_once()
+
+    assert (rows(), emails.get_status(result.id).state) == ([], State.CANCELLED)
+
+
+def test_several_relays_give_each_job_once(storage, emails, clock):
+    with transaction.atomic():
+        emails.enqueue_many(range(300))
+    begin = threading.Barrier(3)
+
+    def work():
+        begin.wait()
+        try:
+            Relay(storage, "default", clock=clock).relay_once()
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert (rows(), sorted(run_all(storage))) == ([], list(range(300)))
+
+
+def test_the_thread_outlives_redis_and_says_so_once(storage, emails, redis_server, caplog):
+    caplog.set_level(logging.INFO, "djqueue.relay")
+    with relaying(storage):
+        redis_server.stop()
+        with transaction.atomic():
+            result = emails.enqueue(1)
+        eventually(lambda: "stands still" in caplog.text)
+        redis_server.start()
+        eventually(lambda: emails.get_job(result.id), timeout=30)
+        eventually(lambda: "The relay goes on." in caplog.messages)
+        eventually(lambda: not rows())
+
+    assert len([record for record in caplog.records if record.name == "djqueue.relay"]) == 2
+
+
+def test_the_thread_takes_what_comes_and_what_is_there_comes_first(storage, emails):
+    with transaction.atomic():
+        emails.enqueue(1)
+    with relaying(storage):
+        assert rows() == []
+        with transaction.atomic():
+            result = emails.enqueue(1)
+        eventually(lambda: emails.get_job(result.id))
+
+
+# Around it.
+
+
+def test_the_workers_command_relays(tables, redis_url, settings, monkeypatch):
+    settings.DJQUEUE = {
+        "STORAGE": {
+            "BACKEND": "djqueue.storage.redis.RedisStorage",
+            "OPTIONS": {"URL": redis_url, "MIRROR": False},
+        },
+        "QUEUES": QUEUES,
+    }
+    found = []
+
+    def serve(_self, worker, _verbosity):
+        with transaction.atomic():
+            result = Queue("emails").enqueue(1)
+        found.append(eventually(lambda: Queue("emails").get_job(result.id)))
+
+    monkeypatch.setattr(runworkers.Command, "_serve", serve)
+    call_command(runworkers.Command(), verbosity=0)
+
+    assert found
+
+
+@pytest.mark.django_db
+def test_the_admin_lists_what_is_on_its_way(admin_client):
+    row = OutboxJob.objects.create(
+        queue="q", name="n", job_id="a-job", payload=b"", options=b"", created_at=1
+    )
+
+    for page in ("", f"{row.pk}/change/"):
+        assert "a-job" in admin_client.get(f"/admin/djqueue/outboxjob/{page}").content.decode()
+
+
+def test_the_relay_is_that_of_the_routers(storage):
+    assert relay_of(storage)._alias == "default"
+
+
+def test_the_storage_needs_no_django_for_other_queues(redis_url):
+    storage = RedisStorage(url=redis_url)
+    try:
+        assert storage.outbox is None
+    finally:
+        storage.close()

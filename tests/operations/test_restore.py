@@ -1,0 +1,290 @@
+"""Redis has lost its data: what the tables know as unfinished runs all the same."""
+
+from collections import Counter
+
+import pytest
+
+from djqueue import models
+from djqueue.core.job import Batch
+from djqueue.core.limiter import Rate
+from djqueue.core.options import JobOptions
+from djqueue.core.states import State
+from djqueue.operations.restore import Restoration, Restored
+from djqueue.testing import factories as f
+from djqueue.testing.draining import drain
+
+from .looking import assert_alike, copy_all, mirrored, mirrored_state
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def lose(redis_server, mirror, clock):
+    """Copies all there is, and then has Redis lose it."""
+
+    def lose():
+        copy_all(mirror)
+        mirror.close()
+        redis_server.run("FLUSHALL")
+        clock.advance(10)
+
+    return lose
+
+
+def restore(mirror, queue=None, **options) -> dict[str, Restored]:
+    return Restoration(mirror, **options).run(queue)
+
+
+def test_every_unfinished_job_runs_once(storage, mirror, lose):
+    waiting = f.enqueue_many(storage, 20)
+    active = [claimed.id for claimed in f.claim(storage, 5)]
+    delayed = f.enqueue(storage, delay=HOUR)
+    blocked = f.enqueue(storage, depends_on=((f.QUEUE, waiting[0]),), queue="later")
+    f.a_completed_job(storage, priority=1)
+    f.a_failed_job(storage, priority=1)
+    lose()
+
+    reports = restore(mirror)
+
+    assert reports[f.QUEUE].restored == {State.WAITING: 15, State.ACTIVE: 5, State.DELAYED: 1}
+    assert reports["later"].restored == {State.BLOCKED: 1}
+    assert f.counts(storage) == {State.WAITING: 20, State.DELAYED: 1}
+    assert f.counts(storage, "later") == {State.BLOCKED: 1}
+    ran = []
+    drain(storage, handlers={f.NAME: lambda job: ran.append(job.id)})
+    assert Counter(ran) == Counter([*waiting, blocked])
+    assert ran[:5] == active
+    storage.promote(f.QUEUE, [delayed])
+    drain(storage, handlers={f.NAME: lambda job: ran.append(job.id)})
+    assert ran[21:] == [delayed]
+
+
+def test_a_job_keeps_what_it_is(storage, mirror, lose, clock):
+    given = {"priority": 3, "tags": ("a",), "group": "g", "timeout": 5, "unique_key": "k", "lifo": True}
+    run_at = clock.now() + HOUR
+    batch = Batch("q", "shop.jobs.send", JobOptions(**given), [b"\xc4\x02\x00\xff"], ["an id"], run_at=run_at)
+    storage.enqueue([batch])
+    before = f.job(storage, "an id", "q")
+    lose()
+    restore(mirror)
+
+    after = f.job(storage, "an id", "q")
+    assert after == before._replace(created_at=after.created_at)
+    assert storage.enqueue([f.batch(queue="q", unique_key="k")])[0].id == "an id"
+    assert_alike(storage, "q")
+
+
+def test_jobs_are_restored_in_the_order_in_which_they_came(storage, mirror, lose, clock):
+    for name in ("c", "a", "b"):
+        f.enqueue(storage, id=name)
+        clock.advance(1)
+    f.enqueue(storage, id="first", priority=1)
+    lose()
+    restore(mirror)
+
+    assert f.claim_ids(storage, 4) == ["first", "c", "a", "b"]
+
+
+def test_more_jobs_than_one_page(storage, mirror, lose):
+    for _ in range(3):
+        f.enqueue_many(storage, 900)
+    lose()
+
+    assert restore(mirror)[f.QUEUE].restored == {State.WAITING: 2_700}
+    assert f.counts(storage) == {State.WAITING: 2_700}
+
+
+def test_it_may_be_done_twice(storage, mirror, lose):
+    f.enqueue_many(storage, 3)
+    f.a_blocked_job(storage)
+    lose()
+    restore(mirror)
+    restore(mirror)
+
+    assert restore(mirror)[f.QUEUE] == Restored(there=4)
+    assert f.counts(storage) == {State.WAITING: 3, State.BLOCKED: 1}
+    assert not mirror.has_lost(f.QUEUE)
+
+
+def test_jobs_that_redis_knows_are_left_alone(storage, mirror):
+    _, cancelled, _ = f.enqueue_many(storage, 3)
+    copy_all(mirror)
+    f.finish(storage, f.failing(f.claim_one(storage)))
+    storage.cancel(f.QUEUE, [cancelled])
+    f.finish(storage, f.completing(f.claim_one(storage)))
+
+    assert restore(mirror) == {}
+    assert f.counts(storage) == {State.FAILED: 1, State.CANCELLED: 1, State.COMPLETED: 1}
+
+
+def test_one_queue_may_be_restored_alone(storage, mirror, lose):
+    f.enqueue(storage, queue="one")
+    f.enqueue(storage, queue="two")
+    lose()
+
+    assert restore(mirror, "one").keys() == {"one"}
+    assert storage.queues() == ["one"]
+    assert restore(mirror)["two"].restored == {State.WAITING: 1}
+
+
+def test_a_dry_run_enqueues_nothing(storage, mirror, lose):
+    f.enqueue_many(storage, 3)
+    blocked = f.a_blocked_job(storage)
+    f.enqueue(storage, depends_on=((f.QUEUE, blocked),))
+    storage.pause(f.QUEUE)
+    lose()
+
+    reports = restore(mirror, dry_run=True)
+
+    assert reports[f.QUEUE].restored == {State.WAITING: 3, State.BLOCKED: 2}
+    assert reports[f.UPSTREAM].restored == {State.WAITING: 1}
+    assert storage.queues() == []
+
+
+def test_a_paused_queue_stays_paused_and_a_limited_one_limited(storage, mirror, lose):
+    f.enqueue_many(storage, 3)
+    storage.pause(f.QUEUE)
+    f.enqueue_many(storage, 3, queue="limited")
+    storage.set_limits("limited", Rate(1, HOUR), None)
+    lose()
+    restore(mirror)
+
+    assert storage.is_paused(f.QUEUE)
+    assert len(f.claim(storage, 5)) == 1
+
+
+def test_a_pause_that_was_ended_is_not_begun_again(storage, mirror):
+    f.enqueue(storage)
+    storage.pause(f.QUEUE)
+    copy_all(mirror)
+    storage.resume(f.QUEUE)
+    restore(mirror)
+
+    assert not storage.is_paused(f.QUEUE)
+
+
+def test_a_queue_that_is_used_again_before_the_restoration_loses_neither_jobs_nor_pause(
+    storage, mirror, lose
+):
+    f.enqueue_many(storage, 3)
+    storage.pause(f.QUEUE)
+    lose()
+    new = f.enqueue(storage)
+    copy_all(mirror)
+    restore(mirror)
+
+    assert storage.is_paused(f.QUEUE)
+    assert f.counts(storage) == {State.WAITING: 4}
+    assert mirrored_state(new) == State.WAITING
+    assert_alike(storage)
+
+
+# Dependencies.
+
+
+def test_blocked_jobs_wait_for_what_they_waited_for(storage, mirror, lose):
+    first = f.enqueue(storage, queue="b")
+    second = f.enqueue(storage, queue="a", depends_on=(("b", first),))
+    third = f.enqueue(storage, queue="c", depends_on=(("a", second), ("b", first)))
+    lose()
+    restore(mirror)
+
+    ran = []
+    drain(storage, handlers={f.NAME: lambda job: ran.append(job.id)})
+    assert ran == [first, second, third]
+
+
+def test_a_dependency_that_had_completed_is_waited_for_no_more(storage, mirror, lose):
+    done, open_ = f.enqueue_many(storage, 2, queue="b")
+    blocked = f.enqueue(storage, depends_on=(("b", done), ("b", open_)))
+    f.finish(storage, f.completing(f.claim_one(storage, queues=["b"])))
+    lose()
+    restore(mirror)
+
+    assert f.state(storage, blocked) == State.BLOCKED
+    drain(storage, handlers={f.NAME: lambda job: None})
+    assert f.state(storage, blocked) == State.COMPLETED
+
+
+@pytest.mark.parametrize("rule", ["fail", "wait"])
+def test_a_job_whose_dependency_has_failed_is_refused(storage, mirror, lose, rule):
+    upstream = f.enqueue(storage, queue="b")
+    other = f.enqueue(storage, queue="b")
+    f.enqueue(storage, depends_on=(("b", upstream), ("b", other)), on_dependency_failure=rule)
+    lose()
+    models.Job.objects.filter(job_id=upstream).update(state="failed")
+
+    report = restore(mirror)[f.QUEUE]
+
+    assert report == Restored(refused=Counter({"depends on a job that is failed": 1}))
+
+
+def test_a_failed_dependency_may_be_ignored(storage, mirror, lose):
+    upstream = f.enqueue(storage, queue="b")
+    blocked = f.enqueue(storage, depends_on=(("b", upstream),), on_dependency_failure="ignore")
+    lose()
+    models.Job.objects.filter(job_id=upstream).update(state="failed")
+    restore(mirror)
+
+    assert f.state(storage, blocked) == State.WAITING
+
+
+def test_a_job_whose_dependency_nobody_knows_is_refused(storage, mirror, lose):
+    upstream = f.enqueue(storage, queue="b")
+    f.enqueue(storage, depends_on=(("b", upstream),))
+    lose()
+    assert restore(mirror, f.QUEUE)[f.QUEUE].refused == {"depends on a job that was not restored": 1}
+    models.Job.objects.filter(job_id=upstream).delete()
+
+    assert restore(mirror)[f.QUEUE].refused == {"depends on a job that neither Redis nor the tables know": 1}
+    assert mirror.has_lost(f.QUEUE)
+
+
+# Times and keys.
+
+
+def test_a_job_whose_ttl_is_over_is_refused_and_another_one_has_the_rest(storage, mirror, lose, clock):
+    f.enqueue(storage, ttl=1_000)
+    f.enqueue(storage, ttl=HOUR, id="long")
+    started = f.an_active_job(storage, ttl=1_000, priority=1)
+    copy_all(mirror)
+    clock.advance(2_000)
+    lose()
+
+    report = restore(mirror)[f.QUEUE]
+
+    assert report.refused == {"its ttl is over": 1}
+    assert 0 < f.job(storage, "long").options.ttl <= HOUR - 2_000
+    assert f.job(storage, started.id).options.ttl is None
+
+
+def test_a_unique_key_that_is_taken_meanwhile_keeps_its_job(storage, mirror, lose):
+    f.enqueue(storage, unique_key="k")
+    lose()
+    new = f.enqueue(storage, unique_key="k")
+
+    report = restore(mirror)[f.QUEUE]
+
+    assert report.refused == {"its unique key is taken by another job": 1}
+    assert (report.there, f.counts(storage)) == (1, {State.WAITING: 1})
+    assert storage.enqueue([f.batch(unique_key="k")])[0].id == new
+
+
+def test_a_unique_key_whose_time_was_over_is_not_taken_again(storage, mirror, lose, clock):
+    first = f.enqueue(storage, unique_key="k", unique_ttl=1_000)
+    clock.advance(1_001)
+    second = f.enqueue(storage, unique_key="k", unique_ttl=HOUR)
+    lose()
+    restore(mirror)
+
+    assert f.job(storage, first).options.unique_key is None
+    assert storage.enqueue([f.batch(unique_key="k")])[0].id == second
+
+
+def test_failed_jobs_are_not_restored_and_stay_in_the_tables(storage, mirror, lose):
+    failed = f.a_failed_job(storage)
+    lose()
+
+    assert restore(mirror) == {}
+    assert mirrored(failed).error == f.ERROR
+    assert models.DeadLetter.objects.get().job_id == failed

@@ -1,0 +1,239 @@
+"""Ten defects that were measured in another queue on Redis, one by one: this one has none of them."""
+
+import time
+from threading import Event
+
+import pytest
+
+from djqueue import Queue, Worker
+from djqueue.core.states import State
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing.factories import (
+    QUEUE,
+    a_completed_job,
+    a_failed_job,
+    an_active_job,
+    batch,
+    claim,
+    claim_ids,
+    completing,
+    counts,
+    enqueue,
+    finish,
+    job,
+    lease_of,
+    request,
+    state,
+    worker,
+)
+from djqueue.testing.waiting import Recorder
+from tests.support import eventually
+
+from .test_outbox import Death, Mortal
+
+LEASE = 0.4
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def skew():
+    """Milliseconds by which the storages' time is ahead, to be added to."""
+    return [0]
+
+
+@pytest.fixture
+def make_storage(redis_options, skew):
+    """Makes storages, as of several processes; and closes them."""
+    made = []
+
+    def make(**given):
+        made.append(RedisStorage(skew=lambda: skew[0], **redis_options, **given))
+        return made[-1]
+
+    yield make
+    for storage in made:
+        storage.close()
+
+
+@pytest.fixture
+def storage(make_storage):
+    return make_storage(lease=LEASE)
+
+
+@pytest.fixture
+def gate():
+    """What a handler waits for."""
+    opened = Event()
+    yield opened
+    opened.set()
+
+
+def for_some_leases(storage):
+    """Maintain again and again, for longer than claims hold."""
+    until = time.monotonic() + 4 * LEASE
+    eventually(lambda: storage.maintain() and time.monotonic() > until)
+
+
+def test_p1_a_result_lives_as_long_as_its_own_job_says(storage, skew):
+    a_completed_job(storage, id="long", result_ttl=HOUR, result=b"\x01")
+    a_completed_job(storage, id="short", result_ttl=300, result=b"\x02")
+
+    skew[0] += 900
+    storage.maintain()
+
+    assert job(storage, "long").result == b"\x01"
+    assert state(storage, "short") is None
+    again = storage.enqueue([batch(ids=["long", "short"])])
+    assert [(result.status, result.result) for result in again] == [("completed", b"\x01"), ("queued", None)]
+
+
+def test_p2_a_handler_that_returns_none_has_returned(make_storage):
+    storage = make_storage()
+    with Worker(storage, handlers={"orders": lambda job: None}, concurrency=1):
+        assert Queue("orders", storage=storage).enqueue_and_wait(1, wait=10) is None
+
+
+@pytest.mark.parametrize("payload", [b"\xff\x00\x80", "text", {"n": [1, 2.5, None]}, b""])
+def test_p3_bytes_arrive_as_they_were_sent(make_storage, payload):
+    storage = make_storage()
+    queue = Queue("orders", storage=storage)
+    with Worker(storage, handlers={"orders": lambda job: job.payload}, concurrency=1):
+        assert queue.enqueue_and_wait(payload, wait=10) == payload
+
+    assert counts(storage, "orders") == {State.COMPLETED: 1}
+
+
+def test_p4_a_worker_that_is_stopped_while_a_job_runs_on_loses_nothing(make_storage, storage, gate):
+    begun = Event()
+
+    def handle(job):
+        begun.set()
+        gate.wait(10)
+
+    other = make_storage(lease=LEASE)
+    job_id = enqueue(other, name="slow")
+    stopped = Worker(storage, handlers={"slow": handle}, concurrency=1, shutdown_timeout=0)
+    stopped.start()
+    assert begun.wait(10)
+    stopped.stop()
+
+    eventually(lambda: other.maintain() and state(other, job_id) is State.WAITING)
+    [again] = claim(other, names=["slow"])
+    assert again.id == job_id
+    assert finish(other, completing(again)) == [True]
+    assert other.enqueue([batch(ids=[job_id])])[0].status == "completed"
+
+
+def test_p5_a_cancelled_job_does_not_run_beside_the_next_of_its_id(storage):
+    enqueue(storage, id="a", payload=b"\x01")
+    storage.cancel(QUEUE, ["a"])
+    enqueue(storage, id="a", payload=b"\x02")
+
+    claimed = claim(storage, 5)
+
+    assert [one.payload for one in claimed] == [b"\x02"]
+    assert finish(storage, *map(completing, claimed)) == [True]
+    assert claim(storage, 5) == []
+    assert counts(storage) == {State.COMPLETED: 1}
+
+
+def test_p6_a_job_that_takes_many_leases_runs_once_in_a_worker_that_lives(make_storage, storage, gate):
+    starts = []
+
+    def handle(job):
+        starts.append(job.id)
+        gate.wait(10)
+
+    other = make_storage(lease=LEASE)
+    job_id = enqueue(other, name="slow", max_attempts=2)
+    with Worker(storage, handlers={"slow": handle}, concurrency=2):
+        eventually(lambda: starts)
+        for_some_leases(other)
+        gate.set()
+        eventually(lambda: state(other, job_id) is State.COMPLETED)
+
+    record = job(other, job_id)
+    assert starts == [job_id]
+    assert (record.attempts, record.stalls) == (1, 0)
+
+
+def test_p7_a_worker_that_dies_at_any_command_of_its_claim_leaves_the_job_to_others(make_storage, skew):
+    for commands in range(1, 10):
+        other = make_storage()
+        job_id = enqueue(other, id=f"job-{commands}")
+        dying = make_storage()
+        exchange = dying._trips._exchange
+        exchange.ask = Mortal(exchange.ask, commands)
+        try:
+            claimed = claim(dying, 5)
+        except Death:
+            claimed = []
+        skew[0] += HOUR
+        other.maintain()
+
+        [again] = claim(other, 5)
+        assert again.id == job_id
+        assert again.stalls in (0, 1)
+        assert finish(other, *map(completing, claimed)) == [False] * len(claimed)
+        assert finish(other, completing(again)) == [True]
+        assert other.enqueue([batch(ids=[job_id])])[0].status == "completed"
+    assert claimed, "the last one has lived"
+
+
+def test_p8_an_id_that_failed_may_be_used_again(storage):
+    a_failed_job(storage, id="a")
+
+    [result] = storage.enqueue([batch(ids=["a"])])
+
+    assert result.status == "queued"
+    assert storage.dead_letters(QUEUE) == []
+    assert claim_ids(storage, 5) == ["a"]
+
+
+@pytest.mark.parametrize("queue", ["user:42", "a::b:", "{q:other}:jobs", "=a", "*", "ключ 🗝"])
+def test_p9_odd_ids_and_names_of_queues_are_nothing_special(storage, queue):
+    recorder = Recorder()
+    storage.subscribe(queue, recorder)
+    enqueue(storage, id="user:42", queue=queue)
+    [claimed] = claim(storage, 5, queues=[queue])
+    assert storage.renew([lease_of(claimed)])[0].held
+    finish(storage, completing(claimed))
+
+    recorder.until("completed")
+    words = ["queued", "active", "completed"]
+    assert [(event.id, event.event) for event in recorder.events()] == [("user:42", word) for word in words]
+    assert counts(storage, queue) == {State.COMPLETED: 1}
+    assert counts(storage, "other") == {}
+
+
+def test_p9_a_job_with_an_odd_id_is_recovered(storage, skew):
+    an_active_job(storage, id="user:42")
+
+    skew[0] += HOUR
+
+    assert storage.maintain().stalled == 1
+    assert claim_ids(storage) == ["user:42"]
+
+
+def test_p10_a_worker_that_is_heard_of_does_not_vanish_with_others(storage, skew):
+    storage.register_worker(worker("silent"))
+    for _ in range(5):
+        skew[0] += 20_000
+        storage.register_worker(worker("steady"))
+    enqueue(storage)
+    storage.claim(request(worker="steady"))
+    storage.register_worker(worker("new"))
+
+    assert sorted(info.id for info in storage.workers()) == ["new", "steady"]
+
+
+def test_p10_a_worker_that_idles_stays_registered(make_storage, storage):
+    other = make_storage(lease=LEASE)
+    with Worker(storage, handlers={"orders": print}, concurrency=1, worker_id="idle", heartbeat=0.1):
+        eventually(other.workers)
+        first = other.workers()[0].seen_at
+        eventually(lambda: other.workers()[0].seen_at > first)
+        for_some_leases(other)
+        assert [info.id for info in other.workers()] == ["idle"]
+
+    assert other.workers() == []

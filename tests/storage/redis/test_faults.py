@@ -1,0 +1,613 @@
+"""Processes, connections and servers that die or stand still: no job is lost, none runs on in two places.
+
+`DJQUEUE_TEST_KILLS=10000` makes a soak of the first tests.
+"""
+
+import asyncio
+import os
+import time
+from contextlib import contextmanager
+from random import Random
+from threading import Event, Thread
+
+import pytest
+import redis
+
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.states import State
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing.factories import (
+    DELAY,
+    ENDINGS,
+    QUEUE,
+    a_cancelled_job,
+    a_completed_job,
+    a_failed_job,
+    an_active_job,
+    batch,
+    claim,
+    claim_ids,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    failing,
+    finish,
+    job,
+    lease_of,
+    request,
+    state,
+    worker,
+)
+from djqueue.testing.waiting import Recorder, Wakes
+from tests import servers
+from tests.support import eventually
+
+from .programs import FAR, LEASE, NEAR, Child
+
+KILLS = int(os.environ.get("DJQUEUE_TEST_KILLS", "20"))
+"""Of workers, in each test of those."""
+BOTH = (NEAR, FAR)
+DAYS = 24 * 3_600_000
+ENDED = {State.COMPLETED, State.FAILED, State.CANCELLED}
+EMPTY_IN_THE_END = "w z asides due parks out unmet ttl lease uniq uniqttl deps outbox"
+
+
+@pytest.fixture
+def moments(request):
+    """Random moments, the same ones for the same seed of the test run."""
+    return Random(request.config.getoption("randomly_seed", 0))
+
+
+@pytest.fixture
+def open_storage():
+    """Makes storages, and closes them."""
+    made = []
+
+    def make(server, **given):
+        made.append(RedisStorage(**{**server.options, "LEASE": LEASE, **given}))
+        return made[-1]
+
+    yield make
+    for storage in made:
+        storage.close()
+
+
+def wait(seconds):
+    """Let a random time pass, whatever happens meanwhile."""
+    Event().wait(seconds)
+
+
+def nodes_of(server):
+    return (getattr(server, "sentinels", None) and [server.master]) or getattr(server, "nodes", [server])
+
+
+def keys_of(server):
+    """All keys, each with the milliseconds for which it lasts; -1 is for ever."""
+    found = {}
+    for node in nodes_of(server):
+        with redis.Redis(port=node.port, protocol=2) as client:
+            found.update({key.decode("latin-1"): client.pttl(key) for key in client.scan_iter(count=1_000)})
+    return found
+
+
+def work_off(storage, queues=BOTH):
+    """Complete whatever there is, until all has ended."""
+
+    def is_done():
+        storage.maintain()
+        for queue in queues:
+            storage.promote(queue, [record.id for record in storage.page(queue, State.DELAYED, 1_000)])
+        while claimed := claim(storage, 50, queues=queues, worker="last"):
+            assert all(finish(storage, *map(completing, claimed)))
+        return all(set(counts(storage, queue)) <= ENDED for queue in queues)
+
+    eventually(is_done, timeout=60, message="all jobs have ended")
+
+
+def assert_exact(storage, queue):
+    """What the counters, the indexes and a look at every job say is one and the same."""
+    records = storage.page(queue, None, 1_000_000)
+    found = dict.fromkeys(State, 0)
+    for record in records:
+        found[record.state] += 1
+    assert storage.counts(queue) == found
+    assert len({record.id for record in records}) == len(records)
+    client, keys = storage._connections.sync(), storage.keys(queue)
+    assert client.zcard(keys.key("lease")) == found[State.ACTIVE]
+    assert client.zcard(keys.key("dead")) == client.hlen(keys.key("letters")) == found[State.FAILED]
+    assert {letter.id for letter in storage.dead_letters(queue)} == {
+        record.id for record in records if record.state is State.FAILED
+    }
+    assert client.zcard(keys.key("finished")) == sum(found[one] for one in ENDED)
+    for record in records:
+        runs_that_count = [attempt for attempt in record.history if attempt.outcome != "released"]
+        running_or_done = record.state in (State.ACTIVE, State.COMPLETED)
+        assert record.attempts == len(runs_that_count) + running_or_done, record
+        assert record.failures + record.stalls <= record.attempts, record
+        assert (record.result is not None) == (record.state is State.COMPLETED), record
+
+
+def assert_all_has_ended_once(storage, queued):
+    """Every job that a producer was told of has one end; nothing of its way there is left; ids are free."""
+    for queue in BOTH:
+        assert_exact(storage, queue)
+        client, keys = storage._connections.sync(), storage.keys(queue)
+        assert [name for name in EMPTY_IN_THE_END.split() if client.exists(keys.key(name))] == []
+        assert storage.waiting_names(queue) == {}
+    for queue, job_id in queued:
+        there = [one for name in BOTH if (one := state(storage, job_id, name)) is not None]
+        assert there, f"job {job_id} of {queue} is lost"
+        assert set(there) <= ENDED
+    for name in BOTH:
+        some = sorted({record.id for record in storage.page(name, None, 50)})
+        for result in storage.enqueue([batch(ids=some, queue=name)]):
+            assert result.status in ("completed", "queued")
+    work_off(storage)
+
+
+def assert_nothing_is_left(server, open_storage):
+    """When the time of all records is over they are gone, and with the queues all keys."""
+    later = open_storage(server, skew=lambda: 30 * DAYS)
+    for queue in BOTH:
+        eventually(lambda queue=queue: later.maintain() and not counts(later, queue))
+    names = {key.split("}:")[1].split(":")[0] for key in keys_of(server) if key.startswith("{q:")}
+    assert names <= {"meta", "inbox", "lane", "log", "r"}
+    for queue in BOTH:
+        later.obliterate(queue)
+    left = keys_of(server)
+    assert [key for key, lasts in left.items() if lasts < 0] == []
+    assert {key.split("}:")[1].split(":")[0] for key in left} <= {"inbox", "lane", "r", "heard", "workers"}
+
+
+@contextmanager
+def workers(server, moments, many=2):
+    """Workers that die and are replaced at random moments: `die()` makes one; what they were told of."""
+    queued = []
+    with Child("nursery", server.url) as nursery:
+        assert nursery.hears() == ["ready"]
+
+        def note(line):
+            assert line[0] == "queued", f"a worker has ended by itself: {line}"
+            queued.append((line[1], line[2]))
+
+        def obeys(*words):
+            nursery.tell(*words)
+            while (line := nursery.hears()) != ["done"]:
+                note(line)
+
+        def born():
+            obeys("fork", moments.randrange(10**9))
+
+        def die():
+            wait(moments.uniform(0.002, 0.06))
+            obeys("kill", moments.randrange(100))
+            born()
+
+        for _ in range(many):
+            born()
+        yield die, queued
+        for line in nursery.told():
+            note(line)
+
+
+# Processes.
+
+
+@pytest.mark.parametrize("kind", ["redis_server", "redis_cluster"])
+def test_kills_of_workers_lose_no_job_and_block_no_id(request, kind, open_storage, moments):
+    server = request.getfixturevalue(kind)
+    server.clean()
+    storage = open_storage(server)
+    queued = [(NEAR, job_id) for job_id in enqueue_many(storage, 100, queue=NEAR)]
+    with workers(server, moments) as (die, told):
+        for _ in range(KILLS):
+            die()
+    queued += told
+
+    work_off(storage)
+
+    assert len(queued) > 100
+    assert_all_has_ended_once(storage, queued)
+    assert_nothing_is_left(server, open_storage)
+
+
+def test_a_stopped_worker_that_goes_on_after_its_lease_is_refused(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server)
+    enqueue(storage, id="a")
+    with Child("holder", redis_server.url) as worker:
+        worker.hears()
+        assert worker.asked("claim") == ["a"]
+        worker.freeze()
+
+        eventually(lambda: storage.maintain().stalled == 1)
+        again = claim_one(storage, worker="another")
+        worker.thaw()
+
+        assert worker.asked("renew") == ["False"]
+        assert worker.asked("report") == ["False"]
+        assert worker.asked("finish") == ["False"]
+        record = job(storage, "a")
+        assert (record.state, record.worker, record.progress, record.logs) == (
+            State.ACTIVE,
+            "another",
+            None,
+            (),
+        )
+    assert finish(storage, completing(again, b"\x01")) == [True]
+    assert job(storage, "a").result == b"\x01"
+
+
+@pytest.mark.parametrize("offset", [600, -600])
+def test_the_clocks_of_clients_mean_nothing(redis_options, redis_server, open_storage, offset):
+    storage = open_storage(redis_server)
+    with Child("holder", redis_server.url, offset) as other:
+        other.hears()
+        claimed = an_active_job(storage, id="mine")
+        assert other.asked("maintain") == ["0"] * 5, "its clock says that the lease is over"
+        assert storage.renew([lease_of(claimed)])[0].held
+
+        assert other.asked("enqueue", "id=theirs", "delay=60000") == ["theirs"]
+        delayed = job(storage, "theirs")
+        assert delayed.run_at - delayed.created_at == 60_000
+        assert delayed.created_at - job(storage, "mine").created_at < 30_000
+        assert claim_ids(storage, 5) == []
+        assert other.asked("claim") == []
+
+        other.asked("enqueue", "id=now", "ttl=60000")
+        assert other.asked("claim") == ["now"]
+        assert job(storage, "now").started_at - claimed.created_at < 30_000
+        storage.register_worker(worker("mine"))
+        assert sorted(other.asked("register")) == sorted(["mine", f"holder{offset}"])
+        assert len(storage.workers()) == 2
+        assert other.asked("finish") == ["True"]
+
+
+# Connections.
+
+
+def kill_clients(server, kind):
+    with server.client() as client:
+        return client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+
+
+def test_killed_connections_cost_no_job_and_no_message(redis_options, redis_server, open_storage, moments):
+    storage, wakes, recorder = open_storage(redis_server), Wakes(), Recorder()
+    storage.subscribe(NEAR, recorder)
+    storage.listen(None, wakes)
+    over, queued, done = Event(), [], []
+
+    def produce():
+        while not over.is_set():
+            queued.extend((NEAR, result.id) for result in storage.enqueue([batch(3, queue=NEAR)]))
+
+    def consume():
+        while not over.is_set() or len(done) < len(queued):
+            claimed = claim(storage, 5, queues=[NEAR])
+            done.extend(one.id for one in claimed)
+            assert all(finish(storage, *map(completing, claimed)))
+
+    threads = [Thread(target=produce), Thread(target=consume)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(12):
+            wait(moments.uniform(0, 0.03))
+            kill_clients(redis_server, ("normal", "pubsub")[number % 3 == 2])
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+    assert sorted(done) == sorted(job_id for _, job_id in queued)
+    assert counts(storage, NEAR) == {State.COMPLETED: len(queued)}
+    wakes.forget()
+    last = []
+    eventually(
+        lambda: last.append(enqueue(storage, queue=NEAR)) or {*last} & {e.id for e in recorder.events()}
+    )
+    assert wakes.arrived()
+
+
+async def test_killed_connections_of_a_loop_cost_no_job(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server)
+    for number in range(10):
+        [result] = await storage.aenqueue([batch(ids=[f"{number}"])])
+        assert result.status == "queued"
+        kill_clients(redis_server, "normal")
+        ended = await storage.afinish([], request(1))
+        kill_clients(redis_server, "normal")
+        assert (await storage.afinish(list(map(completing, ended.claims.jobs)))).accepted == [True]
+
+    assert counts(storage) == {State.COMPLETED: 10}
+
+
+@pytest.mark.parametrize("many", [1, 5])
+def test_a_server_that_has_forgotten_the_scripts_is_given_them_again(
+    redis_options, redis_server, open_storage, many
+):
+    storage = open_storage(redis_server)
+    for _ in range(3):
+        redis_server.run("SCRIPT", "FLUSH")
+        storage.enqueue([batch(2) for _ in range(many)])
+        redis_server.run("SCRIPT", "FLUSH")
+        claimed = claim(storage, 2 * many)
+        redis_server.run("SCRIPT", "FLUSH")
+        assert finish(storage, *map(completing, claimed)) == [True] * 2 * many
+
+    assert counts(storage) == {State.COMPLETED: 6 * many}
+
+
+def test_a_busy_server_is_waited_for(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server)
+    redis_server.run("CONFIG", "SET", "busy-reply-threshold", 10)
+
+    def dawdle():
+        with suppress_errors(), redis_server.client() as client:
+            client.eval("while true do end", 0)
+
+    busy = Thread(target=dawdle)
+    busy.start()
+    eventually(lambda: is_busy(redis_server))
+    waiting = Thread(target=enqueue, args=(storage,), kwargs={"id": "a"})
+    waiting.start()
+    kill_script(redis_server)
+    busy.join()
+    waiting.join()
+
+    assert claim_ids(storage) == ["a"]
+    redis_server.run("CONFIG", "SET", "busy-reply-threshold", 5_000)
+
+
+@contextmanager
+def suppress_errors():
+    try:
+        yield
+    except redis.RedisError:
+        pass
+
+
+def is_busy(server):
+    try:
+        server.run("GET", "key")
+    except redis.ResponseError as error:
+        return "BUSY" in str(error) or "busy" in str(error)
+    return False
+
+
+def kill_script(server):
+    server.run("SCRIPT", "KILL")
+
+
+# Servers.
+
+
+def test_kills_of_a_server_that_logs_every_change_lose_no_job(open_storage, moments):
+    with servers.RedisServer(appendonly=True) as server:
+        server.stop_signal = "KILL"
+        storage = open_storage(server)
+        queued = [(NEAR, job_id) for job_id in enqueue_many(storage, 50, queue=NEAR)]
+        with workers(server, moments) as (die, told):
+            for _ in range(3):
+                die()
+                server.stop()
+                server.start()
+                die()
+        queued += told
+
+        work_off(storage)
+
+        assert_all_has_ended_once(storage, queued)
+        assert_nothing_is_left(server, open_storage)
+        storage.close()
+
+
+def test_a_failover_loses_no_job_that_the_replica_had(
+    sentinel_options, redis_sentinel, open_storage, moments
+):
+    storage = open_storage(redis_sentinel)
+    queued = [(NEAR, job_id) for job_id in enqueue_many(storage, 200, queue=NEAR)]
+    redis_sentinel.master.run("WAIT", 1, 5_000)
+    eventually(lambda: redis_sentinel._is_settled())
+    with workers(redis_sentinel, moments) as (die, _):
+        die()
+        redis_sentinel.fail_over()
+        die()
+
+    work_off(storage)
+
+    assert_all_has_ended_once(storage, queued)
+    assert_nothing_is_left(redis_sentinel, open_storage)
+
+
+def test_slots_on_the_move_lose_no_job(cluster_options, redis_cluster, open_storage, moments):
+    storage = open_storage(redis_cluster)
+    queued = [(NEAR, job_id) for job_id in enqueue_many(storage, 100, queue=NEAR)]
+    with workers(redis_cluster, moments) as (die, told):
+        homes = {queue: redis_cluster.node_of(f"{{q:{queue}}}") for queue in BOTH}
+        places = [(queue, redis_cluster.other_than(home)) for queue, home in homes.items()]
+        for queue, target in [*places, *homes.items()]:
+            with redis_cluster.moving_slot(f"{{q:{queue}}}", target):
+                die()
+    queued += told
+
+    work_off(storage)
+
+    assert_all_has_ended_once(storage, queued)
+    assert_nothing_is_left(redis_cluster, open_storage)
+
+
+def test_a_token_that_was_lost_with_its_server_is_not_given_again(redis_options, redis_server, open_storage):
+    """As a failover to a replica does that has not heard of the last claim."""
+    storage = open_storage(redis_server, LEASE=30)
+    enqueue_many(storage, 2)
+    claim_one(storage)
+    with redis.Redis(port=redis_server.port, protocol=2) as client:
+        replica = {key: client.dump(key) for key in client.scan_iter()}
+        lost = claim_one(storage)
+        client.flushall()
+        for key, value in replica.items():
+            client.restore(key, 0, value)
+
+    again = claim_one(open_storage(redis_server, LEASE=30), worker="another")
+
+    assert again.id == lost.id
+    assert finish(storage, completing(lost)) == [False]
+    assert finish(storage, completing(again)) == [True]
+
+
+@pytest.mark.parametrize("away", ["stopped", "frozen"])
+def test_an_enqueue_fails_in_time_while_the_server_is_away(redis_options, redis_server, open_storage, away):
+    storage = open_storage(redis_server, TIMEOUT=0.5)
+    enqueue(storage)
+
+    with absent(redis_server, away):
+        begun = time.monotonic()
+        with pytest.raises(StorageUnavailableError, match="Is it running") as refused:
+            enqueue(storage)
+        assert time.monotonic() - begun < 1.5
+        assert f"127.0.0.1:{redis_server.port}" in str(refused.value)
+
+    eventually(lambda: not isinstance(attempt(storage), StorageUnavailableError))
+
+
+@contextmanager
+def absent(server, how):
+    if how == "frozen":
+        with server.frozen():
+            yield
+    else:
+        server.stop()
+        try:
+            yield
+        finally:
+            server.start()
+
+
+def attempt(storage):
+    try:
+        return enqueue(storage)
+    except StorageUnavailableError as error:
+        return error
+
+
+# Lost keys.
+
+
+def test_active_jobs_whose_leases_are_gone_run_again(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server)
+    held = [an_active_job(storage) for _ in range(3)]
+    redis_server.run("DEL", "{q:default}:lease")
+
+    eventually(lambda: storage.maintain() and counts(storage) == {State.WAITING: 3})
+
+    assert claim_ids(storage, 5) == [one.id for one in held]
+    assert finish(storage, *map(completing, held)) == [False] * 3
+    assert {record.stalls for record in storage.page(QUEUE, State.ACTIVE, 5)} == {1}
+
+
+def test_a_result_that_is_gone_blocks_nothing(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server)
+    a_completed_job(storage, id="a")
+    redis_server.run("DEL", "{q:default}:r:a")
+
+    assert job(storage, "a").result is None
+    [result] = storage.enqueue([batch(ids=["a"])])
+    assert (result.status, result.result) == ("completed", None)
+    assert storage.remove(QUEUE, ["a"]) == [True]
+    assert enqueue(storage, id="a") == "a"
+
+
+@pytest.mark.parametrize("key", ["jobs", "letters", "uniq", "meta", "dead", "hist"])
+def test_a_key_that_is_gone_refuses_no_call(redis_options, redis_server, open_storage, key):
+    storage = open_storage(redis_server)
+    a_failed_job(storage, id="dead")
+    held = an_active_job(storage, id="held", unique_key="key")
+    enqueue(storage, id="waiting", unique_key="other")
+    redis_server.run("DEL", f"{{q:default}}:{key}")
+
+    assert storage.retry(QUEUE, ["dead"]) in (["retried"], ["not_found"])
+    [first, second] = storage.enqueue(
+        [batch(ids=["a"], unique_key="key"), batch(ids=["b"], unique_key="other")]
+    )
+    assert {first.status, second.status} <= {"queued", "duplicate"}
+    assert (first.status == "queued") == (key in ("jobs", "uniq"))
+    assert finish(storage, completing(held)) in ([True], [False])
+    storage.maintain()
+    assert claim_ids(storage, 9)
+
+
+async def test_a_call_that_is_given_up_leaves_no_answer_for_the_next(
+    redis_options, redis_server, open_storage
+):
+    storage = open_storage(redis_server)
+    await storage.aenqueue([batch(ids=["first"])])
+    with redis_server.frozen(), pytest.raises(TimeoutError):
+        await asyncio.wait_for(storage.aenqueue([batch(ids=["given-up"])]), 0.1)
+
+    for number in range(3):
+        [result] = await storage.aenqueue([batch(ids=[f"{number}"])])
+        assert (result.status, result.id) == ("queued", f"{number}")
+    assert (await storage.aenqueue([batch(ids=["given-up"])]))[0].id == "given-up"
+    assert counts(storage) == {State.WAITING: 5}
+
+
+def test_memory_comes_back_to_where_it_was(redis_options, redis_server, open_storage):
+    skew = 0
+    storage = open_storage(redis_server, skew=lambda: skew, MIRROR=False)
+
+    def round_of_jobs():
+        ids = enqueue_many(storage, 2_000, queue=NEAR)
+        enqueue_many(storage, 300, queue=NEAR, priority=2, group="g")
+        enqueue_many(storage, 300, queue=NEAR, delay=DELAY, ttl=5)
+        enqueue_many(storage, 300, queue=FAR, depends_on=((NEAR, ids[-1]),))
+        storage.cancel(NEAR, ids[:300])
+        for kind in (*ENDINGS.values(), completing):
+            claimed = claim(storage, 250, queues=[NEAR])
+            finish(storage, *map(kind, claimed))
+        work_off(storage)
+
+    def forget():
+        nonlocal skew
+        skew += 30 * DAYS
+        eventually(lambda: storage.maintain() and not counts(storage, NEAR) and not counts(storage, FAR))
+        for queue in BOTH:
+            storage.obliterate(queue)
+        for key in keys_of(redis_server):
+            if ":lane:" in key or key.endswith(":inbox") or ":r:" in key:
+                redis_server.run("DEL", key)
+        return sorted(keys_of(redis_server)), used(redis_server)
+
+    round_of_jobs()
+    left, before = forget()
+    round_of_jobs()
+    left_again, after = forget()
+
+    assert (left, left_again) == ([], [])
+    assert abs(after - before) < 200_000
+
+
+def used(server):
+    server.run("MEMORY", "PURGE")
+    with server.client() as client:
+        return client.info("memory")["used_memory"]
+
+
+def test_holes_before_a_waiting_job_do_not_hide_it(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server)
+    ids = enqueue_many(storage, 50)
+    storage.cancel(QUEUE, ids[:49])
+
+    assert claim_ids(storage, 1) == ids[49:]
+
+
+def test_what_has_ended_stays_ended(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server)
+    a_cancelled_job(storage, id="x")
+    held = an_active_job(storage, id="a")
+    finish(storage, failing(held))
+
+    assert finish(storage, completing(held)) == [False]
+    assert storage.renew([lease_of(held)])[0].held is False
+    assert counts(storage) == {State.CANCELLED: 1, State.FAILED: 1}

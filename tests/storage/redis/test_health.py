@@ -1,0 +1,306 @@
+"""What is told of servers and leases, and which servers are refused."""
+
+from contextlib import closing
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from djqueue.core.errors import StorageError
+from djqueue.core.job import Batch, ClaimRequest
+from djqueue.core.options import JobOptions
+from djqueue.core.queue import QueuePolicy
+from djqueue.storage.redis import RedisStorage, health
+from djqueue.storage.redis.options import RedisOptions
+from tests import servers
+
+GOOD = {
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "save": "",
+    "timeout": 0,
+    "maxmemory-policy": "noeviction",
+    "busy-reply-threshold": 5_000,
+}
+
+
+@pytest.fixture
+def configured(redis_options, redis_server):
+    """Puts settings of the single server to other values, and back."""
+    before = redis_server.run("CONFIG", "GET", *GOOD)
+
+    def configure(**settings) -> dict[str, object]:
+        for name, value in settings.items():
+            redis_server.run("CONFIG", "SET", name.replace("_", "-"), value)
+        return redis_options
+
+    yield configure
+    for at in range(0, len(before), 2):
+        redis_server.run("CONFIG", "SET", before[at], before[at + 1])
+
+
+@pytest.fixture
+def found(make_connections):
+    """What is told of the servers."""
+
+    def find(options) -> list[health.Finding]:
+        return health.findings(make_connections(options))
+
+    return find
+
+
+def ids(findings) -> list[str]:
+    return [finding.id for finding in findings]
+
+
+# Settings of servers.
+
+
+def test_a_server_that_is_as_it_should_be_is_not_mentioned(make_connections):
+    with servers.RedisServer(config=GOOD) as server:
+        assert health.findings(make_connections(server.options)) == []
+
+
+def test_a_server_with_save_points_keeps_something(make_connections):
+    with servers.RedisServer(config={**GOOD, "appendonly": "no", "save": "3600 1"}) as server:
+        assert health.findings(make_connections(server.options)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted", "words"),
+    [
+        ({"maxmemory_policy": "allkeys-lru"}, "djqueue.W008", "allkeys-lru"),
+        ({"maxmemory_policy": "volatile-ttl"}, "djqueue.W008", "volatile-ttl"),
+        ({"timeout": 30}, "djqueue.W010", "30 s"),
+        ({"busy_reply_threshold": 49}, "djqueue.W011", "49"),
+    ],
+)
+def test_a_setting_that_costs_jobs_or_calls_is_told_with_its_remedy(
+    configured, found, settings, wanted, words
+):
+    told = found(configured(**settings))
+
+    assert sorted(ids(told)) == sorted([wanted, "djqueue.W009"])
+    [finding] = [each for each in told if each.id == wanted]
+    assert finding.level == "warning"
+    assert words in finding.text
+    assert "Set " in finding.hint
+
+
+@pytest.mark.parametrize("settings", [{"timeout": 31}, {"busy_reply_threshold": 50}, {"timeout": 0}])
+def test_a_setting_that_is_enough_is_not_mentioned(configured, found, settings):
+    assert ids(found(configured(**settings))) == ["djqueue.W009"]
+
+
+def test_a_server_that_keeps_nothing_is_told(redis_options, redis_server, found):
+    [finding] = found(redis_options)
+
+    assert finding.id == "djqueue.W009"
+    assert finding.text.startswith(f"redis 127.0.0.1:{redis_server.port}/0: nothing is written to the disk")
+
+
+def test_a_log_that_the_system_writes_when_it_likes_is_told(make_connections):
+    with servers.RedisServer(config={**GOOD, "appendfsync": "no"}) as server:
+        [finding] = health.findings(make_connections(server.options))
+
+    assert (finding.id, finding.level) == ("djqueue.I002", "info")
+
+
+def test_every_master_of_a_cluster_is_looked_at(cluster_options, redis_cluster, found):
+    second = redis_cluster.nodes[1]
+    second.run("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        told = {finding.id: finding.text for finding in found(cluster_options)}
+    finally:
+        second.run("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+    assert told.keys() == {"djqueue.W008", "djqueue.W009"}
+    assert told["djqueue.W008"].startswith(f"redis 127.0.0.1:{second.port}: maxmemory-policy")
+    for node in redis_cluster.nodes:
+        assert f"redis 127.0.0.1:{node.port}" in told["djqueue.W009"]
+
+
+def test_the_master_behind_sentinels_is_looked_at(sentinel_options, redis_sentinel, found):
+    master = redis_sentinel.master
+    master.run("CONFIG", "SET", "timeout", 5)
+    try:
+        assert ids(found(sentinel_options)) == ["djqueue.W009", "djqueue.W010"]
+    finally:
+        master.run("CONFIG", "SET", "timeout", 0)
+
+
+# Servers that do not tell.
+
+
+@pytest.fixture
+def restricted(redis_options, redis_server):
+    """Makes a user who may do everything but some commands."""
+
+    def make(*forbidden: str) -> dict[str, object]:
+        rules = [f"-{command}" for command in forbidden]
+        redis_server.run("ACL", "SETUSER", "clerk", "reset", "on", ">secret", "~*", "&*", "+@all", *rules)
+        return {"URL": f"redis://clerk:secret@127.0.0.1:{redis_server.port}/0"}
+
+    yield make
+    redis_server.run("ACL", "DELUSER", "clerk")
+
+
+def test_what_may_not_be_looked_at_is_said_and_no_error(restricted, found):
+    told = found(restricted("info", "config"))
+
+    assert [(finding.id, finding.level) for finding in told] == [("djqueue.I001", "info")] * 2
+    assert "INFO is not allowed, so nobody has looked at its version" in told[0].text
+    assert "CONFIG GET is not allowed" in told[1].text
+    assert "save" in told[1].text
+
+
+def test_without_config_info_tells_a_part(restricted, configured, found):
+    configured(maxmemory_policy="allkeys-lru")
+
+    told = found(restricted("config"))
+
+    assert ids(told) == ["djqueue.I001", "djqueue.W008"]
+    assert "maxmemory-policy" not in told[0].text
+    assert "busy-reply-threshold" in told[0].text
+
+
+def test_a_worker_connects_to_a_server_that_does_not_tell_its_version(restricted):
+    with closing(RedisStorage(**restricted("info", "config"))) as storage:
+        storage.connect()
+        assert storage.queues() == []
+
+
+def test_a_server_that_is_away_is_a_finding(found):
+    [finding] = found({"URL": f"redis://127.0.0.1:{servers.free_port()}/0"})
+
+    assert (finding.id, finding.level) == ("djqueue.W007", "warning")
+    assert "could not be asked" in finding.text
+
+
+def test_a_cluster_that_is_away_is_a_finding(found):
+    [finding] = found({"URL": f"redis+cluster://127.0.0.1:{servers.free_port()}"})
+
+    assert finding.id == "djqueue.W007"
+    assert finding.text.startswith("redis cluster at 127.0.0.1:")
+
+
+def test_a_wrong_password_is_a_finding_without_it(restricted, found):
+    url = restricted()["URL"].replace("secret", "wrong-word")
+
+    [finding] = found({"URL": url})
+
+    assert finding.id == "djqueue.W007"
+    assert "wrong-word" not in finding.text
+
+
+# Versions.
+
+
+@pytest.fixture
+def all_too_old(monkeypatch):
+    monkeypatch.setattr(health, "OLDEST", {"Redis": (99, 0), "Valkey": (99, 0)})
+
+
+@pytest.mark.usefixtures("all_too_old")
+def test_a_worker_does_not_connect_to_a_server_that_is_too_old(redis_options, redis_server):
+    version = redis_server.run("INFO", "server")["redis_version"]
+    with (
+        closing(RedisStorage(**redis_options)) as storage,
+        pytest.raises(StorageError, match=rf" {version}, and djqueue needs Redis 99\.0 .* Upgrade"),
+    ):
+        storage.connect()
+
+
+@pytest.mark.usefixtures("all_too_old")
+def test_nothing_more_is_said_of_a_server_that_is_too_old(redis_options, found):
+    [finding] = found(redis_options)
+
+    assert (finding.id, finding.level) == ("djqueue.E006", "error")
+
+
+@pytest.mark.usefixtures("all_too_old")
+def test_no_master_of_a_cluster_may_be_too_old(cluster_options):
+    with closing(RedisStorage(**cluster_options)) as storage, pytest.raises(StorageError, match="Upgrade"):
+        storage.connect()
+
+
+@pytest.mark.parametrize(
+    ("info", "is_old"),
+    [
+        ({"redis_version": "6.2.14"}, True),
+        ({"redis_version": "7.0.0"}, False),
+        ({"redis_version": "7.0.0-rc1"}, False),
+        ({"redis_version": "8.2.1"}, False),
+        ({"redis_version": "10.0.0"}, False),
+        ({"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "7.2.5"}, False),
+        ({"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "8.1.0"}, False),
+        ({"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "7.1.0"}, True),
+        ({"redis_version": "unstable"}, False),
+        ({}, False),
+    ],
+)
+def test_versions_are_compared_as_numbers(info, is_old):
+    assert health._is_old(info) == is_old
+
+
+# Leases.
+
+
+@pytest.mark.parametrize(("lease", "timeout", "named"), [(5, 5, True), (6, 5, False), (30, 60, True)])
+def test_a_lease_is_longer_than_a_call_may_take(lease, timeout, named):
+    options = RedisOptions.read({"LEASE": lease, "TIMEOUT": timeout})
+
+    told = health.lease_findings(options, {})
+
+    assert ids(told) == ["djqueue.W006"] * named
+    assert all("every other queue" in finding.text for finding in told)
+
+
+def test_the_lease_of_each_queue_is_looked_at():
+    policies = {"slow": QueuePolicy(lease=60_000), "quick": QueuePolicy(lease=2_000)}
+
+    [finding] = health.lease_findings(RedisOptions(), policies)
+
+    assert "the lease of quick (2 s) is not longer than TIMEOUT (5 s)" in finding.text
+
+
+# Where it is told.
+
+
+def test_a_storage_tells_of_its_servers(redis_options):
+    with closing(RedisStorage(**redis_options)) as storage:
+        assert ids(storage.findings()) == ["djqueue.W009"]
+
+
+def test_workers_tell_it_when_they_start(redis_options, redis_server, settings):
+    settings.DJQUEUE = {
+        "STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": redis_options}
+    }
+    said = StringIO()
+
+    call_command("runworkers", "--until-empty", stdout=said, stderr=said)
+
+    assert f"redis 127.0.0.1:{redis_server.port}/0: nothing is written to the disk" in said.getvalue()
+    assert "(djqueue.W009)" in said.getvalue()
+
+
+@pytest.mark.usefixtures("all_too_old")
+def test_workers_do_not_start_on_a_server_that_is_too_old(redis_options, settings):
+    settings.DJQUEUE = {
+        "STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": redis_options}
+    }
+
+    with pytest.raises(CommandError, match="Upgrade the server"):
+        call_command("runworkers", "--until-empty")
+
+
+def test_a_user_without_dangerous_commands_can_work(restricted):
+    with closing(RedisStorage(**restricted("@dangerous"))) as storage:
+        storage.connect()
+        [queued] = storage.enqueue([Batch("sums", "add", JobOptions(), [b"1"])])
+        request = ClaimRequest("worker", 1, frozenset({"add"}))
+        [claimed] = storage.claim(request).jobs
+        storage.maintain()
+        storage.listen(["sums"], lambda: None)()
+
+    assert claimed.id == queued.id

@@ -1,0 +1,464 @@
+"""What crosses queues arrives once, whichever process dies between any two of its commands."""
+
+from contextlib import closing
+from itertools import count
+
+import pytest
+import redis
+
+from djqueue.core.states import State
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing.factories import (
+    DELAY,
+    a_cancelled_job,
+    a_completed_job,
+    a_delayed_job,
+    a_failed_job,
+    an_active_job,
+    batch,
+    cancelling,
+    claim,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    failing,
+    finish,
+    job,
+    releasing,
+    report_of,
+    retrying,
+    state,
+)
+from djqueue.testing.waiting import together
+
+NEAR, FAR, THIRD = "near", "far", "emails"
+"""Of a cluster's three servers, each has one."""
+
+GIVEN = 3
+"""Commands of a move until it has the job out of its queue: two list the other one."""
+
+
+class Death(BaseException):
+    """The process is gone."""
+
+
+class Mortal:
+    """What asks the server, for so many commands; the last answer is not heard any more."""
+
+    def __init__(self, ask, commands):
+        self._ask = ask
+        self._left = commands
+
+    def __call__(self, words):
+        answer = self._ask(words)
+        self._left -= 1
+        if self._left <= 0:
+            raise Death
+        return answer
+
+
+class Place:
+    """Where the jobs are: makes storages of processes that die after some commands."""
+
+    def __init__(self, servers):
+        self.servers = servers
+        self._made = []
+
+    def storage(self, *, commands=None):
+        made = RedisStorage(**self.servers.options)
+        self._made.append(made)
+        if commands is not None:
+            exchange = made._trips._exchange
+            exchange.ask = Mortal(exchange.ask, commands)
+        return made
+
+    def close(self):
+        while self._made:
+            self._made.pop().close()
+
+    def deaths(self, prepare, act):
+        """After each death that `act` can die, and after no death: a storage of another process.
+
+        `prepare` makes what there is before; what it returns is given to `act` and comes with the storage.
+        """
+        other = self.storage()
+        for commands in count(1):
+            for node in getattr(self.servers, "nodes", [self.servers]):
+                node.run("FLUSHALL")
+            prepared = prepare(other)
+            with closing(self.storage(commands=commands)) as mortal:
+                try:
+                    act(mortal, prepared)
+                except Death:
+                    died = True
+                else:
+                    died = False
+            yield other, prepared, died
+            if not died:
+                assert commands > 1
+                return
+
+
+@pytest.fixture(params=["redis_server", "redis_cluster"])
+def place(request):
+    servers = request.getfixturevalue(request.param)
+    servers.clean()
+    with closing(Place(servers)) as made:
+        yield made
+
+
+def where(storage, job_id, *queues):
+    """The queues that have the job, with its state there."""
+    found = {queue: state(storage, job_id, queue) for queue in queues}
+    return {queue: there for queue, there in found.items() if there is not None}
+
+
+def assert_nothing_is_under_way(storage, *queues):
+    for queue in queues:
+        client = storage._connections.sync()
+        assert client.exists(storage.keys(queue).key("outbox")) == 0
+
+
+def worked_off(storage):
+    """The ids of all jobs that are claimable, each of which completes, in the order of their claims."""
+    done = []
+    while claimed := claim(storage, 10):
+        assert all(finish(storage, *map(completing, claimed)))
+        done += [one.id for one in claimed]
+    return done
+
+
+def test_the_queues_are_on_different_servers(redis_cluster):
+    nodes = {redis_cluster.node_of(f"{{q:{queue}}}:jobs").port for queue in (NEAR, FAR, THIRD)}
+
+    assert len(nodes) == 3
+
+
+# Moves.
+
+
+def pending_jobs(storage):
+    enqueue(storage, queue=NEAR, id="plain")
+    enqueue(storage, queue=NEAR, id="special", priority=5, unique_key="key", group="g", ttl=DELAY)
+    a_delayed_job(storage, queue=NEAR, id="delayed")
+    finish(storage, retrying(claim_one(storage, queues=[NEAR]), delay=DELAY))
+    return ["plain", "special", "delayed"]
+
+
+def test_a_moved_job_is_in_one_queue_whenever_the_mover_dies(place):
+    deaths = place.deaths(pending_jobs, lambda storage, ids: storage.move(NEAR, ids, FAR))
+    outcomes = []
+    for storage, ids, died in deaths:
+        before = storage.jobs(NEAR, ids)
+        storage.maintain()
+
+        there = [where(storage, job_id, NEAR, FAR) for job_id in ids]
+        queues = {queue for found in there for queue in found}
+        assert [len(found) for found in there] == [1, 1, 1]
+        assert len(queues) == 1
+        [queue] = queues
+        outcomes.append(queue)
+        assert FAR in storage.queues()
+        assert counts(storage, queue) == {State.WAITING: 1, State.DELAYED: 2}
+        assert_nothing_is_under_way(storage, NEAR, FAR)
+        if any(before):
+            assert queue == NEAR or died
+        special = job(storage, "special", queue)
+        assert (special.attempts, special.failures, special.options.unique_key) == (1, 1, "key")
+        assert enqueue_again(storage, queue).status == "duplicate"
+        assert storage.promote(queue, ["special", "delayed"]) == [True, True]
+        assert sorted(worked_off(storage)) == sorted(ids)
+    assert outcomes == sorted(outcomes, reverse=True)
+    assert {NEAR, FAR} == set(outcomes)
+
+
+def enqueue_again(storage, queue):
+    return storage.enqueue([batch(ids=["other"], queue=queue, unique_key="key")])[0]
+
+
+def test_a_job_whose_id_is_taken_comes_back_whenever_the_mover_dies(place):
+    def prepare(storage):
+        enqueue(storage, queue=NEAR, id="a", payload=b"\x01")
+        enqueue(storage, queue=FAR, id="a", payload=b"\x02")
+
+    for storage, _, _ in place.deaths(prepare, lambda storage, _: storage.move(NEAR, ["a"], FAR)):
+        storage.maintain()
+
+        assert (job(storage, "a", NEAR).payload, job(storage, "a", FAR).payload) == (b"\x01", b"\x02")
+        assert counts(storage, NEAR) == counts(storage, FAR) == {State.WAITING: 1}
+        assert worked_off(storage) == ["a", "a"]
+
+
+@pytest.mark.parametrize("maker", [a_failed_job, a_cancelled_job])
+def test_a_moved_job_takes_the_place_of_one_that_failed_or_was_cancelled(place, maker):
+    storage = place.storage()
+    maker(storage, queue=FAR, id="a")
+    enqueue(storage, queue=NEAR, id="a")
+
+    assert storage.move(NEAR, ["a"], FAR) == [True]
+
+    assert counts(storage, NEAR) == {}
+    assert counts(storage, FAR) == {State.WAITING: 1}
+    assert storage.dead_letters(FAR) == []
+    assert worked_off(storage) == ["a"]
+
+
+def test_a_moved_job_has_nothing_of_its_forerunner(place):
+    storage = place.storage()
+    forerunner = an_active_job(storage, queue=FAR, id="a", result_ttl=1)
+    finish(storage, completing(forerunner))
+    storage._trips._skew = lambda: DELAY
+    enqueue(storage, queue=NEAR, id="a")
+
+    assert storage.move(NEAR, ["a"], FAR) == [True]
+
+    assert counts(storage, FAR) == {State.WAITING: 1}
+    assert finish(storage, completing(claim_one(storage, queues=[FAR]), None)) == [True]
+    assert job(storage, "a", FAR).result is None
+
+
+def test_a_moved_job_takes_its_past_along_also_there_and_back(place):
+    storage = place.storage()
+    held = an_active_job(storage, queue=NEAR, id="a")
+    storage.report([report_of(held, 50, [(1, "begun"), (2, "half way")])])
+    finish(storage, retrying(held))
+    before = job(storage, "a", NEAR)
+    enqueue(storage, queue=FAR, id="a")
+
+    for target, there in ((FAR, NEAR), (THIRD, THIRD)):
+        assert storage.move(NEAR, ["a"], target) == [True]
+        assert job(storage, "a", there)._replace(queue=NEAR) == before
+    assert len(before.history) == 1
+    assert (before.progress, len(before.logs)) == (50, 2)
+
+
+def test_a_job_for_which_others_wait_is_not_moved(place):
+    """They would wait for ever: they know it by its queue."""
+    storage = place.storage()
+    upstream = enqueue(storage, queue=NEAR)
+    dependent = enqueue(storage, queue=THIRD, depends_on=((NEAR, upstream),))
+
+    assert storage.move(NEAR, [upstream], FAR) == [False]
+
+    assert worked_off(storage) == [upstream, dependent]
+
+
+def test_maintainers_that_die_one_after_another_bring_a_job_over(place):
+    storage = place.storage()
+    ids = enqueue_many(storage, 3, queue=NEAR)
+    with pytest.raises(Death):
+        place.storage(commands=GIVEN).move(NEAR, ids, FAR)
+    assert counts(storage, NEAR) == counts(storage, FAR) == {}
+
+    for commands in count(1):
+        try:
+            place.storage(commands=commands).maintain()
+        except Death:
+            continue
+        break
+
+    assert counts(storage, FAR) == {State.WAITING: 3}
+    assert worked_off(storage) == ids
+
+
+def test_maintainers_that_meet_bring_each_job_over_once(place):
+    storage = place.storage()
+    ids = enqueue_many(storage, 250, queue=NEAR)
+    with pytest.raises(Death):
+        place.storage(commands=GIVEN).move(NEAR, ids, FAR)
+
+    together([place.storage().maintain for _ in range(4)])
+
+    assert counts(storage, FAR) == {State.WAITING: 250}
+    assert worked_off(storage) == ids
+
+
+def test_a_message_is_not_taken_for_an_old_one_when_its_sender_has_lost_the_last_numbers(place):
+    """As a failover does to one server of a cluster, whose replica had not heard of all of them yet."""
+    storage = place.storage()
+    [first, second] = enqueue_many(storage, 2, queue=NEAR)
+    client = storage._connections.sync()
+    enqueue_many(storage, 1, queue=THIRD)
+    earlier = client.hget(storage.keys(NEAR).key("meta"), "sent")
+    assert storage.move(NEAR, [first], FAR) == [True]
+    client.hdel(storage.keys(NEAR).key("meta"), "sent")
+    if earlier is not None:
+        client.hset(storage.keys(NEAR).key("meta"), "sent", earlier)
+
+    assert storage.move(NEAR, [second], FAR) == [True]
+
+    assert counts(storage, FAR) == {State.WAITING: 2}
+
+
+# Dependencies.
+
+
+def held_upstream(storage):
+    """The claim of a job of one queue for which two others wait, each in a queue of its own."""
+    held = an_active_job(storage, queue=NEAR, id="up")
+    for queue in (NEAR, FAR, THIRD):
+        enqueue(storage, queue=queue, id=f"down-{queue}", depends_on=((NEAR, "up"),))
+    return held
+
+
+def dependents(storage):
+    return [state(storage, f"down-{queue}", queue) for queue in (NEAR, FAR, THIRD)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "becomes"),
+    [
+        (completing, State.WAITING),
+        (failing, State.FAILED),
+        (cancelling, State.FAILED),
+    ],
+)
+def test_dependents_hear_of_an_end_whenever_the_worker_dies(place, ending, becomes):
+    for storage, held, died in place.deaths(
+        held_upstream, lambda storage, held: finish(storage, ending(held))
+    ):
+        storage.maintain()
+
+        is_active = died and state(storage, "up", NEAR) is State.ACTIVE
+        assert finish(storage, ending(held)) == [is_active]
+        assert dependents(storage) == [becomes] * 3, died
+        assert_nothing_is_under_way(storage, NEAR, FAR, THIRD)
+        if becomes is State.WAITING:
+            assert sorted(worked_off(storage)) == [f"down-{queue}" for queue in (THIRD, FAR, NEAR)]
+        else:
+            assert len(storage.dead_letters(FAR)) == 1
+            assert counts(storage, FAR) == {State.FAILED: 1}
+
+
+def test_a_dependent_waits_whenever_its_producer_dies(place):
+    def prepare(storage):
+        return [an_active_job(storage, queue=queue, id="up") for queue in (NEAR, THIRD)]
+
+    def act(storage, _):
+        enqueue(storage, queue=FAR, id="down", depends_on=((NEAR, "up"), (THIRD, "up")))
+
+    for storage, held, died in place.deaths(prepare, act):
+        storage.maintain()
+
+        there = state(storage, "down", FAR)
+        assert there is State.BLOCKED or (died and there is None)
+        assert finish(storage, completing(held[0])) == [True]
+        assert state(storage, "down", FAR) is there
+        assert finish(storage, completing(held[1])) == [True]
+        assert worked_off(storage) == (["down"] if there else [])
+
+
+@pytest.mark.parametrize(
+    ("forget", "left"),
+    [
+        (lambda storage: storage.cancel(NEAR, ["up"]), {State.CANCELLED: 1}),
+        (lambda storage: storage.remove(NEAR, ["up"]), {}),
+        (lambda storage: storage.obliterate(NEAR), {}),
+    ],
+    ids=["cancel", "remove", "obliterate"],
+)
+def test_a_dependent_does_not_wait_for_what_is_gone_whenever_the_caller_dies(place, forget, left):
+    def prepare(storage):
+        enqueue(storage, queue=NEAR, id="up")
+        enqueue(storage, queue=FAR, id="down", depends_on=((NEAR, "up"),))
+
+    for storage, _, died in place.deaths(prepare, lambda storage, _: forget(storage)):
+        storage.maintain()
+
+        if died and state(storage, "up", NEAR) is State.WAITING:
+            forget(storage)
+        assert counts(storage, NEAR) == left
+        assert counts(storage, FAR) == {State.FAILED: 1}
+        assert job(storage, "down", FAR).reason == "dependency_failed"
+        assert_nothing_is_under_way(storage, NEAR, FAR)
+
+
+def test_a_dependent_that_is_taken_back_is_not_told(place):
+    def prepare(storage):
+        held = an_active_job(storage, queue=NEAR, id="up")
+        enqueue(storage, queue=FAR, id="down", depends_on=((NEAR, "up"),))
+        return held
+
+    for storage, held, died in place.deaths(prepare, lambda storage, _: storage.cancel(FAR, ["down"])):
+        storage.maintain()
+
+        if died and state(storage, "down", FAR) is State.BLOCKED:
+            storage.cancel(FAR, ["down"])
+        assert finish(storage, completing(held)) == [True]
+        assert counts(storage, FAR) == {State.CANCELLED: 1}
+        client = storage._connections.sync()
+        assert client.exists(storage.keys(NEAR).key("deps")) == 0
+        assert client.exists(storage.keys(FAR).key("unmet")) == 0
+
+
+def test_a_released_job_sets_nobody_free(place):
+    storage = place.storage()
+    held = held_upstream(storage)
+
+    assert finish(storage, releasing(held)) == [True]
+
+    assert dependents(storage) == [State.BLOCKED] * 3
+    assert len(worked_off(storage)) == 4
+
+
+def test_more_dependents_than_one_message_tells(place):
+    storage = place.storage()
+    held = an_active_job(storage, queue=NEAR, id="up")
+    enqueue_many(storage, 1_200, queue=FAR, depends_on=((NEAR, "up"),))
+
+    with pytest.raises(Death):
+        finish(place.storage(commands=4), completing(held))
+    storage.maintain()
+
+    assert counts(storage, FAR) == {State.WAITING: 1_200}
+
+
+# What an obliterated queue leaves.
+
+
+def test_new_jobs_keep_their_results_when_what_is_left_of_their_forerunners_is_deleted(place):
+    def prepare(storage):
+        a_completed_job(storage, queue=NEAR, id="a", result=b"\x01")
+        finish(storage, failing(an_active_job(storage, queue=NEAR, id="b")))
+
+    for storage, _, died in place.deaths(prepare, lambda storage, _: storage.obliterate(NEAR)):
+        if died and state(storage, "a", NEAR):
+            storage.obliterate(NEAR)
+        a_completed_job(storage, queue=NEAR, id="a", result=b"\x02")
+        finish(storage, completing(an_active_job(storage, queue=NEAR, id="b"), None))
+        storage.maintain()
+
+        assert job(storage, "a", NEAR).result == b"\x02"
+        assert job(storage, "b", NEAR).result is None
+        assert job(storage, "b", NEAR).logs == ()
+
+
+def test_what_two_queues_knew_of_each_other_lapses_with_them(place):
+    storage = place.storage()
+    held_upstream(storage)
+    storage.move(FAR, [enqueue(storage, queue=FAR)], THIRD)
+    for queue in (NEAR, FAR, THIRD):
+        storage.obliterate(queue, force=True)
+    storage.maintain()
+
+    assert storage.queues() == []
+    nodes = getattr(place.servers, "nodes", [place.servers])
+    left = {}
+    for node in nodes:
+        with redis.Redis(port=node.port, protocol=2) as client:
+            left.update({key: client.pttl(key) for key in client.scan_iter()})
+    assert [key for key, lasts in left.items() if lasts < 0] == []
+    assert {key.split(b":")[2] for key in left} <= {b"lane", b"inbox"}
+
+
+def test_what_a_queue_has_heard_does_not_lapse_once_it_is_used_again(place):
+    storage = place.storage()
+    for _ in range(2):
+        storage.move(NEAR, [enqueue(storage, queue=NEAR)], FAR)
+        storage.obliterate(FAR)
+    storage.move(NEAR, [enqueue(storage, queue=NEAR)], FAR)
+
+    assert storage._connections.sync().pttl(storage.keys(FAR).key("inbox")) == -1
+    assert counts(storage, FAR) == {State.WAITING: 1}

@@ -260,7 +260,7 @@ def drain_mirrored(storage: Any, scale: float) -> dict[str, float]:
         plain.append(drain(storage, count, 100))
         queue_of(storage).obliterate()
         stop = threading.Event()
-        thread = threading.Thread(target=Mirror(storage).run, args=(stop,))
+        thread = threading.Thread(target=Mirror(storage, "default").run, args=(stop,))
         thread.start()
         mirrored.append(drain(storage, count, 100))
         stop.set()

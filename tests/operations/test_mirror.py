@@ -7,7 +7,7 @@ import pytest
 from django.db import OperationalError
 
 from djqueue import models
-from djqueue.core.errors import ConfigurationError, StorageUnavailableError
+from djqueue.core.errors import ConfigurationError, StorageError, StorageUnavailableError
 from djqueue.core.job import JobError
 from djqueue.core.limiter import Rate
 from djqueue.core.states import State
@@ -499,6 +499,60 @@ def test_jobs_that_redis_has_lost_stay_in_the_tables(storage, mirror, redis_serv
     assert set(models.Job.objects.filter(queue="lost").values_list("job_id", flat=True)) == {*ids, new}
     assert [line for line in warnings(caplog) if "3 unfinished jobs of queue 'lost'" in line]
     assert [line for line in warnings(caplog) if "1 unfinished jobs of queue 'default'" in line]
+
+
+@pytest.mark.parametrize("moment", ["queues", "next", "pages", "letters"])
+def test_redis_may_lose_its_data_at_any_moment_of_a_copy(
+    storage, mirror, redis_server, monkeypatch, clock, moment
+):
+    ids = f.enqueue_many(storage, 5)
+    dead = f.a_failed_job(storage, priority=1)
+    copy_all(mirror)
+    f.claim(storage, 3)
+    lose_after(moment, redis_server, monkeypatch)
+    copy_through_losses(mirror)
+
+    assert set(models.Job.objects.values_list("job_id", flat=True)) == {*ids, dead}
+    assert len(letters()) == 1
+
+
+@pytest.mark.parametrize("moment", ["queues", "next", "follow", "pages", "records"])
+def test_redis_may_lose_its_data_at_any_moment_of_a_repair(
+    short, make_mirror, redis_server, monkeypatch, moment
+):
+    mirror = make_mirror(short)
+    ids = f.enqueue_many(short, 5)
+    copy_all(mirror)
+    change_much(short)
+    lose_after(moment, redis_server, monkeypatch)
+    copy_through_losses(mirror)
+    f.enqueue(short)
+    copy_through_losses(mirror)
+
+    assert set(ids) <= set(models.Job.objects.values_list("job_id", flat=True))
+
+
+def lose_after(moment, redis_server, monkeypatch) -> None:
+    """Have Redis lose its data after the next step of a mirror's."""
+    step = getattr(Changes, moment)
+
+    def step_and_lose(self, *args):
+        found = step(self, *args)
+        if moment == "pages":
+            found = iter(list(found))
+        monkeypatch.setattr(Changes, moment, step)
+        redis_server.run("FLUSHALL")
+        return found
+
+    monkeypatch.setattr(Changes, moment, step_and_lose)
+
+
+def copy_through_losses(mirror) -> None:
+    for _ in range(3):
+        try:
+            copy_all(mirror)
+        except StorageError as error:
+            assert "lost its data" in str(error)
 
 
 def test_jobs_that_redis_has_lost_stay_also_over_a_gap(short, make_mirror, redis_server, clock):

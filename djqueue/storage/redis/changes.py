@@ -9,6 +9,7 @@ it has never been, or Redis has lost its data.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from djqueue.core.errors import StorageError
 from djqueue.core.job import DeadLetter, JobRecord
 from djqueue.core.limiter import Rate
 
@@ -28,6 +29,15 @@ SCANNED = 1_000
 EVERY = b"".join(STATES)
 
 T = TypeVar("T")
+
+Mark = bytes
+"""The last entry of a queue's stream that was given to the mirror: b"" if the stream is not followed. While
+one process copies, only its own readings move it, and forward; if it is another one, Redis has lost data.
+"""
+
+
+class DataLostError(StorageError):
+    """A queue was obliterated, or Redis has lost its data, while it was copied."""
 
 
 class Run(Protocol):
@@ -50,8 +60,8 @@ class Reading(NamedTuple):
 
     word: str
     """go | new (nobody has followed the stream before) | gap (some changes were forgotten unread)"""
-    before: bytes
-    """The last entry that was given before these."""
+    before: Mark
+    after: Mark
     entries: list[bytes]
     """To be acknowledged."""
     ids: list[str]
@@ -60,10 +70,13 @@ class Reading(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The last entry of a queue's stream at one moment."""
+    """The end of a queue's stream at one moment."""
 
+    mark: Mark
     entry: bytes
+    """The last one of all."""
     number: int
+    """Which one that is."""
 
 
 class Changes:
@@ -93,10 +106,9 @@ class Changes:
         return self._run(self._queues())
 
     def _queues(self) -> Steps[tuple[list[str], dict[str, int]]]:
-        [names, followed] = yield [
-            Command((b"SMEMBERS", self._common.key("queues"))),
-            Command((b"HGETALL", self._common.key("mirror"))),
-        ]
+        # In this order: if data is lost in between, no queue is taken for one that was obliterated.
+        [names] = yield [Command((b"SMEMBERS", self._common.key("queues")))]
+        [followed] = yield [Command((b"HGETALL", self._common.key("mirror")))]
         pairs = followed.items() if isinstance(followed, dict) else zip(*[iter(followed)] * 2, strict=True)
         return sorted(map(text, names)), {text(name): int(since) for name, since in pairs}
 
@@ -107,8 +119,7 @@ class Changes:
         self._run(_asked(Command((b"HSET", self._common.key("mirror"), pack_text(queue), since))))
 
     def forget(self, queue: str) -> None:
-        """Note that the queue, which is not there any more, is not followed."""
-        self._run(_asked(Command((b"UNLINK", self._keys(queue).key("log")))))
+        """Note that the queue is not followed."""
         self._run(_asked(Command((b"HDEL", self._common.key("mirror"), pack_text(queue)))))
 
     # The stream.
@@ -116,10 +127,10 @@ class Changes:
     def next(self, queue: str) -> Reading:
         """What has changed; the same again until it is acknowledged."""
         call = Call(script("changes"), self._keys(queue), [ENTRIES], lane=False)
-        word, before, told, entries = self._run(_asked(call))
-        ids = dict.fromkeys(job_id for _, packed in entries for job_id in unpack(packed))
-        names = [entry for entry, _ in entries]
-        return Reading(text(word), before, names, list(ids), _controls(told))
+        word, before, after, told, found = self._run(_asked(call))
+        ids = dict.fromkeys(job_id for _, packed in found for job_id in unpack(packed))
+        entries = [entry for entry, _ in found]
+        return Reading(text(word), before, after, entries, list(ids), _controls(told))
 
     def acknowledge(self, queue: str, entries: Sequence[bytes]) -> None:
         """Have these not given again."""
@@ -129,15 +140,16 @@ class Changes:
 
     def follow(self, queue: str) -> Place:
         """Follow the stream, if nobody does; its end, behind which `go_on` may go on."""
-        [_, entry, number] = self._run(self._follow(queue))
-        return Place(entry, number)
+        return Place(*self._run(self._follow(queue)))
 
-    def go_on(self, queue: str, place: Place) -> bool:
-        """Follow the stream from behind this place on: all before it has been seen in another way.
+    def go_on(self, queue: str, place: Place) -> Mark:
+        """Follow the stream from behind this place on: all before it has been seen in another way."""
+        mark: Mark = self._run(self._follow(queue, place.entry, place.number))[0]
+        return mark
 
-        False if the queue has gone meanwhile.
-        """
-        return bool(self._run(self._follow(queue, place.entry, place.number))[0])
+    def leave(self, queue: str) -> None:
+        """Let go of the stream of a queue that is not there any more."""
+        self._run(_asked(Command((b"UNLINK", self._keys(queue).key("log")))))
 
     def _follow(self, queue: str, *place: bytes | int) -> Steps[Any]:
         return _asked(Call(script("follow"), self._keys(queue), place, lane=False))
@@ -157,17 +169,20 @@ class Changes:
             if cursor == b"0":
                 return
 
-    def records(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
-        """Jobs as they are now: see `Storage.jobs`."""
-        return self._run(self._records(self._keys(queue), ids))
+    def records(self, queue: str, ids: Sequence[str], mark: Mark) -> list[JobRecord | None]:
+        """Jobs as they are now: see `Storage.jobs`. Raises DataLostError if this is not the queue's mark."""
+        return self._run(self._records(self._keys(queue), ids, mark))
 
-    def _records(self, keys: QueueKeys, ids: Sequence[str]) -> Steps[list[JobRecord | None]]:
+    def _records(self, keys: QueueKeys, ids: Sequence[str], mark: Mark) -> Steps[list[JobRecord | None]]:
         found: list[JobRecord | None] = []
         for first in range(0, len(ids), RECORDS):
             some = ids[first : first + RECORDS]
             theirs = [*map(keys.result, some), *map(keys.log_lines, some)]
             arguments = [*map(pack_text, some)]
-            [[now, replies]] = yield [Call(script("records"), keys, arguments, theirs, lane=False)]
+            call = Call(script("records"), keys, arguments, theirs, lane=False)
+            [[now, present, replies]] = yield [call]
+            if present != mark:
+                raise DataLostError
             now = int(now)
             found += [
                 None if reply is None else records.record(keys.queue, job_id, reply, now)
@@ -191,4 +206,5 @@ def _asked(call: Call | Command) -> Steps[Any]:
 def _controls(told: Sequence[bytes | None]) -> Controls:
     paused, limited, capacity, per, concurrency = told
     rate = Rate(int(capacity), int(per)) if capacity and per else None
-    return Controls(paused is not None, limited is not None, rate, int(concurrency) if concurrency else None)
+    most = int(concurrency) if concurrency else None
+    return Controls(paused is not None, limited is not None, rate, most)

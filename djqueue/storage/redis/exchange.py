@@ -65,10 +65,15 @@ class Exchange:
         except redis.ResponseError:
             self._put_back(self._spare, pool, connection)
             raise
-        except BaseException:
+        except BaseException as error:
             # What may still come must not be taken for another call's answer.
             connection.disconnect()
             pool.release(connection)
+            if isinstance(error, redis.ConnectionError):
+                # The others are as dead, most likely: a pool looks at one before it gives it out.
+                while self._spare:
+                    spare_pool, spare = self._spare.pop()
+                    spare_pool.release(spare)
             raise
         self._put_back(self._spare, pool, connection)
 
@@ -112,9 +117,13 @@ class Exchange:
         try:
             await connection.send_packed_command(packed, check_health=False)
             answers = [await self._read(connection) for _ in range(count)]
-        except BaseException:
+        except BaseException as error:
             await connection.disconnect(nowait=True)
             await pool.release(connection)
+            if isinstance(error, redis.ConnectionError):
+                while spare:
+                    spare_pool, idle = spare.pop()
+                    await spare_pool.release(idle)
             raise
         if len(spare) < AT_HAND:
             spare.append((pool, connection))

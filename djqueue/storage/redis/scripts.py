@@ -41,6 +41,10 @@ NAMES = (
 )
 
 
+BRINGING = frozenset({"add", "enqueue", "report"})
+"""Those that a full server refuses."""
+
+
 class Script(NamedTuple):
     """A script with what it includes."""
 
@@ -57,7 +61,9 @@ def script(name: str) -> Script:
     parts: dict[str, tuple[str, list[str]]] = {}
     _collect(name, parts)
     keys = tuple(dict.fromkeys(key for _, names in parts.values() for key in names))
-    heading = [f"local FIXED = {len(keys)}"]
+    # What is full is worked off: all but what brings more may run above `maxmemory`.
+    heading = [] if name in BRINGING else ["#!lua flags=allow-oom"]
+    heading += [f"local FIXED = {len(keys)}"]
     # One local in one table would be slower, two hundred locals are allowed.
     heading += [f"local {key.upper()} = KEYS[{place}]" for place, key in enumerate(keys, 1)]
     text = "\n".join([*heading, *(source for source, _ in parts.values())]).encode()

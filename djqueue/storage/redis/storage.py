@@ -174,13 +174,19 @@ class RedisStorage(Storage):
         new = {batch.queue for batch in batches} - self._known
         if new:
             yield from self._list(new)
-        parts = [part for batch in batches for part in self._parts(batch)]
+        parts = [part for batch in batches for part in self._parts(batch, listed=batch.queue in new)]
         answers = yield [call for _, call in parts]
+        # Obliterated since this process has used it: it must not have jobs before it is listed again.
+        missing = [place for place, answer in enumerate(answers) if answer[1] == b"unlisted"]
+        if missing:
+            calls = [parts[place][1] for place in missing]
+            yield from self._list({call.queue.queue for call in calls})
+            again = yield [call._replace(arguments=[b"1", *call.arguments[1:]]) for call in calls]
+            for place, answer in zip(missing, again, strict=True):
+                answers[place] = answer
         results: list[EnqueueResult] = []
-        for (ids, call), (_, (is_new, replies)) in zip(parts, answers, strict=True):
+        for (ids, call), (_, replies) in zip(parts, answers, strict=True):
             queue = call.queue.queue
-            if is_new:
-                yield from self._list({queue})
             if replies == 0:
                 made = tuple.__new__
                 results += [made(EnqueueResult, (job_id, "queued", queue, None, None)) for job_id in ids]
@@ -200,7 +206,7 @@ class RedisStorage(Storage):
             if state is None:
                 raise OptionError(f"depends_on: queue {name!r} has no job {job_id!r}")
 
-    def _parts(self, batch: Batch) -> Iterable[tuple[list[str], Call]]:
+    def _parts(self, batch: Batch, *, listed: bool) -> Iterable[tuple[list[str], Call]]:
         keys = self.keys(batch.queue)
         rest = records.envelope(batch)
         if batch.run_at is not None:
@@ -208,7 +214,7 @@ class RedisStorage(Storage):
         else:
             start = b"%d" % batch.delay if batch.delay else b""
         plain = batch.ids is None and not start and rest[:1] == records.PLAIN
-        heading: list[Any] = [pack_text(batch.name)]
+        heading: list[Any] = [b"1" if listed else b"0", pack_text(batch.name)]
         if not plain:
             heading += (start, self.policy(batch.queue).group_concurrency)
         called = script("add" if plain else "enqueue")
@@ -697,6 +703,7 @@ class RedisStorage(Storage):
         keys, policy = self.keys(queue), self.policy(queue)
         dead = policy.dead_letters
         arguments = [
+            policy.lease,
             policy.group_concurrency,
             dead.ttl,
             dead.auto_retries,

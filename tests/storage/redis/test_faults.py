@@ -6,7 +6,7 @@
 import asyncio
 import os
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from random import Random
 from threading import Event, Thread
 
@@ -611,3 +611,54 @@ def test_what_has_ended_stays_ended(redis_options, redis_server, open_storage):
     assert finish(storage, completing(held)) == [False]
     assert storage.renew([lease_of(held)])[0].held is False
     assert counts(storage) == {State.CANCELLED: 1, State.FAILED: 1}
+
+
+def test_connections_that_died_while_nobody_used_them_cost_no_call(open_storage):
+    with servers.RedisServer() as server:
+        storage = open_storage(server, TIMEOUT=1)
+        with ExitStack() as at_once:
+            for _ in range(8):
+                at_once.enter_context(storage._trips._exchange.connection())
+        server.stop()
+        server.start()
+
+        assert enqueue(storage, id="a") == "a"
+        storage.close()
+
+
+def test_a_full_server_is_worked_off(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server)
+    enqueue_many(storage, 3)
+    claimed = claim_one(storage)
+    with redis_server.client() as client:
+        client.config_set("maxmemory", 1_000)
+        try:
+            with pytest.raises(StorageUnavailableError, match="full"):
+                enqueue(storage)
+            assert storage.renew([lease_of(claimed)])[0].held
+            assert finish(storage, completing(claimed)) == [True]
+            assert len(claim(storage, 5)) == 2
+            storage.maintain()
+        finally:
+            client.config_set("maxmemory", 0)
+
+    assert counts(storage) == {State.COMPLETED: 1, State.ACTIVE: 2}
+
+
+def test_a_queue_is_listed_before_it_has_a_job(redis_options, redis_server, open_storage):
+    """Also if another process has obliterated it, and this one dies right after the enqueue."""
+    storage, other = open_storage(redis_server), open_storage(redis_server)
+    enqueue(storage)
+    other.obliterate(QUEUE)
+    listed = []
+    plain = storage._trips._exchange.ask
+
+    def ask(words):
+        listed.append(other.queues())
+        return plain(words)
+
+    storage._trips._exchange.ask = ask
+    enqueue(storage)
+
+    assert QUEUE in listed[-1]
+    assert other.queues() == [QUEUE]

@@ -1,12 +1,12 @@
 -- Add up to a thousand jobs that are new, plain and due now. See `enqueue` for all others.
 --
--- Arguments: the jobs' name; then for each its id and the rest of its record, behind the time.
+-- Arguments: whether the caller has seen to it that the queue is listed ('1'), the jobs' name; then for each its id and the rest of its record, behind the time.
 --! include base
 --! keys w
 
-local name, first = ARGV[ARGS], ARGS + 1
-local many = (#ARGV - ARGS) / 2
-local is_new = call('EXISTS', META) == 0 and 1 or 0
+local name, first = ARGV[ARGS + 1], ARGS + 2
+local many = (#ARGV - ARGS - 1) / 2
+if ARGV[ARGS] == '0' and call('EXISTS', META) == 0 then return {0, 'unlisted'} end
 local created = pack('>I8', now)
 local number = numbers('rear', many)
 local fields, entries = {}, {}
@@ -21,4 +21,4 @@ variadic('HSET', JOBS, fields)
 variadic('RPUSH', W, entries)
 add('n:' .. name, many)
 woken = true
-return answer({is_new, 0})
+return answer(0)

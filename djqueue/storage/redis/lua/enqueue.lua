@@ -1,15 +1,15 @@
 -- Add up to a thousand jobs of one batch.
 --
--- Arguments: the jobs' name, '' or a delay or '@' and a time, the group limit; then for each its id and the
+-- Arguments: whether the caller has seen to it that the queue is listed ('1'), the jobs' name, '' or a delay or '@' and a time, the group limit; then for each its id and the
 -- rest of its record, behind the time. Keys: of each, its result and its log lines.
 --! include base job places ends
 --! keys gone
 
-local name, start = ARGV[ARGS], ARGV[ARGS + 1]
-group_limit = tonumber(ARGV[ARGS + 2])
-local first = ARGS + 3
+local name, start = ARGV[ARGS + 1], ARGV[ARGS + 2]
+group_limit = tonumber(ARGV[ARGS + 3])
+local first = ARGS + 4
 local many = (#ARGV - first + 1) / 2
-local is_new = call('EXISTS', META) == 0 and 1 or 0
+if ARGV[ARGS] == '0' and call('EXISTS', META) == 0 then return {0, 'unlisted'} end
 local created = pack('>I8', now)
 
 local replies = {}
@@ -77,4 +77,4 @@ end
 for i = 0, many - 1 do
   replies[i + 1] = enqueue(ARGV[first + 2 * i], ARGV[first + 2 * i + 1], KEYS[FIXED + 2 * i + 1], KEYS[FIXED + 2 * i + 2])
 end
-return answer({is_new, replies})
+return answer(replies)

@@ -1,11 +1,12 @@
 -- The same as `read`, for many jobs at once. Arguments: ids. Keys: of all the results, then of all the log lines.
--- Answers the time, and of each: record, state, result, progress, history, log lines.
+-- Answers the time, the last entry that was given to the mirror, and of each job: record, state, result, progress,
+-- history, log lines.
+--! include mirror
 --! keys jobs st hist prog
 
 local call = redis.call
 local time = call('TIME')
-local clock = time[1] * 1000 + math.floor(time[2] / 1000)
-local now = clock + (tonumber(ARGV[1]) or tonumber(string.sub(ARGV[1], 2)) - clock)
+local now = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[1])
 local many = #ARGV - 1
 
 local results, lines = {}, {}
@@ -22,4 +23,4 @@ for i = 1, many do
   local mine = logged and call('LRANGE', lines[i], 0, -1) or {}
   replies[i] = blobs[i] and {blobs[i], sts[i], values[i], progress[i], runs[i], mine}
 end
-return {string.format('%.0f', now), replies}
+return {string.format('%.0f', now), mark_of(group_of_mirror()), replies}

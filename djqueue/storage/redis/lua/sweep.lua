@@ -1,21 +1,22 @@
 -- What time does: due jobs, lost leases, ttls, unique keys, dead letters whose retry is due.
 --
--- Arguments: the group limit, the dead letters' policy (ttl, retries, wait, most), how many of each at most,
+-- Arguments: the lease, the group limit, the dead letters' policy (ttl, retries, wait, most), how many of each at most,
 -- the workers that are alive (MessagePack), and ids of active jobs whose leases are to be looked at.
 -- Answers: promoted, stalled, expired, retried, dead letters above the most, ids whose records' time is over.
 --! include base job places ends
 
-group_limit = tonumber(ARGV[ARGS])
-local policy = {tonumber(ARGV[ARGS + 1]), tonumber(ARGV[ARGS + 2]), tonumber(ARGV[ARGS + 3])}
-local most_dead, limit = tonumber(ARGV[ARGS + 4]), tonumber(ARGV[ARGS + 5])
+local lease = tonumber(ARGV[ARGS])
+group_limit = tonumber(ARGV[ARGS + 1])
+local policy = {tonumber(ARGV[ARGS + 2]), tonumber(ARGV[ARGS + 3]), tonumber(ARGV[ARGS + 4])}
+local most_dead, limit = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
 local alive = {}
-for _, worker in ipairs(decode(ARGV[ARGS + 6])) do alive[worker] = true end
+for _, worker in ipairs(decode(ARGV[ARGS + 7])) do alive[worker] = true end
 
 -- An active job without a lease has lost it with a part of the data: it has one from now on.
-for i = ARGS + 7, #ARGV do
+for i = ARGS + 8, #ARGV do
   local st = call('HGET', ST, ARGV[i])
   if st and holds(st, sub(st, 2, 9)) then
-    call('ZADD', LEASE, 'NX', now, ARGV[i])
+    call('ZADD', LEASE, 'NX', now + lease, ARGV[i])
   end
 end
 

@@ -1,0 +1,132 @@
+"""The jobs of one queue, from Redis to the tables: those that have changed, or all of them."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from django.db import DataError
+
+from djqueue.core.clock import Clock
+from djqueue.core.errors import SerializationError
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+from djqueue.storage.database.away import in_one_line
+
+from .tables import UNFINISHED, Tables
+
+if TYPE_CHECKING:
+    from djqueue.storage.redis.changes import Changes, Mark
+
+logger = logging.getLogger("djqueue.mirror")
+
+BATCH = 1_000
+"""Jobs of one transaction."""
+BAD = (DataError, SerializationError, OverflowError, ValueError)
+"""What a job raises that cannot be read or written, however often that is tried."""
+NOT_KNOWN = (
+    "Redis does not know %d unfinished jobs of queue %r that are in the tables, and may have lost them: "
+    "`manage.py djqueue restore-from-mirror` enqueues them again, `manage.py djqueue resync` forgets them."
+)
+
+Counted = Callable[[int, int], None]
+"""Called with how many jobs were copied, and how many forgotten, so far."""
+
+
+class Unknown(NamedTuple):
+    """What became of the jobs of a queue that the tables have and Redis does not know."""
+
+    forgotten: int
+    kept: int
+    """Unfinished ones that Redis may have lost."""
+    since: int
+    """The time, in UTC milliseconds, before which all of these were enqueued; 0 if there are none."""
+
+
+class Copying:
+    """Copies jobs, while it is this process's turn.
+
+    hold: raises if it is not any more.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        changes: "Changes",
+        tables: Tables,
+        clock: Clock,
+        hold: Callable[[], None],
+    ) -> None:
+        self.between: Callable[[], None] = lambda: None
+        """Called after each transaction."""
+        self._storage = storage
+        self._changes = changes
+        self._tables = tables
+        self._clock = clock
+        self._hold = hold
+
+    def copy(self, queue: str, ids: Sequence[str], mark: "Mark") -> None:
+        """Make the rows of these jobs what the jobs are, while the queue has this mark."""
+        for first in range(0, len(ids), BATCH):
+            self._copy(queue, ids[first : first + BATCH], mark)
+            self.between()
+
+    def _copy(self, queue: str, ids: Sequence[str], mark: "Mark") -> None:
+        try:
+            found = dict(zip(ids, self._changes.records(queue, ids, mark), strict=True))
+            failed = [job.id for job in found.values() if job is not None and job.state is State.FAILED]
+            letters = self._changes.letters(queue, failed)
+            self._tables.write(queue, found, letters, self._clock.now())
+        except BAD as error:
+            if len(ids) == 1:
+                logger.error("Job %r of queue %r cannot be copied: %s", ids[0], queue, in_one_line(error))
+                return
+            middle = len(ids) // 2
+            self._copy(queue, ids[:middle], mark)
+            self._copy(queue, ids[middle:], mark)
+
+    def copy_all(
+        self, queue: str, since: int | None, counted: Counted = lambda *_: None
+    ) -> tuple[int, "Mark"]:
+        """Make the tables equal to what Redis has of a queue; how many jobs were looked at, and its mark.
+
+        since: jobs that Redis does not know have been removed, if they were enqueued since then; None: it
+            may have lost them all, and their rows stay as they are.
+        """
+        place = self._changes.follow(queue)
+        copied = 0
+        for ids in self._changes.pages(queue):
+            self.copy(queue, ids, place.mark)
+            copied += len(ids)
+            counted(copied, 0)
+        unknown = self.forget_unknown(queue, since, place.mark)
+        counted(copied, unknown.forgotten)
+        self._hold()
+        mark = self._changes.go_on(queue, place)
+        if mark:
+            self.trust(queue, unknown)
+        return copied, mark
+
+    def forget_unknown(self, queue: str, since: int | None, mark: "Mark" = b"") -> Unknown:
+        """Take leave of jobs that Redis does not know: see `copy_all`."""
+        forgotten = kept = newest = 0
+        for page in self._tables.pages(queue):
+            states = self._storage.states(queue, [row.job_id for row in page])
+            gone: list[str] = []
+            for row, state in zip(page, states, strict=True):
+                if state is not None:
+                    continue
+                if since is not None and row.created_at >= since:
+                    gone.append(row.job_id)
+                elif row.state in UNFINISHED:
+                    kept += 1
+                    newest = max(newest, row.created_at + 1)
+            # Asked again, together with the mark: it proves that Redis has not lost its data meanwhile.
+            self.copy(queue, gone, mark)
+            forgotten += len(gone)
+        return Unknown(forgotten, kept, newest)
+
+    def trust(self, queue: str, unknown: Unknown) -> None:
+        """Note which jobs of the queue Redis may have lost."""
+        if unknown.kept:
+            logger.warning(NOT_KNOWN, unknown.kept, queue)
+        self._changes.trust(queue, unknown.since)

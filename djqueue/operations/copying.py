@@ -100,10 +100,14 @@ class Copying:
             counted(copied, 0)
         unknown = self.forget_unknown(queue, since, place.mark)
         counted(copied, unknown.forgotten)
+        if unknown.kept:
+            logger.warning(NOT_KNOWN, unknown.kept, queue)
         self._hold()
+        # In this order: what is trusted is lost with the stream, or found not to be followed any more.
+        self._changes.trust(queue, unknown.since)
         mark = self._changes.go_on(queue, place)
-        if mark:
-            self.trust(queue, unknown)
+        if not mark:
+            self._changes.forget(queue)
         return copied, mark
 
     def forget_unknown(self, queue: str, since: int | None, mark: "Mark" = b"") -> Unknown:
@@ -124,9 +128,3 @@ class Copying:
             self.copy(queue, gone, mark)
             forgotten += len(gone)
         return Unknown(forgotten, kept, newest)
-
-    def trust(self, queue: str, unknown: Unknown) -> None:
-        """Note which jobs of the queue Redis may have lost."""
-        if unknown.kept:
-            logger.warning(NOT_KNOWN, unknown.kept, queue)
-        self._changes.trust(queue, unknown.since)

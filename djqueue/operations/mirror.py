@@ -121,26 +121,24 @@ class Mirror:
             raise TurnLostError
 
     def _round(self) -> int:
-        listed, followed = self._changes.queues()
         if self._begun != self._turn.number:
-            self._begin(followed)
+            self._begin()
+        listed, followed = self._changes.queues()
         copied = sum(self._bury(queue) for queue in followed.keys() - set(listed))
         copied += sum(self._copy_queue(queue, followed.get(queue)) for queue in listed)
         if self.clock.monotonic() - self._tidied >= TIDY_EVERY:
             self._tidy(listed)
         return copied
 
-    def _begin(self, followed: dict[str, int]) -> None:
+    def _begin(self) -> None:
         """The turn is a new one: what was known of the tables may not be so any more."""
         self._controls = self.tables.controls()
         self._marks = {}
         self._tidied = self.clock.monotonic() - TIDY_EVERY
-        for queue, since in followed.items():
+        for queue, since in self._changes.queues()[1].items():
             # Jobs that Redis had lost may have been restored meanwhile.
             if since:
-                unknown = self._copying.forget_unknown(queue, None)
-                self._copying.trust(queue, unknown)
-                followed[queue] = unknown.since
+                self._marks[queue] = self._copying.copy_all(queue, since)[1]
         self._begun = self._turn.number
 
     def _copy_queue(self, queue: str, since: int | None) -> int:

@@ -2,12 +2,13 @@
 
 import logging
 import threading
+from contextlib import suppress
 
 import pytest
 from django.db import OperationalError
 
 from djqueue import models
-from djqueue.core.errors import ConfigurationError, StorageError, StorageUnavailableError
+from djqueue.core.errors import ConfigurationError, StorageUnavailableError
 from djqueue.core.job import JobError
 from djqueue.core.limiter import Rate
 from djqueue.core.states import State
@@ -15,7 +16,7 @@ from djqueue.operations import turn
 from djqueue.operations.mirror import Mirror
 from djqueue.operations.turn import TurnLostError
 from djqueue.storage.memory import MemoryStorage
-from djqueue.storage.redis.changes import Changes
+from djqueue.storage.redis.changes import Changes, DataLostError
 from djqueue.testing import factories as f
 from tests.support import eventually
 
@@ -362,8 +363,8 @@ def test_a_process_that_was_dead_to_the_others_writes_nothing_old(
     storage.report([f.report_of(claimed, 1)])
     read = Changes.records
 
-    def read_and_sleep(self, queue, ids):
-        found = read(self, queue, ids)
+    def read_and_sleep(self, *args):
+        found = read(self, *args)
         monkeypatch.setattr(Changes, "records", read)
         clock.advance(turn.TTL)
         f.finish(storage, f.completing(claimed))
@@ -516,7 +517,7 @@ def test_redis_may_lose_its_data_at_any_moment_of_a_copy(
     assert len(letters()) == 1
 
 
-@pytest.mark.parametrize("moment", ["queues", "next", "follow", "pages", "records"])
+@pytest.mark.parametrize("moment", ["queues", "next", "follow", "pages", "records", "trust", "go_on"])
 def test_redis_may_lose_its_data_at_any_moment_of_a_repair(
     short, make_mirror, redis_server, monkeypatch, moment
 ):
@@ -549,10 +550,8 @@ def lose_after(moment, redis_server, monkeypatch) -> None:
 
 def copy_through_losses(mirror) -> None:
     for _ in range(3):
-        try:
+        with suppress(DataLostError):
             copy_all(mirror)
-        except StorageError as error:
-            assert "lost its data" in str(error)
 
 
 def test_jobs_that_redis_has_lost_stay_also_over_a_gap(short, make_mirror, redis_server, clock):

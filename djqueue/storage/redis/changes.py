@@ -113,10 +113,12 @@ class Changes:
         return sorted(map(text, names)), {text(name): int(since) for name, since in pairs}
 
     def trust(self, queue: str, since: int) -> None:
-        """Note that the queue is followed without a break, so that jobs which Redis does not know have been
-        removed: those enqueued since a time in UTC milliseconds. Older ones it may have lost.
+        """Note that the queue, if there is one, is followed without a break, so that jobs which Redis does
+        not know have been removed: those enqueued since a time in UTC milliseconds. Older ones it may have
+        lost.
         """
-        self._run(_asked(Command((b"HSET", self._common.key("mirror"), pack_text(queue), since))))
+        arguments = [pack_text(queue), since]
+        self._run(_asked(Call(script("trust"), self._common, arguments, lane=False)))
 
     def forget(self, queue: str) -> None:
         """Note that the queue is not followed."""

@@ -7,6 +7,7 @@ itself, so that a process that dies leaves nothing behind; one that lives asks a
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -25,6 +26,8 @@ LASTS = 30_000
 """Milliseconds until what was asked for lapses."""
 AGAIN = 8.0
 """Seconds after which it is asked for again."""
+LINGERS = 60.0
+"""Seconds for which a queue's channel is kept after its last subscriber: most callers wait again soon."""
 ALL = b"*"
 
 logger = logging.getLogger("djqueue.redis")
@@ -49,6 +52,8 @@ class Telling:
         self._lock = threading.Lock()
         self._asked: Counter[tuple[str, bytes]] = Counter()
         """(queue, what is asked for): by how many."""
+        self._kept: dict[str, tuple[Unsubscribe, float]] = {}
+        """Queues whose channels are kept: what ends that, and when somebody last subscribed."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         os.register_at_fork(after_in_child=self._after_fork)
@@ -63,6 +68,7 @@ class Telling:
         self._stop = threading.Event()
         with self._lock:
             self._asked.clear()
+            self._kept.clear()
         self._listener.close()
 
     def listen(self, queues: list[str] | None, wake: Callable[[], None]) -> Unsubscribe:
@@ -139,6 +145,7 @@ class Telling:
                         logger.exception("A handler of the events of queue %r failed.", queue)
 
         remove = self._listener.add(self._keys(queue).events, received)
+        self._keep(queue)
         with self._lock:
             self._asked[entry] += 1
             if self._thread is None:
@@ -162,16 +169,38 @@ class Telling:
 
         return unsubscribe
 
+    def _keep(self, queue: str) -> None:
+        """A connection and a thread for each short wait would take longer than most waits."""
+        with self._lock:
+            kept = self._kept.get(queue)
+            if kept is not None:
+                self._kept[queue] = kept[0], time.monotonic()
+                return
+        remove = self._listener.add(self._keys(queue).events, _nothing)
+        with self._lock:
+            first = self._kept.setdefault(queue, (remove, time.monotonic()))
+        if first[0] is not remove:
+            remove()
+
+    def _let_go(self) -> None:
+        until = time.monotonic() - LINGERS
+        with self._lock:
+            idle = [queue for queue, (_, used) in self._kept.items() if used < until]
+            removed = [self._kept.pop(queue)[0] for queue in idle]
+        for remove in removed:
+            remove()
+
     def _ask(self, queue: str, what: list[bytes]) -> Steps[None]:
         yield [Call(script("watch"), self._keys(queue), [LASTS, *what], lane=False)]
 
     def _go_on_asking(self, stop: threading.Event) -> None:
         while not stop.wait(AGAIN):
+            self._let_go()
             with self._lock:
                 asked: dict[str, list[bytes]] = {}
                 for queue, what in self._asked:
                     asked.setdefault(queue, []).append(what)
-                if not asked:
+                if not asked and not self._kept:
                     self._thread = None
                     return
             for queue, wanted in asked.items():
@@ -185,3 +214,8 @@ class Telling:
         self._lock = threading.Lock()
         self._thread = None
         self._asked = Counter()
+        self._kept = {}
+
+
+def _nothing(_: bytes) -> None:
+    """Listens for nobody."""

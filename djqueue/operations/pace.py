@@ -3,7 +3,7 @@
 import time
 from threading import Event
 
-REST = 6.0
+REST = 3.0
 """How much longer than a copy the rest after it is, where the other threads are busy all the time."""
 LONGEST = 1.0
 """Seconds."""

@@ -39,7 +39,7 @@ class Open(MemoryStorage):
 
 def found(settings: Any, given: Any) -> list[CheckMessage]:
     settings.DJQUEUE = given
-    return run_checks(tags=["djqueue"])
+    return run_checks(tags=["djqueue"], databases=[])
 
 
 def ids(messages: list[CheckMessage]) -> list[str | None]:

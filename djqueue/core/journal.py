@@ -31,7 +31,9 @@ class Journal(Protocol):
         ...
 
     def removed(self, jobs: list[Job]) -> None:
-        """Jobs whose records are gone, with result and dead letter."""
+        """Jobs whose records go, with result and dead letter; told while the engine still knows them: one
+        who finds that it does not, and reads them elsewhere, can then tell that they are gone.
+        """
         ...
 
     def reported(self, job: Job, lines: tuple[tuple[int, str], ...]) -> None:

@@ -189,6 +189,8 @@ class Shard:
 
     def remove(self, queue: JobQueue, jobs: list[Job], now: int, changes: Changes) -> None:
         """Forget jobs that are not active, whatever their state, with everything that is theirs."""
+        if self._journal is not None and jobs:
+            self._journal.removed(jobs)
         for job in jobs:
             if job.state in (State.COMPLETED, State.CANCELLED):
                 queue.finished.remove(job)
@@ -201,8 +203,6 @@ class Shard:
                 self.note_end(job, State.CANCELLED, changes)
             queue.drop(job)
             self.tell(queue, job, "removed", now, changes)
-        if self._journal is not None and jobs:
-            self._journal.removed(jobs)
 
     def make_way(self, queue: JobQueue, job: Job, now: int, changes: Changes) -> bool:
         """Forget an ended job whose id is enqueued again; whether others wait for what has that id."""

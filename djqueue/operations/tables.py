@@ -14,7 +14,7 @@ from djqueue.core.job import DeadLetter, Job, JobRecord, WorkerInfo
 from djqueue.core.options import MSGPACK, JobKey, JobOptions
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.storage.database import rows
-from djqueue.storage.database.dialects import dialect_for
+from djqueue.storage.database.dialects import Dialect, dialect_for
 from djqueue.storage.database.inspector import Inspector
 from djqueue.storage.database.journal import OWNED, QUEUE_STATE
 from djqueue.storage.database.rows import NO_ERROR, TEXT_LIMIT, Row, clean
@@ -51,7 +51,7 @@ class Tables:
         self._hold = hold
 
     @cached_property
-    def _dialect(self) -> Any:
+    def _dialect(self) -> Dialect:
         return dialect_for(self._alias)
 
     # Jobs.
@@ -149,9 +149,9 @@ class Tables:
         stale: list[JobKey] = []
         for job_id, every in found.items():
             count, first, last = known.get(job_id, (0, None, None))
-            if 0 < count <= len(every) and [first, last] == [
-                to_datetime(every[i][at]) for i in (0, count - 1)
-            ]:
+            beginning = every[:count]
+            ends = [to_datetime(row[at]) for row in (*beginning[:1], *beginning[-1:])]
+            if len(beginning) == count and [first, last] == ends:
                 every = every[count:]
             elif count:
                 stale.append((queue, job_id))

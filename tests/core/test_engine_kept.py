@@ -105,6 +105,30 @@ def test_nothing_old_is_noted_of_a_job_after_its_end(word):
     assert journal.told == [("changed", "a", State.ACTIVE), ("completed", "a", State.COMPLETED)]
 
 
+@pytest.mark.parametrize("word", ["remove", "clean", "obliterate", "sweep"])
+def test_a_job_is_known_until_the_journal_has_heard_of_its_removal(word):
+    """One who does not find it here reads its record elsewhere, unless the journal knows better."""
+
+    class Asking(Journal):
+        def removed(self, jobs):
+            known.extend(bench.engine.states("q", [job.id for job in jobs]))
+
+    known = []
+    bench = Bench(journal=Asking(), keep_finished=True)
+    bench.enqueue("a", result_ttl=100)
+    bench.engine.cancel("q", ["a"])
+    if word == "remove":
+        bench.engine.remove("q", ["a"])
+    elif word == "clean":
+        bench.engine.clean("q", frozenset({State.CANCELLED}), bench.clock.now() + 1)
+    elif word == "obliterate":
+        bench.engine.obliterate("q")
+    else:
+        bench.sweep(101)
+
+    assert known == [State.CANCELLED]
+
+
 def test_the_journal_hears_of_the_old_job_before_the_new_one_with_its_id():
     journal = Journal()
     bench = Bench(journal=journal)

@@ -233,6 +233,7 @@ class ClaimLoop:
         now = self._clock.monotonic()
         verbose = self._tell.verbose
         self._tell.counters.claimed += len(claims.jobs)
+        runs: list[Run] = []
         for claimed in claims.jobs:
             handler = self._handlers.get(claimed.name)
             if handler is None:
@@ -243,6 +244,9 @@ class ClaimLoop:
             self._runs.executing[run] = run
             if claimed.lease < self._heartbeat.shortest_lease:
                 self._heartbeat.expect(claimed.lease)
+            runs.append(run)
+        # All are known before the first is started: one of them may cancel another.
+        for run in runs:
             if verbose:
                 self._tell.started(run)
             self._executor.start(run)

@@ -304,24 +304,33 @@ def yardstick(storage: Any, scale: float) -> dict[str, float]:
     for _ in range(count):
         client.ping()
     ping = (time.perf_counter() - start) / count * 1e6
+    found = {"redis_ping_us": ping}
+    for slots, jobs in ((1, 3_000), (10, 20_000), (100, 100_000)):
+        found[f"redis_bare_drain_c{slots}"] = bare_drain(client, slots, int(jobs * scale))
+    return found
+
+
+def bare_drain(client: Any, slots: int, jobs: int) -> float:
+    """Jobs a second that one loop moves, each call ending `slots` jobs and claiming as many."""
     script = client.register_script(BARE)
     blob = b"x" * 160
-    jobs = int(100_000 * scale)
     for first in range(0, jobs, 1_000):
-        words = [word for n in range(first, first + 1_000) for word in (b"%036d" % n, blob)]
-        client.hset("bare:jobs", mapping=dict(zip(words[::2], words[1::2], strict=True)))
-        client.rpush("bare:waiting", *words[::2])
+        ids = [b"%036d" % n for n in range(first, min(first + 1_000, jobs))]
+        client.hset("bare:jobs", mapping=dict.fromkeys(ids, blob))
+        client.rpush("bare:waiting", *ids)
     done: list[Any] = []
     moved = 0
     start = time.perf_counter()
     while moved < jobs:
         found = script(
             keys=["bare:waiting", "bare:jobs", "bare:leases", *[b"bare:r:" + job_id for job_id in done]],
-            args=[100, *done],
+            args=[slots, *done],
         )
         done = found[::2]
         moved += len(done)
-    return {"redis_ping_us": ping, "redis_bare_drain": jobs / (time.perf_counter() - start)}
+    rate = jobs / (time.perf_counter() - start)
+    client.flushdb()
+    return rate
 
 
 BARE = """

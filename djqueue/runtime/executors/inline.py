@@ -39,7 +39,7 @@ class InlineExecutor:
                 handler.call = as_coroutine_function(handler, self._threads.call, station.tell)
 
     def start(self, run: Run) -> None:
-        """Begin a run. Called on the loop; no code of the handler runs before this returns."""
+        """Begin a run, on the loop. The first step of an async handler may be taken before this returns."""
         timeout = run.claimed.options.timeout
         if timeout is not None:
             run.deadline = self._clock.now() + timeout

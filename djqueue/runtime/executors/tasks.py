@@ -1,7 +1,8 @@
 """Async handlers: each a task on the worker's event loop, in a context of its own."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
@@ -12,6 +13,9 @@ from djqueue.runtime.context import CURRENT
 from djqueue.runtime.execution import Execution
 from djqueue.runtime.runs import Run
 from djqueue.runtime.station import Station
+
+EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
+"""A task's first step is taken at once, where Python can: a job that waits for nothing is over with it."""
 
 
 class TaskExecutor:
@@ -32,11 +36,14 @@ class TaskExecutor:
         # Without the detour over the loop, which only a loop with a factory of its own needs, and
         # without the name that would be made up, a task costs a third less.
         plain = loop.get_task_factory() is None and isinstance(loop, asyncio.BaseEventLoop)
-        self._new_task = partial(asyncio.Task, loop=loop) if plain else loop.create_task
+        self._new_task: Callable[..., asyncio.Task[None]]
+        self._new_task = partial(asyncio.Task, loop=loop, **EAGER) if plain else loop.create_task
 
     def start(self, run: Run) -> None:
-        """Begin a run."""
-        run.task = self._new_task(self._run(run), name=run.claimed.id)
+        """Begin a run, which may have ended when this returns."""
+        task = self._new_task(self._run(run), name=run.claimed.id)
+        if not task.done():
+            run.task = task
 
     def adopt(self, run: Run, awaitable: Awaitable[Any]) -> None:
         """Go on with a run whose handler returned, on a thread, what has to be awaited."""
@@ -50,8 +57,8 @@ class TaskExecutor:
     def interrupt(self, run: Run) -> None:
         """Cancel the run's task at its next `await`. Called by the loop, in its turn.
 
-        That is never before the first step of the task, whose turn came up when the task was made: cancelled
-        earlier, it could not even end its run.
+        That is never before the first step of the task, which was taken, or whose turn came up, when the
+        task was made: cancelled earlier, it could not even end its run.
         """
         if run.task is not None:
             run.task.cancel()

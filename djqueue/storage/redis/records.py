@@ -40,11 +40,15 @@ LETTERS = {state: b"".join(letter for letter, other in STATES.items() if other i
 ENDED = b"cfx"
 HEAD = Struct(">8sQcH")
 """Number, when it was enqueued, whether its end concerns no other key, length of its name."""
+VARIED = HEAD.size - 3
+"""What comes before this is every job's own."""
 SIZE = Struct(">I")
 NUMBER = Struct(">Q")
 TWO = Struct(">QQ")
 SALT_BITS = 20
 SALT = (1 << SALT_BITS) - 1
+TOKENS = 1 << (64 + SALT_BITS)
+"""No queue gives so many."""
 PLAIN, NOT_PLAIN = b"p", b"x"
 NOTHING = HEAD.pack(bytes(8), 0, PLAIN, 0) + SIZE.pack(1) + b"\x80"
 """The record of a job that is gone: without name, options, payload."""
@@ -135,9 +139,9 @@ def pack_token(queue: str, token: int) -> bytes:
 
     Each queue counts its own tokens; so that those of two are not the same, a trace of its name is in them.
     """
-    if token < 0 or token & SALT != _salt(queue) or token >> SALT_BITS >= 2**64:
-        return b""
-    return NUMBER.pack(token >> SALT_BITS)
+    if 0 <= token < TOKENS and token & SALT == _salt(queue):
+        return NUMBER.pack(token >> SALT_BITS)
+    return b""
 
 
 def claimed(queue: str, found: Sequence[Any], first: int, lease: int) -> list[Claimed]:
@@ -145,48 +149,50 @@ def claimed(queue: str, found: Sequence[Any], first: int, lease: int) -> list[Cl
     new = tuple.__new__
     jobs = []
     token = first << SALT_BITS | _salt(queue)
+    name, options, heading, begin = "", None, b"", 0
     for at in range(0, len(found), 3):
         token += 1 << SALT_BITS
-        job = Envelope(found[at + 1])
-        attempts, failures, stalls = unpack(found[at + 2]) if found[at + 2] else (1, 0, 0)
-        jobs.append(
-            new(
-                Claimed,
-                (
-                    text(found[at]),
-                    queue,
-                    job.name,
-                    job.payload,
-                    job.options,
-                    token,
-                    attempts,
-                    failures,
-                    stalls,
-                    job.created_at,
-                    lease,
-                ),
-            )
-        )
+        job_id, blob, counters = found[at : at + 3]
+        # Most of the jobs that come together have name and options in common.
+        if options is None or not blob.startswith(heading, VARIED):
+            job = Envelope(blob)
+            name, options = job.name, job.options
+            begin = len(blob) - len(job.payload)
+            heading = blob[VARIED:begin]
+        created_at = int.from_bytes(blob[NUMBER.size : VARIED])
+        attempts, failures, stalls = unpack(counters) if counters else (1, 0, 0)
+        # Without the call of a constructor, which takes longer than all of this.
+        fields = (text(job_id), queue, name, blob[begin:], options, token)
+        jobs.append(new(Claimed, (*fields, attempts, failures, stalls, created_at, lease)))
     return jobs
 
 
-def outcome_arguments(outcome: Outcome) -> list[bytes]:
-    """Kind, id, token and data of an outcome for `work`."""
-    token = pack_token(outcome.queue, outcome.token)
-    kind = outcome.kind
-    data: bytes
-    if kind == "complete":
-        letter, data = (b"n", b"") if outcome.result is None else (b"c", outcome.result)
-    elif kind == "retry":
-        letter, data = b"r", pack([outcome.delay, _error(outcome.error)])
-    elif kind == "release":
-        letter, data = b"l", pack([outcome.delay, _error(outcome.error)])
-    elif kind == "fail":
+def outcome_arguments(queue: str, outcomes: Iterable[Outcome]) -> list[bytes]:
+    """For `work`: kind, id, token and data of each outcome of a queue."""
+    words: list[bytes] = []
+    salt, number = _salt(queue), NUMBER.pack
+    for outcome in outcomes:
+        _, job_id, token, kind, result, *_ = outcome
+        packed = number(token >> SALT_BITS) if 0 <= token < TOKENS and token & SALT == salt else b""
+        if kind != "complete":
+            letter, data = _other_end(outcome)
+        elif result is None:
+            letter, data = b"n", b""
+        else:
+            letter, data = b"c", result
+        words += (letter, pack_text(job_id), packed, data)
+    return words
+
+
+def _other_end(outcome: Outcome) -> tuple[bytes, bytes]:
+    if outcome.kind == "retry":
+        return b"r", pack([outcome.delay, _error(outcome.error)])
+    if outcome.kind == "release":
+        return b"l", pack([outcome.delay, _error(outcome.error)])
+    if outcome.kind == "fail":
         reason = outcome.reason if outcome.reason in DEAD_LETTER_REASONS else "unknown"
-        letter, data = b"f", pack([reason, _error(outcome.error)])
-    else:
-        letter, data = b"x", pack([outcome.reason])
-    return [letter, pack_text(outcome.id), token, data]
+        return b"f", pack([reason, _error(outcome.error)])
+    return b"x", pack([outcome.reason])
 
 
 def _error(error: JobError | None) -> Any:

@@ -296,7 +296,7 @@ class RedisStorage(Storage):
         self, queue: str, outcomes: Sequence[Outcome], request: ClaimRequest | None, slots: int
     ) -> Steps[tuple[bytes, list[Any], int | None]]:
         keys, policy = self.keys(queue), self.policy(queue)
-        told = [word for outcome in outcomes for word in records.outcome_arguments(outcome)]
+        told = records.outcome_arguments(queue, outcomes)
         results = [keys.result(outcome.id) for outcome in outcomes]
         slots = min(slots, BULK)
         names = _names(request.names) if request is not None else NO_NAMES

@@ -3,7 +3,7 @@
 It takes all free slots, claims that many jobs at most, hands them to the executor and goes on; it never
 runs a handler's code, and claims nothing that cannot start at once. What has ended since the last round
 trip goes with the next claim in one call. A storage that is another process is called again before it has
-answered, for half the slots each time: so neither waits for the other.
+answered, for half the slots each time, if there are many: so neither waits for the other.
 """
 
 import asyncio
@@ -25,6 +25,8 @@ from .runs import Run
 from .station import Station
 from .stopping import Stop
 
+JOBS_OF_A_TRIP = 25
+"""With fewer slots for each, two round trips at once cost more than they save."""
 POLL = 5.0
 """Seconds between claims that nothing has called for: a wake-up may be lost with a connection."""
 POLL_UNTIL_EMPTY = 0.25
@@ -74,6 +76,8 @@ class ClaimLoop:
         """Set when nothing more is to be claimed."""
         self.giving_up = False
         """Set when what the storage does not take is to be left."""
+        many = options.concurrency >= JOBS_OF_A_TRIP * self._storage.trips_at_once
+        self._trips_at_once = self._storage.trips_at_once if many else 1
         self._trips: set[asyncio.Task[None]] = set()
         self._on_the_way: set[Run] = set()
         """Those of the untold whose end a trip is telling."""
@@ -94,7 +98,7 @@ class ClaimLoop:
     async def run(self) -> None:
         """Claim and tell until the worker stops and everything has ended and been told."""
         while not self._is_done():
-            if self._storage.trips_at_once == 1 or self._options.concurrency == 1:
+            if self._trips_at_once == 1:
                 if (trip := self._pack()) is not None:
                     await self._travel(trip)
             else:
@@ -110,8 +114,8 @@ class ClaimLoop:
         return self.giving_up or not (self._runs.ended or self._runs.untold or self._trips)
 
     def _set_out(self) -> None:
-        """Begin round trips, as many at once as the storage wants; one, if it was away a moment ago."""
-        while len(self._trips) < self._storage.trips_at_once and not (self._retry and self._trips):
+        """Begin round trips, as many at once as there may be; one, if the storage was away a moment ago."""
+        while len(self._trips) < self._trips_at_once and not (self._retry and self._trips):
             trip = self._pack()
             if trip is None:
                 return
@@ -136,9 +140,8 @@ class ClaimLoop:
                 runs.untold[run] = run
         told = [run for run in runs.untold if run not in self._on_the_way]
         slots = self._free_slots()
-        if self._trips or self._storage.trips_at_once > 1:
-            # Half the slots for each: while one half is told and claimed, the other one runs.
-            slots = min(slots, max(1, self._options.concurrency // self._storage.trips_at_once))
+        # Half the slots for each: while one half is told and claimed, the other one runs.
+        slots = min(slots, self._options.concurrency // self._trips_at_once)
         if not told and (slots <= 0 or self._asking):
             return None
         self._on_the_way.update(told)
@@ -287,7 +290,7 @@ class ClaimLoop:
             return
         if self._retry:
             await self._bell.sleep(self._jittered(self._retry), Hearing.STOP)
-        elif self._free_slots() <= 0 or len(self._trips) == self._storage.trips_at_once:
+        elif self._free_slots() <= 0 or len(self._trips) == self._trips_at_once:
             await self._bell.sleep(None, Hearing.ENDINGS)
         else:
             await self._bell.sleep(self._patience(), Hearing.ALL)

@@ -1,5 +1,6 @@
 """Memory storages that note what is asked of them, or fail for a while."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
@@ -57,6 +58,25 @@ class RecordingStorage(MemoryStorage):
             self.listening -= 1
 
         return ended
+
+
+class DistantStorage(RecordingStorage):
+    """Takes two calls at once, and answers in a later turn of the loop."""
+
+    trips_at_once = 2
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        self.under_way = 0
+        self.most = 0
+        """Calls that were under way at once."""
+
+    async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0)
+        self.under_way -= 1
+        return self.finish(outcomes, then)
 
 
 class FailingStorage(MemoryStorage):

@@ -10,6 +10,7 @@ from djqueue import Queue, Snooze, Worker
 from djqueue.core.limiter import Rate
 from djqueue.runtime import claiming
 from tests.runtime.running import HANDLER, reached, record, work_off, working
+from tests.runtime.storages import DistantStorage
 from tests.support import aeventually
 
 
@@ -36,6 +37,21 @@ async def test_sync_jobs_are_told_of_in_groups_too(storage, queue):
     await work_off(storage, lambda job: None, concurrency=100, max_jobs=1_000)
 
     assert len(storage.trips) < 500
+
+
+@pytest.mark.parametrize(("slots", "at_once", "given"), [(100, 2, 50), (20, 1, 20)])
+async def test_two_round_trips_at_once_where_each_has_enough_to_carry(slots, at_once, given):
+    storage = DistantStorage()
+    Queue("work", storage=storage).enqueue_many(range(1_000), name=HANDLER)
+
+    async def handler(job):
+        return job.payload
+
+    await work_off(storage, handler, concurrency=slots, max_jobs=1_000)
+
+    assert storage.most == at_once
+    assert max(jobs for _, _, jobs in storage.trips) == given
+    assert sum(told for told, _, _ in storage.trips) == 1_000
 
 
 async def test_a_worker_never_claims_more_than_it_can_start(storage, queue):

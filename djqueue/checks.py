@@ -21,19 +21,22 @@
 | djqueue.W009 | Redis keeps nothing on the disk |
 | djqueue.W010 | Redis hangs up on connections that rest |
 | djqueue.W011 | Redis refuses calls while a script runs |
+| djqueue.W012 | jobs on their way to Redis that nobody takes there |
 
-None of them asks the database anything. Redis is asked as Django asks databases: with `--database`, before
-`migrate`, and with `--deploy`. E006, the I… and W007 to W011 are of `djqueue.storage.redis.health`.
+Only W012 asks the database anything, when Django asks databases: with `--database`, and before
+`migrate`. Redis is asked then, and with `--deploy`. E006, the I… and W007 to W011 are of
+`djqueue.storage.redis.health`.
 """
 
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings as django_settings
 from django.core import checks
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.utils.module_loading import import_string
 
 from .conf import READERS, Settings, problems, read_settings
@@ -82,8 +85,8 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
 
 @checks.register(TAG, checks.Tags.database)
 def check_servers(databases: Iterable[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
-    """What asks Redis, when databases are asked, too."""
-    return list(_servers()) if databases else []
+    """What asks Redis, and the table of jobs on their way there, when databases are asked, too."""
+    return [*_servers(), *_left_in_outbox(databases)] if databases else []
 
 
 @checks.register(TAG, deploy=True)
@@ -274,6 +277,28 @@ def _servers() -> Iterator[checks.CheckMessage]:
             yield from map(_message, findings(connections))
         finally:
             connections.close()
+
+
+def _left_in_outbox(databases: Iterable[str]) -> Iterator[checks.CheckMessage]:
+    from .models import OutboxJob
+
+    given = getattr(django_settings, "DJQUEUE", {})
+    alias, table = router.db_for_write(OutboxJob), OutboxJob._meta.db_table
+    if alias not in databases or problems(given):
+        return
+    if any(policy.outbox for policy in read_settings(given).queues.values()):
+        return
+    many = 0
+    with suppress(Error):  # of a database that is away, Django tells
+        if table in connections[alias].introspection.table_names():
+            many = OutboxJob.objects.using(alias).count()
+    if many:
+        yield checks.Warning(
+            f"DATABASES[{alias!r}]: {many} rows of {table} are jobs on their way to Redis, and no queue "
+            "has OUTBOX any more: nobody takes them there.",
+            hint="Give their queue OUTBOX again until `runworkers` has emptied the table, or delete them.",
+            id="djqueue.W012",
+        )
 
 
 def _upper(settings: Settings) -> dict[str, Any]:

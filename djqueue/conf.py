@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -61,6 +61,9 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     values: dict[str, Any] = {}
     for key, value in given.items():
         values.update(READERS[key](key, value))
+    if "QUEUES" in given:
+        default = _default_policy(values.get("storage_options", {}))
+        values.update(_queues("QUEUES", given["QUEUES"], default))
     return Settings(**values)
 
 
@@ -95,15 +98,25 @@ def _storage(_key: str, value: Any) -> dict[str, Any]:
     }
 
 
-def _queues(_key: str, value: Any) -> dict[str, Any]:
+def _default_policy(storage_options: Mapping[str, Any]) -> QueuePolicy:
+    """What queues do that say nothing else: a storage may have a LEASE for all of them."""
+    try:
+        return replace(DEFAULT_POLICY, lease=_lasting(storage_options["lease"], "LEASE"))
+    except (KeyError, ConfigurationError, OptionError):  # a wrong one is refused by the storage
+        return DEFAULT_POLICY
+
+
+def _queues(_key: str, value: Any, default: QueuePolicy = DEFAULT_POLICY) -> dict[str, Any]:
     if isinstance(value, LISTS):
         value = {check_text("queue", name): {} for name in value}
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"must be a dict of queues, or a list of their names, not {value!r}")
-    return {"queues": {check_text("queue", name): _policy(name, entry) for name, entry in value.items()}}
+    return {
+        "queues": {check_text("queue", name): _policy(name, entry, default) for name, entry in value.items()}
+    }
 
 
-def _policy(name: str, value: Any) -> QueuePolicy:
+def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
     known = {"LEASE", "RATE", "CONCURRENCY", "GROUP_CONCURRENCY", "DEAD_LETTERS", "OUTBOX"}
     given = _mapping(value, known, f"queue {name!r}: ")
     policy: dict[str, Any] = {}
@@ -118,7 +131,7 @@ def _policy(name: str, value: Any) -> QueuePolicy:
         policy["dead_letters"] = _dead_letters(name, given["DEAD_LETTERS"])
     if "OUTBOX" in given:
         policy["outbox"] = _flag(given["OUTBOX"], f"queue {name!r}: OUTBOX: ")
-    return QueuePolicy(**policy)
+    return replace(default, **policy)
 
 
 def _dead_letters(name: str, value: Any) -> DeadLetterPolicy:

@@ -1,13 +1,14 @@
 #!/bin/sh
-# Installs what is missing of the programs named: system-packages.sh [python] [redis] [postgresql]
-# [chromium], from Debian's packages or Homebrew. The tests start servers of their own, on free
-# ports; no system service is started or used.
+# Installs what is missing of the programs named: system-packages.sh [python] [redis] [valkey]
+# [postgresql] [chromium], from Debian's packages or Homebrew. The tests start servers of their own,
+# on free ports; no system service is started or used. Debian has Valkey from 13 on.
 set -eu
 
 there() {
     case $1 in
     python) scripts/find-python.sh >/dev/null ;;
-    redis) first redis-server valkey-server ;;
+    redis) first "${DJQUEUE_TEST_REDIS_SERVER:-redis-server}" redis-server valkey-server ;;
+    valkey) first valkey-server ;;
     postgresql) first initdb /usr/lib/postgresql/*/bin/initdb \
         /opt/homebrew/opt/postgresql*/bin/initdb /usr/local/opt/postgresql*/bin/initdb ;;
     chromium) first "${DJQUEUE_TEST_CHROMIUM:-chromium}" chromium chromium-browser google-chrome \
@@ -28,6 +29,7 @@ debian_name() {
     case $1 in
     python) echo "python3 python3-venv" ;;
     redis) echo redis-server ;;
+    valkey) echo valkey-server ;;
     *) echo "$1" ;;
     esac
 }

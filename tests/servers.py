@@ -3,6 +3,7 @@
     python -m tests.servers postgresql COMMAND...
 
 runs a command with `DJQUEUE_TEST_DB` and `DJQUEUE_TEST_PG` naming a PostgreSQL of its own.
+`DJQUEUE_TEST_REDIS_SERVER` names the program that is run for Redis: a `valkey-server`, say.
 """
 
 import contextlib
@@ -191,10 +192,17 @@ class PostgresServer(Server):
 
 class RedisServer(Server):
     """A Redis (or Valkey) that keeps nothing on disk, unless `appendonly` has it write every change to
-    a log before it answers. `config` holds further lines of its configuration."""
+    a log before it answers. `config` holds further lines of its configuration; `program` is another one
+    than that of all tests."""
 
-    def __init__(self, *, appendonly: bool = False, config: Mapping[str, object] | None = None) -> None:
-        self.binary = find_program("redis-server", "valkey-server", package="redis")
+    def __init__(
+        self,
+        *,
+        appendonly: bool = False,
+        config: Mapping[str, object] | None = None,
+        program: str | None = None,
+    ) -> None:
+        self.binary = program or find_redis()
         self.config = {
             "save": "",
             "appendonly": "yes" if appendonly else "no",
@@ -509,6 +517,11 @@ def postgres_binaries() -> Path:
         if (folder / "initdb").exists():
             return folder
     return Path(find_program("initdb", package="postgresql")).resolve().parent
+
+
+def find_redis() -> str:
+    chosen = os.environ.get("DJQUEUE_TEST_REDIS_SERVER")
+    return find_program(*((chosen,) if chosen else ("redis-server", "valkey-server")), package="redis")
 
 
 def find_chromium() -> str:

@@ -1,6 +1,7 @@
 """`manage.py check --tag djqueue`."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from django.db import connections
 from djqueue import checks
 from djqueue.conf import READERS
 from djqueue.core.errors import ConfigurationError
+from djqueue.models import OutboxJob
 from djqueue.storage.memory import MemoryStorage
 
 MEMORY = {"BACKEND": "djqueue.storage.memory.MemoryStorage"}
@@ -279,6 +281,7 @@ def test_a_lease_that_a_call_can_outlast_is_a_warning(settings: Any) -> None:
     assert "the lease of a (4 s)" in message.msg
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     "how",
     [
@@ -296,14 +299,55 @@ def test_redis_is_asked_once_when_databases_are_or_at_a_deployment(settings: Any
     assert "redis 127.0.0.1:1/0" in message.msg
 
 
+def on_the_way(many: int) -> None:
+    now = datetime.now(UTC)
+    OutboxJob.objects.bulk_create(
+        OutboxJob(queue="emails", job_id=f"{at}", name="send", options=b"", payload=b"", created_at=now)
+        for at in range(many)
+    )
+
+
+@pytest.mark.django_db
+def test_jobs_that_are_left_in_the_outbox_of_no_queue_are_a_warning(settings: Any) -> None:
+    on_the_way(3)
+    settings.DJQUEUE = {"STORAGE": MEMORY, "QUEUES": {"emails": {}}}
+    (message,) = run_checks(tags=["djqueue"], databases=["default"])
+    assert message.id == "djqueue.W012"
+    assert isinstance(message, CheckWarning)
+    assert "3 rows of djqueue_outbox_job" in message.msg
+    assert "OUTBOX" in str(message.hint)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("many", "outbox"), [(0, False), (3, True)], ids=["empty", "relayed"])
+def test_an_outbox_that_is_empty_or_relayed_is_fine(settings: Any, many: int, outbox: bool) -> None:
+    on_the_way(many)
+    settings.DJQUEUE = {"STORAGE": MEMORY, "QUEUES": {"others": {"OUTBOX": outbox}}}
+    assert run_checks(tags=["djqueue"], databases=["default"]) == []
+
+
+@pytest.mark.django_db
+def test_an_outbox_that_is_in_another_database_is_not_looked_for(settings: Any) -> None:
+    on_the_way(3)
+    settings.DJQUEUE = {"STORAGE": MEMORY}
+    assert run_checks(tags=["djqueue"], databases=["other"]) == []
+
+
+@pytest.mark.django_db
+def test_a_database_without_the_table_is_fine(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.DJQUEUE = {"STORAGE": MEMORY}
+    monkeypatch.setattr(OutboxJob._meta, "db_table", "not_migrated")
+    assert run_checks(tags=["djqueue"], databases=["default"]) == []
+
+
 def test_what_cannot_be_read_is_not_asked(settings: Any) -> None:
     settings.DJQUEUE = {"STORAGE": {**REDIS, "OPTIONS": {"UR": NOBODY}}}
-    assert ids(run_checks(tags=["djqueue"], include_deployment_checks=True)) == ["djqueue.E004"]
+    assert ids(run_checks(tags=["djqueue"], databases=[], include_deployment_checks=True)) == ["djqueue.E004"]
 
 
 def test_a_client_that_cannot_be_made_is_told_when_redis_is_asked(settings: Any) -> None:
     settings.DJQUEUE = {"STORAGE": {**REDIS, "OPTIONS": {"CLIENT": dict}}}
-    (message,) = run_checks(tags=["djqueue"], include_deployment_checks=True)
+    (message,) = run_checks(tags=["djqueue"], databases=[], include_deployment_checks=True)
     assert message.id == "djqueue.E004"
     assert "CLIENT must return" in message.msg
 
@@ -321,4 +365,4 @@ def test_a_missing_package_is_named(settings: Any, monkeypatch: pytest.MonkeyPat
 def test_no_check_asks_a_database(settings: Any) -> None:
     # pytest-django fails this test, which asks for no database, if one is used.
     assert {*ids(found(settings, {}))} <= {"djqueue.W002"}
-    assert call_command("check", tags=["djqueue"]) is None
+    assert call_command("check", tags=["djqueue"], databases=[]) is None

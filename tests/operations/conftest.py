@@ -94,7 +94,7 @@ def make_storage(redis_url: str, clock: ShiftedClock) -> Iterator[MakeStorage]:
     with ExitStack() as stack:
 
         def make(**options: Any) -> RedisStorage:
-            storage = RedisStorage(skew=lambda: clock.shift, **{"url": redis_url, **options})
+            storage = RedisStorage(clock=clock, **{"url": redis_url, **options})
             stack.callback(storage.close)
             return storage
 

@@ -37,6 +37,10 @@ class QueueKeys:
         """The list of a job's log lines."""
         return self._prefix + b"l:" + job_id.encode()
 
+    def moved(self, job_id: str) -> bytes:
+        """The queue that a job was moved to, kept for an hour."""
+        return self._prefix + b"m:" + job_id.encode()
+
     def lane(self, name: bytes) -> bytes:
         """What is remembered of a caller's last request."""
         return self._prefix + b"lane:" + name

@@ -6,7 +6,7 @@ if its number is above that of the last one from there, and after that it is tak
 processes may deliver at once, and any of them may die between any two steps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgpack
 
@@ -35,19 +35,27 @@ def deliver(
             [messages] = yield [Command((b"LRANGE", source.key("outbox"), 0, AT_ONCE - 1))]
             if not messages:
                 break
-            numbers = []
-            by_target: dict[str, list[bytes]] = {}
-            for message in messages:
-                number, target, what = msgpack.unpackb(message, raw=True)
-                numbers.append(number)
-                by_target.setdefault(text(target) or source.queue, []).extend((number, what))
-            for target, arguments in by_target.items():
-                [[left, is_unlisted]] = yield [_receive(source, keys(target), policy(target), arguments)]
+            for target, arguments in _by_target(messages):
+                into = keys(target or source.queue)
+                [[left, is_unlisted]] = yield [_receive(source, into, policy(into.queue), arguments)]
                 if is_unlisted:
-                    yield from list_queues({target})
-                if left and target != source.queue:
-                    waiting.append(keys(target))
-            yield [Call(script("sent"), source, [numbers[-1]])]
+                    yield from list_queues({into.queue})
+                if left and into.queue != source.queue:
+                    waiting.append(into)
+            last, _, _ = _unpacked(messages[-1])
+            yield [Call(script("sent"), source, [last])]
+
+
+def _by_target(messages: list[bytes]) -> Iterator[tuple[str, list[bytes]]]:
+    """Queues, '' for the own one, each with numbers and messages in turn: as few as will do."""
+    found: dict[str, list[bytes]] = {}
+    for number, target, what in map(_unpacked, messages):
+        if _unpacked(what)[0] == b"moved":
+            # Who is told of it goes after the job, which must be there by then.
+            yield from found.items()
+            found = {}
+        found.setdefault(text(target), []).extend((number, what))
+    yield from found.items()
 
 
 def _receive(source: QueueKeys, target: QueueKeys, policy: QueuePolicy, messages: list[bytes]) -> Call:
@@ -60,11 +68,20 @@ def _receive(source: QueueKeys, target: QueueKeys, policy: QueuePolicy, messages
         dead.auto_retries,
         dead.auto_retry_delay,
     ]
-    given = [text(what[1]) for what in map(_unpacked, messages[1::2]) if what[0] == b"job"]
-    theirs = [key for job_id in given for key in (target.result(job_id), target.log_lines(job_id))]
+    theirs: list[bytes] = []
+    for kind, job_id, *_ in map(_unpacked, messages[1::2]):
+        if kind == b"job":
+            theirs += keys_of_given(target, [text(job_id)])
+        elif kind == b"await":
+            theirs.append(target.moved(text(job_id)))
     return Call(script("receive"), target, [*arguments, *messages], theirs)
 
 
-def _unpacked(what: bytes) -> list[bytes]:
-    found: list[bytes] = msgpack.unpackb(what, raw=True)
+def keys_of_given(queue: QueueKeys, ids: Iterable[str]) -> list[bytes]:
+    """What of each job is in a key of its own, in a queue that it goes to or comes from."""
+    return [key for one in ids for key in (queue.result(one), queue.log_lines(one), queue.moved(one))]
+
+
+def _unpacked(packed: bytes) -> list[bytes]:
+    found: list[bytes] = msgpack.unpackb(packed, raw=True)
     return found

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 from asgiref.sync import sync_to_async
 
-from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult
@@ -36,21 +36,22 @@ class OutboxTable:
     """The enqueue of a storage some of whose queues have OUTBOX.
 
     steps: the enqueue that goes straight to Redis; `trips` runs it for the other queues.
+    clock: whose time counts instead of Redis's and the machine's; for tests.
     """
 
     def __init__(
         self,
         given: Mapping[str, Any],
         options: RedisOptions,
-        skew: Callable[[], int],
         policy: Callable[[str], QueuePolicy],
         steps: Callable[[Sequence[Batch]], Steps[list[EnqueueResult]]],
         trips: Roundtrips,
+        clock: Clock | None = None,
     ) -> None:
         patience = min(PATIENCE, options.timeout)
         connections = Connections({**given, "TIMEOUT": patience})
-        self._hasty = Roundtrips(connections, patience, skew, options.stream)
-        self._skew = skew
+        self._hasty = Roundtrips(connections, patience, options.stream, clock)
+        self._clock = clock or SYSTEM_CLOCK
         self._policy = policy
         self._steps = steps
         self._trips = trips
@@ -142,7 +143,7 @@ class OutboxTable:
             connections[alias].validate_no_broken_transaction()
         else:
             connections[alias].close_if_unusable_or_obsolete()
-        now = SYSTEM_CLOCK.now() + self._skew()
+        now = self._clock.now()
         alike: dict[str, Any] = {
             "queue": batch.queue,
             "name": batch.name,

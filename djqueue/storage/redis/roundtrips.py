@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
@@ -39,6 +39,9 @@ AWAY = (
     errors.SlotNotCoveredError,
 )
 """Errors that may be over in a moment: a failover, a restart, a slot on its way."""
+WITHOUT_REPLICAS = "NOREPLICAS"
+PASSING = ("BUSY ", "LOADING", "UNKILLABLE", WITHOUT_REPLICAS)
+"""How answers begin that may be others in a moment."""
 FIRST_WAIT, LAST_WAIT = 0.02, 0.5
 """Seconds between tries, doubled."""
 IN_FLIGHT = 2
@@ -83,19 +86,17 @@ class Roundtrips:
     """Runs operations.
 
     timeout: seconds within which a call is answered or fails.
-    skew: milliseconds to be added to Redis's time; for tests.
+    clock: whose time counts instead of Redis's; for tests.
     stream: about how many entries a queue's stream of changes keeps; 0: there is none.
     """
 
     def __init__(
-        self, connections: Connections, timeout: float, skew: Callable[[], int], stream: int
+        self, connections: Connections, timeout: float, stream: int, clock: Clock | None = None
     ) -> None:
         self._connections = connections
         self._exchange = Exchange(connections, timeout)
         self._timeout = timeout
-        self._skew = skew
-        self.clock: Clock | None = None
-        """Whose time counts instead of Redis's; for tests."""
+        self._clock = clock
         self._stream = b"%d" % stream
         self.publish = b"SPUBLISH" if connections.is_cluster else b"PUBLISH"
         self._lanes: deque[Lane] = deque()
@@ -228,7 +229,7 @@ class Roundtrips:
             return list(call.words)
         script, queue = call.script, call.queue
         keys = queue.of(script.keys)
-        skew = b"%d" % self._skew() if self.clock is None else b"@%d" % self.clock.now()
+        now = b"" if self._clock is None else self._clock.now()
         if lane is None:
             return [
                 b"EVALSHA",
@@ -236,7 +237,7 @@ class Roundtrips:
                 len(keys) + len(call.keys),
                 *keys,
                 *call.keys,
-                skew,
+                now,
                 *call.arguments,
             ]
         # The lane's key is the first of every script that has one.
@@ -247,7 +248,7 @@ class Roundtrips:
             queue.lane(lane.name),
             *keys[1:],
             *call.keys,
-            skew,
+            now,
             NUMBER.pack(lane.number),
             queue.prefix.encode(),
             self.publish,
@@ -295,9 +296,7 @@ class Trying:
 
     def wait(self, error: redis.RedisError) -> float:
         """Seconds until the next try. Raises what a user gets if there is none."""
-        text = str(error)
-        passing = isinstance(error, AWAY) or text.startswith(("BUSY ", "LOADING", "UNKILLABLE"))
-        if not passing:
+        if not (isinstance(error, AWAY) or str(error).startswith(PASSING)):
             raise failure(error, self._connections) from error
         if time.monotonic() + self._wait > self._until:
             raise away(error, self._connections) from error
@@ -306,8 +305,13 @@ class Trying:
 
 
 def away(error: Exception, connections: Connections) -> StorageUnavailableError:
-    """What a user gets when Redis cannot be reached."""
+    """What a user gets when Redis cannot be reached, or takes no changes."""
     reason = " ".join(str(error).split())
+    if reason.startswith(WITHOUT_REPLICAS):
+        return StorageUnavailableError(
+            f"{connections.describe()} takes no changes: {reason} Fewer replicas follow it than its "
+            "min-replicas-to-write asks for."
+        )
     return StorageUnavailableError(f"{connections.describe()} does not answer: {reason}. Is it running?")
 
 

@@ -62,7 +62,6 @@ class RedisStorage(Storage):
     """Jobs in Redis 7.0 or newer, or Valkey: one node, Sentinel, or Cluster.
 
     policies: of single queues; `default_policy` is for the others.
-    skew: milliseconds to be added to Redis's time; for tests.
     clock: whose time counts instead of Redis's; for tests.
     options: where Redis is, and how it is used: see `RedisOptions` and `Connections`.
     """
@@ -74,7 +73,6 @@ class RedisStorage(Storage):
         *,
         policies: Mapping[str, QueuePolicy] | None = None,
         default_policy: QueuePolicy | None = None,
-        skew: Callable[[], int] = lambda: 0,
         clock: Clock | None = None,
         **options: Any,
     ) -> None:
@@ -88,13 +86,11 @@ class RedisStorage(Storage):
         self._common = CommonKeys(self.options.prefix)
         self._known: set[str] = set()
         """Queues that this process has seen to be listed."""
-        self._skew = skew
-        self._trips = Roundtrips(self._connections, self.options.timeout, skew, self.options.stream)
-        self._trips.clock = clock
+        self._trips = Roundtrips(self._connections, self.options.timeout, self.options.stream, clock)
         self._telling = Telling(self._connections, self._trips, self._common, self.keys, self.queues)
         every = (*self._policies.values(), self._default_policy)
         self.outbox = (
-            OutboxTable(given, self.options, skew, self.policy, self._enqueue, self._trips)
+            OutboxTable(given, self.options, self.policy, self._enqueue, self._trips, clock)
             if any(policy.outbox for policy in every)
             else None
         )
@@ -433,17 +429,22 @@ class RedisStorage(Storage):
             raise ValueError(f"the jobs are in queue {queue!r} already")
         yield from self._list({target})
         heading = [pack_text(target), self.policy(queue).group_concurrency]
-        replies = yield from self._on_jobs("give", queue, ids, heading, with_keys=True)
+        replies = yield from self._on_jobs("give", queue, ids, heading, outbox.keys_of_given)
         return [reply == 1 for reply in replies]
 
     def _on_jobs(
-        self, name: str, queue: str, ids: Sequence[str], heading: list[Any], *, with_keys: bool = False
+        self,
+        name: str,
+        queue: str,
+        ids: Sequence[str],
+        heading: list[Any],
+        their_keys: Callable[[QueueKeys, Sequence[str]], list[bytes]] | None = None,
     ) -> Steps[list[Any]]:
         keys = self.keys(queue)
         replies: list[Any] = []
         for some in _chunks(ids):
             arguments = [*heading, *map(pack_text, some)]
-            theirs = _of_jobs(keys, some) if with_keys else ()
+            theirs = their_keys(keys, some) if their_keys is not None else ()
             [[left, answers]] = yield [Call(script(name), keys, arguments, theirs)]
             replies += answers
             if left:
@@ -460,7 +461,7 @@ class RedisStorage(Storage):
     ) -> Steps[list[Any]]:
         names = pack([state.value for state in states])
         heading = [mode, bound, names, self.policy(keys.queue).group_concurrency]
-        return (yield from self._on_jobs("remove", keys.queue, ids, heading, with_keys=True))
+        return (yield from self._on_jobs("remove", keys.queue, ids, heading, _of_jobs))
 
     # Queues.
 

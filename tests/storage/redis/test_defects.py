@@ -6,6 +6,8 @@ from threading import Event
 import pytest
 
 from djqueue import Queue, Worker
+from djqueue.core.deadletters import DeadLetterPolicy
+from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.factories import (
@@ -19,6 +21,7 @@ from djqueue.testing.factories import (
     completing,
     counts,
     enqueue,
+    failing,
     finish,
     job,
     lease_of,
@@ -29,6 +32,7 @@ from djqueue.testing.factories import (
 from djqueue.testing.waiting import Recorder
 from tests.support import eventually
 
+from .clocks import AheadClock
 from .test_outbox import Death, Mortal
 
 LEASE = 0.4
@@ -36,18 +40,18 @@ HOUR = 3_600_000
 
 
 @pytest.fixture
-def skew():
-    """Milliseconds by which the storages' time is ahead, to be added to."""
-    return [0]
+def clock():
+    """The storages' time."""
+    return AheadClock()
 
 
 @pytest.fixture
-def make_storage(redis_options, skew):
+def make_storage(redis_options, clock):
     """Makes storages, as of several processes; and closes them."""
     made = []
 
     def make(**given):
-        made.append(RedisStorage(skew=lambda: skew[0], **redis_options, **given))
+        made.append(RedisStorage(clock=clock, **redis_options, **given))
         return made[-1]
 
     yield make
@@ -74,11 +78,11 @@ def for_some_leases(storage):
     eventually(lambda: storage.maintain() and time.monotonic() > until)
 
 
-def test_p1_a_result_lives_as_long_as_its_own_job_says(storage, skew):
+def test_p1_a_result_lives_as_long_as_its_own_job_says(storage, clock):
     a_completed_job(storage, id="long", result_ttl=HOUR, result=b"\x01")
     a_completed_job(storage, id="short", result_ttl=300, result=b"\x02")
 
-    skew[0] += 900
+    clock.advance(900)
     storage.maintain()
 
     assert job(storage, "long").result == b"\x01"
@@ -157,7 +161,7 @@ def test_p6_a_job_that_takes_many_leases_runs_once_in_a_worker_that_lives(make_s
     assert (record.attempts, record.stalls) == (1, 0)
 
 
-def test_p7_a_worker_that_dies_at_any_command_of_its_claim_leaves_the_job_to_others(make_storage, skew):
+def test_p7_a_worker_that_dies_at_any_command_of_its_claim_leaves_the_job_to_others(make_storage, clock):
     for commands in range(1, 10):
         other = make_storage()
         job_id = enqueue(other, id=f"job-{commands}")
@@ -168,7 +172,7 @@ def test_p7_a_worker_that_dies_at_any_command_of_its_claim_leaves_the_job_to_oth
             claimed = claim(dying, 5)
         except Death:
             claimed = []
-        skew[0] += HOUR
+        clock.advance(HOUR)
         other.maintain()
 
         [again] = claim(other, 5)
@@ -190,6 +194,27 @@ def test_p8_an_id_that_failed_may_be_used_again(storage):
     assert claim_ids(storage, 5) == ["a"]
 
 
+def test_dead_letters_whose_unique_keys_are_taken_hold_up_no_others(make_storage, clock, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.redis.storage.SWEEP", 5)
+    healing = DeadLetterPolicy(auto_retries=1, auto_retry_delay=HOUR)
+    storage = make_storage(policies={QUEUE: QueuePolicy(dead_letters=healing)})
+    storage.enqueue([batch(ids=[f"old-{at}"], unique_key=f"{at}") for at in range(7)])
+    finish(storage, *map(failing, claim(storage, 7)))
+    clock.advance(1)
+    a_failed_job(storage, id="free")
+    storage.enqueue([batch(ids=[f"new-{at}"], unique_key=f"{at}") for at in range(7)])
+
+    clock.advance(HOUR)
+
+    assert [storage.maintain().retried for _ in range(3)] == [0, 1, 0]
+    assert state(storage, "free") is State.WAITING
+    assert all(letter.next_retry_at > clock.now() for letter in storage.dead_letters(QUEUE))
+    storage.cancel(QUEUE, ["new-0"])
+    clock.advance(HOUR)
+    storage.maintain()
+    assert state(storage, "old-0") is State.WAITING
+
+
 @pytest.mark.parametrize("queue", ["user:42", "a::b:", "{q:other}:jobs", "=a", "*", "ключ 🗝"])
 def test_p9_odd_ids_and_names_of_queues_are_nothing_special(storage, queue):
     recorder = Recorder()
@@ -206,19 +231,19 @@ def test_p9_odd_ids_and_names_of_queues_are_nothing_special(storage, queue):
     assert counts(storage, "other") == {}
 
 
-def test_p9_a_job_with_an_odd_id_is_recovered(storage, skew):
+def test_p9_a_job_with_an_odd_id_is_recovered(storage, clock):
     an_active_job(storage, id="user:42")
 
-    skew[0] += HOUR
+    clock.advance(HOUR)
 
     assert storage.maintain().stalled == 1
     assert claim_ids(storage) == ["user:42"]
 
 
-def test_p10_a_worker_that_is_heard_of_does_not_vanish_with_others(storage, skew):
+def test_p10_a_worker_that_is_heard_of_does_not_vanish_with_others(storage, clock):
     storage.register_worker(worker("silent"))
     for _ in range(5):
-        skew[0] += 20_000
+        clock.advance(20_000)
         storage.register_worker(worker("steady"))
     enqueue(storage)
     storage.claim(request(worker="steady"))

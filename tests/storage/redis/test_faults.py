@@ -44,6 +44,7 @@ from djqueue.testing.waiting import Recorder, Wakes
 from tests import servers
 from tests.support import eventually
 
+from .clocks import AheadClock
 from .programs import FAR, LEASE, NEAR, Child
 
 KILLS = int(os.environ.get("DJQUEUE_TEST_KILLS", "20"))
@@ -149,16 +150,17 @@ def assert_all_has_ended_once(storage, queued):
 
 def assert_nothing_is_left(server, open_storage):
     """When the time of all records is over they are gone, and with the queues all keys."""
-    later = open_storage(server, skew=lambda: 30 * DAYS)
+    later = open_storage(server, clock=AheadClock(30 * DAYS))
     for queue in BOTH:
         eventually(lambda queue=queue: later.maintain() and not counts(later, queue))
     names = {key.split("}:")[1].split(":")[0] for key in keys_of(server) if key.startswith("{q:")}
-    assert names <= {"meta", "inbox", "lane", "log", "r"}
+    assert names <= {"meta", "inbox", "lane", "log", "m", "r"}
     for queue in BOTH:
         later.obliterate(queue)
     left = keys_of(server)
     assert [key for key, lasts in left.items() if lasts < 0] == []
-    assert {key.split("}:")[1].split(":")[0] for key in left} <= {"inbox", "lane", "r", "heard", "workers"}
+    names = {key.split("}:")[1].split(":")[0] for key in left}
+    assert names <= {"inbox", "lane", "m", "r", "heard", "workers"}
 
 
 @contextmanager
@@ -360,6 +362,49 @@ def test_a_busy_server_is_waited_for(redis_options, redis_server, open_storage):
     redis_server.run("CONFIG", "SET", "busy-reply-threshold", 5_000)
 
 
+def test_a_server_that_misses_its_replicas_is_waited_for(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server)
+    with replicas_missing(redis_server):
+        waiting = Thread(target=enqueue, args=(storage,), kwargs={"id": "a"})
+        waiting.start()
+        wait(0.3)
+        assert waiting.is_alive()
+    waiting.join()
+
+    assert claim_ids(storage) == ["a"]
+
+
+def test_a_server_that_misses_its_replicas_for_too_long_is_away(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server, TIMEOUT=1)
+    enqueue(storage, id="a")
+    with replicas_missing(redis_server):
+        begun = time.monotonic()
+        with pytest.raises(StorageUnavailableError, match=r"takes no changes: .*min-replicas-to-write"):
+            enqueue(storage, id="b")
+        assert 0.5 < time.monotonic() - begun < 5
+
+    assert claim_ids(storage, 5) == ["a"]
+
+
+async def test_a_loop_waits_for_a_server_that_misses_its_replicas(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server)
+    with replicas_missing(redis_server):
+        waiting = asyncio.create_task(storage.aenqueue([batch(ids=["a"])]))
+        assert await asyncio.wait({waiting}, timeout=0.3) == (set(), {waiting})
+    await waiting
+
+    assert claim_ids(storage) == ["a"]
+
+
+@contextmanager
+def replicas_missing(server):
+    server.run("CONFIG", "SET", "min-replicas-to-write", 1)
+    try:
+        yield
+    finally:
+        server.run("CONFIG", "SET", "min-replicas-to-write", 0)
+
+
 @contextmanager
 def suppress_errors():
     try:
@@ -554,8 +599,8 @@ async def test_a_call_that_is_given_up_leaves_no_answer_for_the_next(
 
 
 def test_memory_comes_back_to_where_it_was(redis_options, redis_server, open_storage):
-    skew = 0
-    storage = open_storage(redis_server, skew=lambda: skew, MIRROR=False)
+    clock = AheadClock()
+    storage = open_storage(redis_server, clock=clock, MIRROR=False)
 
     def round_of_jobs():
         ids = enqueue_many(storage, 2_000, queue=NEAR)
@@ -569,8 +614,7 @@ def test_memory_comes_back_to_where_it_was(redis_options, redis_server, open_sto
         work_off(storage)
 
     def forget():
-        nonlocal skew
-        skew += 30 * DAYS
+        clock.advance(30 * DAYS)
         eventually(lambda: storage.maintain() and not counts(storage, NEAR) and not counts(storage, FAR))
         for queue in BOTH:
             storage.obliterate(queue)

@@ -203,7 +203,8 @@ def all_too_old(monkeypatch):
 
 @pytest.mark.usefixtures("all_too_old")
 def test_a_worker_does_not_connect_to_a_server_that_is_too_old(redis_options, redis_server):
-    version = redis_server.run("INFO", "server")["redis_version"]
+    told = redis_server.run("INFO", "server")
+    version = told.get("valkey_version", told["redis_version"])
     with (
         closing(RedisStorage(**redis_options)) as storage,
         pytest.raises(StorageError, match=rf" {version}, and djqueue needs Redis 99\.0 .* Upgrade"),

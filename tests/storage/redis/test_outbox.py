@@ -5,9 +5,10 @@ from itertools import count
 
 import pytest
 import redis
+from msgpack import packb
 
 from djqueue.core.states import State
-from djqueue.storage.redis import RedisStorage
+from djqueue.storage.redis import RedisStorage, outbox
 from djqueue.testing.factories import (
     DELAY,
     a_cancelled_job,
@@ -33,11 +34,15 @@ from djqueue.testing.factories import (
 )
 from djqueue.testing.waiting import together
 
+from .clocks import AheadClock
+
 NEAR, FAR, THIRD = "near", "far", "emails"
 """Of a cluster's three servers, each has one."""
 
 GIVEN = 3
 """Commands of a move until it has the job out of its queue: two list the other one."""
+STORED = 4
+"""Commands of an enqueue until the job is stored: one looks for what it waits for, two list the queue."""
 
 
 class Death(BaseException):
@@ -66,8 +71,8 @@ class Place:
         self.servers = servers
         self._made = []
 
-    def storage(self, *, commands=None):
-        made = RedisStorage(**self.servers.options)
+    def storage(self, *, commands=None, clock=None):
+        made = RedisStorage(clock=clock, **self.servers.options)
         self._made.append(made)
         if commands is not None:
             exchange = made._trips._exchange
@@ -206,10 +211,11 @@ def test_a_moved_job_takes_the_place_of_one_that_failed_or_was_cancelled(place, 
 
 
 def test_a_moved_job_has_nothing_of_its_forerunner(place):
-    storage = place.storage()
+    clock = AheadClock()
+    storage = place.storage(clock=clock)
     forerunner = an_active_job(storage, queue=FAR, id="a", result_ttl=1)
     finish(storage, completing(forerunner))
-    storage._trips._skew = lambda: DELAY
+    clock.advance(DELAY)
     enqueue(storage, queue=NEAR, id="a")
 
     assert storage.move(NEAR, ["a"], FAR) == [True]
@@ -243,6 +249,100 @@ def test_a_job_for_which_others_wait_is_not_moved(place):
     assert storage.move(NEAR, [upstream], FAR) == [False]
 
     assert worked_off(storage) == [upstream, dependent]
+
+
+def a_dependent_that_nobody_knows_of_yet(place, **options):
+    """A job `down` in one queue whose producer died before the other queue, with `up`, heard of it."""
+    enqueue(place.storage(), queue=NEAR, id="up")
+    with pytest.raises(Death):
+        enqueue(place.storage(commands=STORED), queue=FAR, id="down", depends_on=((NEAR, "up"),), **options)
+
+
+def test_a_job_that_was_moved_before_it_heard_of_a_dependent_is_waited_for(place):
+    storage = place.storage()
+    a_dependent_that_nobody_knows_of_yet(place)
+
+    assert storage.move(NEAR, ["up"], THIRD) == [True]
+    storage.maintain()
+
+    assert state(storage, "down", FAR) is State.BLOCKED
+    assert storage.move(THIRD, ["up"], NEAR) == [False]
+    assert worked_off(storage) == ["up", "down"]
+    assert_nothing_is_under_way(storage, NEAR, FAR, THIRD)
+
+
+def test_a_job_is_followed_from_queue_to_queue(place):
+    storage = place.storage()
+    a_dependent_that_nobody_knows_of_yet(place)
+
+    for source, target in ((NEAR, THIRD), (THIRD, "orders"), ("orders", NEAR), (NEAR, "orders")):
+        assert storage.move(source, ["up"], target) == [True]
+    storage.maintain()
+
+    assert state(storage, "down", FAR) is State.BLOCKED
+    assert worked_off(storage) == ["up", "down"]
+
+
+def test_a_job_that_was_moved_to_its_dependents_queue_is_waited_for_there(place):
+    storage = place.storage()
+    a_dependent_that_nobody_knows_of_yet(place)
+
+    assert storage.move(NEAR, ["up"], FAR) == [True]
+    storage.maintain()
+
+    assert worked_off(storage) == ["up", "down"]
+
+
+def test_a_moved_job_is_followed_whenever_who_does_so_dies(place):
+    def prepare(storage):
+        a_dependent_that_nobody_knows_of_yet(place)
+
+    for storage, _, died in place.deaths(prepare, follow):
+        follow(storage)
+
+        assert state(storage, "down", FAR) is State.BLOCKED, died
+        assert worked_off(storage) == ["up", "down"]
+        assert_nothing_is_under_way(storage, NEAR, FAR, THIRD)
+
+
+def follow(storage, _=None):
+    storage.move(NEAR, ["up"], THIRD)
+    storage.maintain()
+
+
+@pytest.mark.parametrize("forget", ["cancel", "remove"])
+def test_a_moved_job_that_is_gone_is_not_waited_for(place, forget):
+    storage = place.storage()
+    a_dependent_that_nobody_knows_of_yet(place)
+
+    assert storage.move(NEAR, ["up"], THIRD) == [True]
+    getattr(storage, forget)(THIRD, ["up"])
+    storage.maintain()
+
+    assert counts(storage, FAR) == {State.FAILED: 1}
+    assert "of queue 'emails'" in job(storage, "down", FAR).error.message
+
+
+def test_a_dependent_that_is_taken_back_does_not_keep_a_moved_job_where_it_is(place):
+    storage = place.storage()
+    a_dependent_that_nobody_knows_of_yet(place)
+
+    assert storage.move(NEAR, ["up"], THIRD) == [True]
+    storage.maintain()
+    storage.cancel(FAR, ["down"])
+
+    assert storage.move(THIRD, ["up"], NEAR) == [True]
+
+
+def test_who_follows_a_job_never_comes_before_it():
+    """Though what is for one queue is brought together, and something for the dependent's is older."""
+    ended, given, moved, later = ["ended", "x"], ["job", "up"], ["moved", "up"], ["ended", "y"]
+    told = enumerate([(FAR, ended), (THIRD, given), (FAR, ended), (FAR, moved), (THIRD, given), (FAR, later)])
+    messages = [packb([str(number), queue, packb(what)]) for number, (queue, what) in told]
+
+    found = [(queue, [int(number) for number in told[::2]]) for queue, told in outbox._by_target(messages)]
+
+    assert found == [(FAR, [0, 2]), (THIRD, [1]), (FAR, [3, 5]), (THIRD, [4])]
 
 
 def test_maintainers_that_die_one_after_another_bring_a_job_over(place):
@@ -450,7 +550,7 @@ def test_what_two_queues_knew_of_each_other_lapses_with_them(place):
         with redis.Redis(port=node.port, protocol=2) as client:
             left.update({key: client.pttl(key) for key in client.scan_iter()})
     assert [key for key, lasts in left.items() if lasts < 0] == []
-    assert {key.split(b":")[2] for key in left} <= {b"lane", b"inbox"}
+    assert {key.split(b":")[2] for key in left} <= {b"lane", b"inbox", b"m"}
 
 
 def test_what_a_queue_has_heard_does_not_lapse_once_it_is_used_again(place):

@@ -37,6 +37,8 @@ from djqueue.testing.factories import (
     state,
 )
 
+from .clocks import AheadClock
+
 LANE = b":lane:"
 SCRIPTS = (b"EVALSHA", b"EVAL")
 LOST = "the answer was lost"
@@ -100,7 +102,7 @@ def nodes(request):
 def storage(nodes, request):
     cluster = len(nodes) > 1
     options = request.getfixturevalue("redis_cluster" if cluster else "redis_server").options
-    policies = {"limited": QueuePolicy(rate=Rate(5, 1_000), concurrency=3)}
+    policies = {"limited": QueuePolicy(rate=Rate(5, 3_600_000), concurrency=3)}
     with closing(RedisStorage(policies=policies, **options)) as made:
         yield made
 
@@ -346,7 +348,7 @@ def test_maintain(storage, twice):
     an_active_job(storage, id="lost")
     a_waiting_job(storage, id="expired", ttl=5)
     a_delayed_job(storage, id="due")
-    storage._trips._skew = lambda: DELAY
+    storage._trips._clock = AheadClock(DELAY)
 
     with twice():
         swept = storage.maintain()

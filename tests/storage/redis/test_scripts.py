@@ -55,7 +55,14 @@ def test_every_key_is_declared(name):
         assert used in declared or used.startswith("KEYS[") or used in LOCALS, used
 
 
-LOCALS = {"'NX'", "result_key", "log_key", "ARGV[4]", "key", "unpack(gone"}
+@pytest.mark.parametrize("name", scripts.NAMES)
+def test_a_script_takes_the_time_that_it_is_given_or_rediss_own(name):
+    text = scripts.script(name).text.decode()
+
+    assert text.count("ARGV[1]") == text.count("tonumber(ARGV[1]) or ")
+
+
+LOCALS = {"'NX'", "result_key", "log_key", "moved_key", "ARGV[4]", "key", "unpack(gone"}
 """Names that hold a declared key, in functions that are given it."""
 
 

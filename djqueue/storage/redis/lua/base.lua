@@ -1,7 +1,7 @@
 -- What every script begins with: the time, the caller's lane, and what is told at the end.
 --
--- ARGV: 1 milliseconds added to Redis's time, or '@' and the time, 2 the number of this request in its lane, 3 the queue's
--- prefix, 4 PUBLISH or SPUBLISH, 5 the length of the stream of changes (0: none is kept).
+-- ARGV: 1 the time, '' for Redis's own, 2 the number of this request in its lane, 3 the queue's prefix, 4 PUBLISH or
+-- SPUBLISH, 5 the length of the stream of changes (0: none is kept).
 --! keys lane meta count jobs st watch log outbox
 
 local call, sub, byte, floor = redis.call, string.sub, string.byte, math.floor
@@ -25,7 +25,7 @@ end
 
 local time = call('TIME')
 local clock = time[1] * 1000 + floor(time[2] / 1000)
-local now = clock + (tonumber(ARGV[1]) or tonumber(sub(ARGV[1], 2)) - clock)
+local now = tonumber(ARGV[1]) or clock
 local watching = call('EXISTS', WATCH) == 1
 local everything = watching and tonumber(call('HGET', WATCH, '*') or 0) > clock
 local events, changed, woken = {}, {}, false

@@ -8,6 +8,6 @@ local due = redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')
 if not due[2] then return {0, -1} end
 local time = redis.call('TIME')
 local clock = time[1] * 1000 + math.floor(time[2] / 1000)
-local left = tonumber(due[2]) - clock - (tonumber(ARGV[1]) or tonumber(string.sub(ARGV[1], 2)) - clock)
+local left = tonumber(due[2]) - (tonumber(ARGV[1]) or clock)
 if left <= 0 then return {1} end
 return {0, left}

@@ -3,7 +3,7 @@
 
 local time = redis.call('TIME')
 local clock = time[1] * 1000 + math.floor(time[2] / 1000)
-local now = clock + (tonumber(ARGV[1]) or tonumber(string.sub(ARGV[1], 2)) - clock)
+local now = tonumber(ARGV[1]) or clock
 local replies = {}
 for i = 2, #ARGV do
   local id, key = ARGV[i], FIXED + 2 * (i - 2)

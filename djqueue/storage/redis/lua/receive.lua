@@ -1,6 +1,7 @@
 -- Messages of another queue's outbox, each applied once. Arguments: the queue that they come from, this one,
 -- the group limit, the dead letters' policy (ttl, retries, wait); then of each message its number and itself.
--- Keys: of each job that is given away, its result and its log lines, should it have a forerunner here.
+-- Keys: of each job that is given away, its result and its log lines, should it have a forerunner here, and where it
+-- was noted to have gone from here; of each that is waited for, the last of these.
 -- Answers whether the queue is to be listed, as it was not there before, or nobody may have come to list it.
 --! include base job places ends
 --! keys inbox
@@ -15,10 +16,15 @@ local function hang(dependency, dependent, inc, rule)
   call('ZADD', DEPS, 0, dependency .. NUL .. number .. encode({source, dependent, inc, rule}))
 end
 
-local function await(dependency, dependent, inc, rule)
+local function await(dependency, dependent, inc, rule, moved_key)
   local job = load(dependency)
   if not job then
-    send(source, {'ended', dependency, 'cancelled', dependent, inc})
+    local target = call('GET', moved_key)
+    if target then
+      send(source, {'moved', dependency, target, dependent, inc})
+    else
+      send(source, {'ended', dependency, 'cancelled', dependent, inc})
+    end
   elseif not ENDED[job.state] or job.state == FAILED and rule == 'wait' then
     hang(dependency, dependent, inc, rule)
   else
@@ -57,6 +63,16 @@ local function fan(id, state, before)
   send('', {'fan', id, state, before})
 end
 
+-- What a job waits for is in another queue by now.
+local function follow(dependency, target, dependent, inc)
+  local job = load(dependent)
+  if not job or job.state ~= BLOCKED or job.inc ~= inc then return end
+  if call('ZREM', UNMET, dependent .. NUL .. source .. NUL .. dependency) == 0 then return end
+  if call('ZADD', UNMET, 0, dependent .. NUL .. target .. NUL .. dependency) == 1 then
+    send(target, {'await', dependency, dependent, inc, job.o.on_dependency_failure or 'fail'})
+  end
+end
+
 local function resolve(dependency, state, dependent, inc)
   local job = load(dependent)
   local entry = dependent .. NUL .. source .. NUL .. dependency
@@ -86,7 +102,7 @@ local function resolve(dependency, state, dependent, inc)
 end
 
 -- A job that another queue has given away, as it was; if its id is taken here, it goes back.
-local function take_in(m, result_key, log_key)
+local function take_in(m, result_key, log_key, moved_key)
   local id, rest, created, body, back, runs, progress, lines = unpack(m, 2, 9)
   local there = load(id)
   if there and not is_over(there) and there.state ~= FAILED and there.state ~= CANCELLED then
@@ -98,6 +114,7 @@ local function take_in(m, result_key, log_key)
   else
     call('DEL', result_key, log_key) -- of an obliterated queue
   end
+  call('DEL', moved_key)
   local blob = pack('>I8', numbers('rear', 1)) .. created .. rest
   call('HSET', JOBS, id, blob)
   local job = parse(id, blob)
@@ -121,20 +138,22 @@ local mark = tonumber(call('HGET', INBOX, source) or 0)
 local key = FIXED
 for i = ARGS + 6, #ARGV, 2 do
   local number, m = tonumber(ARGV[i]), decode(ARGV[i + 1])
-  if m[1] == 'job' then key = key + 2 end
+  if m[1] == 'job' then key = key + 3 elseif m[1] == 'await' then key = key + 1 end
   if number > mark then
     is_again = false
     mark = number
     if m[1] == 'await' then
-      await(m[2], m[3], m[4], m[5])
+      await(m[2], m[3], m[4], m[5], KEYS[key])
     elseif m[1] == 'unbind' then
       let_go(m[2], m[3], m[4])
     elseif m[1] == 'fan' then
       fan(m[2], m[3], m[4] or number)
     elseif m[1] == 'ended' then
       resolve(m[2], m[3], m[4], m[5])
+    elseif m[1] == 'moved' then
+      follow(m[2], m[3], m[4], m[5])
     elseif m[1] == 'job' then
-      take_in(m, KEYS[key - 1], KEYS[key])
+      take_in(m, KEYS[key - 2], KEYS[key - 1], KEYS[key])
     end
   end
 end

@@ -6,7 +6,7 @@
 
 local call = redis.call
 local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[1])
+local now = tonumber(ARGV[1]) or time[1] * 1000 + math.floor(time[2] / 1000)
 local many = #ARGV - 1
 
 local results, lines = {}, {}

@@ -81,12 +81,19 @@ end
 local retried = 0
 for _, id in ipairs(call('ZRANGEBYSCORE', AGAIN, '-inf', now, 'LIMIT', 0, limit)) do
   local job = load(id)
-  local letter = call('HGET', LETTERS, id)
+  local kept = call('HGET', LETTERS, id)
+  local letter = kept and decode(kept)
   if not job or not letter then
     call('ZREM', AGAIN, id)
   elseif not (job.o.unique_key and owner_of(job.o.unique_key)) then
-    revive(job, decode(letter)[4] + 1)
+    revive(job, letter[4] + 1)
     retried = retried + 1
+  else
+    -- Later then: so many of these would hold up the others.
+    letter[5] = now + policy[3]
+    call('ZADD', AGAIN, letter[5], id)
+    call('HSET', LETTERS, id, encode(letter))
+    note(id)
   end
 end
 

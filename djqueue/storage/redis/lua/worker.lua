@@ -4,7 +4,7 @@
 
 local time = redis.call('TIME')
 local clock = time[1] * 1000 + math.floor(time[2] / 1000)
-local now = clock + (tonumber(ARGV[1]) or tonumber(string.sub(ARGV[1], 2)) - clock)
+local now = tonumber(ARGV[1]) or clock
 local verb = ARGV[2]
 if verb == 'seen' then
   redis.call('HSET', WORKERS, ARGV[3], ARGV[4])

@@ -1,0 +1,51 @@
+"""The Redis storage on Valkey, where that is installed. All tests of Redis can be had on it:
+see `DJQUEUE_TEST_REDIS_SERVER`."""
+
+import shutil
+from contextlib import closing
+
+import pytest
+
+from djqueue.storage.redis import RedisStorage, scripts
+from tests import servers
+
+from .test_conformance import RedisContract
+
+PROGRAM = shutil.which("valkey-server")
+
+if PROGRAM is None:
+    pytest.skip("valkey-server is not installed", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def valkey_server():
+    with servers.RedisServer(program=PROGRAM) as server:
+        yield server
+
+
+@pytest.fixture
+def valkey_options(valkey_server):
+    valkey_server.clean()
+    return valkey_server.options
+
+
+class TestValkey(RedisContract):
+    @pytest.fixture
+    def options(self, valkey_options):
+        return valkey_options
+
+
+@pytest.mark.parametrize("name", scripts.NAMES)
+def test_every_script_is_one_there(valkey_server, name):
+    script = scripts.script(name)
+
+    assert valkey_server.run("SCRIPT", "LOAD", script.text) == script.sha.decode()
+
+
+def test_it_is_what_it_says_and_new_enough(valkey_options, valkey_server):
+    with valkey_server.client() as client:
+        assert "valkey_version" in client.info("server")
+    with closing(RedisStorage(**valkey_options)) as storage:
+        storage.connect()
+
+        assert [finding.id for finding in storage.findings()] == ["djqueue.W009"]

@@ -15,7 +15,11 @@ def tree(root):
         yield from tree(branch)
 
 
-PUBLIC = [error for error in tree(DjqueueError) if not error.__name__.startswith("_")]
+PUBLIC = [
+    error
+    for error in tree(DjqueueError)
+    if error.__module__ == errors.__name__ and not error.__name__.startswith("_")
+]
 
 
 @pytest.mark.parametrize("error", PUBLIC, ids=lambda error: error.__name__)

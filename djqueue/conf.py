@@ -9,6 +9,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
+from .core.backoff import Backoff, parse_backoff
 from .core.deadletters import DeadLetterPolicy
 from .core.durations import milliseconds
 from .core.errors import ConfigurationError, OptionError
@@ -138,14 +139,24 @@ def _dead_letters(name: str, value: Any) -> DeadLetterPolicy:
     where = f"queue {name!r}: DEAD_LETTERS: "
     given = _mapping(value, {"MAX_ENTRIES", "TTL", "AUTO_RETRIES", "AUTO_RETRY_DELAY"}, where)
     policy: dict[str, Any] = {}
-    for word in ("TTL", "AUTO_RETRY_DELAY"):
-        if word in given:
-            policy[word.lower()] = _lasting(given[word], where + word)
+    if "TTL" in given:
+        policy["ttl"] = _lasting(given["TTL"], where + "TTL")
+    if "AUTO_RETRY_DELAY" in given:
+        policy["auto_retry_delay"] = _delay(given["AUTO_RETRY_DELAY"], where + "AUTO_RETRY_DELAY")
     if "MAX_ENTRIES" in given:
         policy["max_entries"] = _positive(given["MAX_ENTRIES"], where + "MAX_ENTRIES")
     if "AUTO_RETRIES" in given:
         policy["auto_retries"] = _integer(given["AUTO_RETRIES"], where + "AUTO_RETRIES")
     return DeadLetterPolicy(**policy)
+
+
+def _delay(value: Any, where: str) -> int | Backoff:
+    if isinstance(value, (str, dict, Backoff)):
+        try:
+            return parse_backoff(value)
+        except OptionError as error:
+            raise ConfigurationError(f"{where}: {error}") from None
+    return _lasting(value, where)
 
 
 RATE_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

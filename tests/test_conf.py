@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djqueue.conf import READERS, Settings, get_settings, parse_rate, problems, read_settings
+from djqueue.core.backoff import Backoff
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.limiter import Rate
 
@@ -184,3 +185,15 @@ def test_the_settings_follow_a_test_that_changes_them(settings: Any) -> None:
     assert get_settings().concurrency == 4
     settings.DJQUEUE = {}
     assert get_settings().concurrency == 10
+
+
+def test_dead_letters_may_be_retried_under_a_backoff():
+    def delay(value):
+        settings = read_settings({"QUEUES": {"a": {"DEAD_LETTERS": {"AUTO_RETRY_DELAY": value}}}})
+        return settings.queues["a"].dead_letters.auto_retry_delay
+
+    assert delay({"kind": "linear", "base": 60}) == Backoff(kind="linear", base=60_000)
+    assert delay("exponential") == Backoff()
+    for wrong in ({"kind": "cubic"}, {"bas": 1}, "never", 0, -1):
+        with pytest.raises(ConfigurationError, match="AUTO_RETRY_DELAY"):
+            delay(wrong)

@@ -125,12 +125,12 @@ class JobType(Generic[P, R]):
         return envelope.batch(self.options, self.name, values, ids)
 
 
-def chunks(entries: Iterable[Any]) -> Iterable[list[Any]]:
-    """Lists of at most `BULK` entries."""
+def chunks(entries: Iterable[Any], size: int = BULK) -> Iterable[list[Any]]:
+    """Lists of at most `size` entries."""
     chunk: list[Any] = []
     for entry in entries:
         chunk.append(entry)
-        if len(chunk) == BULK:
+        if len(chunk) == size:
             yield chunk
             chunk = []
     if chunk:

@@ -1,8 +1,9 @@
 """`Queue`: the low-level face, for producers and consumers that share no code."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from datetime import datetime, timedelta
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, ParamSpec, TypeVar
 
 from djqueue.conf import get_settings, parse_rate
@@ -15,7 +16,8 @@ from djqueue.core.states import PENDING, State
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage, Unsubscribe
 
-from . import envelope, waiting
+from . import deadletters, envelope, waiting
+from .deadletters import DeadLetterCounts, LetterFilter, RetriedDead
 from .info import JobInfo, JobStatus, outcome
 from .jobs import DEFAULT_WAIT, chunks
 from .sending import asend, send
@@ -228,13 +230,75 @@ class Queue:
         """See `remove`."""
         return await self._acall(self.remove, id)
 
-    def dead_letters(self) -> list[DeadLetter]:
-        """The queue's dead letters, oldest first."""
-        return self.storage.dead_letters(self.name)
+    # Dead letters. The filters are those of `djqueue.client.deadletters.read_filter`.
 
-    async def adead_letters(self) -> list[DeadLetter]:
+    def dead_letters(self, *, limit: int | None = None, **filters: Any) -> list[DeadLetter]:
+        """The queue's dead letters, oldest first.
+
+        filters: reason, name (the job's), error_type, fingerprint, older_than, newer_than.
+
+        Raises OptionError.
+        """
+        most = deadletters.read_limit(limit)
+        return list(islice(self._letters(filters), most))
+
+    async def adead_letters(self, *, limit: int | None = None, **filters: Any) -> list[DeadLetter]:
         """See `dead_letters`."""
-        return await self._acall(self.dead_letters)
+        return await self._acall(self.dead_letters, limit=limit, **filters)
+
+    def count_dead(self, **filters: Any) -> DeadLetterCounts:
+        """How many dead letters there are, by reason, job name, error type and fingerprint of the error."""
+        wanted = self._letter_filter(filters)
+        return deadletters.count_letters(self.storage, self.name, wanted)
+
+    async def acount_dead(self, **filters: Any) -> DeadLetterCounts:
+        """See `count_dead`."""
+        return await self._acall(self.count_dead, **filters)
+
+    def retry_dead(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        limit: int | None = None,
+        dry_run: bool = False,
+        progress: Callable[[RetriedDead], object] | None = None,
+        **filters: Any,
+    ) -> RetriedDead:
+        """Have dead letters run again: those of these ids, those that the filters mean, or all.
+
+        Oldest first, some hundreds at a time, each once. One whose unique key
+        belongs to a live job stays where it is.
+
+        limit: the most that are tried.
+        dry_run: only count what would become of them.
+        progress: called after each part with the counts so far.
+
+        Raises OptionError.
+        """
+        most = deadletters.read_limit(limit)
+        if ids is not None and filters:
+            raise OptionError("retry_dead: give ids or filters, not both")
+        if ids is None:
+            ids = (letter.id for letter in self._letters(filters))
+        else:
+            ids = [check_text("ids", id) for id in ([ids] if isinstance(ids, str) else ids)]
+        return deadletters.retry_letters(
+            self.storage, self.name, ids, most, dry_run=dry_run, progress=progress
+        )
+
+    async def aretry_dead(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        limit: int | None = None,
+        dry_run: bool = False,
+        progress: Callable[[RetriedDead], object] | None = None,
+        **filters: Any,
+    ) -> RetriedDead:
+        """See `retry_dead`."""
+        return await self._acall(
+            self.retry_dead, ids, limit=limit, dry_run=dry_run, progress=progress, **filters
+        )
 
     # The queue.
 
@@ -345,6 +409,16 @@ class Queue:
 
     # Inside.
 
+    def _letters(self, filters: Mapping[str, Any]) -> Iterator[DeadLetter]:
+        return deadletters.letters(self.storage, self.name, self._letter_filter(filters))
+
+    @staticmethod
+    def _letter_filter(filters: Mapping[str, Any]) -> LetterFilter:
+        for name in filters:
+            if name not in FILTERS:
+                raise OptionError(f"unknown filter {name!r}{nearest(name, FILTERS)}")
+        return deadletters.read_filter(**filters)
+
     def _options(self, options: Mapping[str, Any]) -> EnqueueOptions:
         self._check_place(options)
         if options:
@@ -395,5 +469,6 @@ def _paired(payloads: Iterable[Any], ids: Iterable[str]) -> Iterator[tuple[Any, 
 
 
 MISSING: Any = object()
+FILTERS = tuple(item.name for item in fields(LetterFilter))
 DRAIN_AHEAD = 86_400_000
 """A day: room for a storage whose clock is ahead of this one's."""

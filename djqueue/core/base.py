@@ -189,7 +189,13 @@ class EngineBase:
         return self.shards[fnv1a32(queue_name) & self._mask]
 
     def _new_queue(self, name: str) -> JobQueue:
-        return JobQueue(name, self.policy(name), self.clock.monotonic(), keep_finished=self._keep_finished)
+        return JobQueue(
+            name,
+            self.policy(name),
+            self.clock.monotonic(),
+            random=self.random,
+            keep_finished=self._keep_finished,
+        )
 
     def existing(self, queue_name: str) -> JobQueue | None:
         return self.shard(queue_name).queues.get(queue_name)

@@ -1,10 +1,17 @@
 """The dead letters of one queue."""
 
+from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import count
+from random import Random
 
-from .job import DeadLetter
+from .backoff import Backoff
+from .job import DeadLetter, Job, JobError
 from .options import DAY
+
+COMPACT_FROM = 64
+NO_ERROR = JobError("", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,27 +24,36 @@ class DeadLetterPolicy:
     """Milliseconds for which one is kept."""
     auto_retries: int = 0
     """How often a dead letter is retried by itself."""
-    auto_retry_delay: int = 3_600_000
-    """Milliseconds from its death to that retry."""
+    auto_retry_delay: int | Backoff = 3_600_000
+    """Milliseconds from its death to that retry, or a rule for them by the number of the retry."""
+
+    def retry_at(self, retries: int, now: int, random: Random) -> int:
+        """When one that has been retried so often by itself is retried again; 0: never."""
+        if retries >= self.auto_retries:
+            return 0
+        delay = self.auto_retry_delay
+        return now + (delay.delay(retries + 1, random) if isinstance(delay, Backoff) else delay)
 
 
 class DeadLetters:
     """Dead letters by job id, in order of arrival."""
 
-    __slots__ = ("_letters", "_retries", "policy")
+    __slots__ = ("_letters", "_numbers", "_order", "_random", "_retries", "policy")
 
-    def __init__(self, policy: DeadLetterPolicy) -> None:
+    def __init__(self, policy: DeadLetterPolicy, random: Random) -> None:
         self.policy = policy
+        self._random = random
         self._letters: OrderedDict[str, DeadLetter] = OrderedDict()
+        self._numbers = count(1)
+        self._order: list[tuple[int, DeadLetter]] = []
+        """Every letter by a number that rises; also some that are gone."""
         self._retries: dict[str, int] = {}
         """How often jobs that live again have been retried by themselves."""
 
-    def add(self, queue: str, job_id: str, reason: str, now: int) -> tuple[DeadLetter, list[DeadLetter]]:
-        """A new dead letter, and the oldest ones that gave way to it."""
+    def add(self, job: Job, now: int) -> tuple[DeadLetter, list[DeadLetter]]:
+        """The dead letter of a job that has just failed, and the oldest ones that gave way to it."""
         policy = self.policy
-        retries = self._retries.pop(job_id, 0)
-        again = now + policy.auto_retry_delay if retries < policy.auto_retries else 0
-        letter = DeadLetter(queue, job_id, reason, now, now + policy.ttl, retries, again)
+        letter = letter_of(job, now, self._retries.pop(job.id, 0), policy, self._random)
         self.restore(letter)
         evicted = []
         while len(self._letters) > policy.max_entries:
@@ -48,6 +64,9 @@ class DeadLetters:
         """Put back one that was kept elsewhere, as it was."""
         self._letters.pop(letter.id, None)
         self._letters[letter.id] = letter
+        self._order.append((next(self._numbers), letter))
+        if len(self._order) > COMPACT_FROM + 2 * len(self._letters):
+            self._order = [entry for entry in self._order if self._is_there(entry[1])]
 
     def remove(self, job_id: str, *, by_itself: bool = False) -> DeadLetter | None:
         """Take one out; `by_itself` says that its job is being retried by the sweep."""
@@ -81,5 +100,43 @@ class DeadLetters:
         """All, oldest first."""
         return list(self._letters.values())
 
+    def page(self, after: int, limit: int) -> tuple[list[DeadLetter], int | None]:
+        """Up to `limit` letters with numbers above one, oldest first; the last one's if there are more."""
+        letters: list[DeadLetter] = []
+        last = after
+        for at in range(bisect_right(self._order, after, key=_number), len(self._order)):
+            number, letter = self._order[at]
+            if not self._is_there(letter):
+                continue
+            if len(letters) == limit:
+                return letters, last
+            letters.append(letter)
+            last = number
+        return letters, None
+
+    def _is_there(self, letter: DeadLetter) -> bool:
+        return self._letters.get(letter.id) is letter
+
     def __len__(self) -> int:
         return len(self._letters)
+
+
+def letter_of(job: Job, now: int, retries: int, policy: DeadLetterPolicy, random: Random) -> DeadLetter:
+    """The dead letter of a failed job that has been retried so often by itself."""
+    error = job.error or NO_ERROR
+    return DeadLetter(
+        job.queue,
+        job.id,
+        job.reason,
+        now,
+        now + policy.ttl,
+        retries,
+        policy.retry_at(retries, now, random),
+        job.name,
+        error.type,
+        error.message,
+    )
+
+
+def _number(entry: tuple[int, DeadLetter]) -> int:
+    return entry[0]

@@ -317,6 +317,21 @@ class DeadLetter(NamedTuple):
     """How often it has been retried by itself."""
     next_retry_at: int = 0
     """0: not by itself."""
+    name: str = ""
+    """The job's name."""
+    error_type: str = ""
+    """Of its last error, as `error_message`."""
+    error_message: str = ""
+
+
+class LetterPage(NamedTuple):
+    """Some of a queue's dead letters, oldest first."""
+
+    letters: list[DeadLetter]
+    next: str | None
+    """Where the next page begins, to be shown to the storage that said so; None: this is the last one."""
+    at: int
+    """The storage's time, in UTC milliseconds."""
 
 
 class CancelResult(NamedTuple):

@@ -72,24 +72,36 @@ class JobControls(EngineBase):
         self.settle(changes)
         return moved
 
-    def retry(self, queue_name: str, ids: Sequence[str], *, by_itself: bool = False) -> list[str]:
-        """Dead letters back to waiting: retried | not_found | not_failed | unique_key_taken, for each."""
+    def retry(
+        self, queue_name: str, ids: Sequence[str], *, by_itself: bool = False, dry_run: bool = False
+    ) -> list[str]:
+        """Dead letters back to waiting: retried | not_found | not_failed | unique_key_taken, for each.
+
+        dry_run: only say what would become of each.
+        """
         changes = Changes()
         shard = self.shard(queue_name)
         now = self.clock.now()
         answers = []
+        would_be: set[str] = set()
+        """Ids, and unique keys behind a NUL, of those that a dry run has passed."""
         with shard.lock:
             queue = shard.find(queue_name)
             for job_id in ids:
                 job = queue.jobs.get(job_id)
                 if job is None:
                     answers.append("not_found")
-                elif job.state is not State.FAILED:
+                elif job.state is not State.FAILED or job_id in would_be:
                     answers.append("not_failed")
                 elif by_itself and not queue.dead.is_due(job_id, now):
                     answers.append("not_failed")  # Retried, and failed again, since it was seen.
-                elif (key := job.options.unique_key) is not None and queue.unique.owner(key, now):
+                elif (key := job.options.unique_key) is not None and (
+                    queue.unique.owner(key, now) or f"\0{key}" in would_be
+                ):
                     answers.append("unique_key_taken")
+                elif dry_run:
+                    would_be |= {job_id, f"\0{key}"}
+                    answers.append("retried")
                 else:
                     shard.revive(queue, job, now, changes, by_itself=by_itself)
                     answers.append("retried")

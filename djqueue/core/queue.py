@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from random import Random
 
 from .deadletters import DeadLetterPolicy, DeadLetters
 from .delayed import DelayedJobs
@@ -56,7 +57,15 @@ class JobQueue:
         "watchers",
     )
 
-    def __init__(self, name: str, policy: QueuePolicy, tick: int, *, keep_finished: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        policy: QueuePolicy,
+        tick: int,
+        *,
+        random: Random | None = None,
+        keep_finished: bool = True,
+    ) -> None:
         self.name = name
         self.policy = policy
         self.jobs: dict[str, Job] = {}
@@ -68,7 +77,7 @@ class JobQueue:
         self.groups = Groups(policy.group_concurrency)
         self.limiter = Limiter()
         self.limiter.set(policy.rate, policy.concurrency, tick)
-        self.dead = DeadLetters(policy.dead_letters)
+        self.dead = DeadLetters(policy.dead_letters, random or Random())
         self.finished = FinishedJobs(keeps=keep_finished)
         self.paused = False
         self.handlers: list[EventHandler] = []

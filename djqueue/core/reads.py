@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from .base import EngineBase
-from .job import DeadLetter, Job, JobRecord
+from .job import DeadLetter, Job, JobRecord, LetterPage
 from .states import State
 
 
@@ -74,6 +74,13 @@ class Reads(EngineBase):
         """The queue's dead letters, oldest first."""
         queue = self.existing(queue_name)
         return [] if queue is None else queue.dead.letters()
+
+    def dead_letter_page(self, queue_name: str, limit: int, after: str | None = None) -> LetterPage:
+        """Up to `limit` of the queue's dead letters, oldest first, from where an earlier page ended."""
+        shard = self.shard(queue_name)
+        with shard.lock:
+            letters, last = shard.find(queue_name).dead.page(int(after or 0), limit)
+        return LetterPage(letters, None if last is None else str(last), self.clock.now())
 
     def unique_owner(self, queue_name: str, key: str) -> Job | None:
         """The live job of a queue that has a unique key."""

@@ -225,7 +225,7 @@ class Shard:
         job.reason = reason
         job.error = error
         job.finished_at = now
-        letter, evicted = queue.dead.add(queue.name, job.id, reason, now)
+        letter, evicted = queue.dead.add(job, now)
         if self._journal is not None:
             self._journal.died(job, letter)
         self._ended(queue, job, changes, in_group=in_group)

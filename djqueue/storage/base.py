@@ -29,6 +29,7 @@ from djqueue.core.job import (
     Finished,
     JobRecord,
     Lease,
+    LetterPage,
     Outcome,
     Renewal,
     Report,
@@ -123,8 +124,11 @@ class Storage(ABC):
         """Waiting and delayed jobs to a time in UTC milliseconds; False for others."""
 
     @abstractmethod
-    def retry(self, queue: str, ids: Sequence[str]) -> list[str]:
-        """Dead letters to waiting: retried | not_found | not_failed | unique_key_taken, for each."""
+    def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
+        """Dead letters to waiting: retried | not_found | not_failed | unique_key_taken, for each.
+
+        dry_run: only say what would become of each if nothing else happened.
+        """
 
     @abstractmethod
     def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
@@ -194,6 +198,13 @@ class Storage(ABC):
     @abstractmethod
     def dead_letters(self, queue: str) -> list[DeadLetter]:
         """The queue's dead letters, oldest first."""
+
+    @abstractmethod
+    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> LetterPage:
+        """Up to `limit` of the queue's dead letters, oldest first; `after`: the `next` of an earlier page.
+
+        One that comes, or goes, between two pages moves no other to another page.
+        """
 
     # Being told.
 

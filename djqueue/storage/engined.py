@@ -13,6 +13,7 @@ from djqueue.core.job import (
     Finished,
     JobRecord,
     Lease,
+    LetterPage,
     Outcome,
     Renewal,
     Report,
@@ -65,9 +66,9 @@ class EngineStorage(Storage):
         """See `Storage.reschedule`."""
         return self.engine.reschedule(queue, ids, run_at)
 
-    def retry(self, queue: str, ids: Sequence[str]) -> list[str]:
+    def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
-        return self.engine.retry(queue, ids)
+        return self.engine.retry(queue, ids, dry_run=dry_run)
 
     def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
         """See `Storage.remove`."""
@@ -127,6 +128,10 @@ class EngineStorage(Storage):
     def dead_letters(self, queue: str) -> list[DeadLetter]:
         """See `Storage.dead_letters`."""
         return self.engine.dead_letters(queue)
+
+    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> LetterPage:
+        """See `Storage.dead_letter_page`."""
+        return self.engine.dead_letter_page(queue, limit, after)
 
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
         """See `Storage.listen`."""

@@ -1,7 +1,19 @@
 """Dead letters of one queue: order, eviction, expiry, retries by themselves."""
 
+from random import Random
+
+from djqueue.core.backoff import Backoff
 from djqueue.core.deadletters import DeadLetterPolicy, DeadLetters
-from djqueue.core.options import DAY
+from djqueue.core.job import Job, JobError
+from djqueue.core.options import DAY, JobOptions
+from djqueue.core.states import State
+
+
+def add(dead, job_id, reason, now):
+    """The letter of a job that has failed, and those that gave way."""
+    job = Job(job_id, "q", "send", b"", JobOptions(), State.FAILED, 0, 0)
+    job.reason, job.error = reason, JobError("builtins.KeyError", "'price'")
+    return dead.add(job, now)
 
 
 def ids(letters):
@@ -9,9 +21,10 @@ def ids(letters):
 
 
 def test_a_letter_is_kept_for_a_week_and_not_retried_unless_told():
-    letter, evicted = DeadLetters(DeadLetterPolicy()).add("q", "a", "timeout", 1_000)
+    letter, evicted = add(DeadLetters(DeadLetterPolicy(), Random(1)), "a", "timeout", 1_000)
 
-    assert letter == ("q", "a", "timeout", 1_000, 1_000 + 7 * DAY, 0, 0)
+    assert letter[:7] == ("q", "a", "timeout", 1_000, 1_000 + 7 * DAY, 0, 0)
+    assert letter[7:] == ("send", "builtins.KeyError", "'price'")
     assert evicted == []
 
 
@@ -20,19 +33,19 @@ def test_a_queue_keeps_ten_thousand_unless_told():
 
 
 def test_the_oldest_give_way():
-    dead = DeadLetters(DeadLetterPolicy(max_entries=2))
-    dead.add("q", "a", "unknown", 1)
-    dead.add("q", "b", "unknown", 2)
-    _, evicted = dead.add("q", "c", "unknown", 3)
+    dead = DeadLetters(DeadLetterPolicy(max_entries=2), Random(1))
+    add(dead, "a", "unknown", 1)
+    add(dead, "b", "unknown", 2)
+    _, evicted = add(dead, "c", "unknown", 3)
 
     assert ids(evicted) == ["a"]
     assert ids(dead.letters()) == ["b", "c"]
 
 
 def test_one_that_died_again_is_the_youngest():
-    dead = DeadLetters(DeadLetterPolicy(max_entries=2))
+    dead = DeadLetters(DeadLetterPolicy(max_entries=2), Random(1))
     for number, job_id in enumerate("abac"):
-        _, evicted = dead.add("q", job_id, "unknown", number)
+        _, evicted = add(dead, job_id, "unknown", number)
 
     assert ids(evicted) == ["b"]
     assert ids(dead.letters()) == ["a", "c"]
@@ -40,9 +53,9 @@ def test_one_that_died_again_is_the_youngest():
 
 
 def test_letters_expire_when_their_time_is_over():
-    dead = DeadLetters(DeadLetterPolicy(ttl=100))
-    dead.add("q", "a", "unknown", 0)
-    dead.add("q", "b", "unknown", 50)
+    dead = DeadLetters(DeadLetterPolicy(ttl=100), Random(1))
+    add(dead, "a", "unknown", 0)
+    add(dead, "b", "unknown", 50)
 
     assert ids(dead.expired(99)) == []
     assert ids(dead.expired(100)) == ["a"]
@@ -50,9 +63,9 @@ def test_letters_expire_when_their_time_is_over():
 
 
 def test_retries_by_themselves_are_counted_until_they_are_used_up():
-    dead = DeadLetters(DeadLetterPolicy(auto_retries=2, auto_retry_delay=10))
+    dead = DeadLetters(DeadLetterPolicy(auto_retries=2, auto_retry_delay=10), Random(1))
     for expected in (0, 1, 2):
-        letter, _ = dead.add("q", "a", "unknown", 100)
+        letter, _ = add(dead, "a", "unknown", 100)
         assert letter.retries == expected
         due = expected < 2
         assert letter.next_retry_at == (110 if due else 0)
@@ -63,22 +76,48 @@ def test_retries_by_themselves_are_counted_until_they_are_used_up():
 
 
 def test_a_retry_by_hand_starts_the_count_anew():
-    dead = DeadLetters(DeadLetterPolicy(auto_retries=1, auto_retry_delay=10))
-    dead.add("q", "a", "unknown", 0)
+    dead = DeadLetters(DeadLetterPolicy(auto_retries=1, auto_retry_delay=10), Random(1))
+    add(dead, "a", "unknown", 0)
     dead.remove("a", by_itself=True)
-    dead.add("q", "a", "unknown", 0)
+    add(dead, "a", "unknown", 0)
     dead.remove("a")
 
-    letter, _ = dead.add("q", "a", "unknown", 0)
+    letter, _ = add(dead, "a", "unknown", 0)
     assert (letter.retries, letter.next_retry_at) == (0, 10)
 
 
 def test_nothing_is_remembered_of_a_job_that_is_gone_for_good():
-    dead = DeadLetters(DeadLetterPolicy(auto_retries=1))
-    dead.add("q", "a", "unknown", 0)
+    dead = DeadLetters(DeadLetterPolicy(auto_retries=1), Random(1))
+    add(dead, "a", "unknown", 0)
     dead.remove("a", by_itself=True)
     dead.forget("a")
 
     assert dead.get("a") is None
     assert not dead._retries
     assert dead.remove("a") is None
+
+
+def test_waits_before_retries_by_themselves_follow_the_backoff():
+    policy = DeadLetterPolicy(auto_retries=3, auto_retry_delay=Backoff(kind="linear", base=10, jitter=0.0))
+    dead = DeadLetters(policy, Random(1))
+
+    found = []
+    for _ in range(4):
+        letter, _ = add(dead, "a", "unknown", 100)
+        found.append(letter.next_retry_at)
+        dead.remove("a", by_itself=True)
+
+    assert found == [110, 120, 130, 0]
+
+
+def test_letters_that_are_gone_are_forgotten():
+    dead = DeadLetters(DeadLetterPolicy(), Random(1))
+    for number in range(1_000):
+        add(dead, str(number), "unknown", number)
+        if number % 100:
+            dead.remove(str(number))
+
+    assert len(dead._order) < 200
+    letters, last = dead.page(0, 5)
+    assert ids(letters) == ["0", "100", "200", "300", "400"]
+    assert ids(dead.page(last, 50)[0]) == ["500", "600", "700", "800", "900"]

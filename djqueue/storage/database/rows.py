@@ -335,7 +335,11 @@ def read_belongings(alias: str, queue: str, jobs: dict[str, Job], *, logs: bool 
 
 def letter_from_row(row: Row) -> DeadLetter:
     """The dead letter of a row of `LETTER`."""
-    return DeadLetter(row[0], row[1], row[3], row[6], row[7], row[8], row[9] or 0)
+    queue, job_id, name, reason, error_type, message, entered_at, expires_at, retries, next_retry_at = row
+    again = next_retry_at or 0
+    return DeadLetter(
+        queue, job_id, reason, entered_at, expires_at, retries, again, name, error_type, message
+    )
 
 
 def chunked(values: Sequence[Any], size: int = 500) -> Iterable[Sequence[Any]]:

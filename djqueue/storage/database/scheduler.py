@@ -284,11 +284,13 @@ class SchedulerStorage(EngineStorage):
         with self._knowing((queue, job_id) for job_id in ids):
             return self.engine.reschedule(queue, ids, run_at)
 
-    def retry(self, queue: str, ids: Sequence[str]) -> list[str]:
+    def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
         self._check()
+        if self._is_open and self._journal.is_full():
+            self._journal.wait_for_room()
         with self._knowing((queue, job_id) for job_id in ids):
-            return self.engine.retry(queue, ids)
+            return self.engine.retry(queue, ids, dry_run=dry_run)
 
     def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
         """See `Storage.remove`."""

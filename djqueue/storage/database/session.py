@@ -47,6 +47,7 @@ VERBS = frozenset(
         "waiting_names",
         "page",
         "dead_letters",
+        "dead_letter_page",
         "register_worker",
         "unregister_worker",
         "workers",

@@ -48,6 +48,7 @@ RECORDS: tuple[type, ...] = (
     records.JobError,
     records.Attempt,
     Swept,
+    records.LetterPage,
 )
 """Named tuples; one's place here is its code on the wire, so new ones go to the end."""
 VALUES = (datetime, date, time, timedelta, Decimal, UUID)

@@ -13,7 +13,7 @@ import msgpack
 from djqueue.core.queue import QueuePolicy
 
 from .keys import QueueKeys
-from .records import text
+from .records import pack_delay, text
 from .roundtrips import Call, Command, Steps
 from .scripts import script
 
@@ -66,7 +66,7 @@ def _receive(source: QueueKeys, target: QueueKeys, policy: QueuePolicy, messages
         policy.group_concurrency,
         dead.ttl,
         dead.auto_retries,
-        dead.auto_retry_delay,
+        pack_delay(dead.auto_retry_delay),
     ]
     theirs: list[bytes] = []
     for kind, job_id, *_ in map(_unpacked, messages[1::2]):

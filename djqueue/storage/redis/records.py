@@ -1,5 +1,6 @@
 """Jobs between their Python values and the bytes that the scripts keep: see `lua/job.lua`."""
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from struct import Struct
@@ -9,6 +10,7 @@ from zlib import crc32
 import msgpack
 
 from djqueue.codecs import MSGPACK, decode, encode
+from djqueue.core.backoff import Backoff
 from djqueue.core.job import (
     DEAD_LETTER_REASONS,
     Attempt,
@@ -273,8 +275,14 @@ def pack_progress(value: Any) -> bytes:
 
 def letter(queue: str, job_id: str, data: bytes) -> DeadLetter:
     """A dead letter."""
-    reason, entered, expires, retries, again = unpack(data)
-    return DeadLetter(queue, job_id, reason, entered, expires, retries, again)
+    return DeadLetter(queue, job_id, *unpack(data))
+
+
+def pack_delay(delay: int | Backoff) -> int | bytes:
+    """The wait before a dead letter is retried by itself, for a script: see `wait_of` in `ends.lua`."""
+    if isinstance(delay, int):
+        return delay
+    return pack([delay.kind, delay.base, math.log2(delay.factor), delay.cap, delay.jitter])
 
 
 def events(queue: str, message: bytes) -> Iterable[Event]:

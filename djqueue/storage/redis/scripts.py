@@ -21,6 +21,7 @@ NAMES = (
     "enqueue",
     "expire",
     "give",
+    "letters",
     "move",
     "obliterate",
     "peek",

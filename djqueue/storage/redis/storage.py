@@ -17,6 +17,7 @@ from djqueue.core.job import (
     Finished,
     JobRecord,
     Lease,
+    LetterPage,
     Outcome,
     Renewal,
     Report,
@@ -408,9 +409,9 @@ class RedisStorage(Storage):
         heading = [*heading, self.policy(queue).group_concurrency]
         return [reply == 1 for reply in self._run(self._on_jobs("move", queue, ids, heading))]
 
-    def retry(self, queue: str, ids: Sequence[str]) -> list[str]:
+    def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
-        heading = [b"0", self.policy(queue).group_concurrency]
+        heading = [b"d" if dry_run else b"0", self.policy(queue).group_concurrency]
         return list(map(text, self._run(self._on_jobs("retry", queue, ids, heading))))
 
     def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
@@ -656,6 +657,19 @@ class RedisStorage(Storage):
             ]
         return letters
 
+    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> LetterPage:
+        """See `Storage.dead_letter_page`."""
+        begin = b"-inf" if after is None else b"(%d" % int(after)
+        call = Call(script("letters"), self.keys(queue), [begin, limit + 1], lane=False)
+        now, found = self._run(_asked(call))
+        letters = [
+            records.letter(queue, text(found[at + 1]), found[at + 2])
+            for at in range(0, min(len(found), 3 * limit), 3)
+        ]
+        is_last = len(found) <= 3 * limit
+        following = None if is_last else str(int(float(found[3 * limit - 3])))
+        return LetterPage(letters, following, int(now))
+
     # Being told.
 
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
@@ -708,7 +722,7 @@ class RedisStorage(Storage):
             policy.group_concurrency,
             dead.ttl,
             dead.auto_retries,
-            dead.auto_retry_delay,
+            records.pack_delay(dead.auto_retry_delay),
             dead.max_entries,
             SWEEP,
             alive,
@@ -767,7 +781,7 @@ def _limits(policy: QueuePolicy) -> list[Any]:
         policy.group_concurrency,
         dead.ttl,
         dead.auto_retries,
-        dead.auto_retry_delay,
+        records.pack_delay(dead.auto_retry_delay),
         dead.max_entries,
     ]
 

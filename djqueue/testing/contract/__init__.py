@@ -40,6 +40,7 @@ from .enqueue import EnqueueContract
 from .groups import GroupsContract
 from .ids_and_bytes import IdsAndBytesContract
 from .leases import LeasesContract
+from .letter_pages import LetterPagesContract
 from .limits import LimitsContract
 from .maintenance import MaintenanceContract
 from .order import OrderContract
@@ -66,6 +67,7 @@ __all__ = [
     "GroupsContract",
     "IdsAndBytesContract",
     "LeasesContract",
+    "LetterPagesContract",
     "LimitsContract",
     "MaintenanceContract",
     "OrderContract",
@@ -94,6 +96,7 @@ class StorageContract(
     ResultsContract,
     CancellingContract,
     DeadLettersContract,
+    LetterPagesContract,
     DelayedContract,
     UniqueKeysContract,
     GroupsContract,

@@ -6,6 +6,7 @@ from threading import Event as ThreadEvent
 
 import pytest
 
+from djqueue.core.backoff import Backoff
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.job import Event, JobRecord
 from djqueue.core.queue import QueuePolicy
@@ -25,12 +26,26 @@ FEW_LETTERS = "few-letters"
 BRIEF_LETTERS = "brief-letters"
 SELF_HEALING = "self-healing"
 PAIRS = "pairs"
+GROWING = "growing-waits"
+JITTERED = "jittered"
 
 POLICIES: Mapping[str, QueuePolicy] = {
     FEW_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(max_entries=3)),
     BRIEF_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(ttl=SOON)),
     SELF_HEALING: QueuePolicy(dead_letters=DeadLetterPolicy(auto_retries=2, auto_retry_delay=SOON)),
     PAIRS: QueuePolicy(group_concurrency=2),
+    GROWING: QueuePolicy(
+        dead_letters=DeadLetterPolicy(
+            auto_retries=3,
+            auto_retry_delay=Backoff(kind="exponential", base=SOON, cap=3 * SOON, jitter=0.0),
+        )
+    ),
+    JITTERED: QueuePolicy(
+        dead_letters=DeadLetterPolicy(
+            auto_retries=1,
+            auto_retry_delay=Backoff(kind="linear", base=100_000, jitter=0.5),
+        )
+    ),
 }
 """What the storage under test has to be configured with."""
 

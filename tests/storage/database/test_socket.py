@@ -518,6 +518,39 @@ def test_a_client_works_at_jobs(scheduler: DatabaseStorage, client: DatabaseStor
     assert job(client, job_id).state is State.COMPLETED
 
 
+def test_a_client_pages_through_dead_letters_and_retries_them(
+    scheduler: DatabaseStorage, client: DatabaseStorage
+) -> None:
+    for number in range(5):
+        a_failed_job(scheduler, id=str(number), name=f"name {number % 2}")
+    scheduler.counts(QUEUE)  # all is written
+
+    pages = [client.dead_letter_page(QUEUE, 2)]
+    while (after := pages[-1].next) is not None:
+        pages.append(client.dead_letter_page(QUEUE, 2, after))
+
+    assert [[letter.id for letter in page.letters] for page in pages] == [["0", "1"], ["2", "3"], ["4"]]
+    assert [letter for page in pages for letter in page.letters] == scheduler.dead_letters(QUEUE)
+    queue = Queue(QUEUE, storage=client)
+    assert queue.retry_dead(name="name 1", dry_run=True).retried == 2
+    assert queue.retry_dead(name="name 1").retried == 2
+    assert [letter.id for letter in scheduler.dead_letters(QUEUE)] == ["0", "2", "4"]
+
+
+def test_dead_letters_are_retried_where_no_scheduler_runs(
+    make_storage: MakeStorage, scheduler: DatabaseStorage, client: DatabaseStorage
+) -> None:
+    a_failed_job(scheduler, id="a")
+    a_failed_job(scheduler, id="b")
+    scheduler.close()
+    queue = Queue(QUEUE, storage=client)
+
+    assert queue.retry_dead(dry_run=True).retried == 2
+    assert queue.counts()["failed"] == 2
+    assert queue.retry_dead(limit=1).retried == 1
+    assert [letter.id for letter in queue.dead_letters()] == ["b"]
+
+
 def test_a_stale_token_is_refused_over_the_socket(
     scheduler: DatabaseStorage, client: DatabaseStorage
 ) -> None:

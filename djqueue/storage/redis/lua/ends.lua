@@ -1,7 +1,8 @@
 -- How jobs end, and what is forgotten with them.
 --
 -- lease     id by the time at which its claim is lost     finished  id by the time at which it is forgotten
--- dead      id in the order of death                      letters   id: reason, entered, expires, retries, next retry
+-- dead      id in the order of death                      letters   id: reason, entered, expires, retries, next retry,
+--                                                                       the job's name, the error's type and message
 -- again     id by the time of its next retry by itself    uniq      key: free at (8) .. number (8) .. id
 -- uniqttl   key by the time at which it is free           deps      id .. NUL .. number .. who waits for it
 -- hist      id: count (2) .. ended runs                   prog      id: progress
@@ -111,6 +112,23 @@ local function cancel(job, reason, in_group)
   tell(job.id, job.name, 'cancelled', 'cancelled')
 end
 
+-- Milliseconds before a retry by itself: as many, or a backoff (kind, base, factor's logarithm, cap, jitter). Chance
+-- is made of the job's id and the time, as a script has no other.
+local function wait_of(rule, retries, id)
+  if tonumber(rule) then return tonumber(rule) end
+  local kind, base, power, cap, jitter = unpack(decode(rule))
+  local wait = base
+  if kind == 'linear' then
+    wait = base * retries
+  elseif kind == 'exponential' then
+    wait = base * 2 ^ math.min((retries - 1) * power, 60)
+  end
+  wait = math.min(wait, cap)
+  local chance = tonumber(sub(redis.sha1hex(id .. now), 1, 8), 16) / 4294967296
+  wait = wait + wait * jitter * (2 * chance - 1)
+  return math.min(math.max(0, floor(wait + 0.5)), cap)
+end
+
 -- policy: dead letters' ttl, retries by themselves, and the wait before each.
 local function bury(job, reason, error, policy, in_group)
   local b = job.b
@@ -119,9 +137,9 @@ local function bury(job, reason, error, policy, in_group)
   job.state, job.finished = FAILED, now
   forget_at(job, policy[1])
   local retries = b[RETRIES]
-  local again = retries < policy[2] and now + policy[3] or 0
+  local again = retries < policy[2] and now + wait_of(policy[3], retries + 1, job.id) or 0
   call('ZADD', DEAD, numbers('deaths', 1), job.id)
-  call('HSET', LETTERS, job.id, encode({reason, now, job.expires, retries, again}))
+  call('HSET', LETTERS, job.id, encode({reason, now, job.expires, retries, again, job.name, error[1], error[2]}))
   if again ~= 0 then
     call('ZADD', AGAIN, again, job.id)
   end

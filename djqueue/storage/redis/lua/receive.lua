@@ -8,7 +8,7 @@
 
 local source, here = ARGV[ARGS], ARGV[ARGS + 1]
 group_limit = tonumber(ARGV[ARGS + 2])
-local policy = {tonumber(ARGV[ARGS + 3]), tonumber(ARGV[ARGS + 4]), tonumber(ARGV[ARGS + 5])}
+local policy = {tonumber(ARGV[ARGS + 3]), tonumber(ARGV[ARGS + 4]), ARGV[ARGS + 5]}
 local FAN = 500
 
 local function hang(dependency, dependent, inc, rule)

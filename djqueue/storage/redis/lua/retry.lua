@@ -1,7 +1,8 @@
--- Dead letters to waiting. Arguments: whether by themselves ('1'), the group limit; then the ids.
+-- Dead letters to waiting. Arguments: '1' by themselves, '0' by hand, 'd' not really; the group limit; then the ids.
 --! include base job places ends
 
-local by_itself = ARGV[ARGS] == '1'
+local by_itself, is_dry = ARGV[ARGS] == '1', ARGV[ARGS] == 'd'
+local seen, keys_seen = {}, {}
 group_limit = tonumber(ARGV[ARGS + 1])
 local replies = {}
 for i = ARGS + 2, #ARGV do
@@ -10,15 +11,19 @@ for i = ARGS + 2, #ARGV do
   local reply
   if not job then
     reply = 'not_found'
-  elseif job.state ~= FAILED then
+  elseif job.state ~= FAILED or seen[id] then
     reply = 'not_failed'
   else
     local kept = call('HGET', LETTERS, id)
     local letter = kept and decode(kept) or {'', 0, 0, 0, 0}
     if by_itself and not (letter[5] > 0 and letter[5] <= now) then
       reply = 'not_failed'
-    elseif job.o.unique_key and owner_of(job.o.unique_key) then
+    elseif job.o.unique_key and (keys_seen[job.o.unique_key] or owner_of(job.o.unique_key)) then
       reply = 'unique_key_taken'
+    elseif is_dry then
+      seen[id] = true
+      if job.o.unique_key then keys_seen[job.o.unique_key] = true end
+      reply = 'retried'
     else
       revive(job, by_itself and letter[4] + 1 or 0)
       reply = 'retried'

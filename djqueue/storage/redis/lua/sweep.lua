@@ -7,7 +7,7 @@
 
 local lease = tonumber(ARGV[ARGS])
 group_limit = tonumber(ARGV[ARGS + 1])
-local policy = {tonumber(ARGV[ARGS + 2]), tonumber(ARGV[ARGS + 3]), tonumber(ARGV[ARGS + 4])}
+local policy = {tonumber(ARGV[ARGS + 2]), tonumber(ARGV[ARGS + 3]), ARGV[ARGS + 4]}
 local most_dead, limit = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
 local alive = {}
 for _, worker in ipairs(decode(ARGV[ARGS + 7])) do alive[worker] = true end

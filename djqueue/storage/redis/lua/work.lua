@@ -10,7 +10,7 @@
 local outcomes, worker, slots = tonumber(ARGV[ARGS]), ARGV[ARGS + 1], tonumber(ARGV[ARGS + 2])
 local lease = tonumber(ARGV[ARGS + 3])
 group_limit = tonumber(ARGV[ARGS + 7])
-local policy = {tonumber(ARGV[ARGS + 8]), tonumber(ARGV[ARGS + 9]), tonumber(ARGV[ARGS + 10])}
+local policy = {tonumber(ARGV[ARGS + 8]), tonumber(ARGV[ARGS + 9]), ARGV[ARGS + 10]}
 local most_dead = tonumber(ARGV[ARGS + 11])
 local first = ARGS + 13
 

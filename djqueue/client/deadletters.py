@@ -1,0 +1,197 @@
+"""Dead letters of a queue by what they say: listed, counted, retried, a page at a time."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import blake2b
+from itertools import islice
+from typing import Any, NamedTuple
+
+from djqueue.core.durations import milliseconds
+from djqueue.core.errors import OptionError
+from djqueue.core.job import DEAD_LETTER_REASONS, DeadLetter
+from djqueue.core.options import MAX_INTEGER, check_text
+from djqueue.core.suggest import nearest
+from djqueue.storage.base import Storage
+
+from .jobs import chunks
+
+PAGE = 500
+"""Dead letters of one call."""
+MESSAGE = 500
+"""Characters of a message that make its fingerprint."""
+VARIABLE = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+", re.IGNORECASE)
+"""What differs between two messages of one error: addresses, UUIDs, numbers."""
+
+Progress = Callable[["RetriedDead"], object]
+
+
+class RetriedDead(NamedTuple):
+    """What became of dead letters that were retried, or would become of them."""
+
+    retried: int = 0
+    unique_key_taken: int = 0
+    """Left where they were: a live job has their unique key."""
+    not_failed: int = 0
+    """Retried, or enqueued anew, by somebody else meanwhile."""
+    not_found: int = 0
+
+
+class ErrorCount(NamedTuple):
+    """Dead letters with one fingerprint, and what the newest of them says."""
+
+    letters: int
+    error_type: str
+    error_message: str
+
+
+class DeadLetterCounts(NamedTuple):
+    """A queue's dead letters in numbers. Each mapping begins with what there is most of."""
+
+    total: int
+    reasons: dict[str, int]
+    names: dict[str, int]
+    """By job name."""
+    error_types: dict[str, int]
+    fingerprints: dict[str, ErrorCount]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter:
+    """Which dead letters are meant; None is any. Built by `read_filter`."""
+
+    reason: str | None = None
+    name: str | None = None
+    error_type: str | None = None
+    fingerprint: str | None = None
+    older_than: int | None = None
+    """Milliseconds since its death, as `newer_than`."""
+    newer_than: int | None = None
+
+    def matches(self, letter: DeadLetter, at: int) -> bool:
+        """Whether one is meant, looked at at a time."""
+        age = at - letter.entered_at
+        return (
+            (self.reason is None or letter.reason == self.reason)
+            and (self.name is None or letter.name == self.name)
+            and (self.error_type is None or is_of_type(letter.error_type, self.error_type))
+            and (self.older_than is None or age >= self.older_than)
+            and (self.newer_than is None or age < self.newer_than)
+            and (self.fingerprint is None or fingerprint(letter) == self.fingerprint)
+        )
+
+
+def read_filter(
+    *,
+    reason: str | None = None,
+    name: str | None = None,
+    error_type: str | None = None,
+    fingerprint: str | None = None,
+    older_than: float | timedelta | None = None,
+    newer_than: float | timedelta | None = None,
+) -> LetterFilter:
+    """A filter as a caller gives it. Raises OptionError, naming what is wrong."""
+    if reason is not None and reason not in DEAD_LETTER_REASONS:
+        raise OptionError(f"reason: {reason!r} is not known{nearest(str(reason), DEAD_LETTER_REASONS)}")
+    return LetterFilter(
+        reason=reason,
+        name=_text("name", name),
+        error_type=_text("error_type", error_type),
+        fingerprint=_text("fingerprint", fingerprint),
+        older_than=_age("older_than", older_than),
+        newer_than=_age("newer_than", newer_than),
+    )
+
+
+def _text(name: str, value: str | None) -> str | None:
+    return None if value is None else check_text(name, value)
+
+
+def _age(name: str, value: float | timedelta | None) -> int | None:
+    return None if value is None else milliseconds(name, value)
+
+
+def read_limit(limit: Any) -> int | None:
+    """A limit as a caller gives it. Raises OptionError."""
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_INTEGER:
+        raise OptionError(f"limit: {limit!r} is not a positive whole number")
+    return limit
+
+
+def letters(storage: Storage, queue: str, wanted: LetterFilter) -> Iterator[DeadLetter]:
+    """The dead letters that are meant, oldest first, until there comes one of a job that has died again."""
+    seen: set[str] = set()
+    after = None
+    while True:
+        page = storage.dead_letter_page(queue, PAGE, after)
+        for letter in page.letters:
+            if letter.id in seen:
+                return
+            seen.add(letter.id)
+            if wanted.matches(letter, page.at):
+                yield letter
+        after = page.next
+        if after is None:
+            return
+
+
+def count_letters(storage: Storage, queue: str, wanted: LetterFilter) -> DeadLetterCounts:
+    """Count what there is of each."""
+    reasons: Counter[str] = Counter()
+    names: Counter[str] = Counter()
+    types: Counter[str] = Counter()
+    prints: Counter[str] = Counter()
+    newest: dict[str, DeadLetter] = {}
+    for letter in letters(storage, queue, wanted):
+        reasons[letter.reason] += 1
+        names[letter.name] += 1
+        types[letter.error_type] += 1
+        mark = fingerprint(letter)
+        prints[mark] += 1
+        newest[mark] = letter
+    return DeadLetterCounts(
+        reasons.total(),
+        dict(reasons.most_common()),
+        dict(names.most_common()),
+        dict(types.most_common()),
+        {
+            mark: ErrorCount(count, newest[mark].error_type, newest[mark].error_message)
+            for mark, count in prints.most_common()
+        },
+    )
+
+
+def retry_letters(
+    storage: Storage,
+    queue: str,
+    ids: Iterable[str],
+    limit: int | None,
+    *,
+    dry_run: bool,
+    progress: Progress | None,
+) -> RetriedDead:
+    """Retry jobs by id, so many at a time; `progress` is told after each part how it stands."""
+    answers: Counter[str] = Counter()
+    told = RetriedDead()
+    for some in chunks(islice(ids, limit), PAGE):
+        answers.update(storage.retry(queue, some, dry_run=dry_run))
+        told = RetriedDead(**answers)
+        if progress is not None:
+            progress(told)
+    return told
+
+
+def fingerprint(letter: DeadLetter) -> str:
+    """The same for dead letters of the same error, whichever numbers its message has."""
+    line = VARIABLE.sub("#", letter.error_message[:MESSAGE].partition("\n")[0])
+    data = f"{letter.error_type}\0{line}".encode(errors="surrogatepass")
+    return blake2b(data, digest_size=6).hexdigest()
+
+
+def is_of_type(there: str, wanted: str) -> bool:
+    """Whether an error's type is the one that is meant, by its dotted name or by the last part of it."""
+    return there == wanted or there.rpartition(".")[2] == wanted

@@ -1,0 +1,155 @@
+"""A queue's dead letters by what they say: listed, counted, retried in parts."""
+
+import asyncio
+
+import pytest
+
+from djqueue import OptionError, Queue
+from djqueue.client import deadletters
+from djqueue.client.deadletters import RetriedDead
+from djqueue.core.job import JobError
+from djqueue.storage.memory import MemoryStorage
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.factories import a_failed_job, a_waiting_job, claim_one, failing, finish
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def queue(clock):
+    return Queue("orders", storage=MemoryStorage(clock=clock))
+
+
+def die(
+    queue, id, *, name="charge", reason="explicit_fail", error="builtins.KeyError", text="'x'", **options
+):
+    given = {"queue": queue.name, "id": id, "name": name, "reason": reason, **options}
+    return a_failed_job(queue.storage, error=JobError(error, text), **given)
+
+
+def ids(letters):
+    return [letter.id for letter in letters]
+
+
+def test_letters_are_filtered_by_what_they_say(queue, clock):
+    die(queue, "a", name="charge", reason="timeout")
+    clock.advance(HOUR)
+    die(queue, "b", name="ship", error="shop.errors.Refused")
+    die(queue, "c", name="charge", error="other.errors.Refused")
+
+    assert ids(queue.dead_letters()) == ["a", "b", "c"]
+    assert ids(queue.dead_letters(name="charge")) == ["a", "c"]
+    assert ids(queue.dead_letters(reason="timeout")) == ["a"]
+    assert ids(queue.dead_letters(error_type="shop.errors.Refused")) == ["b"]
+    assert ids(queue.dead_letters(error_type="Refused")) == ["b", "c"]
+    assert ids(queue.dead_letters(older_than=3_600)) == ["a"]
+    assert ids(queue.dead_letters(newer_than=3_600)) == ["b", "c"]
+    assert ids(queue.dead_letters(error_type="Refused", name="ship")) == ["b"]
+    assert ids(queue.dead_letters(limit=2)) == ["a", "b"]
+    assert ids(asyncio.run(queue.adead_letters(name="ship", limit=5))) == ["b"]
+
+
+def test_one_error_with_other_numbers_has_the_same_fingerprint(queue):
+    die(queue, "a", text="no order 17 at 0x7f3a")
+    die(queue, "b", text="no order 4711 at 0x11\nand more")
+    die(queue, "c", text="no customer 17")
+    die(queue, "d", text="no order 17 at 0x7f3a", error="builtins.ValueError")
+    [mark, *others] = queue.count_dead().fingerprints
+
+    assert ids(queue.dead_letters(fingerprint=mark)) == ["a", "b"]
+    assert len(others) == 2
+
+
+def test_letters_are_counted_by_what_they_say(queue):
+    die(queue, "a", reason="timeout", text="after 30 s")
+    die(queue, "b", reason="timeout", text="after 31 s")
+    die(queue, "c", name="ship")
+
+    counts = queue.count_dead()
+
+    assert counts.total == 3
+    assert list(counts.reasons.items()) == [("timeout", 2), ("explicit_fail", 1)]
+    assert counts.names == {"charge": 2, "ship": 1}
+    assert counts.error_types == {"builtins.KeyError": 3}
+    first = next(iter(counts.fingerprints.values()))
+    assert first == (2, "builtins.KeyError", "after 31 s")
+    assert asyncio.run(queue.acount_dead(name="ship")).total == 1
+
+
+def test_all_are_retried_in_parts_with_word_of_each(queue, monkeypatch):
+    monkeypatch.setattr(deadletters, "PAGE", 2)
+    for id in "abcde":
+        die(queue, id)
+    told = []
+
+    answer = queue.retry_dead(progress=told.append)
+
+    assert answer == RetriedDead(retried=5)
+    assert [counts.retried for counts in told] == [2, 4, 5]
+    assert queue.counts()["waiting"] == 5
+    assert queue.dead_letters() == []
+
+
+def test_some_are_retried_by_filter_or_by_id(queue):
+    for id in "abcd":
+        die(queue, id, name="ship" if id in "ac" else "charge")
+
+    assert queue.retry_dead(name="ship", limit=1) == RetriedDead(retried=1)
+    assert ids(queue.dead_letters()) == ["b", "c", "d"]
+    assert asyncio.run(queue.aretry_dead(["d", "nobody", "a"])) == (1, 0, 1, 1)
+    assert queue.retry_dead("b").retried == 1
+    assert ids(queue.dead_letters()) == ["c"]
+
+
+def test_a_dry_run_tells_what_would_become_of_each(queue):
+    die(queue, "a")
+    die(queue, "b", unique_key="k")
+    a_waiting_job(queue.storage, queue=queue.name, unique_key="k")
+
+    expected = RetriedDead(retried=1, unique_key_taken=1)
+    assert queue.retry_dead(dry_run=True) == expected
+    assert ids(queue.dead_letters()) == ["a", "b"]
+    assert queue.retry_dead() == expected
+    assert ids(queue.dead_letters()) == ["b"]
+
+
+def test_one_that_dies_again_meanwhile_is_not_retried_twice(queue, monkeypatch):
+    monkeypatch.setattr(deadletters, "PAGE", 1)
+    for id in "abc":
+        die(queue, id)
+
+    def die_again(counts):
+        finish(queue.storage, failing(claim_one(queue.storage, names=["charge"])))
+
+    assert queue.retry_dead(progress=die_again).retried == 3
+    assert ids(queue.dead_letters()) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"reason": "time_out"}, "timeout"),
+        ({"nam": "x"}, "'name'"),
+        ({"name": 7}, "name"),
+        ({"older_than": float("nan")}, "older_than"),
+        ({"newer_than": -1}, "newer_than"),
+        ({"limit": 0}, "limit"),
+        ({"limit": True}, "limit"),
+    ],
+)
+def test_a_wrong_filter_is_refused_by_name(queue, given, word):
+    for call in (queue.dead_letters, queue.retry_dead):
+        with pytest.raises(OptionError, match=word):
+            call(**given)
+
+
+def test_ids_and_filters_exclude_each_other(queue):
+    with pytest.raises(OptionError, match="not both"):
+        queue.retry_dead(["a"], name="ship")
+    with pytest.raises(OptionError, match="ids"):
+        queue.retry_dead([7])

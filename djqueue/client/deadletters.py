@@ -117,8 +117,8 @@ def read_limit(limit: Any) -> int | None:
     """A limit as a caller gives it. Raises OptionError."""
     if limit is None:
         return None
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_INTEGER:
-        raise OptionError(f"limit: {limit!r} is not a positive whole number")
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MAX_INTEGER:
+        raise OptionError(f"limit: {limit!r} is not a whole number from 0 to {MAX_INTEGER}")
     return limit
 
 

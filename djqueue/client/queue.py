@@ -345,13 +345,17 @@ class Queue:
         """See `set_limits`."""
         await self._acall(self.set_limits, rate=rate, concurrency=concurrency)
 
-    def drain(self) -> int:
-        """Forget every job that has not started; returns how many."""
-        return self.storage.clean(self.name, PENDING, SYSTEM_CLOCK.now() + DRAIN_AHEAD)
+    def drain(self, *, delayed: bool = True) -> int:
+        """Forget every job that has not started; returns how many.
 
-    async def adrain(self) -> int:
+        delayed: also those whose time, or whose dependencies' end, has not come yet.
+        """
+        states = PENDING if delayed else frozenset({State.WAITING})
+        return self.storage.clean(self.name, states, SYSTEM_CLOCK.now() + DRAIN_AHEAD)
+
+    async def adrain(self, *, delayed: bool = True) -> int:
         """See `drain`."""
-        return await self._acall(self.drain)
+        return await self._acall(self.drain, delayed=delayed)
 
     def clean(
         self,
@@ -359,7 +363,11 @@ class Queue:
         states: Iterable[str] = ("completed", "failed", "cancelled"),
         limit: int | None = None,
     ) -> int:
-        """Forget jobs in these states that ended, or were enqueued, so many seconds ago."""
+        """Forget jobs in these states that ended, or were enqueued, so many seconds ago; returns how many.
+
+        limit: the most that are forgotten.
+        """
+        most = deadletters.read_limit(limit)
         wanted = []
         for word in states:
             if word not in {str(state) for state in State} or word == State.ACTIVE:
@@ -367,7 +375,7 @@ class Queue:
                 raise OptionError(f"states: {word!r} is no state that can be cleaned{hint}")
             wanted.append(State(word))
         before = SYSTEM_CLOCK.now() - milliseconds("older_than", older_than) + 1
-        return self.storage.clean(self.name, frozenset(wanted), before, limit)
+        return self.storage.clean(self.name, frozenset(wanted), before, most)
 
     async def aclean(
         self,

@@ -1,10 +1,16 @@
 """What can be done to whole queues: limits, pause, clean, obliterate."""
 
+from collections.abc import Iterator
+
 from .base import EngineBase
+from .job import Job
 from .limiter import Rate
 from .queue import QueuePolicy
 from .shard import Changes
 from .states import State
+
+AT_ONCE = 1_000
+"""Jobs that are forgotten while others wait."""
 
 
 class QueueControls(EngineBase):
@@ -70,20 +76,39 @@ class QueueControls(EngineBase):
 
         Returns how many. `before` is in UTC milliseconds.
         """
-        changes = Changes()
+        return sum(self.clean_in_parts(queue_name, states, before, limit))
+
+    def clean_in_parts(
+        self, queue_name: str, states: frozenset[State], before: int, limit: int | None = None
+    ) -> Iterator[int]:
+        """See `clean`: how many each part has forgotten, between which others come to their turn."""
+
+        def is_meant(job: Job) -> bool:
+            return job.state in states and (job.finished_at or job.created_at) < before
+
         shard = self.shard(queue_name)
         with shard.lock:
-            queue = shard.find(queue_name)
-            jobs = [
-                job
-                for job in queue.jobs.values()
-                if job.state in states
-                and (job.finished_at or job.created_at) < before
-                and not self.is_active(job)
-            ][:limit]
-            shard.remove(queue, jobs, self.clock.now(), changes)
-        self.settle(changes)
-        return len(jobs)
+            found = [job for job in shard.find(queue_name).jobs.values() if is_meant(job)]
+        # Before what they wait for: else they would end with that, and stay.
+        blocked = [job for job in found if job.state is State.BLOCKED]
+        if blocked:
+            found = [*reversed(blocked), *(job for job in found if job.state is not State.BLOCKED)]
+        left = len(found) if limit is None else limit
+        for first in range(0, len(found), AT_ONCE):
+            changes = Changes()
+            with shard.lock:
+                queue = shard.find(queue_name)
+                jobs = [
+                    job
+                    for job in found[first : first + AT_ONCE]
+                    if queue.jobs.get(job.id) is job and is_meant(job) and not self.is_active(job)
+                ][:left]
+                shard.remove(queue, jobs, self.clock.now(), changes)
+            self.settle(changes)
+            left -= len(jobs)
+            yield len(jobs)
+            if not left:
+                return
 
     def obliterate(self, queue_name: str, *, force: bool = False) -> int:
         """Forget a queue and all its jobs; with active ones only by `force`, whose ends are then refused.

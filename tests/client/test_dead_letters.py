@@ -138,7 +138,7 @@ def test_one_that_dies_again_meanwhile_is_not_retried_twice(queue, monkeypatch):
         ({"name": 7}, "name"),
         ({"older_than": float("nan")}, "older_than"),
         ({"newer_than": -1}, "newer_than"),
-        ({"limit": 0}, "limit"),
+        ({"limit": -1}, "limit"),
         ({"limit": True}, "limit"),
     ],
 )

@@ -510,3 +510,20 @@ def test_every_method_that_reads_or_writes_has_an_async_twin():
 
     assert public - plain - twins == {"storage"}
     assert all(asyncio.iscoroutinefunction(getattr(Queue, name)) for name in twins)
+
+
+def test_a_drain_may_leave_what_is_not_ready(queue):
+    first = queue.enqueue()
+    queue.enqueue(delay=60)
+    queue.enqueue(depends_on=[Queue("others").enqueue()])
+
+    assert queue.drain(delayed=False) == 1
+    assert queue.get_job(first.id) is None
+    assert (queue.counts()["delayed"], queue.counts()["blocked"]) == (1, 1)
+    assert asyncio.run(queue.adrain()) == 2
+
+
+@pytest.mark.parametrize("limit", [-1, 1.5, True, "10"])
+def test_a_clean_with_a_wrong_limit_is_refused(queue, limit):
+    with pytest.raises(OptionError, match="limit"):
+        queue.clean(limit=limit)

@@ -308,8 +308,9 @@ class SchedulerStorage(EngineStorage):
         others = states - {*recovery.ENDED}
         if others and (limit is None or removed < limit):
             left = None if limit is None else limit - removed
-            removed += self.engine.clean(queue, frozenset(others), before, left)
-            self._flush()
+            for gone in self.engine.clean_in_parts(queue, frozenset(others), before, left):
+                removed += gone
+                self._flush()
         return removed
 
     def obliterate(self, queue: str, *, force: bool = False) -> int:

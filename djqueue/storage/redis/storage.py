@@ -505,8 +505,26 @@ class RedisStorage(Storage):
         if not states:
             return 0
         keys = self.keys(queue)
-        found = yield from self._scanned(keys, states, before)
-        ids = [job_id for _, job_id in found]
+        removed = 0
+        if State.BLOCKED in states:
+            # Before what they wait for: else they would end with that, and stay.
+            [some] = yield [Command((b"HEXISTS", keys.key("count"), b"b"))]
+            found = (yield from self._scanned(keys, frozenset({State.BLOCKED}), before)) if some else []
+            newest_first = [job_id for _, job_id in sorted(found, reverse=True)]
+            removed = yield from self._clean_these(keys, newest_first, before, states, limit)
+        cursor = b"0"
+        while limit is None or removed < limit:
+            cursor, found = yield from self._scanned_part(keys, states, before, cursor)
+            left = None if limit is None else limit - removed
+            ids = [job_id for _, job_id in found]
+            removed += yield from self._clean_these(keys, ids, before, states, left)
+            if cursor == b"0":
+                break
+        return removed
+
+    def _clean_these(
+        self, keys: QueueKeys, ids: Sequence[str], before: int, states: frozenset[State], limit: int | None
+    ) -> Steps[int]:
         removed = 0
         while ids and (limit is None or removed < limit):
             size = PAGE if limit is None else min(PAGE, limit - removed)
@@ -629,16 +647,22 @@ class RedisStorage(Storage):
         self, keys: QueueKeys, states: frozenset[State], before: int | None = None
     ) -> Steps[list[tuple[int, str]]]:
         """(when it was enqueued, id) of the jobs in some states, a part at a time so that nobody waits."""
-        letters = b"".join(records.LETTERS[state] for state in states)
         found: dict[str, int] = {}
         cursor = b"0"
         while True:
-            arguments = [cursor, PAGE, letters, before if before is not None else b""]
-            [[cursor, entries]] = yield [Call(script("scan"), keys, arguments, lane=False)]
-            for at in range(0, len(entries), 2):
-                found[text(entries[at + 1])] = int(entries[at])
+            cursor, some = yield from self._scanned_part(keys, states, before, cursor)
+            found.update((job_id, created) for created, job_id in some)
             if cursor == b"0":
                 return [(created, job_id) for job_id, created in found.items()]
+
+    def _scanned_part(
+        self, keys: QueueKeys, states: frozenset[State], before: int | None, cursor: bytes
+    ) -> Steps[tuple[bytes, list[tuple[int, str]]]]:
+        """Where to go on (`0`: nowhere), and some as of `_scanned`, maybe not for the first time."""
+        letters = b"".join(records.LETTERS[state] for state in states)
+        arguments = [cursor, PAGE, letters, before if before is not None else b""]
+        [[cursor, entries]] = yield [Call(script("scan"), keys, arguments, lane=False)]
+        return cursor, [(int(entries[at]), text(entries[at + 1])) for at in range(0, len(entries), 2)]
 
     def dead_letters(self, queue: str) -> list[DeadLetter]:
         """See `Storage.dead_letters`."""

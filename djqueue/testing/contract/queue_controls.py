@@ -195,6 +195,17 @@ class QueueControlsContract(StorageCase):
         assert counts(storage) == {State.WAITING: 100}
         assert claim_ids(storage, 200) == ids
 
+    def test_what_is_cleaned_with_what_it_waits_for_leaves_no_dead_letter(self, storage: Storage) -> None:
+        first = a_waiting_job(storage)
+        blocked = enqueue_many(storage, 1_100, depends_on=((QUEUE, first),))
+        enqueue(storage, id="last", depends_on=((QUEUE, blocked[0]),))
+        before = self.now(storage) + LATER
+
+        assert storage.clean(QUEUE, PENDING, before) == 1_102
+
+        assert counts(storage) == {}
+        assert storage.dead_letters(QUEUE) == []
+
     # Obliterate.
 
     def test_an_obliterated_queue_leaves_nothing_behind(self, storage: Storage) -> None:

@@ -214,6 +214,27 @@ class Queue:
         """See `reschedule`."""
         return await self._acall(self.reschedule, id, delay=delay, run_at=run_at)
 
+    def move(self, ids: str | Iterable[str], to: str) -> dict[str, str]:
+        """Have jobs that have not started wait in another queue, with all that is theirs.
+
+        By id: moved | not_found | active | ended | duplicate (that queue has a job of this id) |
+        unique_key_taken (a live job there has its unique key). A thousand at a time.
+
+        Raises OptionError, UnknownQueueError.
+        """
+        envelope.check_queue(check_text("to", to), get_settings())
+        if to == self.name:
+            raise OptionError(f"to: the jobs are in queue {to!r} already")
+        wanted = dict.fromkeys([ids] if isinstance(ids, str) else ids)
+        answers: dict[str, str] = {}
+        for some in chunks(check_text("ids", id) for id in wanted):
+            answers.update(zip(some, self.storage.move(self.name, some, to), strict=True))
+        return answers
+
+    async def amove(self, ids: str | Iterable[str], to: str) -> dict[str, str]:
+        """See `move`."""
+        return await self._acall(self.move, ids, to)
+
     def retry(self, id: str) -> bool:
         """Have a dead letter run again; False if it is none, or if its unique key is taken."""
         return self.storage.retry(self.name, [id])[0] == "retried"

@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from random import Random
 from threading import Lock
@@ -35,8 +36,8 @@ class EngineBase:
     """Shards of queues, processing shards of active jobs, and who is told of changes.
 
     Lock order, always: a shard, then a processing shard, then a queue's finished records. Two shards'
-    locks are never held at once: what crosses queues (dependencies) is a step of its own on each side,
-    repeated until both agree.
+    locks are held at once by a move alone, which takes them in the shards' order: what else crosses
+    queues (dependencies) is a step of its own on each side, repeated until both agree.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class EngineBase:
 
         missing: how a dependency ended whose record is gone.
         """
-        for key in dependencies:
+        for dependency in dependencies:
+            key = self.follow(job, dependency)
             ended = self._await(key, job, missing)
             if ended is not None:
                 changes = Changes()
@@ -95,6 +97,25 @@ class EngineBase:
             elif job.state is not State.BLOCKED:
                 # It ended before this: what ends it looked for its dependencies too early.
                 self._unbind(job, [key])
+
+    def follow(self, job: Job, key: JobKey) -> JobKey:
+        """Where what a blocked job waits for is by now, should it have been moved."""
+        while (new := self.shard(key[0]).whereabouts(key)) is not None:
+            with self._held_shard(job) as shard:
+                if job.state is State.BLOCKED:
+                    shard.wait_elsewhere(job, key, new)
+            key = new
+        return key
+
+    @contextmanager
+    def _held_shard(self, job: Job) -> Iterator[Shard]:
+        """The shard of the queue that a job is in, locked: while one waits for it, the job may be moved."""
+        while True:
+            shard = self.shard(job.queue)
+            with shard.lock:
+                if self.shard(job.queue) is shard:
+                    yield shard
+                    return
 
     def _await(self, dependency: JobKey, job: Job, missing: State) -> State | None:
         """Note that a job waits for another; if there is nothing to wait for, how the other ended."""
@@ -116,9 +137,8 @@ class EngineBase:
 
     def _resolve(self, job: Job, dependency: JobKey, ended: State, changes: Changes) -> bool:
         """Tell a job that one of its dependencies has ended; whether it goes on waiting for it."""
-        shard = self.shard(job.queue)
         now = self.clock.now()
-        with shard.lock:
+        with self._held_shard(job) as shard:
             queue = shard.find(job.queue)
             if job.state is not State.BLOCKED or dependency not in (job.unmet or ()):
                 return False

@@ -75,6 +75,15 @@ class DeadLetters:
             self._retries[job_id] = letter.retries + 1
         return letter
 
+    def retries_of(self, job_id: str) -> int:
+        """How often a job that lives again has been retried by itself."""
+        return self._retries.get(job_id, 0)
+
+    def note_retries(self, job_id: str, retries: int) -> None:
+        """How often one that comes from another queue has been retried by itself."""
+        if retries:
+            self._retries[job_id] = retries
+
     def forget(self, job_id: str) -> None:
         """The job is gone for good: so is the count of its retries."""
         self._retries.pop(job_id, None)

@@ -21,6 +21,7 @@ from .job import (
 )
 from .jobcontrols import JobControls
 from .kept import KeptElsewhere
+from .moving import Moving
 from .observers import Observers
 from .queue import JobQueue, is_expired
 from .queuecontrols import QueueControls
@@ -32,7 +33,7 @@ MAX_LOG_LINES = 1_000
 """Log lines kept of one job; the oldest go first."""
 
 
-class Engine(JobControls, QueueControls, Reads, Observers, KeptElsewhere):
+class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere):
     """All queues of one process.
 
     policies: what single queues are configured to do; `default_policy` is for the others.

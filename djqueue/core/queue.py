@@ -155,6 +155,8 @@ class JobQueue:
             job = heapq.heappop(self._deadlines)[2]
             if self._may_expire(job) and is_expired(job, now):
                 jobs.append(job)
+        # One that was moved away and back has two entries.
+        jobs = list(dict.fromkeys(jobs))
         # Jobs that have started or ended leave their entries behind.
         if len(self._deadlines) > 2 * (self.waiting + self.delayed.size + self.blocked):
             self._deadlines = [entry for entry in self._deadlines if self._may_expire(entry[2])]

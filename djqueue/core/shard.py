@@ -5,7 +5,9 @@ has been released from the processing shard. What has to happen after the lock i
 subscribers, waking workers, resolving dependents) is noted in `Changes`.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from threading import Lock
 
 from .dependencies import DependencyTracker
@@ -17,6 +19,8 @@ from .states import State
 
 MAX_HISTORY = 1_000
 """Ended runs kept of one job; the oldest go first."""
+MAX_MOVED = 1_000
+"""Jobs that have left of which is known where they went."""
 
 
 class Changes:
@@ -37,7 +41,7 @@ class Changes:
 class Shard:
     """Queues by name. Composed of the managers of each queue and the shard's own dependency index."""
 
-    __slots__ = ("_journal", "_new_queue", "dependencies", "lock", "queues")
+    __slots__ = ("_journal", "_moved", "_new_queue", "dependencies", "lock", "queues")
 
     def __init__(self, journal: Journal | None, new_queue: Callable[[str], JobQueue]) -> None:
         self.lock = Lock()
@@ -45,6 +49,8 @@ class Shard:
         self.dependencies = DependencyTracker()
         self._journal = journal
         self._new_queue = new_queue
+        self._moved: OrderedDict[JobKey, JobKey] = OrderedDict()
+        """Where the last jobs that left went, for those who have begun to wait for them meanwhile."""
 
     def queue(self, name: str) -> JobQueue:
         """The queue of this name, made on its first use."""
@@ -170,6 +176,68 @@ class Shard:
             changes.woken.add(queue.name)
             self.changed(job)
             self.tell(queue, job, "promoted", now, changes)
+
+    # To another queue. The caller has the locks of both queues' shards, and of those of all that wait.
+
+    def give(self, queue: JobQueue, job: Job, now: int, changes: Changes) -> int:
+        """A pending job leaves, and goes on waiting for what it waits for; how often it retried itself."""
+        if self._journal is not None:
+            self._journal.removed([job])
+        unmet, job.unmet = job.unmet, None
+        self._displace(queue, job, changes)
+        job.unmet = unmet
+        retries = queue.dead.retries_of(job.id)
+        queue.unique.release(job)
+        queue.drop(job)
+        self.tell(queue, job, "removed", now, changes)
+        return retries
+
+    def take_in(self, queue: JobQueue, job: Job, retries: int, now: int, changes: Changes) -> None:
+        """A job that has left another queue, as it was; its id and its unique key are free here."""
+        queue.jobs[job.id] = job
+        queue.dead.note_retries(job.id, retries)
+        queue.unique.take(job)
+        queue.watch_deadline(job)
+        queue.place(job, now)
+        changes.woken.add(queue.name)
+        if self._journal is not None:
+            job.noted = 0
+            self._journal.added([job])
+            self._journal.changed(job)
+            if job.progress is not None or job.logs:
+                self._journal.reported(job, tuple(job.logs or ()))
+        self.tell(queue, job, "queued", now, changes)
+
+    def moved_on(self, old: JobKey, new: JobKey) -> None:
+        """Note where a job has gone."""
+        self._moved[old] = new
+        if len(self._moved) > MAX_MOVED:
+            self._moved.popitem(last=False)
+
+    def is_at(self, key: JobKey) -> None:
+        """Note that a job is here, whatever was noted."""
+        self._moved.pop(key, None)
+
+    def whereabouts(self, key: JobKey) -> JobKey | None:
+        """Where a job that is not here has gone, if that is known."""
+        if not self._moved:
+            return None
+        with self.lock:
+            queue = self.queues.get(key[0])
+            return None if queue is not None and key[1] in queue.jobs else self._moved.get(key)
+
+    def wait_elsewhere(self, job: Job, old: JobKey, new: JobKey) -> bool:
+        """What a blocked job waits for is in another queue now; whether it does wait for it."""
+        if not job.unmet or old not in job.unmet:
+            return False
+        depends_on = dict.fromkeys(new if key == old else key for key in job.options.depends_on)
+        job.options = replace(job.options, depends_on=tuple(depends_on))
+        job.unmet.discard(old)
+        job.unmet.add(new)
+        if self._journal is not None:
+            self._journal.added([job])
+            self._journal.changed(job)
+        return True
 
     # Ended jobs.
 

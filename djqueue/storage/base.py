@@ -124,6 +124,14 @@ class Storage(ABC):
         """Waiting and delayed jobs to a time in UTC milliseconds; False for others."""
 
     @abstractmethod
+    def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
+        """Pending jobs to another queue, behind those that wait there, with id, counters, times and keys.
+
+        For each: moved | not_found | active | ended | duplicate (its id is there) | unique_key_taken (a
+        live job there has it). What waits for a job that was moved waits for it where it is then.
+        """
+
+    @abstractmethod
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """Dead letters to waiting: retried | not_found | not_failed | unique_key_taken, for each.
 

@@ -66,6 +66,10 @@ class EngineStorage(Storage):
         """See `Storage.reschedule`."""
         return self.engine.reschedule(queue, ids, run_at)
 
+    def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
+        """See `Storage.move`."""
+        return self.engine.move(queue, ids, to)
+
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
         return self.engine.retry(queue, ids, dry_run=dry_run)

@@ -527,3 +527,27 @@ def test_a_drain_may_leave_what_is_not_ready(queue):
 def test_a_clean_with_a_wrong_limit_is_refused(queue, limit):
     with pytest.raises(OptionError, match="limit"):
         queue.clean(limit=limit)
+
+
+def test_jobs_are_moved_to_another_queue(queue):
+    ids = [queue.enqueue(number).id for number in range(3)]
+
+    assert queue.move(ids[0], "others") == {ids[0]: "moved"}
+    assert asyncio.run(queue.amove([*ids[1:], ids[1], "nobody"], "others")) == {
+        ids[1]: "moved",
+        ids[2]: "moved",
+        "nobody": "not_found",
+    }
+    assert Queue("others").counts()["waiting"] == 3
+
+
+def test_a_move_to_a_wrong_queue_is_refused(queue, settings):
+    with pytest.raises(OptionError, match="already"):
+        queue.move(["a"], "orders")
+    with pytest.raises(OptionError, match="to"):
+        queue.move(["a"], "")
+    with pytest.raises(OptionError, match="ids"):
+        queue.move([7], "others")
+    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": ["orders"], "STRICT_QUEUES": True}
+    with pytest.raises(UnknownQueueError):
+        Queue("orders").move(["a"], "others")

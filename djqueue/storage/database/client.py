@@ -143,6 +143,13 @@ class ClientStorage(Storage):
         answer: list[bool] = self._steer("reschedule", ids, queue, list(ids), run_at)
         return answer
 
+    def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
+        """See `Storage.move`."""
+        if queue == to:
+            raise ValueError(f"the jobs are in queue {to!r} already")
+        answer: list[str] = self._steer("move", ids, queue, list(ids), to, into=to)
+        return answer
+
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
         answer: list[str] = self._steer("retry", ids, queue, list(ids), dry_run=dry_run)
@@ -268,9 +275,18 @@ class ClientStorage(Storage):
         return getattr(self._inspector, verb)(queue, ids)
 
     def _steer(
-        self, verb: str, concerned: Sequence[str] | None, queue: str, *args: Any, **kwargs: Any
+        self,
+        verb: str,
+        concerned: Sequence[str] | None,
+        queue: str,
+        *args: Any,
+        into: str | None = None,
+        **kwargs: Any,
     ) -> Any:
-        """Have the scheduler do it, or do it here; `concerned` are the ids of jobs that it needs."""
+        """Have the scheduler do it, or do it here; `concerned` are the ids of jobs that it needs.
+
+        into: another queue, where they go.
+        """
         try:
             return self._remote.call(verb, queue, *args, **kwargs)
         except StorageUnavailableError as unreachable:
@@ -281,7 +297,7 @@ class ClientStorage(Storage):
                     raise
                 logger.debug("No scheduler runs, so this process steers: %s", unreachable)
                 storage = SchedulerStorage(self._dialect, lease, self._clock, self._policies)
-                storage.open_for(queue, concerned)
+                storage.open_for(queue, concerned, into)
                 answer = getattr(storage, verb)(queue, *args, **kwargs)
                 storage.close()
                 lease.release()

@@ -62,12 +62,19 @@ def borrow(
     knowing: Knowing,
     queue: str,
     ids: Sequence[str] | None,
+    to: str | None = None,
 ) -> None:
-    """Some jobs of one queue (None: all), the blocked ones that wait for them, and what those wait for."""
+    """Some jobs of one queue (None: all), the blocked ones that wait for them, and what those wait for.
+
+    to: a queue to which they are moved; of that, those with one of their ids or unique keys.
+    """
     queues(alias, engine)
     if ids is None:
         ids = list(models.Job.objects.using(alias).filter(queue=queue).values_list("job_id", flat=True))
     jobs = {(job.queue, job.id): job for job in load(alias, queue, ids)}
+    if to is not None:
+        rivals = [*ids, *_owners(alias, to, jobs.values())]
+        jobs.update({(job.queue, job.id): job for job in load(alias, to, rivals)})
     jobs.update(_dependents(alias, jobs))
     blocked = [job for job in jobs.values() if job.state is State.BLOCKED]
     wanted: dict[str, list[str]] = {}
@@ -78,6 +85,15 @@ def borrow(
     take_over(engine, journal, [job for job in found if job.state is not State.FAILED])
     _dead(alias, engine, failed)
     bind(engine, knowing, [job for job in blocked if job.unmet])
+
+
+def _owners(alias: str, queue: str, jobs: Iterable[Job]) -> Iterable[str]:
+    """Ids of the live jobs of a queue that have the unique keys of these."""
+    keys = [key for job in jobs if (key := job.options.unique_key) is not None]
+    live = [state.value for state in LIVE]
+    for chunk in rows.chunked(keys):
+        found = models.Job.objects.using(alias).filter(queue=queue, state__in=live, unique_key__in=chunk)
+        yield from found.values_list("job_id", flat=True)
 
 
 def _dependents(alias: str, jobs: Mapping[JobKey, Job]) -> dict[JobKey, Job]:

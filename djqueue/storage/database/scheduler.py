@@ -110,9 +110,12 @@ class SchedulerStorage(EngineStorage):
         self._inbox_thread.start()
         return counts
 
-    def open_for(self, queue: str, ids: Sequence[str] | None) -> None:
-        """Load these jobs (None: all) of one queue alone, and what depends on them; this thread writes."""
-        recovery.borrow(self._alias, self.engine, self._journal, self._knowing, queue, ids)
+    def open_for(self, queue: str, ids: Sequence[str] | None, to: str | None = None) -> None:
+        """Load these jobs (None: all) of one queue alone, and what depends on them; this thread writes.
+
+        to: a queue to which they are moved, of which what may be in their way is loaded, too.
+        """
+        recovery.borrow(self._alias, self.engine, self._journal, self._knowing, queue, ids, to)
 
     def close(self) -> None:
         """Write what is left, and let the next scheduler come."""
@@ -283,6 +286,17 @@ class SchedulerStorage(EngineStorage):
         self._check()
         with self._knowing((queue, job_id) for job_id in ids):
             return self.engine.reschedule(queue, ids, run_at)
+
+    def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
+        """See `Storage.move`."""
+        self._check()
+        if self._is_open and self._journal.is_full():
+            self._journal.wait_for_room()
+        keys = [(name, job_id) for job_id in ids for name in (queue, to)]
+        with self._knowing(keys):
+            answers = self.engine.move(queue, ids, to)
+        self._flush()
+        return answers
 
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""

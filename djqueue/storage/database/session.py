@@ -31,6 +31,7 @@ VERBS = frozenset(
         "report",
         "cancel",
         "promote",
+        "move",
         "reschedule",
         "retry",
         "remove",

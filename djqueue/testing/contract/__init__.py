@@ -43,6 +43,7 @@ from .leases import LeasesContract
 from .letter_pages import LetterPagesContract
 from .limits import LimitsContract
 from .maintenance import MaintenanceContract
+from .moving import MovingContract
 from .order import OrderContract
 from .outcomes import OutcomesContract
 from .queue_controls import QueueControlsContract
@@ -70,6 +71,7 @@ __all__ = [
     "LetterPagesContract",
     "LimitsContract",
     "MaintenanceContract",
+    "MovingContract",
     "OrderContract",
     "OutcomesContract",
     "QueueControlsContract",
@@ -102,6 +104,7 @@ class StorageContract(
     GroupsContract,
     LimitsContract,
     DependenciesContract,
+    MovingContract,
     QueueControlsContract,
     ReadsContract,
     TellingContract,

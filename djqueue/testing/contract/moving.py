@@ -1,0 +1,307 @@
+"""Jobs moved to another queue: what they keep, what stands in their way, and who waits for them."""
+
+import pytest
+
+from djqueue.core.states import LIVE, PENDING, REUSABLE, TERMINAL, State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    JOB_IN,
+    QUEUE,
+    UPSTREAM,
+    a_waiting_job,
+    batch,
+    claim,
+    claim_ids,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    failing,
+    finish,
+    job,
+    report_of,
+    retrying,
+    state,
+)
+from ..waiting import Wakes
+from .case import BRIEF_LETTERS, LATER, SOON, StorageCase, nothing_changes, recorded, so_far
+
+TO = "elsewhere"
+
+
+class MovingContract(StorageCase):
+    """Cases about `move`."""
+
+    # What a job keeps.
+
+    @pytest.mark.parametrize("there", sorted(PENDING))
+    def test_a_moved_job_is_in_the_other_queue_as_it_was(self, storage: Storage, there: State) -> None:
+        JOB_IN[there](storage, id="order:1", priority=3, unique_key="k", tags=("a", "b"))
+        before = job(storage, "order:1")
+
+        assert storage.move(QUEUE, ["order:1"], TO) == ["moved"]
+
+        assert job(storage, "order:1", TO) == before._replace(queue=TO)
+        assert state(storage, "order:1") is None
+        assert counts(storage) == {}
+        assert counts(storage, TO) == {there: 1}
+        assert TO in storage.queues()
+
+    def test_a_moved_job_keeps_what_its_runs_have_left(self, storage: Storage) -> None:
+        enqueue(storage, id="order:1", max_stalls=3)
+        claimed = claim_one(storage)
+        storage.report([report_of(claimed, {"done": 0.5}, [(1, "first"), (2, "second \u2013")])])
+        finish(storage, retrying(claimed))
+        self.lose_lease(storage, claim_one(storage).lease)
+        before = job(storage, "order:1")
+        assert (before.attempts, before.failures, before.stalls) == (2, 1, 1)
+
+        assert storage.move(QUEUE, ["order:1"], TO) == ["moved"]
+
+        assert job(storage, "order:1", TO) == before._replace(queue=TO)
+        again = claim_one(storage, queues=[TO])
+        assert (again.attempts, again.failures, again.stalls) == (3, 1, 1)
+        assert finish(storage, completing(again)) == [True]
+        assert len(job(storage, "order:1", TO).history) == 2
+
+    def test_moved_jobs_wait_behind_those_that_are_there(self, storage: Storage) -> None:
+        enqueue(storage, id="first", queue=TO)
+        enqueue(storage, id="urgent", priority=5)
+        enqueue(storage, id="second")
+        enqueue(storage, id="third")
+
+        storage.move(QUEUE, ["third", "urgent", "second"], TO)
+
+        assert claim_ids(storage, 9, queues=[TO]) == ["urgent", "first", "third", "second"]
+
+    def test_many_jobs_keep_their_order(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 250)
+
+        assert storage.move(QUEUE, ids, TO) == ["moved"] * 250
+
+        assert counts(storage) == {}
+        assert claim_ids(storage, 300, queues=[TO]) == ids
+
+    def test_a_moved_job_is_due_and_expires_at_its_time(self, storage: Storage) -> None:
+        enqueue(storage, id="due", delay=SOON)
+        enqueue(storage, id="late", delay=LATER, ttl=SOON)
+        storage.move(QUEUE, ["due", "late"], TO)
+        assert claim(storage, 9) == []
+
+        self.pass_time(storage, SOON + 1)
+
+        assert claim_ids(storage, 9) == ["due"]
+        assert [letter.reason for letter in storage.dead_letters(TO)] == ["ttl_expired"]
+
+    def test_one_that_was_moved_there_and_back_is_one_job(self, storage: Storage) -> None:
+        enqueue(storage, id="order:1", delay=LATER, ttl=SOON, unique_key="k", group="g")
+        before = job(storage, "order:1")
+        for source, target in ((QUEUE, TO), (TO, QUEUE), (QUEUE, TO), (TO, QUEUE)):
+            assert storage.move(source, ["order:1"], target) == ["moved"]
+
+        assert job(storage, "order:1") == before
+        assert counts(storage, TO) == {}
+        self.pass_time(storage, SOON + 1)
+        assert counts(storage) == {State.FAILED: 1}
+
+    def test_a_claim_in_the_other_queue_is_woken(self, storage: Storage) -> None:
+        a_waiting_job(storage, id="order:1")
+        wakes = Wakes()
+        unlisten = storage.listen([TO], wakes)
+        wakes.forget()
+
+        storage.move(QUEUE, ["order:1"], TO)
+
+        assert wakes.arrived()
+        unlisten()
+
+    def test_a_move_is_told_as_a_removal_here_and_an_enqueue_there(self, storage: Storage) -> None:
+        a_waiting_job(storage, id="order:1")
+        enqueue(storage, queue=TO)
+        with recorded(storage) as here, recorded(storage, TO) as there:
+            storage.move(QUEUE, ["order:1"], TO)
+
+            gone = [(event.id, event.event, event.state) for event in so_far(storage, here)]
+            come = [(event.id, event.event, event.state) for event in so_far(storage, there, TO)]
+
+        assert gone == [("order:1", "removed", State.WAITING)]
+        assert come == [("order:1", "queued", State.WAITING)]
+
+    # What stands in its way.
+
+    @pytest.mark.parametrize("there", sorted(set(State) - PENDING))
+    def test_only_pending_jobs_are_moved(self, storage: Storage, there: State) -> None:
+        job_id = JOB_IN[there](storage)
+        enqueue(storage, queue=TO)
+
+        with nothing_changes(storage), nothing_changes(storage, TO):
+            answers = storage.move(QUEUE, [job_id, "nobody"], TO)
+
+        assert answers == ["active" if there is State.ACTIVE else "ended", "not_found"]
+        assert there is State.ACTIVE or there in TERMINAL
+
+    @pytest.mark.parametrize("there", sorted((LIVE | TERMINAL) - REUSABLE))
+    def test_an_id_that_is_taken_there_keeps_the_job_here(self, storage: Storage, there: State) -> None:
+        JOB_IN[there](storage, id="order:1", queue=TO)
+        a_waiting_job(storage, id="order:1", unique_key="k")
+        before = job(storage, "order:1")
+
+        assert storage.move(QUEUE, ["order:1"], TO) == ["duplicate"]
+
+        assert job(storage, "order:1") == before
+        assert state(storage, "order:1", TO) is there
+        assert claim_ids(storage, queues=[QUEUE]) == ["order:1"]
+        [answer] = storage.enqueue([batch(unique_key="k")])
+        assert answer.status == "duplicate"
+
+    @pytest.mark.parametrize("there", sorted(REUSABLE))
+    def test_an_id_that_may_be_enqueued_again_makes_way(self, storage: Storage, there: State) -> None:
+        JOB_IN[there](storage, id="order:1", queue=TO)
+        a_waiting_job(storage, id="order:1")
+
+        assert storage.move(QUEUE, ["order:1"], TO) == ["moved"]
+
+        assert counts(storage, TO) == {State.WAITING: 1}
+        assert storage.dead_letters(TO) == []
+        assert job(storage, "order:1", TO).history == ()
+
+    def test_a_unique_key_goes_with_its_job(self, storage: Storage) -> None:
+        a_waiting_job(storage, id="order:1", unique_key="k")
+        storage.move(QUEUE, ["order:1"], TO)
+
+        [there, here] = storage.enqueue([batch(queue=TO, unique_key="k"), batch(unique_key="k")])
+
+        assert (there.status, there.id) == ("duplicate", "order:1")
+        assert here.status == "queued"
+
+    def test_a_unique_key_that_is_taken_there_keeps_the_job_here(self, storage: Storage) -> None:
+        a_waiting_job(storage, id="owner", queue=TO, unique_key="k")
+        a_waiting_job(storage, id="order:1", unique_key="k", group="g")
+        a_waiting_job(storage, id="order:2")
+        before = job(storage, "order:1")
+
+        answers = storage.move(QUEUE, ["order:1", "order:2"], TO)
+
+        assert answers == ["unique_key_taken", "moved"]
+        assert job(storage, "order:1") == before
+        assert counts(storage, TO) == {State.WAITING: 2}
+        [answer] = storage.enqueue([batch(unique_key="k")])
+        assert (answer.status, answer.id) == ("duplicate", "order:1")
+
+    def test_a_queue_is_not_moved_to_itself(self, storage: Storage) -> None:
+        job_id = a_waiting_job(storage)
+
+        with pytest.raises(ValueError, match=QUEUE):
+            storage.move(QUEUE, [job_id], QUEUE)
+
+    def test_groups_are_those_of_the_queue(self, storage: Storage) -> None:
+        for queue, job_id in ((QUEUE, "a"), (QUEUE, "b"), (TO, "c")):
+            enqueue(storage, queue=queue, id=job_id, group="g")
+
+        storage.move(QUEUE, ["a"], TO)
+
+        assert claim_ids(storage, 9, queues=[QUEUE]) == ["b"]
+        [first] = claim(storage, 9, queues=[TO])
+        assert first.id == "c"
+        finish(storage, completing(first))
+        assert claim_ids(storage, 9, queues=[TO]) == ["a"]
+
+    # Who waits.
+
+    def test_a_moved_job_goes_on_waiting(self, storage: Storage) -> None:
+        firsts = [enqueue(storage, queue=UPSTREAM, id=job_id) for job_id in "ab"]
+        enqueue(storage, id="order:1", depends_on=tuple((UPSTREAM, first) for first in firsts))
+        storage.move(QUEUE, ["order:1"], TO)
+
+        for claimed in claim(storage, 2, queues=[UPSTREAM]):
+            assert state(storage, "order:1", TO) is State.BLOCKED
+            finish(storage, completing(claimed))
+
+        assert counts(storage, TO) == {State.WAITING: 1}
+        assert claim_ids(storage) == ["order:1"]
+
+    def test_a_moved_job_fails_with_what_it_waits_for(self, storage: Storage) -> None:
+        first = enqueue(storage, queue=UPSTREAM)
+        enqueue(storage, id="order:1", depends_on=((UPSTREAM, first),))
+        storage.move(QUEUE, ["order:1"], TO)
+
+        finish(storage, failing(claim_one(storage)))
+
+        assert job(storage, "order:1", TO).reason == "dependency_failed"
+        assert [letter.id for letter in storage.dead_letters(TO)] == ["order:1"]
+
+    @pytest.mark.parametrize("queue", [QUEUE, TO, "a third", "a fourth"])
+    def test_what_waits_for_a_moved_job_starts_when_that_has_ended(
+        self, storage: Storage, queue: str
+    ) -> None:
+        a_waiting_job(storage, id="first")
+        enqueue(storage, id="next", queue=queue, depends_on=((QUEUE, "first"),))
+        storage.move(QUEUE, ["first"], TO)
+        assert state(storage, "next", queue) is State.BLOCKED
+        assert job(storage, "next", queue).options.depends_on == ((TO, "first"),)
+
+        finish(storage, completing(claim_one(storage)))
+
+        assert state(storage, "next", queue) is State.WAITING
+        assert claim_ids(storage) == ["next"]
+
+    def test_what_waits_hears_of_every_ending(self, storage: Storage) -> None:
+        for job_id in ("failed", "cancelled", "removed"):
+            a_waiting_job(storage, id=job_id)
+            enqueue(storage, id=f"after {job_id}", depends_on=((QUEUE, job_id),))
+        storage.move(QUEUE, ["failed", "cancelled", "removed"], TO)
+        finish(storage, failing(claim_one(storage)))
+        storage.cancel(TO, ["cancelled"])
+        storage.remove(TO, ["removed"])
+
+        assert counts(storage) == {State.FAILED: 3}
+        assert {letter.reason for letter in storage.dead_letters(QUEUE)} == {"dependency_failed"}
+
+    def test_what_waits_follows_from_queue_to_queue(self, storage: Storage) -> None:
+        a_waiting_job(storage, id="first")
+        enqueue(storage, id="next", depends_on=((QUEUE, "first"),))
+        enqueue(storage, id="last", depends_on=((QUEUE, "next"),))
+
+        storage.move(QUEUE, ["first"], TO)
+        storage.move(QUEUE, ["next"], TO)
+        storage.move(TO, ["first"], "a third")
+        storage.move(QUEUE, ["last"], "a third")
+        ran = []
+        while claimed := claim(storage):
+            ran.append((claimed[0].queue, claimed[0].id))
+            finish(storage, completing(claimed[0]))
+
+        assert ran == [("a third", "first"), (TO, "next"), ("a third", "last")]
+
+    def test_a_job_that_comes_back_is_still_waited_for(self, storage: Storage) -> None:
+        a_waiting_job(storage, id="owner", queue=TO, unique_key="k")
+        a_waiting_job(storage, id="first", unique_key="k")
+        enqueue(storage, id="next", depends_on=((QUEUE, "first"),))
+        assert storage.move(QUEUE, ["first"], TO) == ["unique_key_taken"]
+        assert state(storage, "next") is State.BLOCKED
+
+        finish(storage, completing(claim_one(storage, queues=[QUEUE])))
+
+        assert claim_ids(storage, queues=[QUEUE]) == ["next"]
+
+    def test_many_that_wait_for_a_moved_job_all_start(self, storage: Storage) -> None:
+        a_waiting_job(storage, id="first")
+        enqueue_many(storage, 1_100, queue=UPSTREAM, depends_on=((QUEUE, "first"),))
+        storage.move(QUEUE, ["first"], TO)
+
+        finish(storage, completing(claim_one(storage)))
+
+        assert counts(storage, UPSTREAM) == {State.WAITING: 1_100}
+
+    def test_a_retried_dead_letter_may_be_moved(self, storage: Storage) -> None:
+        enqueue(storage, queue=BRIEF_LETTERS, id="order:1")
+        finish(storage, failing(claim_one(storage)))
+        storage.retry(BRIEF_LETTERS, ["order:1"])
+
+        assert storage.move(BRIEF_LETTERS, ["order:1"], TO) == ["moved"]
+
+        self.pass_time(storage, 2 * SOON)
+        assert counts(storage, TO) == {State.WAITING: 1}
+        assert storage.dead_letters(BRIEF_LETTERS) == []

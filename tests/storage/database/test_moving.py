@@ -1,0 +1,112 @@
+"""Jobs moved to another queue, in the tables: over a restart, by clients, and where no scheduler runs."""
+
+import pytest
+
+from djqueue import models
+from djqueue.core.states import State
+from djqueue.storage.database import DatabaseStorage
+from djqueue.testing.factories import (
+    QUEUE,
+    UPSTREAM,
+    a_failed_job,
+    claim_ids,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    finish,
+    job,
+    report_of,
+    retrying,
+    state,
+)
+
+from .conftest import MakeStorage
+
+TO = "elsewhere"
+
+
+def restarted(make_storage: MakeStorage, scheduler: DatabaseStorage) -> DatabaseStorage:
+    scheduler.close()
+    storage = make_storage()
+    storage.connect()
+    return storage
+
+
+def test_a_moved_job_and_those_that_wait_outlive_the_scheduler(
+    make_storage: MakeStorage, scheduler: DatabaseStorage
+) -> None:
+    enqueue(scheduler, id="first", unique_key="k", priority=2, group="g")
+    claimed = claim_one(scheduler)
+    scheduler.report([report_of(claimed, {"done": 1}, [(1, "line")])])
+    finish(scheduler, retrying(claimed))
+    enqueue(scheduler, id="next", queue=UPSTREAM, depends_on=((QUEUE, "first"),))
+    assert scheduler.move(QUEUE, ["first"], TO) == ["moved"]
+    before = [job(scheduler, "first", TO), job(scheduler, "next", UPSTREAM)]
+
+    again = restarted(make_storage, scheduler)
+
+    assert [job(again, "first", TO), job(again, "next", UPSTREAM)] == before
+    assert state(again, "next", UPSTREAM) is State.BLOCKED
+    assert models.Job.objects.filter(queue=QUEUE).count() == 0
+    for model in (models.JobAttempt, models.JobLog):
+        assert list(model._default_manager.values_list("queue", flat=True)) == [TO]
+    row = models.Job.objects.get(queue=TO)
+    assert (row.unique_key, row.priority, row.group) == ("k", 2, "g")
+    finish(again, completing(claim_one(again)))
+    assert claim_ids(again) == ["next"]
+
+
+def test_a_client_moves_jobs(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+    enqueue(client, id="written by the client")
+    enqueue(scheduler, id="kept", unique_key="k")
+    enqueue(scheduler, queue=TO, id="owner", unique_key="k")
+
+    assert client.move(QUEUE, ["written by the client", "kept", "nobody"], TO) == [
+        "moved",
+        "unique_key_taken",
+        "not_found",
+    ]
+    assert claim_ids(scheduler, 9, queues=[TO]) == ["owner", "written by the client"]
+
+
+def test_jobs_are_moved_where_no_scheduler_runs(
+    make_storage: MakeStorage, scheduler: DatabaseStorage, client: DatabaseStorage
+) -> None:
+    a_failed_job(scheduler, queue=TO, id="dead")
+    enqueue(scheduler, queue=UPSTREAM, id="before all")
+    enqueue(scheduler, id="first", depends_on=((UPSTREAM, "before all"),))
+    enqueue(scheduler, id="next", depends_on=((QUEUE, "first"),))
+    enqueue(scheduler, queue=TO, id="taken")
+    enqueue(scheduler, id="taken")
+    enqueue(scheduler, queue=TO, id="owner", unique_key="k")
+    enqueue(scheduler, id="rival", unique_key="k")
+    enqueue(scheduler, id="dead")
+    scheduler.close()
+
+    answers = client.move(QUEUE, ["first", "taken", "rival", "dead", "nobody"], TO)
+
+    assert answers == ["moved", "duplicate", "unique_key_taken", "moved", "not_found"]
+    again = make_storage()
+    again.connect()
+    assert counts(again, TO) == {State.WAITING: 3, State.BLOCKED: 1}
+    assert again.dead_letters(TO) == []
+    assert state(again, "next") is State.BLOCKED
+    finish(again, completing(claim_one(again, queues=[UPSTREAM])))
+    finish(again, completing(claim_first(again)))
+    assert state(again, "next") is State.WAITING
+
+
+def claim_first(storage: DatabaseStorage):
+    """The claim of the job `first`."""
+    while (claimed := claim_one(storage, queues=[TO])).id != "first":
+        pass
+    return claimed
+
+
+@pytest.mark.parametrize("is_client", [False, True])
+def test_a_queue_is_not_moved_to_itself(
+    scheduler: DatabaseStorage, client: DatabaseStorage, is_client: bool
+) -> None:
+    with pytest.raises(ValueError, match=QUEUE):
+        (client if is_client else scheduler).move(QUEUE, ["a"], QUEUE)

@@ -32,6 +32,7 @@ NAMES = (
     "renew",
     "report",
     "retry",
+    "rivals",
     "scan",
     "sent",
     "states",

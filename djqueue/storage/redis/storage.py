@@ -26,7 +26,7 @@ from djqueue.core.job import (
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.queue import QueuePolicy
-from djqueue.core.states import State
+from djqueue.core.states import REUSABLE, State
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
 from . import health, outbox, records
@@ -418,20 +418,41 @@ class RedisStorage(Storage):
         """See `Storage.remove`."""
         return [reply == 1 for reply in self._run(self._removed(self.keys(queue), ids, "any"))]
 
-    def move(self, queue: str, ids: Sequence[str], target: str) -> list[bool]:
-        """Give pending jobs to another queue; False for one that is not, or that waits for others.
-
-        A job whose id is taken there comes back.
+    def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
+        """See `Storage.move`. What stands in the way is looked for first; what comes meanwhile sends jobs
+        back, behind those that wait.
         """
-        return self._run(self._given(queue, ids, target))
-
-    def _given(self, queue: str, ids: Sequence[str], target: str) -> Steps[list[bool]]:
-        if target == queue:
+        if to == queue:
             raise ValueError(f"the jobs are in queue {queue!r} already")
-        yield from self._list({target})
-        heading = [pack_text(target), self.policy(queue).group_concurrency]
-        replies = yield from self._on_jobs("give", queue, ids, heading, outbox.keys_of_given)
-        return [reply == 1 for reply in replies]
+        return [word for some in _chunks(ids) for word in self._run(self._given(queue, some, to))]
+
+    def _given(self, queue: str, ids: Sequence[str], to: str) -> Steps[list[str]]:
+        heading = [pack_text(to), self.policy(queue).group_concurrency]
+        given = outbox.keys_of_given
+        looks = yield from self._on_jobs("give", queue, ids, [b"look", *heading], given)
+        words = [text(word) for word, _ in looks]
+        pending = [place for place, word in enumerate(words) if word == "moved"]
+        if not pending:
+            return words
+        pairs = [part for place in pending for part in (pack_text(ids[place]), looks[place][1])]
+        [[_, rivals]] = yield [Call(script("rivals"), self.keys(to), pairs)]
+        for place, rival in zip(pending, rivals, strict=True):
+            words[place] = text(rival) or "moved"
+        moving = [place for place in pending if words[place] == "moved"]
+        if not moving:
+            return words
+        yield from self._list({to})
+        going = [ids[place] for place in moving]
+        replies = yield from self._on_jobs("give", queue, going, [b"give", *heading], given)
+        for place, reply in zip(moving, replies, strict=True):
+            words[place] = text(reply)
+        there = yield from self._states(to, going)
+        yield from self._deliver(to)
+        back = yield from self._states(queue, going)
+        for place, reply, state, returned in zip(moving, replies, there, back, strict=True):
+            if reply == b"moved" and returned is not None:
+                words[place] = "unique_key_taken" if state in (None, *REUSABLE) else "duplicate"
+        return words
 
     def _on_jobs(
         self,

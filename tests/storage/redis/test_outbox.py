@@ -39,8 +39,8 @@ from .clocks import AheadClock
 NEAR, FAR, THIRD = "near", "far", "emails"
 """Of a cluster's three servers, each has one."""
 
-GIVEN = 3
-"""Commands of a move until it has the job out of its queue: two list the other one."""
+GIVEN = 5
+"""Commands of a move until the job has left: two look for what is in its way, two list the other queue."""
 STORED = 4
 """Commands of an enqueue until the job is stored: one looks for what it waits for, two list the queue."""
 
@@ -165,7 +165,7 @@ def test_a_moved_job_is_in_one_queue_whenever_the_mover_dies(place):
         assert len(queues) == 1
         [queue] = queues
         outcomes.append(queue)
-        assert FAR in storage.queues()
+        assert queue in storage.queues()
         assert counts(storage, queue) == {State.WAITING: 1, State.DELAYED: 2}
         assert_nothing_is_under_way(storage, NEAR, FAR)
         if any(before):
@@ -188,12 +188,35 @@ def test_a_job_whose_id_is_taken_comes_back_whenever_the_mover_dies(place):
         enqueue(storage, queue=NEAR, id="a", payload=b"\x01")
         enqueue(storage, queue=FAR, id="a", payload=b"\x02")
 
-    for storage, _, _ in place.deaths(prepare, lambda storage, _: storage.move(NEAR, ["a"], FAR)):
+    for storage, _, _ in place.deaths(prepare, give_in_vain):
         storage.maintain()
 
         assert (job(storage, "a", NEAR).payload, job(storage, "a", FAR).payload) == (b"\x01", b"\x02")
         assert counts(storage, NEAR) == counts(storage, FAR) == {State.WAITING: 1}
         assert worked_off(storage) == ["a", "a"]
+
+
+def give_in_vain(storage, _=None):
+    """Move the job `a` as one does who has not seen, a moment ago, what is in its way."""
+    heading = [b"give", FAR.encode(), 1]
+    storage._run(storage._on_jobs("give", NEAR, ["a"], heading, outbox.keys_of_given))
+
+
+def test_a_job_whose_unique_key_is_taken_comes_back_whenever_the_mover_dies(place):
+    def prepare(storage):
+        enqueue(storage, queue=THIRD, id="up")
+        enqueue(storage, queue=NEAR, id="a", unique_key="key", depends_on=((THIRD, "up"),))
+        enqueue(storage, queue=FAR, id="owner", unique_key="key")
+        enqueue(storage, queue=FAR, id="down", depends_on=((NEAR, "a"),))
+
+    for storage, _, _ in place.deaths(prepare, give_in_vain):
+        storage.maintain()
+
+        assert counts(storage, NEAR) == {State.BLOCKED: 1}
+        assert job(storage, "down", FAR).options.depends_on == ((NEAR, "a"),)
+        assert enqueue_again(storage, NEAR).id == "a"
+        assert sorted(worked_off(storage)) == ["a", "down", "owner", "up"]
+        assert_nothing_is_under_way(storage, NEAR, FAR, THIRD)
 
 
 @pytest.mark.parametrize("maker", [a_failed_job, a_cancelled_job])
@@ -202,7 +225,7 @@ def test_a_moved_job_takes_the_place_of_one_that_failed_or_was_cancelled(place, 
     maker(storage, queue=FAR, id="a")
     enqueue(storage, queue=NEAR, id="a")
 
-    assert storage.move(NEAR, ["a"], FAR) == [True]
+    assert storage.move(NEAR, ["a"], FAR) == ["moved"]
 
     assert counts(storage, NEAR) == {}
     assert counts(storage, FAR) == {State.WAITING: 1}
@@ -218,7 +241,7 @@ def test_a_moved_job_has_nothing_of_its_forerunner(place):
     clock.advance(DELAY)
     enqueue(storage, queue=NEAR, id="a")
 
-    assert storage.move(NEAR, ["a"], FAR) == [True]
+    assert storage.move(NEAR, ["a"], FAR) == ["moved"]
 
     assert counts(storage, FAR) == {State.WAITING: 1}
     assert finish(storage, completing(claim_one(storage, queues=[FAR]), None)) == [True]
@@ -233,22 +256,34 @@ def test_a_moved_job_takes_its_past_along_also_there_and_back(place):
     before = job(storage, "a", NEAR)
     enqueue(storage, queue=FAR, id="a")
 
-    for target, there in ((FAR, NEAR), (THIRD, THIRD)):
-        assert storage.move(NEAR, ["a"], target) == [True]
-        assert job(storage, "a", there)._replace(queue=NEAR) == before
+    give_in_vain(storage)
+    assert job(storage, "a", NEAR) == before
+    assert storage.move(NEAR, ["a"], THIRD) == ["moved"]
+    assert job(storage, "a", THIRD)._replace(queue=NEAR) == before
     assert len(before.history) == 1
     assert (before.progress, len(before.logs)) == (50, 2)
 
 
-def test_a_job_for_which_others_wait_is_not_moved(place):
-    """They would wait for ever: they know it by its queue."""
-    storage = place.storage()
-    upstream = enqueue(storage, queue=NEAR)
-    dependent = enqueue(storage, queue=THIRD, depends_on=((NEAR, upstream),))
+def a_chain(storage):
+    enqueue(storage, queue=NEAR, id="up")
+    enqueue(storage, queue=NEAR, id="between", depends_on=((NEAR, "up"),))
+    enqueue(storage, queue=THIRD, id="down", depends_on=((NEAR, "between"),))
 
-    assert storage.move(NEAR, [upstream], FAR) == [False]
 
-    assert worked_off(storage) == [upstream, dependent]
+def test_those_that_wait_follow_whenever_the_mover_dies(place):
+    for storage, _, died in place.deaths(a_chain, move_chain):
+        move_chain(storage)
+        storage.maintain()
+
+        assert counts(storage, NEAR) == {}, died
+        assert job(storage, "between", FAR).options.depends_on == ((FAR, "up"),)
+        assert job(storage, "down", THIRD).options.depends_on == ((FAR, "between"),)
+        assert worked_off(storage) == ["up", "between", "down"]
+        assert_nothing_is_under_way(storage, NEAR, FAR, THIRD)
+
+
+def move_chain(storage, _=None):
+    storage.move(NEAR, ["up", "between"], FAR)
 
 
 def a_dependent_that_nobody_knows_of_yet(place, **options):
@@ -262,11 +297,12 @@ def test_a_job_that_was_moved_before_it_heard_of_a_dependent_is_waited_for(place
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
-    assert storage.move(NEAR, ["up"], THIRD) == [True]
+    assert storage.move(NEAR, ["up"], THIRD) == ["moved"]
     storage.maintain()
 
     assert state(storage, "down", FAR) is State.BLOCKED
-    assert storage.move(THIRD, ["up"], NEAR) == [False]
+    assert storage.move(THIRD, ["up"], NEAR) == ["moved"]
+    assert state(storage, "down", FAR) is State.BLOCKED
     assert worked_off(storage) == ["up", "down"]
     assert_nothing_is_under_way(storage, NEAR, FAR, THIRD)
 
@@ -276,7 +312,7 @@ def test_a_job_is_followed_from_queue_to_queue(place):
     a_dependent_that_nobody_knows_of_yet(place)
 
     for source, target in ((NEAR, THIRD), (THIRD, "orders"), ("orders", NEAR), (NEAR, "orders")):
-        assert storage.move(source, ["up"], target) == [True]
+        assert storage.move(source, ["up"], target) == ["moved"]
     storage.maintain()
 
     assert state(storage, "down", FAR) is State.BLOCKED
@@ -287,7 +323,7 @@ def test_a_job_that_was_moved_to_its_dependents_queue_is_waited_for_there(place)
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
-    assert storage.move(NEAR, ["up"], FAR) == [True]
+    assert storage.move(NEAR, ["up"], FAR) == ["moved"]
     storage.maintain()
 
     assert worked_off(storage) == ["up", "down"]
@@ -315,7 +351,7 @@ def test_a_moved_job_that_is_gone_is_not_waited_for(place, forget):
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
-    assert storage.move(NEAR, ["up"], THIRD) == [True]
+    assert storage.move(NEAR, ["up"], THIRD) == ["moved"]
     getattr(storage, forget)(THIRD, ["up"])
     storage.maintain()
 
@@ -327,11 +363,11 @@ def test_a_dependent_that_is_taken_back_does_not_keep_a_moved_job_where_it_is(pl
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
-    assert storage.move(NEAR, ["up"], THIRD) == [True]
+    assert storage.move(NEAR, ["up"], THIRD) == ["moved"]
     storage.maintain()
     storage.cancel(FAR, ["down"])
 
-    assert storage.move(THIRD, ["up"], NEAR) == [True]
+    assert storage.move(THIRD, ["up"], NEAR) == ["moved"]
 
 
 def test_who_follows_a_job_never_comes_before_it():
@@ -382,12 +418,12 @@ def test_a_message_is_not_taken_for_an_old_one_when_its_sender_has_lost_the_last
     client = storage._connections.sync()
     enqueue_many(storage, 1, queue=THIRD)
     earlier = client.hget(storage.keys(NEAR).key("meta"), "sent")
-    assert storage.move(NEAR, [first], FAR) == [True]
+    assert storage.move(NEAR, [first], FAR) == ["moved"]
     client.hdel(storage.keys(NEAR).key("meta"), "sent")
     if earlier is not None:
         client.hset(storage.keys(NEAR).key("meta"), "sent", earlier)
 
-    assert storage.move(NEAR, [second], FAR) == [True]
+    assert storage.move(NEAR, [second], FAR) == ["moved"]
 
     assert counts(storage, FAR) == {State.WAITING: 2}
 

@@ -340,7 +340,7 @@ def test_move(storage, twice):
     with twice():
         moved = storage.move(QUEUE, ["delayed", "unknown"], "elsewhere")
 
-    assert moved == [True, False]
+    assert moved == ["moved", "not_found"]
     assert (counts(storage), counts(storage, "elsewhere")) == ({State.WAITING: 2}, {State.DELAYED: 1})
 
 

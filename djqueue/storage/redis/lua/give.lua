@@ -1,25 +1,56 @@
--- Give pending jobs to another queue, but those that wait for others, or for which others wait.
--- Arguments: that queue, the group limit; then the ids. Keys: of each its result, its log lines, and where
--- it is noted to have gone, for those who have begun to wait for it and were not heard of yet.
+-- Give pending jobs to another queue, or say which would go.
+-- Arguments: 'give' or 'look', that queue, the group limit; then the ids. Keys: of each its result, its log lines,
+-- and where it is noted to have gone, for those who have begun to wait for it and were not heard of yet.
+-- Answers for each 'moved', 'not_found', 'active' or 'ended'; with 'look' also its unique key, or ''.
 --! include base job places ends
 
 local NOTED = 3600000
-local target = ARGV[ARGS]
-group_limit = tonumber(ARGV[ARGS + 1])
-local replies = {}
-for i = ARGS + 2, #ARGV do
-  local id, key = ARGV[i], FIXED + 3 * (i - ARGS - 2)
-  local job = load(id)
-  local goes = job and not ENDED[job.state] and job.state ~= ACTIVE and job.state ~= BLOCKED
-    and #call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', 0, 1) == 0
-  if goes then
-    local blob = call('HGET', JOBS, id)
-    local runs, progress = call('HGET', HIST, id), call('HGET', PROG, id)
-    local lines = call('LRANGE', KEYS[key + 2], 0, -1)
-    send(target, {'job', id, sub(blob, 17), sub(blob, 9, 16), encode(job.b), false, runs, progress, lines})
-    remove(job, KEYS[key + 1], KEYS[key + 2], true)
-    call('SET', KEYS[key + 3], target, 'PX', NOTED)
+local is_look, target = ARGV[ARGS] == 'look', ARGV[ARGS + 1]
+group_limit = tonumber(ARGV[ARGS + 2])
+
+local function obstacle(job)
+  if not job or is_over(job) then return 'not_found' end
+  if job.state == ACTIVE then return 'active' end
+  return ENDED[job.state] and 'ended'
+end
+
+-- What a blocked job waits for: (queue, id).
+local function unmet_of(id)
+  local prefix, unmet = id .. NUL, {}
+  for _, entry in ipairs(call('ZRANGEBYLEX', UNMET, '[' .. prefix, '(' .. id .. AFTER)) do
+    local rest = sub(entry, #prefix + 1)
+    local at = string.find(rest, NUL, 1, true)
+    unmet[#unmet + 1] = {sub(rest, 1, at - 1), sub(rest, at + 1)}
   end
-  replies[#replies + 1] = goes and 1 or 0
+  return unmet
+end
+
+local function give(job, result_key, log_key, moved_key)
+  local id = job.id
+  local blob = call('HGET', JOBS, id)
+  local runs, progress = call('HGET', HIST, id), call('HGET', PROG, id)
+  local lines = call('LRANGE', log_key, 0, -1)
+  -- Those that hang here up to now are told where it is, once it is there.
+  local hanging = call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', 0, 1)
+  local before = #hanging > 0 and numbers('sent', 1) or false
+  local unmet = unmet_of(id)
+  send(target, {
+    'job', id, sub(blob, 17), sub(blob, 9, 16), encode(job.b), false, runs, progress, lines, unmet, before,
+  })
+  remove(job, result_key, log_key, true)
+  call('SET', moved_key, target, 'PX', NOTED)
+end
+
+local replies = {}
+for i = ARGS + 3, #ARGV do
+  local key = FIXED + 3 * (i - ARGS - 3)
+  local job = load(ARGV[i])
+  local word = obstacle(job) or 'moved'
+  if is_look then
+    replies[#replies + 1] = {word, job and job.o.unique_key or ''}
+  else
+    if word == 'moved' then give(job, KEYS[key + 1], KEYS[key + 2], KEYS[key + 3]) end
+    replies[#replies + 1] = word
+  end
 end
 return answer(replies)

@@ -4,7 +4,7 @@
 
 local time = redis.call('TIME')
 local clock = time[1] * 1000 + math.floor(time[2] / 1000)
-local now = clock + (tonumber(ARGV[1]) or tonumber(string.sub(ARGV[1], 2)) - clock)
+local now = tonumber(ARGV[1]) or clock
 local found = redis.call('ZRANGEBYSCORE', DEAD, ARGV[2], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[3])
 local replies = {}
 for i = 1, #found, 2 do

@@ -10,6 +10,7 @@ local source, here = ARGV[ARGS], ARGV[ARGS + 1]
 group_limit = tonumber(ARGV[ARGS + 2])
 local policy = {tonumber(ARGV[ARGS + 3]), tonumber(ARGV[ARGS + 4]), ARGV[ARGS + 5]}
 local FAN = 500
+local NO_NUMBER = string.rep(NUL, 8)
 
 local function hang(dependency, dependent, inc, rule)
   local number = pack('>I8', numbers('sent', 1))
@@ -63,11 +64,54 @@ local function fan(id, state, before)
   send('', {'fan', id, state, before})
 end
 
+-- A job that others wait for has arrived where it was given: up to so many of those that hung here before are told,
+-- the rest with another message.
+local function forward(id, target, before)
+  local kept, told = 0, 0
+  while told < FAN do
+    local found = call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', kept, FAN)
+    if #found == 0 then return end
+    for _, entry in ipairs(found) do
+      if unpack_number('>I8', entry, #id + 2) > before then
+        kept = kept + 1
+      elseif told < FAN then
+        local who = decode(sub(entry, #id + 10))
+        call('ZREM', DEPS, entry)
+        send(who[1], {'moved', id, target, who[2], who[3]})
+        told = told + 1
+      end
+    end
+  end
+  send('', {'forward', id, target, before})
+end
+
+-- The options of a job whose dependency is elsewhere by now say so.
+local function rename(job, dependency, target)
+  local found, seen = {}, {}
+  for _, key in ipairs(job.o.depends_on) do
+    if key[1] == source and key[2] == dependency then key[1] = target end
+    local word = key[1] .. NUL .. key[2]
+    if not seen[word] then
+      seen[word] = true
+      found[#found + 1] = key
+    end
+  end
+  job.o.depends_on = found
+  local blob = call('HGET', JOBS, job.id)
+  local length = unpack_number('>I2', blob, 18)
+  local size = unpack_number('>I4', blob, 20 + length)
+  local options = encode(job.o)
+  blob = sub(blob, 1, 19 + length) .. pack('>I4', #options) .. options .. sub(blob, 24 + length + size)
+  call('HSET', JOBS, job.id, blob)
+  note(job.id)
+end
+
 -- What a job waits for is in another queue by now.
 local function follow(dependency, target, dependent, inc)
   local job = load(dependent)
   if not job or job.state ~= BLOCKED or job.inc ~= inc then return end
   if call('ZREM', UNMET, dependent .. NUL .. source .. NUL .. dependency) == 0 then return end
+  rename(job, dependency, target)
   if call('ZADD', UNMET, 0, dependent .. NUL .. target .. NUL .. dependency) == 1 then
     send(target, {'await', dependency, dependent, inc, job.o.on_dependency_failure or 'fail'})
   end
@@ -101,12 +145,17 @@ local function resolve(dependency, state, dependent, inc)
   end
 end
 
--- A job that another queue has given away, as it was; if its id is taken here, it goes back.
+-- A job that another queue has given away, as it was; if its id or its unique key is taken here, it goes back. One
+-- that comes back goes without its key if need be, and is forgotten if its id was enqueued anew meanwhile.
 local function take_in(m, result_key, log_key, moved_key)
-  local id, rest, created, body, back, runs, progress, lines = unpack(m, 2, 9)
+  local id, rest, created, body, back, runs, progress, lines, unmet, before = unpack(m, 2, 11)
   local there = load(id)
-  if there and not is_over(there) and there.state ~= FAILED and there.state ~= CANCELLED then
-    if not back then send(source, {'job', id, rest, created, body, true, runs, progress, lines}) end
+  local is_taken = there and not is_over(there) and there.state ~= FAILED and there.state ~= CANCELLED
+  if back and is_taken then return end
+  local key = parse(id, NO_NUMBER .. created .. rest).o.unique_key
+  local has_owner = key and owner_of(key)
+  if is_taken or has_owner and not back then
+    send(source, {'job', id, rest, created, body, true, runs, progress, lines, unmet, false})
     return
   end
   if there then
@@ -122,8 +171,12 @@ local function take_in(m, result_key, log_key, moved_key)
   if runs then call('HSET', HIST, id, runs) end
   if progress then call('HSET', PROG, id, progress) end
   variadic('RPUSH', log_key, lines)
-  local key = job.o.unique_key
-  if not (key and owner_of(key)) then take_key(job) end
+  if not has_owner then take_key(job) end
+  for _, other in ipairs(unmet) do
+    job.unmet = true
+    call('ZADD', UNMET, 0, id .. NUL .. other[1] .. NUL .. other[2])
+    send(other[1], {'await', other[2], id, job.inc, job.o.on_dependency_failure or 'fail'})
+  end
   if job.o.ttl and job.b[STARTED] == 0 then
     call('ZADD', TTL, job.created + job.o.ttl, id)
   end
@@ -131,6 +184,7 @@ local function take_in(m, result_key, log_key, moved_key)
   save(job) --@ nothing changes but the queue
   woken = true
   tell(id, job.name, 'queued', NAMES[job.state])
+  if before then send(source, {'gone', id, before}) end
 end
 
 local was_there, is_again = call('EXISTS', META) == 1, true
@@ -152,6 +206,10 @@ for i = ARGS + 6, #ARGV, 2 do
       resolve(m[2], m[3], m[4], m[5])
     elseif m[1] == 'moved' then
       follow(m[2], m[3], m[4], m[5])
+    elseif m[1] == 'gone' then
+      forward(m[2], source, m[3])
+    elseif m[1] == 'forward' then
+      forward(m[2], m[3], m[4])
     elseif m[1] == 'job' then
       take_in(m, KEYS[key - 2], KEYS[key - 1], KEYS[key])
     end

@@ -90,7 +90,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', AGAIN, '-inf', now, 'LIMIT', 0, limit)
     retried = retried + 1
   else
     -- Later then: so many of these would hold up the others.
-    letter[5] = now + policy[3]
+    letter[5] = now + wait_of(policy[3], letter[4] + 1, id)
     call('ZADD', AGAIN, letter[5], id)
     call('HSET', LETTERS, id, encode(letter))
     note(id)

@@ -16,6 +16,7 @@ from .core.errors import ConfigurationError, OptionError
 from .core.limiter import Rate
 from .core.options import MAX_INTEGER, MSGPACK, EnqueueOptions, check_text, parse_options
 from .core.queue import QueuePolicy
+from .core.retention import Keep, Retention
 from .core.suggest import nearest
 
 
@@ -118,7 +119,7 @@ def _queues(_key: str, value: Any, default: QueuePolicy = DEFAULT_POLICY) -> dic
 
 
 def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
-    known = {"LEASE", "RATE", "CONCURRENCY", "GROUP_CONCURRENCY", "DEAD_LETTERS", "OUTBOX"}
+    known = {"LEASE", "RATE", "CONCURRENCY", "GROUP_CONCURRENCY", "DEAD_LETTERS", "RETENTION", "OUTBOX"}
     given = _mapping(value, known, f"queue {name!r}: ")
     policy: dict[str, Any] = {}
     if "LEASE" in given:
@@ -130,6 +131,8 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
             policy[word.lower()] = _positive(given[word], f"queue {name!r}: {word}")
     if "DEAD_LETTERS" in given:
         policy["dead_letters"] = _dead_letters(name, given["DEAD_LETTERS"])
+    if "RETENTION" in given:
+        policy["retention"] = _retention(name, given["RETENTION"])
     if "OUTBOX" in given:
         policy["outbox"] = _flag(given["OUTBOX"], f"queue {name!r}: OUTBOX: ")
     return replace(default, **policy)
@@ -148,6 +151,22 @@ def _dead_letters(name: str, value: Any) -> DeadLetterPolicy:
     if "AUTO_RETRIES" in given:
         policy["auto_retries"] = _integer(given["AUTO_RETRIES"], where + "AUTO_RETRIES")
     return DeadLetterPolicy(**policy)
+
+
+def _retention(name: str, value: Any) -> Retention:
+    where = f"queue {name!r}: RETENTION: "
+    if isinstance(value, Mapping) and "FAILED" in value:
+        raise ConfigurationError(f"{where}failed jobs are kept as DEAD_LETTERS says: TTL and MAX_ENTRIES")
+    bounds: dict[str, Keep] = {}
+    for word, entry in _mapping(value, {"COMPLETED", "CANCELLED"}, where).items():
+        given = _mapping(entry, {"AGE", "COUNT"}, f"{where}{word}: ")
+        keep: dict[str, int] = {}
+        if given.get("AGE") is not None:
+            keep["age"] = _lasting(given["AGE"], f"{where}{word}: AGE")
+        if given.get("COUNT") is not None:
+            keep["count"] = _integer(given["COUNT"], f"{where}{word}: COUNT")
+        bounds[word.lower()] = Keep(**keep)
+    return Retention(**bounds)
 
 
 def _delay(value: Any, where: str) -> int | Backoff:

@@ -4,10 +4,12 @@ from collections import deque
 from threading import Lock
 
 from .job import Job
+from .retention import NO_RETENTION, Retention
 from .states import State
 
-Fifos = dict[int, deque[tuple[int, Job]]]
-"""For each length of time: (its end, job), oldest first."""
+Fifos = dict[tuple[State, int], deque[tuple[int, Job]]]
+"""For each outcome and length of time: (its end, job), oldest first."""
+FOREVER = 1 << 62
 
 COMPACT_ABOVE = 0.2
 COMPACT_FROM = 64
@@ -20,9 +22,20 @@ class FinishedJobs:
     without its queue's.
     """
 
-    __slots__ = ("_keeps", "_lock", "_records", "_results", "_size", "_stale", "cancelled", "completed")
+    __slots__ = (
+        "_keeps",
+        "_lock",
+        "_records",
+        "_results",
+        "_size",
+        "_stale",
+        "cancelled",
+        "completed",
+        "retention",
+    )
 
-    def __init__(self, *, keeps: bool) -> None:
+    def __init__(self, *, keeps: bool, retention: Retention = NO_RETENTION) -> None:
+        self.retention = retention
         self._lock = Lock()
         self._keeps = keeps
         """Whether records expire here; else whoever keeps them elsewhere evicts them."""
@@ -38,12 +51,16 @@ class FinishedJobs:
         self.cancelled = 0
 
     def add(self, job: Job) -> None:
-        """Keep a job from its end for as long as its options say."""
+        """Keep a job from its end for as long as its options say, and the queue allows."""
         kept = job.options.kept
+        if self.retention is not NO_RETENTION:
+            kept = self.retention.of(job.state).shorten(kept)
         with self._lock:
             self._count(job, 1)
-            if kept is None or not self._keeps:
+            if not self._keeps:
                 return
+            if kept is None:
+                kept = FOREVER
             self._enter(self._records, kept, job)
             self._size += 1
             readable = job.options.result_ttl
@@ -55,7 +72,7 @@ class FinishedJobs:
         with self._lock:
             self._count(job, -1)
             job.generation = GONE
-            if self._keeps and job.options.kept is not None:
+            if self._keeps:
                 self._stale += 1
                 if self._size >= COMPACT_FROM and self._stale > self._size * COMPACT_ABOVE:
                     self._compact()
@@ -68,6 +85,35 @@ class FinishedJobs:
             # The caller's removal of those that are still there counts them as stale.
             self._stale -= len(jobs)
         return [job for job in jobs if job.generation != GONE]
+
+    def surplus(self, limit: int) -> list[Job]:
+        """Up to `limit` jobs above what the queue keeps of their outcome; the caller removes them."""
+        if self.retention is NO_RETENTION:
+            return []
+        jobs: list[Job] = []
+        with self._lock:
+            for state, there in ((State.COMPLETED, self.completed), (State.CANCELLED, self.cancelled)):
+                most = self.retention.of(state).count
+                if most is not None:
+                    jobs += self._first(state, min(there - most, limit - len(jobs)))
+        return jobs
+
+    def _first(self, state: State, count: int) -> list[Job]:
+        """So many of the records with an outcome whose time would be over first."""
+        jobs: list[Job] = []
+        while len(jobs) < count:
+            fifos = {key: fifo for key, fifo in self._records.items() if key[0] is state}
+            if not fifos:
+                break
+            key = min(fifos, key=lambda key: fifos[key][0][0])
+            job = fifos[key].popleft()[1]
+            self._size -= 1
+            self._stale -= 1
+            if job.generation != GONE:
+                jobs.append(job)
+            if not fifos[key]:
+                del self._records[key]
+        return jobs
 
     def drop_results(self, now: int, limit: int) -> None:
         """Forget up to `limit` results whose time is over while their jobs' records are kept on."""
@@ -83,27 +129,28 @@ class FinishedJobs:
 
     @staticmethod
     def _enter(fifos: Fifos, kept: int, job: Job) -> None:
-        fifo = fifos.get(kept)
+        key = (job.state, kept)
+        fifo = fifos.get(key)
         if fifo is None:
-            fifo = fifos[kept] = deque()
+            fifo = fifos[key] = deque()
         fifo.append((job.finished_at + kept, job))
 
     @staticmethod
     def _due(fifos: Fifos, now: int, limit: int) -> list[Job]:
         jobs: list[Job] = []
-        for kept, fifo in list(fifos.items()):
+        for key, fifo in list(fifos.items()):
             while fifo and fifo[0][0] <= now and len(jobs) < limit:
                 jobs.append(fifo.popleft()[1])
             if not fifo:
-                del fifos[kept]
+                del fifos[key]
         return jobs
 
     def _compact(self) -> None:
         for fifos in (self._records, self._results):
-            for kept, fifo in list(fifos.items()):
-                fifos[kept] = deque(entry for entry in fifo if entry[1].generation != GONE)
-                if not fifos[kept]:
-                    del fifos[kept]
+            for key, fifo in list(fifos.items()):
+                fifos[key] = deque(entry for entry in fifo if entry[1].generation != GONE)
+                if not fifos[key]:
+                    del fifos[key]
         self._size -= self._stale
         self._stale = 0
 

@@ -92,7 +92,9 @@ def _sweep_queue(engine: Engine, name: str) -> tuple[int, int, int, int]:
         queue.finished.drop_results(now, SWEEP_LIMIT)
         old = queue.finished.expired(now, SWEEP_LIMIT)
         shard.remove(queue, old, now, changes)
+        surplus = queue.finished.surplus(SWEEP_LIMIT)
+        shard.remove(queue, surplus, now, changes)
         due = [letter.id for letter in queue.dead.due(now)[:SWEEP_LIMIT]]
     engine.settle(changes)
     answers = engine.retry(name, due, by_itself=True)
-    return promoted, len(expired), answers.count("retried"), len(old) + len(over)
+    return promoted, len(expired), answers.count("retried"), len(old) + len(surplus) + len(over)

@@ -13,6 +13,7 @@ from .groups import PARKED, Groups
 from .job import Event, Job
 from .limiter import Limiter, Rate
 from .ready import ReadyJobs
+from .retention import NO_RETENTION, Retention
 from .states import PENDING, State
 from .unique import UniqueKeys
 
@@ -31,6 +32,8 @@ class QueuePolicy:
     group_concurrency: int = 1
     """Jobs of one group active at once."""
     dead_letters: DeadLetterPolicy = field(default_factory=DeadLetterPolicy)
+    retention: Retention = NO_RETENTION
+    """How long, and how many, records of completed and cancelled jobs are kept at most."""
     outbox: bool = False
     """Whether jobs for Redis are written to a table in transactions, and while Redis is away."""
 
@@ -78,7 +81,7 @@ class JobQueue:
         self.limiter = Limiter()
         self.limiter.set(policy.rate, policy.concurrency, tick)
         self.dead = DeadLetters(policy.dead_letters, random or Random())
-        self.finished = FinishedJobs(keeps=keep_finished)
+        self.finished = FinishedJobs(keeps=keep_finished, retention=policy.retention)
         self.paused = False
         self.handlers: list[EventHandler] = []
         self.watchers: dict[str, list[EventHandler]] = {}

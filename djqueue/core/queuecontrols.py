@@ -25,6 +25,7 @@ class QueueControls(EngineBase):
             self._policies[queue_name] = policy
             queue.policy = policy
             queue.dead.policy = policy.dead_letters
+            queue.finished.retention = policy.retention
             queue.limiter.set(policy.rate, policy.concurrency, self.clock.monotonic())
             for job in queue.groups.resize(policy.group_concurrency):
                 queue.ready.push(job)

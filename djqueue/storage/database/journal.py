@@ -9,7 +9,7 @@ renews the scheduler's lease; one without other changes does so while there is n
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from djqueue import models
 from djqueue.core.engine import MAX_LOG_LINES
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import DeadLetter, Job, WorkerInfo
+from djqueue.core.retention import Keep, Retention
 from djqueue.core.shard import MAX_HISTORY
 from djqueue.core.states import State
 
@@ -131,6 +132,7 @@ class DatabaseJournal:
 
     fence: run first in each transaction; raises if this process is not the scheduler any more.
     written: called with the ended jobs of each flush once it is committed.
+    retention: of the queues that have one.
     """
 
     def __init__(
@@ -139,11 +141,13 @@ class DatabaseJournal:
         fence: Callable[[], None],
         written: Callable[[list[Job]], None],
         lost: Callable[[], None],
+        retention: Mapping[str, Retention] | None = None,
     ) -> None:
         self._dialect = dialect
         self._fence = fence
         self._written = written
         self._lost = lost
+        self._retention = dict(retention or {})
         lock = threading.Lock()
         self._changed = threading.Condition(lock)
         """There is something to write, or no more."""
@@ -228,7 +232,7 @@ class DatabaseJournal:
 
     def changed(self, job: Job) -> None:
         """See `Journal`."""
-        key, row = (job.queue, job.id), rows.changed_row(job)
+        key, row = (job.queue, job.id), rows.changed_row(job, self._keep(job))
         attempts = _take_history(job)
         with self._changed:
             buffer = self._buffer
@@ -243,7 +247,8 @@ class DatabaseJournal:
 
     def completed(self, job: Job) -> None:
         """See `Journal`."""
-        key, row, result = (job.queue, job.id), rows.changed_row(job), rows.result_row(job)
+        key, row = (job.queue, job.id), rows.changed_row(job, self._keep(job))
+        result = rows.result_row(job)
         with self._changed:
             buffer = self._buffer
             buffer.updates[key] = row
@@ -294,6 +299,10 @@ class DatabaseJournal:
             if lines:
                 self._buffer.logs.setdefault(key, []).extend(rows.log_rows(job, lines))
             self._noted()
+
+    def _keep(self, job: Job) -> Keep:
+        retention = self._retention.get(job.queue) if self._retention else None
+        return rows.KEEP if retention is None else retention.of(job.state)
 
     # What the storage tells.
 

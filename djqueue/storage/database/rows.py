@@ -11,6 +11,7 @@ from djqueue import models
 from djqueue.codecs import decode, encode
 from djqueue.core.job import Attempt, DeadLetter, Job, JobError, JobRecord
 from djqueue.core.options import MSGPACK, JobOptions
+from djqueue.core.retention import Keep
 from djqueue.core.states import State
 
 Row = tuple[Any, ...]
@@ -94,6 +95,7 @@ LETTER = (
 PROGRESS = (*JOB_KEY, "progress")
 
 NO_ERROR = JobError("", "", "")
+KEEP = Keep()
 TEXT_LIMIT = 255
 """Characters of the columns that hold a name."""
 CANCEL_REQUESTED = "cancel_requested"
@@ -139,8 +141,8 @@ def new_rows(jobs: Iterable[Job], *, inbox: bool = False) -> dict[tuple[str, str
     return found
 
 
-def changed_row(job: Job) -> Row:
-    """A job's changing fields, as `CHANGED_JOB`."""
+def changed_row(job: Job, keep: Keep = KEEP) -> Row:
+    """A job's changing fields, as `CHANGED_JOB`; `keep` are its queue's bounds, should it have ended."""
     error = job.error or NO_ERROR
     reason = job.reason
     if job.cancel_requested and job.state is State.ACTIVE:
@@ -153,7 +155,7 @@ def changed_row(job: Job) -> Row:
         job.run_at,
         job.started_at or None,
         job.finished_at or None,
-        _expiry(job),
+        _expiry(job, keep),
         job.attempts,
         job.failures,
         job.stalls,
@@ -351,8 +353,8 @@ def _of(model: type[Model], alias: str) -> QuerySet[Any]:
     return model._default_manager.using(alias)
 
 
-def _expiry(job: Job) -> int | None:
+def _expiry(job: Job, keep: Keep) -> int | None:
     if job.state is not State.COMPLETED and job.state is not State.CANCELLED:
         return None
-    kept = job.options.kept
+    kept = keep.shorten(job.options.kept)
     return None if kept is None else job.finished_at + kept

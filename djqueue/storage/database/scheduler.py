@@ -9,6 +9,7 @@ from typing import Any
 
 from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import Error, connections
+from django.db.models import F
 
 from djqueue import models
 from djqueue.conf import get_settings
@@ -30,6 +31,7 @@ from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.options import MAX_INTEGER, JobKey
 from djqueue.core.queue import QueuePolicy
+from djqueue.core.retention import NO_RETENTION
 from djqueue.core.states import State
 from djqueue.storage.base import P, T
 from djqueue.storage.engined import WORKER_TTL, EngineStorage
@@ -82,7 +84,12 @@ class SchedulerStorage(EngineStorage):
         """How many are at work with ids that they have looked up: until they are done none is forgotten."""
         self._forgettable: list[Job] = []
         self._inbox = threading.RLock()
-        self._journal = DatabaseJournal(dialect, lease.hold, self._written, lost or _nothing)
+        self._retention = {
+            name: policy.retention
+            for name, policy in (policies or {}).items()
+            if policy.retention is not NO_RETENTION
+        }
+        self._journal = DatabaseJournal(dialect, lease.hold, self._written, lost or _nothing, self._retention)
         self.engine = Engine(
             clock=clock,
             journal=self._journal,
@@ -472,11 +479,27 @@ class SchedulerStorage(EngineStorage):
             removed += sum(self._remove(queue, ids))
         if removed:
             self._flush()
+        removed += sum(self._trim(queue, state) for queue in self._retention for state in recovery.ENDED)
         results = models.JobResult.objects.using(self._alias).filter(expires_at__lte=now)
         numbers = list(results.values_list("id", flat=True)[:PURGE_LIMIT])
         if numbers:
             models.JobResult.objects.using(self._alias).filter(id__in=numbers).delete()
         models.WorkerState.objects.using(self._alias).filter(seen_at__lte=now - WORKER_TTL).delete()
+        return removed
+
+    def _trim(self, queue: str, state: State) -> int:
+        """Forget some of the records above what a queue keeps of one outcome."""
+        most = self._retention[queue].of(state).count
+        if most is None:
+            return 0
+        there = self._all(queue).filter(state=state.value)
+        surplus = there.count() - most
+        if surplus <= 0:
+            return 0
+        first = there.order_by(F("expires_at").asc(nulls_last=True), "finished_at", "id")
+        ids = list(first.values_list("job_id", flat=True)[: min(surplus, PURGE_LIMIT)])
+        removed = sum(self._remove(queue, ids))
+        self._flush()
         return removed
 
     # The inbox.

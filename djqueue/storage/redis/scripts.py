@@ -36,6 +36,7 @@ NAMES = (
     "scan",
     "sent",
     "states",
+    "surplus",
     "sweep",
     "watch",
     "work",

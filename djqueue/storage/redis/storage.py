@@ -26,6 +26,7 @@ from djqueue.core.job import (
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.queue import QueuePolicy
+from djqueue.core.retention import NO_RETENTION
 from djqueue.core.states import REUSABLE, State
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
@@ -46,6 +47,8 @@ PAGE = 1_000
 """Ids, letters, records of one reading call."""
 SWEEP = 500
 """Of each kind, in one sweep."""
+LOOKS = 20
+"""At as many records as one sweep, for those above what a queue keeps."""
 EXPIRED = 50_000
 """Records that one sweep of a queue forgets."""
 SCANNED = 2_000
@@ -100,6 +103,8 @@ class RedisStorage(Storage):
         """Calls left until the short script is tried again, by queue."""
         self._cursors: dict[str, bytes] = {}
         """Where the look at the active jobs of each queue goes on."""
+        self._ranks: dict[tuple[str, State], int] = {}
+        """Where the look for records above what a queue keeps goes on."""
 
     # Life.
 
@@ -761,7 +766,7 @@ class RedisStorage(Storage):
 
     def _sweep(self, queue: str, alive: bytes) -> Steps[Swept]:
         keys, policy = self.keys(queue), self.policy(queue)
-        dead = policy.dead_letters
+        dead, kept = policy.dead_letters, policy.retention
         arguments = [
             policy.lease,
             policy.group_concurrency,
@@ -771,6 +776,7 @@ class RedisStorage(Storage):
             dead.max_entries,
             SWEEP,
             alive,
+            *(keep.age if keep.age is not None else b"" for keep in (kept.completed, kept.cancelled)),
             *(yield from self._active(keys)),
         ]
         [[left, reply]] = yield [Call(script("sweep"), keys, arguments)]
@@ -778,6 +784,9 @@ class RedisStorage(Storage):
         if left:
             yield from self._deliver(queue)
         removed = yield from self._expire(keys, list(map(text, over)))
+        if kept is not NO_RETENTION:
+            for state in (State.COMPLETED, State.CANCELLED):
+                removed += yield from self._trim(keys, state, kept.of(state).count)
         if overflow:
             removed += yield from self._bury_oldest(keys, overflow)
         yield from self._delete_leftovers(keys)
@@ -796,6 +805,23 @@ class RedisStorage(Storage):
                 break
             [found] = yield [Command((b"ZRANGE", keys.key("finished"), 0, SWEEP - 1))]
             ids = list(map(text, found))
+        return removed
+
+    def _trim(self, keys: QueueKeys, state: State, most: int | None) -> Steps[int]:
+        """Forget records of one outcome above a number, as far as they are found in so many looks."""
+        if most is None:
+            return 0
+        removed, place = 0, (keys.queue, state)
+        for _ in range(LOOKS):
+            first = self._ranks.pop(place, 0)
+            arguments = [records.LETTERS[state], most, first, SWEEP]
+            [[following, ids]] = yield [Call(script("surplus"), keys, arguments, lane=False)]
+            if ids:
+                some = list(map(text, ids))
+                removed += sum((yield from self._removed(keys, some, "surplus", most, {state})))
+            if not following:
+                break
+            self._ranks[place] = following
         return removed
 
     def _active(self, keys: QueueKeys) -> Steps[list[bytes]]:

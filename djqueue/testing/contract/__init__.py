@@ -49,6 +49,7 @@ from .outcomes import OutcomesContract
 from .queue_controls import QueueControlsContract
 from .reads import ReadsContract
 from .results import ResultsContract
+from .retention import RetentionContract
 from .sequences import SequencesContract
 from .stalls import StallsContract
 from .telling import TellingContract
@@ -77,6 +78,7 @@ __all__ = [
     "QueueControlsContract",
     "ReadsContract",
     "ResultsContract",
+    "RetentionContract",
     "SequencesContract",
     "StallsContract",
     "StorageCase",
@@ -110,6 +112,7 @@ class StorageContract(
     TellingContract,
     WorkersContract,
     MaintenanceContract,
+    RetentionContract,
     IdsAndBytesContract,
     SequencesContract,
     ConcurrencyContract,

@@ -10,6 +10,7 @@ from djqueue.core.backoff import Backoff
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.job import Event, JobRecord
 from djqueue.core.queue import QueuePolicy
+from djqueue.core.retention import Keep, Retention
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
@@ -28,12 +29,16 @@ SELF_HEALING = "self-healing"
 PAIRS = "pairs"
 GROWING = "growing-waits"
 JITTERED = "jittered"
+FEW_RECORDS = "few-records"
+BRIEF_RECORDS = "brief-records"
 
 POLICIES: Mapping[str, QueuePolicy] = {
     FEW_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(max_entries=3)),
     BRIEF_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(ttl=SOON)),
     SELF_HEALING: QueuePolicy(dead_letters=DeadLetterPolicy(auto_retries=2, auto_retry_delay=SOON)),
     PAIRS: QueuePolicy(group_concurrency=2),
+    FEW_RECORDS: QueuePolicy(retention=Retention(completed=Keep(count=3), cancelled=Keep(count=1))),
+    BRIEF_RECORDS: QueuePolicy(retention=Retention(completed=Keep(age=SOON), cancelled=Keep(age=2 * SOON))),
     GROWING: QueuePolicy(
         dead_letters=DeadLetterPolicy(
             auto_retries=3,

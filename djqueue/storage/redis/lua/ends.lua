@@ -79,12 +79,14 @@ local function note_end(job, state)
   end
 end
 
+-- Behind all that are forgotten by themselves are those that are kept for ever, should there be too many.
+local FOREVER = 4503599627370496
+
 local function forget_at(job, kept)
-  job.expires = 0
-  if kept then
-    job.expires = now + kept
-    call('ZADD', FINISHED, job.expires, job.id)
-  end
+  local most = job.state ~= FAILED and tonumber(call('HGET', META, 'age:' .. job.state) or nil)
+  if most then kept = kept and math.min(kept, most) or most end
+  job.expires = kept and now + kept or 0
+  call('ZADD', FINISHED, kept and job.expires or FOREVER + now, job.id)
 end
 
 -- Milliseconds for which a finished job's record is kept; nil: for ever.

@@ -12,8 +12,8 @@ local first = ARGS + 6
 local FULL = {0, {'full'}}
 
 if call('ZCARD', Z) > 0 or call('ZCARD', ASIDES) > 0 or call('ZCARD', DEPS) > 0 then return FULL end
-local limits = call('HMGET', META, 'paused', 'limited')
-if limits[1] or limits[2] then return FULL end
+local limits = call('HMGET', META, 'paused', 'limited', 'age:c')
+if limits[1] or limits[2] or limits[3] then return FULL end
 local due = call('ZRANGE', DUE, 0, 0, 'WITHSCORES')
 if due[2] and tonumber(due[2]) <= now then return FULL end
 

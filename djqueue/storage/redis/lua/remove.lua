@@ -1,6 +1,6 @@
 -- Forget jobs that are not active. Arguments: 'any', 'over' (its time is over), 'dead' (the oldest dead letters
--- above this number), 'gone' (what is left of those that are not there) or 'clean'; a number for 'dead', a time for 'clean' (ended, or enqueued, before it); the
--- states for 'clean' (MessagePack); the group limit; then the ids. Keys: of each its result and its log lines.
+-- above this number), 'surplus' (records above this number), 'gone' (what is left of those that are not there) or 'clean'; a number for 'dead' and 'surplus', a time for 'clean' (ended, or enqueued, before it); the
+-- states for 'clean' and 'surplus' (MessagePack); the group limit; then the ids. Keys: of each its result and its log lines.
 --! include base job places ends
 
 local mode, bound, states = ARGV[ARGS], tonumber(ARGV[ARGS + 1]), decode(ARGV[ARGS + 2])
@@ -13,6 +13,9 @@ local function may_go(job)
   if mode == 'gone' then return false end
   if mode == 'over' then return is_over(job) end
   if mode == 'dead' then return job.state == FAILED and call('ZCARD', DEAD) > bound end
+  if mode == 'surplus' then
+    return wanted[NAMES[job.state]] and tonumber(call('HGET', COUNT, job.state) or 0) > bound
+  end
   if mode == 'clean' then return wanted[NAMES[job.state]] and (job.finished or job.created) < bound end
   return true
 end

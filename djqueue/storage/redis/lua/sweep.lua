@@ -1,7 +1,8 @@
 -- What time does: due jobs, lost leases, ttls, unique keys, dead letters whose retry is due.
 --
 -- Arguments: the lease, the group limit, the dead letters' policy (ttl, retries, wait, most), how many of each at most,
--- the workers that are alive (MessagePack), and ids of active jobs whose leases are to be looked at.
+-- the workers that are alive (MessagePack), the longest times for which records of completed and of cancelled jobs are
+-- kept ('' each: as they say), and ids of active jobs whose leases are to be looked at.
 -- Answers: promoted, stalled, expired, retried, dead letters above the most, ids whose records' time is over.
 --! include base job places ends
 
@@ -12,8 +13,16 @@ local most_dead, limit = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
 local alive = {}
 for _, worker in ipairs(decode(ARGV[ARGS + 7])) do alive[worker] = true end
 
+-- From now on: what has ended keeps its time.
+local function keep_at_most(field, age)
+  if (call('HGET', META, field) or '') == age or call('HEXISTS', META, 'rear') == 0 then return end
+  if age == '' then call('HDEL', META, field) else call('HSET', META, field, age) end
+end
+keep_at_most('age:c', ARGV[ARGS + 8])
+keep_at_most('age:x', ARGV[ARGS + 9])
+
 -- An active job without a lease has lost it with a part of the data: it has one from now on.
-for i = ARGS + 8, #ARGV do
+for i = ARGS + 10, #ARGV do
   local st = call('HGET', ST, ARGV[i])
   if st and holds(st, sub(st, 2, 9)) then
     call('ZADD', LEASE, 'NX', now + lease, ARGV[i])

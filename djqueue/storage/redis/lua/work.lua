@@ -19,6 +19,7 @@ local first = ARGS + 13
 local accepted = {}
 local plain_sets, plain_gone, plain_kept, completed = {}, {}, {}, 0
 local nobody_waits = call('ZCARD', DEPS) == 0
+local has_age = call('HEXISTS', META, 'age:c') == 1
 local seen = {}
 
 local RESULT_TTL = 3600000
@@ -103,7 +104,7 @@ if outcomes > 0 then
     local kind, id, token, data = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
     local st = sts[i]
     if seen[id] then st = false end
-    local is_plain = st and nobody_waits and byte(st) == 97 and (kind == 'c' or kind == 'n')
+    local is_plain = st and nobody_waits and not has_age and byte(st) == 97 and (kind == 'c' or kind == 'n')
     local blob = holds(st, token) and (is_plain or call('HGET', JOBS, id))
     if blob then
       seen[id] = true

@@ -156,7 +156,7 @@ def _dead_letters(name: str, value: Any) -> DeadLetterPolicy:
 def _retention(name: str, value: Any) -> Retention:
     where = f"queue {name!r}: RETENTION: "
     if isinstance(value, Mapping) and "FAILED" in value:
-        raise ConfigurationError(f"{where}failed jobs are kept as DEAD_LETTERS says: TTL and MAX_ENTRIES")
+        raise ConfigurationError(f"{where}'FAILED' is not known here: DEAD_LETTERS has TTL and MAX_ENTRIES")
     bounds: dict[str, Keep] = {}
     for word, entry in _mapping(value, {"COMPLETED", "CANCELLED"}, where).items():
         given = _mapping(entry, {"AGE", "COUNT"}, f"{where}{word}: ")

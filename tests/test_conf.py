@@ -12,6 +12,7 @@ from djqueue.conf import READERS, Settings, get_settings, parse_rate, problems, 
 from djqueue.core.backoff import Backoff
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.limiter import Rate
+from djqueue.core.retention import Keep, Retention
 
 
 def test_without_a_setting_everything_has_its_default() -> None:
@@ -197,3 +198,28 @@ def test_dead_letters_may_be_retried_under_a_backoff():
     for wrong in ({"kind": "cubic"}, {"bas": 1}, "never", 0, -1):
         with pytest.raises(ConfigurationError, match="AUTO_RETRY_DELAY"):
             delay(wrong)
+
+
+def test_retention_is_read_for_each_outcome():
+    given = {"COMPLETED": {"AGE": timedelta(hours=1), "COUNT": 0}, "CANCELLED": {"COUNT": 5, "AGE": None}}
+
+    found = read_settings({"QUEUES": {"a": {"RETENTION": given}}}).queues["a"].retention
+
+    assert found == Retention(completed=Keep(age=3_600_000, count=0), cancelled=Keep(count=5))
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"FAILED": {"COUNT": 1}}, "DEAD_LETTERS"),
+        ({"COMPLETE": {}}, "COMPLETED"),
+        ({"COMPLETED": {"BYTES": 1}}, "BYTES"),
+        ({"COMPLETED": {"COUNT": -1}}, "COUNT"),
+        ({"CANCELLED": {"AGE": 0}}, "CANCELLED: AGE"),
+        ({"CANCELLED": 7}, "CANCELLED"),
+        (7, "RETENTION"),
+    ],
+)
+def test_a_wrong_retention_is_refused_by_name(given, word):
+    with pytest.raises(ConfigurationError, match=word):
+        read_settings({"QUEUES": {"a": {"RETENTION": given}}})

@@ -7,8 +7,8 @@ from .job import Job
 from .retention import NO_RETENTION, Retention
 from .states import State
 
-Fifos = dict[tuple[State, int], deque[tuple[int, Job]]]
-"""For each outcome and length of time: (its end, job), oldest first."""
+Fifos = dict[int, deque[tuple[int, Job]]]
+"""For each length of time, inverted for cancelled jobs: (its end, job), oldest first."""
 FOREVER = 1 << 62
 
 COMPACT_ABOVE = 0.2
@@ -102,7 +102,8 @@ class FinishedJobs:
         """So many of the records with an outcome whose time would be over first."""
         jobs: list[Job] = []
         while len(jobs) < count:
-            fifos = {key: fifo for key, fifo in self._records.items() if key[0] is state}
+            is_completed = state is State.COMPLETED
+            fifos = {key: fifo for key, fifo in self._records.items() if (key >= 0) is is_completed}
             if not fifos:
                 break
             key = min(fifos, key=lambda key: fifos[key][0][0])
@@ -129,7 +130,7 @@ class FinishedJobs:
 
     @staticmethod
     def _enter(fifos: Fifos, kept: int, job: Job) -> None:
-        key = (job.state, kept)
+        key = kept if job.state is State.COMPLETED else ~kept
         fifo = fifos.get(key)
         if fifo is None:
             fifo = fifos[key] = deque()

@@ -8,12 +8,13 @@ from threading import Event, Lock, Thread
 import pytest
 
 from djqueue.core.engine import Engine
+from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch, ClaimRequest, Lease, Outcome
 from djqueue.core.maintenance import sweep
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.shard import Shard
-from djqueue.core.states import TERMINAL, State
+from djqueue.core.states import LIVE, TERMINAL, State
 from tests.core.anatomy import check_empty, check_engine
 
 QUEUES = ["a", "b", "c"]
@@ -305,3 +306,53 @@ def test_cancel_remove_and_clean_while_jobs_run():
     engine.clean("q", frozenset(State), 10**15)
     engine.obliterate("q")
     check_empty(engine)
+
+
+@pytest.mark.parametrize("cores", [1, 64])
+def test_jobs_that_are_moved_about_run_once_each_after_what_they_wait_for(cores):
+    engine = Engine(cores=cores)
+    done, ran, early, lock = Event(), Counter(), [], Lock()
+
+    def produce():
+        random = Random(1)
+        for number in range(150):
+            last = None
+            for step in range(4):
+                queue, job_id = random.choice(QUEUES), f"{number}-{step}"
+                waits_for = () if last is None else (where(last),)
+                options = JobOptions(depends_on=waits_for, group=random.choice(["g", None]), ttl=10**9)
+                try:
+                    engine.enqueue([Batch(queue, "send", options, [b""], [job_id])])
+                except OptionError:  # it has been moved since we looked
+                    engine.enqueue([Batch(queue, "send", JobOptions(), [b""], [job_id])])
+                last = job_id
+        done.set()
+
+    def where(job_id):
+        for queue in QUEUES * 50:
+            if engine.states(queue, [job_id])[0] is not None:
+                return queue, job_id
+        raise AssertionError(f"{job_id} is nowhere")
+
+    def move(seed):
+        random = Random(seed)
+        while not done.is_set():
+            source, target = random.sample(QUEUES, 2)
+            ids = [f"{random.randrange(150)}-{random.randrange(4)}" for _ in range(20)]
+            engine.move(source, ids, target)
+
+    def work(worker):
+        while not done.is_set() or any(engine.counts(queue)[state] for queue in QUEUES for state in LIVE):
+            for claimed in engine.claim(ClaimRequest(worker, 5, NAMES)).jobs:
+                with lock:
+                    ran[claimed.id] += 1
+                    early.extend(key for key in claimed.options.depends_on if not ran[key[1]])
+                engine.finish([Outcome(claimed.queue, claimed.id, claimed.token, "complete")])
+
+    run(produce, lambda: move(2), lambda: move(3), lambda: work("one"), lambda: work("two"))
+
+    assert early == []
+    assert ran == Counter(f"{number}-{step}" for number in range(150) for step in range(4))
+    check_engine(engine)
+    completed = sum(engine.counts(queue)[State.COMPLETED] for queue in QUEUES)
+    assert completed == 600

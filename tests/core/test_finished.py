@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djqueue.core.finished import FinishedJobs
+from djqueue.core.retention import Keep, Retention
 from djqueue.core.states import State
 from tests.core.making import make_job
 
@@ -109,3 +110,32 @@ def test_records_that_are_kept_elsewhere_are_only_counted():
     assert finished.completed == 1
     finished.remove(job)
     assert finished.completed == 0
+
+
+def test_above_a_number_go_those_whose_time_would_be_over_first():
+    finished = FinishedJobs(keeps=True, retention=Retention(completed=Keep(count=2)))
+    jobs = {kept: ended(0, result_ttl=kept) for kept in (None, 50, 500, 5_000)}
+    for job in jobs.values():
+        finished.add(job)
+    cancelled = ended(0, result_ttl=1)
+    cancelled.state = State.CANCELLED
+    finished.add(cancelled)
+
+    assert finished.surplus(1) == [jobs[50]]
+    finished.remove(jobs[50])
+    assert finished.surplus(10) == [jobs[500]]
+    finished.remove(jobs[500])
+    assert finished.surplus(10) == []
+    assert set(take(finished, 10_000)) == {cancelled, jobs[5_000]}
+    assert (finished._size, finished._stale, finished.completed) == (1, 0, 1)
+
+
+def test_an_age_shortens_and_never_lengthens():
+    finished = FinishedJobs(keeps=True, retention=Retention(completed=Keep(age=100)))
+    jobs = [ended(0, result_ttl=kept) for kept in (None, 50, 500)]
+    for job in jobs:
+        finished.add(job)
+
+    assert take(finished, 50) == [jobs[1]]
+    assert take(finished, 99) == []
+    assert take(finished, 100) == [jobs[0], jobs[2]]

@@ -28,6 +28,7 @@ from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.options import PARSERS, EnqueueOptions, parse_options
 from djqueue.core.queue import QueuePolicy
+from djqueue.core.retention import Keep
 from djqueue.core.states import TRANSITIONS, State
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
@@ -187,6 +188,9 @@ def test_the_tables_of_policies_are_complete():
 
     assert {row[0] for row in policies} == known_keys("QUEUES", {"q": {"?": 1}})
     assert {row[0] for row in letters} == known_keys("QUEUES", {"q": {"DEAD_LETTERS": {"?": 1}}})
+    bounds = table("settings.md", "retention")
+    assert {row[0] for row in bounds} == known_keys("QUEUES", {"q": {"RETENTION": {"COMPLETED": {"?": 1}}}})
+    assert {row[0].lower() for row in bounds} == Keep.__dataclass_fields__.keys()
     given = {row[0]: eval(row[2]) for row in policies}
     given["DEAD_LETTERS"] = {row[0]: eval(row[2]) for row in letters}
     assert conf.read_settings({"QUEUES": {"q": given}}).policy("q") == QueuePolicy()

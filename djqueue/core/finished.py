@@ -60,6 +60,8 @@ class FinishedJobs:
             if not self._keeps:
                 return
             if kept is None:
+                if self.retention is NO_RETENTION:
+                    return
                 kept = FOREVER
             self._enter(self._records, kept, job)
             self._size += 1
@@ -72,9 +74,13 @@ class FinishedJobs:
         with self._lock:
             self._count(job, -1)
             job.generation = GONE
-            if self._keeps:
+            if self._keeps and (job.options.kept is not None or self.retention is not NO_RETENTION):
                 self._stale += 1
-                if self._size >= COMPACT_FROM and self._stale > self._size * COMPACT_ABOVE:
+                if not self.completed and not self.cancelled:
+                    self._records.clear()
+                    self._results.clear()
+                    self._size = self._stale = 0
+                elif self._size >= COMPACT_FROM and self._stale > self._size * COMPACT_ABOVE:
                     self._compact()
 
     def expired(self, now: int, limit: int) -> list[Job]:
@@ -139,7 +145,8 @@ class FinishedJobs:
     @staticmethod
     def _due(fifos: Fifos, now: int, limit: int) -> list[Job]:
         jobs: list[Job] = []
-        for key, fifo in list(fifos.items()):
+        for key in sorted(fifos):
+            fifo = fifos[key]
             while fifo and fifo[0][0] <= now and len(jobs) < limit:
                 jobs.append(fifo.popleft()[1])
             if not fifo:
@@ -152,7 +159,7 @@ class FinishedJobs:
                 fifos[key] = deque(entry for entry in fifo if entry[1].generation != GONE)
                 if not fifos[key]:
                     del fifos[key]
-        self._size -= self._stale
+        self._size = sum(map(len, self._records.values()))
         self._stale = 0
 
 

@@ -182,7 +182,8 @@ class Reference:
         self.ended.append((job.key, state))
         kept = job.options.kept
         if state is not State.FAILED and kept is not None:
-            self.records.setdefault((job.queue, kept), []).append((self.now + kept, job))
+            place = kept if state is State.COMPLETED else ~kept
+            self.records.setdefault((job.queue, place), []).append((self.now + kept, job))
             readable = job.options.result_ttl
             if readable is not None and readable < kept and job.result is not None:
                 entry = (self.now + readable, job)
@@ -485,7 +486,9 @@ class Reference:
             if job.state in states
             and job.state is not State.ACTIVE
             and (job.finished_at or job.created_at) < before
-        ][:limit]
+        ]
+        blocked = [job for job in reversed(jobs) if job.state is State.BLOCKED]
+        jobs = [*blocked, *(job for job in jobs if job.state is not State.BLOCKED)][:limit]
         for job in jobs:
             self.forget(job)
         self.settle()
@@ -564,7 +567,7 @@ class Reference:
     ) -> list[tuple[int, RefJob]]:
         """Taken from the front only: where the wall clock was set back, some are kept longer."""
         found = []
-        for key, fifo in fifos.items():
+        for key, fifo in sorted(fifos.items()):
             while key[0] == queue and fifo and fifo[0][0] <= self.now:
                 found.append(fifo.pop(0))
         return found

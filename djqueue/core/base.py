@@ -144,15 +144,7 @@ class EngineBase:
                 return False
             policy = job.options.on_dependency_failure
             if ended is State.COMPLETED or policy == "ignore":
-                assert job.unmet is not None
-                job.unmet.discard(dependency)
-                if not job.unmet:
-                    queue.displace(job)
-                    job.unmet = None
-                    queue.place(job, now)
-                    changes.woken.add(queue.name)
-                    shard.changed(job)
-                    shard.tell(queue, job, "unblocked", now, changes)
+                shard.unblock(queue, job, dependency, now, changes)
                 return False
             if policy == "wait" and ended is State.FAILED:
                 return True

@@ -26,7 +26,7 @@ from .observers import Observers
 from .queue import JobQueue, is_expired
 from .queuecontrols import QueueControls
 from .reads import Reads
-from .shard import Changes, Shard
+from .shard import NO_RIVAL, Changes, Shard
 from .states import REUSABLE, State
 
 MAX_LOG_LINES = 1_000
@@ -89,7 +89,7 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
                 shard.tell(queue, job, "queued", now, changes)
         changes.woken.add(label)
         new = tuple.__new__
-        return [new(EnqueueResult, (job_id, "queued", label, None, None)) for job_id in ids]
+        return [new(EnqueueResult, (job_id, "queued", label, None, None, None)) for job_id in ids]
 
     def _enqueue_each(
         self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: Changes
@@ -108,18 +108,23 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
                 status, result = ("completed", there.result) if done else ("duplicate", None)
                 results.append(EnqueueResult(job_id, status, queue.name, state, result))
                 continue
+            job = Job(job_id, queue.name, batch.name, payload, options, State.WAITING, now, run_at)
+            rivals = NO_RIVAL
             if options.unique_key is not None:
                 owner = queue.unique.owner(options.unique_key, now)
                 if owner is not None:
-                    results.append(EnqueueResult(owner.id, "duplicate", queue.name, owner.state))
-                    continue
-            job = Job(job_id, queue.name, batch.name, payload, options, State.WAITING, now, run_at)
+                    found = shard.succeed(queue, job, owner, now, changes)
+                    if found is None:
+                        results.append(EnqueueResult(owner.id, "duplicate", queue.name, owner.state))
+                        continue
+                    rivals = found
             if there is not None:
                 job.has_dependents = shard.make_way(queue, there, now, changes)
-            queue.admit(job, now)
+            queue.admit(job, now, behind=rivals.behind)
             added.append(job)
             shard.tell(queue, job, "queued", now, changes)
-            results.append(EnqueueResult(job_id, "queued", queue.name))
+            replaced = rivals.replaced.id if rivals.replaced is not None else None
+            results.append(EnqueueResult(job_id, "queued", queue.name, replaced=replaced))
         if added:
             changes.woken.add(queue.name)
             if self._journal is not None:

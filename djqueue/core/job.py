@@ -200,6 +200,8 @@ class EnqueueResult(NamedTuple):
     """Of a duplicate: the state of the job that was there before."""
     result: Any = None
     """Of a completed one: what the earlier run returned (in bytes where a storage answers)."""
+    replaced: str | None = None
+    """Of a queued one: the id of the job with its unique key in whose place it is."""
 
 
 class ClaimRequest(NamedTuple):

@@ -4,8 +4,10 @@ from collections.abc import Iterable
 
 from .base import EngineBase
 from .job import DeadLetter, Job
-from .shard import Changes
+from .queue import JobQueue
+from .shard import NO_RIVAL, REPLACED, Changes, Shard, Succession, pending_rival
 from .states import REUSABLE, TERMINAL, State
+from .unique import PREDECESSOR
 
 
 class KeptElsewhere(EngineBase):
@@ -59,7 +61,8 @@ class KeptElsewhere(EngineBase):
     def accept(self, jobs: Iterable[Job]) -> int:
         """Take in new jobs that a producer has already written where the journal writes, ids and all.
 
-        One whose id is live here is passed over; one whose unique key is taken by now is cancelled.
+        One whose id is live here is passed over; one whose unique key is taken by now is cancelled, unless
+        its `on_duplicate` says otherwise.
         Returns how many were taken in.
         """
         taken = 0
@@ -76,16 +79,16 @@ class KeptElsewhere(EngineBase):
                     continue
                 if there is not None:
                     job.has_dependents = shard.make_way(queue, there, now, changes)
-                key = job.options.unique_key
-                if key is not None and queue.unique.owner(key, now) is not None:
+                rivals = _rivals(shard, queue, job, now, changes)
+                if isinstance(rivals, str):
                     queue.jobs[job.id] = job
                     job.state = State.CANCELLED
-                    job.reason = "duplicate"
+                    job.reason = rivals
                     job.finished_at = now
                     queue.finished.add(job)
                     shard.note_end(job, job.state, changes)
                 else:
-                    queue.admit(job, now)
+                    queue.admit(job, now, behind=rivals.behind)
                     changes.woken.add(queue.name)
                 taken += 1
                 if there is not None and self._journal is not None:
@@ -95,7 +98,7 @@ class KeptElsewhere(EngineBase):
                 shard.tell(queue, job, event, now, changes)
             self.settle(changes)
             if job.unmet:
-                self.bind(job, tuple(job.unmet), missing=State.COMPLETED)
+                self.bind(job, tuple(job.unmet - {PREDECESSOR}), missing=State.COMPLETED)
         return taken
 
     def evict(self, jobs: Iterable[Job]) -> None:
@@ -108,3 +111,15 @@ class KeptElsewhere(EngineBase):
                 if ended and queue.jobs.get(job.id) is job:
                     queue.finished.remove(job)
                     queue.drop(job)
+
+
+def _rivals(shard: Shard, queue: JobQueue, job: Job, now: int, changes: Changes) -> Succession | str:
+    """How a job comes to its unique key, or why it does not."""
+    key = job.options.unique_key
+    owner = queue.unique.owner(key, now) if key is not None else None
+    if owner is None:
+        return NO_RIVAL
+    rival = pending_rival(queue, owner)
+    if rival is not None and rival.created_at > job.created_at and job.options.on_duplicate != "keep":
+        return REPLACED  # enqueued before it, and taken in after it
+    return shard.succeed(queue, job, owner, now, changes) or "duplicate"

@@ -16,7 +16,7 @@ MAX_INTEGER = 2**31 - 1
 DAY = 86_400_000
 MSGPACK = "application/x-djqueue-msgpack"
 """Content type of the default codec."""
-ON_DUPLICATE = ("keep",)
+ON_DUPLICATE = ("keep", "replace", "debounce", "keep_last_if_active")
 ON_DEPENDENCY_FAILURE = ("fail", "ignore", "cancel", "wait")
 
 JobKey = tuple[str, str]
@@ -44,7 +44,9 @@ class JobOptions:
     unique_ttl: int | None = None
     """Milliseconds after which the key is free although its job lives."""
     on_duplicate: str = "keep"
-    """What happens to an enqueue whose `unique_key` is taken: `keep` the older job."""
+    """What happens to an enqueue whose `unique_key` is taken: `keep` the older job | `replace` it if it has
+    not started | `debounce`: replace it, and begin the delay anew | `keep_last_if_active`: replace it if it
+    has not started, and else start after its end."""
     group: str | None = None
     """Jobs of one group run one after the other (or as many at once as the queue allows)."""
     depends_on: tuple[JobKey, ...] = ()

@@ -15,7 +15,7 @@ from .limiter import Limiter, Rate
 from .ready import ReadyJobs
 from .retention import NO_RETENTION, Retention
 from .states import PENDING, State
-from .unique import UniqueKeys
+from .unique import PREDECESSOR, UniqueKeys
 
 EventHandler = Callable[[Event], None]
 
@@ -109,12 +109,16 @@ class JobQueue:
             if job.options.group is None or self.groups.admit(job, front=front):
                 self.ready.push(job, front=front)
 
-    def admit(self, job: Job, now: int) -> None:
-        """Take in a new job, whose id and unique key are free."""
+    def admit(self, job: Job, now: int, *, behind: Job | None = None) -> None:
+        """Take in a new job, whose id is free, and its unique key too unless it waits `behind` the owner."""
         if job.options.depends_on:
             job.unmet = set(job.options.depends_on)
         self.jobs[job.id] = job
-        self.unique.take(job)
+        if behind is None:
+            self.unique.take(job)
+        else:
+            job.unmet = {PREDECESSOR, *(job.unmet or ())}
+            self.unique.wait(job, behind)
         self.watch_deadline(job)
         self.place(job, now)
 

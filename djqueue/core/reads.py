@@ -82,11 +82,13 @@ class Reads(EngineBase):
             letters, last = shard.find(queue_name).dead.page(int(after or 0), limit)
         return LetterPage(letters, None if last is None else str(last), self.clock.now())
 
-    def unique_owner(self, queue_name: str, key: str) -> Job | None:
-        """The live job of a queue that has a unique key."""
+    def unique_owners(self, queue_name: str, key: str) -> list[Job]:
+        """The live job of a queue that has a unique key, and the one that waits for its end."""
         shard = self.shard(queue_name)
         with shard.lock:
-            return shard.find(queue_name).unique.owner(key, self.clock.now())
+            unique = shard.find(queue_name).unique
+            owner, successor = unique.owner(key, self.clock.now()), unique.waiting(key)
+        return [job for job in (owner, successor) if job is not None]
 
     def active_in(self, queue_name: str) -> int:
         """Active jobs of a queue."""

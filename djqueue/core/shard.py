@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
+from typing import NamedTuple
 
 from .dependencies import DependencyTracker
 from .job import Attempt, DeadLetter, Event, Job, JobError
@@ -16,7 +17,10 @@ from .journal import Journal
 from .options import JobKey
 from .queue import JobQueue
 from .states import State
+from .unique import PREDECESSOR
 
+REPLACED = "replaced"
+"""Reason of a cancelled job in whose place another with its unique key is."""
 MAX_HISTORY = 1_000
 """Ended runs kept of one job; the oldest go first."""
 MAX_MOVED = 1_000
@@ -36,6 +40,18 @@ class Changes:
         """(job that waits no more, what it waited for)."""
         self.woken: set[str] = set()
         """Queues in which jobs may have become claimable."""
+
+
+class Succession(NamedTuple):
+    """How a job comes to the unique key that another has."""
+
+    replaced: Job | None
+    """The pending job that it ended."""
+    behind: Job | None
+    """The active job whose end it waits for."""
+
+
+NO_RIVAL = Succession(None, None)
 
 
 class Shard:
@@ -113,6 +129,10 @@ class Shard:
         else:
             job.stalls += 1
         job.error = error or job.error
+        if queue.unique.is_followed(job):
+            # Of two that wait with one key the newer is kept.
+            self._cancel(queue, job, REPLACED, now, changes)
+            return
         job.worker = ""
         job.run_at = now + delay
         queue.put_back(job, now, front=outcome != "retried")
@@ -160,6 +180,22 @@ class Shard:
         self._displace(queue, job, changes)
         self._bury(queue, job, reason, error, now, changes, in_group=False)
 
+    def succeed(self, queue: JobQueue, job: Job, owner: Job, now: int, changes: Changes) -> Succession | None:
+        """Make way for a new job whose unique key another has, as its `on_duplicate` says.
+
+        None: the other is kept.
+        """
+        policy = job.options.on_duplicate
+        if policy == "keep" or (owner.state is State.ACTIVE and policy != "keep_last_if_active"):
+            return None
+        rival = pending_rival(queue, owner)
+        if rival is not None:
+            if policy != "debounce" and rival.state is not State.BLOCKED:
+                # Else one that is replaced again and again would never start.
+                job.run_at = min(job.run_at, rival.run_at)
+            self.cancel_pending(queue, rival, REPLACED, now, changes)
+        return Succession(rival, owner if rival is not owner else None)
+
     def move(self, queue: JobQueue, job: Job, run_at: int, event: str, now: int, changes: Changes) -> None:
         """A pending job to another time: promoted, rescheduled, due or unblocked."""
         self._displace(queue, job, changes)
@@ -168,6 +204,18 @@ class Shard:
         changes.woken.add(queue.name)
         self.changed(job)
         self.tell(queue, job, event, now, changes)
+
+    def unblock(self, queue: JobQueue, job: Job, dependency: JobKey, now: int, changes: Changes) -> None:
+        """blocked → waiting | delayed, if this was the last that the job waited for."""
+        assert job.unmet is not None
+        job.unmet.discard(dependency)
+        if not job.unmet:
+            queue.displace(job)
+            job.unmet = None
+            queue.place(job, now)
+            changes.woken.add(queue.name)
+            self.changed(job)
+            self.tell(queue, job, "unblocked", now, changes)
 
     def promote_due(self, queue: JobQueue, now: int, changes: Changes) -> None:
         """delayed → waiting, for all whose time has come."""
@@ -267,7 +315,7 @@ class Shard:
                 self.note_end(job, State.CANCELLED, changes)
             else:
                 self._displace(queue, job, changes)
-                queue.unique.release(job)
+                queue.unique.release(job, now)
                 self.note_end(job, State.CANCELLED, changes)
             queue.drop(job)
             self.tell(queue, job, "removed", now, changes)
@@ -333,12 +381,14 @@ class Shard:
             changes.woken.add(queue.name)
 
     def _ended(self, queue: JobQueue, job: Job, changes: Changes, *, in_group: bool = True) -> None:
-        queue.unique.release(job)
+        successor = queue.unique.release(job, job.finished_at)
         if in_group and job.options.group is not None:
             queue.leave_group(job)
             changes.woken.add(queue.name)
         elif queue.limiter.concurrency is not None and queue.ready.size:
             changes.woken.add(queue.name)
+        if successor is not None:
+            self.unblock(queue, successor, PREDECESSOR, job.finished_at, changes)
         self.note_end(job, job.state, changes)
 
     def note_end(self, job: Job, state: State, changes: Changes) -> None:
@@ -347,6 +397,14 @@ class Shard:
             key = (job.queue, job.id)
             job.has_dependents = False
             changes.ended.append((key, state, self.dependencies.pop(key)))
+
+
+def pending_rival(queue: JobQueue, owner: Job) -> Job | None:
+    """The one job that has not started of those with an owner's unique key."""
+    if owner.state is not State.ACTIVE:
+        return owner
+    assert owner.options.unique_key is not None
+    return queue.unique.waiting(owner.options.unique_key)
 
 
 def note_attempt(job: Job, outcome: str, now: int, error: JobError | None) -> None:

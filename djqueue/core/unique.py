@@ -1,15 +1,24 @@
-"""Who owns which unique key of a queue."""
+"""Who owns which unique key of a queue, and who is to have it next."""
 
 from .job import Job
+from .options import JobKey
+
+PREDECESSOR: JobKey = ("", "")
+"""Among the unmet dependencies of a job: it waits for the active job that had its key before it."""
 
 
 class UniqueKeys:
-    """Keys with their owners and, for those that have one, the time at which they are free anyway."""
+    """Keys with their owners and, for those that have one, the time at which they are free anyway.
 
-    __slots__ = ("_owners",)
+    Behind an active owner one job may wait for its end: the successor.
+    """
+
+    __slots__ = ("_owners", "_successors")
 
     def __init__(self) -> None:
         self._owners: dict[str, tuple[Job, int | None]] = {}
+        self._successors: dict[str, tuple[Job, Job]] = {}
+        """(who waits, the job whose end it waits for), by key."""
 
     def owner(self, key: str, now: int) -> Job | None:
         """The job that holds the key; a key past its own time has none."""
@@ -28,11 +37,41 @@ class UniqueKeys:
         if key is not None:
             self._owners[key] = (job, None if ttl is None else job.created_at + ttl)
 
-    def release(self, job: Job) -> None:
-        """Free the job's key, unless another job has it by now."""
+    def wait(self, job: Job, behind: Job) -> None:
+        """Have a job follow an active one; the caller has seen that nobody else does."""
+        assert job.options.unique_key is not None
+        self._successors[job.options.unique_key] = (job, behind)
+
+    def waiting(self, key: str) -> Job | None:
+        """The job that waits for the end of the active one with the key."""
+        waiting = self._successors.get(key)
+        return None if waiting is None else waiting[0]
+
+    def is_followed(self, job: Job) -> bool:
+        """Whether a successor waits for the end of this job."""
         key = job.options.unique_key
-        if key is not None and (held := self._owners.get(key)) is not None and held[0] is job:
+        return key is not None and (found := self._successors.get(key)) is not None and found[1] is job
+
+    def release(self, job: Job, now: int) -> Job | None:
+        """Free the key of a job that is gone, unless another job has it by now.
+
+        Returns the successor that has waited for that; the key is its own, if it was free.
+        """
+        key = job.options.unique_key
+        if key is None:
+            return None
+        if (held := self._owners.get(key)) is not None and held[0] is job:
             del self._owners[key]
+        waiting = self._successors.get(key)
+        if waiting is None or job not in waiting:
+            return None
+        del self._successors[key]
+        successor = waiting[0]
+        if successor is job:
+            return None
+        if self.owner(key, now) is None:
+            self.take(successor)
+        return successor
 
     def sweep(self, now: int) -> None:
         """Forget the keys whose time is over."""
@@ -40,4 +79,4 @@ class UniqueKeys:
             del self._owners[key]
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._owners) + len(self._successors)

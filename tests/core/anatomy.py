@@ -7,6 +7,7 @@ from djqueue.core.groups import PARKED
 from djqueue.core.job import Job
 from djqueue.core.queue import JobQueue
 from djqueue.core.states import LIVE, State
+from djqueue.core.unique import PREDECESSOR
 
 
 def check_engine(engine: Engine) -> None:
@@ -32,7 +33,7 @@ def check_engine(engine: Engine) -> None:
     for shard in engine.shards:
         for queue in shard.queues.values():
             for job in queue.jobs.values():
-                for key in job.unmet or ():
+                for key in (job.unmet or set()) - {PREDECESSOR}:
                     assert job in engine.shard(key[0]).dependencies.of(key)
 
 
@@ -67,6 +68,11 @@ def check_queue(queue: JobQueue, active: list[Job]) -> None:
         assert job.options.unique_key == key
         assert job.state in LIVE
         assert queue.jobs[job.id] is job
+    successors = [job for job in queue.jobs.values() if PREDECESSOR in (job.unmet or ())]
+    assert {id(job) for job, _ in queue.unique._successors.values()} == {id(job) for job in successors}
+    for key, (job, behind) in queue.unique._successors.items():
+        assert job.options.unique_key == behind.options.unique_key == key
+        assert behind in active
     assert queue.dead._retries.keys() <= queue.jobs.keys()
 
 

@@ -12,6 +12,7 @@ from djqueue.core.maintenance import Swept
 from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
+from djqueue.core.unique import PREDECESSOR
 from djqueue.testing.clock import FakeClock
 
 
@@ -79,6 +80,7 @@ class Reference:
         self.letters: dict[str, list[DeadLetter]] = {}
         self.retries: dict[JobKey, int] = {}
         self.keys: dict[tuple[str, str], tuple[RefJob, int | None]] = {}
+        self.followers: dict[tuple[str, str], tuple[RefJob, RefJob]] = {}
         self.records: dict[tuple[str, int], list[tuple[int, RefJob]]] = {}
         self.results: dict[tuple[str, int], list[tuple[int, RefJob]]] = {}
         self.bindings: dict[tuple[RefJob, JobKey], int] = {}
@@ -176,9 +178,7 @@ class Reference:
     def end(self, job: RefJob, state: State) -> None:
         job.state = state
         job.finished_at = self.now
-        for key, (owner, _) in list(self.keys.items()):
-            if owner is job:
-                del self.keys[key]
+        self.free_key(job)
         self.ended.append((job.key, state))
         kept = job.options.kept
         if state is not State.FAILED and kept is not None:
@@ -188,6 +188,25 @@ class Reference:
             if readable is not None and readable < kept and job.result is not None:
                 entry = (self.now + readable, job)
                 self.results.setdefault((job.queue, readable), []).append(entry)
+
+    def take_key(self, job: RefJob) -> None:
+        ttl = job.options.unique_ttl
+        self.keys[job.queue, job.options.unique_key] = (job, None if ttl is None else job.created_at + ttl)
+
+    def free_key(self, job: RefJob) -> None:
+        for key, (owner, _) in list(self.keys.items()):
+            if owner is job:
+                del self.keys[key]
+        for key, (follower, leader) in list(self.followers.items()):
+            if job in (follower, leader):
+                del self.followers[key]
+            if job is leader:
+                if self.owner(*key) is None:
+                    self.take_key(follower)
+                follower.unmet.remove(PREDECESSOR)
+                if not follower.unmet:
+                    self.place(follower)
+                    self.tell(follower, "unblocked")
 
     def bury(self, job: RefJob, reason: str) -> None:
         job.reason = reason
@@ -216,9 +235,7 @@ class Reference:
         state = job.state
         if state in PENDING:
             self.take_out(job)
-            for key, (owner, _) in list(self.keys.items()):
-                if owner is job:
-                    del self.keys[key]
+            self.free_key(job)
         if state in PENDING or state is State.FAILED:
             self.ended.append((job.key, State.CANCELLED))
         letters = self.letters.get(job.queue, [])
@@ -288,21 +305,31 @@ class Reference:
                     )
                 )
                 continue
-            key = options.unique_key
-            if key is not None and (owner := self.owner(batch.queue, key)) is not None:
+            key, policy = options.unique_key, options.on_duplicate
+            owner = self.owner(batch.queue, key) if key is not None else None
+            active = owner is not None and owner.state is State.ACTIVE
+            if owner is not None and (policy == "keep" or (active and policy != "keep_last_if_active")):
                 answers.append((owner.id, "duplicate", owner.state, None))
                 continue
+            run_at = batch.run_at if batch.run_at is not None else self.now + (batch.delay or 0)
+            rival = self.followers.get((batch.queue, key), (None,))[0] if active else owner
+            if rival is not None:
+                if rival.state is not State.BLOCKED and policy != "debounce":
+                    run_at = min(run_at, rival.run_at)
+                self.take_out(rival)
+                self.cancel_out(rival, "replaced")
             if there is not None:
                 ended = self.ended
                 self.forget(there)
                 self.ended = [entry for entry in ended if entry[0] != there.key]
-            run_at = batch.run_at if batch.run_at is not None else self.now + (batch.delay or 0)
             job = RefJob(batch.queue, job_id, batch.name, payload, options, self.now, run_at)
             job.unmet = set(options.depends_on)
             job.admitted = next(self.numbers)
-            if key is not None:
-                ttl = options.unique_ttl
-                self.keys[batch.queue, key] = (job, None if ttl is None else self.now + ttl)
+            if active:
+                job.unmet.add(PREDECESSOR)
+                self.followers[batch.queue, key] = (job, owner)
+            elif key is not None:
+                self.take_key(job)
             self.place(job)
             self.jobs.append(job)
             self.tell(job, "queued")
@@ -404,6 +431,10 @@ class Reference:
         job.failures += outcome == "retried"
         job.stalls += outcome == "stalled"
         job.has_error = job.has_error or outcome == "retried"
+        if any(leader is job for _, leader in self.followers.values()):
+            self.take_out(job)
+            self.cancel_out(job, "replaced")
+            return
         job.worker = ""
         job.run_at = self.now + delay
         front = outcome != "retried"

@@ -105,7 +105,7 @@ def test_the_time_of_one_result_does_not_touch_another():
 
     assert bench.record("short") is None
     assert bench.record("long").result == b"long"
-    assert bench.enqueue("long") == ("long", "completed", "q", State.COMPLETED, b"long")
+    assert bench.enqueue("long") == ("long", "completed", "q", State.COMPLETED, b"long", None)
     assert bench.enqueue("short").status == "queued"
 
 

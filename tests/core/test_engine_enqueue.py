@@ -36,7 +36,7 @@ def test_an_odd_id_lives_like_any_other(job_id):
 def test_a_live_id_is_a_duplicate_with_the_state_that_is_there():
     bench = Bench()
     bench.enqueue("a", payload=b"first")
-    assert bench.enqueue("a", payload=b"second") == ("a", "duplicate", "q", State.WAITING, None)
+    assert bench.enqueue("a", payload=b"second") == ("a", "duplicate", "q", State.WAITING, None, None)
     bench.enqueue("late", delay=5)
     assert bench.enqueue("late").existing_state is State.DELAYED
 
@@ -44,7 +44,7 @@ def test_a_live_id_is_a_duplicate_with_the_state_that_is_there():
     assert claimed.payload == b"first"
     assert bench.enqueue("a").existing_state is State.ACTIVE
     bench.finish(claimed, result=b"done")
-    assert bench.enqueue("a") == ("a", "completed", "q", State.COMPLETED, b"done")
+    assert bench.enqueue("a") == ("a", "completed", "q", State.COMPLETED, b"done", None)
     assert bench.ids() == []
 
 

@@ -16,7 +16,7 @@ from djqueue.core.engine import Engine
 from djqueue.core.job import Batch, ClaimRequest, JobError, Lease, Outcome, Report
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import sweep
-from djqueue.core.options import JobOptions
+from djqueue.core.options import ON_DUPLICATE, JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import TRANSITIONS, State
 from djqueue.testing.clock import FakeClock
@@ -52,6 +52,7 @@ job_options = st.fixed_dictionaries(
         "ttl": st.sampled_from([50, 400, 2_000]),
         "unique_key": st.sampled_from(["k", "l"]),
         "unique_ttl": st.sampled_from([100, 1_000]),
+        "on_duplicate": st.sampled_from(ON_DUPLICATE),
         "group": st.sampled_from(["g", "h"]),
         "max_stalls": st.integers(0, 2),
         "result_ttl": st.sampled_from([None, 200, 3_000]),

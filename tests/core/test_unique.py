@@ -10,7 +10,7 @@ def test_the_first_owns_the_key_until_it_is_released():
     keys.take(first)
 
     assert keys.owner("k", 10**15) is first
-    keys.release(first)
+    keys.release(first, 0)
     assert keys.owner("k", 0) is None
     assert len(keys) == 0
 
@@ -19,7 +19,7 @@ def test_a_job_without_a_key_takes_and_frees_nothing():
     keys = UniqueKeys()
     job = make_job()
     keys.take(job)
-    keys.release(job)
+    keys.release(job, 0)
 
     assert len(keys) == 0
 
@@ -41,7 +41,7 @@ def test_an_earlier_owner_does_not_free_the_key_of_a_later_one():
     assert keys.owner("k", 2_000) is None
     keys.take(second)
 
-    keys.release(first)
+    keys.release(first, 0)
 
     assert keys.owner("k", 2_000) is second
 
@@ -57,3 +57,42 @@ def test_a_sweep_forgets_the_keys_whose_time_is_over():
 
     assert len(keys) == 1
     assert keys.owner("lasting", 5) is lasting
+
+
+def test_a_successor_has_the_key_once_its_owner_is_gone():
+    keys = UniqueKeys()
+    first, second = make_job(unique_key="k"), make_job(unique_key="k")
+    keys.take(first)
+    keys.wait(second, first)
+
+    assert keys.is_followed(first)
+    assert keys.waiting("k") is second
+    assert keys.release(first, 0) is second
+    assert keys.owner("k", 0) is second
+    assert keys.waiting("k") is None
+
+
+def test_a_successor_that_is_gone_frees_nothing():
+    keys = UniqueKeys()
+    first, second = make_job(unique_key="k"), make_job(unique_key="k")
+    keys.take(first)
+    keys.wait(second, first)
+
+    assert keys.release(second, 0) is None
+    assert not keys.is_followed(first)
+    assert keys.owner("k", 0) is first
+    assert keys.release(first, 0) is None
+    assert len(keys) == 0
+
+
+def test_a_successor_does_not_take_a_key_that_another_has_meanwhile():
+    keys = UniqueKeys()
+    first, second = make_job(unique_key="k", unique_ttl=5, created_at=0), make_job(unique_key="k")
+    keys.take(first)
+    keys.wait(second, first)
+    assert keys.owner("k", 5) is None
+    third = make_job(unique_key="k")
+    keys.take(third)
+
+    assert keys.release(first, 6) is second
+    assert keys.owner("k", 6) is third

@@ -19,6 +19,8 @@ from .dialects import Dialect
 
 Found = tuple[State, bytes | None]
 """State and result of a job."""
+Owner = tuple[str, State]
+"""Id and state of a job that has a unique key."""
 
 
 class Inserter:
@@ -35,9 +37,9 @@ class Inserter:
         """A job that is not in the tables."""
         return None
 
-    def find_owner(self, queue: str, key: str) -> tuple[str, State] | None:
-        """Id and state of the job that has a unique key, according to others than the tables."""
-        return None
+    def find_owners(self, queue: str, key: str) -> list[Owner]:
+        """The live jobs that have a unique key, according to others than the tables."""
+        return []
 
     def is_known(self, queue: str, job_id: str) -> bool:
         """Whether there is a job that is not in the tables."""
@@ -85,10 +87,9 @@ class Inserter:
         new: dict[str, Job] = {}
         answers = []
         for job_id, payload in zip(ids, batch.payloads, strict=True):
-            answer = self._owned(batch, new)
-            if answer is None:
+            answer = self._keyed(batch, job_id, new)
+            if answer.status == "queued":
                 new[job_id] = self._job(batch, job_id, payload, now)
-                answer = EnqueueResult(job_id, "queued", batch.queue)
             answers.append(answer)
         self._dialect.insert(models.Job, rows.NEW_JOB, inbox_rows(new), constants=rows.UNTOUCHED)
         return answers
@@ -103,20 +104,21 @@ class Inserter:
     ) -> None:
         there = self._there(batch.queue, [ids[at] for at in left])
         new: dict[str, Job] = {}
-        queued: dict[str, int] = {}
+        queued: dict[str, tuple[int, EnqueueResult]] = {}
         for at in left:
             job_id = ids[at]
-            answer = self._taken(batch, job_id, there, new) or self._owned(batch, new)
-            if answer is not None:
+            answer = self._taken(batch, job_id, there, new) or self._keyed(batch, job_id, new)
+            if answer.status != "queued":
                 answers[at] = answer
             elif job_id not in there or self._forget(batch.queue, job_id):
                 new[job_id] = self._job(batch, job_id, batch.payloads[at], now)
-                queued[job_id] = at
+                queued[job_id] = at, answer
         written = self._dialect.insert_new(
             models.Job, rows.NEW_JOB, inbox_rows(new), constants=rows.UNTOUCHED, key=rows.KEY
         )
         for _, job_id in written:
-            answers[queued[job_id]] = EnqueueResult(job_id, "queued", batch.queue)
+            at, answer = queued[job_id]
+            answers[at] = answer
 
     def _taken(
         self, batch: Batch, job_id: str, there: dict[str, Found], new: dict[str, Job]
@@ -130,15 +132,20 @@ class Inserter:
         status = "completed" if found[0] is State.COMPLETED else "duplicate"
         return EnqueueResult(job_id, status, batch.queue, *found)
 
-    def _owned(self, batch: Batch, new: dict[str, Job]) -> EnqueueResult | None:
-        """The answer if another job has the unique key."""
-        key = batch.options.unique_key
+    def _keyed(self, batch: Batch, job_id: str, new: dict[str, Job]) -> EnqueueResult:
+        """The answer of one whose id is free; the scheduler, which takes it in, replaces what it replaces."""
+        key, policy = batch.options.unique_key, batch.options.on_duplicate
         if key is None:
-            return None
-        for job in new.values():
-            return EnqueueResult(job.id, "duplicate", batch.queue, job.state)
-        owner = self._owner(batch.queue, key) or self.find_owner(batch.queue, key)
-        return None if owner is None else EnqueueResult(owner[0], "duplicate", batch.queue, owner[1])
+            return EnqueueResult(job_id, "queued", batch.queue)
+        owners = [(job.id, job.state) for job in new.values()] or self._owners(batch.queue, key)
+        if not owners:
+            return EnqueueResult(job_id, "queued", batch.queue)
+        active = [owner for owner in owners if owner[1] is State.ACTIVE]
+        pending = [owner for owner in owners if owner[1] is not State.ACTIVE]
+        if policy == "keep" or (active and policy != "keep_last_if_active"):
+            owner = active[0] if active else pending[-1]
+            return EnqueueResult(owner[0], "duplicate", batch.queue, owner[1])
+        return EnqueueResult(job_id, "queued", batch.queue, replaced=pending[-1][0] if pending else None)
 
     def _forget(self, queue: str, job_id: str) -> bool:
         """Take away a job that may be enqueued again; False if it is another one by now."""
@@ -171,16 +178,18 @@ class Inserter:
                 found[job_id] = State(state), None if result is None else bytes(result)
         return found
 
-    def _owner(self, queue: str, key: str) -> tuple[str, State] | None:
+    def _owners(self, queue: str, key: str) -> list[Owner]:
+        """The live jobs that have a unique key, by their coming; of the pending ones the last counts."""
         live = models.Job.objects.using(self._dialect.alias).filter(
             queue=queue, unique_key=key, state__in=[state.value for state in LIVE]
         )
         now = self._clock.now()
-        for row in rows.raw_values(live, ("job_id", "state", "created_at", "options")):
+        found: list[Owner] = []
+        for row in rows.raw_values(live.order_by("id"), ("job_id", "state", "created_at", "options")):
             ttl = rows.unpack_options(bytes(row[3])).unique_ttl
             if ttl is None or row[2] + ttl > now:
-                return row[0], State(row[1])
-        return None
+                found.append((row[0], State(row[1])))
+        return found or self.find_owners(queue, key)
 
     def _check_dependencies(self, keys: Sequence[JobKey]) -> None:
         for queue, job_id in keys:

@@ -11,8 +11,8 @@ from djqueue.core.engine import Engine
 from djqueue.core.job import DeadLetter, Job, JobError
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobKey
-from djqueue.core.shard import note_attempt
-from djqueue.core.states import LIVE, State
+from djqueue.core.shard import REPLACED, note_attempt
+from djqueue.core.states import LIVE, PENDING, State
 
 from . import rows
 from .journal import DatabaseJournal
@@ -139,8 +139,34 @@ def take_over(
         else:
             dead.append(letter)
             journal.died(job, letter)
+    for job in _superseded(jobs, engine.clock.now()):
+        job.state = State.CANCELLED
+        job.reason = REPLACED
+        job.finished_at = engine.clock.now()
+        journal.changed(job)
     engine.restore(jobs, dead, bind=False)
     return len(interrupted)
+
+
+def _superseded(jobs: Sequence[Job], now: int) -> Iterable[Job]:
+    """Pending jobs that had a successor while they were active: of two that wait the newer is kept."""
+    newest: dict[JobKey, Job] = {}
+    for job in jobs:
+        if job.options.on_duplicate == "keep_last_if_active" and (key := job.options.unique_key):
+            there = newest.get((job.queue, key))
+            if there is None or _age(job) >= _age(there):
+                newest[job.queue, key] = job
+    for job in jobs if newest else ():
+        key, ttl = job.options.unique_key, job.options.unique_ttl
+        last = newest.get((job.queue, key)) if key is not None else None
+        if last is None or last is job or job.state not in PENDING or _age(job) > _age(last):
+            continue
+        if ttl is None or job.created_at + ttl > now:
+            yield job
+
+
+def _age(job: Job) -> tuple[int, bool]:
+    return job.created_at, job.state is State.BLOCKED
 
 
 def _dead(alias: str, engine: Engine, jobs: Sequence[Job]) -> int:

@@ -42,7 +42,7 @@ from .dialects import Dialect
 from .inspector import Inspector
 from .journal import DatabaseJournal, LeaseLost, Waiter
 from .lease import SchedulerLease
-from .producer import Found, Inserter
+from .producer import Found, Inserter, Owner
 
 logger = logging.getLogger("djqueue.scheduler")
 
@@ -589,10 +589,9 @@ class _EngineInserter(Inserter):
         [record] = self._storage.engine.jobs(queue, [job_id])
         return None if record is None else (record.state, record.result)
 
-    def find_owner(self, queue: str, key: str) -> tuple[str, State] | None:
+    def find_owners(self, queue: str, key: str) -> list[Owner]:
         """See `Inserter`."""
-        owner = self._storage.engine.unique_owner(queue, key)
-        return None if owner is None else (owner.id, owner.state)
+        return [(job.id, job.state) for job in self._storage.engine.unique_owners(queue, key)]
 
 
 def _simple(batches: Sequence[Batch]) -> bool:

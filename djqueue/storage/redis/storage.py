@@ -191,7 +191,9 @@ class RedisStorage(Storage):
             queue = call.queue.queue
             if replies == 0:
                 made = tuple.__new__
-                results += [made(EnqueueResult, (job_id, "queued", queue, None, None)) for job_id in ids]
+                results += [
+                    made(EnqueueResult, (job_id, "queued", queue, None, None, None)) for job_id in ids
+                ]
             else:
                 results += [_enqueued(queue, reply) for reply in replies]
         for queue in {
@@ -874,6 +876,8 @@ def _names(names: frozenset[str]) -> bytes:
 
 def _enqueued(queue: str, reply: Sequence[Any]) -> EnqueueResult:
     status, job_id = text(reply[0]), text(reply[1])
+    if status == "queued":
+        return EnqueueResult(job_id, status, queue, replaced=text(reply[2]) if len(reply) > 2 else None)
     state = State(text(reply[2])) if len(reply) > 2 else None
     return EnqueueResult(job_id, status, queue, state, reply[3] if len(reply) > 3 else None)
 

@@ -36,6 +36,7 @@ from .concurrency import ConcurrencyContract
 from .dead_letters import DeadLettersContract
 from .delayed import DelayedContract
 from .dependencies import DependenciesContract
+from .duplicates import DuplicatesContract
 from .enqueue import EnqueueContract
 from .groups import GroupsContract
 from .ids_and_bytes import IdsAndBytesContract
@@ -65,6 +66,7 @@ __all__ = [
     "DeadLettersContract",
     "DelayedContract",
     "DependenciesContract",
+    "DuplicatesContract",
     "EnqueueContract",
     "GroupsContract",
     "IdsAndBytesContract",
@@ -103,6 +105,7 @@ class StorageContract(
     LetterPagesContract,
     DelayedContract,
     UniqueKeysContract,
+    DuplicatesContract,
     GroupsContract,
     LimitsContract,
     DependenciesContract,

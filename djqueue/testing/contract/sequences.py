@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from djqueue.core.job import Claimed
+from djqueue.core.options import ON_DUPLICATE
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
 from djqueue.storage.base import Storage
 
@@ -62,6 +63,8 @@ class Known:
     stalls: int = 0
     claim: Claimed | None = None
     lease_until: int = 0
+    leader: "Known | None" = None
+    """The active job with its key whose end it waits for."""
 
 
 @dataclass
@@ -72,17 +75,29 @@ class Reference:
     now: int = 0
     paused: bool = False
 
-    def enqueue(self, job_id: str, priority: int, key: str | None, delay: int) -> tuple[str, str]:
-        """The id and the status that the storage has to answer."""
+    def enqueue(
+        self, job_id: str, priority: int, key: str | None, delay: int, policy: str
+    ) -> tuple[str, str, str | None]:
+        """The id, the status and the replaced job that the storage has to answer."""
         there = self.jobs.get(job_id)
         if there is not None and there.state not in REUSABLE:
-            return job_id, "completed" if there.state is State.COMPLETED else "duplicate"
-        for other in self.jobs.values():
-            if key is not None and other.key == key and other.state in LIVE:
-                return other.id, "duplicate"
+            return job_id, "completed" if there.state is State.COMPLETED else "duplicate", None
+        alike = [job for job in self.jobs.values() if key is not None and job.key == key]
+        active = next((job for job in alike if job.state is State.ACTIVE), None)
+        pending = next((job for job in alike if job.state in PENDING), None)
+        keeps = policy == "keep" or (active is not None and policy != "keep_last_if_active")
+        if (owner := active or pending) is not None and keeps:
+            return owner.id, "duplicate", None
+        if pending is not None:
+            if policy != "debounce" and pending.state is not State.BLOCKED:
+                delay = min(delay, max(0, pending.due - self.now))
+            self._end(pending, State.CANCELLED)
         self.jobs[job_id] = job = Known(job_id, priority, key, State.WAITING)
-        self._place(job, delay)
-        return job_id, "queued"
+        if active is None:
+            self._place(job, delay)
+        else:
+            job.state, job.due, job.leader = State.BLOCKED, self.now + delay, active
+        return job_id, "queued", None if pending is None else pending.id
 
     def claim(self, slots: int) -> list[Known]:
         """The jobs that come next."""
@@ -100,14 +115,14 @@ class Reference:
         """The end of a run."""
         if kind == "retry":
             job.failures += 1
-            self._place(job, delay)
+            self._put_back(job, delay)
         elif kind == "release":
             job.attempts -= 1
-            self._place(job, delay, front=True)
+            self._put_back(job, delay, front=True)
         else:
             job.failures += kind == "fail"
             ends = {"complete": State.COMPLETED, "fail": State.FAILED, "cancel": State.CANCELLED}
-            job.state = ends[kind]
+            self._end(job, ends[kind])
         job.claim = None
 
     def pass_time(self, milliseconds: int) -> None:
@@ -117,7 +132,7 @@ class Reference:
             if job.state is State.ACTIVE and job.lease_until <= self.now:
                 job.stalls += 1
                 job.claim = None
-                self._place(job, 0, front=True)
+                self._put_back(job, 0, front=True)
         self.due()
 
     def due(self) -> None:
@@ -156,7 +171,7 @@ class Reference:
             return "not_found"
         if job.state not in PENDING:
             return str(job.state)
-        job.state = State.CANCELLED
+        self._end(job, State.CANCELLED)
         return "cancelled"
 
     def remove(self, job_id: str) -> bool:
@@ -167,10 +182,24 @@ class Reference:
         del self.jobs[job_id]
         return True
 
+    def _end(self, job: Known, state: State) -> None:
+        job.state, job.leader = state, None
+        for other in self.jobs.values():
+            if other.leader is job:
+                other.leader = None
+                self._place(other, max(0, other.due - self.now))
+
+    def _put_back(self, job: Known, delay: int, *, front: bool = False) -> None:
+        """Unless another waits for its end: then that is the newer one of two that wait."""
+        if any(other.leader is job for other in self.jobs.values()):
+            self._end(job, State.CANCELLED)
+        else:
+            self._place(job, delay, front=front)
+
     def _place(self, job: Known, delay: int, *, front: bool = False) -> None:
-        job.place = next(_numbers)
+        job.place, job.due = next(_numbers), self.now + delay
         if delay:
-            job.state, job.due = State.DELAYED, self.now + delay
+            job.state = State.DELAYED
         else:
             job.state = State.WAITING
             if front:
@@ -257,11 +286,22 @@ class _Sequence:
         priority = self.draw(st.integers(-1, 1), "priority")
         key = self.draw(st.sampled_from(KEYS), "key")
         delay = self.draw(st.sampled_from([0, 0, 0, SOON, 3 * SOON]), "delay")
+        policy = self.draw(st.sampled_from(ON_DUPLICATE), "on duplicate") if key else "keep"
         options: dict[str, Any] = {"priority": priority, "unique_key": key, "max_stalls": 1_000}
         [answer] = self.storage.enqueue(
-            [batch(queue=self.queue, ids=[job_id], delay=delay, result_ttl=None, **options)]
+            [
+                batch(
+                    queue=self.queue,
+                    ids=[job_id],
+                    delay=delay,
+                    result_ttl=None,
+                    on_duplicate=policy,
+                    **options,
+                )
+            ]
         )
-        assert (answer.id, answer.status) == self.reference.enqueue(job_id, priority, key, delay)
+        expected = self.reference.enqueue(job_id, priority, key, delay, policy)
+        assert (answer.id, answer.status, answer.replaced) == expected
 
     def step_claim(self) -> None:
         slots = self.draw(st.integers(0, 3), "slots")

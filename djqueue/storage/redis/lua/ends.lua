@@ -3,7 +3,7 @@
 -- lease     id by the time at which its claim is lost     finished  id by the time at which it is forgotten
 -- dead      id in the order of death                      letters   id: reason, entered, expires, retries, next retry,
 --                                                                       the job's name, the error's type and message
--- again     id by the time of its next retry by itself    uniq      key: free at (8) .. number (8) .. id
+-- again     id by the time of its next retry by itself    uniq      key: free at (8) .. number (8) .. id; NUL .. key: see follow
 -- uniqttl   key by the time at which it is free           deps      id .. NUL .. number .. who waits for it
 -- hist      id: count (2) .. ended runs                   prog      id: progress
 --! keys lease finished dead letters again uniq uniqttl deps hist prog
@@ -60,13 +60,41 @@ local function take_key(job)
   end
 end
 
+-- The job that waits for the end of the active one with a key: the numbers of both (8, 8) .. its id.
+local function follow(job, owner)
+  call('HSET', UNIQ, NUL .. job.o.unique_key, owner.inc .. job.inc .. job.id)
+  call('ZADD', UNMET, 0, job.id .. NUL .. NUL)
+  job.unmet = true
+end
+
+local function follower(key)
+  local next = call('HGET', UNIQ, NUL .. key)
+  return next and load(sub(next, 17))
+end
+
+local function is_followed(job)
+  local key = job.o.unique_key
+  local next = key and call('HGET', UNIQ, NUL .. key)
+  return next and sub(next, 1, 8) == job.inc
+end
+
 local function release_key(job)
   local key = job.o.unique_key
-  if key then
-    local held = call('HGET', UNIQ, key)
-    if held and sub(held, 9, 16) == job.inc and sub(held, 17) == job.id then
-      call('HDEL', UNIQ, key)
-      call('ZREM', UNIQTTL, key)
+  if not key then return end
+  local found = call('HMGET', UNIQ, key, NUL .. key)
+  local held, next = found[1], found[2]
+  if held and sub(held, 9, 16) == job.inc and sub(held, 17) == job.id then
+    call('HDEL', UNIQ, key)
+    call('ZREM', UNIQTTL, key)
+  end
+  if next and sub(next, 9, 16) == job.inc then
+    call('HDEL', UNIQ, NUL .. key)
+  elseif next and sub(next, 1, 8) == job.inc then
+    call('HDEL', UNIQ, NUL .. key)
+    local successor = load(sub(next, 17))
+    if successor and successor.state == BLOCKED then
+      if not owner_of(key) then take_key(successor) end
+      met(successor, '', '')
     end
   end
 end

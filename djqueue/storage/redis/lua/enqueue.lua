@@ -15,7 +15,7 @@ local created = pack('>I8', now)
 local replies = {}
 local has_leftovers = call('EXISTS', GONE) == 1 -- of an obliterated queue
 
-local function create(id, rest, result_key, log_key)
+local function create(id, rest, result_key, log_key, rival, owner)
   if has_leftovers and result_key then call('DEL', result_key, log_key) end
   local blob = pack('>I8', numbers('rear', 1)) .. created .. rest
   call('HSET', JOBS, id, blob)
@@ -26,6 +26,13 @@ local function create(id, rest, result_key, log_key)
   elseif start ~= '' then
     run_at = now + tonumber(start)
   end
+  if rival and rival.state ~= BLOCKED and job.o.on_duplicate ~= 'debounce' then
+    run_at = math.min(run_at, rival.b[RUN_AT]) -- else one that is replaced again and again would never start
+  end
+  if rival then
+    displace(rival)
+    cancel(rival, 'replaced')
+  end
   if job.plain and run_at <= now then
     call('RPUSH', W, job.inc .. id)
     add('n:' .. name, 1)
@@ -34,7 +41,7 @@ local function create(id, rest, result_key, log_key)
   else
     local o = job.o
     job.b[RUN_AT] = run_at
-    take_key(job)
+    if owner then follow(job, owner) else take_key(job) end
     if o.ttl then call('ZADD', TTL, now + o.ttl, id) end
     local waits_for = o.depends_on or {}
     for _, key in ipairs(waits_for) do
@@ -47,7 +54,7 @@ local function create(id, rest, result_key, log_key)
     save(job) --@ enqueue: failed|cancelled -> waiting|delayed|blocked
   end
   tell(id, name, 'queued', NAMES[job.state])
-  return {'queued', id}
+  return {'queued', id, rival and rival.id or nil}
 end
 
 local function enqueue(id, rest, result_key, log_key)
@@ -62,16 +69,23 @@ local function enqueue(id, rest, result_key, log_key)
   if there and there.state ~= FAILED and there.state ~= CANCELLED then
     return {'duplicate', id, NAMES[there.state]}
   end
-  local key = decode(sub(rest, 8 + #name, 7 + #name + unpack_number('>I4', rest, 4 + #name))).unique_key
-  local owner = key and owner_of(key)
-  local holder = owner and load(owner)
-  if holder then
-    return {'duplicate', owner, NAMES[holder.state]}
+  local options = decode(sub(rest, 8 + #name, 7 + #name + unpack_number('>I4', rest, 4 + #name)))
+  local key, policy = options.unique_key, options.on_duplicate or 'keep'
+  local held = key and owner_of(key)
+  local rival, owner = held and load(held), nil
+  if rival then
+    local runs = rival.state == ACTIVE
+    if policy == 'keep' or runs and policy ~= 'keep_last_if_active' then
+      return {'duplicate', held, NAMES[rival.state]}
+    end
+    if runs then
+      rival, owner = follower(key), rival
+    end
   end
   if there then
     remove(there, result_key, log_key, true)
   end
-  return create(id, rest, result_key, log_key)
+  return create(id, rest, result_key, log_key, rival, owner)
 end
 
 for i = 0, many - 1 do

@@ -27,7 +27,7 @@ for _, entry in ipairs(call('ZRANGE', DEPS, 0, -1)) do
 end
 for _, entry in ipairs(call('ZRANGE', UNMET, 0, -1)) do
   local id, queue, other = string.match(entry, '^([^%z]+)%z([^%z]+)%z(.+)$')
-  if queue ~= ARGV[ARGS + 2] then
+  if queue and queue ~= ARGV[ARGS + 2] then
     local blob = call('HGET', JOBS, id)
     if blob then send(queue, {'unbind', other, id, sub(blob, 1, 8)}) end
   end

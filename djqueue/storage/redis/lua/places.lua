@@ -4,7 +4,7 @@
 -- z        sorted set, all scores 0: (priority, reversed .. number .. id) of the other priorities
 -- asides   the same, after its name and NUL: jobs for which a worker that met them has no handler
 -- due      id of the delayed ones by time      parks    group .. NUL .. number .. id      out   ready and active by group
--- unmet    id .. NUL .. queue .. NUL .. id of what it waits for
+-- unmet    id .. NUL .. queue .. NUL .. id of what it waits for; both empty: the active job with its unique key
 -- ttl      id by the time at which it expires
 --! keys w z asides due parks out unmet ttl
 
@@ -165,7 +165,7 @@ local function unbind(job)
   for _, entry in ipairs(found) do
     local rest = sub(entry, #prefix + 1)
     local at = string.find(rest, NUL, 1, true)
-    send(sub(rest, 1, at - 1), {'unbind', sub(rest, at + 1), job.id, job.inc})
+    if at > 1 then send(sub(rest, 1, at - 1), {'unbind', sub(rest, at + 1), job.id, job.inc}) end
     call('ZREM', UNMET, entry)
   end
 end
@@ -193,6 +193,19 @@ local function displace(job)
   elseif state == BLOCKED then
     unbind(job)
     add('b', -1)
+  end
+end
+
+-- One thing for which a blocked job waits has come to pass.
+local function met(job, queue, id)
+  call('ZREM', UNMET, job.id .. NUL .. queue .. NUL .. id)
+  local left = call('ZRANGEBYLEX', UNMET, '[' .. job.id .. NUL, '(' .. job.id .. AFTER, 'LIMIT', 0, 1)
+  if #left == 0 then
+    add('b', -1)
+    place(job)
+    save(job) --@ unblock: blocked -> waiting|delayed
+    woken = true
+    tell(job.id, job.name, 'unblocked', NAMES[job.state])
   end
 end
 

@@ -123,15 +123,7 @@ local function resolve(dependency, state, dependent, inc)
   if not job or job.state ~= BLOCKED or job.inc ~= inc or not call('ZSCORE', UNMET, entry) then return end
   local rule = job.o.on_dependency_failure or 'fail'
   if state == 'completed' or rule == 'ignore' then
-    call('ZREM', UNMET, entry)
-    local left = call('ZRANGEBYLEX', UNMET, '[' .. dependent .. NUL, '(' .. dependent .. AFTER, 'LIMIT', 0, 1)
-    if #left == 0 then
-      add('b', -1)
-      place(job)
-      save(job) --@ unblock: blocked -> waiting|delayed
-      woken = true
-      tell(job.id, job.name, 'unblocked', NAMES[job.state])
-    end
+    met(job, source, dependency)
   elseif rule == 'wait' and state == 'failed' then
     send(source, {'await', dependency, dependent, inc, rule})
   else

@@ -60,6 +60,10 @@ local function stall(job)
   end
   note_attempt(job, 'stalled')
   b[STALLS] = b[STALLS] + 1
+  if is_followed(job) then
+    cancel(job, 'replaced', true)
+    return
+  end
   b[WORKER] = ''
   b[RUN_AT] = now
   put_back(job, true)

@@ -68,6 +68,10 @@ local function again(job, outcome, data)
     b[FAILURES] = b[FAILURES] + 1
   end
   if data[2] then set_error(job, data[2]) end
+  if is_followed(job) then
+    cancel(job, 'replaced', true) -- of two that wait with one key the newer is kept
+    return
+  end
   b[WORKER] = ''
   b[RUN_AT] = now + data[1]
   put_back(job, outcome ~= 'retried')

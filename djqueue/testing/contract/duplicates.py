@@ -1,0 +1,307 @@
+"""What an enqueue does whose unique key another job has: replace it, put it off, or follow it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from djqueue.core.job import Claimed, EnqueueResult
+from djqueue.core.states import PENDING, State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    JOB_IN,
+    QUEUE,
+    UPSTREAM,
+    a_failed_job,
+    a_waiting_job,
+    an_active_job,
+    batch,
+    cancelling,
+    claim,
+    claim_ids,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    failing,
+    finish,
+    job,
+    lease_of,
+    releasing,
+    retrying,
+    state,
+)
+from .case import LATER, SOON, StorageCase, nothing_changes, recorded, so_far
+
+REPLACING = ["replace", "debounce", "keep_last_if_active"]
+LAST = "keep_last_if_active"
+
+End = Callable[["DuplicatesContract", Storage, Claimed], object]
+ENDS: dict[str, End] = {
+    "completed": lambda _, storage, claimed: finish(storage, completing(claimed)),
+    "failed": lambda _, storage, claimed: finish(storage, failing(claimed)),
+    "given up": lambda _, storage, claimed: finish(storage, cancelling(claimed)),
+    "cancelled": lambda _, storage, claimed: (
+        storage.cancel(QUEUE, [claimed.id]),
+        finish(storage, releasing(claimed)),
+    ),
+    "stalled": lambda case, storage, claimed: case.lose_lease(storage, claimed.lease),
+    "retried": lambda _, storage, claimed: finish(storage, retrying(claimed, delay=LATER)),
+    "released": lambda _, storage, claimed: finish(storage, releasing(claimed)),
+}
+"""How a run with a successor ends, one way or the other."""
+GOINGS: dict[str, Callable[["DuplicatesContract", Storage], object]] = {
+    "cancelled": lambda _, storage: storage.cancel(QUEUE, ["next"]),
+    "removed": lambda _, storage: storage.remove(QUEUE, ["next"]),
+    "expired": lambda case, storage: case.pass_time(storage, SOON + 1),
+    "cleaned": lambda case, storage: storage.clean(
+        QUEUE, frozenset({State.BLOCKED}), case.now(storage) + LATER
+    ),
+}
+"""How a successor goes before its time comes."""
+
+
+class DuplicatesContract(StorageCase):
+    """Cases about `on_duplicate`."""
+
+    @pytest.mark.parametrize("there", sorted(PENDING))
+    @pytest.mark.parametrize("policy", REPLACING)
+    def test_a_job_that_has_not_started_is_replaced(
+        self, storage: Storage, policy: str, there: State
+    ) -> None:
+        old = JOB_IN[there](storage, unique_key="k")
+
+        [answer] = storage.enqueue([batch(ids=["new"], unique_key="k", on_duplicate=policy)])
+
+        assert answer == EnqueueResult("new", "queued", QUEUE, replaced=old)
+        assert (job(storage, old).state, job(storage, old).reason) == (State.CANCELLED, "replaced")
+        assert counts(storage) == {State.WAITING: 1, State.CANCELLED: 1}
+        [kept] = storage.enqueue([batch(unique_key="k")])
+        assert kept == EnqueueResult("new", "duplicate", QUEUE, State.WAITING)
+        assert claim_ids(storage, 9, queues=[QUEUE]) == ["new"]
+
+    @pytest.mark.parametrize("policy", ["replace", "debounce"])
+    def test_a_job_that_runs_is_kept(self, storage: Storage, policy: str) -> None:
+        claimed = an_active_job(storage, unique_key="k")
+
+        with nothing_changes(storage):
+            [answer] = storage.enqueue([batch(unique_key="k", on_duplicate=policy)])
+
+        assert answer == EnqueueResult(claimed.id, "duplicate", QUEUE, State.ACTIVE)
+
+    @pytest.mark.parametrize("policy", REPLACING)
+    def test_where_the_key_is_free_nothing_is_replaced(self, storage: Storage, policy: str) -> None:
+        a_failed_job(storage, unique_key="k")
+
+        [answer] = storage.enqueue([batch(ids=["new"], unique_key="k", on_duplicate=policy)])
+
+        assert answer == EnqueueResult("new", "queued", QUEUE)
+        assert state(storage, "new") is State.WAITING
+
+    @pytest.mark.parametrize("policy", REPLACING)
+    def test_a_live_id_is_a_duplicate_all_the_same(self, storage: Storage, policy: str) -> None:
+        a_waiting_job(storage, id="a", unique_key="k")
+
+        with nothing_changes(storage):
+            [answer] = storage.enqueue([batch(ids=["a"], unique_key="k", on_duplicate=policy)])
+
+        assert answer == EnqueueResult("a", "duplicate", QUEUE, State.WAITING)
+
+    @pytest.mark.parametrize("policy", REPLACING)
+    def test_of_one_batch_the_last_stays(self, storage: Storage, policy: str) -> None:
+        answers = storage.enqueue([batch(ids=["a", "b", "c"], unique_key="k", on_duplicate=policy)])
+
+        assert [answer.status for answer in answers] == ["queued"] * 3
+        assert [answer.replaced for answer in answers] == [None, "a", "b"]
+        assert claim_ids(storage, 9) == ["c"]
+        assert counts(storage) == {State.CANCELLED: 2, State.ACTIVE: 1}
+
+    def test_one_that_replaces_starts_no_later_than_the_other_would_have(self, storage: Storage) -> None:
+        enqueue(storage, id="old", unique_key="k", delay=SOON)
+        due = job(storage, "old").run_at
+
+        enqueue(storage, id="new", unique_key="k", delay=LATER, on_duplicate="replace")
+
+        assert job(storage, "new").run_at == due
+        assert state(storage, "new") is State.DELAYED
+        enqueue(storage, id="newer", unique_key="k", on_duplicate="replace")
+        assert state(storage, "newer") is State.WAITING
+
+    def test_a_debounced_job_begins_its_delay_anew(self, storage: Storage) -> None:
+        for number in range(3):
+            enqueue(storage, id=f"{number}", unique_key="k", delay=SOON, on_duplicate="debounce")
+            self.pass_time(storage, SOON // 2)
+
+        latest = job(storage, "2")
+        assert latest.run_at == latest.created_at + SOON
+        assert claim(storage) == []
+        self.pass_time(storage, SOON // 2 + 1)
+        assert claim_ids(storage) == ["2"]
+
+    def test_a_job_that_waits_for_its_retry_is_replaced(self, storage: Storage) -> None:
+        finish(storage, retrying(an_active_job(storage, id="old", unique_key="k"), delay=LATER))
+
+        enqueue(storage, id="new", unique_key="k", on_duplicate="replace")
+
+        assert state(storage, "old") is State.CANCELLED
+        assert claim_ids(storage) == ["new"]
+
+    def test_a_replaced_job_is_told_of_before_the_new_one(self, storage: Storage) -> None:
+        enqueue(storage, id="old", unique_key="k")
+
+        with recorded(storage) as recorder:
+            enqueue(storage, id="new", unique_key="k", on_duplicate="replace")
+            events = [(event.id, event.event) for event in so_far(storage, recorder)]
+
+        assert events == [("old", "cancelled"), ("new", "queued")]
+
+    def test_a_replaced_job_leaves_its_place_in_its_group(self, storage: Storage) -> None:
+        enqueue(storage, id="old", unique_key="k", group="g")
+        enqueue(storage, id="other", group="g")
+
+        enqueue(storage, id="new", unique_key="k", group="g", on_duplicate="replace")
+
+        other = claim_one(storage)
+        assert other.id == "other"
+        assert claim(storage) == []
+        finish(storage, completing(other))
+        assert claim_ids(storage) == ["new"]
+
+    def test_an_id_that_was_replaced_may_be_enqueued_again(self, storage: Storage) -> None:
+        enqueue(storage, id="a", unique_key="k")
+        enqueue(storage, id="b", unique_key="k", on_duplicate="replace")
+
+        [answer] = storage.enqueue([batch(ids=["a"], unique_key="k", on_duplicate="replace")])
+
+        assert answer == EnqueueResult("a", "queued", QUEUE, replaced="b")
+        assert counts(storage) == {State.WAITING: 1, State.CANCELLED: 1}
+
+    # One that follows an active one.
+
+    def test_one_follows_the_job_that_runs_and_the_newest_wins(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, id="running", unique_key="k")
+
+        answers = [
+            storage.enqueue([batch(ids=[id], unique_key="k", payloads=[id.encode()], on_duplicate=LAST)])[0]
+            for id in ("first", "second", "third")
+        ]
+
+        assert [(answer.status, answer.replaced) for answer in answers] == [
+            ("queued", None),
+            ("queued", "first"),
+            ("queued", "second"),
+        ]
+        assert counts(storage) == {State.ACTIVE: 1, State.BLOCKED: 1, State.CANCELLED: 2}
+        assert claim(storage) == []
+        finish(storage, completing(claimed))
+        follower = claim_one(storage)
+        assert (follower.id, follower.payload) == ("third", b"third")
+        assert storage.enqueue([batch(unique_key="k")])[0].id == "third"
+
+    @pytest.mark.parametrize("end", ENDS)
+    def test_a_successor_starts_however_the_run_before_it_ended(self, storage: Storage, end: str) -> None:
+        claimed = an_active_job(storage, id="running", unique_key="k", max_stalls=0)
+        enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
+
+        ENDS[end](self, storage, claimed)
+
+        assert state(storage, "running") not in (*PENDING, State.ACTIVE)
+        assert storage.enqueue([batch(unique_key="k")])[0] == EnqueueResult(
+            "next", "duplicate", QUEUE, State.WAITING
+        )
+        assert claim_ids(storage, 9) == ["next"]
+
+    @pytest.mark.parametrize("end", ["retried", "released", "stalled"])
+    def test_a_run_with_a_successor_is_not_repeated(self, storage: Storage, end: str) -> None:
+        claimed = an_active_job(storage, id="running", unique_key="k")
+        enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
+
+        ENDS[end](self, storage, claimed)
+
+        record = job(storage, "running")
+        assert (record.state, record.reason) == (State.CANCELLED, "replaced")
+        assert [attempt.outcome for attempt in record.history] == [end]
+        assert counts(storage) == {State.CANCELLED: 1, State.WAITING: 1}
+
+    @pytest.mark.parametrize("going", GOINGS)
+    def test_a_successor_that_goes_leaves_the_run_alone(self, storage: Storage, going: str) -> None:
+        claimed = an_active_job(storage, id="running", unique_key="k")
+        enqueue(storage, id="next", unique_key="k", ttl=SOON, on_duplicate=LAST)
+
+        GOINGS[going](self, storage)
+
+        assert state(storage, "next") is not State.BLOCKED
+        assert storage.enqueue([batch(unique_key="k")])[0].id == "running"
+        enqueue(storage, id="another", unique_key="k", on_duplicate=LAST)
+        assert state(storage, "another") is State.BLOCKED
+        assert finish(storage, completing(claimed)) == [True]
+        assert claim_ids(storage, 9) == ["another"]
+
+    def test_a_run_whose_successor_is_gone_is_repeated(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, id="running", unique_key="k")
+        enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
+        storage.cancel(QUEUE, ["next"])
+
+        finish(storage, retrying(claimed))
+
+        assert claim_ids(storage, 9) == ["running"]
+
+    def test_a_successor_waits_for_what_it_depends_on_too(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, id="running", unique_key="k")
+        upstream = enqueue(storage, queue=UPSTREAM)
+        enqueue(storage, id="next", unique_key="k", depends_on=((UPSTREAM, upstream),), on_duplicate=LAST)
+
+        finish(storage, completing(claimed))
+        assert state(storage, "next") is State.BLOCKED
+        finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
+        assert claim_ids(storage, 9) == ["next"]
+
+    def test_a_successor_whose_dependency_ends_first_waits_for_the_run(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, id="running", unique_key="k")
+        upstream = enqueue(storage, queue=UPSTREAM)
+        enqueue(storage, id="next", unique_key="k", depends_on=((UPSTREAM, upstream),), on_duplicate=LAST)
+
+        finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
+        assert state(storage, "next") is State.BLOCKED
+        finish(storage, completing(claimed))
+        assert claim_ids(storage, 9) == ["next"]
+
+    def test_a_successor_is_delayed_as_it_was_asked_for(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, unique_key="k")
+        enqueue(storage, id="next", unique_key="k", delay=LATER, on_duplicate=LAST)
+        assert state(storage, "next") is State.BLOCKED
+
+        finish(storage, completing(claimed))
+
+        assert state(storage, "next") is State.DELAYED
+
+    def test_a_successor_keeps_a_dead_letter_of_its_key_from_being_retried(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, id="running", unique_key="k")
+        enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
+
+        finish(storage, failing(claimed))
+
+        assert storage.retry(QUEUE, ["running"]) == ["unique_key_taken"]
+
+    def test_an_obliterated_queue_forgets_who_follows_whom(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, id="running", unique_key="k")
+        enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
+
+        storage.obliterate(QUEUE, force=True)
+
+        enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
+        assert finish(storage, completing(claimed)) == [False]
+        assert counts(storage) == {State.WAITING: 1}
+
+    def test_a_run_past_its_keys_time_is_still_waited_for(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, id="running", unique_key="k", unique_ttl=SOON)
+        enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
+
+        self.advance(SOON + 1)
+        storage.renew([lease_of(claimed)])
+        storage.maintain()
+
+        assert state(storage, "next") is State.BLOCKED
+        finish(storage, completing(claimed))
+        assert claim_ids(storage, 9) == ["next"]
+        assert storage.enqueue([batch(unique_key="k")])[0].id == "next"

@@ -11,6 +11,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .client import JobType, Queue, job
+    from .codecs import content_id
     from .core.backoff import Backoff
     from .core.errors import (
         ConfigurationError,
@@ -68,6 +69,7 @@ __all__ = [
     "UnrecoverableError",
     "Worker",
     "__version__",
+    "content_id",
     "current_job",
     "job",
 ]
@@ -81,6 +83,7 @@ HOMES = {
     "Queue": "client",
     "State": "core.states",
     "Worker": "runtime",
+    "content_id": "codecs",
     "current_job": "runtime",
     "job": "client",
 }

@@ -11,7 +11,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import instant, milliseconds
 from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch, CancelResult, DeadLetter, EnqueueResult, Event
-from djqueue.core.options import EnqueueOptions, check_text
+from djqueue.core.options import PARSERS, EnqueueOptions, check_text
 from djqueue.core.states import PENDING, State
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage, Unsubscribe
@@ -26,6 +26,8 @@ from .storages import get_storage
 P = ParamSpec("P")
 T = TypeVar("T")
 
+UNCHANGED: Any = object()
+"""What `update` is to leave as it is."""
 EVENTS = (
     "queued",
     "active",
@@ -234,6 +236,28 @@ class Queue:
     async def amove(self, ids: str | Iterable[str], to: str) -> dict[str, str]:
         """See `move`."""
         return await self._acall(self.move, ids, to)
+
+    def update(self, id: str, *, payload: Any = UNCHANGED, priority: int | None = None) -> bool:
+        """Give a job that has not started another payload, another priority, or both.
+
+        False if it runs, has ended or is not there. What is not given stays. A waiting job goes behind those
+        that have its new priority. The payload of a job of `@job` is `{"args": [...], "kwargs": {...}}`.
+
+        Raises OptionError, SerializationError.
+        """
+        checked = self._checked_priority(payload, priority)
+        if payload is UNCHANGED:
+            return self.storage.update(self.name, [id], checked)[0]
+        # It stays in the codec that its worker expects.
+        record = self.storage.jobs(self.name, [id])[0]
+        if record is None:
+            return False
+        encode = envelope.encoder(record.options.content_type, get_settings())
+        return self.storage.update(self.name, [id], checked, encode(payload))[0]
+
+    async def aupdate(self, id: str, *, payload: Any = UNCHANGED, priority: int | None = None) -> bool:
+        """See `update`."""
+        return await self._acall(self.update, id, payload=payload, priority=priority)
 
     def retry(self, id: str) -> bool:
         """Have a dead letter run again; False if it is none, or if its unique key is taken."""
@@ -460,6 +484,13 @@ class Queue:
     def _check_place(self, options: Mapping[str, Any]) -> None:
         if "queue" in options:
             raise OptionError(f"queue: this is the queue {self.name!r}; use another Queue")
+
+    def _checked_priority(self, payload: Any, priority: int | None) -> int | None:
+        if priority is not None:
+            return int(PARSERS["priority"]("priority", priority))
+        if payload is UNCHANGED:
+            raise OptionError("update: give a payload, a priority, or both")
+        return None
 
     def _label(self, name: str | None) -> str:
         return self.name if name is None else name

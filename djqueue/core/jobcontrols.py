@@ -1,4 +1,4 @@
-"""What can be done to single jobs from outside: cancel, promote, reschedule, retry, remove."""
+"""What can be done to single jobs from outside: cancel, promote, reschedule, update, retry, remove."""
 
 from collections.abc import Sequence
 
@@ -52,6 +52,34 @@ class JobControls(EngineBase):
         """Jobs that have not started to another time (UTC milliseconds); False for the others."""
         states = frozenset({State.DELAYED, State.WAITING})
         return self._move(queue_name, ids, run_at, "delayed", states)
+
+    def update(
+        self,
+        queue_name: str,
+        ids: Sequence[str],
+        priority: int | None = None,
+        payload: bytes | None = None,
+    ) -> list[bool]:
+        """Change pending jobs; False for the others. None leaves the priority, or the payload, as it is."""
+        shard = self.shard(queue_name)
+        now = self.clock.now()
+        updated = []
+        with shard.lock:
+            queue = shard.find(queue_name)
+            for job_id in ids:
+                job = queue.jobs.get(job_id)
+                if job is None or job.state not in PENDING:
+                    updated.append(False)
+                    continue
+                if payload is not None:
+                    job.payload = payload
+                if priority is not None and priority != job.options.priority:
+                    queue.prioritize(job, priority, now)
+                    shard.changed(job)
+                if self._journal is not None:
+                    self._journal.updated(job)
+                updated.append(True)
+        return updated
 
     def _move(
         self, queue_name: str, ids: Sequence[str], run_at: int, event: str, states: frozenset[State]

@@ -18,6 +18,10 @@ class Journal(Protocol):
         """A job whose state, counters, times or options changed."""
         ...
 
+    def updated(self, job: Job) -> None:
+        """A pending job that was given another payload or other options."""
+        ...
+
     def completed(self, job: Job) -> None:
         """A job that completed; its result is there."""
         ...

@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 
@@ -142,6 +142,16 @@ class JobQueue:
         else:
             self.ready.remove(job)
             self.leave_group(job)
+
+    def prioritize(self, job: Job, priority: int, now: int) -> None:
+        """Give a pending job another priority; if it is ready, it goes behind those that have that one."""
+        is_ready = job.state is State.WAITING and job.generation != PARKED
+        if is_ready:
+            self.ready.remove(job)
+        job.options = replace(job.options, priority=priority)
+        if is_ready:
+            job.run_at = now  # its turn, as one that comes anew
+            self.ready.push(job, front=job.options.lifo)
 
     def leave_group(self, job: Job) -> None:
         """A job that was ready or active is neither any more; its group's next may be."""

@@ -124,6 +124,15 @@ class Storage(ABC):
         """Waiting and delayed jobs to a time in UTC milliseconds; False for others."""
 
     @abstractmethod
+    def update(
+        self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
+    ) -> list[bool]:
+        """Give pending jobs another priority, another payload, or both; False for one that is not pending.
+
+        A waiting job goes behind those that have its new priority; else each keeps its place.
+        """
+
+    @abstractmethod
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """Pending jobs to another queue, behind those that wait there, with id, counters, times and keys.
 

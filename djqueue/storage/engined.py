@@ -66,6 +66,12 @@ class EngineStorage(Storage):
         """See `Storage.reschedule`."""
         return self.engine.reschedule(queue, ids, run_at)
 
+    def update(
+        self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
+    ) -> list[bool]:
+        """See `Storage.update`."""
+        return self.engine.update(queue, ids, priority, payload)
+
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """See `Storage.move`."""
         return self.engine.move(queue, ids, to)

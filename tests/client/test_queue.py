@@ -365,6 +365,58 @@ def test_a_reschedule_wants_one_time(queue, do, when):
         do(queue, "reschedule", "a", **when)
 
 
+def test_a_job_is_updated(queue, storage, do):
+    queue.enqueue({"total": 1}, id="a")
+    queue.enqueue({"total": 2}, id="b")
+
+    assert do(queue, "update", "a", payload={"total": 5}) is True
+    assert do(queue, "update", "b", priority=3) is True
+    assert do(queue, "update", "nobody", payload=1) is False
+    assert do(queue, "update", "nobody", priority=1) is False
+
+    assert (queue.get_job("a").payload, queue.get_job("b").payload) == ({"total": 5}, {"total": 2})
+    assert take(storage).id == "b"
+    assert do(queue, "update", "b", payload=None) is False
+
+
+def test_an_update_to_none_is_one(queue, do):
+    queue.enqueue(1, id="a")
+
+    assert do(queue, "update", "a", payload=None) is True
+    assert queue.get_job("a").payload is None
+
+
+def test_an_updated_payload_keeps_the_codec_of_its_job(queue, storage, do):
+    queue.enqueue([1], id="a", content_type="application/json")
+
+    do(queue, "update", "a", payload=[1, 2])
+
+    assert take(storage).payload == b"[1, 2]"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "give a payload, a priority, or both"),
+        ({"priority": "high"}, "priority: expected a whole number"),
+        ({"priority": 2**31}, "priority: 2147483648 is not from"),
+    ],
+)
+def test_an_update_is_checked(queue, do, given, message):
+    queue.enqueue(1, id="a")
+
+    with pytest.raises(OptionError, match=message):
+        do(queue, "update", "a", **given)
+
+
+def test_an_update_that_cannot_be_encoded_changes_nothing(queue, do):
+    queue.enqueue(1, id="a")
+
+    with pytest.raises(SerializationError):
+        do(queue, "update", "a", payload=object(), priority=1)
+    assert (queue.get_job("a").payload, queue.get_job("a").options.priority) == (1, 0)
+
+
 def test_a_dead_letter_is_retried(queue, storage, do):
     queue.enqueue(1, id="a")
     fail(storage)

@@ -1,7 +1,7 @@
 """What the engine should do, said as simply as can be: one list of jobs, looked through each time."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import count
 from typing import Any
@@ -319,9 +319,9 @@ class Reference:
                 self.take_out(rival)
                 self.cancel_out(rival, "replaced")
             if there is not None:
-                ended = self.ended
+                known = len(self.ended)
                 self.forget(there)
-                self.ended = [entry for entry in ended if entry[0] != there.key]
+                del self.ended[known:]
             job = RefJob(batch.queue, job_id, batch.name, payload, options, self.now, run_at)
             job.unmet = set(options.depends_on)
             job.admitted = next(self.numbers)
@@ -444,6 +444,18 @@ class Reference:
             self.take_out(job)
         self.place(job, front=front)
         self.tell(job, "failing" if outcome == "retried" else outcome)
+
+    def update(self, queue: str, job_id: str, priority: int, payload: bytes) -> bool:
+        job = self.job(queue, job_id)
+        if job is None or job.state not in PENDING:
+            return False
+        job.payload = payload
+        if priority != job.options.priority:
+            job.options = replace(job.options, priority=priority)
+            if job.state is State.WAITING and not job.parked:
+                job.run_at = self.now
+                job.order = next(self.numbers) * (-1 if job.options.lifo else 1)
+        return True
 
     def cancel(self, queue: str, job_id: str, reason: str) -> str:
         job = self.job(queue, job_id)

@@ -26,6 +26,9 @@ class Journal:
     def changed(self, job):
         self.told.append(("changed", job.id, job.state))
 
+    def updated(self, job):
+        self.told.append(("updated", job.id, job.options.priority))
+
     def completed(self, job):
         self.told.append(("completed", job.id, job.state))
 

@@ -241,7 +241,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(
         pick=numbers,
-        verb=st.sampled_from(["cancel", "promote", "reschedule", "retry", "retry", "remove"]),
+        verb=st.sampled_from(["cancel", "promote", "reschedule", "update", "retry", "retry", "remove"]),
         delay=st.just(-5) | times,
     )
     def steer(self, pick, verb, delay):
@@ -257,6 +257,10 @@ class EngineMachine(RuleBasedStateMachine):
         elif verb == "reschedule":
             moved = self.reference.move(queue, job_id, now + delay, "delayed", movable)
             assert self.engine.reschedule(queue, [job_id], now + delay) == [moved]
+        elif verb == "update":
+            priority, payload = delay % 3 - 1, b"updated %d" % delay
+            updated = self.reference.update(queue, job_id, priority, payload)
+            assert self.engine.update(queue, [job_id], priority, payload) == [updated]
         else:
             expected = getattr(self.reference, verb)(queue, job_id)
             assert getattr(self.engine, verb)(queue, [job_id]) == [expected]

@@ -143,6 +143,13 @@ class ClientStorage(Storage):
         answer: list[bool] = self._steer("reschedule", ids, queue, list(ids), run_at)
         return answer
 
+    def update(
+        self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
+    ) -> list[bool]:
+        """See `Storage.update`."""
+        answer: list[bool] = self._steer("update", ids, queue, list(ids), priority, payload)
+        return answer
+
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """See `Storage.move`."""
         if queue == to:

@@ -56,6 +56,8 @@ class Buffer:
         self.deletes: dict[JobRowKey, None] = {}
         self.inserts: dict[Key, Row] = {}
         self.updates: dict[Key, Row] = {}
+        self.contents: dict[Key, Row] = {}
+        """Priorities, payloads and options of jobs to which somebody has given others."""
         self.results: dict[Key, Row] = {}
         self.letters: dict[Key, Row] = {}
         self.letters_gone: dict[Key, None] = {}
@@ -75,6 +77,7 @@ class Buffer:
         return bool(
             self.inserts
             or self.updates
+            or self.contents
             or self.deletes
             or self.progress
             or self.logs
@@ -84,7 +87,7 @@ class Buffer:
         )
 
     def __len__(self) -> int:
-        return len(self.inserts) + len(self.updates) + len(self.deletes)
+        return len(self.inserts) + len(self.updates) + len(self.contents) + len(self.deletes)
 
     def remove(self, row: JobRowKey) -> None:
         """Nothing of what was noted of this job is to be written; what is in the tables goes."""
@@ -118,6 +121,7 @@ class Buffer:
         return (
             self.inserts,
             self.updates,
+            self.contents,
             self.results,
             self.letters,
             self.attempts,
@@ -243,6 +247,13 @@ class DatabaseJournal:
                     buffer.long[key] = None
             if job.state is State.CANCELLED:
                 buffer.ended.append(job)
+            self._noted()
+
+    def updated(self, job: Job) -> None:
+        """See `Journal`."""
+        row = rows.update_row(job)
+        with self._changed:
+            self._buffer.contents[job.queue, job.id] = row
             self._noted()
 
     def completed(self, job: Job) -> None:
@@ -487,6 +498,9 @@ class DatabaseJournal:
             if buffer.updates:
                 fields = rows.CHANGED_JOB[len(rows.JOB_KEY) :]
                 write.update(models.Job, rows.JOB_KEY, fields, list(buffer.updates.values()))
+            if buffer.contents:
+                fields = rows.UPDATE[len(rows.JOB_KEY) :]
+                write.update(models.Job, rows.JOB_KEY, fields, list(buffer.contents.values()))
             if buffer.letters_gone:
                 write.delete(models.DeadLetter, rows.KEY, list(buffer.letters_gone))
             self._write_one(models.JobResult, rows.RESULT, buffer.results)

@@ -94,6 +94,8 @@ LETTER = (
 )
 PROGRESS = (*JOB_KEY, "progress")
 
+UPDATE = (*JOB_KEY, "priority", "payload", "options")
+
 NO_ERROR = JobError("", "", "")
 KEEP = Keep()
 TEXT_LIMIT = 255
@@ -166,6 +168,11 @@ def changed_row(job: Job, keep: Keep = KEEP) -> Row:
         clean(error.traceback),
         False,
     )
+
+
+def update_row(job: Job) -> Row:
+    """What a caller may change of a pending job, as `UPDATE`."""
+    return (*job_key(job), job.options.priority, job.payload, pack_options(job.options))
 
 
 def result_row(job: Job) -> Row:

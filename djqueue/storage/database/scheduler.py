@@ -294,6 +294,14 @@ class SchedulerStorage(EngineStorage):
         with self._knowing((queue, job_id) for job_id in ids):
             return self.engine.reschedule(queue, ids, run_at)
 
+    def update(
+        self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
+    ) -> list[bool]:
+        """See `Storage.update`."""
+        self._check()
+        with self._knowing((queue, job_id) for job_id in ids):
+            return self.engine.update(queue, ids, priority, payload)
+
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """See `Storage.move`."""
         self._check()

@@ -33,6 +33,7 @@ VERBS = frozenset(
         "promote",
         "move",
         "reschedule",
+        "update",
         "retry",
         "remove",
         "queues",

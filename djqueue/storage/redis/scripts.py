@@ -38,13 +38,14 @@ NAMES = (
     "states",
     "surplus",
     "sweep",
+    "update",
     "watch",
     "work",
     "worker",
 )
 
 
-BRINGING = frozenset({"add", "enqueue", "report"})
+BRINGING = frozenset({"add", "enqueue", "report", "update"})
 """Those that a full server refuses."""
 
 

@@ -416,6 +416,17 @@ class RedisStorage(Storage):
         heading = [*heading, self.policy(queue).group_concurrency]
         return [reply == 1 for reply in self._run(self._on_jobs("move", queue, ids, heading))]
 
+    def update(
+        self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
+    ) -> list[bool]:
+        """See `Storage.update`."""
+        heading = [
+            b"" if priority is None else priority,
+            b"0" if payload is None else b"1",
+            payload or b"",
+        ]
+        return [reply == 1 for reply in self._run(self._on_jobs("update", queue, ids, heading))]
+
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
         heading = [b"d" if dry_run else b"0", self.policy(queue).group_concurrency]

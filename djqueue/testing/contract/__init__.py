@@ -56,6 +56,7 @@ from .stalls import StallsContract
 from .telling import TellingContract
 from .transition_table import TransitionTableContract
 from .unique_keys import UniqueKeysContract
+from .updates import UpdatesContract
 from .workers import WorkersContract
 
 __all__ = [
@@ -88,6 +89,7 @@ __all__ = [
     "TellingContract",
     "TransitionTableContract",
     "UniqueKeysContract",
+    "UpdatesContract",
     "WorkersContract",
 ]
 
@@ -106,6 +108,7 @@ class StorageContract(
     DelayedContract,
     UniqueKeysContract,
     DuplicatesContract,
+    UpdatesContract,
     GroupsContract,
     LimitsContract,
     DependenciesContract,

@@ -35,6 +35,7 @@ STEPS = [
     "stale_word",
     "cancel",
     "promote",
+    "update",
     "retry",
     "remove",
     "pause_or_resume",
@@ -162,6 +163,17 @@ class Reference:
         if job is None or job.state is not State.DELAYED:
             return False
         self._place(job, 0)
+        return True
+
+    def update(self, job_id: str, priority: int) -> bool:
+        """Whether the storage has to update the job."""
+        job = self.jobs.get(job_id)
+        if job is None or job.state not in PENDING:
+            return False
+        if priority != job.priority:
+            job.priority = priority
+            if job.state is State.WAITING:
+                self._place(job, 0)
         return True
 
     def cancel(self, job_id: str) -> str:
@@ -343,6 +355,12 @@ class _Sequence:
     def step_promote(self) -> None:
         job_id = self.job_id()
         assert self.storage.promote(self.queue, [job_id]) == [self.reference.promote(job_id)]
+
+    def step_update(self) -> None:
+        job_id = self.job_id()
+        priority = self.draw(st.integers(-1, 1), "priority")
+        updated = self.storage.update(self.queue, [job_id], priority, f"priority {priority}".encode())
+        assert updated == [self.reference.update(job_id, priority)]
 
     def step_retry(self) -> None:
         job_id = self.job_id()

@@ -195,6 +195,36 @@ def test_unique_keys_are_kept_for_as_long_as_they_were_asked_for(schedulers):
     assert (again.status, again.id, again.existing_state) == ("duplicate", active, State.WAITING)
 
 
+def test_a_job_that_was_interrupted_gives_way_to_its_successor(schedulers):
+    storage = schedulers.storage
+    claimed = an_active_job(storage, unique_key="k")
+    schedulers.clock.advance(1)
+    next_one = enqueue(storage, unique_key="k", on_duplicate="keep_last_if_active")
+    assert state(storage, next_one) is State.BLOCKED
+
+    restarted = schedulers.again()
+
+    assert (job(restarted, claimed.id).state, job(restarted, claimed.id).reason) == (
+        State.CANCELLED,
+        "replaced",
+    )
+    [again] = restarted.enqueue([batch(unique_key="k")])
+    assert (again.status, again.id) == ("duplicate", next_one)
+    assert claim_ids(restarted, 5) == [next_one]
+
+
+def test_a_successor_starts_that_was_never_told_of_the_end(schedulers):
+    storage = schedulers.storage
+    claimed = an_active_job(storage, unique_key="k")
+    next_one = enqueue(storage, unique_key="k", on_duplicate="keep_last_if_active")
+    storage.counts(QUEUE)
+    models.Job.objects.filter(job_id=claimed.id).update(state="completed")
+
+    restarted = schedulers.again()
+
+    assert claim_ids(restarted, 5) == [next_one]
+
+
 def test_groups_go_on_one_by_one_in_order(schedulers):
     storage = schedulers.storage
     ids = [enqueue(storage, group=group) for group in ("a", "b", "a", "a")]

@@ -795,6 +795,7 @@ def test_clients_steer_and_the_next_scheduler_knows(
     ]
     assert client.promote(QUEUE, [promoted, removed]) == [True, False]
     assert client.reschedule(QUEUE, [put_off, "nowhere"], later(client)) == [True, False]
+    assert client.update(QUEUE, [promoted, "nowhere"], 4, b"other") == [True, False]
     assert client.retry(QUEUE, [failed, removed]) == ["retried", "not_failed"]
     assert client.remove(QUEUE, [removed, "nowhere"]) == [True, False]
     client.pause("paused")
@@ -814,6 +815,8 @@ def test_clients_steer_and_the_next_scheduler_knows(
     assert following.is_paused("paused")
     assert not following.is_paused("resumed")
     assert counts(following, "void") == {}
+    record = job(following, promoted)
+    assert (record.options.priority, record.payload) == (4, b"other")
     claimed = claim_ids(following, 10)
     assert sorted(claimed) == sorted([promoted, failed, kept[1], kept[4]])  # one of the two limited ones
 

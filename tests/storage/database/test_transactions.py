@@ -26,10 +26,12 @@ from djqueue.testing.factories import (
     a_completed_job,
     a_failed_job,
     a_waiting_job,
+    an_active_job,
     batch,
     claim,
     claim_ids,
     completing,
+    counts,
     enqueue,
     enqueue_many,
     finish,
@@ -498,6 +500,68 @@ def test_a_key_that_two_processes_took_unseen_is_the_first_ones(scheduler, clien
     assert eventually(lambda: state(scheduler, late) is State.CANCELLED)
     assert claim_ids(scheduler, 5) == [owner]
     assert scheduler.jobs(QUEUE, [late])[0].reason == "duplicate"
+
+
+@pytest.mark.parametrize("policy", ["replace", "debounce", "keep_last_if_active"])
+def test_another_process_replaces_a_job_when_it_commits(scheduler, client, policy):
+    old = enqueue(scheduler, unique_key="k")
+    scheduler.counts(QUEUE)  # written
+    with undone():
+        client.enqueue([batch(unique_key="k", on_duplicate=policy)])
+    assert state(scheduler, old) is State.WAITING
+
+    with transaction.atomic():
+        [answer] = client.enqueue([batch(ids=["new"], unique_key="k", on_duplicate=policy)])
+
+    assert (answer.status, answer.replaced) == ("queued", old)
+    assert eventually(lambda: state(scheduler, old) is State.CANCELLED)
+    assert scheduler.jobs(QUEUE, [old])[0].reason == "replaced"
+    assert claim_ids(scheduler, 5) == ["new"]
+
+
+def test_another_process_has_its_job_follow_the_one_that_runs(scheduler, client):
+    claimed = an_active_job(scheduler, unique_key="k")
+    scheduler.counts(QUEUE)
+    answers = [
+        client.enqueue([batch(ids=[job_id], unique_key="k", on_duplicate=policy)])[0]
+        for job_id, policy in [("a", "keep_last_if_active"), ("b", "keep_last_if_active"), ("c", "replace")]
+    ]
+
+    assert [(answer.id, answer.status, answer.replaced) for answer in answers] == [
+        ("a", "queued", None),
+        ("b", "queued", "a"),
+        (claimed.id, "duplicate", None),
+    ]
+    assert eventually(lambda: state(scheduler, "b") is State.BLOCKED)
+    assert state(scheduler, "a") is State.CANCELLED
+    finish(scheduler, completing(claimed))
+    assert claim_ids(scheduler, 5) == ["b"]
+
+
+def test_of_several_processes_that_replace_one_job_is_left(scheduler, start_child):
+    children = [start_child("client") for _ in range(3)]
+    for child in children:
+        child.hears_until("ready")
+    for child in children:
+        child.tell("enqueue 5 unique_key=k on_duplicate=replace")
+
+    for answers in answers_of(children):
+        assert [status for status, _ in answers] == ["queued"] * 5
+
+    eventually(lambda: counts(scheduler).get(State.CANCELLED) == 14)
+    assert counts(scheduler) == {State.CANCELLED: 14, State.WAITING: 1}
+
+
+def test_a_job_that_is_taken_in_late_does_not_replace_a_newer_one(scheduler, client):
+    client._client._inserter._clock = FakeClock(scheduler._active._clock.now() - 60_000)
+    newer = enqueue(scheduler, unique_key="k")
+    scheduler.counts(QUEUE)
+
+    late = enqueue(client, unique_key="k", on_duplicate="replace")
+
+    assert eventually(lambda: state(scheduler, late) is State.CANCELLED)
+    assert scheduler.jobs(QUEUE, [late])[0].reason == "replaced"
+    assert claim_ids(scheduler, 5) == [newer]
 
 
 def test_a_producer_whose_clock_is_ahead_has_its_jobs_run_now(scheduler, client):

@@ -34,6 +34,7 @@ from djqueue.testing.factories import (
     lease_of,
     report_of,
     request,
+    retrying,
     state,
 )
 
@@ -86,6 +87,9 @@ def alike(first, second):
         case [left, [b"done", *ends, found]], [left_again, [b"again", *ends_again, ids]]:
             return (left, ends, found[::3]) == (left_again, ends_again, ids)
     return first == second
+
+
+LAST = "keep_last_if_active"
 
 
 @pytest.fixture(params=["single", "cluster"])
@@ -167,6 +171,18 @@ def test_enqueue_with_unique_keys(storage, twice):
 
     assert [(result.status, result.id) for result in first + second] == [("queued", "a"), ("duplicate", "a")]
     assert counts(storage) == {State.WAITING: 1}
+
+
+def test_enqueue_of_jobs_that_replace_and_follow_others(storage, twice):
+    with twice():
+        first = storage.enqueue([batch(ids=["a", "b"], unique_key="key", on_duplicate="replace")])
+        claimed = claim_one(storage)
+        following = storage.enqueue([batch(ids=["c", "d"], unique_key="key", on_duplicate=LAST)])
+        finish(storage, retrying(claimed))
+
+    assert [result.replaced for result in first + following] == [None, "a", None, "c"]
+    assert counts(storage) == {State.CANCELLED: 3, State.WAITING: 1}
+    assert claim_ids(storage, 5) == ["d"]
 
 
 def test_enqueue_of_delayed_jobs_with_priority_in_groups(storage, twice):
@@ -273,7 +289,7 @@ def test_cancel(storage, twice):
     assert counts(storage) == {State.ACTIVE: 1, State.CANCELLED: 1}
 
 
-def test_promote_and_reschedule(storage, twice):
+def test_promote_reschedule_and_update(storage, twice):
     a_delayed_job(storage, id="sooner")
     a_waiting_job(storage, id="later")
 
@@ -281,7 +297,9 @@ def test_promote_and_reschedule(storage, twice):
         promoted = storage.promote(QUEUE, ["sooner", "later"])
         rescheduled = storage.reschedule(QUEUE, ["later", "unknown"], 4_000_000_000_000)
 
-    assert (promoted, rescheduled) == ([True, False], [True, False])
+        updated = storage.update(QUEUE, ["sooner", "unknown"], 3, b"other")
+
+    assert (promoted, rescheduled, updated) == ([True, False], [True, False], [True, False])
     assert counts(storage) == {State.WAITING: 1, State.DELAYED: 1}
     assert claim_ids(storage, 5) == ["sooner"]
 

@@ -1,7 +1,7 @@
 -- One job as it is kept.
 --
 -- jobs[id] = number (8 bytes) .. created at (8) .. 'p' or 'x' (1) .. length (2) .. name .. length (4) ..
---            options (MessagePack) .. payload: written once. 'p': its end concerns no other key.
+--            options (MessagePack) .. payload: see update for what may change. 'p': its end concerns no other key.
 -- st[id]   = letter of its state .. number (8) .. for ended ones: finished at (8) .. expires at (8) ..
 --            body (MessagePack): attempts, failures, stalls, worker, started at, run at, reason, the
 --            error's type, message, traceback, cancel requested, retries by itself.

@@ -170,20 +170,25 @@ local function unbind(job)
   end
 end
 
+-- Take a job out of those that may be claimed; it still holds its group's place. Whether it was one.
+local function unready(job)
+  if job.state == ASIDE then
+    call('ZREM', ASIDES, job.name .. NUL .. member(job))
+  elseif job.state ~= WAITING then
+    return false
+  elseif priority_of(job) ~= 0 then
+    call('ZREM', Z, member(job))
+  else
+    take_out_of_list(job.mark .. job.id)
+  end
+  add('n:' .. job.name, -1)
+  return true
+end
+
 -- Take a pending job out of the place where it is.
 local function displace(job)
   local state = job.state
-  if state == WAITING then
-    if priority_of(job) ~= 0 then
-      call('ZREM', Z, member(job))
-    else
-      take_out_of_list(job.mark .. job.id)
-    end
-    add('n:' .. job.name, -1)
-    leave_group(job)
-  elseif state == ASIDE then
-    call('ZREM', ASIDES, job.name .. NUL .. member(job))
-    add('n:' .. job.name, -1)
+  if unready(job) then
     leave_group(job)
   elseif state == PARKED then
     call('ZREM', PARKS, job.o.group .. NUL .. job.mark .. job.id)

@@ -1,0 +1,41 @@
+-- Give pending jobs another priority, another payload, or both. Arguments: the priority ('' leaves it), whether there
+-- is a payload ('1'), the payload; then the ids.
+--! include base job places
+
+local priority, payload = tonumber(ARGV[ARGS]), ARGV[ARGS + 1] == '1' and ARGV[ARGS + 2]
+local NO_OPTIONS_PACKED = string.char(128)
+
+local function prioritize(job)
+  local was_ready = unready(job)
+  job.o.priority = priority ~= 0 and priority or nil
+  if was_ready then
+    job.b[RUN_AT] = now -- its turn, as one that comes anew
+    make_ready(job, job.o.lifo)
+  end
+  save(job) --@ nothing changes: it is pending, in another place
+  return next(job.o) and encode(job.o) or NO_OPTIONS_PACKED
+end
+
+local function update(job)
+  local blob = call('HGET', JOBS, job.id)
+  local at = 20 + #job.name
+  local size = unpack_number('>I4', blob, at)
+  local flag, options = sub(blob, 17, 17), sub(blob, at + 4, at + 3 + size)
+  local content = payload or sub(blob, at + 4 + size)
+  if priority and priority ~= priority_of(job) then
+    flag, job.plain = 'x', false
+    options = prioritize(job)
+  else
+    note(job.id)
+  end
+  call('HSET', JOBS, job.id, sub(blob, 1, 16) .. flag .. sub(blob, 18, at - 1) .. pack('>I4', #options) .. options .. content)
+end
+
+local replies = {}
+for i = ARGS + 3, #ARGV do
+  local job = load(ARGV[i])
+  local may = job and not ENDED[job.state] and job.state ~= ACTIVE
+  if may then update(job) end
+  replies[#replies + 1] = may and 1 or 0
+end
+return answer(replies)

@@ -10,6 +10,7 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
 from .core.backoff import Backoff, parse_backoff
+from .core.capacity import WHEN_FULL
 from .core.deadletters import DeadLetterPolicy
 from .core.durations import milliseconds
 from .core.errors import ConfigurationError, OptionError
@@ -120,13 +121,18 @@ def _queues(_key: str, value: Any, default: QueuePolicy = DEFAULT_POLICY) -> dic
 
 def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
     known = {"LEASE", "RATE", "CONCURRENCY", "GROUP_CONCURRENCY", "DEAD_LETTERS", "RETENTION", "OUTBOX"}
+    known |= {"MAX_SIZE", "WHEN_FULL", "BLOCK_TIMEOUT"}
     given = _mapping(value, known, f"queue {name!r}: ")
     policy: dict[str, Any] = {}
     if "LEASE" in given:
         policy["lease"] = _lasting(given["LEASE"], f"queue {name!r}: LEASE")
     if given.get("RATE") is not None:
         policy["rate"] = parse_rate(given["RATE"], f"queue {name!r}: RATE")
-    for word in ("CONCURRENCY", "GROUP_CONCURRENCY"):
+    if "WHEN_FULL" in given:
+        policy["when_full"] = _word(given["WHEN_FULL"], WHEN_FULL, f"queue {name!r}: WHEN_FULL")
+    if "BLOCK_TIMEOUT" in given:
+        policy["block_timeout"] = _lasting(given["BLOCK_TIMEOUT"], f"queue {name!r}: BLOCK_TIMEOUT")
+    for word in ("CONCURRENCY", "GROUP_CONCURRENCY", "MAX_SIZE"):
         if given.get(word) is not None:
             policy[word.lower()] = _positive(given[word], f"queue {name!r}: {word}")
     if "DEAD_LETTERS" in given:
@@ -241,6 +247,12 @@ def _flag(value: Any, where: str = "") -> bool:
     if not isinstance(value, bool):
         raise ConfigurationError(f"{where}must be True or False, not {value!r}")
     return value
+
+
+def _word(value: Any, words: tuple[str, ...], where: str) -> str:
+    if value not in words:
+        raise ConfigurationError(f"{where}: {value!r} is not one of {', '.join(words)}")
+    return str(value)
 
 
 def _lasting(value: Any, where: str) -> int:

@@ -58,6 +58,9 @@ class EngineBase:
         self._journal = journal
         self._policies = dict(policies or {})
         self._default_policy = default_policy
+        every = (*self._policies.values(), default_policy)
+        self.may_block = any(policy.when_full == "block" for policy in every)
+        """Whether some queue has its producers wait for room."""
         shards = shard_count(cores if cores is not None else os.cpu_count())
         self._mask = shards - 1
         self.shards = [Shard(journal, self._new_queue) for _ in range(shards)]

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from .base import DEFAULT_POLICY as DEFAULT_POLICY
+from .capacity import full_error
 from .collector import spared
+from .errors import QueueFullError
 from .job import (
     DEAD_LETTER_REASONS,
     Batch,
@@ -44,27 +46,33 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
 
     # Enqueue.
 
-    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """Add jobs; one answer for each, in order. A duplicate is an answer, not an error."""
+    def enqueue(self, batches: Sequence[Batch], *, bounded: bool = True) -> list[EnqueueResult]:
+        """Add jobs; one answer for each, in order. A duplicate is an answer, not an error.
+
+        bounded: whether the queues' capacities count. Raises QueueFullError, with none of a batch enqueued.
+        """
         for batch in batches:
             self._check(batch)
         results: list[EnqueueResult] = []
         with spared(sum(len(batch.payloads) for batch in batches)):
             for batch in batches:
-                results += self._enqueue(batch)
+                results += self._enqueue(batch, bounded)
         return results
 
-    def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
+    def _enqueue(self, batch: Batch, bounded: bool) -> list[EnqueueResult]:
         changes = Changes()
         shard = self.shard(batch.queue)
         now = self.clock.now()
         added: list[Job] = []
         with shard.lock:
             queue = shard.queue(batch.queue)
-            if is_uniform(batch):
+            bounded = bounded and queue.policy.max_size is not None
+            if bounded and queue.drops is None:
+                check_room(queue, batch, now)
+            if is_uniform(batch) and queue.drops is None:
                 answers = self._enqueue_uniform(shard, queue, batch, now, changes)
             else:
-                answers, added = self._enqueue_each(shard, queue, batch, now, changes)
+                answers, added = self._enqueue_each(shard, queue, batch, now, changes, bounded)
         self.settle(changes)
         if batch.options.depends_on:
             for job in added:
@@ -92,7 +100,7 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
         return [new(EnqueueResult, (job_id, "queued", label, None, None, None)) for job_id in ids]
 
     def _enqueue_each(
-        self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: Changes
+        self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: Changes, bounded: bool
     ) -> tuple[list[EnqueueResult], list[Job]]:
         options = batch.options
         run_at = batch.run_at if batch.run_at is not None else now + (batch.delay or 0)
@@ -118,6 +126,10 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
                         results.append(EnqueueResult(owner.id, "duplicate", queue.name, owner.state))
                         continue
                     rivals = found
+            grows = bounded and rivals.replaced is None
+            if grows and not shard.make_room(queue, options.priority, now, changes):
+                # Then none was before it either: it would be one that may be dropped.
+                raise full(queue, len(batch.payloads))
             if there is not None:
                 job.has_dependents = shard.make_way(queue, there, now, changes)
             queue.admit(job, now, behind=rivals.behind)
@@ -335,6 +347,36 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
             accepted.append(True)
         self.settle(changes)
         return accepted
+
+
+def check_room(queue: JobQueue, batch: Batch, now: int) -> None:
+    """Raise QueueFullError if a batch's new jobs are more than the queue may take."""
+    most = queue.policy.max_size
+    assert most is not None
+    room = most - queue.pending
+    if len(batch.payloads) > room and growth(queue, batch, now) > max(0, room):
+        raise full(queue, len(batch.payloads))
+
+
+def growth(queue: JobQueue, batch: Batch, now: int) -> int:
+    """How many more jobs would wait if a batch were enqueued: not counting duplicates and replacements."""
+    key, policy = batch.options.unique_key, batch.options.on_duplicate
+    new = len(batch.payloads)
+    if batch.ids is not None:
+        known = ((job_id, queue.jobs.get(job_id)) for job_id in batch.ids)
+        new = len({job_id for job_id, job in known if job is None or job.state in REUSABLE})
+    if key is None or not new:
+        return new
+    owner = queue.unique.owner(key, now)
+    if owner is None:
+        return 1
+    follows = owner.state is State.ACTIVE and policy == "keep_last_if_active"
+    return int(follows and queue.unique.waiting(key) is None)
+
+
+def full(queue: JobQueue, count: int) -> QueueFullError:
+    """What a caller gets whose jobs have no room."""
+    return full_error(queue.name, queue.policy.max_size, count)
 
 
 def is_uniform(batch: Batch) -> bool:

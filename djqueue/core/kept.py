@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from .base import EngineBase
+from .capacity import DROPPED
 from .job import DeadLetter, Job
 from .queue import JobQueue
 from .shard import NO_RIVAL, REPLACED, Changes, Shard, Succession, pending_rival
@@ -42,6 +43,8 @@ class KeptElsewhere(EngineBase):
                 queue.watch_deadline(job)
                 kept_as = job.state
                 queue.place(job, now)
+                if queue.drops is not None:
+                    queue.drops.push(job, queue.pending)
                 if job.state is not kept_as:
                     shard.changed(job)  # its time came meanwhile
         for letter in letters:
@@ -118,8 +121,13 @@ def _rivals(shard: Shard, queue: JobQueue, job: Job, now: int, changes: Changes)
     key = job.options.unique_key
     owner = queue.unique.owner(key, now) if key is not None else None
     if owner is None:
-        return NO_RIVAL
+        return NO_RIVAL if shard.make_room(queue, job.options.priority, now, changes) else DROPPED
     rival = pending_rival(queue, owner)
     if rival is not None and rival.created_at > job.created_at and job.options.on_duplicate != "keep":
         return REPLACED  # enqueued before it, and taken in after it
-    return shard.succeed(queue, job, owner, now, changes) or "duplicate"
+    succession = shard.succeed(queue, job, owner, now, changes)
+    if succession is None:
+        return "duplicate"
+    if succession.replaced is None and not shard.make_room(queue, job.options.priority, now, changes):
+        return DROPPED
+    return succession

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 
+from .capacity import DropOrder
 from .deadletters import DeadLetterPolicy, DeadLetters
 from .delayed import DelayedJobs
 from .finished import FinishedJobs
@@ -34,6 +35,12 @@ class QueuePolicy:
     dead_letters: DeadLetterPolicy = field(default_factory=DeadLetterPolicy)
     retention: Retention = NO_RETENTION
     """How long, and how many, records of completed and cancelled jobs are kept at most."""
+    max_size: int | None = None
+    """Jobs that may wait in the queue: waiting, delayed and blocked ones."""
+    when_full: str = "reject"
+    """What happens to an enqueue above that: see `capacity.WHEN_FULL`."""
+    block_timeout: int = 30_000
+    """Milliseconds for which `block` waits for room."""
     outbox: bool = False
     """Whether jobs for Redis are written to a table in transactions, and while Redis is away."""
 
@@ -47,6 +54,7 @@ class JobQueue:
         "blocked",
         "dead",
         "delayed",
+        "drops",
         "finished",
         "groups",
         "handlers",
@@ -70,7 +78,6 @@ class JobQueue:
         keep_finished: bool = True,
     ) -> None:
         self.name = name
-        self.policy = policy
         self.jobs: dict[str, Job] = {}
         """Every job that has a record, by id."""
         self.ready = ReadyJobs()
@@ -86,9 +93,27 @@ class JobQueue:
         self.handlers: list[EventHandler] = []
         self.watchers: dict[str, list[EventHandler]] = {}
         """Handlers of one job's events, by its id."""
+        self.configure(policy)
         self._deadlines: list[tuple[int, int, Job]] = []
         """Heap of (expiry, number, job) of jobs with a ttl."""
         self._numbers = count()
+
+    def configure(self, policy: QueuePolicy) -> None:
+        """Have another policy from now on, as far as it concerns how many jobs may wait."""
+        self.policy = policy
+        self.drops: DropOrder | None = None
+        if policy.max_size is not None and policy.when_full in ("drop_oldest", "drop_lowest"):
+            self.drops = DropOrder(self.is_there, by_priority=policy.when_full == "drop_lowest")
+            self.drops.extend(job for job in self.jobs.values() if job.state in PENDING)
+
+    def is_there(self, job: Job) -> bool:
+        """Whether the job is still the one that has its id."""
+        return self.jobs.get(job.id) is job
+
+    @property
+    def pending(self) -> int:
+        """Jobs that wait, for whatever it is."""
+        return self.waiting + self.delayed.size + self.blocked
 
     @property
     def waiting(self) -> int:
@@ -121,6 +146,8 @@ class JobQueue:
             self.unique.wait(job, behind)
         self.watch_deadline(job)
         self.place(job, now)
+        if self.drops is not None:
+            self.drops.push(job, self.pending)
 
     def put_back(self, job: Job, now: int, *, front: bool) -> None:
         """Put a job that was active among the pending ones again."""
@@ -149,6 +176,8 @@ class JobQueue:
         if is_ready:
             self.ready.remove(job)
         job.options = replace(job.options, priority=priority)
+        if self.drops is not None:
+            self.drops.push(job, self.pending)
         if is_ready:
             job.run_at = now  # its turn, as one that comes anew
             self.ready.push(job, front=job.options.lifo)
@@ -175,7 +204,7 @@ class JobQueue:
         # One that was moved away and back has two entries.
         jobs = list(dict.fromkeys(jobs))
         # Jobs that have started or ended leave their entries behind.
-        if len(self._deadlines) > 2 * (self.waiting + self.delayed.size + self.blocked):
+        if len(self._deadlines) > 2 * self.pending:
             self._deadlines = [entry for entry in self._deadlines if self._may_expire(entry[2])]
             heapq.heapify(self._deadlines)
         return jobs

@@ -23,7 +23,8 @@ class QueueControls(EngineBase):
         with shard.lock:
             queue = shard.queue(queue_name)
             self._policies[queue_name] = policy
-            queue.policy = policy
+            queue.configure(policy)
+            self.may_block = self.may_block or policy.when_full == "block"
             queue.dead.policy = policy.dead_letters
             queue.finished.retention = policy.retention
             queue.limiter.set(policy.rate, policy.concurrency, self.clock.monotonic())

@@ -11,6 +11,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import NamedTuple
 
+from .capacity import DROPPED
 from .dependencies import DependencyTracker
 from .job import Attempt, DeadLetter, Event, Job, JobError
 from .journal import Journal
@@ -195,6 +196,17 @@ class Shard:
                 job.run_at = min(job.run_at, rival.run_at)
             self.cancel_pending(queue, rival, REPLACED, now, changes)
         return Succession(rival, owner if rival is not owner else None)
+
+    def make_room(self, queue: JobQueue, priority: int, now: int, changes: Changes) -> bool:
+        """Drop a job, if need be, for one with this priority; False if none may be dropped."""
+        most = queue.policy.max_size
+        if queue.drops is None or most is None or queue.pending < most:
+            return True
+        job = queue.drops.first(priority)
+        if job is None:
+            return False
+        self.cancel_pending(queue, job, DROPPED, now, changes)
+        return True
 
     def move(self, queue: JobQueue, job: Job, run_at: int, event: str, now: int, changes: Changes) -> None:
         """A pending job to another time: promoted, rescheduled, due or unblocked."""

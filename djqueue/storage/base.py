@@ -81,6 +81,9 @@ class Storage(ABC):
 
         A taken id or unique key answers `duplicate` with the state of the job that is there, or
         `completed` with its result in bytes; an id that failed or was cancelled is enqueued again.
+
+        Raises QueueFullError if a queue has no room for a batch (after a wait, if its policy says so), of
+        which nothing is enqueued then; earlier batches are.
         """
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:

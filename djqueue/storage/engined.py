@@ -23,6 +23,7 @@ from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept, sweep
 from djqueue.core.states import State
 
+from . import room
 from .base import EventHandler, P, Storage, T, Unsubscribe
 
 WORKER_TTL = 60_000
@@ -40,6 +41,17 @@ class EngineStorage(Storage):
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
+        if self.engine.may_block:
+            return room.enqueue(self, self.engine.policy, batches, self.engine.enqueue)
+        return self.engine.enqueue(batches)
+
+    async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """See `enqueue`."""
+        if self.engine.may_block:
+            return await room.aenqueue(self, self.engine.policy, batches, self._enqueue_soon)
+        return self.engine.enqueue(batches)
+
+    async def _enqueue_soon(self, batches: list[Batch]) -> list[EnqueueResult]:
         return self.engine.enqueue(batches)
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:

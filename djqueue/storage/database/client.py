@@ -8,6 +8,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from djqueue.core.clock import Clock
+from djqueue.core.engine import DEFAULT_POLICY
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import (
@@ -29,6 +30,7 @@ from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
+from djqueue.storage import room
 from djqueue.storage.base import EventHandler, P, Storage, T, Unsubscribe
 
 from .address import Address, parse_address
@@ -60,14 +62,19 @@ class ClientStorage(Storage):
         self._dialect = dialect
         self._clock = clock
         self._policies = policies
+        self._may_block = any(policy.when_full == "block" for policy in (policies or {}).values())
         self._inspector = Inspector(dialect.alias)
         self._remote = Remote(self._find, token, leave=lambda: connections[self._alias].close())
-        self._inserter = _AskingInserter(dialect, clock, self._remote)
+        self._inserter = _AskingInserter(dialect, clock, self.policy, self._remote)
         self._ids = IdSource()
 
     def close(self) -> None:
         """See `Storage.close`."""
         self._remote.close()
+
+    def policy(self, queue: str) -> QueuePolicy:
+        """What a queue is configured to do."""
+        return (self._policies or {}).get(queue, DEFAULT_POLICY)
 
     def describe(self) -> str:
         """See `Storage.describe`."""
@@ -80,12 +87,31 @@ class ClientStorage(Storage):
     # Enqueue.
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """See `Storage.enqueue`. A row in the caller's transaction, unless `durable` is False."""
+        """See `Storage.enqueue`. A row in the caller's transaction, unless `durable` is False; in one, nobody
+        waits for room.
+        """
+        if self._may_block and not self._is_in_transaction():
+            return room.enqueue(self, self.policy, batches, self._enqueue_at_once)
+        return self._enqueue_at_once(batches)
+
+    async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """See `enqueue`."""
+        if self._may_block and not await self.acall(self._is_in_transaction):
+            return await room.aenqueue(self, self.policy, batches, self._enqueue_soon)
+        return await self._enqueue_soon(batches)
+
+    async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        return await self.acall(self._enqueue_at_once, batches)
+
+    def _is_in_transaction(self) -> bool:
+        return connections[self._alias].in_atomic_block
+
+    def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if all(batch.options.durable is False for batch in batches):
             # With ids, so that it can be said again should the answer be lost.
             batches = [self._with_ids(batch) for batch in batches]
             try:
-                answers: list[EnqueueResult] = self._remote.call("enqueue", batches)
+                answers: list[EnqueueResult] = self._remote.call("enqueue_at_once", batches)
             except StorageUnavailableError as error:
                 logger.debug("No scheduler takes the jobs, so they are written: %s", error)
                 return self._enqueue_again(batches)
@@ -331,8 +357,10 @@ class ClientStorage(Storage):
 class _AskingInserter(Inserter):
     """Asks the scheduler about what is not in the tables."""
 
-    def __init__(self, dialect: Dialect, clock: Clock, remote: Remote) -> None:
-        super().__init__(dialect, clock)
+    def __init__(
+        self, dialect: Dialect, clock: Clock, policy: Callable[[str], QueuePolicy], remote: Remote
+    ) -> None:
+        super().__init__(dialect, clock, policy)
         self._remote = remote
 
     def is_known(self, queue: str, job_id: str) -> bool:

@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 from django.db import connections, transaction
 
 from djqueue import models
+from djqueue.core.capacity import full_error
 from djqueue.core.clock import Clock
 from djqueue.core.errors import OptionError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult, Job
 from djqueue.core.options import JobKey
-from djqueue.core.states import LIVE, REUSABLE, State
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import LIVE, PENDING, REUSABLE, State
 
 from . import rows
 from .away import AWAY, drop_if_broken, unavailable
@@ -26,9 +28,10 @@ Owner = tuple[str, State]
 class Inserter:
     """Writes jobs to the inbox of the scheduler."""
 
-    def __init__(self, dialect: Dialect, clock: Clock) -> None:
+    def __init__(self, dialect: Dialect, clock: Clock, policy: Callable[[str], QueuePolicy]) -> None:
         self._dialect = dialect
         self._clock = clock
+        self._policy = policy
         self._ids = IdSource()
 
     # What the tables may not know yet: for those who know more.
@@ -71,6 +74,8 @@ class Inserter:
         now = self._clock.now()
         ids = batch.ids if batch.ids is not None else self._ids.many(len(batch.payloads), now)
         self._check_dependencies(batch.options.depends_on)
+        if _is_bounded(self._policy(batch.queue)):
+            self._dialect.take_turns(batch.queue, "")
         if batch.options.unique_key is not None:
             self._dialect.take_turns(batch.queue, batch.options.unique_key)
         if batch.ids is None or batch.fresh:
@@ -91,6 +96,7 @@ class Inserter:
             if answer.status == "queued":
                 new[job_id] = self._job(batch, job_id, payload, now)
             answers.append(answer)
+        self._check_room(batch, answers)
         self._dialect.insert(models.Job, rows.NEW_JOB, inbox_rows(new), constants=rows.UNTOUCHED)
         return answers
 
@@ -113,12 +119,27 @@ class Inserter:
             elif job_id not in there or self._forget(batch.queue, job_id):
                 new[job_id] = self._job(batch, job_id, batch.payloads[at], now)
                 queued[job_id] = at, answer
+        self._check_room(batch, [answer for _, answer in queued.values()])
         written = self._dialect.insert_new(
             models.Job, rows.NEW_JOB, inbox_rows(new), constants=rows.UNTOUCHED, key=rows.KEY
         )
         for _, job_id in written:
             at, answer = queued[job_id]
             answers[at] = answer
+
+    def _check_room(self, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
+        """Raise QueueFullError if the new ones have no room; to drop jobs is the scheduler's."""
+        policy = self._policy(batch.queue)
+        if not _is_bounded(policy):
+            return
+        most = policy.max_size
+        assert most is not None
+        growth = sum(answer.status == "queued" and answer.replaced is None for answer in answers)
+        pending = models.Job.objects.using(self._dialect.alias).filter(
+            queue=batch.queue, state__in=[state.value for state in PENDING]
+        )
+        if growth and pending[:most].count() + growth > most:
+            raise full_error(batch.queue, most, len(batch.payloads))
 
     def _taken(
         self, batch: Batch, job_id: str, there: dict[str, Found], new: dict[str, Job]
@@ -196,6 +217,11 @@ class Inserter:
             there = models.Job.objects.using(self._dialect.alias).filter(queue=queue, job_id=job_id)
             if not there.exists() and not self.is_known(queue, job_id):
                 raise OptionError(f"depends_on: queue {queue!r} has no job {job_id!r}")
+
+
+def _is_bounded(policy: QueuePolicy) -> bool:
+    """Whether a queue refuses jobs when it is full, at once or after a while."""
+    return policy.max_size is not None and policy.when_full in ("reject", "block")
 
 
 def inbox_rows(jobs: dict[str, Job]) -> list[rows.Row]:

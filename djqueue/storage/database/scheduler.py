@@ -33,6 +33,7 @@ from djqueue.core.options import MAX_INTEGER, JobKey
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.states import State
+from djqueue.storage import room
 from djqueue.storage.base import P, T
 from djqueue.storage.engined import WORKER_TTL, EngineStorage
 
@@ -143,7 +144,13 @@ class SchedulerStorage(EngineStorage):
     # Enqueue.
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """See `Storage.enqueue`. Inside a transaction the jobs are part of it."""
+        """See `Storage.enqueue`. Inside a transaction the jobs are part of it, and do not wait for room."""
+        if self.engine.may_block and not connections[self._alias].in_atomic_block:
+            return room.enqueue(self, self.engine.policy, batches, self.enqueue_at_once)
+        return self.enqueue_at_once(batches)
+
+    def enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """See `enqueue`; never waits for room."""
         if connections[self._alias].in_atomic_block and not all(_detached(batch) for batch in batches):
             return self._inserter.insert(batches, self._arrived.set)
         self._check()
@@ -159,8 +166,15 @@ class SchedulerStorage(EngineStorage):
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `enqueue`."""
+        if self.engine.may_block:
+            if _called_by_sync_code():
+                return await self.acall(self.enqueue, batches)
+            return await room.aenqueue(self, self.engine.policy, batches, self._enqueue_soon)
+        return await self._enqueue_soon(batches)
+
+    async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if not _simple(batches) or _called_by_sync_code():
-            return await self.acall(self.enqueue, batches)
+            return await self.acall(self.enqueue_at_once, batches)
         await self._acheck()
         results = self.engine.enqueue(batches)
         try:
@@ -201,9 +215,9 @@ class SchedulerStorage(EngineStorage):
         if self._journal.is_full():
             await asyncio.to_thread(self._journal.wait_for_room)
 
-    def _accept(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+    def _accept(self, batches: Sequence[Batch], *, bounded: bool = True) -> list[EnqueueResult]:
         if _simple(batches):
-            return self.engine.enqueue(batches)
+            return self.engine.enqueue(batches, bounded=bounded)
         keys = [
             (batch.queue, job_id)
             for batch in batches
@@ -212,7 +226,7 @@ class SchedulerStorage(EngineStorage):
         ]
         keys += [key for batch in batches for key in batch.options.depends_on]
         with self._knowing(keys):
-            return self.engine.enqueue(batches)
+            return self.engine.enqueue(batches, bounded=bounded)
 
     async def _synced(self, *, durable: bool = False) -> None:
         waiter = Waiter(asyncio.get_running_loop())
@@ -470,7 +484,7 @@ class SchedulerStorage(EngineStorage):
             batches = [batch for slot in due if (batch := cron.batch(self._alias, slot, defaults))]
             new = [batch for batch in batches if self.states(batch.queue, batch.ids or ()) == [None]]
             if new:
-                self._accept(new)
+                self._accept(new, bounded=False)
                 self._flush()
             for slot in due:
                 cron.advance(self._alias, slot)
@@ -589,7 +603,7 @@ class _EngineInserter(Inserter):
     """Knows what the journal has not written yet."""
 
     def __init__(self, dialect: Dialect, clock: Clock, storage: SchedulerStorage) -> None:
-        super().__init__(dialect, clock)
+        super().__init__(dialect, clock, lambda queue: storage.engine.policy(queue))
         self._storage = storage
 
     def find_job(self, queue: str, job_id: str) -> Found | None:

@@ -25,7 +25,7 @@ logger = logging.getLogger("djqueue.server")
 
 VERBS = frozenset(
     {
-        "enqueue",
+        "enqueue_at_once",
         "finish",
         "renew",
         "report",

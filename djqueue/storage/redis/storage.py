@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, islice
 from typing import Any
 
+from djqueue.core.capacity import full_error
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.ids import IdSource
@@ -28,6 +29,7 @@ from djqueue.core.maintenance import Swept
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.states import REUSABLE, State
+from djqueue.storage import room
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
 from . import health, outbox, records
@@ -99,6 +101,7 @@ class RedisStorage(Storage):
             else None
         )
         """What enqueues where a queue has OUTBOX."""
+        self._may_block = any(policy.when_full == "block" for policy in every)
         self._intricate: dict[str, int] = {}
         """Calls left until the short script is tried again, by queue."""
         self._cursors: dict[str, bytes] = {}
@@ -154,21 +157,31 @@ class RedisStorage(Storage):
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
+        if self._may_block:
+            return room.enqueue(self, self.policy, batches, self._enqueue_at_once)
+        return self._enqueue_at_once(batches)
+
+    def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if self.outbox is not None:
             return self.outbox.enqueue(batches)
-        return self.enqueue_directly(batches)
+        return self._run(self._enqueue(batches))
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
+        if self._may_block:
+            return await room.aenqueue(self, self.policy, batches, self._enqueue_soon)
+        return await self._enqueue_soon(batches)
+
+    async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if self.outbox is not None:
             return await self.outbox.aenqueue(batches)
         return await self._trips.arun(self._enqueue(batches))
 
     def enqueue_directly(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """See `Storage.enqueue`; OUTBOX counts for nothing."""
-        return self._run(self._enqueue(batches))
+        """See `Storage.enqueue`; OUTBOX counts for nothing, nor does how many jobs a queue may hold."""
+        return self._run(self._enqueue(batches, bounded=False))
 
-    def _enqueue(self, batches: Sequence[Batch]) -> Steps[list[EnqueueResult]]:
+    def _enqueue(self, batches: Sequence[Batch], *, bounded: bool = True) -> Steps[list[EnqueueResult]]:
         for batch in batches:
             if batch.ids is not None and len(batch.ids) != len(batch.payloads):
                 raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
@@ -176,7 +189,11 @@ class RedisStorage(Storage):
         new = {batch.queue for batch in batches} - self._known
         if new:
             yield from self._list(new)
-        parts = [part for batch in batches for part in self._parts(batch, listed=batch.queue in new)]
+        parts = [
+            part
+            for batch in batches
+            for part in self._parts(batch, listed=batch.queue in new, bounded=bounded)
+        ]
         answers = yield [call for _, call in parts]
         # Obliterated since this process has used it: it must not have jobs before it is listed again.
         missing = [place for place, answer in enumerate(answers) if answer[1] == b"unlisted"]
@@ -187,6 +204,7 @@ class RedisStorage(Storage):
             for place, answer in zip(missing, again, strict=True):
                 answers[place] = answer
         results: list[EnqueueResult] = []
+        refused: StorageError | None = None
         for (ids, call), (_, replies) in zip(parts, answers, strict=True):
             queue = call.queue.queue
             if replies == 0:
@@ -194,12 +212,16 @@ class RedisStorage(Storage):
                 results += [
                     made(EnqueueResult, (job_id, "queued", queue, None, None, None)) for job_id in ids
                 ]
+            elif replies == b"full":
+                refused = refused or full_error(queue, self.policy(queue).max_size, len(ids))
             else:
                 results += [_enqueued(queue, reply) for reply in replies]
         for queue in {
             call.queue.queue for (_, call), answer in zip(parts, answers, strict=True) if answer[0]
         }:
             yield from self._deliver(queue)
+        if refused is not None:
+            raise refused
         return results
 
     def _check_dependencies(self, batch: Batch) -> Steps[None]:
@@ -210,23 +232,27 @@ class RedisStorage(Storage):
             if state is None:
                 raise OptionError(f"depends_on: queue {name!r} has no job {job_id!r}")
 
-    def _parts(self, batch: Batch, *, listed: bool) -> Iterable[tuple[list[str], Call]]:
-        keys = self.keys(batch.queue)
+    def _parts(self, batch: Batch, *, listed: bool, bounded: bool) -> Iterable[tuple[list[str], Call]]:
+        keys, policy = self.keys(batch.queue), self.policy(batch.queue)
+        bounded = bounded and policy.max_size is not None
         rest = records.envelope(batch)
         if batch.run_at is not None:
             start = b"@%d" % batch.run_at
         else:
             start = b"%d" % batch.delay if batch.delay else b""
-        plain = batch.ids is None and not start and rest[:1] == records.PLAIN
+        plain = batch.ids is None and not start and rest[:1] == records.PLAIN and policy.max_size is None
         heading: list[Any] = [b"1" if listed else b"0", pack_text(batch.name)]
         if not plain:
-            heading += (start, self.policy(batch.queue).group_concurrency)
+            most = policy.max_size if bounded else b""
+            heading += (start, policy.group_concurrency, most, RANKS.get(policy.when_full, b""))
         called = script("add" if plain else "enqueue")
         ids = batch.ids or self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
-        for first in range(0, len(ids), BULK):
-            mine = ids[first : first + BULK]
+        # Where there may be no room for all of them they are one call: all or none.
+        size = max(1, len(ids)) if bounded else BULK
+        for first in range(0, len(ids), size):
+            mine = ids[first : first + size]
             arguments: list[Any] = [*heading]
-            for job_id, payload in zip(mine, batch.payloads[first : first + BULK], strict=True):
+            for job_id, payload in zip(mine, batch.payloads[first : first + size], strict=True):
                 arguments += (pack_text(job_id), rest + payload)
             yield mine, Call(called, keys, arguments, () if plain else _of_jobs(keys, mine))
 
@@ -852,6 +878,8 @@ class RedisStorage(Storage):
 
 
 NO_NAMES = pack([])
+RANKS = {"drop_oldest": b"o", "drop_lowest": b"l"}
+"""Which jobs go when a queue is full, as `room.lua` has it."""
 
 
 def _limits(policy: QueuePolicy) -> list[Any]:

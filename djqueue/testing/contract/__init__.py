@@ -30,6 +30,7 @@ except ImportError as error:
     raise ImportError(f"{error}: the conformance suite needs pytest and hypothesis") from error
 
 from .cancelling import CancellingContract
+from .capacity import CapacityContract
 from .case import POLICIES, StorageCase
 from .claims import ClaimsContract
 from .concurrency import ConcurrencyContract
@@ -62,6 +63,7 @@ from .workers import WorkersContract
 __all__ = [
     "POLICIES",
     "CancellingContract",
+    "CapacityContract",
     "ClaimsContract",
     "ConcurrencyContract",
     "DeadLettersContract",
@@ -109,6 +111,7 @@ class StorageContract(
     UniqueKeysContract,
     DuplicatesContract,
     UpdatesContract,
+    CapacityContract,
     GroupsContract,
     LimitsContract,
     DependenciesContract,

@@ -31,6 +31,13 @@ GROWING = "growing-waits"
 JITTERED = "jittered"
 FEW_RECORDS = "few-records"
 BRIEF_RECORDS = "brief-records"
+SMALL = "small"
+PATIENT = "patient"
+IMPATIENT = "impatient"
+OLDEST_GO = "oldest-go"
+LOWEST_GO = "lowest-go"
+MOST = 3
+"""Jobs that may wait in each of the last five."""
 
 POLICIES: Mapping[str, QueuePolicy] = {
     FEW_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(max_entries=3)),
@@ -51,6 +58,11 @@ POLICIES: Mapping[str, QueuePolicy] = {
             auto_retry_delay=Backoff(kind="linear", base=100_000, jitter=0.5),
         )
     ),
+    SMALL: QueuePolicy(max_size=MOST),
+    PATIENT: QueuePolicy(max_size=MOST, when_full="block", block_timeout=60_000),
+    IMPATIENT: QueuePolicy(max_size=MOST, when_full="block", block_timeout=20),
+    OLDEST_GO: QueuePolicy(max_size=MOST, when_full="drop_oldest"),
+    LOWEST_GO: QueuePolicy(max_size=MOST, when_full="drop_lowest"),
 }
 """What the storage under test has to be configured with."""
 

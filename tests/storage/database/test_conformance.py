@@ -39,6 +39,7 @@ class TestWithTheOrmAlone(
     contract.CancellingContract,
     contract.DeadLettersContract,
     contract.UniqueKeysContract,
+    contract.UpdatesContract,
     contract.DependenciesContract,
     contract.QueueControlsContract,
     contract.ReadsContract,

@@ -1,19 +1,32 @@
 -- Add up to a thousand jobs of one batch.
 --
--- Arguments: whether the caller has seen to it that the queue is listed ('1'), the jobs' name, '' or a delay or '@' and a time, the group limit; then for each its id and the
--- rest of its record, behind the time. Keys: of each, its result and its log lines.
---! include base job places ends
+-- Arguments: whether the caller has seen to it that the queue is listed ('1'), the jobs' name, '' or a delay or '@' and a time, the group limit, the most jobs that may wait ('' any number), what
+-- goes when there are more ('' nothing, 'o' the oldest, 'l' that of the lowest priority); then for each its id and the
+-- rest of its record, behind the time. Keys: of each, its result and its log lines. Answers 'full' if none is enqueued.
+--! include base job places ends room
 --! keys gone
 
 local name, start = ARGV[ARGS + 1], ARGV[ARGS + 2]
 group_limit = tonumber(ARGV[ARGS + 3])
-local first = ARGS + 4
+local most, rank = tonumber(ARGV[ARGS + 4]), ARGV[ARGS + 5]
+local first = ARGS + 6
 local many = (#ARGV - first + 1) / 2
 if ARGV[ARGS] == '0' and call('EXISTS', META) == 0 then return {0, 'unlisted'} end
 local created = pack('>I8', now)
 
 local replies = {}
 local has_leftovers = call('EXISTS', GONE) == 1 -- of an obliterated queue
+
+local function options_of(rest)
+  return decode(sub(rest, 8 + #name, 7 + #name + unpack_number('>I4', rest, 4 + #name)))
+end
+
+-- Waiting, delayed and blocked.
+local function pending()
+  local ended = call('HMGET', COUNT, 'c', 'x')
+  local others = call('ZCARD', LEASE) + call('ZCARD', DEAD) + (tonumber(ended[1]) or 0) + (tonumber(ended[2]) or 0)
+  return call('HLEN', JOBS) - others
+end
 
 local function create(id, rest, result_key, log_key, rival, owner)
   if has_leftovers and result_key then call('DEL', result_key, log_key) end
@@ -53,6 +66,7 @@ local function create(id, rest, result_key, log_key, rival, owner)
     place(job)
     save(job) --@ enqueue: failed|cancelled -> waiting|delayed|blocked
   end
+  if most and rank ~= '' then call('ZADD', DROPS, 0, drop_member(job, rank)) end
   tell(id, name, 'queued', NAMES[job.state])
   return {'queued', id, rival and rival.id or nil}
 end
@@ -69,7 +83,7 @@ local function enqueue(id, rest, result_key, log_key)
   if there and there.state ~= FAILED and there.state ~= CANCELLED then
     return {'duplicate', id, NAMES[there.state]}
   end
-  local options = decode(sub(rest, 8 + #name, 7 + #name + unpack_number('>I4', rest, 4 + #name)))
+  local options = options_of(rest)
   local key, policy = options.unique_key, options.on_duplicate or 'keep'
   local held = key and owner_of(key)
   local rival, owner = held and load(held), nil
@@ -82,13 +96,48 @@ local function enqueue(id, rest, result_key, log_key)
       rival, owner = follower(key), rival
     end
   end
+  if most and rank ~= '' and not rival and pending() >= most then
+    local job, entry = first_to_drop(options.priority or 0)
+    if not job then return 'full' end -- and none was before it: it would be one that may go
+    call('ZREM', DROPS, entry)
+    displace(job)
+    cancel(job, 'dropped')
+  end
   if there then
     remove(there, result_key, log_key, true)
   end
   return create(id, rest, result_key, log_key, rival, owner)
 end
 
-for i = 0, many - 1 do
-  replies[i + 1] = enqueue(ARGV[first + 2 * i], ARGV[first + 2 * i + 1], KEYS[FIXED + 2 * i + 1], KEYS[FIXED + 2 * i + 2])
+-- How many more jobs would wait, not counting duplicates and those that take the place of others.
+local function growth()
+  local seen, new = {}, 0
+  for i = 0, many - 1 do
+    local id = ARGV[first + 2 * i]
+    local job = not seen[id] and load(id)
+    if not seen[id] and (not job or is_over(job) or job.state == FAILED or job.state == CANCELLED) then
+      new = new + 1
+    end
+    seen[id] = true
+  end
+  local options = many > 0 and options_of(ARGV[first + 1]) or NO_OPTIONS
+  local key = options.unique_key
+  if not key or new == 0 then return new end
+  local held = owner_of(key)
+  local owner = held and load(held)
+  if not owner then return 1 end
+  local follows = owner.state == ACTIVE and options.on_duplicate == 'keep_last_if_active'
+  return follows and not follower(key) and 1 or 0
 end
+
+if most and rank == '' then
+  local room = most - pending()
+  if many > room and growth() > math.max(0, room) then return answer('full') end
+end
+for i = 0, many - 1 do
+  local reply = enqueue(ARGV[first + 2 * i], ARGV[first + 2 * i + 1], KEYS[FIXED + 2 * i + 1], KEYS[FIXED + 2 * i + 2])
+  if reply == 'full' then return answer('full') end
+  replies[i + 1] = reply
+end
+if most and rank ~= '' then tidy(2 * many + 2) end
 return answer(replies)

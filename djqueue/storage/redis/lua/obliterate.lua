@@ -2,7 +2,7 @@
 -- Keys: where the jobs are put until what belongs to each is deleted, too; the set of such names.
 -- Answers how many jobs there were, or -1 if active ones forbade it.
 --! include base job places ends
---! keys inbox
+--! keys inbox drops
 
 local force, name = ARGV[ARGS] == '1', ARGV[ARGS + 1]
 if call('ZCARD', LEASE) > 0 and not force then
@@ -46,7 +46,7 @@ if many > 0 then
 end
 -- Numbers go on from here, so that no token or place is ever given twice; what is still to be sent stays.
 local sent = call('HGET', META, 'sent')
-call('UNLINK', META, COUNT, ST, W, Z, ASIDES, DUE, PARKS, OUT, UNMET, TTL, LEASE, FINISHED, DEAD, LETTERS, AGAIN, UNIQ, UNIQTTL, DEPS, HIST, PROG)
+call('UNLINK', META, COUNT, ST, W, Z, ASIDES, DUE, PARKS, OUT, UNMET, TTL, LEASE, FINISHED, DEAD, LETTERS, AGAIN, UNIQ, UNIQTTL, DEPS, HIST, PROG, DROPS)
 if call('LLEN', OUTBOX) > 0 and sent then call('HSET', META, 'sent', sent) end
 call('PEXPIRE', INBOX, 86400000)
 call('DEL', LOG)

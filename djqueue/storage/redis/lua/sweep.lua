@@ -4,7 +4,7 @@
 -- the workers that are alive (MessagePack), the longest times for which records of completed and of cancelled jobs are
 -- kept ('' each: as they say), and ids of active jobs whose leases are to be looked at.
 -- Answers: promoted, stalled, expired, retried, dead letters above the most, ids whose records' time is over.
---! include base job places ends
+--! include base job places ends room
 
 local lease = tonumber(ARGV[ARGS])
 group_limit = tonumber(ARGV[ARGS + 1])
@@ -116,6 +116,8 @@ if watching then
     if tonumber(watched[i + 1]) <= clock then call('HDEL', WATCH, watched[i]) end
   end
 end
+
+if call('EXISTS', DROPS) == 1 then tidy(limit) end
 
 local overflow = math.max(0, call('ZCARD', DEAD) - most_dead)
 local over = call('ZRANGEBYSCORE', FINISHED, '-inf', now, 'LIMIT', 0, limit)

@@ -1,13 +1,15 @@
 -- Give pending jobs another priority, another payload, or both. Arguments: the priority ('' leaves it), whether there
 -- is a payload ('1'), the payload; then the ids.
---! include base job places
+--! include base job places room
 
 local priority, payload = tonumber(ARGV[ARGS]), ARGV[ARGS + 1] == '1' and ARGV[ARGS + 2]
 local NO_OPTIONS_PACKED = string.char(128)
 
 local function prioritize(job)
   local was_ready = unready(job)
+  local had_rank = call('ZREM', DROPS, drop_member(job, 'l')) == 1
   job.o.priority = priority ~= 0 and priority or nil
+  if had_rank then call('ZADD', DROPS, 0, drop_member(job, 'l')) end
   if was_ready then
     job.b[RUN_AT] = now -- its turn, as one that comes anew
     make_ready(job, job.o.lifo)

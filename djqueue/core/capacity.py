@@ -1,0 +1,71 @@
+"""How many jobs may wait in a queue, and which of them goes when there are more."""
+
+import heapq
+from collections.abc import Callable, Iterable
+from itertools import count
+
+from .errors import QueueFullError
+from .job import Job
+from .states import PENDING
+
+WHEN_FULL = ("reject", "block", "drop_oldest", "drop_lowest")
+DROPPED = "dropped"
+"""Reason of a cancelled job that had to go for another."""
+COMPACT_FROM = 64
+
+
+def full_error(queue: str, most: int | None, count: int) -> QueueFullError:
+    """What a caller gets whose jobs have no room."""
+    return QueueFullError(
+        f"queue {queue!r} may hold {most} jobs that wait (its MAX_SIZE), and has no room for {count} more: "
+        "none of them was enqueued"
+    )
+
+
+class DropOrder:
+    """Pending jobs of one queue that have never run, in the order in which they are dropped: the oldest
+    first, or the oldest of those with the lowest priority.
+
+    is_there: whether a job is the one of its queue that has its id.
+    """
+
+    __slots__ = ("_by_priority", "_heap", "_is_there", "_numbers")
+
+    def __init__(self, is_there: Callable[[Job], bool], *, by_priority: bool) -> None:
+        self._by_priority = by_priority
+        self._is_there = is_there
+        self._heap: list[tuple[int, int, int, Job]] = []
+        self._numbers = count()
+
+    def push(self, job: Job, pending: int) -> None:
+        """Add a job, also one whose priority has changed; `pending` is how many the queue has."""
+        if len(self._heap) > COMPACT_FROM + 2 * pending:
+            # Jobs that have started, or are gone, leave their entries behind.
+            self._heap = [entry for entry in self._heap if self._counts(entry)]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, self._entry(job))
+
+    def extend(self, jobs: Iterable[Job]) -> None:
+        """Add jobs that are there already."""
+        self._heap += [self._entry(job) for job in jobs]
+        heapq.heapify(self._heap)
+
+    def first(self, priority: int) -> Job | None:
+        """The job that goes for one with this priority; None if none may."""
+        while self._heap and not self._counts(self._heap[0]):
+            heapq.heappop(self._heap)
+        if not self._heap or (self._by_priority and self._heap[0][0] > priority):
+            return None
+        return self._heap[0][3]
+
+    def _entry(self, job: Job) -> tuple[int, int, int, Job]:
+        rank = job.options.priority if self._by_priority else 0
+        return rank, job.created_at, next(self._numbers), job
+
+    def _counts(self, entry: tuple[int, int, int, Job]) -> bool:
+        job = entry[3]
+        is_current = not self._by_priority or entry[0] == job.options.priority
+        return is_current and job.state in PENDING and not job.started_at and self._is_there(job)
+
+    def __len__(self) -> int:
+        return len(self._heap)

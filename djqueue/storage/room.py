@@ -1,0 +1,133 @@
+"""Waiting for room in a queue that is full: told by the queue's events, with a slow look behind them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from threading import Event as ThreadEvent
+
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import QueueFullError
+from djqueue.core.job import Batch, EnqueueResult, Event
+from djqueue.core.queue import QueuePolicy
+
+from .base import EventHandler, Storage
+
+LOOK_EVERY = 1.0
+"""Seconds between tries, should an event have been lost with a connection."""
+MAKING_ROOM = frozenset({"active", "cancelled", "failed", "removed"})
+
+Policy = Callable[[str], QueuePolicy]
+
+
+def enqueue(
+    storage: Storage,
+    policy: Policy,
+    batches: Sequence[Batch],
+    once: Callable[[list[Batch]], list[EnqueueResult]],
+) -> list[EnqueueResult]:
+    """Enqueue batches one after the other, each as soon as there is room for it.
+
+    once: enqueues, or raises QueueFullError.
+    """
+    results: list[EnqueueResult] = []
+    for batch in batches:
+        try:
+            results += once([batch])
+        except QueueFullError:
+            patience = _patience(policy, batch)
+            if not patience:
+                raise
+            results += _wait(storage, batch, patience, once)
+    return results
+
+
+async def aenqueue(
+    storage: Storage,
+    policy: Policy,
+    batches: Sequence[Batch],
+    once: Callable[[list[Batch]], Awaitable[list[EnqueueResult]]],
+) -> list[EnqueueResult]:
+    """See `enqueue`."""
+    results: list[EnqueueResult] = []
+    for batch in batches:
+        try:
+            results += await once([batch])
+        except QueueFullError:
+            patience = _patience(policy, batch)
+            if not patience:
+                raise
+            results += await _await(storage, batch, patience, once)
+    return results
+
+
+def _wait(
+    storage: Storage,
+    batch: Batch,
+    patience: int,
+    once: Callable[[list[Batch]], list[EnqueueResult]],
+) -> list[EnqueueResult]:
+    deadline = SYSTEM_CLOCK.monotonic() + patience
+    changed = ThreadEvent()
+    unsubscribe = storage.subscribe(batch.queue, _on_room(changed.set))
+    try:
+        while True:
+            changed.clear()
+            try:
+                return once([batch])
+            except QueueFullError:
+                left = _left(deadline)
+                if not left:
+                    raise
+            changed.wait(min(LOOK_EVERY, left))
+    finally:
+        unsubscribe()
+
+
+async def _await(
+    storage: Storage,
+    batch: Batch,
+    patience: int,
+    once: Callable[[list[Batch]], Awaitable[list[EnqueueResult]]],
+) -> list[EnqueueResult]:
+    deadline = SYSTEM_CLOCK.monotonic() + patience
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+
+    def wake() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(changed.set)
+
+    unsubscribe = await storage.acall(storage.subscribe, batch.queue, _on_room(wake))
+    try:
+        while True:
+            changed.clear()
+            try:
+                return await once([batch])
+            except QueueFullError:
+                left = _left(deadline)
+                if not left:
+                    raise
+            try:
+                await asyncio.wait_for(changed.wait(), min(LOOK_EVERY, left))
+            except TimeoutError:
+                continue
+    finally:
+        unsubscribe()
+
+
+def _patience(policy: Policy, batch: Batch) -> int:
+    found = policy(batch.queue)
+    # More than a queue ever holds: there is nothing to wait for.
+    fits = found.max_size is not None and len(batch.payloads) <= found.max_size
+    return found.block_timeout if found.when_full == "block" and fits else 0
+
+
+def _on_room(wake: Callable[[], None]) -> EventHandler:
+    def handler(event: Event) -> None:
+        if event.event in MAKING_ROOM:
+            wake()
+
+    return handler
+
+
+def _left(deadline: int) -> float:
+    return max(0, deadline - SYSTEM_CLOCK.monotonic()) / 1_000

@@ -1,0 +1,153 @@
+"""Full queues and producers of other processes, and of transactions."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+from django.db import connection, transaction
+
+from djqueue import models
+from djqueue.core.errors import QueueFullError
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import State
+from djqueue.testing.factories import batch, claim, claim_ids, counts, enqueue, enqueue_many, state
+from tests.support import eventually
+
+SMALL, PATIENT, OLDEST_GO = "small", "patient", "oldest-go"
+POLICIES = {
+    SMALL: QueuePolicy(max_size=3),
+    PATIENT: QueuePolicy(max_size=3, when_full="block", block_timeout=60_000),
+    OLDEST_GO: QueuePolicy(max_size=3, when_full="drop_oldest"),
+}
+
+
+@pytest.fixture
+def bounded(make_storage):
+    storage = make_storage(policies=POLICIES)
+    storage.connect()
+    return storage
+
+
+@pytest.fixture(params=["client", "scheduler"])
+def producer(request, bounded, make_storage):
+    return bounded if request.param == "scheduler" else make_storage(policies=POLICIES)
+
+
+@contextmanager
+def undone():
+    with transaction.atomic():
+        yield
+        transaction.set_rollback(True)
+
+
+def test_a_transaction_is_refused_more_than_there_is_room_for(producer, bounded):
+    with transaction.atomic():
+        enqueue_many(producer, 2, queue=SMALL)
+        with pytest.raises(QueueFullError, match="queue 'small' may hold 3"):
+            producer.enqueue([batch(2, queue=SMALL)])
+        enqueue(producer, queue=SMALL, id="last")
+
+    assert eventually(lambda: counts(bounded, SMALL)) == {State.WAITING: 3}
+    assert state(bounded, "last", SMALL) is State.WAITING
+
+
+def test_a_rollback_gives_the_room_back(producer):
+    with undone():
+        enqueue_many(producer, 3, queue=SMALL)
+
+    assert len(enqueue_many(producer, 3, queue=SMALL)) == 3
+
+
+@pytest.mark.parametrize("durable", [None, True, False])
+def test_another_process_is_refused_what_there_is_no_room_for(bounded, make_storage, durable):
+    enqueue_many(bounded, 3, queue=SMALL)
+    bounded.counts(SMALL)  # written
+    client = make_storage(policies=POLICIES)
+
+    with pytest.raises(QueueFullError):
+        client.enqueue([batch(queue=SMALL, durable=durable)])
+    with pytest.raises(QueueFullError):
+        client.enqueue([batch(queue=SMALL, ids=["a"], durable=durable)])
+
+    assert models.Job.objects.filter(queue=SMALL).count() == 3
+    claim(bounded, queues=[SMALL])
+    bounded.counts(SMALL)
+    assert enqueue(client, queue=SMALL, durable=durable)
+
+
+def test_nobody_waits_in_a_transaction(producer, bounded):
+    enqueue_many(bounded, 3, queue=PATIENT)
+    bounded.counts(PATIENT)
+
+    with undone(), pytest.raises(QueueFullError):
+        producer.enqueue([batch(queue=PATIENT)])
+
+
+@pytest.mark.parametrize("durable", [None, False])
+def test_another_process_waits_until_there_is_room(bounded, make_storage, durable):
+    enqueue_many(bounded, 3, queue=PATIENT)
+    bounded.counts(PATIENT)
+    client = make_storage(policies=POLICIES)
+
+    def produce():
+        try:
+            client.enqueue([batch(queue=PATIENT, ids=["late"], durable=durable)])
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=produce, daemon=True)
+    thread.start()
+    claim(bounded, queues=[PATIENT])
+    thread.join(30)
+
+    assert eventually(lambda: state(bounded, "late", PATIENT)) is State.WAITING
+
+
+def test_many_processes_do_not_fill_a_queue_above_its_size(bounded, make_storage):
+    full = []
+
+    def produce():
+        client = make_storage(policies=POLICIES)
+        try:
+            for _ in range(3):
+                try:
+                    enqueue(client, queue=SMALL)
+                except QueueFullError:
+                    full.append(True)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=produce) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(full) == 9
+    assert eventually(lambda: counts(bounded, SMALL)) == {State.WAITING: 3}
+
+
+def test_jobs_are_dropped_when_those_of_another_process_are_taken_in(producer, bounded):
+    enqueue_many(bounded, 2, queue=OLDEST_GO)
+    bounded.counts(OLDEST_GO)
+
+    with transaction.atomic():
+        producer.enqueue([batch(queue=OLDEST_GO, ids=["a", "b", "c", "d"])])
+
+    assert eventually(lambda: counts(bounded, OLDEST_GO).get(State.CANCELLED) == 3)
+    assert claim_ids(bounded, 9, queues=[OLDEST_GO]) == ["b", "c", "d"]
+    record = bounded.jobs(OLDEST_GO, ["a"])[0]
+    assert (record.state, record.reason) == (State.CANCELLED, "dropped")
+
+
+def test_a_new_scheduler_drops_the_oldest_of_those_that_it_found(make_storage):
+    first = make_storage(policies=POLICIES)
+    first.connect()
+    ids = enqueue_many(first, 3, queue=OLDEST_GO)
+    first.close()
+    second = make_storage(policies=POLICIES)
+    second.connect()
+
+    enqueue(second, queue=OLDEST_GO, id="new")
+
+    assert claim_ids(second, 9, queues=[OLDEST_GO]) == [*ids[1:], "new"]

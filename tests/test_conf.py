@@ -37,6 +37,9 @@ def test_a_full_setting_is_read() -> None:
                     "RATE": "100/m",
                     "CONCURRENCY": 3,
                     "GROUP_CONCURRENCY": 2,
+                    "MAX_SIZE": 100,
+                    "WHEN_FULL": "block",
+                    "BLOCK_TIMEOUT": 2.5,
                     "DEAD_LETTERS": {
                         "MAX_ENTRIES": 5,
                         "TTL": timedelta(days=1),
@@ -60,6 +63,7 @@ def test_a_full_setting_is_read() -> None:
     policy = settings.policy("emails")
     assert (policy.lease, policy.rate) == (60_000, Rate(100, 60_000))
     assert (policy.concurrency, policy.group_concurrency) == (3, 2)
+    assert (policy.max_size, policy.when_full, policy.block_timeout) == (100, "block", 2_500)
     letters = policy.dead_letters
     assert (letters.max_entries, letters.ttl) == (5, 86_400_000)
     assert (letters.auto_retries, letters.auto_retry_delay) == (2, 1_500)
@@ -92,6 +96,9 @@ BAD: list[tuple[str, Any, str]] = [
     ("QUEUES", {"a": {"LEASE": "long"}}, "queue 'a': LEASE: expected seconds"),
     ("QUEUES", {"a": {"LEASE": 0}}, "queue 'a': LEASE: 0 is not positive"),
     ("QUEUES", {"a": {"CONCURRENCY": 0}}, "queue 'a': CONCURRENCY: 0 is not positive"),
+    ("QUEUES", {"a": {"MAX_SIZE": 0}}, "queue 'a': MAX_SIZE: 0 is not positive"),
+    ("QUEUES", {"a": {"WHEN_FULL": "wait"}}, "queue 'a': WHEN_FULL: 'wait' is not one of reject, block"),
+    ("QUEUES", {"a": {"BLOCK_TIMEOUT": float("nan")}}, "queue 'a': BLOCK_TIMEOUT: nan is not a duration"),
     ("QUEUES", {"a": {"CONCURRENCY": True}}, "queue 'a': CONCURRENCY: True is not a whole number"),
     ("QUEUES", {"a": {"DEAD_LETTERS": {"TTLS": 1}}}, "queue 'a': DEAD_LETTERS: 'TTLS'"),
     ("QUEUES", {"a": {"DEAD_LETTERS": {"TTL": -1}}}, "queue 'a': DEAD_LETTERS: TTL: -1 is negative"),

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch, Job
@@ -14,6 +14,9 @@ from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.states import REUSABLE, State
 
 from .mirror import Mirror
+
+if TYPE_CHECKING:
+    from djqueue.storage.redis import RedisStorage
 
 PAGE = 1_000
 """Jobs of one enqueue."""
@@ -49,7 +52,7 @@ class Restoration:
     def __init__(self, mirror: Mirror, *, dry_run: bool = False) -> None:
         self._mirror = mirror
         self._tables = mirror.tables
-        self._storage = mirror.storage
+        self._storage = cast("RedisStorage", mirror.storage)  # nothing else is mirrored
         self._dry_run = dry_run
         self._now = 0
         self._reports: dict[str, Restored] = {}
@@ -126,7 +129,8 @@ class Restoration:
             return
         if not lost:
             return
-        for entry, result in zip(lost, self._storage.enqueue(list(self._batches(lost))), strict=True):
+        answers = self._storage.enqueue_directly(list(self._batches(lost)))
+        for entry, result in zip(lost, answers, strict=True):
             if result.status == "queued":
                 report.restored[entry.job.state] += 1
             elif result.id == entry.job.id:

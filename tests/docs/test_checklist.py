@@ -22,7 +22,10 @@ TESTS = re.findall(r"`((?:tests|djqueue)/[\w/]+\.py)(?:::(\w+))?`", PAGE)
 
 
 def test_there_is_a_row_for_each_number():
-    assert [row[0] for row in ROWS] == NUMBERS
+    own = {f"{number}{letter}" for number in NUMBERS for letter in "abcdefgh"} - set(NUMBERS)
+
+    assert [row[0] for row in ROWS if row[0] not in own] == NUMBERS
+    assert len({row[0] for row in ROWS}) == len(ROWS)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])

@@ -3,7 +3,7 @@
 -- lease     id by the time at which its claim is lost     finished  id by the time at which it is forgotten
 -- dead      id in the order of death                      letters   id: reason, entered, expires, retries, next retry,
 --                                                                       the job's name, the error's type and message
--- again     id by the time of its next retry by itself    uniq      key: free at (8) .. number (8) .. id; NUL .. key: see follow
+-- again     id by the time of its next retry by itself    uniq      key: free at (8) .. number (8) .. id; NUL .. key: see wait_behind
 -- uniqttl   key by the time at which it is free           deps      id .. NUL .. number .. who waits for it
 -- hist      id: count (2) .. ended runs                   prog      id: progress
 --! keys lease finished dead letters again uniq uniqttl deps hist prog
@@ -61,7 +61,7 @@ local function take_key(job)
 end
 
 -- The job that waits for the end of the active one with a key: the numbers of both (8, 8) .. its id.
-local function follow(job, owner)
+local function wait_behind(job, owner)
   call('HSET', UNIQ, NUL .. job.o.unique_key, owner.inc .. job.inc .. job.id)
   call('ZADD', UNMET, 0, job.id .. NUL .. NUL)
   job.unmet = true

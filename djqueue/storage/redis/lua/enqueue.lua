@@ -54,7 +54,7 @@ local function create(id, rest, result_key, log_key, rival, owner)
   else
     local o = job.o
     job.b[RUN_AT] = run_at
-    if owner then follow(job, owner) else take_key(job) end
+    if owner then wait_behind(job, owner) else take_key(job) end
     if o.ttl then call('ZADD', TTL, now + o.ttl, id) end
     local waits_for = o.depends_on or {}
     for _, key in ipairs(waits_for) do

@@ -49,7 +49,7 @@ class EngineStorage(Storage):
         """See `enqueue`."""
         if self.engine.may_block:
             return await room.aenqueue(self, self.engine.policy, batches, self._enqueue_soon)
-        return self.engine.enqueue(batches)
+        return self.enqueue(batches)
 
     async def _enqueue_soon(self, batches: list[Batch]) -> list[EnqueueResult]:
         return self.engine.enqueue(batches)

@@ -245,9 +245,10 @@ class Shard:
             self._journal.removed([job])
         unmet, job.unmet = job.unmet, None
         self._displace(queue, job, changes)
-        job.unmet = unmet
+        # Whom it follows stays behind.
+        job.unmet = unmet and (unmet - {PREDECESSOR} or None)
         retries = queue.dead.retries_of(job.id)
-        queue.unique.release(job)
+        queue.unique.release(job, now)
         queue.drop(job)
         self.tell(queue, job, "removed", now, changes)
         return retries

@@ -275,6 +275,22 @@ class DuplicatesContract(StorageCase):
 
         assert state(storage, "next") is State.DELAYED
 
+    def test_a_successor_that_is_moved_waits_no_longer(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, id="running", unique_key="k")
+        upstream = enqueue(storage, queue=UPSTREAM)
+        enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
+        assert storage.move(QUEUE, ["next"], "elsewhere") == ["moved"]
+        assert state(storage, "next", "elsewhere") is State.WAITING
+
+        enqueue(storage, id="last", unique_key="k", depends_on=((UPSTREAM, upstream),), on_duplicate=LAST)
+        storage.cancel("elsewhere", ["next"])
+        assert storage.move(QUEUE, ["last"], "elsewhere") == ["moved"]
+        assert state(storage, "last", "elsewhere") is State.BLOCKED
+
+        assert finish(storage, retrying(claimed)) == [True]
+        finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
+        assert sorted(claim_ids(storage, 9)) == ["last", "running"]
+
     def test_a_successor_keeps_a_dead_letter_of_its_key_from_being_retried(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k")
         enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)

@@ -14,13 +14,13 @@ local function obstacle(job)
   return ENDED[job.state] and 'ended'
 end
 
--- What a blocked job waits for: (queue, id).
+-- What a blocked job waits for: (queue, id); but not the active job that it follows, which stays behind.
 local function unmet_of(id)
   local prefix, unmet = id .. NUL, {}
   for _, entry in ipairs(call('ZRANGEBYLEX', UNMET, '[' .. prefix, '(' .. id .. AFTER)) do
     local rest = sub(entry, #prefix + 1)
     local at = string.find(rest, NUL, 1, true)
-    unmet[#unmet + 1] = {sub(rest, 1, at - 1), sub(rest, at + 1)}
+    if at > 1 then unmet[#unmet + 1] = {sub(rest, 1, at - 1), sub(rest, at + 1)} end
   end
   return unmet
 end

@@ -31,27 +31,31 @@ class Declarations:
     def __init__(self) -> None:
         self._entries: dict[str, Declared] = {}
 
-    def add(
+    def check(
         self,
         name: str,
         job_name: str,
         when: Mapping[str, Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Declare a schedule. Raises OptionError, naming what is wrong, or if another job has the name."""
+    ) -> Declared:
+        """A schedule to add. Raises OptionError, naming what is wrong, or if another job's has the name."""
         if len(check_text("name", name)) > MAX_NAME:
             raise OptionError(f"name: has {len(name)} characters; a schedule's has at most {MAX_NAME}")
         there = self._entries.get(name)
         if there is not None and there.job_name != job_name:
             raise OptionError(f"name: the schedule {name!r} is one of {there.job_name!r} already")
-        self._entries[name] = Declared(
+        return Declared(
             name=name,
             job_name=job_name,
             schedule=parse_schedule(when),
             args=_plain("args", list(args)),
             kwargs=_plain("kwargs", dict(kwargs or {})),
         )
+
+    def add(self, entry: Declared) -> None:
+        """Declare a schedule; it replaces one of the same name."""
+        self._entries[entry.name] = entry
 
     def all(self) -> dict[str, Declared]:
         """All of them."""
@@ -61,9 +65,10 @@ class Declarations:
 def split_options(options: dict[str, Any]) -> dict[str, Any]:
     """Take what says when a job runs by itself out of the options of `@job`. Raises OptionError."""
     when = {name: options.pop(name) for name in PARSERS if name in options}
-    for name in when:
-        if when.get("cron") is None and when.get("every") is None:
+    if when.get("cron") is None and when.get("every") is None:
+        for name in sorted(when.keys() - {"cron", "every"}):
             raise OptionError(f"{name}: needs cron or every")
+        return {}
     return when
 
 

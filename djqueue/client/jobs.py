@@ -130,7 +130,7 @@ class JobType(Generic[P, R]):
 
         Raises OptionError, naming what is wrong.
         """
-        declared.add(name, self.name, when, args, kwargs)
+        declared.add(declared.check(name, self.name, when, args, kwargs))
 
     def _batch(self, calls: Sequence[Call]) -> Batch:
         values = [{"args": list(args), "kwargs": dict(kwargs)} for args, kwargs in calls]
@@ -211,9 +211,10 @@ def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> 
         label = check_text("name", path if name is None else name)
         job_type = JobType(function, label, given, backoff)
         envelope.resolve(given)
+        schedule = declared.check(label, label, when) if when else None
         registry.add(job_type)
-        if when:
-            job_type.schedule(label, **when)
+        if schedule is not None:
+            declared.add(schedule)
         return job_type
 
     return decorate if function is None else decorate(function)

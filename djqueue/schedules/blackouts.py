@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from djqueue.core.errors import OptionError
 
-from .zones import instant, local_time
+from .zones import instant, local_time, next_change
 
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY = timedelta(days=1)
@@ -69,8 +69,9 @@ def blackout_end(windows: Sequence[Window], zone: tzinfo, at: int) -> int | None
         found = _around(windows, local_time(zone, at))
         if not found:
             return at
-        # A later end first: the others are looked at again from there.
-        at = max(instant(zone, end, after=at) for _, end in found)
+        # A later end first: the others are looked at again from there, and all where clocks are set.
+        end = max(instant(zone, end, after=at) for _, end in found)
+        at = next_change(zone, at, end) or end
     return None
 
 

@@ -159,7 +159,7 @@ def _choice(field: str, choices: tuple[str, ...], value: str) -> None:
 
 def _within(field: str, value: int, least: int) -> None:
     if not least <= value <= LONGEST:
-        raise OptionError(f"{field}: is not from {least / 1_000:g} seconds to a hundred years")
+        raise OptionError(f"{field}: is not from {least / 1_000:g} s to a hundred years")
 
 
 CHECKS: dict[str, Callable[[Schedule], object]] = {

@@ -1,7 +1,7 @@
 """Schedules that code declares: they become rows where jobs are run."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,9 +57,10 @@ class Declarations:
         """Declare a schedule; it replaces one of the same name."""
         self._entries[entry.name] = entry
 
-    def all(self) -> dict[str, Declared]:
-        """All of them."""
-        return dict(self._entries)
+    def of(self, job_names: Iterable[str]) -> dict[str, Declared]:
+        """Those of some jobs, by name."""
+        names = set(job_names)
+        return {name: entry for name, entry in self._entries.items() if entry.job_name in names}
 
 
 def split_options(options: dict[str, Any]) -> dict[str, Any]:

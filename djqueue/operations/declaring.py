@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db.models import Q
 
+from djqueue.client import registry
 from djqueue.client.declared import Declared, declared
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError
@@ -20,7 +21,7 @@ def declare(alias: str, now: int) -> None:
     A row stays switched off if somebody has done that; not if it was over, or was declared no more.
     """
     rows = CronJob.objects.using(alias)
-    wanted = declared.all()
+    wanted = declared.of(registry.names())
     of_code = Q(source__in=[ScheduleSource.CODE, ScheduleSource.WITHDRAWN])
     there = {row.name: row for row in rows.filter(of_code | Q(name__in=wanted))}
     new = []

@@ -25,20 +25,20 @@ def work() -> None: ...
 
 def test_a_job_without_a_schedule_declares_none() -> None:
     job(name="a", cron=None, every=None)(work)
-    assert declared.all() == {}
+    assert declared.of("a") == {}
 
 
 @pytest.mark.parametrize("line", [*ALIASES, "*/5 * * * *", "30 0 3 * * 1-5", "0 9 L * *"])
 def test_lines_and_aliases_are_taken(line: str) -> None:
     job(name="a", cron=line)(work)
-    assert declared.all()["a"].schedule.cron == line
+    assert declared.of("a")["a"].schedule.cron == line
 
 
 @pytest.mark.parametrize("every", [1, 1.5, 3600, timedelta(days=3)])
 def test_intervals_are_seconds_or_timedeltas(every: Any) -> None:
     job(name="a", every=every)(work)
     seconds = every.total_seconds() if isinstance(every, timedelta) else every
-    assert declared.all()["a"].schedule.every == seconds * 1_000
+    assert declared.of("a")["a"].schedule.every == seconds * 1_000
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_intervals_are_seconds_or_timedeltas(every: Any) -> None:
 def test_what_is_wrong_is_refused_by_name_and_nothing_is_kept(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=f"^({message})"):
         job(name="a", **options)(work)
-    assert (declared.all(), registry.all()) == ({}, {})
+    assert (declared.of("a"), registry.all()) == ({}, {})
 
 
 def test_a_name_that_is_too_long_for_a_schedule_is_refused() -> None:

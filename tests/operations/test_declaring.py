@@ -60,7 +60,7 @@ def test_a_declared_schedule_is_a_row() -> None:
     )
     row = CronJob.objects.get()
     assert (row.name, row.job_name, row.queue, row.source) == ("report", "report", "", "code")
-    assert row.timing() == declared.all()["report"].schedule
+    assert row.timing() == declared.of(["report"])["report"].schedule
 
 
 def test_an_interval_is_a_row_too_and_fires_with_the_options_of_its_job() -> None:
@@ -137,3 +137,10 @@ def test_rows_made_by_hand_are_left_alone(caplog: pytest.LogCaptureFixture) -> N
     code_says()
     assert list(CronJob.objects.order_by("name").values()) == before
     assert "The schedule report of the code is not kept: there is one made by hand." in caplog.text
+
+
+def test_schedules_of_functions_that_are_no_jobs_any_more_do_not_count() -> None:
+    job(name="report", cron="@daily")(report)
+    registry._types.clear()
+    declare("default", NOW)
+    assert rows() == []

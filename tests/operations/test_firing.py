@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from djqueue import job, models
 from djqueue.client import registry
@@ -745,3 +747,76 @@ def test_a_schedule_that_has_no_further_time_ends_after_its_last(
     assert not row.enabled
     assert times(row) == (1, FIRST, None)
     assert ids(storage) == [f"cron:mine:{FIRST}"]
+
+
+# Against a model.
+
+
+class Model:
+    """One schedule, every slot of which is looked at by itself; of its jobs it knows the ends."""
+
+    def __init__(self, overlap: str, missed: str) -> None:
+        self.overlap = overlap
+        self.missed = missed
+        self.next = FIRST
+        self.jobs: dict[int, State] = {}
+
+    def look(self, now: int) -> None:
+        due = list(range(self.next, now + 1, EVERY))
+        if not due:
+            return
+        self.next = due[-1] + EVERY
+        if now - due[0] > MINUTE:
+            due = {
+                "one": due[:1],
+                "skip": [slot for slot in due if now - slot <= MINUTE],
+                "all": [slot for slot in due if now - slot <= 4 * EVERY],
+            }[self.missed]
+        for slot in due:
+            states = set(self.jobs.values())
+            refused = {
+                "allow": set(),
+                "skip": {State.WAITING, State.ACTIVE},
+                "one_pending": {State.WAITING},
+            }[self.overlap]
+            if states.isdisjoint(refused):
+                self.jobs[slot] = State.WAITING
+
+
+STEPS = st.sampled_from([0, MINUTE, EVERY, EVERY + 2 * MINUTE, 3 * EVERY, 7 * EVERY])
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    overlap=st.sampled_from(["allow", "skip", "one_pending"]),
+    missed=st.sampled_from(["one", "skip", "all"]),
+    steps=st.lists(STEPS | st.sampled_from(["claim", "complete"]), max_size=12),
+)
+def test_jobs_are_those_of_a_model_that_looks_at_every_slot(
+    tables: None, overlap: str, missed: str, steps: list[int | str]
+) -> None:
+    models.CronJob.objects.all().delete()
+    clock = FakeClock(now=FIRST - 1)
+    storage, model = MemoryStorage(clock=clock), Model(overlap, missed)
+    firing = Firing(storage, "default", clock=clock)
+    window = timedelta(milliseconds=4 * EVERY)
+    a_cron_job(overlap=overlap, missed=missed, missed_window=window, next_run_at=to_datetime(FIRST))
+    active: list[Claimed] = []
+    for step in steps:
+        if isinstance(step, int):
+            clock.advance(step)
+            firing.fire()
+            model.look(clock.now())
+        elif step == "claim":
+            for claimed in claim(storage, 1, names=[NAME]):
+                active.append(claimed)
+                model.jobs[int(claimed.id.rpartition(":")[2])] = State.ACTIVE
+        elif active:
+            claimed = active.pop(0)
+            finish(storage, completing(claimed))
+            model.jobs[int(claimed.id.rpartition(":")[2])] = State.COMPLETED
+
+    found = {int(record.id.rpartition(":")[2]): record.state for record in storage.page(QUEUE, None, 100)}
+    assert found == model.jobs
+    row = models.CronJob.objects.get()
+    assert (row.executions, row.next_run_at) == (len(model.jobs), to_datetime(model.next))

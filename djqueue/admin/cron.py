@@ -14,7 +14,7 @@ from djqueue.client import get_storage, registry
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import DjqueueError
 from djqueue.models import CronJob, ScheduleSource
-from djqueue.operations.firing import batch_of
+from djqueue.operations.cron import batch_of
 
 from . import rendering
 from .actions import record

@@ -15,7 +15,6 @@ the slot is left out: at most one job for each.
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from threading import Lock
 from typing import NamedTuple
@@ -23,12 +22,11 @@ from typing import NamedTuple
 from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 
-from djqueue.client import envelope, registry
 from djqueue.core.clock import Clock
 from djqueue.core.durations import to_datetime, to_milliseconds
-from djqueue.core.errors import DjqueueError, UnknownJobError
+from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Batch
-from djqueue.core.options import EnqueueOptions, JobKey, JobOptions
+from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, PENDING, State
 from djqueue.models import CronJob
 from djqueue.schedules import Schedule
@@ -36,6 +34,7 @@ from djqueue.schedules.plan import plan
 from djqueue.storage.base import Storage
 from djqueue.storage.database.clock import DatabaseClock, set_right
 
+from .cron import batch_of, job_id
 from .declaring import declare
 
 logger = logging.getLogger("djqueue.cron")
@@ -50,8 +49,6 @@ HASTE = 5_000
 """Milliseconds after which one who has begun does not enqueue any more."""
 SURE = 25 * 60_000
 """Milliseconds for which an id that is not known was not enqueued."""
-KEPT = 60 * 60_000
-"""Milliseconds for which the records of such jobs are kept at least."""
 SET_BACK = 60_000
 """Milliseconds by which a clock has to be set back for the next runs to be worked out anew."""
 
@@ -142,10 +139,12 @@ class Firing:
             fired = 0
             for _ in range(ROUNDS):
                 attempts = list(self._due())
-                if not attempts:
+                new = sum(
+                    self._fire(attempts[start : start + ROWS]) for start in range(0, len(attempts), ROWS)
+                )
+                if not new:
                     break
-                for start in range(0, len(attempts), ROWS):
-                    fired += self._fire(attempts[start : start + ROWS])
+                fired += new
             return fired
 
     def leave(self) -> None:
@@ -205,11 +204,13 @@ class Firing:
             return 0
         sent = self._send(begun, known)
         with transaction.atomic(using=self._alias):
-            for one in sent:
-                self._finish(one)
+            counted = [one for one in sent if self._finish(one)]
         for attempt in begun:
             self._mine.pop(attempt.row.pk, None)
-        return sum(len(one.slots) for one in sent)
+        for one in counted:
+            for slot in one.slots:
+                schedule_fired(one.attempt.row, one.attempt.key(slot))
+        return sum(len(one.slots) for one in counted)
 
     def _known(self, attempts: Iterable[Attempt]) -> Known:
         """The states of the jobs that are there for these slots, and of those that may be unfinished."""
@@ -286,19 +287,27 @@ class Firing:
         )
         return True
 
-    def _finish(self, sent: Sent) -> None:
-        """Count, unless that is done, and move the row on, unless it was changed meanwhile."""
+    def _finish(self, sent: Sent) -> bool:
+        """Count, unless that is done, and move the row on, unless it was changed meanwhile.
+
+        Whether there was something to count.
+        """
         row, slots = sent.attempt.row, sent.slots
-        executions = row.executions
+        executions, counted = row.executions, 0
         if slots:
             is_counted = Q(last_run_at__isnull=False, last_run_at__gte=slots[-1])
-            self._rows().filter(~is_counted, pk=row.pk).update(
-                executions=F("executions") + len(slots), last_run_at=slots[-1], unfinished=sent.unfinished
+            counted = (
+                self._rows()
+                .filter(~is_counted, pk=row.pk)
+                .update(
+                    executions=F("executions") + len(slots), last_run_at=slots[-1], unfinished=sent.unfinished
+                )
             )
             executions += len(slots)
         limit = sent.attempt.schedule.max_executions
         is_over = limit is not None and executions >= limit
         self._move(row, None if is_over else sent.attempt.following)
+        return bool(counted)
 
     def _move(self, row: CronJob, following: int | None) -> None:
         """Set the next slot, if the present one still is; a schedule without one is over."""
@@ -335,36 +344,10 @@ class Firing:
         return CronJob.objects.using(self._alias)
 
 
-def job_id(row: CronJob, slot: int) -> str:
-    """The id of the job of a slot."""
-    return f"cron:{row.name}:{slot}"
-
-
-def batch_of(row: CronJob, ids: list[str] | None) -> Batch:
-    """Jobs of a row, one for each id (None: one job, with an id of its own).
-
-    With the options of `@job` if that is known here, else the settings'. Raises DjqueueError.
-    """
-    options = options_of(row)
-    values = [{"args": row.args, "kwargs": row.kwargs}] * (1 if ids is None else len(ids))
-    return envelope.batch(options, row.job_name, values, ids)
-
-
-def options_of(row: CronJob) -> EnqueueOptions:
-    """The options of a row's jobs."""
-    try:
-        options = registry.get(row.job_name).options
-    except UnknownJobError:
-        options = envelope.resolve({})
-    if row.queue:
-        options = replace(options, queue=envelope.resolve({"queue": row.queue}).queue)
-    return replace(options, job=_kept(options.job), run_at=None)
-
-
-def _kept(options: JobOptions) -> JobOptions:
-    """Written before the row is moved on, and known for as long as somebody may ask."""
-    is_kept = options.kept is None or options.kept >= KEPT
-    return replace(options, durable=True, retention=options.retention if is_kept else KEPT)
+def schedule_fired(row: CronJob, key: JobKey) -> None:
+    """A slot of a schedule has got its job: the place where this is told."""
+    queue, job = key
+    logger.info("The cron job %s has enqueued %s in queue %s.", row.name, job, queue)
 
 
 def _overlaps(overlap: str, unfinished: list[JobKey], known: Known) -> bool:

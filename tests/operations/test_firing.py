@@ -19,7 +19,8 @@ from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Claimed, Outcome
 from djqueue.core.states import State
-from djqueue.operations.firing import GRACE, KEPT, SURE, Firing
+from djqueue.operations.cron import KEPT
+from djqueue.operations.firing import GRACE, SURE, Firing
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.memory import MemoryStorage
@@ -61,6 +62,10 @@ def storage(request: pytest.FixtureRequest, tables: None, clock: FakeClock) -> I
 @pytest.fixture
 def firing(storage: Storage, clock: FakeClock) -> Firing:
     return another(storage, clock)
+
+
+on_memory = pytest.mark.parametrize("storage", ["memory"], indirect=True)
+"""For what concerns the rows alone."""
 
 
 def another(storage: Storage, clock: FakeClock) -> Firing:
@@ -153,6 +158,7 @@ def test_a_row_without_a_queue_goes_to_the_default_one_with_the_default_options(
     assert (claimed.queue, claimed.options.priority, claimed.options.max_attempts) == ("bulk", 7, 1)
 
 
+@on_memory
 def test_each_row_has_times_of_its_own(storage: Storage, firing: Firing, clock: FakeClock) -> None:
     a_cron_job("often", schedule="* * * * *")
     a_cron_job("seldom", schedule="@hourly")
@@ -175,6 +181,7 @@ def test_each_row_has_times_of_its_own(storage: Storage, firing: Firing, clock: 
     ]
 
 
+@on_memory
 def test_a_name_of_the_greatest_length_is_enqueued(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
@@ -310,6 +317,7 @@ def test_a_slot_of_which_nobody_can_know_any_more_is_not_enqueued_again(
     assert "cannot be known any more: it is left out" in caplog.text
 
 
+@on_memory
 def test_slots_later_than_that_are_enqueued(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +390,7 @@ def test_a_clock_that_is_set_back_enqueues_no_slot_again(
     assert times(row) == (1, FIRST, FIRST + EVERY)
 
 
+@on_memory
 def test_a_clock_that_was_ahead_for_a_while_does_not_stop_schedules_for_years(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
@@ -402,6 +411,7 @@ def test_a_clock_that_was_ahead_for_a_while_does_not_stop_schedules_for_years(
 # Missed slots, and jobs that are not done yet.
 
 
+@on_memory
 @pytest.mark.parametrize(
     ("missed", "numbers"),
     [("one", [0]), ("skip", []), ("all", [5, 6, 7, 8, 9, 10])],
@@ -422,6 +432,7 @@ def test_missed_slots_are_dealt_with_as_the_row_says(
     assert ids(storage)[-1] == f"cron:mine:{FIRST + 11 * EVERY}"
 
 
+@on_memory
 def test_slots_that_are_late_by_less_than_a_minute_are_not_missed(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
@@ -477,6 +488,7 @@ def test_one_job_may_wait_while_another_is_active(storage: Storage, firing: Firi
     assert second.id == f"cron:mine:{FIRST + EVERY}"
 
 
+@on_memory
 def test_a_policy_given_later_knows_the_last_job(storage: Storage, firing: Firing, clock: FakeClock) -> None:
     row = a_cron_job(next_run_at=to_datetime(FIRST))
     goes_to(firing, clock, FIRST)
@@ -486,6 +498,7 @@ def test_a_policy_given_later_knows_the_last_job(storage: Storage, firing: Firin
     assert times(row) == (1, FIRST, FIRST + 2 * EVERY)
 
 
+@on_memory
 def test_a_schedule_is_over_after_so_many_jobs(storage: Storage, firing: Firing, clock: FakeClock) -> None:
     row = a_cron_job(max_executions=3, missed="all", next_run_at=to_datetime(FIRST))
     goes_to(firing, clock, FIRST)
@@ -497,6 +510,7 @@ def test_a_schedule_is_over_after_so_many_jobs(storage: Storage, firing: Firing,
     assert not row.enabled
 
 
+@on_memory
 def test_a_schedule_keeps_to_its_start_and_its_end(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
@@ -510,6 +524,7 @@ def test_a_schedule_keeps_to_its_start_and_its_end(
     assert not row.enabled
 
 
+@on_memory
 def test_a_job_comes_later_by_a_part_of_the_jitter_that_is_always_the_same(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
@@ -558,6 +573,7 @@ def test_the_options_are_those_of_the_job(storage: Storage, firing: Firing, cloc
 # Rows that do not fire.
 
 
+@on_memory
 def test_a_disabled_row_does_not_fire_until_it_is_enabled(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
@@ -572,6 +588,7 @@ def test_a_disabled_row_does_not_fire_until_it_is_enabled(
     assert ids(storage) == [f"cron:mine:{FIRST}"]
 
 
+@on_memory
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
@@ -607,6 +624,7 @@ def test_a_row_that_cannot_be_read_is_switched_off_and_no_other(
     assert why in record.getMessage()
 
 
+@on_memory
 def test_arguments_that_no_payload_can_hold_switch_a_row_off(
     storage: Storage, firing: Firing, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -640,6 +658,7 @@ def test_a_row_deleted_since_it_was_read_fires_nothing(
     assert ids(storage) == []
 
 
+@on_memory
 def test_a_row_deleted_since_its_job_was_enqueued_stays_deleted(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -654,6 +673,7 @@ def test_a_row_deleted_since_its_job_was_enqueued_stays_deleted(
 # Rows that change.
 
 
+@on_memory
 def test_a_changed_schedule_takes_effect(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -675,6 +695,7 @@ def test_a_changed_schedule_takes_effect(
     assert times(row) == (1, FIRST + EVERY, FIRST + 2 * EVERY)
 
 
+@on_memory
 def test_a_changed_schedule_takes_effect_without_being_saved_one_by_one(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
@@ -687,6 +708,7 @@ def test_a_changed_schedule_takes_effect_without_being_saved_one_by_one(
     assert times(row) == (0, None, FIRST)
 
 
+@on_memory
 def test_what_the_scheduler_keeps_is_not_written_over_by_who_edits_the_row(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
@@ -701,6 +723,7 @@ def test_what_the_scheduler_keeps_is_not_written_over_by_who_edits_the_row(
     assert edited.args == ["new"]
 
 
+@on_memory
 @pytest.mark.parametrize("step", ["_begin", "_send", "_finish"])
 def test_a_schedule_changed_while_its_slot_is_fired_keeps_the_new_time(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step: str
@@ -723,6 +746,7 @@ def test_a_schedule_changed_while_its_slot_is_fired_keeps_the_new_time(
     assert times(row) == (len(old) + 1, changed, changed + 60 * MINUTE)
 
 
+@on_memory
 def test_a_row_disabled_while_its_slot_is_enqueued_stays_disabled(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -736,6 +760,7 @@ def test_a_row_disabled_while_its_slot_is_enqueued_stays_disabled(
     assert ids(storage) == [f"cron:mine:{FIRST}"]
 
 
+@on_memory
 def test_a_schedule_that_has_no_further_time_ends_after_its_last(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:

@@ -1,6 +1,7 @@
 """Schedules beside a worker's upkeep."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.operations.firing import Firing
 from djqueue.operations.scheduling import firing_of, scheduling
+from djqueue.storage.base import Storage
 from djqueue.storage.chores import chores_of
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.memory import MemoryStorage
+from djqueue.storage.redis import RedisStorage
 from djqueue.testing.clock import FakeClock
 from tests.support import eventually
 
@@ -28,11 +31,18 @@ def a_row_that_is_due() -> models.CronJob:
     return row
 
 
-@pytest.mark.parametrize("kind", ["memory", "database"])
-def test_a_worker_fires_what_is_due(tables: None, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["memory", "database", "redis"])
+def test_a_worker_fires_what_is_due(
+    tables: None, kind: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.setattr("djqueue.runtime.maintenance.INTERVAL", 0.01)
     row = a_row_that_is_due()
-    storage = MemoryStorage() if kind == "memory" else DatabaseStorage()
+    makers: dict[str, Callable[[], Storage]] = {
+        "memory": MemoryStorage,
+        "database": DatabaseStorage,
+        "redis": lambda: RedisStorage(url=request.getfixturevalue("redis_url")),
+    }
+    storage = makers[kind]()
     seen: list[Any] = []
     try:
         with Worker(storage, handlers={"work": lambda job: seen.append(job.payload)}):

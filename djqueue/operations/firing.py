@@ -13,7 +13,7 @@ the slot is left out: at most one job for each.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from threading import Lock
@@ -24,7 +24,7 @@ from django.db.models import F, Q, QuerySet
 
 from djqueue.core.clock import Clock
 from djqueue.core.durations import to_datetime, to_milliseconds
-from djqueue.core.errors import DjqueueError
+from djqueue.core.errors import DjqueueError, StorageUnavailableError
 from djqueue.core.job import Batch
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, PENDING, State
@@ -93,6 +93,13 @@ class Sent(NamedTuple):
     missing: Batch | None
     """Jobs that were still to be enqueued."""
 
+    def with_those(self, there: Container[JobKey]) -> "Sent":
+        """Without what was kept out, by another job's unique key say."""
+        return self._replace(
+            slots=[slot for slot in self.slots if self.attempt.key(slot) in there],
+            unfinished=[key for key in self.unfinished if key in there],
+        )
+
 
 class Firing:
     """Fires what is due, in a storage. Any number of processes and threads may do so at once.
@@ -122,6 +129,8 @@ class Firing:
         self._is_declared = False
         self._mine: dict[int, int] = {}
         """`firing_at` by number of the row: where this process's own attempt has failed, and is over."""
+        self._refused: set[int] = set()
+        """Numbers of rows whose jobs the storage does not take."""
         self._seen: tuple[int, int] | None = None
         """What the clock said last, both ways."""
 
@@ -139,12 +148,14 @@ class Firing:
             fired = 0
             for _ in range(ROUNDS):
                 attempts = list(self._due())
-                new = sum(
-                    self._fire(attempts[start : start + ROWS]) for start in range(0, len(attempts), ROWS)
-                )
-                if not new:
+                done = [
+                    one
+                    for start in range(0, len(attempts), ROWS)
+                    for one in self._fire(attempts[start : start + ROWS])
+                ]
+                if not done:
                     break
-                fired += new
+                fired += sum(done)
             return fired
 
     def leave(self) -> None:
@@ -173,7 +184,10 @@ class Firing:
             # A new one, or one that was changed, or whose clock was set back.
             self._move(row, row.next_slot(now))
             return None
-        due = plan(schedule, row.name, slot, now)
+        began = _instant(row.firing_at)
+        # What somebody has begun with is judged as it was then, and so is not missed by now.
+        due = plan(schedule, row.name, slot, now if began is None else min(began, now))
+        due = due or plan(schedule, row.name, slot, now)
         if due is None or not self._may_begin(row, now):
             return None
         slots, following = due
@@ -195,22 +209,24 @@ class Firing:
 
     # One after the other.
 
-    def _fire(self, attempts: Sequence[Attempt]) -> int:
+    def _fire(self, attempts: Sequence[Attempt]) -> list[int]:
+        """How many jobs each had, of those that are done with."""
         known = self._known(attempts)
         tick = self.clock.monotonic()
         begun = self._begin(attempts)
         if self.clock.monotonic() - tick > HASTE:
             # Whoever comes next may take it for abandoned.
-            return 0
+            return []
         sent = self._send(begun, known)
         with transaction.atomic(using=self._alias):
-            counted = [one for one in sent if self._finish(one)]
-        for attempt in begun:
-            self._mine.pop(attempt.row.pk, None)
-        for one in counted:
-            for slot in one.slots:
+            is_counted = [self._finish(one) for one in sent]
+        for one in sent:
+            self._mine.pop(one.attempt.row.pk, None)
+        new = [one.slots if counted else [] for one, counted in zip(sent, is_counted, strict=True)]
+        for one, slots in zip(sent, new, strict=True):
+            for slot in slots:
                 schedule_fired(one.attempt.row, one.attempt.key(slot))
-        return sum(len(one.slots) for one in counted)
+        return list(map(len, new))
 
     def _known(self, attempts: Iterable[Attempt]) -> Known:
         """The states of the jobs that are there for these slots, and of those that may be unfinished."""
@@ -244,17 +260,36 @@ class Firing:
         batches = [one.missing for one in sent if one.missing is not None]
         if not batches:
             return sent
+        try:
+            there = {*known, *self._enqueue(batches)}
+        except StorageUnavailableError:
+            raise
+        except DjqueueError:
+            return self._send_apart(sent, known)
+        return [one.with_those(there) for one in sent]
+
+    def _send_apart(self, sent: Sequence[Sent], known: Known) -> list[Sent]:
+        """Each by itself: one that is refused, by a full queue say, is tried again, and keeps up no other."""
+        accepted = []
+        for one in sent:
+            row = one.attempt.row
+            try:
+                there = {*known, *(self._enqueue([one.missing]) if one.missing is not None else ())}
+            except StorageUnavailableError:
+                raise
+            except DjqueueError as error:
+                if row.pk not in self._refused:
+                    self._refused.add(row.pk)
+                    logger.error("The cron job %s is refused, and tried again: %s", row.name, error)
+            else:
+                self._refused.discard(row.pk)
+                accepted.append(one.with_those(there))
+        return accepted
+
+    def _enqueue(self, batches: Sequence[Batch]) -> list[JobKey]:
         # Not to the table of the jobs on their way to Redis, where no id is known.
         enqueue = getattr(self._storage, "enqueue_directly", self._storage.enqueue)
-        there = {*known, *((answer.queue, answer.id) for answer in enqueue(batches))}
-        # What is not there was kept out, by another job's unique key say.
-        return [
-            one._replace(
-                slots=[slot for slot in one.slots if one.attempt.key(slot) in there],
-                unfinished=[key for key in one.unfinished if key in there],
-            )
-            for one in sent
-        ]
+        return [(answer.queue, answer.id) for answer in enqueue(batches)]
 
     def _sorted_out(self, attempt: Attempt, known: Known) -> Sent:
         """The slots that have a job or get one, and the jobs that are still to be enqueued."""

@@ -1,7 +1,7 @@
 """Schedules fire on every storage: each slot is enqueued once, whoever looks and whenever."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Barrier
@@ -16,8 +16,8 @@ from djqueue import job, models
 from djqueue.client import registry
 from djqueue.codecs import MSGPACK, decode
 from djqueue.core.durations import to_datetime, to_milliseconds
-from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import Claimed, Outcome
+from djqueue.core.errors import QueueFullError, StorageUnavailableError
+from djqueue.core.job import Batch, Claimed, EnqueueResult, Outcome
 from djqueue.core.states import State
 from djqueue.operations.cron import KEPT
 from djqueue.operations.firing import GRACE, SURE, Firing
@@ -346,6 +346,47 @@ def test_a_storage_that_was_away_gets_its_jobs_when_it_is_back(
         assert times(row) == (0, None, FIRST)
 
     assert firing.fire() == 1
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+
+@on_memory
+def test_one_that_the_storage_refuses_keeps_up_no_other_and_is_tried_again(
+    storage: Storage,
+    firing: Firing,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    full = a_cron_job("full", queue="full", next_run_at=to_datetime(FIRST))
+    other = a_cron_job("other", next_run_at=to_datetime(FIRST))
+    enqueue = storage.enqueue
+
+    def refuse(batches: Sequence[Batch]) -> list[EnqueueResult]:
+        if any(batch.queue == "full" for batch in batches):
+            raise QueueFullError("no room")
+        return enqueue(batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "enqueue", refuse)
+        goes_to(firing, clock, FIRST)
+        firing.fire()
+    assert times(other) == (1, FIRST, FIRST + EVERY)
+    assert times(full) == (0, None, FIRST)
+    assert caplog.text.count("The cron job full is refused, and tried again: no room") == 1
+
+    goes_to(firing, clock, FIRST + 1_000)
+    assert times(full) == (1, FIRST, FIRST + EVERY)
+
+
+def test_what_somebody_has_begun_with_is_not_missed_when_it_is_taken_over(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = a_cron_job(missed="skip", next_run_at=to_datetime(FIRST))
+    goes_to_its_death(firing, clock, FIRST, monkeypatch, "_finish")
+
+    goes_to(another(storage, clock), clock, FIRST + GRACE)
+
     assert ids(storage) == [f"cron:mine:{FIRST}"]
     assert times(row) == (1, FIRST, FIRST + EVERY)
 

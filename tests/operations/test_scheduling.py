@@ -91,7 +91,9 @@ def test_what_another_process_with_memory_has_begun_is_left_out(
     tables: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     row = a_row_that_is_due()
-    models.CronJob.objects.update(firing_at=to_datetime(LONG_AGO))
+    models.CronJob.objects.update(
+        end_at=to_datetime(LONG_AGO), next_run_at=to_datetime(LONG_AGO), firing_at=to_datetime(LONG_AGO)
+    )
     storage = MemoryStorage()
     assert firing_of(storage).fire() == 0
     assert storage.queues() == []

@@ -417,6 +417,9 @@ class CronJob(models.Model):
             wrong["schedule" if self.end_at is None and self.max_executions is None else over] = _(
                 "It is over: there is no further run."
             )
+        if wrong and self.source != ScheduleSource.HAND:
+            # What code declares is not edited, so that no form has these fields.
+            raise ValidationError([f"{field}: {text}" for field, text in wrong.items()])
         if wrong:
             raise ValidationError(wrong)
 

@@ -233,6 +233,17 @@ def test_what_code_declares_can_only_be_switched() -> None:
     assert client.post(change_url(row).replace("change", "delete"), {"post": "yes"}).status_code == 403
 
 
+def test_what_code_declares_and_is_over_cannot_be_switched_on() -> None:
+    row = CronJob.objects.create(
+        name="a", job_name="n", schedule="@daily", source="code", enabled=False, max_executions=1
+    )
+    CronJob.objects.update(executions=1)
+    response = logged_in(make_superuser()).post(change_url(row), {"enabled": "on"})
+    assert response.status_code == 200
+    errors = response.context["adminform"].form.non_field_errors()
+    assert errors == ["max_executions: It is over: there is no further run."]
+
+
 def test_what_code_declares_no_more_stays_off_and_can_be_deleted() -> None:
     row = CronJob.objects.create(name="a", job_name="n", schedule="@daily", source="withdrawn", enabled=False)
     assert told(act("enable", "change_cronjob"))[0] == "What code declares no more stays off."

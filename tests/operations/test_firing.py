@@ -51,7 +51,7 @@ def storage(request: pytest.FixtureRequest, tables: None, clock: FakeClock) -> I
         made = DatabaseStorage(clock=clock)
         made.standby = "never"
     else:
-        server = request.getfixturevalue("redis_server")
+        server = request.getfixturevalue("redis_server" if request.param == "redis" else "redis_cluster")
         server.clean()
         made = RedisStorage(url=server.url)
     made.connect()
@@ -391,8 +391,10 @@ def test_what_somebody_has_begun_with_is_not_missed_when_it_is_taken_over(
     assert times(row) == (1, FIRST, FIRST + EVERY)
 
 
+@pytest.mark.parametrize("storage", ["memory", "database", "redis", "cluster"], indirect=True)
 def test_many_who_look_at_once_enqueue_each_slot_once(storage: Storage, clock: FakeClock) -> None:
-    rows = [a_cron_job(f"mine {number}", next_run_at=to_datetime(FIRST)) for number in range(5)]
+    queues = [f"queue {number}" for number in range(5)]
+    rows = [a_cron_job(f"mine {queue}", queue=queue, next_run_at=to_datetime(FIRST)) for queue in queues]
     clock.advance(FIRST - clock.now())
     together = Barrier(4)
 
@@ -412,7 +414,7 @@ def test_many_who_look_at_once_enqueue_each_slot_once(storage: Storage, clock: F
         fired = sum(future.result() for future in futures)
 
     assert fired == 5
-    assert sorted(ids(storage)) == [f"cron:mine {number}:{FIRST}" for number in range(5)]
+    assert [ids(storage, queue) for queue in queues] == [[f"cron:mine {queue}:{FIRST}"] for queue in queues]
     assert [times(row) for row in rows] == [(1, FIRST, FIRST + EVERY)] * 5
 
 

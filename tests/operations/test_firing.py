@@ -3,7 +3,9 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
+from random import Random
 from threading import Barrier
 from typing import Any
 
@@ -416,6 +418,49 @@ def test_many_who_look_at_once_enqueue_each_slot_once(storage: Storage, clock: F
     assert fired == 5
     assert [ids(storage, queue) for queue in queues] == [[f"cron:mine {queue}:{FIRST}"] for queue in queues]
     assert [times(row) for row in rows] == [(1, FIRST, FIRST + EVERY)] * 5
+
+
+@pytest.mark.parametrize("storage", ["memory", "redis"], indirect=True)
+def test_of_many_who_look_and_die_none_costs_or_doubles_a_slot(
+    storage: Storage, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = Random(5)
+    rows = [
+        a_cron_job(name, schedule="* * * * *", missed="all", next_run_at=to_datetime(FIRST))
+        for name in ("one", "two", "three")
+    ]
+    clock.advance(FIRST - clock.now())
+
+    def may_die() -> None:
+        if chance.random() < 0.15:
+            raise Died
+
+    def look() -> None:
+        try:
+            with suppress(Died):
+                another(storage, clock).fire()
+        finally:
+            connection.close()
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(4) as pool:
+        for step in ("_send", "_finish"):
+            before(step, may_die, patch)
+        for _ in range(20):
+            for future in [pool.submit(look) for _ in range(4)]:
+                future.result()
+            clock.advance(20_000)
+    for _ in range(2):
+        goes_to(another(storage, clock), clock, clock.now() + GRACE)
+
+    found = ids(storage)
+    for row in rows:
+        executions, last, _ = times(row)
+        assert last is not None
+        slots = range(FIRST, last + 1, MINUTE)
+        assert executions == len(slots) > 5
+        assert sorted(one for one in found if f":{row.name}:" in one) == [
+            f"cron:{row.name}:{slot}" for slot in slots
+        ]
 
 
 def test_a_clock_that_is_set_back_enqueues_no_slot_again(

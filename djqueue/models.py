@@ -4,20 +4,21 @@ Rows are written by the storage, by raw SQL over these tables' columns; times ar
 the columns and aware datetimes in Python. A job is named by (queue, job_id).
 """
 
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db import models
-from django.db.models import Q
+from django.db import DEFAULT_DB_ALIAS, models
+from django.db.models import F, Q
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from .conf import get_settings
 from .core.clock import SYSTEM_CLOCK
 from .core.durations import to_datetime, to_milliseconds
-from .core.errors import OptionError
 from .core.states import State
 from .fields import MillisecondsField
-from .schedule import check_expression, next_run, parse_timezone
+from .schedules import Schedule
 
 NAME = 255
 
@@ -220,44 +221,190 @@ class OutboxJob(models.Model):
         return f"{self.name} {self.job_id}"
 
 
+class Overlap(models.TextChoices):
+    """What becomes of a slot while a job of the schedule is unfinished."""
+
+    ALLOW = "allow", _("enqueue another one")
+    SKIP = "skip", _("leave the slot out")
+    ONE_PENDING = "one_pending", _("enqueue another one unless one waits already")
+
+
+class Missed(models.TextChoices):
+    """What becomes of slots that passed while no scheduler looked."""
+
+    SKIP = "skip", _("leave them out")
+    ONE = "one", _("enqueue one job for all of them")
+    ALL = "all", _("enqueue one job for each within the window")
+
+
+class OnBlackout(models.TextChoices):
+    """What becomes of a slot within a blackout."""
+
+    SKIP = "skip", _("leave it out")
+    PUT_OFF = "put_off", _("put it off to the end of the blackout")
+
+
+class ScheduleSource(models.TextChoices):
+    """Where a schedule is from."""
+
+    HAND = "hand", _("made here")
+    CODE = "code", _("declared in code")
+    WITHDRAWN = "withdrawn", _("no longer declared in code")
+
+
+class CronJobQuerySet(models.QuerySet["CronJob"]):
+    """A change of when schedules run has their next runs worked out anew."""
+
+    def update(self, **kwargs: Any) -> int:
+        """See `QuerySet.update`."""
+        if not TIMING.isdisjoint(kwargs):
+            kwargs = {"next_run_at": None, "firing_at": None, **kwargs}
+        return super().update(**kwargs)
+
+
 class CronJob(models.Model):
-    """A job enqueued again and again by a schedule."""
+    """A job enqueued again and again by a schedule. See `djqueue.schedules.Schedule`."""
 
     # The ids of its jobs hold the name and the time, and an id is no longer than NAME.
     name = models.CharField(_("name"), max_length=200, unique=True)
-    queue = models.CharField(_("queue"), max_length=NAME, blank=True, default="")
+    queue = models.CharField(
+        _("queue"), max_length=NAME, blank=True, default="", help_text=_("Empty: the job's own.")
+    )
     job_name = models.CharField(_("job name"), max_length=NAME)
     schedule = models.CharField(
         _("schedule"),
         max_length=200,
-        help_text=_("Five or six cron fields, or @hourly and the like."),
+        blank=True,
+        default="",
+        help_text=_("Five or six cron fields, or @hourly and the like; or give an interval."),
+    )
+    every = models.DurationField(
+        _("interval"),
+        null=True,
+        blank=True,
+        help_text=_("As 1:30:00. Counted from the start, or from 1970 on."),
     )
     timezone = models.CharField(_("time zone"), max_length=64, default="UTC")
+    start_at = MillisecondsField(_("start"), null=True, blank=True, help_text=_("No run is earlier."))
+    end_at = MillisecondsField(_("end"), null=True, blank=True, help_text=_("No run is later."))
+    max_executions = models.PositiveIntegerField(
+        _("most executions"), null=True, blank=True, help_text=_("It is over after so many.")
+    )
+    jitter = models.DurationField(
+        _("jitter"),
+        default=timedelta,
+        blank=True,
+        help_text=_("Each run comes later by a part of this, which its name and time decide."),
+    )
+    overlap = models.CharField(
+        _("while a job is unfinished"), max_length=16, choices=Overlap.choices, default=Overlap.ALLOW
+    )
+    missed = models.CharField(_("missed runs"), max_length=16, choices=Missed.choices, default=Missed.ONE)
+    missed_window = models.DurationField(
+        _("window"), default=timedelta(days=1), help_text=_("How old a missed run may be to be made up for.")
+    )
+    blackouts = models.TextField(
+        _("blackouts"),
+        blank=True,
+        default="",
+        help_text=_(
+            "One a line, in the time zone above: 2026-12-24, 2026-12-24..2027-01-02, 12-25, sat,sun, "
+            "22:00-06:00, mon-fri 09:00-17:00."
+        ),
+    )
+    on_blackout = models.CharField(
+        _("runs in a blackout"), max_length=16, choices=OnBlackout.choices, default=OnBlackout.SKIP
+    )
     args = models.JSONField(_("positional arguments"), default=list, blank=True)
     kwargs = models.JSONField(_("keyword arguments"), default=dict, blank=True)
     enabled = models.BooleanField(_("enabled"), default=True)
+    source = models.CharField(
+        _("source"),
+        max_length=16,
+        choices=ScheduleSource.choices,
+        default=ScheduleSource.HAND,
+        editable=False,
+    )
     next_run_at = MillisecondsField(_("next run"), null=True, blank=True, editable=False)
     last_run_at = MillisecondsField(_("last run"), null=True, blank=True, editable=False)
     executions = models.BigIntegerField(_("executions"), default=0, editable=False)
+    firing_at = MillisecondsField(
+        null=True,
+        blank=True,
+        editable=False,
+        help_text="Since when somebody is at the run that is due; empty: nobody has begun with it.",
+    )
+    unfinished = models.JSONField(
+        default=list,
+        blank=True,
+        editable=False,
+        help_text="Queue and id of its jobs that had not ended at its last run, if runs may not overlap.",
+    )
+
+    objects = CronJobQuerySet.as_manager()
 
     class Meta:
         db_table = "djqueue_cron_job"
         verbose_name = _("cron job")
         verbose_name_plural = _("cron jobs")
+        permissions = (("run_cronjob", "Can run cron job now"),)
+        constraints = (
+            models.CheckConstraint(
+                condition=(~Q(schedule="") & Q(every__isnull=True)) | Q(schedule="", every__gt=timedelta()),
+                name="djqueue_cron_one_form",
+                violation_error_message=_("Give a cron line or an interval."),
+            ),
+            models.CheckConstraint(
+                condition=Q(start_at__isnull=True) | Q(end_at__isnull=True) | Q(end_at__gt=F("start_at")),
+                name="djqueue_cron_ends_later",
+                violation_error_message=_("The end is not later than the start."),
+            ),
+            models.CheckConstraint(
+                condition=Q(jitter__gte=timedelta()),
+                name="djqueue_cron_jitter",
+                violation_error_message=_("The jitter is negative."),
+            ),
+        )
+        indexes = (models.Index(fields=["next_run_at"], name="djqueue_cron_due", condition=Q(enabled=True)),)
 
     def __str__(self) -> str:
         return self.name
+
+    def timing(self) -> Schedule:
+        """When it runs."""
+        return Schedule(
+            cron=self.schedule,
+            every=None if self.every is None else _whole_milliseconds(self.every),
+            timezone=self.timezone,
+            start_at=_instant(self.start_at),
+            end_at=_instant(self.end_at),
+            max_executions=self.max_executions,
+            jitter=_whole_milliseconds(self.jitter),
+            overlap=self.overlap,
+            missed=self.missed,
+            missed_window=_whole_milliseconds(self.missed_window),
+            blackouts=tuple(line.strip() for line in self.blackouts.splitlines() if line.strip()),
+            on_blackout=self.on_blackout,
+        )
+
+    def next_slot(self, now: int) -> int | None:
+        """The first slot that is neither past nor done, in UTC milliseconds; None if it is over.
+
+        Raises OptionError if it is not readable.
+        """
+        if self.max_executions is not None and self.executions >= self.max_executions:
+            return None
+        return self.timing().next_slot(max(now, _instant(self.last_run_at) or 0))
 
     def clean(self) -> None:
         """Check what only this package knows: the schedule, the zone, the queue, the arguments."""
         self.args = [] if self.args is None else self.args
         self.kwargs = {} if self.kwargs is None else self.kwargs
-        wrong: dict[str, Any] = {}
-        for field, check in (("schedule", check_expression), ("timezone", parse_timezone)):
-            try:
-                check(getattr(self, field))
-            except OptionError as error:
-                wrong[field] = str(error)
+        self.jitter = self.jitter or timedelta()
+        wrong: dict[str, Any] = {
+            "schedule" if field == "cron" else field: _sentence(problem)
+            for field, problem in self.timing().problems().items()
+        }
         settings = get_settings()
         if self.queue and settings.strict_queues and self.queue not in settings.queues:
             wrong["queue"] = _("The settings list the queues, and this is not one of them.")
@@ -265,26 +412,85 @@ class CronJob(models.Model):
             wrong["args"] = _("Expected a list, such as [1, 2].")
         if not isinstance(self.kwargs, dict):
             wrong["kwargs"] = _('Expected an object, such as {"key": 1}.')
-        if not wrong and self._next_run(SYSTEM_CLOCK.now()) is None:
-            wrong["schedule"] = _("No such time comes within fifty years.")
+        if not wrong and self.enabled and self.next_slot(SYSTEM_CLOCK.now()) is None:
+            over = "max_executions" if self.end_at is None else "end_at"
+            wrong["schedule" if self.end_at is None and self.max_executions is None else over] = _(
+                "It is over: there is no further run."
+            )
+        if wrong and self.source != ScheduleSource.HAND:
+            # What code declares is not edited, so that no form has these fields.
+            raise ValidationError([f"{field}: {text}" for field, text in wrong.items()])
         if wrong:
             raise ValidationError(wrong)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save, with the next run worked out anew; not if only some fields are saved.
+        """Save; a change of when it runs, or that it does, has the next run worked out anew.
 
-        A run that is overdue stays due. Raises OptionError for a bad schedule or time zone.
+        A run that is overdue stays due if neither is changed. The scheduler's own columns are left to it.
+        Raises OptionError for a schedule that is none.
         """
-        if kwargs.get("update_fields") is None:
-            after = SYSTEM_CLOCK.now()
-            if self.next_run_at is not None:
-                after = min(after, to_milliseconds(self.next_run_at) - 1)
-            at = self._next_run(after) if self.enabled else None
-            self.next_run_at = None if at is None else to_datetime(at)
+        given = kwargs.get("update_fields")
+        if given is None or not (TIMING | {"enabled"}).isdisjoint(given):
+            there = self._there(kwargs.get("using"))
+            if there is None:
+                self._work_out(_instant(self.next_run_at))
+            else:
+                self.refresh_from_db(using=kwargs.get("using"), fields=KEPT)
+                kwargs["update_fields"] = {*(given or WRITTEN)}
+                if there != self._timing_fields():
+                    self.firing_at = None
+                    self._work_out(None)
+                    kwargs["update_fields"] |= {"next_run_at", "firing_at"}
         super().save(*args, **kwargs)
 
-    def _next_run(self, after: int) -> int | None:
-        return next_run(self.schedule, self.timezone, after)
+    def _work_out(self, overdue: int | None) -> None:
+        now = SYSTEM_CLOCK.now()
+        slot = self.next_slot(now if overdue is None else min(now, overdue - 1))
+        self.next_run_at = None if slot is None or not self.enabled else to_datetime(slot)
+
+    def _there(self, using: str | None) -> tuple[Any, ...] | None:
+        if self.pk is None:
+            return None
+        rows = CronJob.objects.using(using or self._state.db or DEFAULT_DB_ALIAS)
+        return rows.filter(pk=self.pk).values_list(*sorted(TIMING), "enabled").first()
+
+    def _timing_fields(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in (*sorted(TIMING), "enabled"))
+
+
+TIMING = frozenset(
+    {
+        "schedule",
+        "every",
+        "timezone",
+        "start_at",
+        "end_at",
+        "max_executions",
+        "blackouts",
+        "on_blackout",
+    }
+)
+"""Fields of a cron job that say when it runs."""
+KEPT = ("next_run_at", "last_run_at", "executions", "firing_at", "unfinished")
+"""Fields of a cron job that its scheduler keeps."""
+WRITTEN = frozenset(
+    field.name for field in CronJob._meta.concrete_fields if not field.primary_key and field.name not in KEPT
+)
+
+
+def _whole_milliseconds(value: timedelta) -> int:
+    return value // timedelta(milliseconds=1)
+
+
+def _instant(value: datetime | None) -> int | None:
+    if value is None:
+        return None
+    # In a project without time zones: it means the project's own.
+    return to_milliseconds(timezone.make_aware(value) if timezone.is_naive(value) else value)
+
+
+def _sentence(problem: str) -> str:
+    return f"{problem[:1].upper()}{problem[1:]}."
 
 
 class QueueState(models.Model):

@@ -1,6 +1,6 @@
 """`@job`: functions that can be enqueued, and the registry in which workers look names up."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -13,6 +13,7 @@ from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
 from . import envelope, waiting
+from .declared import declared, split_options
 from .sending import asend, send
 from .storages import get_storage
 
@@ -119,6 +120,18 @@ class JobType(Generic[P, R]):
         """See `enqueue_and_wait`."""
         return await waiting.aenqueue_and_wait(get_storage(), self._batch([(args, kwargs)]), wait)
 
+    def schedule(
+        self, name: str, *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **when: Any
+    ) -> None:
+        """Declare a schedule that enqueues the job with these arguments, which are values of JSON.
+
+        name: of the schedule; another one of the same name and job replaces it.
+        when: `cron` or `every`, and the other options of schedules: see `djqueue.schedules.Schedule`.
+
+        Raises OptionError, naming what is wrong.
+        """
+        declared.add(declared.check(name, self.name, when, args, kwargs))
+
     def _batch(self, calls: Sequence[Call]) -> Batch:
         values = [{"args": list(args), "kwargs": dict(kwargs)} for args, kwargs in calls]
         ids = [self._id] * len(calls) if self._id is not None else None
@@ -184,19 +197,24 @@ def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> 
     """Make a function a job: `@job`, or `@job(queue="emails", max_attempts=5, timeout=30)`.
 
     name: under which workers find it; else the function's dotted path.
-    options: see `djqueue.core.options`; `backoff` may be a function (failures, exception) -> seconds.
+    options: see `djqueue.core.options`; `backoff` may be a function (failures, exception) -> seconds. With
+        `cron` or `every` it has a schedule, too: see `djqueue.schedules.Schedule` for what else that takes.
 
     Raises OptionError, naming the option; JobNameError if the name is taken.
     """
 
     def decorate(function: Callable[P, R]) -> JobType[P, R]:
         given = dict(options)
+        when = split_options(given)
         backoff = given.pop("backoff") if callable(given.get("backoff")) else None
         path = f"{function.__module__}.{function.__qualname__}"
         label = check_text("name", path if name is None else name)
         job_type = JobType(function, label, given, backoff)
         envelope.resolve(given)
+        schedule = declared.check(label, label, when) if when else None
         registry.add(job_type)
+        if schedule is not None:
+            declared.add(schedule)
         return job_type
 
     return decorate if function is None else decorate(function)

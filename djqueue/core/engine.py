@@ -46,27 +46,27 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
 
     # Enqueue.
 
-    def enqueue(self, batches: Sequence[Batch], *, bounded: bool = True) -> list[EnqueueResult]:
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """Add jobs; one answer for each, in order. A duplicate is an answer, not an error.
 
-        bounded: whether the queues' capacities count. Raises QueueFullError, with none of a batch enqueued.
+        Raises QueueFullError, with none of a batch enqueued.
         """
         for batch in batches:
             self._check(batch)
         results: list[EnqueueResult] = []
         with spared(sum(len(batch.payloads) for batch in batches)):
             for batch in batches:
-                results += self._enqueue(batch, bounded)
+                results += self._enqueue(batch)
         return results
 
-    def _enqueue(self, batch: Batch, bounded: bool) -> list[EnqueueResult]:
+    def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
         changes = Changes()
         shard = self.shard(batch.queue)
         now = self.clock.now()
         added: list[Job] = []
         with shard.lock:
             queue = shard.queue(batch.queue)
-            bounded = bounded and queue.policy.max_size is not None
+            bounded = queue.policy.max_size is not None
             if bounded and queue.drops is None:
                 check_room(queue, batch, now)
             if is_uniform(batch) and queue.drops is None:

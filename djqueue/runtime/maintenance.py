@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from djqueue.storage.chores import chores_of
+
 from .periodic import Periodic
 from .station import Station
 
@@ -18,6 +20,7 @@ class Maintenance:
         self._storage = station.storage
         self._random = station.random
         self._tell = station.tell
+        self._chores = {"maintain": lambda: station.storage.maintain(), **chores_of(station.storage)}
         self._thread = Periodic("djqueue-maintenance", self._seconds, self._round, on_exit)
 
     def start(self) -> None:
@@ -30,12 +33,13 @@ class Maintenance:
         self._thread.join(GRACE)
 
     def _round(self) -> None:
-        try:
-            self._storage.maintain()
-        except Exception as error:
-            self._tell.away("maintain", error)
-        else:
-            self._tell.back("maintain")
+        for part, chore in self._chores.items():
+            try:
+                chore()
+            except Exception as error:
+                self._tell.away(part, error)
+            else:
+                self._tell.back(part)
 
     def _seconds(self) -> float:
         return INTERVAL * self._random.uniform(0.8, 1.2)

@@ -1,6 +1,6 @@
 """Cron jobs are edited in the admin."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -8,6 +8,7 @@ from django.contrib.messages import get_messages
 
 from djqueue.client import registry
 from djqueue.models import CronJob
+from djqueue.storage.memory import MemoryStorage
 from tests.admin.factories import change_url, list_url, logged_in, make_superuser, make_user
 
 pytestmark = pytest.mark.django_db
@@ -19,6 +20,14 @@ GOOD = {
     "enabled": "on",
     "schedule": "30 2 * * *",
     "timezone": "Europe/Berlin",
+    "every": "",
+    "jitter": "",
+    "overlap": "allow",
+    "missed": "one",
+    "missed_window": "1 00:00:00",
+    "blackouts": "",
+    "on_blackout": "skip",
+    "max_executions": "",
     "args": "[1]",
     "kwargs": '{"to": "ann"}',
 }
@@ -57,7 +66,17 @@ def test_a_known_job_is_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
         ("schedule", "61 * * * *", "is not a cron line: Bad minute"),
         ("schedule", "0 0 1--100000000 * *", "is not a cron line: Bad day-of-month"),
         ("schedule", "@noon", "is not known; there are @hourly"),
-        ("schedule", "", "This field is required."),
+        ("schedule", "", "Give a cron line, or an interval (every)."),
+        ("schedule", "0 0 30 2 *", "is not a cron line: Bad day-of-month"),
+        ("every", "nan", "Enter a valid duration."),
+        ("every", "-1:00:00", "Is not from 1 s to a hundred years."),
+        ("jitter", "1 01:00:00", "Is longer than the 86400 seconds between two slots."),
+        ("jitter", "-60", "Is not from 0 s to a hundred years."),
+        ("missed_window", "99999999 00:00:00", "Is not from 1 s to a hundred years."),
+        ("overlap", "perhaps", "is not one of the available choices"),
+        ("max_executions", "0", "0 is not a number from 1 on."),
+        ("blackouts", "noon", "'noon' is not one of dates"),
+        ("blackouts", "00:00-24:00", "No time of the schedule is left."),
         ("timezone", "Europe/Atlantis", "is not the name of a time zone"),
         ("args", '{"a": 1}', "Expected a list"),
         ("args", "[1", "Enter a valid JSON."),
@@ -103,3 +122,141 @@ def test_to_edit_needs_the_right_to_change() -> None:
     editor = logged_in(make_user("view_cronjob", "change_cronjob"))
     assert editor.post(change_url(cron), {**GOOD, "name": "x"}).status_code == 302
     assert CronJob.objects.get().name == "x"
+
+
+def test_a_line_and_an_interval_are_refused() -> None:
+    errors = add(every="1:00:00").context["adminform"].form.errors
+    assert errors == {"schedule": ["Give a cron line or an interval (every), not both."]}
+
+
+def test_an_end_before_the_start_is_refused() -> None:
+    times = {"start_at_0": "2026-12-02", "start_at_1": "0:00", "end_at_0": "2026-12-01", "end_at_1": "0:00"}
+    response = add(**times)
+    assert response.context["adminform"].form.errors["end_at"] == ["Is not later than start_at."]
+
+
+def test_a_schedule_that_is_over_already_is_refused_unless_it_is_off() -> None:
+    over = {"end_at_0": "2020-12-01", "end_at_1": "0:00"}
+    assert "It is over" in add(**over).context["adminform"].form.errors["end_at"][0]
+    assert add(**over, enabled="").status_code == 302
+
+
+def test_all_that_can_be_said_of_a_schedule_is_kept() -> None:
+    given = {
+        "schedule": "",
+        "every": "0:15:00",
+        "jitter": "0:01:00",
+        "overlap": "skip",
+        "missed": "all",
+        "missed_window": "2:00:00",
+        "blackouts": "2026-12-24\r\nsat,sun 22:00-06:00\r\n",
+        "on_blackout": "put_off",
+        "max_executions": "100",
+        "start_at_0": "2026-01-01",
+        "start_at_1": "0:00",
+    }
+    assert add(**given).status_code == 302
+    timing = CronJob.objects.get().timing()
+    assert (timing.every, timing.jitter, timing.missed_window) == (900_000, 60_000, 7_200_000)
+    assert (timing.overlap, timing.missed, timing.on_blackout) == ("skip", "all", "put_off")
+    assert timing.blackouts == ("2026-12-24", "sat,sun 22:00-06:00")
+    assert (timing.max_executions, timing.start_at) == (100, 1_767_225_600_000)
+
+
+# Actions.
+
+
+def act(action: str, *permissions: str, rows: Any = None) -> Any:
+    rows = CronJob.objects.all() if rows is None else rows
+    data = {"action": action, "_selected_action": [row.pk for row in rows]}
+    return logged_in(make_user("view_cronjob", *permissions)).post(list_url("cronjob"), data)
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> MemoryStorage:
+    made = MemoryStorage()
+    monkeypatch.setattr("djqueue.admin.cron.get_storage", lambda: made)
+    return made
+
+
+def test_a_job_is_run_now_whatever_the_schedule_says(storage: MemoryStorage) -> None:
+    row = CronJob.objects.create(name="a", job_name="n", schedule="@yearly", queue="mail", args=[1])
+    response = act("run_now", "run_cronjob")
+    [job] = storage.page("mail", None, 10)
+    assert (job.name, told(response)) == ("n", ["1 job was enqueued."])
+    at, row.executions = row.next_run_at, -1
+    row.refresh_from_db()
+    assert (row.executions, row.next_run_at) == (0, at)
+
+
+def test_what_cannot_be_enqueued_is_named(storage: MemoryStorage) -> None:
+    CronJob.objects.create(name="huge", job_name="n", schedule="@yearly", args=[2**70])
+    [said] = told(act("run_now", "run_cronjob"))
+    assert said.startswith("huge: ")
+    assert storage.queues() == []
+
+
+def test_schedules_are_switched_off_and_on() -> None:
+    for name in "ab":
+        CronJob.objects.create(name=name, job_name="n", schedule="@daily")
+    assert told(act("disable", "change_cronjob")) == ["2 cron jobs were switched off."]
+    assert list(CronJob.objects.values_list("enabled", "next_run_at")) == [(False, None)] * 2
+    CronJob.objects.filter(name="a").update(last_run_at=datetime.now(UTC))
+    assert told(act("enable", "change_cronjob")) == ["2 cron jobs were switched on."]
+    for row in CronJob.objects.all():
+        assert row.enabled
+        assert row.next_run_at is not None
+        assert row.next_run_at > datetime.now(UTC)
+
+
+@pytest.mark.parametrize(
+    ("action", "wrong"),
+    [("run_now", "change_cronjob"), ("enable", "run_cronjob"), ("disable", "run_cronjob")],
+)
+def test_an_action_needs_its_permission(storage: MemoryStorage, action: str, wrong: str) -> None:
+    CronJob.objects.create(name="a", job_name="n", schedule="@daily", enabled=action == "disable")
+    act(action, wrong)
+    assert storage.queues() == []
+    assert CronJob.objects.get().enabled == (action == "disable")
+
+
+def test_what_code_declares_can_only_be_switched() -> None:
+    row = CronJob.objects.create(name="a", job_name="n", schedule="@daily", source="code")
+    client = logged_in(make_superuser())
+    html = client.get(change_url(row)).content.decode()
+    assert 'name="schedule"' not in html
+    assert 'name="enabled"' in html
+
+    assert client.post(change_url(row), {**GOOD, "enabled": ""}).status_code == 302
+    row.refresh_from_db()
+    assert (row.name, row.schedule, row.enabled) == ("a", "@daily", False)
+    assert client.post(change_url(row).replace("change", "delete"), {"post": "yes"}).status_code == 403
+
+
+def test_what_code_declares_and_is_over_cannot_be_switched_on() -> None:
+    row = CronJob.objects.create(
+        name="a", job_name="n", schedule="@daily", source="code", enabled=False, max_executions=1
+    )
+    CronJob.objects.update(executions=1)
+    response = logged_in(make_superuser()).post(change_url(row), {"enabled": "on"})
+    assert response.status_code == 200
+    errors = response.context["adminform"].form.non_field_errors()
+    assert errors == ["max_executions: It is over: there is no further run."]
+
+
+def test_what_code_declares_no_more_stays_off_and_can_be_deleted() -> None:
+    row = CronJob.objects.create(name="a", job_name="n", schedule="@daily", source="withdrawn", enabled=False)
+    assert told(act("enable", "change_cronjob"))[0] == "What code declares no more stays off."
+    assert not CronJob.objects.get().enabled
+    client = logged_in(make_superuser())
+    assert client.post(change_url(row).replace("change", "delete"), {"post": "yes"}).status_code == 302
+    assert not CronJob.objects.exists()
+
+
+def test_the_next_run_is_shown_with_its_jitter() -> None:
+    at = datetime(2096, 1, 1, tzinfo=UTC)
+    CronJob.objects.create(name="a", job_name="n", schedule="@yearly", jitter=timedelta(hours=5))
+    CronJob.objects.update(next_run_at=at)
+    html = logged_in(make_superuser()).get(list_url("cronjob")).content.decode()
+    assert "2096-01-01T00:00:00" not in html
+    assert "2096-01-01T0" in html

@@ -30,6 +30,8 @@ from djqueue.core.options import PARSERS, EnqueueOptions, parse_options
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import Keep
 from djqueue.core.states import TRANSITIONS, State
+from djqueue.schedules import Schedule, parse_schedule
+from djqueue.schedules.words import PARSERS as SCHEDULE_WORDS
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.redis import health, scripts
@@ -372,3 +374,11 @@ def test_the_documentation_builds_without_a_warning(tmp_path):
 
     assert built.returncode == 0, built.stderr
     assert (tmp_path / "html" / "index.html").exists()
+
+
+def test_the_table_of_schedules_is_complete():
+    rows = table("schedules.md", "schedules")
+
+    assert [row[0] for row in rows] == list(SCHEDULE_WORDS)
+    given = {row[0]: eval(row[1]) for row in rows}
+    assert parse_schedule({**given, "cron": "@daily"}) == Schedule(cron="@daily")

@@ -12,7 +12,6 @@ from django.db import Error, connections
 from django.db.models import F
 
 from djqueue import models
-from djqueue.conf import get_settings
 from djqueue.core.clock import Clock
 from djqueue.core.engine import DEFAULT_POLICY, Engine
 from djqueue.core.errors import StorageError, StorageUnavailableError
@@ -37,7 +36,7 @@ from djqueue.storage import room
 from djqueue.storage.base import P, T
 from djqueue.storage.engined import WORKER_TTL, EngineStorage
 
-from . import cron, recovery, rows
+from . import recovery, rows
 from .away import in_one_line
 from .dialects import Dialect
 from .inspector import Inspector
@@ -101,7 +100,6 @@ class SchedulerStorage(EngineStorage):
         )
         self._taken: set[int] = set()
         """Numbers of rows that were taken in, and of which the tables may not know it yet."""
-        self._crons = threading.Lock()
         self._is_open = False
         """Whether this is the scheduler, with all that is alive, and not for a moment with some jobs."""
         self._closing = threading.Event()
@@ -215,9 +213,9 @@ class SchedulerStorage(EngineStorage):
         if self._journal.is_full():
             await asyncio.to_thread(self._journal.wait_for_room)
 
-    def _accept(self, batches: Sequence[Batch], *, bounded: bool = True) -> list[EnqueueResult]:
+    def _accept(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if _simple(batches):
-            return self.engine.enqueue(batches, bounded=bounded)
+            return self.engine.enqueue(batches)
         keys = [
             (batch.queue, job_id)
             for batch in batches
@@ -226,7 +224,7 @@ class SchedulerStorage(EngineStorage):
         ]
         keys += [key for batch in batches for key in batch.options.depends_on]
         with self._knowing(keys):
-            return self.engine.enqueue(batches, bounded=bounded)
+            return self.engine.enqueue(batches)
 
     async def _synced(self, *, durable: bool = False) -> None:
         waiter = Waiter(asyncio.get_running_loop())
@@ -471,23 +469,7 @@ class SchedulerStorage(EngineStorage):
         self._check()
         swept = super().maintain()
         self._flush()
-        self._fire_crons()
         return swept._replace(removed=swept.removed + self._purge())
-
-    def _fire_crons(self) -> None:
-        """First the jobs, then their schedules: a job that is there already was fired by one who died
-        in between.
-        """
-        with self._crons:
-            due = cron.due_slots(self._alias, self._clock.now())
-            defaults = get_settings().defaults
-            batches = [batch for slot in due if (batch := cron.batch(self._alias, slot, defaults))]
-            new = [batch for batch in batches if self.states(batch.queue, batch.ids or ()) == [None]]
-            if new:
-                self._accept(new, bounded=False)
-                self._flush()
-            for slot in due:
-                cron.advance(self._alias, slot)
 
     def _purge(self) -> int:
         """Rows whose time is over."""

@@ -130,6 +130,16 @@ class DatabaseStorage(Storage):
         return f"database {self._alias!r} ({vendor}{where}: {settings['NAME']})"
 
     @property
+    def alias(self) -> str:
+        """Of the database, in `DATABASES`."""
+        return self._alias
+
+    @property
+    def clock(self) -> Clock:
+        """By which jobs are due."""
+        return self._clock
+
+    @property
     def is_scheduler(self) -> bool:
         """Whether this process is the scheduler."""
         return self._active is not self._client

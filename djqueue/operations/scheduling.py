@@ -1,0 +1,64 @@
+"""Schedules of a process that runs jobs: looked at beside each round of its worker's upkeep."""
+
+import logging
+import os
+from collections.abc import Callable
+from threading import Lock
+from weakref import WeakKeyDictionary
+
+from django.db import router
+
+from djqueue.core.errors import DjqueueError
+from djqueue.models import CronJob
+from djqueue.storage.base import Storage
+from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.database.away import in_one_line
+from djqueue.storage.memory import MemoryStorage
+
+from .firing import Firing
+
+logger = logging.getLogger("djqueue.cron")
+
+ASLEEP = 60_000
+"""Milliseconds between two looks for tables that are not there."""
+
+
+def scheduling(storage: Storage) -> Callable[[], None]:
+    """What fires the schedules that are due in a storage; quiet where there are no tables to look at."""
+    firing = firing_of(storage)
+    has_worked, asleep_until = False, firing.clock.monotonic()
+
+    def look() -> None:
+        nonlocal has_worked, asleep_until
+        if not getattr(storage, "is_scheduler", True) or firing.clock.monotonic() < asleep_until:
+            return
+        try:
+            firing.fire()
+        except Exception as error:
+            firing.leave()
+            if has_worked or isinstance(error, DjqueueError):
+                raise
+            # A project whose jobs are elsewhere need not have the tables.
+            logger.debug("Schedules are not looked at: %s", in_one_line(error))
+            asleep_until = firing.clock.monotonic() + ASLEEP
+        else:
+            has_worked = True
+
+    return look
+
+
+def firing_of(storage: Storage) -> Firing:
+    """A `Firing` for a storage, with what is known of its kind."""
+    lock = _locks.setdefault(storage, Lock())
+    if isinstance(storage, DatabaseStorage):
+        # There is one scheduler: whoever has begun with a slot is gone.
+        return Firing(storage, storage.alias, clock=storage.clock, grace=0, lock=lock)
+    alias = router.db_for_write(CronJob)
+    if isinstance(storage, MemoryStorage):
+        # Another process's jobs are not known here, and gone with it.
+        return Firing(storage, alias, sure=0, lock=lock)
+    return Firing(storage, alias, lock=lock)
+
+
+_locks: "WeakKeyDictionary[Storage, Lock]" = WeakKeyDictionary()
+os.register_at_fork(after_in_child=_locks.clear)

@@ -1,0 +1,144 @@
+"""Blackouts: days and hours, on a zone's clocks, at which a schedule does not run."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime, time, timedelta, tzinfo
+from functools import lru_cache
+
+from djqueue.core.errors import OptionError
+
+from .zones import instant, local_time, next_change
+
+WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+DAY = timedelta(days=1)
+TOGETHER = 1_000
+"""Windows that may follow one another without a moment between them: the days of almost three years."""
+MOST = 200
+"""Windows of one schedule."""
+FORMS = "dates (2026-12-24, 2026-12-24..2027-01-02, 12-25), weekdays (sat,sun, mon-fri), hours (22:00-06:00)"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Hours of some days. An end that is not later than the beginning is on the next day."""
+
+    first: date | None = None
+    last: date | None = None
+    """Between these dates, both included."""
+    yearly: tuple[int, int] | None = None
+    """On this (month, day) of every year."""
+    weekdays: frozenset[int] | None = None
+    begin: int = 0
+    """Minutes since midnight."""
+    end: int = 1_440
+
+    def around(self, moment: datetime) -> tuple[datetime, datetime] | None:
+        """The beginning and the end of the window that a local time lies in; None if it lies in none."""
+        today = moment.date()
+        for day in (today, today - DAY) if self.end > 1_440 else (today,):
+            if self._is_on(day):
+                midnight = datetime.combine(day, time())
+                begin, end = (midnight + timedelta(minutes=m) for m in (self.begin, self.end))
+                if begin <= moment < end:
+                    return begin, end
+        return None
+
+    def _is_on(self, day: date) -> bool:
+        if self.first is not None and not self.first <= day <= (self.last or self.first):
+            return False
+        if self.yearly is not None and (day.month, day.day) != self.yearly:
+            return False
+        return self.weekdays is None or day.weekday() in self.weekdays
+
+
+@lru_cache(maxsize=1024)
+def parse_blackouts(lines: tuple[str, ...]) -> tuple[Window, ...]:
+    """Windows as users write them, one a line: days, hours, or both. Raises OptionError."""
+    if len(lines) > MOST:
+        raise OptionError(f"blackouts: {len(lines)} windows; at most {MOST} are allowed")
+    return tuple(map(_window, lines))
+
+
+def blackout_end(windows: Sequence[Window], zone: tzinfo, at: int) -> int | None:
+    """When, in UTC seconds, the blackouts that an instant lies in are over: itself if it lies in none.
+
+    None if that is in years, or never.
+    """
+    for _ in range(TOGETHER):
+        found = _around(windows, local_time(zone, at))
+        if not found:
+            return at
+        # A later end first: the others are looked at again from there, and all where clocks are set.
+        end = max(instant(zone, end, after=at) for _, end in found)
+        at = next_change(zone, at, end) or end
+    return None
+
+
+def blackout_begin(windows: Sequence[Window], zone: tzinfo, at: int) -> int:
+    """Since when, in UTC seconds, an instant's blackouts have lasted; itself if it lies in none."""
+    for _ in range(TOGETHER):
+        found = _around(windows, local_time(zone, at - 1))
+        if not found:
+            break
+        at = min(at - 1, *(instant(zone, begin) for begin, _ in found))
+    return at
+
+
+def _around(windows: Iterable[Window], moment: datetime) -> list[tuple[datetime, datetime]]:
+    return [found for window in windows if (found := window.around(moment)) is not None]
+
+
+def _window(line: str) -> Window:
+    if not isinstance(line, str) or not line.strip() or len(line) > 100:
+        raise _refused(line)
+    *days, last = line.lower().split()
+    hours = _hours(last)
+    if hours is None:
+        days, hours = [*days, last], (0, 1_440)
+    if len(days) > 1:
+        raise _refused(line)
+    try:
+        return replace(_days(days[0]) if days else Window(), begin=hours[0], end=hours[1])
+    except ValueError:
+        raise _refused(line) from None
+
+
+def _refused(line: object) -> OptionError:
+    return OptionError(f"blackouts: {line!r} is not one of {FORMS}, or days and hours with a space between")
+
+
+def _days(text: str) -> Window:
+    if re.fullmatch(r"\d\d-\d\d", text):
+        day = date.fromisoformat(f"2000-{text}")  # a leap year
+        return Window(yearly=(day.month, day.day))
+    if text[:1].isdigit():
+        first, dots, last = text.partition("..")
+        begin, end = _date(first), _date(last if dots else first)
+        if end < begin:
+            raise ValueError
+        return Window(first=begin, last=end)
+    days: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        one, other = WEEKDAYS.index(first), WEEKDAYS.index(last if dash else first)
+        days.update(day % 7 for day in range(one, other + 1 if other >= one else other + 8))
+    return Window(weekdays=frozenset(days))
+
+
+def _date(text: str) -> date:
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        raise ValueError
+    return date.fromisoformat(text)
+
+
+def _hours(text: str) -> tuple[int, int] | None:
+    """Minutes of the beginning and the end; None if these are no hours."""
+    found = re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", text)
+    if found is None:
+        return None
+    begin_hour, begin_minute, end_hour, end_minute = map(int, found.groups())
+    begin, end = begin_hour * 60 + begin_minute, end_hour * 60 + end_minute
+    if begin >= 1_440 or end > 1_440 or begin_minute > 59 or end_minute > 59:
+        return None
+    return begin, end if end > begin else end + 1_440

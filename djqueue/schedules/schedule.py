@@ -1,0 +1,177 @@
+"""A schedule, and the slots that it has: the times at which it enqueues one job each."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from djqueue.core.durations import LONGEST
+from djqueue.core.errors import OptionError
+
+from .blackouts import blackout_begin, blackout_end, parse_blackouts
+from .lines import next_run, read_line
+from .zones import parse_timezone
+
+OVERLAP = ("allow", "skip", "one_pending")
+MISSED = ("skip", "one", "all")
+ON_BLACKOUT = ("skip", "put_off")
+DAY = 86_400_000
+SHORTEST = 1_000
+"""Milliseconds of an interval: schedulers look about once a second."""
+TRIES = 1_000
+"""Blackouts in a row that the search for a slot goes past."""
+SAMPLE = 32
+"""Slots by which the shortest time between two is known."""
+LONG_AGO = 946_684_800_000
+"""The year 2000: whether a schedule has slots at all must not depend on when that is asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When a job is enqueued again and again. Times are UTC milliseconds, durations milliseconds."""
+
+    cron: str = ""
+    """Five or six cron fields, or an alias; empty if there is an interval."""
+    every: int | None = None
+    """An interval, counted from `start_at`, or from 1970 on: so its slots do not drift."""
+    timezone: str = "UTC"
+    start_at: int | None = None
+    """No slot is earlier."""
+    end_at: int | None = None
+    """No slot is later."""
+    max_executions: int | None = None
+    """Jobs after which it is over."""
+    jitter: int = 0
+    """The most by which a job comes after its slot."""
+    overlap: str = "allow"
+    """While a job of it is unfinished: `allow` the next | `skip` it | `one_pending`: unless one waits."""
+    missed: str = "one"
+    """Of slots that passed while nobody looked: `skip` them | enqueue `one` job | `all` within the window."""
+    missed_window: int = DAY
+    blackouts: tuple[str, ...] = ()
+    """Days and hours at which it does not run: see `blackouts`."""
+    on_blackout: str = "skip"
+    """A slot within a blackout is `skip`ped, or `put_off` to its end."""
+
+    def next_slot(self, after: int) -> int | None:
+        """The first slot later than a time; None if there is none. Raises OptionError if it is not readable.
+
+        Slots that are put off to one moment are one slot.
+        """
+        if self.start_at is not None:
+            after = max(after, self.start_at - 1)
+        windows, zone = parse_blackouts(self.blackouts), parse_timezone(self.timezone)
+        raw = after
+        if windows and self.on_blackout == "put_off":
+            # One from before this moment may have been put off to after it.
+            begin = blackout_begin(windows, zone, after // 1_000 + 1) * 1_000
+            raw = min(after, max(begin - 1, self.start_at - 1 if self.start_at is not None else begin - 1))
+        for _ in range(TRIES):
+            time = self._next_time(raw)
+            if time is None:
+                return None
+            raw = time
+            end = blackout_end(windows, zone, raw // 1_000) if windows else None
+            if windows and end is None:
+                return None
+            slot = raw if end is None or end * 1_000 <= raw else end * 1_000
+            if slot > after and (slot == raw or self.on_blackout == "put_off"):
+                return None if self.end_at is not None and slot > self.end_at else slot
+            if slot != raw:
+                raw = slot - 1
+        return None
+
+    def fires_at(self, slot: int, name: str) -> int:
+        """When the job of a slot is enqueued: the slot, and a share of the jitter that is always the same."""
+        if not self.jitter:
+            return slot
+        digest = hashlib.sha256(f"{name}:{slot}".encode("utf-8", "surrogatepass")).digest()
+        return slot + int.from_bytes(digest[:8]) % (self.jitter + 1)
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong with it, by field."""
+        found: dict[str, str] = {}
+        for field, check in CHECKS.items():
+            try:
+                check(self)
+            except OptionError as error:
+                found[field] = str(error).partition(": ")[2]
+        if not found:
+            found.update(self._without_slots())
+        if not found and self.jitter > (shortest := self._shortest_interval()):
+            found["jitter"] = f"is longer than the {shortest / 1_000:g} seconds between two slots"
+        return found
+
+    def _next_time(self, after: int) -> int | None:
+        if self.every is None:
+            return next_run(self.cron, self.timezone, after)
+        anchor = self.start_at or 0
+        return anchor + max(0, (after - anchor) // self.every + 1) * self.every
+
+    def _without_slots(self) -> dict[str, str]:
+        since = LONG_AGO if self.start_at is None else self.start_at - 1
+        if self.next_slot(since) is not None:
+            return {}
+        first = self._next_time(since)
+        if first is None:
+            return {"cron": "no such time comes within fifty years"}
+        if self.end_at is not None and first > self.end_at:
+            return {"end_at": "no time of the schedule lies before it"}
+        return {"blackouts": "no time of the schedule is left"}
+
+    def _shortest_interval(self) -> int:
+        since = LONG_AGO if self.start_at is None else self.start_at - 1
+        slots: list[int] = []
+        while len(slots) < SAMPLE and (slot := self.next_slot(since)) is not None:
+            slots.append(slot)
+            since = slot
+        return min((later - earlier for earlier, later in pairwise(slots)), default=LONGEST)
+
+
+def _cron(schedule: Schedule) -> None:
+    if schedule.every is None and not schedule.cron:
+        raise OptionError("cron: give a cron line, or an interval (every)")
+    if schedule.every is not None and schedule.cron:
+        raise OptionError("cron: give a cron line or an interval (every), not both")
+    if schedule.cron:
+        read_line(schedule.cron)
+
+
+def _every(schedule: Schedule) -> None:
+    if schedule.every is not None:
+        _within("every", schedule.every, SHORTEST)
+
+
+def _end_at(schedule: Schedule) -> None:
+    if schedule.end_at is not None and schedule.start_at is not None and schedule.end_at <= schedule.start_at:
+        raise OptionError("end_at: is not later than start_at")
+
+
+def _max_executions(schedule: Schedule) -> None:
+    if schedule.max_executions is not None and schedule.max_executions < 1:
+        raise OptionError(f"max_executions: {schedule.max_executions} is not a number from 1 on")
+
+
+def _choice(field: str, choices: tuple[str, ...], value: str) -> None:
+    if value not in choices:
+        raise OptionError(f"{field}: {value!r} is not one of {', '.join(choices)}")
+
+
+def _within(field: str, value: int, least: int) -> None:
+    if not least <= value <= LONGEST:
+        raise OptionError(f"{field}: is not from {least / 1_000:g} s to a hundred years")
+
+
+CHECKS: dict[str, Callable[[Schedule], object]] = {
+    "cron": _cron,
+    "every": _every,
+    "timezone": lambda schedule: parse_timezone(schedule.timezone),
+    "end_at": _end_at,
+    "max_executions": _max_executions,
+    "jitter": lambda schedule: _within("jitter", schedule.jitter, 0),
+    "overlap": lambda schedule: _choice("overlap", OVERLAP, schedule.overlap),
+    "missed": lambda schedule: _choice("missed", MISSED, schedule.missed),
+    "missed_window": lambda schedule: _within("missed_window", schedule.missed_window, SHORTEST),
+    "blackouts": lambda schedule: parse_blackouts(schedule.blackouts),
+    "on_blackout": lambda schedule: _choice("on_blackout", ON_BLACKOUT, schedule.on_blackout),
+}

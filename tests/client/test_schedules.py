@@ -1,0 +1,117 @@
+"""`@job(cron=…)` and `@job(every=…)`: what is refused when the module is imported."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from djqueue import OptionError, job
+from djqueue.client import registry
+from djqueue.client.declared import declared
+from djqueue.schedules import ALIASES
+
+NAIVE = datetime(2026, 1, 1)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def nothing_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declared, "_entries", {})
+    monkeypatch.setattr(registry, "_types", {})
+
+
+def work() -> None: ...
+
+
+def test_a_job_without_a_schedule_declares_none() -> None:
+    job(name="a", cron=None, every=None)(work)
+    assert declared.of("a") == {}
+
+
+@pytest.mark.parametrize("line", [*ALIASES, "*/5 * * * *", "30 0 3 * * 1-5", "0 9 L * *"])
+def test_lines_and_aliases_are_taken(line: str) -> None:
+    job(name="a", cron=line)(work)
+    assert declared.of("a")["a"].schedule.cron == line
+
+
+@pytest.mark.parametrize("every", [1, 1.5, 3600, timedelta(days=3)])
+def test_intervals_are_seconds_or_timedeltas(every: Any) -> None:
+    job(name="a", every=every)(work)
+    seconds = every.total_seconds() if isinstance(every, timedelta) else every
+    assert declared.of("a")["a"].schedule.every == seconds * 1_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cron": "every day"}, "cron: 'every day' is not a cron line"),
+        ({"cron": "@sometimes"}, "cron: '@sometimes' is not known"),
+        ({"cron": "0 0 30 2 *"}, "cron: '0 0 30 2 .' is not a cron line: Bad day-of-month"),
+        ({"cron": "0 0 */31 2 2#5"}, "cron: no such time comes within fifty years"),
+        ({"cron": ""}, "cron: give a cron line, or an interval"),
+        ({"cron": 5}, "cron: expected a text, got 5"),
+        ({"cron": "@daily", "every": 5}, "cron: give a cron line or an interval .every., not both"),
+        ({"every": 0}, "every: is not from 1 s to a hundred years"),
+        ({"every": 0.5}, "every: is not from 1 s to a hundred years"),
+        ({"every": -1}, "every: -1 is negative"),
+        ({"every": float("nan")}, "every: nan is not a duration"),
+        ({"every": float("inf")}, "every: inf is not a duration"),
+        ({"every": 1e300}, "every: 1e[+]300 is longer than a hundred years"),
+        ({"every": "5"}, "every: expected seconds or a timedelta"),
+        ({"every": True}, "every: expected seconds or a timedelta"),
+        ({"cron": "@daily", "timezone": "Mars/Olympus"}, "timezone: 'Mars/Olympus' is not the name"),
+        ({"cron": "@daily", "timezone": None}, "timezone: expected a text"),
+        ({"cron": "@daily", "start_at": NAIVE}, "start_at: .* is naive"),
+        ({"cron": "@daily", "end_at": "2026-01-01"}, "end_at: expected an aware datetime"),
+        ({"every": 5, "start_at": START, "end_at": START}, "end_at: is not later than start_at"),
+        (
+            {"cron": "0 3 * * *", "start_at": START, "end_at": START + timedelta(hours=2)},
+            "end_at: no time of the schedule lies before it",
+        ),
+        ({"every": 5, "max_executions": 0}, "max_executions: 0 is not a number from 1 on"),
+        ({"every": 5, "max_executions": 2.5}, "max_executions: expected a whole number"),
+        ({"every": 5, "jitter": 6}, "jitter: is longer than the 5 seconds between two slots"),
+        ({"cron": "0 0,1 * * *", "jitter": 4_000}, "jitter: is longer than the 3600 seconds between"),
+        ({"every": 5, "jitter": float("nan")}, "jitter: nan is not a duration"),
+        ({"every": 5, "jitter": -1}, "jitter: -1 is negative"),
+        ({"every": 5, "overlap": "never"}, "overlap: 'never' is not one of allow, skip, one_pending"),
+        ({"every": 5, "missed": "two"}, "missed: 'two' is not one of skip, one, all"),
+        ({"every": 5, "missed_window": 0}, "missed_window: is not from 1 s to a hundred years"),
+        ({"every": 5, "blackouts": "sat,sun"}, "blackouts: expected a list of texts"),
+        ({"every": 5, "blackouts": ["noon"]}, "blackouts: 'noon' is not one of dates"),
+        ({"every": 5, "blackouts": ["mon-sun"]}, "blackouts: no time of the schedule is left"),
+        ({"every": 5, "on_blackout": "wait"}, "on_blackout: 'wait' is not one of skip, put_off"),
+        ({"timezone": "UTC"}, "timezone: needs cron or every"),
+        ({"overlap": "skip", "cron": None}, "overlap: needs cron or every"),
+        ({"cron": "@daily", "queu": "a"}, "unknown option 'queu'"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name_and_nothing_is_kept(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=f"^({message})"):
+        job(name="a", **options)(work)
+    assert (declared.of("a"), registry.all()) == ({}, {})
+
+
+def test_a_name_that_is_too_long_for_a_schedule_is_refused() -> None:
+    with pytest.raises(OptionError, match="name: has 201 characters; a schedule's has at most 200"):
+        job(name="n" * 201, every=5)(work)
+
+
+def test_two_jobs_cannot_have_schedules_of_one_name() -> None:
+    job(name="a")(work).schedule("mine", every=5)
+    with pytest.raises(OptionError, match="name: the schedule 'mine' is one of 'a' already"):
+        job(name="b")(work).schedule("mine", every=5)
+
+
+def test_arguments_have_to_be_values_of_json() -> None:
+    job_type = job(name="a")(work)
+    for args in ([START], [float("nan")], [{1, 2}]):
+        with pytest.raises(OptionError, match="args: a schedule's have to be values of JSON"):
+            job_type.schedule("mine", every=5, args=args)
+    with pytest.raises(OptionError, match="kwargs: "):
+        job_type.schedule("mine", every=5, kwargs={"at": START})
+
+
+def test_options_of_schedules_are_not_for_one_enqueue() -> None:
+    with pytest.raises(OptionError, match="unknown option 'cron'"):
+        job(name="a")(work).using(cron="@daily")

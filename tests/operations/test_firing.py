@@ -1,0 +1,935 @@
+"""Schedules fire on every storage: each slot is enqueued once, whoever looks and whenever."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from random import Random
+from threading import Barrier
+from typing import Any
+
+import pytest
+from django.db import connection
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from djqueue import job, models
+from djqueue.client import registry
+from djqueue.codecs import MSGPACK, decode
+from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.errors import QueueFullError, StorageUnavailableError
+from djqueue.core.job import Batch, Claimed, EnqueueResult, Outcome
+from djqueue.core.states import State
+from djqueue.operations.cron import KEPT
+from djqueue.operations.firing import GRACE, SURE, Firing
+from djqueue.storage.base import Storage
+from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.memory import MemoryStorage
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.factories import QUEUE, claim, completing, counts, failing, finish, retrying
+
+NAME = "digest"
+MINUTE = 60_000
+START = 1_700_000_000_000
+"""22:13:20 UTC."""
+FIRST = 1_700_000_100_000
+"""22:15, the first slot of every five minutes."""
+EVERY = 5 * MINUTE
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(now=START)
+
+
+@pytest.fixture(params=["memory", "database", "redis"])
+def storage(request: pytest.FixtureRequest, tables: None, clock: FakeClock) -> Iterator[Storage]:
+    made: Storage
+    if request.param == "memory":
+        made = MemoryStorage(clock=clock)
+    elif request.param == "database":
+        made = DatabaseStorage(clock=clock)
+        made.standby = "never"
+    else:
+        server = request.getfixturevalue("redis_server" if request.param == "redis" else "redis_cluster")
+        server.clean()
+        made = RedisStorage(url=server.url)
+    made.connect()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def firing(storage: Storage, clock: FakeClock) -> Firing:
+    return another(storage, clock)
+
+
+on_memory = pytest.mark.parametrize("storage", ["memory"], indirect=True)
+"""For what concerns the rows alone."""
+
+
+def another(storage: Storage, clock: FakeClock) -> Firing:
+    """Of another process, as it were."""
+    return Firing(storage, "default", clock=clock)
+
+
+def a_cron_job(name: str = "mine", **given: Any) -> models.CronJob:
+    """A row of every five minutes as a migration might make it: its times are still to be worked out."""
+    row = models.CronJob(name=name, **{"job_name": NAME, "schedule": "*/5 * * * *", **given})
+    models.CronJob.objects.bulk_create([row])
+    return row
+
+
+def times(row: models.CronJob) -> tuple[int, int | None, int | None]:
+    """Executions, last and next run."""
+    row.refresh_from_db()
+    last, following = row.last_run_at, row.next_run_at
+    return (
+        row.executions,
+        None if last is None else to_milliseconds(last),
+        None if following is None else to_milliseconds(following),
+    )
+
+
+def goes_to(firing: Firing, clock: FakeClock, now: int) -> None:
+    """Let it become `now`, and do what time does."""
+    clock.advance(now - clock.now())
+    firing.fire()
+
+
+def claimed_jobs(storage: Storage) -> list[Claimed]:
+    return claim(storage, 100, names=[NAME])
+
+
+def ids(storage: Storage, queue: str = QUEUE) -> list[str]:
+    """Of all jobs of a queue, oldest first."""
+    return [record.id for record in storage.page(queue, None, 100)]
+
+
+# Slots.
+
+
+def test_a_cron_job_is_enqueued_once_for_each_slot(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    a_cron_job()
+    firing.fire()
+    assert ids(storage) == []
+
+    goes_to(firing, clock, FIRST - 1)
+    assert ids(storage) == []
+
+    for number in range(3):
+        goes_to(firing, clock, FIRST + number * EVERY)
+        firing.fire()
+        goes_to(firing, clock, FIRST + number * EVERY + MINUTE)
+        assert len(ids(storage)) == number + 1
+
+    assert ids(storage) == [f"cron:mine:{FIRST + number * EVERY}" for number in range(3)]
+
+
+def test_a_job_has_the_name_the_queue_and_the_arguments_of_its_row(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    a_cron_job(queue="mail", args=[1, "two", None], kwargs={"to": ["ann"], "n": 2.5})
+    firing.fire()
+    goes_to(firing, clock, FIRST)
+
+    [claimed] = claimed_jobs(storage)
+
+    assert (claimed.queue, claimed.name) == ("mail", NAME)
+    assert decode(claimed.payload, MSGPACK) == {
+        "args": [1, "two", None],
+        "kwargs": {"to": ["ann"], "n": 2.5},
+    }
+    assert finish(storage, completing(claimed)) == [True]
+
+
+def test_a_row_without_a_queue_goes_to_the_default_one_with_the_default_options(
+    storage: Storage, firing: Firing, clock: FakeClock, settings: Any
+) -> None:
+    settings.DJQUEUE = {"DEFAULTS": {"queue": "bulk", "priority": 7, "max_attempts": 1}}
+    a_cron_job()
+    firing.fire()
+    goes_to(firing, clock, FIRST)
+
+    [claimed] = claimed_jobs(storage)
+
+    assert (claimed.queue, claimed.options.priority, claimed.options.max_attempts) == ("bulk", 7, 1)
+
+
+@on_memory
+def test_each_row_has_times_of_its_own(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+    a_cron_job("often", schedule="* * * * *")
+    a_cron_job("seldom", schedule="@hourly")
+    a_cron_job("far away", schedule="0 0 * * *", timezone="Asia/Kolkata")  # at 18:30 UTC
+    firing.fire()
+
+    hour = FIRST + 45 * MINUTE
+    for now in (*range(FIRST - MINUTE, FIRST + 5 * MINUTE, MINUTE), hour):
+        goes_to(firing, clock, now)
+    goes_to(firing, clock, hour + (19 * 60 + 30) * MINUTE)
+
+    found = ids(storage)
+    assert sum(job_id.startswith("cron:often:") for job_id in found) == 6 + 1 + 1
+    assert [job_id for job_id in found if "seldom" in job_id] == [
+        f"cron:seldom:{hour}",
+        f"cron:seldom:{hour + 60 * MINUTE}",
+    ]
+    assert [job_id for job_id in found if "away" in job_id] == [
+        f"cron:far away:{hour + (18 * 60 + 30 + 60) * MINUTE}"
+    ]
+
+
+@on_memory
+def test_a_name_of_the_greatest_length_is_enqueued(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    a_cron_job("n" * 200)
+    firing.fire()
+    goes_to(firing, clock, FIRST)
+
+    assert ids(storage) == [f"cron:{'n' * 200}:{FIRST}"]
+
+
+def test_the_executions_and_the_times_are_kept(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+    row = a_cron_job()
+    assert times(row) == (0, None, None)
+
+    firing.fire()
+    assert times(row) == (0, None, FIRST)
+
+    goes_to(firing, clock, FIRST + 10)
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+    firing.fire()
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+    goes_to(firing, clock, FIRST + EVERY)
+    assert times(row) == (2, FIRST + EVERY, FIRST + 2 * EVERY)
+
+
+def test_a_slot_is_enqueued_although_the_job_of_the_one_before_still_waits(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    a_cron_job()
+    firing.fire()
+    goes_to(firing, clock, FIRST)
+    goes_to(firing, clock, FIRST + EVERY)
+
+    assert counts(storage) == {State.WAITING: 2}
+
+
+# Schedulers that come and go.
+
+
+class Died(BaseException):
+    """As a killed process: nothing is cleaned up."""
+
+
+def dies(*_: object) -> None:
+    raise Died
+
+
+def goes_to_its_death(
+    firing: Firing, clock: FakeClock, now: int, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Let it die before it takes a step."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Firing, step, dies)
+        with pytest.raises(Died):
+            goes_to(firing, clock, now)
+
+
+def test_the_next_scheduler_does_not_enqueue_a_slot_again(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job()
+    firing.fire()
+    goes_to(firing, clock, FIRST)
+
+    following = another(storage, clock)
+    assert following.fire() == 0
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+    goes_to(following, clock, FIRST + EVERY)
+    assert ids(storage) == [f"cron:mine:{FIRST}", f"cron:mine:{FIRST + EVERY}"]
+
+
+@pytest.mark.parametrize("end", [None, completing, failing], ids=["waiting", "completed", "failed"])
+def test_a_slot_whose_scheduler_died_before_it_noted_it_is_enqueued_once(
+    storage: Storage,
+    firing: Firing,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[Claimed], Outcome] | None,
+) -> None:
+    row = a_cron_job()
+    firing.fire()
+    goes_to_its_death(firing, clock, FIRST, monkeypatch, "_finish")
+    assert times(row) == (0, None, FIRST)
+    if end is not None:
+        assert finish(storage, *map(end, claimed_jobs(storage))) == [True]
+    before = counts(storage)
+
+    following = another(storage, clock)
+    goes_to(following, clock, FIRST + MINUTE)
+    assert times(row) == (0, None, FIRST)  # somebody is at it, it seems
+    goes_to(following, clock, FIRST + GRACE)
+
+    assert counts(storage) == before
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+
+def test_a_slot_whose_scheduler_died_before_it_enqueued_it_is_enqueued_by_the_next(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = a_cron_job()
+    firing.fire()
+    goes_to_its_death(firing, clock, FIRST, monkeypatch, "_send")
+    assert ids(storage) == []
+
+    goes_to(another(storage, clock), clock, FIRST + GRACE)
+
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+
+def test_a_slot_of_which_nobody_can_know_any_more_is_not_enqueued_again(
+    storage: Storage,
+    firing: Firing,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    row = a_cron_job(schedule="@yearly", next_run_at=to_datetime(FIRST))
+    goes_to_its_death(firing, clock, FIRST, monkeypatch, "_finish")
+    [claimed] = claimed_jobs(storage)
+    finish(storage, completing(claimed))
+    storage.remove(claimed.queue, [claimed.id])  # its time is over
+
+    goes_to(another(storage, clock), clock, FIRST + SURE + 1)
+
+    assert ids(storage) == []
+    assert times(row)[:2] == (0, None)
+    assert times(row)[2] > clock.now()
+    assert "cannot be known any more: it is left out" in caplog.text
+
+
+@on_memory
+def test_slots_later_than_that_are_enqueued(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = a_cron_job(missed="all", next_run_at=to_datetime(FIRST))
+    goes_to_its_death(firing, clock, FIRST, monkeypatch, "_finish")
+    storage.remove(QUEUE, ids(storage))
+
+    goes_to(another(storage, clock), clock, FIRST + 6 * EVERY)
+
+    assert ids(storage) == [f"cron:mine:{FIRST + number * EVERY}" for number in range(1, 7)]
+    assert times(row) == (6, FIRST + 6 * EVERY, FIRST + 7 * EVERY)
+
+
+def test_a_storage_that_was_away_gets_its_jobs_when_it_is_back(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_away(*_: object) -> None:
+        raise StorageUnavailableError("away")
+
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    for verb in ("states", getattr(storage, "enqueue_directly", storage.enqueue).__name__):
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, verb, is_away)
+            with pytest.raises(StorageUnavailableError):
+                goes_to(firing, clock, FIRST)
+        assert times(row) == (0, None, FIRST)
+
+    assert firing.fire() == 1
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+
+@on_memory
+def test_one_that_the_storage_refuses_keeps_up_no_other_and_is_tried_again(
+    storage: Storage,
+    firing: Firing,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    full = a_cron_job("full", queue="full", next_run_at=to_datetime(FIRST))
+    other = a_cron_job("other", next_run_at=to_datetime(FIRST))
+    enqueue = storage.enqueue
+
+    def refuse(batches: Sequence[Batch]) -> list[EnqueueResult]:
+        if any(batch.queue == "full" for batch in batches):
+            raise QueueFullError("no room")
+        return enqueue(batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "enqueue", refuse)
+        goes_to(firing, clock, FIRST)
+        firing.fire()
+    assert times(other) == (1, FIRST, FIRST + EVERY)
+    assert times(full) == (0, None, FIRST)
+    assert caplog.text.count("The cron job full is refused, and tried again: no room") == 1
+
+    goes_to(firing, clock, FIRST + 1_000)
+    assert times(full) == (1, FIRST, FIRST + EVERY)
+
+
+def test_what_somebody_has_begun_with_is_not_missed_when_it_is_taken_over(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = a_cron_job(missed="skip", next_run_at=to_datetime(FIRST))
+    goes_to_its_death(firing, clock, FIRST, monkeypatch, "_finish")
+
+    goes_to(another(storage, clock), clock, FIRST + GRACE)
+
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+
+@pytest.mark.parametrize("storage", ["memory", "database", "redis", "cluster"], indirect=True)
+def test_many_who_look_at_once_enqueue_each_slot_once(storage: Storage, clock: FakeClock) -> None:
+    queues = [f"queue {number}" for number in range(5)]
+    rows = [a_cron_job(f"mine {queue}", queue=queue, next_run_at=to_datetime(FIRST)) for queue in queues]
+    clock.advance(FIRST - clock.now())
+    together = Barrier(4)
+
+    def look() -> int:
+        try:
+            firing = another(storage, clock)
+            fired = 0
+            for _ in range(3):
+                together.wait()
+                fired += firing.fire()
+            return fired
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(look) for _ in range(4)]
+        fired = sum(future.result() for future in futures)
+
+    assert fired == 5
+    assert [ids(storage, queue) for queue in queues] == [[f"cron:mine {queue}:{FIRST}"] for queue in queues]
+    assert [times(row) for row in rows] == [(1, FIRST, FIRST + EVERY)] * 5
+
+
+@pytest.mark.parametrize("storage", ["memory", "redis"], indirect=True)
+def test_of_many_who_look_and_die_none_costs_or_doubles_a_slot(
+    storage: Storage, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = Random(5)
+    rows = [
+        a_cron_job(name, schedule="* * * * *", missed="all", next_run_at=to_datetime(FIRST))
+        for name in ("one", "two", "three")
+    ]
+    clock.advance(FIRST - clock.now())
+
+    def may_die() -> None:
+        if chance.random() < 0.15:
+            raise Died
+
+    def look() -> None:
+        try:
+            with suppress(Died):
+                another(storage, clock).fire()
+        finally:
+            connection.close()
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(4) as pool:
+        for step in ("_send", "_finish"):
+            before(step, may_die, patch)
+        for _ in range(20):
+            for future in [pool.submit(look) for _ in range(4)]:
+                future.result()
+            clock.advance(20_000)
+    for _ in range(2):
+        goes_to(another(storage, clock), clock, clock.now() + GRACE)
+
+    found = ids(storage)
+    for row in rows:
+        executions, last, _ = times(row)
+        assert last is not None
+        slots = range(FIRST, last + 1, MINUTE)
+        assert executions == len(slots) > 5
+        assert sorted(one for one in found if f":{row.name}:" in one) == [
+            f"cron:{row.name}:{slot}" for slot in slots
+        ]
+
+
+def test_a_clock_that_is_set_back_enqueues_no_slot_again(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job()
+    firing.fire()
+    goes_to(firing, clock, FIRST)
+
+    clock.jump(-2 * EVERY)
+    firing.fire()
+    goes_to(firing, clock, FIRST + 1)
+
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+
+@on_memory
+def test_a_clock_that_was_ahead_for_a_while_does_not_stop_schedules_for_years(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    clock.advance(FIRST - clock.now())
+    ahead = 10_000 * EVERY
+    clock.jump(ahead)
+    firing.fire()
+    assert times(row) == (1, FIRST, FIRST + ahead + EVERY)
+
+    clock.jump(-ahead)
+    firing.fire()
+    goes_to(firing, clock, FIRST + EVERY)
+
+    assert sorted(ids(storage)) == [f"cron:mine:{FIRST}", f"cron:mine:{FIRST + EVERY}"]
+
+
+# Missed slots, and jobs that are not done yet.
+
+
+@on_memory
+@pytest.mark.parametrize(
+    ("missed", "numbers"),
+    [("one", [0]), ("skip", []), ("all", [5, 6, 7, 8, 9, 10])],
+)
+def test_missed_slots_are_dealt_with_as_the_row_says(
+    storage: Storage, firing: Firing, clock: FakeClock, missed: str, numbers: list[int]
+) -> None:
+    row = a_cron_job(missed=missed, missed_window=timedelta(minutes=27))
+    firing.fire()
+
+    goes_to(another(storage, clock), clock, FIRST + 10 * EVERY + MINUTE + 1)
+    firing.fire()
+
+    slots = [FIRST + number * EVERY for number in numbers]
+    assert ids(storage) == [f"cron:mine:{slot}" for slot in slots]
+    assert times(row) == (len(slots), slots[-1] if slots else None, FIRST + 11 * EVERY)
+    goes_to(firing, clock, FIRST + 11 * EVERY)
+    assert ids(storage)[-1] == f"cron:mine:{FIRST + 11 * EVERY}"
+
+
+@on_memory
+def test_slots_that_are_late_by_less_than_a_minute_are_not_missed(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job(schedule="", every=timedelta(seconds=1), missed="skip", next_run_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST + 4_500)
+
+    assert len(ids(storage)) == 5
+    assert times(row) == (5, FIRST + 4_000, FIRST + 5_000)
+
+
+def test_more_missed_slots_than_fit_into_one_call_come_one_call_after_the_other(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job(schedule="", every=timedelta(seconds=1), missed="all", next_run_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST + 250_000)
+
+    assert times(row) == (251, FIRST + 250_000, FIRST + 251_000)
+    assert counts(storage) == {State.WAITING: 251}
+
+
+def test_a_slot_is_left_out_while_the_job_before_it_is_not_done(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job(overlap="skip", next_run_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST)
+    goes_to(firing, clock, FIRST + EVERY)  # it waits
+    [claimed] = claimed_jobs(storage)
+    goes_to(firing, clock, FIRST + 2 * EVERY)  # it is active
+    assert times(row) == (1, FIRST, FIRST + 3 * EVERY)
+
+    finish(storage, completing(claimed))
+    goes_to(firing, clock, FIRST + 3 * EVERY)
+
+    assert times(row) == (2, FIRST + 3 * EVERY, FIRST + 4 * EVERY)
+    assert [job.id for job in claimed_jobs(storage)] == [f"cron:mine:{FIRST + 3 * EVERY}"]
+
+
+def test_one_job_may_wait_while_another_is_active(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+    row = a_cron_job(overlap="one_pending", next_run_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST)
+    [first] = claimed_jobs(storage)
+    for number in (1, 2):
+        goes_to(firing, clock, FIRST + number * EVERY)
+    assert counts(storage) == {State.ACTIVE: 1, State.WAITING: 1}
+
+    [second] = claimed_jobs(storage)
+    finish(storage, retrying(first, delay=10 * EVERY))
+    goes_to(firing, clock, FIRST + 3 * EVERY)
+
+    # The first one waits again, and the second one is active.
+    assert counts(storage) == {State.ACTIVE: 1, State.DELAYED: 1}
+    assert times(row)[0] == 2
+    assert second.id == f"cron:mine:{FIRST + EVERY}"
+
+
+@on_memory
+def test_a_policy_given_later_knows_the_last_job(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST)
+    models.CronJob.objects.update(overlap="skip")
+    goes_to(firing, clock, FIRST + EVERY)
+
+    assert times(row) == (1, FIRST, FIRST + 2 * EVERY)
+
+
+@on_memory
+def test_a_schedule_is_over_after_so_many_jobs(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+    row = a_cron_job(max_executions=3, missed="all", next_run_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST)
+    goes_to(firing, clock, FIRST + 9 * EVERY)
+    goes_to(firing, clock, FIRST + 20 * EVERY)
+
+    assert len(ids(storage)) == 3
+    assert times(row) == (3, FIRST + 2 * EVERY, None)
+    assert not row.enabled
+
+
+@on_memory
+def test_a_schedule_keeps_to_its_start_and_its_end(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job(start_at=to_datetime(FIRST + EVERY), end_at=to_datetime(FIRST + 2 * EVERY + MINUTE))
+    firing.fire()
+    for number in range(5):
+        goes_to(firing, clock, FIRST + number * EVERY)
+
+    assert ids(storage) == [f"cron:mine:{FIRST + number * EVERY}" for number in (1, 2)]
+    assert times(row) == (2, FIRST + 2 * EVERY, None)
+    assert not row.enabled
+
+
+@on_memory
+def test_a_job_comes_later_by_a_part_of_the_jitter_that_is_always_the_same(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job(jitter=timedelta(minutes=4), next_run_at=to_datetime(FIRST))
+    at = row.timing().fires_at(FIRST, "mine")
+    assert FIRST < at <= FIRST + 4 * MINUTE
+
+    goes_to(firing, clock, at - 1)
+    assert ids(storage) == []
+    goes_to(firing, clock, at)
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+
+def test_a_job_that_another_ones_unique_key_keeps_out_is_not_counted(
+    storage: Storage, firing: Firing, clock: FakeClock, settings: Any
+) -> None:
+    settings.DJQUEUE = {"DEFAULTS": {"unique_key": "one"}}
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST)
+    goes_to(firing, clock, FIRST + EVERY)
+
+    assert times(row) == (1, FIRST, FIRST + 2 * EVERY)
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+
+
+def test_the_options_are_those_of_the_job(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+    def send(to: str) -> None: ...
+
+    job(name=NAME, queue="mail", priority=7, max_attempts=1, timeout=9, result_ttl=1)(send)
+    try:
+        a_cron_job(next_run_at=to_datetime(FIRST))
+        a_cron_job("other", queue="elsewhere", next_run_at=to_datetime(FIRST))
+        goes_to(firing, clock, FIRST)
+    finally:
+        registry._types.pop(NAME)
+
+    jobs = sorted(claimed_jobs(storage), key=lambda claimed: claimed.queue)
+    assert [claimed.queue for claimed in jobs] == ["elsewhere", "mail"]
+    for claimed in jobs:
+        assert (claimed.options.priority, claimed.options.max_attempts) == (7, 1)
+        assert (claimed.options.timeout, claimed.options.result_ttl) == (9_000, 1_000)
+        assert claimed.options.kept == KEPT
+
+
+# Rows that do not fire.
+
+
+@on_memory
+def test_a_disabled_row_does_not_fire_until_it_is_enabled(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job(enabled=False, next_run_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST + MINUTE)
+    assert ids(storage) == []
+    assert times(row) == (0, None, FIRST)
+
+    models.CronJob.objects.update(enabled=True)
+    firing.fire()
+
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+
+
+@on_memory
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"schedule": "every now and then"}, "'every now and then' is not a cron line"),
+        ({"schedule": "@sometimes"}, "'@sometimes' is not known"),
+        ({"schedule": "61 * * * *"}, "'61 * * * *' is not a cron line"),
+        ({"timezone": "Atlantis/Capital"}, "'Atlantis/Capital' is not the name of a time zone"),
+    ],
+)
+@pytest.mark.parametrize("at", [None, FIRST], ids=["new", "due"])
+def test_a_row_that_cannot_be_read_is_switched_off_and_no_other(
+    storage: Storage,
+    firing: Firing,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+    wrong: dict[str, str],
+    why: str,
+    at: int | None,
+) -> None:
+    due = None if at is None else to_datetime(at)
+    bad = a_cron_job("bad", next_run_at=due, **wrong)
+    good = a_cron_job("good", next_run_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST)
+    firing.fire()
+
+    assert ids(storage) == [f"cron:good:{FIRST}"]
+    bad.refresh_from_db()
+    good.refresh_from_db()
+    assert (bad.enabled, bad.executions, good.enabled) == (False, 0, True)
+    [record] = [record for record in caplog.records if record.name == "djqueue.cron"]
+    assert record.levelno == logging.ERROR
+    assert record.getMessage().startswith("The cron job bad is switched off: ")
+    assert why in record.getMessage()
+
+
+@on_memory
+def test_arguments_that_no_payload_can_hold_switch_a_row_off(
+    storage: Storage, firing: Firing, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = a_cron_job(args=[2**70], next_run_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST)
+
+    row.refresh_from_db()
+    assert (row.enabled, row.executions) == (False, 0)
+    assert ids(storage) == []
+    assert "The cron job mine is switched off" in caplog.text
+
+
+def before(step: str, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have something done each time before a step is taken."""
+    original = getattr(Firing, step)
+
+    def wrapped(self: Firing, *args: Any) -> Any:
+        action()
+        return original(self, *args)
+
+    monkeypatch.setattr(Firing, step, wrapped)
+
+
+def test_a_row_deleted_since_it_was_read_fires_nothing(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_cron_job(next_run_at=to_datetime(FIRST))
+    before("_begin", models.CronJob.objects.all().delete, monkeypatch)
+    goes_to(firing, clock, FIRST)
+
+    assert ids(storage) == []
+
+
+@on_memory
+def test_a_row_deleted_since_its_job_was_enqueued_stays_deleted(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_cron_job(next_run_at=to_datetime(FIRST))
+    before("_finish", models.CronJob.objects.all().delete, monkeypatch)
+    goes_to(firing, clock, FIRST)
+
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+    assert not models.CronJob.objects.exists()
+
+
+# Rows that change.
+
+
+@on_memory
+def test_a_changed_schedule_takes_effect(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "SYSTEM_CLOCK", clock)  # by which rows are saved
+    row = models.CronJob.objects.create(name="mine", job_name=NAME, schedule="@yearly", args=["old"])
+    goes_to(firing, clock, FIRST)
+    assert ids(storage) == []
+
+    row.refresh_from_db()
+    row.schedule, row.args = "*/5 * * * *", ["new"]
+    row.save()
+    firing.fire()
+    assert ids(storage) == []
+    goes_to(firing, clock, FIRST + EVERY)
+
+    [claimed] = claimed_jobs(storage)
+    assert claimed.id == f"cron:mine:{FIRST + EVERY}"
+    assert decode(claimed.payload, MSGPACK)["args"] == ["new"]
+    assert times(row) == (1, FIRST + EVERY, FIRST + 2 * EVERY)
+
+
+@on_memory
+def test_a_changed_schedule_takes_effect_without_being_saved_one_by_one(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job(schedule="@yearly")
+    firing.fire()
+    models.CronJob.objects.filter(name="mine").update(schedule="*/5 * * * *")
+    assert times(row)[2] is None
+
+    firing.fire()
+    assert times(row) == (0, None, FIRST)
+
+
+@on_memory
+def test_what_the_scheduler_keeps_is_not_written_over_by_who_edits_the_row(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    a_cron_job(next_run_at=to_datetime(FIRST))
+    edited = models.CronJob.objects.get()
+    goes_to(firing, clock, FIRST)
+
+    edited.args = ["new"]
+    edited.save()
+
+    assert times(edited) == (1, FIRST, FIRST + EVERY)
+    assert edited.args == ["new"]
+
+
+@on_memory
+@pytest.mark.parametrize("step", ["_begin", "_send", "_finish"])
+def test_a_schedule_changed_while_its_slot_is_fired_keeps_the_new_time(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    changed = FIRST + 3 * MINUTE
+
+    def change() -> None:
+        models.CronJob.objects.filter(schedule="*/5 * * * *").update(
+            schedule="18 * * * *", next_run_at=to_datetime(changed)
+        )
+
+    before(step, change, monkeypatch)
+    goes_to(firing, clock, FIRST)
+    old = [] if step == "_begin" else [FIRST]
+    assert times(row) == (len(old), FIRST if old else None, changed)
+
+    goes_to(firing, clock, changed)
+    assert ids(storage) == [f"cron:mine:{slot}" for slot in (*old, changed)]
+    assert times(row) == (len(old) + 1, changed, changed + 60 * MINUTE)
+
+
+@on_memory
+def test_a_row_disabled_while_its_slot_is_enqueued_stays_disabled(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    before("_finish", lambda: models.CronJob.objects.update(enabled=False), monkeypatch)
+    goes_to(firing, clock, FIRST)
+    goes_to(firing, clock, FIRST + EVERY)
+
+    row.refresh_from_db()
+    assert not row.enabled
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+
+
+@on_memory
+def test_a_schedule_that_has_no_further_time_ends_after_its_last(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job(next_run_at=to_datetime(FIRST), end_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST)
+    firing.fire()
+
+    row.refresh_from_db()
+    assert not row.enabled
+    assert times(row) == (1, FIRST, None)
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+
+
+# Against a model.
+
+
+class Model:
+    """One schedule, every slot of which is looked at by itself; of its jobs it knows the ends."""
+
+    def __init__(self, overlap: str, missed: str) -> None:
+        self.overlap = overlap
+        self.missed = missed
+        self.next = FIRST
+        self.jobs: dict[int, State] = {}
+
+    def look(self, now: int) -> None:
+        due = list(range(self.next, now + 1, EVERY))
+        if not due:
+            return
+        self.next = due[-1] + EVERY
+        if now - due[0] > MINUTE:
+            due = {
+                "one": due[:1],
+                "skip": [slot for slot in due if now - slot <= MINUTE],
+                "all": [slot for slot in due if now - slot <= 4 * EVERY],
+            }[self.missed]
+        for slot in due:
+            states = set(self.jobs.values())
+            refused = {
+                "allow": set(),
+                "skip": {State.WAITING, State.ACTIVE},
+                "one_pending": {State.WAITING},
+            }[self.overlap]
+            if states.isdisjoint(refused):
+                self.jobs[slot] = State.WAITING
+
+
+STEPS = st.sampled_from([0, MINUTE, EVERY, EVERY + 2 * MINUTE, 3 * EVERY, 7 * EVERY])
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    overlap=st.sampled_from(["allow", "skip", "one_pending"]),
+    missed=st.sampled_from(["one", "skip", "all"]),
+    steps=st.lists(STEPS | st.sampled_from(["claim", "complete"]), max_size=12),
+)
+def test_jobs_are_those_of_a_model_that_looks_at_every_slot(
+    tables: None, overlap: str, missed: str, steps: list[int | str]
+) -> None:
+    models.CronJob.objects.all().delete()
+    clock = FakeClock(now=FIRST - 1)
+    storage, model = MemoryStorage(clock=clock), Model(overlap, missed)
+    firing = Firing(storage, "default", clock=clock)
+    window = timedelta(milliseconds=4 * EVERY)
+    a_cron_job(overlap=overlap, missed=missed, missed_window=window, next_run_at=to_datetime(FIRST))
+    active: list[Claimed] = []
+    for step in steps:
+        if isinstance(step, int):
+            clock.advance(step)
+            firing.fire()
+            model.look(clock.now())
+        elif step == "claim":
+            for claimed in claim(storage, 1, names=[NAME]):
+                active.append(claimed)
+                model.jobs[int(claimed.id.rpartition(":")[2])] = State.ACTIVE
+        elif active:
+            claimed = active.pop(0)
+            finish(storage, completing(claimed))
+            model.jobs[int(claimed.id.rpartition(":")[2])] = State.COMPLETED
+
+    found = {int(record.id.rpartition(":")[2]): record.state for record in storage.page(QUEUE, None, 100)}
+    assert found == model.jobs
+    row = models.CronJob.objects.get()
+    assert (row.executions, row.next_run_at) == (len(model.jobs), to_datetime(model.next))

@@ -1,0 +1,156 @@
+"""Schedules beside a worker's upkeep."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from djqueue import Queue, Worker, models
+from djqueue.core.durations import to_datetime
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.operations.firing import Firing
+from djqueue.operations.scheduling import firing_of, scheduling
+from djqueue.storage.base import Storage
+from djqueue.storage.chores import chores_of
+from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.memory import MemoryStorage
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing.clock import FakeClock
+from tests.support import eventually
+
+LONG_AGO = 1_700_000_000_000
+
+
+def a_row_that_is_due() -> models.CronJob:
+    row = models.CronJob(
+        name="mine", job_name="work", schedule="@yearly", args=[1], next_run_at=to_datetime(LONG_AGO)
+    )
+    models.CronJob.objects.bulk_create([row])
+    return row
+
+
+@pytest.mark.parametrize("kind", ["memory", "database", "redis"])
+def test_a_worker_fires_what_is_due(
+    tables: None, kind: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr("djqueue.runtime.maintenance.INTERVAL", 0.01)
+    row = a_row_that_is_due()
+    makers: dict[str, Callable[[], Storage]] = {
+        "memory": MemoryStorage,
+        "database": DatabaseStorage,
+        "redis": lambda: RedisStorage(url=request.getfixturevalue("redis_url")),
+    }
+    storage = makers[kind]()
+    seen: list[Any] = []
+    try:
+        with Worker(storage, handlers={"work": lambda job: seen.append(job.payload)}):
+            eventually(lambda: seen)
+            eventually(lambda: models.CronJob.objects.get().executions == 1)
+    finally:
+        storage.close()
+    assert seen == [{"args": [1], "kwargs": {}}]
+    assert row.name == "mine"
+
+
+def test_a_client_of_the_database_fires_nothing(tables: None) -> None:
+    a_row_that_is_due()
+    client = DatabaseStorage(clock=FakeClock(now=LONG_AGO))
+    try:
+        scheduling(client)()
+        assert models.CronJob.objects.get().executions == 0
+        assert not models.Job.objects.exists()
+        client.standby = "never"
+        client.connect()
+        scheduling(client)()
+        assert models.CronJob.objects.get().executions == 1
+    finally:
+        client.close()
+
+
+def test_what_a_dead_scheduler_of_the_database_has_begun_is_taken_over_at_once(
+    tables: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_row_that_is_due()
+    storage = DatabaseStorage(clock=FakeClock(now=LONG_AGO))
+    storage.standby = "never"
+    storage.connect()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Firing, "_send", lambda *_: {}["died"])
+            with pytest.raises(KeyError):
+                firing_of(storage).fire()
+        assert models.CronJob.objects.get().firing_at is not None
+        assert firing_of(storage).fire() == 1
+    finally:
+        storage.close()
+
+
+def test_what_another_process_with_memory_has_begun_is_left_out(
+    tables: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = a_row_that_is_due()
+    models.CronJob.objects.update(
+        end_at=to_datetime(LONG_AGO), next_run_at=to_datetime(LONG_AGO), firing_at=to_datetime(LONG_AGO)
+    )
+    storage = MemoryStorage()
+    assert firing_of(storage).fire() == 0
+    assert storage.queues() == []
+    assert f"cron job {row.name} was enqueued for 2023-11-14T22:13:20+00:00 cannot be known" in caplog.text
+
+
+def test_each_app_with_django_has_the_chore() -> None:
+    assert "schedules" in chores_of(MemoryStorage())
+
+
+class BrokenFiring:
+    def __init__(self, error: Exception) -> None:
+        self.clock = FakeClock()
+        self.error: Exception | None = error
+        self.looks = self.left = 0
+
+    def fire(self) -> int:
+        self.looks += 1
+        if self.error is not None:
+            raise self.error
+        return 0
+
+    def leave(self) -> None:
+        self.left += 1
+
+
+def test_a_project_without_the_tables_is_not_told_of_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    firing = BrokenFiring(OperationalError("no such table: djqueue_cron_job"))
+    monkeypatch.setattr("djqueue.operations.scheduling.firing_of", lambda _: firing)
+    look = scheduling(MemoryStorage())
+    look()
+    look()
+    assert (firing.looks, firing.left, caplog.messages) == (1, 1, [])
+
+    firing.error = None
+    firing.clock.advance(60_000)
+    look()
+    firing.error = OperationalError("away")
+    with pytest.raises(OperationalError):
+        look()
+    assert (firing.looks, firing.left) == (3, 2)
+
+
+def test_a_storage_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    firing = BrokenFiring(StorageUnavailableError("away"))
+    monkeypatch.setattr("djqueue.operations.scheduling.firing_of", lambda _: firing)
+    with pytest.raises(StorageUnavailableError):
+        scheduling(MemoryStorage())()
+
+
+def test_queues_see_what_schedules_enqueue(tables: None) -> None:
+    a_row_that_is_due()
+    storage = MemoryStorage()
+    firing_of(storage).fire()
+    info = Queue("default", storage=storage).get_job(f"cron:mine:{LONG_AGO}")
+    assert info is not None
+    assert info.name == "work"

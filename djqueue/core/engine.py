@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from .base import DEFAULT_POLICY as DEFAULT_POLICY
 from .collector import spared
+from .flow import Substitutes
 from .job import (
     DEAD_LETTER_REASONS,
     Batch,
@@ -46,12 +47,14 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """Add jobs; one answer for each, in order. A duplicate is an answer, not an error."""
-        for batch in batches:
-            self._check(batch)
+        self._check(batches)
         results: list[EnqueueResult] = []
+        substitutes = Substitutes()
         with spared(sum(len(batch.payloads) for batch in batches)):
             for batch in batches:
-                results += self._enqueue(batch)
+                answers = self._enqueue(substitutes.in_(batch))
+                substitutes.note(batch, answers)
+                results += answers
         return results
 
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:

@@ -9,7 +9,8 @@ renews the scheduler's lease; one without other changes does so while there is n
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -162,6 +163,8 @@ class DatabaseJournal:
         self._together = 0
         """How many waited for the last flush."""
         self._is_gathering = False
+        self._held = 0
+        """How many are noting what belongs together."""
         self._closing = False
         self._ended = False
         self._failure: BaseException | None = None
@@ -318,6 +321,19 @@ class DatabaseJournal:
             self._buffer.workers[worker_id] = info
             self._noted()
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is noted while this lasts is written in one transaction."""
+        with self._changed:
+            self._held += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= 1
+                if not self._held:
+                    self._changed.notify()
+
     def sync(self, *, durable: bool = False, timeout: float | None = None) -> None:
         """Wait until all that has been noted is committed. Raises what kept it from that."""
         if self._thread.ident is None:
@@ -398,6 +414,7 @@ class DatabaseJournal:
                 self._idle = False
                 self._changed.wait_for(self._due, WINDOW)
                 self._gather()
+                self._changed.wait_for(lambda: not self._held)
             self._idle = False
             buffer = self._flying = self._buffer
             self._buffer = Buffer()

@@ -16,6 +16,7 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import Clock
 from djqueue.core.engine import DEFAULT_POLICY, Engine
 from djqueue.core.errors import StorageError, StorageUnavailableError
+from djqueue.core.flow import outside
 from djqueue.core.job import (
     Batch,
     CancelResult,
@@ -210,8 +211,9 @@ class SchedulerStorage(EngineStorage):
             if batch.ids is not None and not batch.fresh
             for job_id in batch.ids
         ]
-        keys += [key for batch in batches for key in batch.options.depends_on]
-        with self._knowing(keys):
+        keys += outside(batches)
+        # Of a flow, a crash leaves all or nothing.
+        with self._knowing(keys), self._journal.together():
             return self.engine.enqueue(batches)
 
     async def _synced(self, *, durable: bool = False) -> None:
@@ -225,7 +227,7 @@ class SchedulerStorage(EngineStorage):
         """What could not be written was not enqueued, but for what a worker has already begun."""
         begun = [
             result.id
-            for result in results
+            for result in reversed(results)
             if result.status == "queued" and not self.engine.remove(result.queue, [result.id])[0]
         ]
         if isinstance(error, LeaseLost):

@@ -37,6 +37,8 @@ from .dead_letters import DeadLettersContract
 from .delayed import DelayedContract
 from .dependencies import DependenciesContract
 from .enqueue import EnqueueContract
+from .flows import FlowsContract
+from .graphs import GraphsContract
 from .groups import GroupsContract
 from .ids_and_bytes import IdsAndBytesContract
 from .leases import LeasesContract
@@ -66,6 +68,8 @@ __all__ = [
     "DelayedContract",
     "DependenciesContract",
     "EnqueueContract",
+    "FlowsContract",
+    "GraphsContract",
     "GroupsContract",
     "IdsAndBytesContract",
     "LeasesContract",
@@ -107,6 +111,8 @@ class StorageContract(
     LimitsContract,
     DependenciesContract,
     MovingContract,
+    FlowsContract,
+    GraphsContract,
     QueueControlsContract,
     ReadsContract,
     TellingContract,

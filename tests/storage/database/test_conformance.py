@@ -40,6 +40,7 @@ class TestWithTheOrmAlone(
     contract.DeadLettersContract,
     contract.UniqueKeysContract,
     contract.DependenciesContract,
+    contract.FlowsContract,
     contract.QueueControlsContract,
     contract.ReadsContract,
     contract.WorkersContract,

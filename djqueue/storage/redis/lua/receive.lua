@@ -117,21 +117,36 @@ local function follow(dependency, target, dependent, inc)
   end
 end
 
+local function waits_on(dependent)
+  local left = call('ZRANGEBYLEX', UNMET, '[' .. dependent .. NUL, '(' .. dependent .. AFTER, 'LIMIT', 0, 1)
+  return #left > 0
+end
+
+local function unblock(job)
+  add('b', -1)
+  place(job)
+  save(job) --@ unblock: blocked -> waiting|delayed
+  woken = true
+  tell(job.id, job.name, 'unblocked', NAMES[job.state])
+end
+
 local function resolve(dependency, state, dependent, inc)
-  local job = load(dependent)
   local entry = dependent .. NUL .. source .. NUL .. dependency
-  if not job or job.state ~= BLOCKED or job.inc ~= inc or not call('ZSCORE', UNMET, entry) then return end
-  local rule = job.o.on_dependency_failure or 'fail'
-  if state == 'completed' or rule == 'ignore' then
+  local blob, st = call('HGET', JOBS, dependent), call('HGET', ST, dependent)
+  if not blob or not st or sub(st, 1, 1) ~= BLOCKED or sub(blob, 1, 8) ~= inc then return end
+  if not call('ZSCORE', UNMET, entry) then return end
+  if state == 'completed' then
     call('ZREM', UNMET, entry)
-    local left = call('ZRANGEBYLEX', UNMET, '[' .. dependent .. NUL, '(' .. dependent .. AFTER, 'LIMIT', 0, 1)
-    if #left == 0 then
-      add('b', -1)
-      place(job)
-      save(job) --@ unblock: blocked -> waiting|delayed
-      woken = true
-      tell(job.id, job.name, 'unblocked', NAMES[job.state])
-    end
+    -- Of a thousand dependencies only the last has the job itself looked at.
+    if waits_on(dependent) then return end
+    unblock(parse(dependent, blob, st))
+    return
+  end
+  local job = parse(dependent, blob, st)
+  local rule = job.o.on_dependency_failure or 'fail'
+  if rule == 'ignore' then
+    call('ZREM', UNMET, entry)
+    if not waits_on(dependent) then unblock(job) end
   elseif rule == 'wait' and state == 'failed' then
     send(source, {'await', dependency, dependent, inc, rule})
   else

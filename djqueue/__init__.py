@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .client import JobType, Queue, job
+    from .client import JobType, Queue, chain, chord, flow, group, job
     from .core.backoff import Backoff
     from .core.errors import (
         ConfigurationError,
@@ -68,7 +68,11 @@ __all__ = [
     "UnrecoverableError",
     "Worker",
     "__version__",
+    "chain",
+    "chord",
     "current_job",
+    "flow",
+    "group",
     "job",
 ]
 
@@ -81,7 +85,11 @@ HOMES = {
     "Queue": "client",
     "State": "core.states",
     "Worker": "runtime",
+    "chain": "client",
+    "chord": "client",
     "current_job": "runtime",
+    "flow": "client",
+    "group": "client",
     "job": "client",
 }
 """Where the names of `__all__` are; those that are not here are errors."""

@@ -14,7 +14,8 @@ Node = TypeVar("Node", bound=Hashable)
 def levels(
     nodes: Iterable[Node], needs: Callable[[Node], Iterable[Node]], describe: Callable[[Node], str]
 ) -> list[list[Node]]:
-    """Nodes, each behind all that it needs; those of one list need none of each other.
+    """Nodes, each behind all that it needs; those of one list need none of each other, and are in the order
+    in which they were given.
 
     Raises OptionError, which names the nodes of a circle, if there is one.
     """
@@ -23,6 +24,7 @@ def levels(
     for node, wanted in left.items():
         for other in wanted:
             needed_by[other].append(node)
+    places = {node: place for place, node in enumerate(left)}
     found: list[list[Node]] = []
     level = [node for node, wanted in left.items() if not wanted]
     while level:
@@ -34,20 +36,20 @@ def levels(
                 if not left[other]:
                     freed[other] = None
             del left[node]
-        level = list(freed)
+        level = sorted(freed, key=places.__getitem__)
     if left:
-        circle = " -> ".join(map(describe, _circle(left)))
+        circle = " -> ".join(map(describe, _circle(left, places)))
         raise OptionError(f"depends_on: these jobs wait for each other: {circle}")
     return found
 
 
-def _circle(left: dict[Node, set[Node]]) -> list[Node]:
+def _circle(left: dict[Node, set[Node]], places: dict[Node, int]) -> list[Node]:
     """One of the circles among nodes each of which needs another one of them."""
     path: dict[Node, int] = {}
     node = next(iter(left))
     while node not in path:
         path[node] = len(path)
-        node = next(other for other in left if other in left[node])
+        node = min(left[node], key=places.__getitem__)
     return [*list(path)[path[node] :], node]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
+from random import Random
 from typing import TypeVar
 
 import pytest
@@ -41,9 +42,9 @@ class GraphsContract(StorageCase):
             database=None,
             suppress_health_check=list(HealthCheck),
         )
-        @given(st.data())
-        def run(data: st.DataObject) -> None:
-            Graph(self, storage, data).run()
+        @given(st.randoms(use_true_random=True))
+        def run(random: Random) -> None:
+            Graph(self, storage, random).run()
 
         run()
 
@@ -51,10 +52,11 @@ class GraphsContract(StorageCase):
 class Graph:
     """One graph, over queues of its own, and what is done to it."""
 
-    def __init__(self, case: StorageCase, storage: Storage, data: st.DataObject) -> None:
+    def __init__(self, case: StorageCase, storage: Storage, random: Random) -> None:
         self.case = case
         self.storage = storage
-        self.draw = data.draw
+        self.random = random
+        """What comes is not drawn by hypothesis: it depends on what the storage answers."""
         number = next(_numbers)
         self.queues = [f"graph {number} {letter}" for letter in "abc"]
         self.needs: dict[JobKey, tuple[JobKey, ...]] = {}
@@ -68,13 +70,13 @@ class Graph:
     def run(self) -> None:
         """Draw a graph and steps; look after each of them, and work off the rest."""
         batches = self.drawn()
-        if self.draw(st.booleans(), "in one call"):
+        if self.random.random() < 0.5:
             self.do(partial(_enqueue, batches))
         else:
             for one in batches:
                 self.do(partial(_enqueue, [one]))
         self.look()
-        for step in self.draw(st.lists(st.sampled_from(STEPS), max_size=15), "steps"):
+        for step in self.random.choices(STEPS, k=self.random.randint(0, 15)):
             if step == "again":
                 self.do(partial(_enqueue, batches))
             else:
@@ -91,15 +93,12 @@ class Graph:
     def drawn(self) -> list[Batch]:
         """A batch for each job: in any queue, behind those that it waits for."""
         found = []
-        for number in range(self.draw(st.integers(2, 7), "jobs")):
-            key = (self.draw(st.sampled_from(self.queues), "queue"), str(number))
+        for number in range(self.random.randint(2, 7)):
+            key = (self.random.choice(self.queues), str(number))
             before = list(self.needs)
-            if before:
-                self.needs[key] = tuple(self.draw(st.lists(st.sampled_from(before), unique=True), "needs"))
-            else:
-                self.needs[key] = ()
-            self.rules[key] = self.draw(st.sampled_from(ON_DEPENDENCY_FAILURE), "rule")
-            ttl = self.draw(st.sampled_from([None, None, None, SOON]), "ttl")
+            self.needs[key] = tuple(self.random.sample(before, self.random.randint(0, len(before))))
+            self.rules[key] = self.random.choice(ON_DEPENDENCY_FAILURE)
+            ttl = self.random.choice([None, None, None, SOON])
             found.append(
                 batch(
                     ids=[key[1]],
@@ -116,9 +115,9 @@ class Graph:
 
     def step_run(self) -> None:
         """Claim a job, or end one that runs."""
-        if bool(self.held) and self.draw(st.booleans(), "end"):
-            held = self.held.pop(self.draw(st.integers(0, len(self.held) - 1), "which"))
-            ending = ENDINGS[self.draw(st.sampled_from(sorted(ENDINGS)), "ending")]
+        if self.held and self.random.random() < 0.5:
+            held = self.held.pop(self.random.randrange(len(self.held)))
+            ending = ENDINGS[self.random.choice(sorted(ENDINGS))]
             self.do(lambda storage: finish(storage, ending(held)))
         else:
             claimed = self.do(lambda storage: claim(storage, 2, queues=self.queues))
@@ -139,8 +138,8 @@ class Graph:
         self.do(lambda storage: storage.retry(queue, [job_id]))
 
     def step_clean(self) -> None:
-        queue = self.draw(st.sampled_from(self.queues), "queue")
-        state = self.draw(st.sampled_from(sorted(State)), "state")
+        queue = self.random.choice(self.queues)
+        state = self.random.choice(sorted(State))
         self.do(lambda storage: storage.clean(queue, frozenset({state}), 2**53))
 
     def step_pass_time(self) -> None:
@@ -157,7 +156,7 @@ class Graph:
 
     def any_job(self) -> JobKey:
         """One of them."""
-        return self.draw(st.sampled_from(list(self.needs)), "job")
+        return self.random.choice(list(self.needs))
 
     def states(self) -> dict[JobKey, State | None]:
         """Of all jobs."""

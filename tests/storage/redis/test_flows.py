@@ -99,17 +99,17 @@ def test_many_dependencies_are_noted_whenever_the_producer_dies(place):
 class MortalGraph(Graph):
     """Everything that is done is done by a process that may die over it; at times it is done again."""
 
-    def __init__(self, case, mortal, storage, data):
-        super().__init__(case, storage, data)
+    def __init__(self, case, mortal, storage, random):
+        super().__init__(case, storage, random)
         self.mortal = mortal
 
     def do(self, call):
-        self.mortal.lives(self.draw(st.integers(1, 15), "commands"))
+        self.mortal.lives(self.random.randint(1, 15))
         try:
             return self.tried(self.mortal.storage, call)
         except Death:
             self.storage.maintain()
-        return self.tried(self.storage, call) if self.draw(st.booleans(), "again") else None
+        return self.tried(self.storage, call) if self.random.random() < 0.5 else None
 
     def tried(self, storage, call):
         try:
@@ -133,8 +133,8 @@ def test_in_a_random_graph_no_job_waits_for_ever_whoever_dies(place):
     examples = EXAMPLES // len(getattr(place.servers, "nodes", [place.servers]))
 
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(st.data())
-    def run(data):
-        MortalGraph(Case(place.clock), mortal, storage, data).run()
+    @given(st.randoms(use_true_random=True))
+    def run(random):
+        MortalGraph(Case(place.clock), mortal, storage, random).run()
 
     run()

@@ -217,7 +217,7 @@ class TestBadFlows:
             flow(a=node, b=node)
 
     def test_what_cannot_be_encoded(self, fetch):
-        with pytest.raises(SerializationError, match="payload.args"):
+        with pytest.raises(SerializationError, match=r"payload\.args"):
             chain(fetch.node(1), fetch.node({1, 2})).enqueue()
 
     def test_no_jobs(self):

@@ -212,7 +212,6 @@ class SchedulerStorage(EngineStorage):
             for job_id in batch.ids
         ]
         keys += outside(batches)
-        # Of a flow, a crash leaves all or nothing.
         with self._knowing(keys), self._journal.together():
             return self.engine.enqueue(batches)
 
@@ -331,8 +330,12 @@ class SchedulerStorage(EngineStorage):
         others = states - {*recovery.ENDED}
         if others and (limit is None or removed < limit):
             left = None if limit is None else limit - removed
-            for gone in self.engine.clean_in_parts(queue, frozenset(others), before, left):
-                removed += gone
+            parts = self.engine.clean_in_parts(queue, frozenset(others), before, left)
+            gone: int | None = 0
+            while gone is not None:
+                with self._journal.together():
+                    gone = next(parts, None)
+                removed += gone or 0
                 self._flush()
         return removed
 
@@ -340,7 +343,8 @@ class SchedulerStorage(EngineStorage):
         """See `Storage.obliterate`."""
         self._check()
         self._take_in_all()
-        removed = self.engine.obliterate(queue, force=force)
+        with self._journal.together():
+            removed = self.engine.obliterate(queue, force=force)
         if removed < 0:
             raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
         self._journal.queue_changed(queue, None)
@@ -366,7 +370,8 @@ class SchedulerStorage(EngineStorage):
         return removed
 
     def _remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
-        with self._knowing((queue, job_id) for job_id in ids):
+        # To the next scheduler a job that is gone has completed: what becomes of its dependents goes with it.
+        with self._knowing((queue, job_id) for job_id in ids), self._journal.together():
             return self.engine.remove(queue, ids)
 
     @contextmanager

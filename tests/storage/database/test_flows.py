@@ -94,6 +94,7 @@ def test_of_a_flow_with_an_unknown_dependency_nothing_is_written(producer):
 
 def test_a_part_of_a_flow_is_completed_by_another_process(client, scheduler):
     scheduler.enqueue(a_flow()[:2])
+    scheduler.maintain()  # what is written, the others know
 
     answers = client.enqueue(a_flow())
 
@@ -149,3 +150,38 @@ def test_a_flow_goes_on_with_the_next_scheduler(make_storage, scheduler):
     with_the_next.connect()
 
     assert worked_off(with_the_next) == DONE
+
+
+def test_who_waits_for_the_journal_while_it_notes_a_flow_is_not_waited_for(scheduler, monkeypatch):
+    """As a subscriber that enqueues durably would: it is told while the flow is being noted."""
+    monkeypatch.setattr(journal, "PATIENCE", 600.0)
+    scheduler.subscribe(UPSTREAM, lambda event: enqueue(scheduler, queue="other", durable=True))
+
+    scheduler.enqueue(a_flow())
+
+    assert len(scheduler.page("other", State.WAITING, 10)) == 2
+
+
+@pytest.mark.parametrize("policy", ["fail", "cancel", "ignore"])
+def test_a_removed_job_goes_with_what_becomes_of_its_dependents(scheduler, monkeypatch, policy):
+    """Else the next scheduler would take it for one that has completed."""
+    ids = [str(number) for number in range(20)]
+    scheduler.enqueue([batch(ids=ids, queue=UPSTREAM)])
+    for number in ids:
+        needs = ((UPSTREAM, number),)
+        scheduler.enqueue([batch(ids=[number], depends_on=needs, on_dependency_failure=policy)])
+    scheduler.maintain()
+    monkeypatch.setattr(journal, "WINDOW_JOBS", 1)
+    monkeypatch.setattr(journal, "WINDOW", 0.0)
+    write, written = journal.DatabaseJournal._write, []
+
+    def noting(self, buffer):
+        written.append(({row[1] for row in buffer.deletes}, {key[1] for key in buffer.updates}))
+        write(self, buffer)
+
+    monkeypatch.setattr(journal.DatabaseJournal, "_write", noting)
+    for number in ids:
+        scheduler.remove(UPSTREAM, [number])
+
+    assert [deleted for deleted, _ in written if deleted] == [{number} for number in ids]
+    assert all(deleted == updated for deleted, updated in written)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .client import JobType, Queue, job
+    from .client import JobType, Queue, chain, chord, flow, group, job
     from .codecs import content_id
     from .core.backoff import Backoff
     from .core.errors import (
@@ -69,8 +69,12 @@ __all__ = [
     "UnrecoverableError",
     "Worker",
     "__version__",
+    "chain",
+    "chord",
     "content_id",
     "current_job",
+    "flow",
+    "group",
     "job",
 ]
 
@@ -83,8 +87,12 @@ HOMES = {
     "Queue": "client",
     "State": "core.states",
     "Worker": "runtime",
+    "chain": "client",
+    "chord": "client",
     "content_id": "codecs",
     "current_job": "runtime",
+    "flow": "client",
+    "group": "client",
     "job": "client",
 }
 """Where the names of `__all__` are; those that are not here are errors."""

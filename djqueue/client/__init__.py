@@ -1,7 +1,21 @@
 """What producers use: `@job`, `Queue`, and waiting for results."""
 
+from .flows import Flow, FlowResult, Node, chain, chord, flow, group
 from .jobs import JobType, job, registry
 from .queue import Queue
 from .storages import get_storage
 
-__all__ = ["JobType", "Queue", "get_storage", "job", "registry"]
+__all__ = [
+    "Flow",
+    "FlowResult",
+    "JobType",
+    "Node",
+    "Queue",
+    "chain",
+    "chord",
+    "flow",
+    "get_storage",
+    "group",
+    "job",
+    "registry",
+]

@@ -14,6 +14,7 @@ from djqueue.storage.base import Storage
 
 from . import envelope, waiting
 from .declared import declared, split_options
+from .flows import Node
 from .sending import asend, send
 from .storages import get_storage
 
@@ -120,6 +121,10 @@ class JobType(Generic[P, R]):
         """See `enqueue_and_wait`."""
         return await waiting.aenqueue_and_wait(get_storage(), self._batch([(args, kwargs)]), wait)
 
+    def node(self, *args: P.args, **kwargs: P.kwargs) -> Node:
+        """A job of a flow with these arguments: see `djqueue.flow`."""
+        return Node(self.options, self.name, _value(args, kwargs), self._id, get_storage)
+
     def schedule(
         self, name: str, *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **when: Any
     ) -> None:
@@ -133,9 +138,13 @@ class JobType(Generic[P, R]):
         declared.add(declared.check(name, self.name, when, args, kwargs))
 
     def _batch(self, calls: Sequence[Call]) -> Batch:
-        values = [{"args": list(args), "kwargs": dict(kwargs)} for args, kwargs in calls]
+        values = [_value(args, kwargs) for args, kwargs in calls]
         ids = [self._id] * len(calls) if self._id is not None else None
         return envelope.batch(self.options, self.name, values, ids)
+
+
+def _value(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"args": list(args), "kwargs": dict(kwargs)}
 
 
 def chunks(entries: Iterable[Any], size: int = BULK) -> Iterable[list[Any]]:

@@ -18,6 +18,7 @@ from djqueue.storage.base import Storage, Unsubscribe
 
 from . import deadletters, envelope, waiting
 from .deadletters import DeadLetterCounts, LetterFilter, RetriedDead
+from .flows import Node
 from .info import JobInfo, JobStatus, outcome
 from .jobs import DEFAULT_WAIT, chunks
 from .sending import asend, send
@@ -138,6 +139,13 @@ class Queue:
         """See `enqueue_and_wait`."""
         batch = self._batch([payload], id, name, options)
         return await waiting.aenqueue_and_wait(self.storage, batch, wait)
+
+    def node(
+        self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
+    ) -> Node:
+        """A job of a flow, as `enqueue` would add it: see `djqueue.flow`."""
+        label = check_text("name", self._label(name))
+        return Node(self._options(options), label, payload, id, lambda: self.storage)
 
     # Single jobs.
 

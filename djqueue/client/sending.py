@@ -1,6 +1,7 @@
 """Batches to a storage, and its answers in a producer's terms."""
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
@@ -31,6 +32,33 @@ async def asend(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResul
             answers = _decoded(answers, await storage.ajobs(batch.queue, ids), batch)
         results += answers
     return results
+
+
+def send_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueResult]:
+    """Enqueue batches in one call of the storage: those of a flow."""
+    results: list[EnqueueResult] = []
+    for batch, answers in _by_batch(batches, storage.enqueue(batches)):
+        if ids := _with_results(answers):
+            answers = _decoded(answers, storage.jobs(batch.queue, ids), batch)
+        results += answers
+    return results
+
+
+async def asend_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueResult]:
+    """See `send_together`."""
+    results: list[EnqueueResult] = []
+    for batch, answers in _by_batch(batches, await storage.aenqueue(batches)):
+        if ids := _with_results(answers):
+            answers = _decoded(answers, await storage.ajobs(batch.queue, ids), batch)
+        results += answers
+    return results
+
+
+def _by_batch(
+    batches: Sequence[Batch], answers: Iterable[EnqueueResult]
+) -> Iterable[tuple[Batch, list[EnqueueResult]]]:
+    left = iter(answers)
+    return ((batch, list(islice(left, len(batch.payloads)))) for batch in batches)
 
 
 def _with_results(answers: Sequence[EnqueueResult]) -> list[str]:

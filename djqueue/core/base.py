@@ -10,6 +10,7 @@ from threading import Lock
 
 from .clock import SYSTEM_CLOCK, Clock
 from .errors import OptionError
+from .flow import outside
 from .hashing import fnv1a32, shard_count
 from .ids import IdSource
 from .job import (
@@ -75,12 +76,11 @@ class EngineBase:
 
     # Dependencies.
 
-    def _check(self, batch: Batch) -> None:
-        if batch.ids is not None and len(batch.ids) != len(batch.payloads):
-            raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
-        for name, job_id in batch.options.depends_on:
-            if name == batch.queue and job_id in (batch.ids or ()):
-                raise OptionError(f"depends_on: the job {job_id!r} cannot wait for itself")
+    def _check(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            if batch.ids is not None and len(batch.ids) != len(batch.payloads):
+                raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
+        for name, job_id in outside(batches):
             queue = self.existing(name)
             if queue is None or job_id not in queue.jobs:
                 raise OptionError(f"depends_on: queue {name!r} has no job {job_id!r}")

@@ -6,6 +6,7 @@ from .base import DEFAULT_POLICY as DEFAULT_POLICY
 from .capacity import full_error
 from .collector import spared
 from .errors import QueueFullError
+from .flow import Substitutes
 from .job import (
     DEAD_LETTER_REASONS,
     Batch,
@@ -51,12 +52,14 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
 
         Raises QueueFullError, with none of a batch enqueued.
         """
-        for batch in batches:
-            self._check(batch)
+        self._check(batches)
         results: list[EnqueueResult] = []
+        substitutes = Substitutes()
         with spared(sum(len(batch.payloads) for batch in batches)):
             for batch in batches:
-                results += self._enqueue(batch)
+                answers = self._enqueue(substitutes.in_(batch))
+                substitutes.note(batch, answers)
+                results += answers
         return results
 
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:

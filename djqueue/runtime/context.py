@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from djqueue.core.durations import to_datetime
 from djqueue.core.options import JobOptions
 
+from . import children
 from .cancelled import Cancelled
+from .children import Child
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -85,6 +87,17 @@ class JobContext:
     def cancelled(self) -> Cancelled:
         """An event, set when the handler should stop. Nothing but this stops a handler in a thread."""
         return self._run.cancelled
+
+    def children(self) -> list[Child]:
+        """The jobs that it has waited for, in the order of `depends_on`, with their results and errors.
+
+        They are read now; not on an event loop: see `achildren`.
+        """
+        return children.read(self._run.reports.storage, self.options.depends_on)
+
+    async def achildren(self) -> list[Child]:
+        """See `children`."""
+        return await children.aread(self._run.reports.storage, self.options.depends_on)
 
     def progress(self, value: Any) -> None:
         """Say how far the job is, with anything that a payload may hold; the latest word counts.

@@ -27,7 +27,7 @@ class Reports:
     """What handlers have said of their jobs and the storage does not know yet."""
 
     def __init__(self, station: "Station", limit: int, on_refused: Callable[["Run"], None]) -> None:
-        self._storage = station.storage
+        self.storage = station.storage
         self._loop = station.loop
         self._clock = station.clock
         self._tell = station.tell
@@ -70,7 +70,7 @@ class Reports:
                 return
             reports = [entry.report(run) for run, entry in pending.items()]
             try:
-                accepted = await self._storage.acall(self._storage.report, reports)
+                accepted = await self.storage.acall(self.storage.report, reports)
             except BaseException:
                 self._put_back(pending)
                 raise

@@ -9,7 +9,8 @@ renews the scheduler's lease; one without other changes does so while there is n
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,8 @@ GATHER = 0.002
 """Seconds for which a commit waits for as many as waited for the last one."""
 WINDOW_JOBS = 100
 """Changed jobs that are written without waiting for more."""
+PATIENCE = 1.0
+"""Seconds for which a flush waits for what belongs together."""
 BACKLOG = 1_000
 """Unwritten jobs at which whoever brings more waits: what a crash can cost stays that small."""
 FIRST_RETRY, LAST_RETRY = 0.1, 5.0
@@ -166,6 +169,8 @@ class DatabaseJournal:
         self._together = 0
         """How many waited for the last flush."""
         self._is_gathering = False
+        self._holders: set[int] = set()
+        """Threads that are noting what belongs together."""
         self._closing = False
         self._ended = False
         self._failure: BaseException | None = None
@@ -221,6 +226,7 @@ class DatabaseJournal:
 
     def wait_for_room(self) -> None:
         """Wait until the journal is no longer full. Raises what `check` raises if that would be in vain."""
+        self._let_go(threading.get_ident())
         with self._room:
             self._room.wait_for(lambda: not self.is_full() or self._failure is not None)
         self.check()
@@ -329,6 +335,26 @@ class DatabaseJournal:
             self._buffer.workers[worker_id] = info
             self._noted()
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What this thread notes while this lasts is written in one transaction, unless it waits for that."""
+        holder = threading.get_ident()
+        with self._changed:
+            is_outer = holder not in self._holders
+            self._holders.add(holder)
+        try:
+            yield
+        finally:
+            if is_outer:
+                self._let_go(holder)
+
+    def _let_go(self, holder: int) -> None:
+        if holder in self._holders:
+            with self._changed:
+                self._holders.discard(holder)
+                if not self._holders:
+                    self._changed.notify()
+
     def sync(self, *, durable: bool = False, timeout: float | None = None) -> None:
         """Wait until all that has been noted is committed. Raises what kept it from that."""
         if self._thread.ident is None:
@@ -352,6 +378,7 @@ class DatabaseJournal:
 
         It is given the error if the next flush fails; what was noted is then still tried again.
         """
+        self._let_go(threading.get_ident())
         with self._changed:
             if isinstance(self._failure, LeaseLost):
                 raise self._failure
@@ -409,6 +436,7 @@ class DatabaseJournal:
                 self._idle = False
                 self._changed.wait_for(self._due, WINDOW)
                 self._gather()
+                self._changed.wait_for(lambda: not self._holders, PATIENCE)
             self._idle = False
             buffer = self._flying = self._buffer
             self._buffer = Buffer()

@@ -8,6 +8,7 @@ from djqueue import models
 from djqueue.core.capacity import full_error
 from djqueue.core.clock import Clock
 from djqueue.core.errors import OptionError
+from djqueue.core.flow import Substitutes, outside
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult, Job
 from djqueue.core.options import JobKey
@@ -62,7 +63,13 @@ class Inserter:
         try:
             set_right(self._clock)
             with self._dialect.transaction(durable=durable):
-                results = [result for batch in batches for result in self._insert(batch)]
+                self._check_dependencies(outside(batches))
+                results: list[EnqueueResult] = []
+                substitutes = Substitutes()
+                for batch in batches:
+                    answers = self._insert(substitutes.in_(batch))
+                    substitutes.note(batch, answers)
+                    results += answers
                 # What goes wrong with the wake-up is no failure of the enqueue, which is committed by then.
                 transaction.on_commit(lambda: wake(), using=alias, robust=True)
         except AWAY as error:
@@ -73,7 +80,6 @@ class Inserter:
     def _insert(self, batch: Batch) -> list[EnqueueResult]:
         now = self._clock.now()
         ids = batch.ids if batch.ids is not None else self._ids.many(len(batch.payloads), now)
-        self._check_dependencies(batch.options.depends_on)
         if _is_bounded(self._policy(batch.queue)):
             self._dialect.take_turns(batch.queue, "")
         if batch.options.unique_key is not None:
@@ -213,10 +219,16 @@ class Inserter:
         return found or self.find_owners(queue, key)
 
     def _check_dependencies(self, keys: Sequence[JobKey]) -> None:
+        wanted: dict[str, list[str]] = {}
         for queue, job_id in keys:
-            there = models.Job.objects.using(self._dialect.alias).filter(queue=queue, job_id=job_id)
-            if not there.exists() and not self.is_known(queue, job_id):
-                raise OptionError(f"depends_on: queue {queue!r} has no job {job_id!r}")
+            wanted.setdefault(queue, []).append(job_id)
+        for queue, ids in wanted.items():
+            for chunk in rows.chunked(ids):
+                mine = models.Job.objects.using(self._dialect.alias).filter(queue=queue, job_id__in=chunk)
+                there = set(mine.values_list("job_id", flat=True))
+                for job_id in chunk:
+                    if job_id not in there and not self.is_known(queue, job_id):
+                        raise OptionError(f"depends_on: queue {queue!r} has no job {job_id!r}")
 
 
 def _is_bounded(policy: QueuePolicy) -> bool:

@@ -15,6 +15,7 @@ from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.engine import DEFAULT_POLICY, Engine
 from djqueue.core.errors import StorageError, StorageUnavailableError
+from djqueue.core.flow import outside
 from djqueue.core.job import (
     Batch,
     CancelResult,
@@ -222,8 +223,8 @@ class SchedulerStorage(EngineStorage):
             if batch.ids is not None and not batch.fresh
             for job_id in batch.ids
         ]
-        keys += [key for batch in batches for key in batch.options.depends_on]
-        with self._knowing(keys):
+        keys += outside(batches)
+        with self._knowing(keys), self._journal.together():
             return self.engine.enqueue(batches)
 
     async def _synced(self, *, durable: bool = False) -> None:
@@ -237,7 +238,7 @@ class SchedulerStorage(EngineStorage):
         """What could not be written was not enqueued, but for what a worker has already begun."""
         begun = [
             result.id
-            for result in results
+            for result in reversed(results)
             if result.status == "queued" and not self.engine.remove(result.queue, [result.id])[0]
         ]
         if isinstance(error, LeaseLost):
@@ -349,8 +350,12 @@ class SchedulerStorage(EngineStorage):
         others = states - {*recovery.ENDED}
         if others and (limit is None or removed < limit):
             left = None if limit is None else limit - removed
-            for gone in self.engine.clean_in_parts(queue, frozenset(others), before, left):
-                removed += gone
+            parts = self.engine.clean_in_parts(queue, frozenset(others), before, left)
+            gone: int | None = 0
+            while gone is not None:
+                with self._journal.together():
+                    gone = next(parts, None)
+                removed += gone or 0
                 self._flush()
         return removed
 
@@ -358,7 +363,8 @@ class SchedulerStorage(EngineStorage):
         """See `Storage.obliterate`."""
         self._check()
         self._take_in_all()
-        removed = self.engine.obliterate(queue, force=force)
+        with self._journal.together():
+            removed = self.engine.obliterate(queue, force=force)
         if removed < 0:
             raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
         self._journal.queue_changed(queue, None)
@@ -384,7 +390,8 @@ class SchedulerStorage(EngineStorage):
         return removed
 
     def _remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
-        with self._knowing((queue, job_id) for job_id in ids):
+        # To the next scheduler a job that is gone has completed: what becomes of its dependents goes with it.
+        with self._knowing((queue, job_id) for job_id in ids), self._journal.together():
             return self.engine.remove(queue, ids)
 
     @contextmanager

@@ -43,7 +43,9 @@ def deliver(
                 if left and into.queue != source.queue:
                     waiting.append(into)
             last, _, _ = _unpacked(messages[-1])
-            yield [Call(script("sent"), source, [last])]
+            [[left, _]] = yield [Call(script("sent"), source, [last])]
+            if not left:
+                break
 
 
 def _by_target(messages: list[bytes]) -> Iterator[tuple[str, list[bytes]]]:

@@ -65,11 +65,26 @@ class OutboxTable:
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`. A job that is in the table is `queued`, whatever there is of its id."""
+        if _is_flow(batches):
+            return self._enqueue_flow(batches)
         return [answer for batch in batches for answer in self._enqueue(batch)]
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `enqueue`."""
+        if _is_flow(batches):
+            await sync_to_async(self._check_flow)(batches)
+            return await self._trips.arun(self._steps(batches))
         return [answer for batch in batches for answer in await self._aenqueue(batch)]
+
+    def _enqueue_flow(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        self._check_flow(batches)
+        return self._trips.run(self._steps(batches))
+
+    def _check_flow(self, batches: Sequence[Batch]) -> None:
+        """Jobs that wait for one another are not in the table: there, they are written one by one."""
+        kept = [batch.queue for batch in batches if self._policy(batch.queue).outbox]
+        if kept and is_in_transaction():
+            raise _no_dependencies(kept[0])
 
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
         if not self._policy(batch.queue).outbox:
@@ -113,10 +128,7 @@ class OutboxTable:
         """In a transaction, or just after Redis did not answer; None: Redis is to be asked."""
         if is_in_transaction():
             if batch.options.depends_on:
-                raise OptionError(
-                    f"depends_on: queue {batch.queue!r} has OUTBOX, whose jobs cannot wait for others when "
-                    "they are enqueued in a transaction; use transaction.on_commit"
-                )
+                raise _no_dependencies(batch.queue)
             return self._write(batch)
         if SYSTEM_CLOCK.monotonic() < self._away_until and not batch.options.depends_on:
             return self._write(batch)
@@ -166,6 +178,17 @@ class OutboxTable:
                 f"of the jobs was enqueued: {reason}"
             ) from error
         return [EnqueueResult(job_id, "queued", batch.queue) for job_id in ids]
+
+
+def _is_flow(batches: Sequence[Batch]) -> bool:
+    return len(batches) > 1 and any(batch.options.depends_on for batch in batches)
+
+
+def _no_dependencies(queue: str) -> OptionError:
+    return OptionError(
+        f"depends_on: queue {queue!r} has OUTBOX, whose jobs cannot wait for others, nor others for them, "
+        "when they are enqueued in a transaction; use transaction.on_commit"
+    )
 
 
 def database() -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, islice
 from typing import Any
 
+from djqueue.core import flow
 from djqueue.core.capacity import full_error
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import OptionError, StorageError
@@ -26,6 +27,7 @@ from djqueue.core.job import (
 )
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
+from djqueue.core.options import JobKey
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.states import REUSABLE, State
@@ -185,10 +187,29 @@ class RedisStorage(Storage):
         for batch in batches:
             if batch.ids is not None and len(batch.ids) != len(batch.payloads):
                 raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
-            yield from self._check_dependencies(batch)
+        if needed := flow.outside(batches):
+            yield from self._check_dependencies(needed)
         new = {batch.queue for batch in batches} - self._known
         if new:
             yield from self._list(new)
+        waves = flow.waves(batches)
+        if len(waves) == 1:
+            return (yield from self._enqueue_together(batches, new, bounded))
+        # A job is never there without those that it waits for, whenever this process dies.
+        found: dict[int, list[EnqueueResult]] = {}
+        substitutes = flow.Substitutes()
+        for wave in waves:
+            some = [substitutes.in_(batches[place]) for place in wave]
+            answers = iter((yield from self._enqueue_together(some, new, bounded)))
+            for place in wave:
+                found[place] = list(islice(answers, len(batches[place].payloads)))
+                substitutes.note(batches[place], found[place])
+        return [answer for place in range(len(batches)) for answer in found[place]]
+
+    def _enqueue_together(
+        self, batches: Sequence[Batch], new: set[str], bounded: bool
+    ) -> Steps[list[EnqueueResult]]:
+        """Batches none of which has jobs that wait for those of another."""
         parts = [
             part
             for batch in batches
@@ -224,13 +245,14 @@ class RedisStorage(Storage):
             raise refused
         return results
 
-    def _check_dependencies(self, batch: Batch) -> Steps[None]:
-        for name, job_id in batch.options.depends_on:
-            if name == batch.queue and job_id in (batch.ids or ()):
-                raise OptionError(f"depends_on: the job {job_id!r} cannot wait for itself")
-            [state] = yield from self._states(name, [job_id])
-            if state is None:
-                raise OptionError(f"depends_on: queue {name!r} has no job {job_id!r}")
+    def _check_dependencies(self, keys: Sequence[JobKey]) -> Steps[None]:
+        wanted: dict[str, list[str]] = {}
+        for queue, job_id in keys:
+            wanted.setdefault(queue, []).append(job_id)
+        for queue, ids in wanted.items():
+            for job_id, state in zip(ids, (yield from self._states(queue, ids)), strict=True):
+                if state is None:
+                    raise OptionError(f"depends_on: queue {queue!r} has no job {job_id!r}")
 
     def _parts(self, batch: Batch, *, listed: bool, bounded: bool) -> Iterable[tuple[list[str], Call]]:
         keys, policy = self.keys(batch.queue), self.policy(batch.queue)

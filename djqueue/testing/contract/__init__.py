@@ -39,6 +39,8 @@ from .delayed import DelayedContract
 from .dependencies import DependenciesContract
 from .duplicates import DuplicatesContract
 from .enqueue import EnqueueContract
+from .flows import FlowsContract
+from .graphs import GraphsContract
 from .groups import GroupsContract
 from .ids_and_bytes import IdsAndBytesContract
 from .leases import LeasesContract
@@ -71,6 +73,8 @@ __all__ = [
     "DependenciesContract",
     "DuplicatesContract",
     "EnqueueContract",
+    "FlowsContract",
+    "GraphsContract",
     "GroupsContract",
     "IdsAndBytesContract",
     "LeasesContract",
@@ -116,6 +120,8 @@ class StorageContract(
     LimitsContract,
     DependenciesContract,
     MovingContract,
+    FlowsContract,
+    GraphsContract,
     QueueControlsContract,
     ReadsContract,
     TellingContract,

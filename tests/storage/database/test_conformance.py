@@ -41,6 +41,7 @@ class TestWithTheOrmAlone(
     contract.UniqueKeysContract,
     contract.UpdatesContract,
     contract.DependenciesContract,
+    contract.FlowsContract,
     contract.QueueControlsContract,
     contract.ReadsContract,
     contract.WorkersContract,

@@ -33,7 +33,7 @@ from djqueue.testing.waiting import Recorder
 from tests.support import eventually
 
 from .clocks import AheadClock
-from .test_outbox import Death, Mortal
+from .mortal import Death, Mortal
 
 LEASE = 0.4
 HOUR = 3_600_000

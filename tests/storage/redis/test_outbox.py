@@ -8,7 +8,7 @@ import redis
 from msgpack import packb
 
 from djqueue.core.states import State
-from djqueue.storage.redis import RedisStorage, outbox
+from djqueue.storage.redis import outbox
 from djqueue.testing.factories import (
     DELAY,
     a_cancelled_job,
@@ -35,6 +35,7 @@ from djqueue.testing.factories import (
 from djqueue.testing.waiting import together
 
 from .clocks import AheadClock
+from .mortal import Death, Place
 
 NEAR, FAR, THIRD = "near", "far", "emails"
 """Of a cluster's three servers, each has one."""
@@ -43,67 +44,6 @@ GIVEN = 5
 """Commands of a move until the job has left: two look for what is in its way, two list the other queue."""
 STORED = 4
 """Commands of an enqueue until the job is stored: one looks for what it waits for, two list the queue."""
-
-
-class Death(BaseException):
-    """The process is gone."""
-
-
-class Mortal:
-    """What asks the server, for so many commands; the last answer is not heard any more."""
-
-    def __init__(self, ask, commands):
-        self._ask = ask
-        self._left = commands
-
-    def __call__(self, words):
-        answer = self._ask(words)
-        self._left -= 1
-        if self._left <= 0:
-            raise Death
-        return answer
-
-
-class Place:
-    """Where the jobs are: makes storages of processes that die after some commands."""
-
-    def __init__(self, servers):
-        self.servers = servers
-        self._made = []
-
-    def storage(self, *, commands=None, clock=None):
-        made = RedisStorage(clock=clock, **self.servers.options)
-        self._made.append(made)
-        if commands is not None:
-            exchange = made._trips._exchange
-            exchange.ask = Mortal(exchange.ask, commands)
-        return made
-
-    def close(self):
-        while self._made:
-            self._made.pop().close()
-
-    def deaths(self, prepare, act):
-        """After each death that `act` can die, and after no death: a storage of another process.
-
-        `prepare` makes what there is before; what it returns is given to `act` and comes with the storage.
-        """
-        other = self.storage()
-        for commands in count(1):
-            for node in getattr(self.servers, "nodes", [self.servers]):
-                node.run("FLUSHALL")
-            prepared = prepare(other)
-            with closing(self.storage(commands=commands)) as mortal:
-                try:
-                    act(mortal, prepared)
-                except Death:
-                    died = True
-                else:
-                    died = False
-            yield other, prepared, died
-            if not died:
-                assert commands > 1
-                return
 
 
 @pytest.fixture(params=["redis_server", "redis_cluster"])

@@ -99,12 +99,31 @@ local function release_key(job)
   end
 end
 
--- Those that wait for a job are told of its end by way of the outbox, some at a time.
-local function note_end(job, state)
-  local found = call('ZRANGEBYLEX', DEPS, '[' .. job.id .. NUL, '(' .. job.id .. AFTER, 'LIMIT', 0, 1)
-  if #found > 0 then
-    send('', {'fan', job.id, state})
+-- Tell up to so many of those that wait for a job of its end, by way of the outbox; the rest with another message.
+-- before: those that came later do not mean this end.
+local FAN = 500
+local function fan(id, state, before)
+  local kept, told = 0, 0
+  while told < FAN do
+    local found = call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', kept, FAN)
+    if #found == 0 then return end
+    for _, entry in ipairs(found) do
+      local who = decode(sub(entry, #id + 10))
+      local later = before and unpack_number('>I8', entry, #id + 2) > before
+      if later or state == 'failed' and who[4] == 'wait' then
+        kept = kept + 1
+      elseif told < FAN then
+        call('ZREM', DEPS, entry)
+        send(who[1], {'ended', id, state, who[2], who[3]})
+        told = told + 1
+      end
+    end
   end
+  send('', {'fan', id, state, before})
+end
+
+local function note_end(job, state)
+  fan(job.id, state)
 end
 
 -- Behind all that are forgotten by themselves are those that are kept for ever, should there be too many.

@@ -201,17 +201,23 @@ local function displace(job)
   end
 end
 
+-- Whether a job waits for anything.
+local function waits(id)
+  return #call('ZRANGEBYLEX', UNMET, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', 0, 1) > 0
+end
+
+local function unblock(job)
+  add('b', -1)
+  place(job)
+  save(job) --@ unblock: blocked -> waiting|delayed
+  woken = true
+  tell(job.id, job.name, 'unblocked', NAMES[job.state])
+end
+
 -- One thing for which a blocked job waits has come to pass.
 local function met(job, queue, id)
   call('ZREM', UNMET, job.id .. NUL .. queue .. NUL .. id)
-  local left = call('ZRANGEBYLEX', UNMET, '[' .. job.id .. NUL, '(' .. job.id .. AFTER, 'LIMIT', 0, 1)
-  if #left == 0 then
-    add('b', -1)
-    place(job)
-    save(job) --@ unblock: blocked -> waiting|delayed
-    woken = true
-    tell(job.id, job.name, 'unblocked', NAMES[job.state])
-  end
+  if not waits(job.id) then unblock(job) end
 end
 
 -- Put a job that was active among the pending ones again.

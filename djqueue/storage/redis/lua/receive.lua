@@ -9,7 +9,6 @@
 local source, here = ARGV[ARGS], ARGV[ARGS + 1]
 group_limit = tonumber(ARGV[ARGS + 2])
 local policy = {tonumber(ARGV[ARGS + 3]), tonumber(ARGV[ARGS + 4]), ARGV[ARGS + 5]}
-local FAN = 500
 local NO_NUMBER = string.rep(NUL, 8)
 
 local function hang(dependency, dependent, inc, rule)
@@ -41,27 +40,6 @@ local function let_go(dependency, dependent, inc)
       call('ZREM', DEPS, entry)
     end
   end
-end
-
--- Tell up to so many of those that hung here before the end of the job; the rest with another message.
-local function fan(id, state, before)
-  local kept, told = 0, 0
-  while told < FAN do
-    local found = call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', kept, FAN)
-    if #found == 0 then return end
-    for _, entry in ipairs(found) do
-      local who = decode(sub(entry, #id + 10))
-      local later = unpack_number('>I8', entry, #id + 2) > before
-      if later or state == 'failed' and who[4] == 'wait' then
-        kept = kept + 1
-      elseif told < FAN then
-        call('ZREM', DEPS, entry)
-        send(who[1], {'ended', id, state, who[2], who[3]})
-        told = told + 1
-      end
-    end
-  end
-  send('', {'fan', id, state, before})
 end
 
 -- A job that others wait for has arrived where it was given: up to so many of those that hung here before are told,
@@ -118,11 +96,20 @@ local function follow(dependency, target, dependent, inc)
 end
 
 local function resolve(dependency, state, dependent, inc)
-  local job = load(dependent)
   local entry = dependent .. NUL .. source .. NUL .. dependency
-  if not job or job.state ~= BLOCKED or job.inc ~= inc or not call('ZSCORE', UNMET, entry) then return end
+  local blob, st = call('HGET', JOBS, dependent), call('HGET', ST, dependent)
+  if not blob or not st or sub(st, 1, 1) ~= BLOCKED or sub(blob, 1, 8) ~= inc then return end
+  if not call('ZSCORE', UNMET, entry) then return end
+  if state == 'completed' then
+    call('ZREM', UNMET, entry)
+    -- Of a thousand dependencies only the last has the job itself looked at.
+    if waits(dependent) then return end
+    unblock(parse(dependent, blob, st))
+    return
+  end
+  local job = parse(dependent, blob, st)
   local rule = job.o.on_dependency_failure or 'fail'
-  if state == 'completed' or rule == 'ignore' then
+  if rule == 'ignore' then
     met(job, source, dependency)
   elseif rule == 'wait' and state == 'failed' then
     send(source, {'await', dependency, dependent, inc, rule})

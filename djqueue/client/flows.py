@@ -1,0 +1,274 @@
+"""Flows: graphs of jobs, checked before anything is stored and enqueued in one step."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import OptionError
+from djqueue.core.flow import levels
+from djqueue.core.ids import IdSource
+from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.options import EnqueueOptions, JobKey, check_text
+from djqueue.core.suggest import nearest
+from djqueue.storage.base import Storage
+
+from . import envelope
+from .sending import asend_together, send_together
+
+BULK = 1_000
+"""Jobs of one batch."""
+
+_ids = IdSource()
+
+
+class Node:
+    """One job of a flow, before it is enqueued. Made by `JobType.node` and `Queue.node`."""
+
+    def __init__(
+        self,
+        options: EnqueueOptions,
+        name: str,
+        value: Any,
+        job_id: str | None,
+        storage: Callable[[], Storage],
+    ) -> None:
+        assert options.queue is not None
+        self.options = options
+        self.name = name
+        """The job's name, by which a handler is found."""
+        self.queue = options.queue
+        self.id = check_text("id", job_id) if job_id is not None else _ids.new(SYSTEM_CLOCK.now())
+        """Known before the job is enqueued; the same node is the same job each time."""
+        self.label: str | None = None
+        """Its name in the flow."""
+        self.value = value
+        self.storage = storage
+        self.is_fresh = job_id is None
+        """Whether no earlier job can have its id: until it is enqueued."""
+        self.waits_for: list[Node | str | EnqueueResult | JobKey] = []
+        """What was said to `after`; of a flow its last nodes."""
+
+    def __repr__(self) -> str:
+        return f"<node {self}>"
+
+    def __str__(self) -> str:
+        return self.label if self.label is not None else f"{self.name} {self.id}"
+
+    def after(self, *others: "Other") -> "Node":
+        """Have it start when the others have completed; returns the node itself.
+
+        others: nodes, names of nodes, flows (that is, the last of their nodes); for jobs that are there
+            already the results of enqueue, or (queue, id).
+        """
+        for other in others:
+            if not isinstance(other, Node | Flow | str | EnqueueResult) and not _is_key(other):
+                raise OptionError(f"after: {other!r} is no node, no flow, no name, and no job")
+        for other in others:
+            self.waits_for += other.last if isinstance(other, Flow) else [other]
+        return self
+
+
+class Flow:
+    """Jobs that wait for one another. Made by `flow`, `chain`, `group` and `chord`."""
+
+    def __init__(self, parts: "Iterable[Part]") -> None:
+        self._nodes: dict[Node, None] = {}
+        for part in parts:
+            if not isinstance(part, Node | Flow):
+                raise OptionError(f"flow: {part!r} is neither a node nor a flow")
+            self._nodes.update(dict.fromkeys(part.nodes if isinstance(part, Flow) else [part]))
+
+    def __repr__(self) -> str:
+        return f"<flow of {len(self.nodes)} jobs>"
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes, those included that others were said to come after."""
+        found: dict[Node, None] = {}
+        left = list(reversed(self._nodes))
+        while left:
+            node = left.pop()
+            if node not in found:
+                found[node] = None
+                left += [other for other in reversed(node.waits_for) if isinstance(other, Node)]
+        return list(found)
+
+    @property
+    def first(self) -> list[Node]:
+        """The nodes that come after no other node."""
+        return [node for node in self.nodes if not any(isinstance(one, Node | str) for one in node.waits_for)]
+
+    @property
+    def last(self) -> list[Node]:
+        """The nodes that no other node comes after."""
+        nodes = self.nodes
+        needed = {one for node in nodes for one in node.waits_for if isinstance(one, Node | str)}
+        return [node for node in nodes if node not in needed and node.label not in needed]
+
+    def enqueue(self) -> "FlowResult":
+        """Enqueue all jobs in one step.
+
+        Again: the same jobs, so that a flow which was cut short is completed. Raises OptionError, also for
+        jobs that wait for each other and for unknown names; SerializationError, StorageError.
+        """
+        plan = _Plan(self.nodes)
+        return plan.result(send_together(plan.storage, plan.batches))
+
+    async def aenqueue(self) -> "FlowResult":
+        """See `enqueue`."""
+        plan = _Plan(self.nodes)
+        return plan.result(await asend_together(plan.storage, plan.batches))
+
+
+class FlowResult:
+    """What became of the jobs of a flow, by node or name; one after the other in the order of the enqueue."""
+
+    def __init__(self, found: dict[Node, EnqueueResult]) -> None:
+        self._found = found
+        self._named = {node.label: result for node, result in found.items() if node.label is not None}
+
+    def __repr__(self) -> str:
+        return f"<result of a flow of {len(self)} jobs>"
+
+    def __getitem__(self, node: Node | str) -> EnqueueResult:
+        return self._named[node] if isinstance(node, str) else self._found[node]
+
+    def __iter__(self) -> Iterator[EnqueueResult]:
+        return iter(self._found.values())
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of all jobs."""
+        return [result.id for result in self]
+
+
+Part: TypeAlias = Node | Flow
+Other: TypeAlias = Node | Flow | str | EnqueueResult | JobKey
+
+
+def flow(*parts: Part, **named: Node) -> Flow:
+    """Jobs that wait for one another, in any way.
+
+    parts: nodes and flows; nodes that these come after need not be named.
+    named: nodes that `after` may name, and that the result is asked for by these names.
+    """
+    for label, node in named.items():
+        if not isinstance(node, Node):
+            raise OptionError(f"flow: {label}: {node!r} is no node")
+        if node.label not in (None, label):
+            raise OptionError(f"flow: the node {node.label!r} cannot be {label!r}, too")
+        node.label = label
+    return Flow([*parts, *named.values()])
+
+
+def chain(*parts: Part) -> Flow:
+    """One after the other."""
+    before: list[Node] = []
+    for part in parts:
+        # Both, before the one changes what the other is.
+        first, last = ([part], [part]) if isinstance(part, Node) else (part.first, part.last)
+        for node in first:
+            node.after(*before)
+        before = last
+    return Flow(parts)
+
+
+def group(*parts: Part) -> Flow:
+    """All at once, as far as each part allows it."""
+    return Flow(parts)
+
+
+def chord(parts: Iterable[Part], *, then: Part) -> Flow:
+    """All at once, and `then` when all of them have completed."""
+    return chain(group(*parts), then)
+
+
+class _Plan:
+    """A flow's batches for the storage, each behind those that it depends on."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        if not nodes:
+            raise OptionError("flow: there is no job in it")
+        _check_distinct(nodes)
+        needs = _needs(nodes)
+        self.storage = _storage_of(nodes)
+        self.batches: list[Batch] = []
+        self._order: list[Node] = []
+        for level in levels(nodes, lambda node: needs[node], str):
+            alike: dict[tuple[EnqueueOptions, str, tuple[JobKey, ...]], list[Node]] = {}
+            for node in level:
+                alike.setdefault((node.options, node.name, _dependencies(node, needs[node])), []).append(node)
+            for (options, name, wanted), found in alike.items():
+                if wanted != options.job.depends_on:
+                    options = replace(options, job=replace(options.job, depends_on=wanted))
+                for start in range(0, len(found), BULK):
+                    self._add(options, name, found[start : start + BULK])
+        for node in nodes:
+            node.is_fresh = False
+
+    def result(self, answers: Sequence[EnqueueResult]) -> FlowResult:
+        """The storage's answers, node by node."""
+        return FlowResult(dict(zip(self._order, answers, strict=True)))
+
+    def _add(self, options: EnqueueOptions, name: str, nodes: list[Node]) -> None:
+        values, ids = [node.value for node in nodes], [node.id for node in nodes]
+        batch = envelope.batch(options, name, values, ids)
+        self.batches.append(batch._replace(fresh=all(node.is_fresh for node in nodes)))
+        self._order += nodes
+
+
+def _needs(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """For each node those that it comes after. Raises OptionError for a name that no node has."""
+    labels = {node.label: node for node in nodes if node.label is not None}
+    found = {}
+    for node in nodes:
+        needed: dict[Node, None] = {}
+        for one in node.waits_for:
+            if isinstance(one, Node):
+                needed[one] = None
+            elif isinstance(one, str):
+                if one not in labels:
+                    raise OptionError(f"after: no job of the flow is named {one!r}{nearest(one, labels)}")
+                needed[labels[one]] = None
+        found[node] = list(needed)
+    return found
+
+
+def _dependencies(node: Node, needs: Iterable[Node]) -> tuple[JobKey, ...]:
+    keys = dict.fromkeys(node.options.job.depends_on)
+    for one in node.waits_for:
+        if isinstance(one, EnqueueResult):
+            keys[one.queue, one.id] = None
+        elif isinstance(one, tuple):
+            keys[one] = None
+    keys.update({(other.queue, other.id): None for other in needs})
+    return tuple(keys)
+
+
+def _check_distinct(nodes: Sequence[Node]) -> None:
+    keys: set[JobKey] = set()
+    labels: set[str] = set()
+    for node in nodes:
+        if (node.queue, node.id) in keys:
+            raise OptionError(f"flow: two nodes are the job {node.id!r} of queue {node.queue!r}")
+        if node.label in labels:
+            raise OptionError(f"flow: two nodes are named {node.label!r}")
+        keys.add((node.queue, node.id))
+        if node.label is not None:
+            labels.add(node.label)
+
+
+def _storage_of(nodes: Sequence[Node]) -> Storage:
+    storage = nodes[0].storage()
+    for node in nodes:
+        if node.storage() is not storage:
+            raise OptionError(f"flow: {nodes[0]} and {node} are of two storages")
+    return storage
+
+
+def _is_key(entry: Any) -> bool:
+    return isinstance(entry, tuple) and len(entry) == 2 and all(isinstance(part, str) for part in entry)

@@ -1,0 +1,90 @@
+"""Graphs: their order, their circles, and what of a call has to be there before."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djqueue.core.errors import OptionError
+from djqueue.core.flow import Substitutes, levels, outside, waves
+from djqueue.core.job import EnqueueResult
+from djqueue.testing.factories import batch
+
+A, B, C, D = (("q", letter) for letter in "abcd")
+
+
+def ordered(**needs):
+    return levels(needs, lambda node: needs[node], str)
+
+
+def test_each_node_is_behind_all_that_it_needs():
+    assert ordered(d="bc", c="a", b="a", a="") == [["a"], ["c", "b"], ["d"]]
+
+
+def test_nodes_of_one_level_keep_their_order():
+    assert ordered(c="", a="", b="") == [["c", "a", "b"]]
+    assert ordered() == []
+
+
+@pytest.mark.parametrize(
+    ("needs", "circle"),
+    [
+        ({"a": "a"}, "a -> a"),
+        ({"a": "b", "b": "a"}, "a -> b -> a"),
+        ({"x": "", "a": "x", "b": "ad", "c": "b", "d": "c"}, "b -> d -> c -> b"),
+        ({"z": "a", "a": "b", "b": "a"}, "a -> b -> a"),
+    ],
+)
+def test_a_circle_is_named(needs, circle):
+    with pytest.raises(OptionError, match=f"wait for each other: {circle}$"):
+        ordered(**needs)
+
+
+@given(st.lists(st.sets(st.integers(0, 20)), max_size=20))
+def test_any_graph_is_ordered_or_has_a_circle(drawn):
+    needs = {node: {other for other in others if other < len(drawn)} for node, others in enumerate(drawn)}
+    try:
+        found = levels(needs, lambda node: needs[node], str)
+    except OptionError as error:
+        circle = [int(node) for node in str(error).rpartition(": ")[2].split(" -> ")]
+        assert circle[0] == circle[-1]
+        assert all(second in needs[first] for first, second in pairwise(circle))
+        return
+    place = {node: number for number, level in enumerate(found) for node in level}
+    assert place.keys() == needs.keys()
+    assert all(place[node] == max((place[other] + 1 for other in needs[node]), default=0) for node in needs)
+
+
+def test_what_comes_in_the_same_call_needs_not_be_there_before():
+    batches = [batch(ids=["a", "b"], queue="q", depends_on=(D,)), batch(queue="q", depends_on=(A, C, D))]
+
+    assert outside(batches) == [D, C]
+    assert outside([batch(ids=["a"])]) == []
+
+
+def test_a_job_that_comes_later_has_to_be_there_before():
+    assert outside([batch(depends_on=(A,)), batch(ids=["a"], queue="q")]) == [A]
+
+
+def test_a_job_cannot_wait_for_its_own_batch():
+    with pytest.raises(OptionError, match="'b' cannot wait for itself"):
+        outside([batch(ids=["a", "b"], queue="q", depends_on=(B,))])
+
+
+def test_batches_go_in_waves():
+    first, second = batch(ids=["a"], queue="q"), batch(ids=["b"], queue="q", depends_on=(A,))
+    other, third = batch(queue="q", depends_on=(D,)), batch(queue="q", depends_on=(A, B))
+
+    assert waves([first, second, other, third]) == [[0, 2], [1], [3]]
+    assert waves([first, first, first]) == [[0, 1, 2]]
+
+
+def test_the_owner_of_a_key_stands_in_for_a_job():
+    substitutes = Substitutes()
+    kept = batch(ids=["a", "b"], queue="q", unique_key="k")
+    substitutes.note(kept, [EnqueueResult("a", "queued", "q"), EnqueueResult("a", "duplicate", "q")])
+    later = batch(queue="q", depends_on=(B, C, A))
+
+    assert substitutes.in_(later).options.depends_on == (A, C)
+    assert substitutes.in_(kept) is kept

@@ -1,0 +1,140 @@
+"""Flows over several queues: whoever dies between any two of its commands, no job waits for ever."""
+
+import asyncio
+from contextlib import closing
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from djqueue.core.errors import OptionError
+from djqueue.core.states import State
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract.case import StorageCase
+from djqueue.testing.contract.flows import FLOW, a_flow, worked_off
+from djqueue.testing.contract.graphs import Graph
+from djqueue.testing.factories import UPSTREAM, batch, enqueue_many, state
+
+from .mortal import Death, Place
+
+EXAMPLES = 20
+
+
+@pytest.fixture(params=["redis_server", "redis_cluster"])
+def place(request):
+    servers = request.getfixturevalue(request.param)
+    servers.clean()
+    with closing(Place(servers, FakeClock())) as made:
+        yield made
+
+
+def states(storage):
+    return [state(storage, job_id, queue) for queue, job_id in FLOW]
+
+
+# Deaths of producers.
+
+
+def test_no_job_is_there_without_those_that_it_waits_for(place):
+    found = []
+    for storage, _, died in place.deaths(lambda _: None, lambda storage, _: storage.enqueue(a_flow())):
+        storage.maintain()
+
+        there = states(storage)
+        found.append(sum(one is not None for one in there))
+        assert there[: found[-1]] == [State.WAITING, State.WAITING, State.BLOCKED, State.BLOCKED][: found[-1]]
+        assert died or found[-1] == 4
+    assert found == sorted(found)
+    assert set(found) == {0, 2, 3, 4}
+
+
+def test_what_is_there_of_a_flow_is_worked_off(place):
+    for storage, _, _ in place.deaths(lambda _: None, lambda storage, _: storage.enqueue(a_flow())):
+        storage.maintain()
+        there = sum(one is not None for one in states(storage))
+
+        done = [job_id for some in worked_off(storage) for job_id in some]
+
+        assert sorted(done) == sorted(["a", "b", "c", "d"][:there])
+
+
+@pytest.mark.parametrize("meanwhile", [worked_off, lambda _: []], ids=["worked off", "left alone"])
+def test_the_same_call_again_completes_a_flow(place, meanwhile):
+    for storage, _, _ in place.deaths(lambda _: None, lambda storage, _: storage.enqueue(a_flow())):
+        done = meanwhile(storage)
+
+        storage.enqueue(a_flow())
+
+        assert done + worked_off(storage) == [{"a", "b"}, {"c"}, {"d"}]
+
+
+def test_a_coroutine_enqueues_a_flow_in_its_order(place):
+    storage = place.storage()
+
+    answers = asyncio.run(storage.aenqueue(a_flow()))
+
+    assert [(answer.queue, answer.id) for answer in answers] == FLOW
+    assert worked_off(storage) == [{"a", "b"}, {"c"}, {"d"}]
+
+
+def test_many_dependencies_are_noted_whenever_the_producer_dies(place):
+    def prepare(storage):
+        return enqueue_many(storage, 150, queue=UPSTREAM)
+
+    def act(storage, ids):
+        needs = tuple((UPSTREAM, job_id) for job_id in ids)
+        storage.enqueue([batch(ids=["parent"], depends_on=needs)])
+
+    for storage, ids, died in place.deaths(prepare, act):
+        storage.maintain()
+
+        there = state(storage, "parent")
+        assert there is State.BLOCKED or (died and there is None)
+        assert worked_off(storage, 150) == [set(ids), *([{"parent"}] if there else [])]
+
+
+# Random graphs.
+
+
+class MortalGraph(Graph):
+    """Everything that is done is done by a process that may die over it; at times it is done again."""
+
+    def __init__(self, case, mortal, storage, random):
+        super().__init__(case, storage, random)
+        self.mortal = mortal
+
+    def do(self, call):
+        self.mortal.lives(self.random.randint(1, 15))
+        try:
+            return self.tried(self.mortal.storage, call)
+        except Death:
+            self.storage.maintain()
+        return self.tried(self.storage, call) if self.random.random() < 0.5 else None
+
+    def tried(self, storage, call):
+        try:
+            return call(storage)
+        except OptionError as error:
+            if "has no job" not in str(error):
+                raise
+            return None  # the producer of what it waits for has died before
+
+
+class Case(StorageCase):
+    def __init__(self, clock):
+        self.clock = clock
+
+    def advance(self, milliseconds):
+        self.clock.advance(milliseconds)
+
+
+def test_in_a_random_graph_no_job_waits_for_ever_whoever_dies(place):
+    storage, mortal = place.storage(), place.mortal()
+    examples = EXAMPLES // len(getattr(place.servers, "nodes", [place.servers]))
+
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.randoms(use_true_random=True))
+    def run(random):
+        MortalGraph(Case(place.clock), mortal, storage, random).run()
+
+    run()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         UnknownJobError,
         UnknownQueueError,
         UnrecoverableError,
+        WaitInTransactionError,
     )
     from .core.job import CancelResult, EnqueueResult, Event
     from .core.states import State
@@ -66,6 +67,7 @@ __all__ = [
     "UnknownJobError",
     "UnknownQueueError",
     "UnrecoverableError",
+    "WaitInTransactionError",
     "Worker",
     "__version__",
     "current_job",

@@ -1,6 +1,7 @@
 """From what a caller says to a batch for the storage."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,6 +36,8 @@ def _resolve(given: Mapping[str, Any], queue: str | None, settings: Settings) ->
     if callable(given.get("backoff")):
         raise OptionError("backoff: a function belongs to the job type: give it to @job")
     options = parse_options(given, _with_codec(settings))
+    if "backoff" in given:
+        options = replace(options, job=replace(options.job, backoff_given=True))
     name = options.queue or queue or DEFAULT_QUEUE
     check_queue(name, settings)
     if options.queue == name:

@@ -15,7 +15,7 @@ def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
     results: list[EnqueueResult] = []
     with spared(sum(len(batch.payloads) for batch in batches)):
         for batch in batches:
-            answers = storage.enqueue([batch])
+            answers = enqueue(storage, batch)
             if batch.ids is not None and (ids := _with_results(answers)):
                 answers = _decoded(answers, storage.jobs(batch.queue, ids), batch)
             results += answers
@@ -26,11 +26,21 @@ async def asend(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResul
     """See `send`."""
     results: list[EnqueueResult] = []
     for batch in batches:
-        answers = await storage.aenqueue([batch])
+        answers = await aenqueue(storage, batch)
         if batch.ids is not None and (ids := _with_results(answers)):
             answers = _decoded(answers, await storage.ajobs(batch.queue, ids), batch)
         results += answers
     return results
+
+
+def enqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
+    """One batch to the storage."""
+    return storage.enqueue([batch])
+
+
+async def aenqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
+    """See `enqueue`."""
+    return await storage.aenqueue([batch])
 
 
 def _with_results(answers: Sequence[EnqueueResult]) -> list[str]:

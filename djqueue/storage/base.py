@@ -87,6 +87,14 @@ class Storage(ABC):
         """See `enqueue`."""
         return await self.acall(self.enqueue, batches)
 
+    def transaction_of(self, batch: Batch) -> str | None:
+        """The alias of the database whose open transaction such jobs would be a part of; None: of none."""
+        return None
+
+    async def atransaction_of(self, batch: Batch) -> str | None:
+        """See `transaction_of`."""
+        return None
+
     # Claim and finish.
 
     @abstractmethod

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 
@@ -17,6 +18,7 @@ from djqueue.core.errors import (
     StorageError,
     StorageUnavailableError,
 )
+from djqueue.core.job import Batch
 from djqueue.core.queue import QueuePolicy
 from djqueue.storage.base import P, Storage, T
 
@@ -133,6 +135,15 @@ class DatabaseStorage(Storage):
     def is_scheduler(self) -> bool:
         """Whether this process is the scheduler."""
         return self._active is not self._client
+
+    def transaction_of(self, batch: Batch) -> str | None:
+        """See `Storage.transaction_of`."""
+        apart = batch.options.durable is False
+        return self._alias if connections[self._alias].in_atomic_block and not apart else None
+
+    async def atransaction_of(self, batch: Batch) -> str | None:
+        """See `Storage.transaction_of`."""
+        return await sync_to_async(self.transaction_of)(batch)
 
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Storage.acall`."""

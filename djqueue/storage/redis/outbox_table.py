@@ -71,6 +71,10 @@ class OutboxTable:
         """See `enqueue`."""
         return [answer for batch in batches for answer in await self._aenqueue(batch)]
 
+    def transaction_of(self, batch: Batch) -> str | None:
+        """See `Storage.transaction_of`."""
+        return database() if self._policy(batch.queue).outbox and is_in_transaction() else None
+
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
         if not self._policy(batch.queue).outbox:
             return self._trips.run(self._steps([batch]))

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, islice
 from typing import Any
 
+from asgiref.sync import sync_to_async
+
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.ids import IdSource
@@ -163,6 +165,14 @@ class RedisStorage(Storage):
         if self.outbox is not None:
             return await self.outbox.aenqueue(batches)
         return await self._trips.arun(self._enqueue(batches))
+
+    def transaction_of(self, batch: Batch) -> str | None:
+        """See `Storage.transaction_of`."""
+        return None if self.outbox is None else self.outbox.transaction_of(batch)
+
+    async def atransaction_of(self, batch: Batch) -> str | None:
+        """See `Storage.transaction_of`."""
+        return None if self.outbox is None else await sync_to_async(self.outbox.transaction_of)(batch)
 
     def enqueue_directly(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`; OUTBOX counts for nothing."""

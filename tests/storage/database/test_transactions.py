@@ -15,7 +15,12 @@ from django.test import TestCase
 from djqueue import models
 from djqueue.client import Queue
 from djqueue.codecs import MSGPACK, encode
-from djqueue.core.errors import OptionError, StorageUnavailableError
+from djqueue.core.errors import (
+    JobTimeoutError,
+    OptionError,
+    StorageUnavailableError,
+    WaitInTransactionError,
+)
 from djqueue.core.states import State
 from djqueue.storage.database import journal
 from djqueue.storage.database import scheduler as scheduler_module
@@ -130,6 +135,25 @@ def test_savepoints_take_their_own_jobs_only(producer, scheduler):
     assert eventually(lambda: len(scheduler.page(QUEUE, None, 9)) == 3)
     assert claim_ids(scheduler, 9) == kept
     assert state(scheduler, gone) is None
+
+
+def test_waiting_for_a_job_of_ones_own_transaction_is_refused_at_once(producer, scheduler):
+    queue = Queue(QUEUE, storage=producer)
+    with transaction.atomic():
+        with pytest.raises(WaitInTransactionError, match=r"on_commit.*durable=False"):
+            queue.enqueue_and_wait(id="a", wait=600)
+        with pytest.raises(WaitInTransactionError):
+            async_to_sync(queue.aenqueue_and_wait)(id="a", wait=600)
+
+    assert state(producer, "a") is None
+
+
+def test_a_job_outside_of_the_transaction_can_be_waited_for_in_it(producer, scheduler):
+    queue = Queue(QUEUE, storage=producer)
+    with transaction.atomic(), pytest.raises(JobTimeoutError):
+        queue.enqueue_and_wait(id="a", durable=False, wait=0)
+
+    assert state(scheduler, "a") is State.WAITING
 
 
 def test_a_durable_false_enqueue_does_not_ask_the_transaction(producer, scheduler):

@@ -6,13 +6,12 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
-from djqueue.core.errors import JobNameError, UnknownJobError
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import EnqueueOptions, check_text
-from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
 from . import envelope, waiting
+from .registered import Registry, registry
 from .sending import asend, send
 from .storages import get_storage
 
@@ -137,43 +136,6 @@ def chunks(entries: Iterable[Any], size: int = BULK) -> Iterable[list[Any]]:
         yield chunk
 
 
-class Registry:
-    """Job types by name. Nothing else says what a worker may run."""
-
-    def __init__(self) -> None:
-        self._types: dict[str, JobType[..., Any]] = {}
-
-    def add(self, job_type: JobType[..., Any]) -> None:
-        """Register a job type. Raises JobNameError if another function has its name."""
-        there = self._types.get(job_type.name)
-        if there is not None and not _same(there.function, job_type.function):
-            raise JobNameError(
-                f"two functions are registered as {job_type.name!r}: {_where(there.function)} and "
-                f"{_where(job_type.function)}; give one of them another name="
-            )
-        self._types[job_type.name] = job_type
-
-    def get(self, name: str) -> JobType[..., Any]:
-        """The job type of a name. Raises UnknownJobError."""
-        try:
-            return self._types[name]
-        except KeyError:
-            raise UnknownJobError(
-                f"no job is registered as {name!r}{nearest(name, self._types)}; is its module imported?"
-            ) from None
-
-    def names(self) -> list[str]:
-        """All names, sorted."""
-        return sorted(self._types)
-
-    def all(self) -> dict[str, JobType[..., Any]]:
-        """All job types by name."""
-        return dict(self._types)
-
-
-registry = Registry()
-
-
 @overload
 def job(function: Callable[P, Awaitable[R]], /) -> JobType[P, Awaitable[R]]: ...
 @overload
@@ -200,17 +162,6 @@ def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> 
         return job_type
 
     return decorate if function is None else decorate(function)
-
-
-def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    if one is other:
-        return True
-    # A module that is reloaded, or run as __main__ and imported, defines its functions anew.
-    return one.__qualname__ == other.__qualname__ and one.__code__.co_filename == other.__code__.co_filename
-
-
-def _where(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
 
 
 __all__ = ["JobType", "Registry", "Storage", "job", "registry"]

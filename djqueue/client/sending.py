@@ -1,12 +1,17 @@
 """Batches to a storage, and its answers in a producer's terms."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
 from djqueue.core.collector import spared
 from djqueue.core.job import Batch, EnqueueResult, JobRecord
+from djqueue.middleware import layers_of, through
+from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
+
+from . import announcing
 
 
 def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
@@ -34,13 +39,35 @@ async def asend(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResul
 
 
 def enqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
-    """One batch to the storage."""
-    return storage.enqueue([batch])
+    """One batch to the storage, through the middleware; receivers of `job_enqueued` are told."""
+    layers = layers_of(get_settings()).enqueue
+    if not layers:
+        return _accepted(storage, batch)
+    answers: list[EnqueueResult] = through(layers, partial(_accepted, storage))(batch)
+    return answers
 
 
 async def aenqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     """See `enqueue`."""
-    return await storage.aenqueue([batch])
+    layers = layers_of(get_settings()).aenqueue
+    if not layers:
+        return await _aaccepted(storage, batch)
+    answers: list[EnqueueResult] = await through(layers, partial(_aaccepted, storage))(batch)
+    return answers
+
+
+def _accepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:
+    answers = storage.enqueue([batch])
+    if job_enqueued.receivers:
+        announcing.enqueued(storage, batch, answers)
+    return answers
+
+
+async def _aaccepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:
+    answers = await storage.aenqueue([batch])
+    if job_enqueued.receivers:
+        await announcing.aenqueued(storage, batch, answers)
+    return answers
 
 
 def _with_results(answers: Sequence[EnqueueResult]) -> list[str]:

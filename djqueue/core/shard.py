@@ -11,7 +11,7 @@ from dataclasses import replace
 from threading import Lock
 
 from .dependencies import DependencyTracker
-from .job import Attempt, DeadLetter, Event, Job, JobError
+from .job import Attempt, DeadLetter, Event, Incident, Job, JobError
 from .journal import Journal
 from .options import JobKey
 from .queue import JobQueue
@@ -26,10 +26,11 @@ MAX_MOVED = 1_000
 class Changes:
     """What one operation leaves to be done once its locks are free."""
 
-    __slots__ = ("ended", "events", "unbound", "woken")
+    __slots__ = ("ended", "events", "incidents", "unbound", "woken")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.incidents: list[Incident] = []
         self.ended: list[tuple[JobKey, State, list[Job]]] = []
         """(job, its last state, the jobs that wait for it)."""
         self.unbound: list[tuple[Job, set[JobKey]]] = []
@@ -69,6 +70,10 @@ class Shard:
         """Note an event for the queue's subscribers, if there are any."""
         if queue.observed:
             changes.events.append(Event(queue.name, job.id, job.name, event, job.state, at))
+
+    def incident(self, job: Job, event: str, changes: Changes) -> None:
+        """Note what has happened to a job without a worker's word."""
+        changes.incidents.append(incident_of(job, event))
 
     def changed(self, job: Job) -> None:
         """Tell the journal of a change that is no ending."""
@@ -152,6 +157,7 @@ class Shard:
         """waiting | delayed | blocked → cancelled."""
         self._displace(queue, job, changes)
         self._cancel(queue, job, reason, now, changes, in_group=False)
+        self.incident(job, "cancelled", changes)
 
     def fail_pending(
         self, queue: JobQueue, job: Job, reason: str, error: JobError, now: int, changes: Changes
@@ -159,6 +165,7 @@ class Shard:
         """waiting | delayed | blocked → failed: its ttl is over, or a dependency failed."""
         self._displace(queue, job, changes)
         self._bury(queue, job, reason, error, now, changes, in_group=False)
+        self.incident(job, "failed", changes)
 
     def move(self, queue: JobQueue, job: Job, run_at: int, event: str, now: int, changes: Changes) -> None:
         """A pending job to another time: promoted, rescheduled, due or unblocked."""
@@ -347,6 +354,13 @@ class Shard:
             key = (job.queue, job.id)
             job.has_dependents = False
             changes.ended.append((key, state, self.dependencies.pop(key)))
+
+
+def incident_of(job: Job, event: str) -> Incident:
+    """What has happened to a job."""
+    reason = job.reason if event != "stalled" else ""
+    error = job.error if event == "failed" else None
+    return Incident(job.queue, job.id, job.name, event, reason, error)
 
 
 def note_attempt(job: Job, outcome: str, now: int, error: JobError | None) -> None:

@@ -98,6 +98,11 @@ class JobContext:
         self._run.reports.log(self._run, line)
 
 
+def run_of(job: JobContext) -> "Run":
+    """The run that a handler sees as its job."""
+    return job._run
+
+
 CURRENT: ContextVar["Run | None"] = ContextVar("djqueue_current_run", default=None)
 
 

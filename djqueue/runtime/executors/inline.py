@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from djqueue.middleware import Layers
 from djqueue.runtime.connections import DatabaseThreads
 from djqueue.runtime.execution import Execution
 from djqueue.runtime.handlers import Handler, Style
@@ -10,6 +11,7 @@ from djqueue.runtime.station import Station
 from djqueue.runtime.stopping import Stop
 
 from .callback import as_coroutine_function
+from .surrounding import surround
 from .tasks import TaskExecutor
 from .threads import ThreadExecutor
 
@@ -24,6 +26,7 @@ class InlineExecutor:
         handlers: Iterable[Handler],
         concurrency: int,
         *,
+        layers: Layers,
         django: bool,
     ) -> None:
         self._loop = station.loop
@@ -37,6 +40,7 @@ class InlineExecutor:
         for handler in handlers:
             if handler.style is Style.CALLBACK:
                 handler.call = as_coroutine_function(handler, self._threads.call, station.tell)
+            surround(handler, layers)
 
     def start(self, run: Run) -> None:
         """Begin a run, on the loop. The first step of an async handler may be taken before this returns."""

@@ -22,6 +22,7 @@ from djqueue.core.job import (
     ClaimRequest,
     EnqueueResult,
     Finished,
+    Incident,
     Job,
     JobRecord,
     Outcome,
@@ -69,6 +70,7 @@ class SchedulerStorage(EngineStorage):
         policies: Mapping[str, QueuePolicy] | None = None,
         cores: int | None = None,
         lost: Callable[[], None] | None = None,
+        incidents: Callable[[list[Incident]], None] | None = None,
     ) -> None:
         self._alias = dialect.alias
         self._dialect = dialect
@@ -97,6 +99,7 @@ class SchedulerStorage(EngineStorage):
             default_policy=DEFAULT_POLICY,
             keep_finished=False,
             cores=cores,
+            incidents=incidents,
         )
         self._taken: set[int] = set()
         """Numbers of rows that were taken in, and of which the tables may not know it yet."""
@@ -459,11 +462,17 @@ class SchedulerStorage(EngineStorage):
         with self._crons:
             due = cron.due_slots(self._alias, self._clock.now())
             defaults = get_settings().defaults
-            batches = [batch for slot in due if (batch := cron.batch(self._alias, slot, defaults))]
-            new = [batch for batch in batches if self.states(batch.queue, batch.ids or ()) == [None]]
+            found = [(slot, batch) for slot in due if (batch := cron.batch(self._alias, slot, defaults))]
+            new = [pair for pair in found if self.states(pair[1].queue, pair[1].ids or ()) == [None]]
             if new:
-                self._accept(new)
+                results = self._accept([batch for _, batch in new])
                 self._flush()
+                self.engine.announce(
+                    [
+                        Incident(result.queue, result.id, slot.job_name, "fired", slot.name)
+                        for (slot, _), result in zip(new, results, strict=True)
+                    ]
+                )
             for slot in due:
                 cron.advance(self._alias, slot)
 

@@ -77,7 +77,7 @@ class DatabaseStorage(Storage):
         self._cores = cores
         self._clock: Clock = clock or DatabaseClock(database)
         self._dialect = dialect_for(database, orm=sql == "orm")
-        self._client = ClientStorage(self._dialect, self._clock, token, policies)
+        self._client = ClientStorage(self._dialect, self._clock, token, policies, self.told)
         self._active: Storage = self._client
         self._lease: SchedulerLease | None = None
         self._server: Server | None = None
@@ -153,7 +153,13 @@ class DatabaseStorage(Storage):
         self._tune()
         lease = self._wait_for_lease()
         storage = SchedulerStorage(
-            self._dialect, lease, self._clock, self._policies, self._cores, lost=self._lost
+            self._dialect,
+            lease,
+            self._clock,
+            self._policies,
+            self._cores,
+            lost=self._lost,
+            incidents=self.told,
         )
         server = None
         try:

@@ -92,11 +92,13 @@ class RedisStorage(Storage):
         self._common = CommonKeys(self.options.prefix)
         self._known: set[str] = set()
         """Queues that this process has seen to be listed."""
-        self._trips = Roundtrips(self._connections, self.options.timeout, self.options.stream, clock)
+        self._trips = Roundtrips(
+            self._connections, self.options.timeout, self.options.stream, self.told, clock
+        )
         self._telling = Telling(self._connections, self._trips, self._common, self.keys, self.queues)
         every = (*self._policies.values(), self._default_policy)
         self.outbox = (
-            OutboxTable(given, self.options, self.policy, self._enqueue, self._trips, clock)
+            OutboxTable(given, self.options, self.policy, self._enqueue, self._trips, self.told, clock)
             if any(policy.outbox for policy in every)
             else None
         )

@@ -39,6 +39,7 @@ from .dependencies import DependenciesContract
 from .enqueue import EnqueueContract
 from .groups import GroupsContract
 from .ids_and_bytes import IdsAndBytesContract
+from .incidents import IncidentsContract
 from .leases import LeasesContract
 from .letter_pages import LetterPagesContract
 from .limits import LimitsContract
@@ -68,6 +69,7 @@ __all__ = [
     "EnqueueContract",
     "GroupsContract",
     "IdsAndBytesContract",
+    "IncidentsContract",
     "LeasesContract",
     "LetterPagesContract",
     "LimitsContract",
@@ -110,6 +112,7 @@ class StorageContract(
     QueueControlsContract,
     ReadsContract,
     TellingContract,
+    IncidentsContract,
     WorkersContract,
     MaintenanceContract,
     RetentionContract,

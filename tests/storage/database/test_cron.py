@@ -8,7 +8,7 @@ import pytest
 from djqueue import models
 from djqueue.codecs import MSGPACK, decode
 from djqueue.core.durations import to_datetime, to_milliseconds
-from djqueue.core.job import Claimed
+from djqueue.core.job import Claimed, Incident
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, cron
 from djqueue.storage.database import scheduler as scheduler_module
@@ -171,6 +171,17 @@ def test_the_executions_and_the_times_are_kept(scheduler: DatabaseStorage, clock
 
     goes_to(scheduler, clock, FIRST + EVERY)
     assert times(row) == (2, FIRST + EVERY, FIRST + 2 * EVERY)
+
+
+def test_a_slot_that_fires_is_told_once(scheduler: DatabaseStorage, clock: FakeClock) -> None:
+    told: list[Incident] = []
+    scheduler.on_incidents = told.extend
+    a_cron_job("mine")
+    goes_to(scheduler, clock, START)
+    for _ in range(2):
+        goes_to(scheduler, clock, FIRST)
+
+    assert told == [Incident(QUEUE, f"cron:mine:{FIRST}", NAME, "fired", "mine")]
 
 
 def test_a_slot_is_enqueued_although_the_job_of_the_one_before_still_waits(

@@ -22,6 +22,7 @@ from djqueue.core.errors import (
     WaitInTransactionError,
 )
 from djqueue.core.states import State
+from djqueue.signals import job_enqueued
 from djqueue.storage.database import journal
 from djqueue.storage.database import scheduler as scheduler_module
 from djqueue.testing.clock import FakeClock
@@ -119,6 +120,27 @@ def test_a_wake_up_that_fails_is_no_failure_of_the_enqueue(scheduler, client, mo
         job_id = enqueue(client)
 
     assert eventually(lambda: claim_ids(scheduler, 5)) == [job_id]
+
+
+def test_an_enqueue_is_told_to_its_signal_when_it_is_committed(producer, scheduler):
+    told = []
+
+    def receiver(**said):
+        told.append((said["job_id"], said["queue"]))
+
+    queue = Queue(QUEUE, storage=producer)
+    job_enqueued.connect(receiver)
+    try:
+        with transaction.atomic():
+            queue.enqueue(id="a")
+            async_to_sync(queue.aenqueue)(id="b")
+            assert told == []
+        assert told == [("a", QUEUE), ("b", QUEUE)]
+        with undone():
+            queue.enqueue(id="c")
+        assert told == [("a", QUEUE), ("b", QUEUE)]
+    finally:
+        job_enqueued.disconnect(receiver)
 
 
 def test_savepoints_take_their_own_jobs_only(producer, scheduler):

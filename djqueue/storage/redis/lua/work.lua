@@ -289,6 +289,7 @@ local function start(id, number, blob, st)
     if o.ttl and b[STARTED] == 0 and b[ERROR_TYPE] == '' and job.created + o.ttl <= now then
       add('n:' .. name, -1)
       bury(job, 'ttl_expired', EXPIRED, policy, true) --@ expire: waiting -> failed
+      incident(job, 'failed')
       return
     end
     if o.ttl then call('ZREM', TTL, id) end

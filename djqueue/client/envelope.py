@@ -33,6 +33,8 @@ def _resolved(
 
 
 def _resolve(given: Mapping[str, Any], queue: str | None, settings: Settings) -> EnqueueOptions:
+    if "batch" in given:
+        raise OptionError("batch: it belongs to the job type: give it to @job")
     if callable(given.get("backoff")):
         raise OptionError("backoff: a function belongs to the job type: give it to @job")
     options = parse_options(given, _with_codec(settings))

@@ -1,6 +1,6 @@
 """`@job`: functions that can be enqueued, and the registry in which workers look names up."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -11,6 +11,7 @@ from djqueue.core.options import EnqueueOptions, check_text
 from djqueue.storage.base import Storage
 
 from . import envelope, waiting
+from .batches import BatchRule, parse_batch
 from .registered import Registry, registry
 from .sending import asend, send
 from .storages import get_storage
@@ -36,11 +37,14 @@ class JobType(Generic[P, R]):
         given: dict[str, Any],
         backoff: BackoffFunction | None = None,
         job_id: str | None = None,
+        batch: BatchRule | None = None,
     ) -> None:
         self.function = function
         self.name = name
         self.backoff_function = backoff
         """A backoff of the user's own, which only the worker knows."""
+        self.batch = batch
+        """How many jobs the function takes in one call; None: it is called with the arguments of one."""
         self._given = given
         self._id = job_id
         self._resolved: tuple[Settings, EnqueueOptions] | None = None
@@ -82,6 +86,7 @@ class JobType(Generic[P, R]):
             {**earlier, **options},
             self.backoff_function,
             job_id or self._id,
+            self.batch,
         )
         envelope.resolve(changed._given)
         return changed
@@ -141,11 +146,16 @@ def job(function: Callable[P, Awaitable[R]], /) -> JobType[P, Awaitable[R]]: ...
 @overload
 def job(function: Callable[P, R], /) -> JobType[P, R]: ...
 @overload
+def job(
+    *, batch: int | Mapping[str, Any], name: str | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], JobType[..., Any]]: ...
+@overload
 def job(*, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], JobType[P, R]]: ...
 def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
     """Make a function a job: `@job`, or `@job(queue="emails", max_attempts=5, timeout=30)`.
 
     name: under which workers find it; else the function's dotted path.
+    batch: the function takes a list of jobs: at most so many, or {"size": …, "min_size": …, "wait": …}.
     options: see `djqueue.core.options`; `backoff` may be a function (failures, exception) -> seconds.
 
     Raises OptionError, naming the option; JobNameError if the name is taken.
@@ -154,9 +164,10 @@ def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> 
     def decorate(function: Callable[P, R]) -> JobType[P, R]:
         given = dict(options)
         backoff = given.pop("backoff") if callable(given.get("backoff")) else None
+        batch = parse_batch(given.pop("batch")) if "batch" in given else None
         path = f"{function.__module__}.{function.__qualname__}"
         label = check_text("name", path if name is None else name)
-        job_type = JobType(function, label, given, backoff)
+        job_type = JobType(function, label, given, backoff, batch=batch)
         envelope.resolve(given)
         registry.add(job_type)
         return job_type

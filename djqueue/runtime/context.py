@@ -8,6 +8,7 @@ from djqueue.core.durations import to_datetime
 from djqueue.core.options import JobOptions
 
 from .cancelled import Cancelled
+from .handlers import call_arguments
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -49,6 +50,16 @@ class JobContext:
     def payload(self) -> Any:
         """What it was given; for a function under `@job`: `{"args": [...], "kwargs": {...}}`."""
         return self._run.payload
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments that a function under `@job` was enqueued with."""
+        return tuple(call_arguments(self._run.payload)[0])
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Its keyword arguments."""
+        return call_arguments(self._run.payload)[1]
 
     @property
     def options(self) -> JobOptions:

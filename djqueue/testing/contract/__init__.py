@@ -56,6 +56,7 @@ from .stalls import StallsContract
 from .telling import TellingContract
 from .transition_table import TransitionTableContract
 from .unique_keys import UniqueKeysContract
+from .waiting import WaitingContract
 from .workers import WorkersContract
 
 __all__ = [
@@ -88,6 +89,7 @@ __all__ = [
     "TellingContract",
     "TransitionTableContract",
     "UniqueKeysContract",
+    "WaitingContract",
     "WorkersContract",
 ]
 
@@ -112,6 +114,7 @@ class StorageContract(
     QueueControlsContract,
     ReadsContract,
     TellingContract,
+    WaitingContract,
     IncidentsContract,
     WorkersContract,
     MaintenanceContract,

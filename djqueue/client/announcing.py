@@ -21,7 +21,7 @@ from .registered import registry
 MOST = 10_000
 """Signals that wait: a worker that has so many claims nothing more until its receivers have caught up."""
 IDLE = 10.0
-"""Seconds after which the thread's database connections are closed."""
+"""Seconds after which the thread ends, with its database connections."""
 
 
 # Producers.
@@ -71,7 +71,7 @@ class Announcer:
     """Sends signals one after the other, in the order in which things happened."""
 
     def __init__(self) -> None:
-        self._waiting: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._waiting: SimpleQueue[Callable[[], object] | Event] = SimpleQueue()
         self._lock = Lock()
         self._thread: Thread | None = None
 
@@ -86,10 +86,11 @@ class Announcer:
 
     def flush(self, timeout: float) -> bool:
         """Wait, up to `timeout` seconds, until all that was announced has been sent; whether it was."""
-        if self._thread is None:
-            return True
         done = Event()
-        self._put(partial(self._rest, done))
+        with self._lock:
+            if self._thread is None:
+                return True
+            self._waiting.put(done)
         return done.wait(timeout)
 
     def after_fork(self) -> None:
@@ -97,29 +98,37 @@ class Announcer:
         self.__init__()  # type: ignore[misc]
 
     def _put(self, send: Callable[[], object]) -> None:
-        self._waiting.put(send)
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = Thread(target=self._run, name="djqueue-signals", daemon=True)
-                    self._thread.start()
+        with self._lock:
+            self._waiting.put(send)
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="djqueue-signals", daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
         while True:
             try:
-                send = self._waiting.get(timeout=IDLE)
+                found = self._waiting.get(timeout=IDLE)
             except Empty:
-                self._rest()
-                send = self._waiting.get()
+                found = None
+            if found is None or isinstance(found, Event):
+                if self._ends(found):
+                    return
+                continue
             if has_django():
                 close_old_connections()
-            send()
+            found()
 
-    def _rest(self, done: Event | None = None) -> None:
+    def _ends(self, done: Event | None) -> bool:
+        """Let the connections go, and the thread if nothing waits: the next signal starts another."""
         if has_django():
             connections.close_all()
+        with self._lock:
+            is_over = self._waiting.empty()
+            if is_over:
+                self._thread = None
         if done is not None:
             done.set()
+        return is_over
 
 
 announcer = Announcer()

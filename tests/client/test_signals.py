@@ -9,6 +9,7 @@ import pytest
 from djqueue import Queue, Worker, job, signals
 from djqueue.client.announcing import announcer
 from djqueue.testing.factories import an_active_job, enqueue
+from tests.support import eventually
 
 
 @contextmanager
@@ -192,6 +193,7 @@ def test_receivers_run_on_a_thread_of_their_own_with_no_loop(queue):
         pass
 
     assert seen == ["djqueue-signals"]
+    eventually(lambda: "djqueue-signals" not in {thread.name for thread in threading.enumerate()})
 
 
 def test_a_worker_whose_receivers_are_behind_claims_no_more(queue, monkeypatch):

@@ -104,6 +104,16 @@ class IncidentsContract(StorageCase):
 
         assert [incident.id for incident in told] == [fence]
 
+    @pytest.mark.parametrize("end", [retrying, releasing])
+    def test_a_cancellation_that_its_worker_has_not_heard_of_is_one(
+        self, storage: Storage, told: list[Incident], end: Callable[..., Outcome]
+    ) -> None:
+        claimed = an_active_job(storage)
+        storage.cancel(QUEUE, [claimed.id])
+        finish(storage, end(claimed))
+
+        assert told == [Incident(QUEUE, claimed.id, NAME, "cancelled", "cancelled")]
+
     def test_a_listener_that_fails_harms_nobody(self, storage: Storage) -> None:
         def fail(_: object) -> None:
             raise RuntimeError("no ears")

@@ -51,11 +51,9 @@ local function answer(reply, remembered)
   if ARGV[5] ~= '0' and #changed > 0 then
     call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', encode(changed))
   end
-  call('SET', LANE, ARGV[2] .. encode({0, remembered or reply}), 'PX', LANE_TTL)
-  if #incidents > 0 then
-    return {call('LLEN', OUTBOX), reply, incidents}
-  end
-  return {call('LLEN', OUTBOX), reply}
+  local told = #incidents > 0 and incidents or nil
+  call('SET', LANE, ARGV[2] .. encode({0, remembered or reply, told}), 'PX', LANE_TTL)
+  return {call('LLEN', OUTBOX), reply, told}
 end
 
 -- A counter that has come to nothing is not kept.

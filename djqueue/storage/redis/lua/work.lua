@@ -90,6 +90,7 @@ local function apply(i, job, kind, data)
   elseif kind == 'x' or job.b[CANCEL] == 1 then
     note_attempt(job, 'cancelled')
     cancel(job, kind == 'x' and data[1] ~= '' and data[1] or 'cancelled', true)
+    if kind ~= 'x' then incident(job, 'cancelled') end -- of which the worker does not know
   else
     again(job, kind == 'r' and 'retried' or 'released', data)
   end

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnknownJobError,
         UnknownQueueError,
         UnrecoverableError,
+        WaitInTransactionError,
     )
     from .core.job import CancelResult, EnqueueResult, Event
     from .core.states import State
@@ -67,6 +68,7 @@ __all__ = [
     "UnknownJobError",
     "UnknownQueueError",
     "UnrecoverableError",
+    "WaitInTransactionError",
     "Worker",
     "__version__",
     "chain",

@@ -8,6 +8,7 @@
 | djqueue.E004 | an option of the storage is not known, or is missing |
 | djqueue.E005 | jobs would be written in a content type that is not accepted |
 | djqueue.E006 | the Redis server is too old |
+| djqueue.E007 | an entry of `MIDDLEWARE` |
 | djqueue.I001 | a Redis server does not let us look at its settings |
 | djqueue.I002 | Redis leaves it to the system when its log is written to the disk |
 | djqueue.W001 | pickle is accepted |
@@ -39,6 +40,7 @@ from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.utils.module_loading import import_string
 
+from . import middleware
 from .conf import READERS, Settings, problems, read_settings
 from .core.errors import ConfigurationError, StorageError
 
@@ -61,6 +63,7 @@ HINTS = {
     "CONCURRENCY": "How many jobs a worker runs at once: 10 unless set.",
     "SHUTDOWN_TIMEOUT": "Seconds that a stopping worker gives its jobs: 25 unless set.",
     "HEARTBEAT": "Seconds between a worker's signs of life: 5 unless set.",
+    "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
 }
 MESSAGES = {"error": checks.Error, "warning": checks.Warning, "info": checks.Info}
 
@@ -75,6 +78,7 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     settings = read_settings({key: value for key, value in readable.items() if key not in bad})
     if bad.isdisjoint({"CODEC", "ACCEPT_CONTENT"}):
         found += _content_types(settings)
+    found += _middleware(settings)
     if "STORAGE" in bad:
         return [*found, *_leases(settings, settings.policy("").lease)]
     of_storage = list(_storage(settings))
@@ -121,6 +125,14 @@ def _content_types(settings: Settings) -> Iterator[checks.CheckMessage]:
             hint="Enqueue ids and plain values, and leave pickle out.",
             id="djqueue.W001",
         )
+
+
+def _middleware(settings: Settings) -> Iterator[checks.CheckMessage]:
+    for path in settings.middleware:
+        wrong = middleware.problem(path)
+        if wrong is not None:
+            hint = "A class with enqueue and aenqueue, or with execute and aexecute, or with all four."
+            yield checks.Error(f"DJQUEUE: {wrong}.", hint=hint, id="djqueue.E007")
 
 
 def _leases(settings: Settings, default: int) -> Iterator[checks.CheckMessage]:

@@ -47,6 +47,9 @@ class Settings:
     heartbeat: int = 5_000
     """Milliseconds between a worker's renewals of its leases."""
 
+    middleware: tuple[str, ...] = ()
+    """Dotted paths of the classes around every enqueue and every run, from the outermost on."""
+
     def policy(self, queue: str) -> QueuePolicy:
         """What the queue is configured to do."""
         return self.queues.get(queue, DEFAULT_POLICY)
@@ -234,6 +237,12 @@ def _codec(key: str, value: Any) -> dict[str, Any]:
     return {"codec": check_text(key, value)}
 
 
+def _middleware(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(path, str) for path in value):
+        raise ConfigurationError(f"must be a list of dotted paths of classes, not {value!r}")
+    return {key.lower(): tuple(value)}
+
+
 def _mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"{where}must be a dict, not {value!r}")
@@ -282,15 +291,21 @@ READERS = {
     "CONCURRENCY": _count,
     "SHUTDOWN_TIMEOUT": _duration,
     "HEARTBEAT": _interval,
+    "MIDDLEWARE": _middleware,
 }
 
 
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
     """The project's settings; read anew after a test changes them. Defaults where there is no Django."""
-    if not django_settings.configured and "DJANGO_SETTINGS_MODULE" not in os.environ:
+    if not has_django():
         return Settings()
     return read_settings(getattr(django_settings, "DJQUEUE", {}))
+
+
+def has_django() -> bool:
+    """Whether this process has Django's settings: without them there are no databases."""
+    return bool(django_settings.configured or "DJANGO_SETTINGS_MODULE" in os.environ)
 
 
 def _forget(*, setting: str, **_: object) -> None:

@@ -44,6 +44,13 @@ def found(settings: Any, given: Any) -> list[CheckMessage]:
     return run_checks(tags=["djqueue"], databases=[])
 
 
+class Half:
+    """Middleware that async handlers would go around."""
+
+    def execute(self, job: Any, call_next: Any) -> Any:
+        return call_next(job)
+
+
 def ids(messages: list[CheckMessage]) -> list[str | None]:
     return [message.id for message in messages]
 
@@ -366,3 +373,29 @@ def test_no_check_asks_a_database(settings: Any) -> None:
     # pytest-django fails this test, which asks for no database, if one is used.
     assert {*ids(found(settings, {}))} <= {"djqueue.W002"}
     assert call_command("check", tags=["djqueue"], databases=[]) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("djqueue.middleware.Nothing", "cannot be imported"),
+        ("tests.test_checks.Half", "has execute but no aexecute"),
+        ("tests.test_checks.MEMORY", "is no class with enqueue or execute"),
+        ("djqueue.middleware.LoggingMiddleware", None),
+    ],
+)
+def test_an_entry_of_middleware_that_is_wrong_is_named(settings: Any, path: str, wrong: str | None) -> None:
+    messages = found(settings, {"STORAGE": MEMORY, "MIDDLEWARE": [path]})
+
+    if wrong is None:
+        assert messages == []
+    else:
+        [message] = messages
+        assert message.id == "djqueue.E007"
+        assert path in message.msg
+        assert wrong in message.msg
+
+
+@pytest.mark.parametrize("given", ["djqueue.middleware.LoggingMiddleware", [print], {}])
+def test_middleware_that_is_no_list_of_paths_is_refused(settings: Any, given: Any) -> None:
+    assert ids(found(settings, {"STORAGE": MEMORY, "MIDDLEWARE": given})) == ["djqueue.E001"]

@@ -1,6 +1,7 @@
 """From what a caller says to a batch for the storage."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -32,9 +33,13 @@ def _resolved(
 
 
 def _resolve(given: Mapping[str, Any], queue: str | None, settings: Settings) -> EnqueueOptions:
+    if "batch" in given:
+        raise OptionError("batch: it belongs to the job type: give it to @job")
     if callable(given.get("backoff")):
         raise OptionError("backoff: a function belongs to the job type: give it to @job")
     options = parse_options(given, _with_codec(settings))
+    if "backoff" in given:
+        options = replace(options, job=replace(options.job, backoff_given=True))
     name = options.queue or queue or DEFAULT_QUEUE
     check_queue(name, settings)
     if options.queue == name:

@@ -12,6 +12,8 @@ from djqueue.core.job import Attempt, JobError, JobRecord
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 
+from .timeline import Moment, timeline
+
 
 class JobStatus(NamedTuple):
     """A job in short."""
@@ -125,6 +127,11 @@ class JobInfo:
         """When it ended."""
         return _time(self.record.finished_at)
 
+    @property
+    def timeline(self) -> tuple[Moment, ...]:
+        """What has happened to it, in order: enqueued, each run's start and end, its own end."""
+        return timeline(self.record)
+
     @cached_property
     def payload(self) -> Any:
         """What it was given. Raises SerializationError if its content type is not accepted here."""
@@ -146,6 +153,8 @@ def outcome(record: JobRecord | None, job_id: str) -> Any:
     if record is None:
         raise JobNotFoundError(f"there is no job {job_id!r}", job_id=job_id)
     if record.state is State.COMPLETED:
+        if record.result is None:
+            raise JobNotFoundError(f"job {job_id!r} completed; its result is no longer kept", job_id=job_id)
         return JobInfo(record).result
     if record.state is State.CANCELLED:
         raise JobCancelledError(f"job {job_id!r} was cancelled", job_id=job_id)

@@ -6,15 +6,15 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
-from djqueue.core.errors import JobNameError, UnknownJobError
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import EnqueueOptions, check_text
-from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
 from . import envelope, waiting
+from .batches import BatchRule, parse_batch
 from .declared import declared, split_options
 from .flows import Node
+from .registered import Registry, registry
 from .sending import asend, send
 from .storages import get_storage
 
@@ -39,11 +39,14 @@ class JobType(Generic[P, R]):
         given: dict[str, Any],
         backoff: BackoffFunction | None = None,
         job_id: str | None = None,
+        batch: BatchRule | None = None,
     ) -> None:
         self.function = function
         self.name = name
         self.backoff_function = backoff
         """A backoff of the user's own, which only the worker knows."""
+        self.batch = batch
+        """How many jobs the function takes in one call; None: it is called with the arguments of one."""
         self._given = given
         self._id = job_id
         self._resolved: tuple[Settings, EnqueueOptions] | None = None
@@ -85,6 +88,7 @@ class JobType(Generic[P, R]):
             {**earlier, **options},
             self.backoff_function,
             job_id or self._id,
+            self.batch,
         )
         envelope.resolve(changed._given)
         return changed
@@ -159,53 +163,21 @@ def chunks(entries: Iterable[Any], size: int = BULK) -> Iterable[list[Any]]:
         yield chunk
 
 
-class Registry:
-    """Job types by name. Nothing else says what a worker may run."""
-
-    def __init__(self) -> None:
-        self._types: dict[str, JobType[..., Any]] = {}
-
-    def add(self, job_type: JobType[..., Any]) -> None:
-        """Register a job type. Raises JobNameError if another function has its name."""
-        there = self._types.get(job_type.name)
-        if there is not None and not _same(there.function, job_type.function):
-            raise JobNameError(
-                f"two functions are registered as {job_type.name!r}: {_where(there.function)} and "
-                f"{_where(job_type.function)}; give one of them another name="
-            )
-        self._types[job_type.name] = job_type
-
-    def get(self, name: str) -> JobType[..., Any]:
-        """The job type of a name. Raises UnknownJobError."""
-        try:
-            return self._types[name]
-        except KeyError:
-            raise UnknownJobError(
-                f"no job is registered as {name!r}{nearest(name, self._types)}; is its module imported?"
-            ) from None
-
-    def names(self) -> list[str]:
-        """All names, sorted."""
-        return sorted(self._types)
-
-    def all(self) -> dict[str, JobType[..., Any]]:
-        """All job types by name."""
-        return dict(self._types)
-
-
-registry = Registry()
-
-
 @overload
 def job(function: Callable[P, Awaitable[R]], /) -> JobType[P, Awaitable[R]]: ...
 @overload
 def job(function: Callable[P, R], /) -> JobType[P, R]: ...
+@overload
+def job(
+    *, batch: int | Mapping[str, Any], name: str | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], JobType[..., Any]]: ...
 @overload
 def job(*, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], JobType[P, R]]: ...
 def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
     """Make a function a job: `@job`, or `@job(queue="emails", max_attempts=5, timeout=30)`.
 
     name: under which workers find it; else the function's dotted path.
+    batch: the function takes a list of jobs: at most so many, or {"size": …, "min_size": …, "wait": …}.
     options: see `djqueue.core.options`; `backoff` may be a function (failures, exception) -> seconds. With
         `cron` or `every` it has a schedule, too: see `djqueue.schedules.Schedule` for what else that takes.
 
@@ -216,9 +188,10 @@ def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> 
         given = dict(options)
         when = split_options(given)
         backoff = given.pop("backoff") if callable(given.get("backoff")) else None
+        batch = parse_batch(given.pop("batch")) if "batch" in given else None
         path = f"{function.__module__}.{function.__qualname__}"
         label = check_text("name", path if name is None else name)
-        job_type = JobType(function, label, given, backoff)
+        job_type = JobType(function, label, given, backoff, batch=batch)
         envelope.resolve(given)
         schedule = declared.check(label, label, when) if when else None
         registry.add(job_type)
@@ -227,17 +200,6 @@ def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> 
         return job_type
 
     return decorate if function is None else decorate(function)
-
-
-def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    if one is other:
-        return True
-    # A module that is reloaded, or run as __main__ and imported, defines its functions anew.
-    return one.__qualname__ == other.__qualname__ and one.__code__.co_filename == other.__code__.co_filename
-
-
-def _where(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
 
 
 __all__ = ["JobType", "Registry", "Storage", "job", "registry"]

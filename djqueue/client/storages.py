@@ -13,6 +13,8 @@ from djqueue.conf import Settings, get_settings
 from djqueue.core.errors import ConfigurationError
 from djqueue.storage.base import Storage
 
+from .announcing import told
+
 _lock = Lock()
 _storage: Storage | None = None
 
@@ -43,6 +45,7 @@ def make_storage(settings: Settings) -> Storage:
         if name not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             raise ConfigurationError(f"STORAGE: OPTIONS: {backend.__name__} has no option {name.upper()!r}")
     storage: Storage = backend(**given)
+    storage.on_incidents = told
     return storage
 
 

@@ -8,16 +8,19 @@ from typing import Any
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import milliseconds
-from djqueue.core.errors import JobTimeoutError
+from djqueue.core.errors import JobTimeoutError, StorageUnavailableError, WaitInTransactionError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord
 from djqueue.core.states import TERMINAL
 from djqueue.storage.base import Storage
 
 from .info import outcome
+from .sending import aenqueue, enqueue
 
 CHECK_EVERY = 2.0
 """Seconds between looks at the job itself, should an event have been lost with a connection."""
+RETRY = 0.25
+"""The same while the storage is away."""
 ENDINGS = frozenset({"completed", "failed", "cancelled", "removed"})
 
 _ids = IdSource()
@@ -27,27 +30,35 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) ->
     """Enqueue one job, and return what it returns. A job that is there already is waited for.
 
     Raises JobFailedError, MaxRetriesError, JobCancelledError; JobTimeoutError after `wait` seconds,
-    while the job goes on.
+    while the job goes on; WaitInTransactionError at once where that would be in vain.
     """
     deadline = _deadline(wait)
     batch = _with_id(batch)
     assert batch.ids is not None
+    _refuse_in_vain(batch, storage.transaction_of(batch))
     done = ThreadEvent()
     unsubscribe = storage.subscribe(batch.queue, _on_ending(done.set), batch.ids[0])
     try:
-        result = storage.enqueue([batch])[0]
+        result = enqueue(storage, batch)[0]
         if result.id != batch.ids[0]:
             unsubscribe()
             unsubscribe = storage.subscribe(batch.queue, _on_ending(done.set), result.id)
         if result.status != "queued":
             done.set()
+        patience = CHECK_EVERY
         while True:
-            done.wait(min(CHECK_EVERY, _left(deadline)))
+            done.wait(min(patience, _left(deadline)))
             done.clear()
-            record = storage.jobs(batch.queue, [result.id])[0]
-            if _has_ended(record):
-                return outcome(record, result.id)
-            _check(deadline, wait, result)
+            away = None
+            try:
+                record = storage.jobs(batch.queue, [result.id])[0]
+            except StorageUnavailableError as error:
+                patience, away = RETRY, error
+            else:
+                patience = CHECK_EVERY
+                if _has_ended(record):
+                    return outcome(record, result.id)
+            _check(deadline, wait, result, away)
     finally:
         unsubscribe()
 
@@ -57,6 +68,7 @@ async def aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timede
     deadline = _deadline(wait)
     batch = _with_id(batch)
     assert batch.ids is not None
+    _refuse_in_vain(batch, await storage.atransaction_of(batch))
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
@@ -68,22 +80,29 @@ async def aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timede
     handler = _on_ending(wake)
     unsubscribe = await storage.acall(storage.subscribe, batch.queue, handler, batch.ids[0])
     try:
-        result = (await storage.aenqueue([batch]))[0]
+        result = (await aenqueue(storage, batch))[0]
         if result.id != batch.ids[0]:
             unsubscribe()
             unsubscribe = await storage.acall(storage.subscribe, batch.queue, handler, result.id)
         if result.status != "queued":
             done.set()
+        patience = CHECK_EVERY
         while True:
             try:
-                await asyncio.wait_for(done.wait(), min(CHECK_EVERY, _left(deadline)))
+                await asyncio.wait_for(done.wait(), min(patience, _left(deadline)))
             except TimeoutError:
                 pass
             done.clear()
-            record = (await storage.ajobs(batch.queue, [result.id]))[0]
-            if _has_ended(record):
-                return outcome(record, result.id)
-            _check(deadline, wait, result)
+            away = None
+            try:
+                record = (await storage.ajobs(batch.queue, [result.id]))[0]
+            except StorageUnavailableError as error:
+                patience, away = RETRY, error
+            else:
+                patience = CHECK_EVERY
+                if _has_ended(record):
+                    return outcome(record, result.id)
+            _check(deadline, wait, result, away)
     finally:
         unsubscribe()
 
@@ -92,6 +111,15 @@ def _with_id(batch: Batch) -> Batch:
     if batch.ids is not None:
         return batch
     return batch._replace(ids=[_ids.new(SYSTEM_CLOCK.now())], fresh=True)
+
+
+def _refuse_in_vain(batch: Batch, alias: str | None) -> None:
+    if alias is not None:
+        raise WaitInTransactionError(
+            f"a job of queue {batch.queue!r} that is enqueued in a transaction of the database {alias!r} is "
+            "there when that commits, and it does not commit while it waits: wait after the commit (in "
+            "transaction.on_commit), or give durable=False, which enqueues outside the transaction"
+        )
 
 
 def _on_ending(done: Callable[[], None]) -> Callable[[Event], None]:
@@ -114,12 +142,14 @@ def _left(deadline: int) -> float:
     return max(0, deadline - SYSTEM_CLOCK.monotonic()) / 1_000
 
 
-def _check(deadline: int, wait: float | timedelta, result: EnqueueResult) -> None:
+def _check(
+    deadline: int, wait: float | timedelta, result: EnqueueResult, away: StorageUnavailableError | None
+) -> None:
     if not _left(deadline):
         raise JobTimeoutError(
             f"job {result.id!r} of queue {result.queue!r} has not ended within {_text(wait)}; it goes on",
             job_id=result.id,
-        )
+        ) from away
 
 
 def _text(wait: float | timedelta) -> str:

@@ -16,6 +16,7 @@ from .ids import IdSource
 from .job import (
     Batch,
     Event,
+    Incident,
     Job,
     JobError,
     WorkerInfo,
@@ -52,8 +53,10 @@ class EngineBase:
         default_policy: QueuePolicy = DEFAULT_POLICY,
         keep_finished: bool = True,
         cores: int | None = None,
+        incidents: Callable[[list[Incident]], None] | None = None,
     ) -> None:
         self.clock = clock
+        self._on_incidents = incidents
         self.random = random or Random()
         self._ids = ids or IdSource()
         self._journal = journal
@@ -180,6 +183,13 @@ class EngineBase:
                         logger.exception("A listener of queues failed.")
         for event in changes.events:
             self._publish(event)
+        if changes.incidents:
+            self.announce(changes.incidents)
+
+    def announce(self, incidents: list[Incident]) -> None:
+        """Tell the engine's owner of what has happened to jobs without a worker's word."""
+        if incidents and self._on_incidents is not None:
+            self._on_incidents(incidents)
 
     def _unbind(self, job: Job, dependencies: Iterable[JobKey]) -> None:
         """A blocked job has ended itself: it waits for nothing any more."""

@@ -268,7 +268,7 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
             if outcome.kind not in OUTCOMES:
                 raise ValueError(f"unknown outcome {outcome.kind!r}")
         accepted = [self._finish_one(outcome, now, changes) for outcome in outcomes]
-        if changes.events or changes.ended or changes.woken:
+        if changes.events or changes.ended or changes.woken or changes.incidents:
             self.settle(changes)
         return Finished(accepted, self.claim(then) if then is not None else NO_CLAIMS)
 
@@ -306,6 +306,8 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
             shard.fail_active(queue, job, reason, outcome.error, now, changes)
         elif outcome.kind == "cancel" or job.cancel_requested:
             shard.cancel_active(queue, job, outcome.reason or "cancelled", now, changes)
+            if outcome.kind != "cancel":
+                shard.incident(job, "cancelled", changes)  # of which the worker does not know
         else:
             word = "retried" if outcome.kind == "retry" else "released"
             shard.put_back(queue, job, word, outcome.delay, outcome.error, now, changes)

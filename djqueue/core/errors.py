@@ -6,6 +6,7 @@
     ├── UnknownQueueError               the settings close the list of queues
     ├── UnknownJobError                 no handler has this name here
     ├── JobNameError                    two functions want one name
+    ├── WaitInTransactionError          who waits would hold up what is waited for
     ├── SerializationError              a value cannot become bytes, or bytes a value
     │   └── PayloadTooLargeError
     ├── StorageError                    the storage did not do what was asked
@@ -68,6 +69,12 @@ class JobNameError(DjqueueError):
     """Two functions are registered under one job name."""
 
     code = "job_name"
+
+
+class WaitInTransactionError(DjqueueError):
+    """The job would be there only after the commit of the transaction that waits for it."""
+
+    code = "wait_in_transaction"
 
 
 class SerializationError(DjqueueError):

@@ -305,6 +305,20 @@ class Event(NamedTuple):
     at: int
 
 
+class Incident(NamedTuple):
+    """A transition that no worker has told: a lease that was lost, a time that was over, a cancellation."""
+
+    queue: str
+    id: str
+    name: str
+    """The job's name."""
+    event: str
+    """stalled | failed | cancelled | fired (a schedule has enqueued it)"""
+    reason: str = ""
+    """Of a job that failed or was cancelled: why; of a schedule's job: the schedule's name."""
+    error: JobError | None = None
+
+
 class DeadLetter(NamedTuple):
     """A job that failed for good."""
 

@@ -99,6 +99,8 @@ class KeptElsewhere(EngineBase):
                 shard.changed(job)
                 event = "cancelled" if job.state is State.CANCELLED else "queued"
                 shard.tell(queue, job, event, now, changes)
+                if job.state is State.CANCELLED:
+                    shard.incident(job, "cancelled", changes)
             self.settle(changes)
             if job.unmet:
                 self.bind(job, tuple(job.unmet - {PREDECESSOR}), missing=State.COMPLETED)

@@ -60,14 +60,18 @@ def _stall(engine: Engine, token: int, job: Job, tick: int) -> bool:
                 return False
         if job.cancel_requested:
             shard.cancel_active(queue, job, "cancelled", now, changes)
+            shard.incident(job, "cancelled", changes)
         elif job.stalls >= job.options.max_stalls:
             alive = any(info.id == job.worker for info in engine.workers())
             reason = "stalled" if alive else "worker_lost"
             text = f"lost {job.stalls + 1} times with its worker, last with {job.worker}"
             error = JobError("djqueue.core.errors.StorageError", text)
+            shard.incident(job, "stalled", changes)
             shard.fail_active(queue, job, reason, error, now, changes)
+            shard.incident(job, "failed", changes)
         else:
             shard.put_back(queue, job, "stalled", 0, None, now, changes)
+            shard.incident(job, "stalled", changes)
     engine.settle(changes)
     return True
 

@@ -35,6 +35,8 @@ class JobOptions:
     """Runs that may be lost with their worker before the job is a dead letter."""
     backoff: Backoff = DEFAULT_BACKOFF
     """The wait before the next run after a failure."""
+    backoff_given: bool = False
+    """Whether the caller gave it: then it counts more than a function of the job type's."""
     timeout: int | None = None
     """Milliseconds that one run may take."""
     ttl: int | None = None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .capacity import DROPPED
 from .dependencies import DependencyTracker
-from .job import Attempt, DeadLetter, Event, Job, JobError
+from .job import Attempt, DeadLetter, Event, Incident, Job, JobError
 from .journal import Journal
 from .options import JobKey
 from .queue import JobQueue
@@ -31,10 +31,11 @@ MAX_MOVED = 1_000
 class Changes:
     """What one operation leaves to be done once its locks are free."""
 
-    __slots__ = ("ended", "events", "unbound", "woken")
+    __slots__ = ("ended", "events", "incidents", "unbound", "woken")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.incidents: list[Incident] = []
         self.ended: list[tuple[JobKey, State, list[Job]]] = []
         """(job, its last state, the jobs that wait for it)."""
         self.unbound: list[tuple[Job, set[JobKey]]] = []
@@ -86,6 +87,10 @@ class Shard:
         """Note an event for the queue's subscribers, if there are any."""
         if queue.observed:
             changes.events.append(Event(queue.name, job.id, job.name, event, job.state, at))
+
+    def incident(self, job: Job, event: str, changes: Changes) -> None:
+        """Note what has happened to a job without a worker's word."""
+        changes.incidents.append(incident_of(job, event))
 
     def changed(self, job: Job) -> None:
         """Tell the journal of a change that is no ending."""
@@ -173,6 +178,7 @@ class Shard:
         """waiting | delayed | blocked → cancelled."""
         self._displace(queue, job, changes)
         self._cancel(queue, job, reason, now, changes, in_group=False)
+        self.incident(job, "cancelled", changes)
 
     def fail_pending(
         self, queue: JobQueue, job: Job, reason: str, error: JobError, now: int, changes: Changes
@@ -180,6 +186,7 @@ class Shard:
         """waiting | delayed | blocked → failed: its ttl is over, or a dependency failed."""
         self._displace(queue, job, changes)
         self._bury(queue, job, reason, error, now, changes, in_group=False)
+        self.incident(job, "failed", changes)
 
     def succeed(self, queue: JobQueue, job: Job, owner: Job, now: int, changes: Changes) -> Succession | None:
         """Make way for a new job whose unique key another has, as its `on_duplicate` says.
@@ -418,6 +425,13 @@ def pending_rival(queue: JobQueue, owner: Job) -> Job | None:
         return owner
     assert owner.options.unique_key is not None
     return queue.unique.waiting(owner.options.unique_key)
+
+
+def incident_of(job: Job, event: str) -> Incident:
+    """What has happened to a job."""
+    reason = job.reason if event != "stalled" else ""
+    error = job.error if event == "failed" else None
+    return Incident(job.queue, job.id, job.name, event, reason, error)
 
 
 def note_attempt(job: Job, outcome: str, now: int, error: JobError | None) -> None:

@@ -25,7 +25,7 @@ from django.db.models import F, Q, QuerySet
 from djqueue.core.clock import Clock
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import DjqueueError, StorageUnavailableError
-from djqueue.core.job import Batch
+from djqueue.core.job import Batch, Incident
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, PENDING, State
 from djqueue.models import CronJob
@@ -225,7 +225,7 @@ class Firing:
         new = [one.slots if counted else [] for one, counted in zip(sent, is_counted, strict=True)]
         for one, slots in zip(sent, new, strict=True):
             for slot in slots:
-                schedule_fired(one.attempt.row, one.attempt.key(slot))
+                self._tell(one.attempt.row, one.attempt.key(slot))
         return list(map(len, new))
 
     def _known(self, attempts: Iterable[Attempt]) -> Known:
@@ -378,11 +378,10 @@ class Firing:
     def _rows(self) -> "QuerySet[CronJob]":
         return CronJob.objects.using(self._alias)
 
-
-def schedule_fired(row: CronJob, key: JobKey) -> None:
-    """A slot of a schedule has got its job: the place where this is told."""
-    queue, job = key
-    logger.info("The cron job %s has enqueued %s in queue %s.", row.name, job, queue)
+    def _tell(self, row: CronJob, key: JobKey) -> None:
+        queue, job = key
+        logger.info("The cron job %s has enqueued %s in queue %s.", row.name, job, queue)
+        self._storage.told([Incident(queue, job, row.job_name, "fired", row.name)])
 
 
 def _overlaps(overlap: str, unfinished: list[JobKey], known: Known) -> bool:

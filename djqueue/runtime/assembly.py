@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from djqueue.conf import Settings
+from djqueue.conf import Settings, has_django
 from djqueue.core.job import WorkerInfo
+from djqueue.middleware import layers_of
 from djqueue.storage.base import Unsubscribe
 
 from .cancellation import CancelWatch
 from .claiming import ClaimLoop
 from .configuration import WorkerOptions
-from .connections import close_connections, has_django
+from .connections import close_connections
 from .execution import Execution
 from .executors import InlineExecutor
 from .handlers import Handler
@@ -56,7 +57,12 @@ class Assembly:
         on_exit = close_connections if django else None
         execution = Execution(settings, station.random, station.tell)
         executor = self._executor = InlineExecutor(
-            station, execution, handlers.values(), options.concurrency, django=django
+            station,
+            execution,
+            handlers.values(),
+            options.concurrency,
+            layers=layers_of(settings),
+            django=django,
         )
         self._reports = Reports(station, settings.max_payload, self._on_refused)
         self._heartbeat = Heartbeat(

@@ -35,6 +35,10 @@ FIRST_RETRY, LAST_RETRY = 0.05, 5.0
 """Seconds between tries while the storage is away: doubled from the first to the last."""
 
 
+CATCH_UP = 0.05
+"""Seconds between looks whether the receivers of signals have caught up."""
+
+
 class Trip(NamedTuple):
     """One round trip to the storage: runs that have ended, and slots to be filled."""
 
@@ -176,7 +180,7 @@ class ClaimLoop:
                 await self._look_for_end(finished.claims)
 
     def _free_slots(self) -> int:
-        if self.stopping:
+        if self.stopping or self._tell.is_behind:
             return 0
         slots = self._options.concurrency - len(self._runs.executing) - self._asked_for
         if self._options.max_jobs is not None:
@@ -290,6 +294,8 @@ class ClaimLoop:
             return
         if self._retry:
             await self._bell.sleep(self._jittered(self._retry), Hearing.STOP)
+        elif self._tell.is_behind:
+            await self._bell.sleep(CATCH_UP, Hearing.STOP)
         elif self._free_slots() <= 0 or len(self._trips) == self._trips_at_once:
             await self._bell.sleep(None, Hearing.ENDINGS)
         else:

@@ -1,24 +1,17 @@
 """Django's database connections around jobs: none is left broken, too old, or open for nobody."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
-from django.conf import settings
 from django.db import connections
 
 IDLE = 60.0
 """Seconds after which a thread that async jobs used for the database is let go."""
 RECENT = 1.0
 """Seconds for which connections that were looked at are not looked at again."""
-
-
-def has_django() -> bool:
-    """Whether this process has Django's settings: without them there is nothing to clean."""
-    return bool(settings.configured or "DJANGO_SETTINGS_MODULE" in os.environ)
 
 
 def clean_connections() -> None:

@@ -10,6 +10,7 @@ from djqueue.core.options import JobOptions
 from . import children
 from .cancelled import Cancelled
 from .children import Child
+from .handlers import call_arguments
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -51,6 +52,16 @@ class JobContext:
     def payload(self) -> Any:
         """What it was given; for a function under `@job`: `{"args": [...], "kwargs": {...}}`."""
         return self._run.payload
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments that a function under `@job` was enqueued with."""
+        return tuple(call_arguments(self._run.payload)[0])
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Its keyword arguments."""
+        return call_arguments(self._run.payload)[1]
 
     @property
     def options(self) -> JobOptions:
@@ -109,6 +120,11 @@ class JobContext:
     def log(self, line: object) -> None:
         """Keep a line with the job; of more than 1,000 the oldest go."""
         self._run.reports.log(self._run, line)
+
+
+def run_of(job: JobContext) -> "Run":
+    """The run that a handler sees as its job."""
+    return job._run
 
 
 CURRENT: ContextVar["Run | None"] = ContextVar("djqueue_current_run", default=None)

@@ -1,4 +1,4 @@
-"""What runs a job: functions by name, each called in one of three styles."""
+"""What runs a job: functions by name, each called in one of four styles."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import iscoroutinefunction
 
 from djqueue.client import JobType, registry
+from djqueue.client.batches import BatchRule
 from djqueue.core.backoff import BackoffFunction
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.options import check_text
@@ -25,6 +26,8 @@ class Style(Enum):
     """A function under `@job`, with the arguments that it was enqueued with."""
     JOB = "job"
     """With the job's context; what it returns is the result."""
+    BATCH = "batch"
+    """A function under `@job(batch=…)`, with a list of contexts."""
     CALLBACK = "callback"
     """With the context and `done(error=None, result=None)`, which ends the job."""
 
@@ -32,7 +35,7 @@ class Style(Enum):
 class Handler:
     """A function and how to call it."""
 
-    __slots__ = ("backoff", "call", "function", "is_async", "name", "on_loop", "style")
+    __slots__ = ("backoff", "batch", "call", "function", "is_async", "name", "on_loop", "style")
 
     def __init__(
         self,
@@ -40,15 +43,17 @@ class Handler:
         function: Callable[..., Any],
         style: Style,
         backoff: BackoffFunction | None = None,
+        batch: BatchRule | None = None,
     ) -> None:
         self.name = name
         self.function = function
         self.style = style
         self.backoff = backoff
+        self.batch = batch
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - the method itself is looked at
         )
-        self.on_loop = self.is_async or style is Style.CALLBACK
+        self.on_loop = self.is_async or style in (Style.CALLBACK, Style.BATCH)
         self.call: Callable[[Run], Any] = (
             _call_with_arguments(function) if style is Style.ARGUMENTS else _call_with_job(function)
         )
@@ -112,7 +117,8 @@ def _read(name: str, value: Any) -> Handler:
 
 
 def _from_type(name: str, job_type: JobType[..., Any]) -> Handler:
-    return Handler(name, job_type.function, Style.ARGUMENTS, job_type.backoff_function)
+    style = Style.ARGUMENTS if job_type.batch is None else Style.BATCH
+    return Handler(name, job_type.function, style, job_type.backoff_function, job_type.batch)
 
 
 def _style_of(name: str, function: Callable[..., Any]) -> Style:

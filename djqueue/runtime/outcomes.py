@@ -54,7 +54,7 @@ def release(claimed: Claimed, delay: int = 0) -> Outcome:
 def next_delay(
     claimed: Claimed, handler: Handler, error: BaseException, random: Random, on_bad: OnBadBackoff
 ) -> int:
-    """Milliseconds until the next run: what the handler asked for, its job type's rule, or the job's.
+    """Milliseconds until the next run: what the handler asked for, the job's own rule, or its type's.
 
     on_bad: told of a wish or a rule of the user's that is no duration; the job's own rule is used.
     """
@@ -62,7 +62,7 @@ def next_delay(
     try:
         if isinstance(error, (Retry, Snooze)) and error.delay is not None:
             return milliseconds("delay", error.delay)
-        if handler.backoff is not None:
+        if handler.backoff is not None and not claimed.options.backoff_given:
             return milliseconds("backoff", handler.backoff(failures, error))
     except BaseException as broken:
         # Even a rule that calls sys.exit() is only a bad rule.

@@ -42,6 +42,7 @@ class Shutdown:
             self._begun = True
             self._claims.stopping = True
             self._tell.stopping(len(self._runs.executing))
+            self._executor.give_back_gathered()
             self._after(self._timeout / 1_000, self._ask_all)
             self._bell.stop()
         if hurry and not self._hurried:

@@ -1,10 +1,21 @@
-"""What a worker tells of itself: a function for each event, which feeds the log and the counters."""
+"""What a worker tells of itself: a function for each event, which feeds log, counters and signals."""
 
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from django.dispatch import Signal
+
+from djqueue.client.announcing import announcer
 from djqueue.core.job import Claimed
+from djqueue.signals import (
+    job_cancelled,
+    job_completed,
+    job_dead,
+    job_failed,
+    job_retrying,
+    job_started,
+)
 
 from .tracebacks import exc_info
 
@@ -47,14 +58,21 @@ class Teller:
 
     @property
     def verbose(self) -> bool:
-        """Whether the start and the end of every single job are logged."""
-        return logger.isEnabledFor(logging.DEBUG)
+        """Whether somebody wants to know of the start and the end of every single job."""
+        return bool(job_started.receivers or job_completed.receivers) or logger.isEnabledFor(logging.DEBUG)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether receivers of signals are so slow that nothing more is to be claimed."""
+        return announcer.is_behind
 
     # Runs.
 
     def started(self, run: "Run") -> None:
         """A job has been handed to its handler."""
         logger.debug("%s started", _name(run), extra=_extra(run.claimed))
+        if job_started.receivers:
+            self._announce(job_started, run)
 
     def completed(self, run: "Run", now: int) -> None:
         """A job's completion has been accepted."""
@@ -66,6 +84,8 @@ class Teller:
             )  # fmt: skip
         elif logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s completed in %d ms", _name(run), now - run.since, extra=_extra(run.claimed))
+        if job_completed.receivers:
+            self._announce(job_completed, run, duration=(now - run.since) / 1_000)
 
     def retried(self, run: "Run") -> None:
         """A run has failed, and another one will follow."""
@@ -83,6 +103,10 @@ class Teller:
             exc_info=exc_info(run.error),
             extra=_extra(run.claimed),
         )
+        if job_failed.receivers:
+            self._announce(job_failed, run, error=outcome.error)
+        if job_retrying.receivers:
+            self._announce(job_retrying, run, error=outcome.error, delay=outcome.delay / 1_000)
 
     def failed(self, run: "Run") -> None:
         """A job has become a dead letter."""
@@ -97,11 +121,19 @@ class Teller:
             exc_info=exc_info(run.error),
             extra=_extra(run.claimed),
         )
+        if job_failed.receivers:
+            self._announce(job_failed, run, error=outcome.error)
+        if job_dead.receivers:
+            about = {"reason": outcome.reason, "error": outcome.error}
+            announcer.announce(job_dead, run.claimed.name, **_of_job(run), **about)
 
     def cancelled(self, run: "Run") -> None:
         """A job has ended as cancelled."""
         self.counters.cancelled += 1
         logger.info("%s cancelled", _name(run), extra=_extra(run.claimed))
+        if job_cancelled.receivers:
+            reason = "" if run.outcome is None else run.outcome.reason
+            announcer.announce(job_cancelled, run.claimed.name, **_of_job(run), reason=reason)
 
     def released(self, run: "Run") -> None:
         """A run has been given back unused."""
@@ -243,6 +275,14 @@ class Teller:
         if part in self._away:
             self._away.discard(part)
             logger.warning("worker %s: the storage answers again (%s)", self._worker_id, part)
+
+    def _announce(self, signal: Signal, run: "Run", **about: Any) -> None:
+        of_run = {"attempt": run.claimed.attempts, "worker": self._worker_id}
+        announcer.announce(signal, run.claimed.name, **_of_job(run), **of_run, **about)
+
+
+def _of_job(run: "Run") -> dict[str, Any]:
+    return {"queue": run.claimed.queue, "job_id": run.claimed.id}
 
 
 def _name(run: "Run") -> str:

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from djqueue.client import get_storage
-from djqueue.conf import get_settings
+from djqueue.client.announcing import announcer, told
+from djqueue.conf import get_settings, has_django
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.job import WorkerInfo
 from djqueue.storage.base import Storage
@@ -18,12 +19,15 @@ from djqueue.storage.base import Storage
 from .assembly import Assembly
 from .bell import Bell
 from .configuration import Seconds, read_options
-from .connections import close_connections, has_django
+from .connections import close_connections
 from .handlers import Handlers, read_handlers
 from .loops import run_loop
 from .runs import Runs
 from .station import Station
 from .telling import Counters, Teller
+
+FLUSH = 5.0
+"""Seconds that the receivers of signals have to take the last of them."""
 
 
 class Worker:
@@ -78,6 +82,8 @@ class Worker:
             connect=connect,
         )
         self.storage = storage if storage is not None else get_storage()
+        if self.storage.on_incidents is None:
+            self.storage.on_incidents = told
         self.handlers = read_handlers(handlers)
         self.abandoned = 0
         """Handlers, and calls of the storage, that did not end in time; their threads may still be at it."""
@@ -156,6 +162,7 @@ class Worker:
         finally:
             self.abandoned = assembly.shutdown.abandoned
             await assembly.close()
+            await asyncio.to_thread(announcer.flush, FLUSH)
 
     def stop(self, *, hurry: bool = False) -> None:
         """Claim no more, and end when the running jobs have, or `shutdown_timeout` is over.

@@ -14,6 +14,7 @@ of one. Whatever happens to the caller:
 """
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
@@ -27,6 +28,7 @@ from djqueue.core.job import (
     EnqueueResult,
     Event,
     Finished,
+    Incident,
     JobRecord,
     Lease,
     LetterPage,
@@ -38,6 +40,8 @@ from djqueue.core.job import (
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.states import State
+
+logger = logging.getLogger("djqueue.storage")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,6 +60,19 @@ class Storage(ABC):
     trips_at_once = 1
     """Calls of `afinish` that a worker makes at once, if it has the slots: more where the storage is another
     process, which works while this one does."""
+
+    on_incidents: Callable[[Sequence[Incident]], None] | None = None
+    """Told, on any thread, what this storage's calls have done to jobs beside what workers told of: runs that
+    were lost, jobs that failed without a run or were cancelled. Each by the process whose call it was."""
+
+    def told(self, incidents: Sequence[Incident]) -> None:
+        """Pass incidents on, if somebody is to be told of them."""
+        if self.on_incidents is not None:
+            try:
+                self.on_incidents(incidents)
+            except Exception:
+                # What has happened has happened: the caller's operation did not fail.
+                logger.exception("What was to be told of incidents failed.")
 
     # Life.
 
@@ -89,6 +106,14 @@ class Storage(ABC):
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `enqueue`."""
         return await self.acall(self.enqueue, batches)
+
+    def transaction_of(self, batch: Batch) -> str | None:
+        """The alias of the database whose open transaction such jobs would be a part of; None: of none."""
+        return None
+
+    async def atransaction_of(self, batch: Batch) -> str | None:
+        """See `transaction_of`."""
+        return None
 
     # Claim and finish.
 

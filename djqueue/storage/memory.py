@@ -32,6 +32,7 @@ class MemoryStorage(EngineStorage):
             policies=policies,
             default_policy=default_policy,
             cores=cores,
+            incidents=self.told,
         )
 
     def describe(self) -> str:

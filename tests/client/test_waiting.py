@@ -18,6 +18,7 @@ from djqueue import (
     PayloadTooLargeError,
     Queue,
     SerializationError,
+    StorageUnavailableError,
     UnrecoverableError,
     Worker,
     job,
@@ -311,6 +312,32 @@ def test_a_lost_event_delays_the_answer_only(queue, storage, do, monkeypatch):
         assert do(queue, "enqueue_and_wait", 1, wait=10) == "all the same"
 
 
+def test_a_storage_that_is_away_while_a_caller_waits_is_asked_again(queue, storage, do, monkeypatch):
+    """The connection is lost after the enqueue, and comes back."""
+    monkeypatch.setattr("djqueue.client.waiting.RETRY", 0.01)
+    jobs, refusals = storage.jobs, iter(range(3))
+
+    def away_at_first(*args):
+        if next(refusals, None) is not None:
+            raise StorageUnavailableError("the cable is out")
+        return jobs(*args)
+
+    monkeypatch.setattr(storage, "jobs", away_at_first)
+    with working(orders=lambda job: "all the same"):
+        assert do(queue, "enqueue_and_wait", 1, wait=10) == "all the same"
+    assert next(refusals, None) is None
+
+
+def test_a_storage_that_stays_away_is_named_when_time_is_over(queue, storage, do, monkeypatch):
+    def away(*args):
+        raise StorageUnavailableError("the cable is out")
+
+    monkeypatch.setattr(storage, "jobs", away)
+    with pytest.raises(JobTimeoutError) as caught:
+        do(queue, "enqueue_and_wait", 1, wait=0)
+    assert isinstance(caught.value.__cause__, StorageUnavailableError)
+
+
 def test_a_cancelled_coroutine_stops_waiting_and_the_job_goes_on(queue):
     async def give_up():
         task = asyncio.ensure_future(queue.aenqueue_and_wait(1, id="a", wait=10))
@@ -332,6 +359,23 @@ def test_a_result_that_is_over_before_it_is_read_is_not_found(queue, storage, do
     with working(orders=lambda job: 1), pytest.raises(JobNotFoundError):
         do(queue, "enqueue_and_wait", 1, wait=10)
     assert storage.queues() == ["orders"]
+
+
+def test_a_result_whose_time_is_over_is_not_taken_for_none(queue, storage, do, monkeypatch):
+    read = storage.jobs
+
+    def without_result(*args):
+        return [record and record._replace(result=None) for record in read(*args)]
+
+    monkeypatch.setattr(storage, "jobs", without_result)
+    with working(orders=lambda job: 1), pytest.raises(JobNotFoundError, match="no longer kept"):
+        do(queue, "enqueue_and_wait", 1, wait=10)
+
+
+def test_ten_megabytes_come_back(queue, do, settings):
+    settings.DJQUEUE = {**settings.DJQUEUE, "MAX_PAYLOAD": 20_000_000}
+    with working(orders=lambda job: "x" * 10_000_000):
+        assert len(do(queue, "enqueue_and_wait", 1, wait=20)) == 10_000_000
 
 
 def test_a_job_running_elsewhere_under_another_worker_is_waited_for(queue, storage, do):

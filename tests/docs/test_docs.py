@@ -21,7 +21,7 @@ from django.test import override_settings
 from django.utils.module_loading import import_string
 
 import djqueue
-from djqueue import Backoff, Queue, Worker, checks, conf
+from djqueue import Backoff, Queue, Worker, checks, conf, signals
 from djqueue.client import get_storage, registry
 from djqueue.core import errors
 from djqueue.core.deadletters import DeadLetterPolicy
@@ -165,6 +165,10 @@ def test_the_units_start_the_workers_with_flags_that_exist():
 
 
 # The tables in it.
+
+
+def test_the_table_of_signals_is_complete():
+    assert first_cells("signals.md", "signals") == list(signals.ALL)
 
 
 def test_the_table_of_options_is_complete():

@@ -12,7 +12,12 @@ from django.db import connection, transaction
 from djqueue import Queue
 from djqueue.conf import read_settings
 from djqueue.core.durations import to_milliseconds
-from djqueue.core.errors import ConfigurationError, OptionError, StorageUnavailableError
+from djqueue.core.errors import (
+    ConfigurationError,
+    OptionError,
+    StorageUnavailableError,
+    WaitInTransactionError,
+)
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
@@ -211,6 +216,13 @@ def test_a_given_id_that_is_taken_is_dropped(storage, emails, relay):
     assert relay.relay_once() == 1
 
     assert run_all(storage) == ["first"]
+
+
+def test_waiting_for_a_job_of_ones_own_transaction_is_refused_at_once(storage, emails):
+    with transaction.atomic(), pytest.raises(WaitInTransactionError, match="on_commit"):
+        emails.enqueue_and_wait(wait=600)
+
+    assert OutboxJob.objects.count() == 0
 
 
 def test_dependencies_are_refused_in_a_transaction_and_nowhere_else(storage, emails, relay):

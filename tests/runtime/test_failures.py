@@ -234,6 +234,21 @@ async def test_a_backoff_of_ones_own(storage, queue, caplog, failing):
         assert any("backoff function failed" in line for line in messages(caplog))
 
 
+@pytest.mark.parametrize("given", [7, "exponential"])
+async def test_a_backoff_given_with_the_job_counts_more_than_its_types_function(storage, queue, given):
+    job_id = queue.enqueue({"args": [], "kwargs": {}}, name=own_backoff.name, backoff=given).id
+    async with working(storage, {own_backoff.name: own_backoff}):
+        delayed = await reached(queue, job_id, "delayed")
+
+    wait = delayed.run_at - delayed.history[0].finished_at
+    assert wait == pytest.approx(7_000 if given == 7 else 1_000, rel=0.2)
+
+
+def test_using_gives_a_job_a_backoff_of_its_own():
+    assert not own_backoff.options.job.backoff_given
+    assert own_backoff.using(backoff=7).options.job.backoff_given
+
+
 async def test_failures_are_logged_with_the_job_and_without_its_payload(storage, queue, caplog):
     def handler(job):
         raise ValueError("no such order")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from djqueue.middleware import Layers
 from djqueue.runtime.connections import DatabaseThreads
 from djqueue.runtime.execution import Execution
 from djqueue.runtime.handlers import Handler, Style
@@ -10,6 +11,8 @@ from djqueue.runtime.station import Station
 from djqueue.runtime.stopping import Stop
 
 from .callback import as_coroutine_function
+from .gathering import Gatherer
+from .surrounding import surround
 from .tasks import TaskExecutor
 from .threads import ThreadExecutor
 
@@ -24,6 +27,7 @@ class InlineExecutor:
         handlers: Iterable[Handler],
         concurrency: int,
         *,
+        layers: Layers,
         django: bool,
     ) -> None:
         self._loop = station.loop
@@ -34,16 +38,22 @@ class InlineExecutor:
         self._threads = ThreadExecutor(
             station, execution, concurrency, django=django, adopt=self._tasks.adopt
         )
+        self._gatherers: list[Gatherer] = []
         for handler in handlers:
             if handler.style is Style.CALLBACK:
                 handler.call = as_coroutine_function(handler, self._threads.call, station.tell)
+            elif handler.batch is not None:
+                gatherer = Gatherer(
+                    handler, concurrency, self._tasks, self._threads, begin=self._set_deadline, stop=self.stop
+                )
+                self._gatherers.append(gatherer)
+                handler.call = gatherer.join
+            surround(handler, layers)
 
     def start(self, run: Run) -> None:
         """Begin a run, on the loop. The first step of an async handler may be taken before this returns."""
-        timeout = run.claimed.options.timeout
-        if timeout is not None:
-            run.deadline = self._clock.now() + timeout
-            run.timer = self._loop.call_later(timeout / 1_000, self._time_out, run)
+        if run.claimed.options.timeout is not None and run.handler.batch is None:
+            self._set_deadline(run)
         if run.handler.on_loop:
             self._tasks.start(run)
         else:
@@ -60,11 +70,22 @@ class InlineExecutor:
             # The loop has ended, and with it the task.
             self._tell.too_late("a request to stop")
 
+    def give_back_gathered(self) -> None:
+        """The worker stops: members of batches whose call has not begun are given back."""
+        for gatherer in self._gatherers:
+            gatherer.close()
+
     def close(self) -> None:
         """Let threads and connections go."""
         self._threads.close()
         if self._database is not None:
             self._database.close()
+
+    def _set_deadline(self, run: Run) -> None:
+        timeout = run.claimed.options.timeout
+        if timeout is not None:
+            run.deadline = self._clock.now() + timeout
+            run.timer = self._loop.call_later(timeout / 1_000, self._time_out, run)
 
     def _time_out(self, run: Run) -> None:
         self.stop(run, Stop.TIMEOUT)

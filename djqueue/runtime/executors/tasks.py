@@ -54,6 +54,27 @@ class TaskExecutor:
             # The worker has ended in the meantime, and with it the loop.
             self._tell.too_late("the end of a handler")
 
+    async def call(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Call an async function for several runs, as the async handler of one is called."""
+        threads = self._threads
+        place = None if threads is None else threads.take()
+        interrupted = True
+        try:
+            value = await function(*args)
+            interrupted = False
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            interrupted = False
+            raise
+        finally:
+            if place is not None and threads is not None:
+                if place.executor.used:
+                    await self._clean(None, threads, place, interrupted=interrupted)
+                else:
+                    threads.put_back(place)
+        return value
+
     def interrupt(self, run: Run) -> None:
         """Cancel the run's task at its next `await`. Called by the loop, in its turn.
 
@@ -80,7 +101,7 @@ class TaskExecutor:
             outcome = self._execution.failed(run, error)
         if place is not None and threads is not None:
             if place.executor.used:
-                await self._clean(run, threads, place)
+                await self._clean(run, threads, place, interrupted=bool(run.stop))
             else:
                 threads.put_back(place)
         # The task holds the run: in a circle, both would live until the garbage collector comes.
@@ -101,8 +122,10 @@ class TaskExecutor:
         run.handler = run.handler.continued(rest)
         run.task = self._loop.create_task(self._run(run), context=context)
 
-    async def _clean(self, run: Run, threads: DatabaseThreads, place: Place) -> None:
+    async def _clean(
+        self, run: Run | None, threads: DatabaseThreads, place: Place, *, interrupted: bool
+    ) -> None:
         try:
-            await threads.clean(place, interrupted=bool(run.stop))
+            await threads.clean(place, interrupted=interrupted)
         except (Exception, asyncio.CancelledError) as error:
             self._tell.cleanup_failed(run, error)

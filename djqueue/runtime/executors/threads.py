@@ -50,8 +50,8 @@ class ThreadExecutor:
         """Begin a run."""
         self._pool.submit(self._run_in_context, run)
 
-    async def call(self, run: Run, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function for a run, on a thread, as a sync handler is called."""
+    async def call(self, run: Run | None, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function for a run (None: for several), on a thread, as a sync handler is called."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         context = copy_context()
@@ -104,7 +104,7 @@ class ThreadExecutor:
             return None
         return self._execution.completed(run, value)
 
-    def _call(self, run: Run, call: Callable[[], Any]) -> Any:
+    def _call(self, run: Run | None, call: Callable[[], Any]) -> Any:
         try:
             return call()
         finally:

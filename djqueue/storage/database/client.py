@@ -18,6 +18,7 @@ from djqueue.core.job import (
     DeadLetter,
     EnqueueResult,
     Finished,
+    Incident,
     JobRecord,
     Lease,
     LetterPage,
@@ -57,7 +58,9 @@ class ClientStorage(Storage):
         clock: Clock,
         token: str | None,
         policies: Mapping[str, QueuePolicy] | None = None,
+        incidents: Callable[[list[Incident]], None] | None = None,
     ) -> None:
+        self._incidents = incidents
         self._alias = dialect.alias
         self._dialect = dialect
         self._clock = clock
@@ -329,7 +332,9 @@ class ClientStorage(Storage):
                 if not lease.acquire():
                     raise
                 logger.debug("No scheduler runs, so this process steers: %s", unreachable)
-                storage = SchedulerStorage(self._dialect, lease, self._clock, self._policies)
+                storage = SchedulerStorage(
+                    self._dialect, lease, self._clock, self._policies, incidents=self._incidents
+                )
                 storage.open_for(queue, concerned, into)
                 answer = getattr(storage, verb)(queue, *args, **kwargs)
                 storage.close()

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from djqueue import models
 from djqueue.core.deadletters import letter_of
 from djqueue.core.engine import Engine
-from djqueue.core.job import DeadLetter, Job, JobError
+from djqueue.core.job import DeadLetter, Incident, Job, JobError
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobKey
-from djqueue.core.shard import REPLACED, note_attempt
+from djqueue.core.shard import REPLACED, incident_of, note_attempt
 from djqueue.core.states import LIVE, PENDING, State
 
 from . import rows
@@ -132,6 +132,7 @@ def take_over(
     """Give the engine jobs of a scheduler that is no more; returns how many it was running."""
     dead = list(letters)
     interrupted = [job for job in jobs if job.state is State.ACTIVE]
+    incidents: list[Incident] = []
     for job in interrupted:
         letter = _interrupted(engine, job)
         if letter is None:
@@ -139,12 +140,18 @@ def take_over(
         else:
             dead.append(letter)
             journal.died(job, letter)
+        if job.state is not State.CANCELLED:
+            incidents.append(incident_of(job, "stalled"))
+        if job.state is not State.WAITING:
+            incidents.append(incident_of(job, str(job.state)))
     for job in _superseded(jobs, engine.clock.now()):
         job.state = State.CANCELLED
         job.reason = REPLACED
         job.finished_at = engine.clock.now()
         journal.changed(job)
+        incidents.append(incident_of(job, "cancelled"))
     engine.restore(jobs, dead, bind=False)
+    engine.announce(incidents)
     return len(interrupted)
 
 

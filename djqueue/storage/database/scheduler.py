@@ -22,6 +22,7 @@ from djqueue.core.job import (
     ClaimRequest,
     EnqueueResult,
     Finished,
+    Incident,
     Job,
     JobRecord,
     Outcome,
@@ -70,6 +71,7 @@ class SchedulerStorage(EngineStorage):
         policies: Mapping[str, QueuePolicy] | None = None,
         cores: int | None = None,
         lost: Callable[[], None] | None = None,
+        incidents: Callable[[list[Incident]], None] | None = None,
     ) -> None:
         self._alias = dialect.alias
         self._dialect = dialect
@@ -98,6 +100,7 @@ class SchedulerStorage(EngineStorage):
             default_policy=DEFAULT_POLICY,
             keep_finished=False,
             cores=cores,
+            incidents=incidents,
         )
         self._taken: set[int] = set()
         """Numbers of rows that were taken in, and of which the tables may not know it yet."""

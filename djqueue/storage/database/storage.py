@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 
@@ -17,6 +18,7 @@ from djqueue.core.errors import (
     StorageError,
     StorageUnavailableError,
 )
+from djqueue.core.job import Batch
 from djqueue.core.queue import QueuePolicy
 from djqueue.storage.base import P, Storage, T
 
@@ -75,7 +77,7 @@ class DatabaseStorage(Storage):
         self._cores = cores
         self._clock: Clock = clock or DatabaseClock(database)
         self._dialect = dialect_for(database, orm=sql == "orm")
-        self._client = ClientStorage(self._dialect, self._clock, token, policies)
+        self._client = ClientStorage(self._dialect, self._clock, token, policies, self.told)
         self._active: Storage = self._client
         self._lease: SchedulerLease | None = None
         self._server: Server | None = None
@@ -144,6 +146,15 @@ class DatabaseStorage(Storage):
         """Whether this process is the scheduler."""
         return self._active is not self._client
 
+    def transaction_of(self, batch: Batch) -> str | None:
+        """See `Storage.transaction_of`."""
+        apart = batch.options.durable is False
+        return self._alias if connections[self._alias].in_atomic_block and not apart else None
+
+    async def atransaction_of(self, batch: Batch) -> str | None:
+        """See `Storage.transaction_of`."""
+        return await sync_to_async(self.transaction_of)(batch)
+
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Storage.acall`."""
         return await self._active.acall(method, *args, **kwargs)
@@ -152,7 +163,13 @@ class DatabaseStorage(Storage):
         self._tune()
         lease = self._wait_for_lease()
         storage = SchedulerStorage(
-            self._dialect, lease, self._clock, self._policies, self._cores, lost=self._lost
+            self._dialect,
+            lease,
+            self._clock,
+            self._policies,
+            self._cores,
+            lost=self._lost,
+            incidents=self.told,
         )
         server = None
         try:

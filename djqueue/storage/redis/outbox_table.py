@@ -14,7 +14,7 @@ from asgiref.sync import sync_to_async
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.ids import IdSource
-from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.job import Batch, EnqueueResult, Incident
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
 
@@ -46,11 +46,12 @@ class OutboxTable:
         policy: Callable[[str], QueuePolicy],
         steps: Callable[[Sequence[Batch]], Steps[list[EnqueueResult]]],
         trips: Roundtrips,
+        told: Callable[[list[Incident]], None],
         clock: Clock | None = None,
     ) -> None:
         patience = min(PATIENCE, options.timeout)
         connections = Connections({**given, "TIMEOUT": patience})
-        self._hasty = Roundtrips(connections, patience, options.stream, clock)
+        self._hasty = Roundtrips(connections, patience, options.stream, told, clock)
         self._clock = clock or SYSTEM_CLOCK
         self._policy = policy
         self._steps = steps
@@ -85,6 +86,10 @@ class OutboxTable:
         kept = [batch.queue for batch in batches if self._policy(batch.queue).outbox]
         if kept and is_in_transaction():
             raise _no_dependencies(kept[0])
+
+    def transaction_of(self, batch: Batch) -> str | None:
+        """See `Storage.transaction_of`."""
+        return database() if self._policy(batch.queue).outbox and is_in_transaction() else None
 
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
         if not self._policy(batch.queue).outbox:

@@ -18,6 +18,7 @@ from djqueue.core.job import (
     Claimed,
     DeadLetter,
     Event,
+    Incident,
     JobError,
     JobRecord,
     Outcome,
@@ -271,6 +272,13 @@ def _line(data: bytes) -> tuple[int, str]:
 def pack_progress(value: Any) -> bytes:
     """A job's progress."""
     return encode(value, MSGPACK)
+
+
+def incident(queue: str, found: Sequence[Any]) -> Incident:
+    """What a script tells beside its answer."""
+    job_id, name, event, *rest = map(text, found)
+    reason = rest[0] if rest else ""
+    return Incident(queue, job_id, name, event, reason, JobError(*rest[1:]) if rest[1:] else None)
 
 
 def letter(queue: str, job_id: str, data: bytes) -> DeadLetter:

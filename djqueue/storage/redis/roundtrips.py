@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
@@ -20,11 +20,12 @@ from redis import exceptions as errors
 
 from djqueue.core.clock import Clock
 from djqueue.core.errors import StorageError, StorageUnavailableError
+from djqueue.core.job import Incident
 
 from .connections import Connections
 from .exchange import Exchange
 from .keys import QueueKeys
-from .records import NUMBER
+from .records import NUMBER, incident
 from .scripts import Script
 
 T = TypeVar("T")
@@ -88,11 +89,18 @@ class Roundtrips:
     timeout: seconds within which a call is answered or fails.
     clock: whose time counts instead of Redis's; for tests.
     stream: about how many entries a queue's stream of changes keeps; 0: there is none.
+    told: told of incidents: see `Storage.on_incidents`.
     """
 
     def __init__(
-        self, connections: Connections, timeout: float, stream: int, clock: Clock | None = None
+        self,
+        connections: Connections,
+        timeout: float,
+        stream: int,
+        told: Callable[[list[Incident]], None],
+        clock: Clock | None = None,
     ) -> None:
+        self._told = told
         self._connections = connections
         self._exchange = Exchange(connections, timeout)
         self._timeout = timeout
@@ -119,6 +127,7 @@ class Roundtrips:
                 except Exception as error:
                     calls = steps.throw(error)
                 else:
+                    self._hear(calls, answers)
                     calls = steps.send(answers)
         except StopIteration as done:
             result: T = done.value
@@ -134,10 +143,17 @@ class Roundtrips:
                 except Exception as error:
                     calls = steps.throw(error)
                 else:
+                    self._hear(calls, answers)
                     calls = steps.send(answers)
         except StopIteration as done:
             result: T = done.value
             return result
+
+    def _hear(self, calls: list[Call | Command], answers: list[Any]) -> None:
+        """Take out of the answers what scripts tell beside them."""
+        for call, answer in zip(calls, answers, strict=True):
+            if type(call) is Call and call.lane and len(answer) > 2:
+                self._told([incident(call.queue.queue, found) for found in answer.pop()])
 
     def _answers(self, calls: list[Call | Command]) -> list[Any]:
         if len(calls) < 3 or self._connections.is_cluster:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, islice
 from typing import Any
 
+from asgiref.sync import sync_to_async
+
 from djqueue.core import flow
 from djqueue.core.capacity import full_error
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
@@ -94,11 +96,13 @@ class RedisStorage(Storage):
         self._common = CommonKeys(self.options.prefix)
         self._known: set[str] = set()
         """Queues that this process has seen to be listed."""
-        self._trips = Roundtrips(self._connections, self.options.timeout, self.options.stream, clock)
+        self._trips = Roundtrips(
+            self._connections, self.options.timeout, self.options.stream, self.told, clock
+        )
         self._telling = Telling(self._connections, self._trips, self._common, self.keys, self.queues)
         every = (*self._policies.values(), self._default_policy)
         self.outbox = (
-            OutboxTable(given, self.options, self.policy, self._enqueue, self._trips, clock)
+            OutboxTable(given, self.options, self.policy, self._enqueue, self._trips, self.told, clock)
             if any(policy.outbox for policy in every)
             else None
         )
@@ -178,6 +182,14 @@ class RedisStorage(Storage):
         if self.outbox is not None:
             return await self.outbox.aenqueue(batches)
         return await self._trips.arun(self._enqueue(batches))
+
+    def transaction_of(self, batch: Batch) -> str | None:
+        """See `Storage.transaction_of`."""
+        return None if self.outbox is None else self.outbox.transaction_of(batch)
+
+    async def atransaction_of(self, batch: Batch) -> str | None:
+        """See `Storage.transaction_of`."""
+        return None if self.outbox is None else await sync_to_async(self.outbox.transaction_of)(batch)
 
     def enqueue_directly(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`; OUTBOX counts for nothing, nor does how many jobs a queue may hold."""

@@ -43,6 +43,7 @@ from .flows import FlowsContract
 from .graphs import GraphsContract
 from .groups import GroupsContract
 from .ids_and_bytes import IdsAndBytesContract
+from .incidents import IncidentsContract
 from .leases import LeasesContract
 from .letter_pages import LetterPagesContract
 from .limits import LimitsContract
@@ -60,6 +61,7 @@ from .telling import TellingContract
 from .transition_table import TransitionTableContract
 from .unique_keys import UniqueKeysContract
 from .updates import UpdatesContract
+from .waiting import WaitingContract
 from .workers import WorkersContract
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "GraphsContract",
     "GroupsContract",
     "IdsAndBytesContract",
+    "IncidentsContract",
     "LeasesContract",
     "LetterPagesContract",
     "LimitsContract",
@@ -96,6 +99,7 @@ __all__ = [
     "TransitionTableContract",
     "UniqueKeysContract",
     "UpdatesContract",
+    "WaitingContract",
     "WorkersContract",
 ]
 
@@ -125,6 +129,8 @@ class StorageContract(
     QueueControlsContract,
     ReadsContract,
     TellingContract,
+    WaitingContract,
+    IncidentsContract,
     WorkersContract,
     MaintenanceContract,
     RetentionContract,

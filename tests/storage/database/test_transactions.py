@@ -15,8 +15,14 @@ from django.test import TestCase
 from djqueue import models
 from djqueue.client import Queue
 from djqueue.codecs import MSGPACK, encode
-from djqueue.core.errors import OptionError, StorageUnavailableError
+from djqueue.core.errors import (
+    JobTimeoutError,
+    OptionError,
+    StorageUnavailableError,
+    WaitInTransactionError,
+)
 from djqueue.core.states import State
+from djqueue.signals import job_enqueued
 from djqueue.storage.database import journal
 from djqueue.storage.database import scheduler as scheduler_module
 from djqueue.testing.clock import FakeClock
@@ -118,6 +124,27 @@ def test_a_wake_up_that_fails_is_no_failure_of_the_enqueue(scheduler, client, mo
     assert eventually(lambda: claim_ids(scheduler, 5)) == [job_id]
 
 
+def test_an_enqueue_is_told_to_its_signal_when_it_is_committed(producer, scheduler):
+    told = []
+
+    def receiver(**said):
+        told.append((said["job_id"], said["queue"]))
+
+    queue = Queue(QUEUE, storage=producer)
+    job_enqueued.connect(receiver)
+    try:
+        with transaction.atomic():
+            queue.enqueue(id="a")
+            async_to_sync(queue.aenqueue)(id="b")
+            assert told == []
+        assert told == [("a", QUEUE), ("b", QUEUE)]
+        with undone():
+            queue.enqueue(id="c")
+        assert told == [("a", QUEUE), ("b", QUEUE)]
+    finally:
+        job_enqueued.disconnect(receiver)
+
+
 def test_savepoints_take_their_own_jobs_only(producer, scheduler):
     with transaction.atomic():
         before = enqueue(producer)
@@ -132,6 +159,25 @@ def test_savepoints_take_their_own_jobs_only(producer, scheduler):
     assert eventually(lambda: len(scheduler.page(QUEUE, None, 9)) == 3)
     assert claim_ids(scheduler, 9) == kept
     assert state(scheduler, gone) is None
+
+
+def test_waiting_for_a_job_of_ones_own_transaction_is_refused_at_once(producer, scheduler):
+    queue = Queue(QUEUE, storage=producer)
+    with transaction.atomic():
+        with pytest.raises(WaitInTransactionError, match=r"on_commit.*durable=False"):
+            queue.enqueue_and_wait(id="a", wait=600)
+        with pytest.raises(WaitInTransactionError):
+            async_to_sync(queue.aenqueue_and_wait)(id="a", wait=600)
+
+    assert state(producer, "a") is None
+
+
+def test_a_job_outside_of_the_transaction_can_be_waited_for_in_it(producer, scheduler):
+    queue = Queue(QUEUE, storage=producer)
+    with transaction.atomic(), pytest.raises(JobTimeoutError):
+        queue.enqueue_and_wait(id="a", durable=False, wait=0)
+
+    assert state(scheduler, "a") is State.WAITING
 
 
 def test_a_durable_false_enqueue_does_not_ask_the_transaction(producer, scheduler):

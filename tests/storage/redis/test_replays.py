@@ -281,12 +281,15 @@ def test_report(storage, twice):
 def test_cancel(storage, twice):
     an_active_job(storage, id="active")
     a_waiting_job(storage, id="waiting")
+    told = []
+    storage.on_incidents = told.extend
 
     with twice():
         results = storage.cancel(QUEUE, ["active", "waiting", "waiting", "unknown"])
 
     assert [result.status for result in results] == ["requested", "cancelled", "cancelled", "not_found"]
     assert counts(storage) == {State.ACTIVE: 1, State.CANCELLED: 1}
+    assert [(incident.id, incident.event) for incident in told] == [("waiting", "cancelled")]
 
 
 def test_promote_reschedule_and_update(storage, twice):

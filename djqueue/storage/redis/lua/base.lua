@@ -28,9 +28,9 @@ local clock = time[1] * 1000 + floor(time[2] / 1000)
 local now = tonumber(ARGV[1]) or clock
 local watching = call('EXISTS', WATCH) == 1
 local everything = watching and tonumber(call('HGET', WATCH, '*') or 0) > clock
-local events, changed, woken = {}, {}, false
+local events, changed, woken, incidents = {}, {}, false, {}
 
--- Events of jobs that somebody asked for; ids of changed jobs, for the mirror.
+-- Events of jobs that somebody asked for; ids of changed jobs, for the mirror; what the answer tells beside.
 local function tell(id, name, event, state)
   if watching and (everything or tonumber(call('HGET', WATCH, '=' .. id) or 0) > clock) then
     events[#events + 1] = {id, name, event, state, now}
@@ -51,8 +51,9 @@ local function answer(reply, remembered)
   if ARGV[5] ~= '0' and #changed > 0 then
     call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', encode(changed))
   end
-  call('SET', LANE, ARGV[2] .. encode({0, remembered or reply}), 'PX', LANE_TTL)
-  return {call('LLEN', OUTBOX), reply}
+  local told = #incidents > 0 and incidents or nil
+  call('SET', LANE, ARGV[2] .. encode({0, remembered or reply, told}), 'PX', LANE_TTL)
+  return {call('LLEN', OUTBOX), reply, told}
 end
 
 -- A counter that has come to nothing is not kept.

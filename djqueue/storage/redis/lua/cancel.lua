@@ -19,6 +19,7 @@ for i = ARGS + 2, #ARGV do
   else
     displace(job)
     cancel(job, reason)
+    incident(job, 'cancelled')
     reply = 'cancelled'
   end
   replies[#replies + 1] = reply

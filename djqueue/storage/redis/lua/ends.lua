@@ -253,3 +253,16 @@ local function move(job, run_at, event)
 end
 
 local EXPIRED = {'djqueue.core.errors.JobTimeoutError', 'its ttl was over before it started', ''}
+
+-- What no worker has told, for the process whose call this is: a run lost, a job failed or cancelled.
+local function incident(job, event)
+  local b = job.b
+  local found = {job.id, job.name, event}
+  if event ~= 'stalled' then
+    found[4] = b[REASON]
+  end
+  if event == 'failed' then
+    found[5], found[6], found[7] = b[ERROR_TYPE], b[ERROR_MESSAGE], b[ERROR_TRACEBACK]
+  end
+  incidents[#incidents + 1] = found
+end

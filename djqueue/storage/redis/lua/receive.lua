@@ -117,9 +117,11 @@ local function resolve(dependency, state, dependent, inc)
     displace(job)
     if rule == 'cancel' then
       cancel(job, 'dependency_failed') --@ dependency_failed: blocked -> cancelled
+      incident(job, 'cancelled')
     else
       local from = string.format("the job '%s' of queue '%s' that it depends on is %s", dependency, source, state)
       bury(job, 'dependency_failed', {'djqueue.core.errors.JobFailedError', from, ''}, policy) --@ dependency_failed: blocked -> failed
+      incident(job, 'failed')
     end
   end
 end

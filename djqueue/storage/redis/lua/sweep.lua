@@ -45,6 +45,7 @@ local function stall(job)
   if b[CANCEL] == 1 then
     note_attempt(job, 'cancelled')
     cancel(job, 'cancelled', true)
+    incident(job, 'cancelled')
     return
   end
   local most = job.o.max_stalls or 3
@@ -56,6 +57,8 @@ local function stall(job)
     b[STALLS] = times
     tell(job.id, job.name, 'stalled', 'failed')
     bury(job, alive[b[WORKER]] and 'stalled' or 'worker_lost', error, policy, true) --@ stall: active -> failed
+    incident(job, 'stalled')
+    incident(job, 'failed')
     return
   end
   note_attempt(job, 'stalled')
@@ -70,6 +73,7 @@ local function stall(job)
   save(job) --@ stall: active -> waiting
   woken = true
   tell(job.id, job.name, 'stalled', NAMES[job.state])
+  incident(job, 'stalled')
 end
 for _, job in ipairs(lost) do stall(job) end
 
@@ -82,6 +86,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', TTL, '-inf', now, 'LIMIT', 0, limit)) 
   if job and not ENDED[job.state] and job.state ~= ACTIVE and job.b[STARTED] == 0 then
     displace(job)
     bury(job, 'ttl_expired', EXPIRED, policy) --@ expire: waiting|delayed|blocked -> failed
+    incident(job, 'failed')
     expired = expired + 1
   end
 end

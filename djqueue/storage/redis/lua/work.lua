@@ -94,6 +94,7 @@ local function apply(i, job, kind, data)
   elseif kind == 'x' or job.b[CANCEL] == 1 then
     note_attempt(job, 'cancelled')
     cancel(job, kind == 'x' and data[1] ~= '' and data[1] or 'cancelled', true)
+    if kind ~= 'x' then incident(job, 'cancelled') end -- of which the worker does not know
   else
     again(job, kind == 'r' and 'retried' or 'released', data)
   end
@@ -293,6 +294,7 @@ local function start(id, number, blob, st)
     if o.ttl and b[STARTED] == 0 and b[ERROR_TYPE] == '' and job.created + o.ttl <= now then
       add('n:' .. name, -1)
       bury(job, 'ttl_expired', EXPIRED, policy, true) --@ expire: waiting -> failed
+      incident(job, 'failed')
       return
     end
     if o.ttl then call('ZREM', TTL, id) end

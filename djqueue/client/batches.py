@@ -1,0 +1,45 @@
+"""Batches: how many jobs a function under `@job(batch=…)` takes in one call."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from djqueue.core.durations import milliseconds
+from djqueue.core.errors import OptionError
+
+MOST = 10_000
+"""Jobs of one call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRule:
+    """When a worker calls the function with the jobs that it has gathered."""
+
+    size: int
+    """At most so many."""
+    min_size: int
+    """As soon as there are so many ..."""
+    wait: int
+    """... or the first has waited for so many milliseconds."""
+
+
+def parse_batch(given: Any) -> BatchRule:
+    """A rule as users write it: a size, or a mapping of `size`, `min_size`, `wait`. Raises OptionError."""
+    named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"size": given}
+    unknown = set(named) - {"size", "min_size", "wait"}
+    if unknown:
+        raise OptionError(f"batch: unknown key {min(unknown, key=str)!r}; there are size, min_size and wait")
+    if "size" not in named:
+        raise OptionError("batch: needs a size")
+    size = _count("batch.size", named["size"], MOST)
+    wait = milliseconds("batch.wait", named.get("wait", 0))
+    least = _count("batch.min_size", named.get("min_size", size if wait else 1), size)
+    if least > 1 and not wait:
+        raise OptionError("batch.min_size: needs a wait, after which fewer jobs are taken")
+    return BatchRule(size=size, min_size=least, wait=wait)
+
+
+def _count(name: str, value: Any, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise OptionError(f"{name}: {value!r} is not a whole number from 1 to {most}")
+    return value

@@ -1,0 +1,62 @@
+"""The registry: job types by name."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from djqueue.core.errors import JobNameError, UnknownJobError
+from djqueue.core.suggest import nearest
+
+if TYPE_CHECKING:
+    from .jobs import JobType
+
+
+class Registry:
+    """Job types by name. Nothing else says what a worker may run."""
+
+    def __init__(self) -> None:
+        self._types: dict[str, JobType[..., Any]] = {}
+
+    def add(self, job_type: "JobType[..., Any]") -> None:
+        """Register a job type. Raises JobNameError if another function has its name."""
+        there = self._types.get(job_type.name)
+        if there is not None and not _same(there.function, job_type.function):
+            raise JobNameError(
+                f"two functions are registered as {job_type.name!r}: {_where(there.function)} and "
+                f"{_where(job_type.function)}; give one of them another name="
+            )
+        self._types[job_type.name] = job_type
+
+    def get(self, name: str) -> "JobType[..., Any]":
+        """The job type of a name. Raises UnknownJobError."""
+        try:
+            return self._types[name]
+        except KeyError:
+            raise UnknownJobError(
+                f"no job is registered as {name!r}{nearest(name, self._types)}; is its module imported?"
+            ) from None
+
+    def find(self, name: str) -> "JobType[..., Any] | None":
+        """The job type of a name; None if there is none here."""
+        return self._types.get(name)
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        return sorted(self._types)
+
+    def all(self) -> "dict[str, JobType[..., Any]]":
+        """All job types by name."""
+        return dict(self._types)
+
+
+registry = Registry()
+
+
+def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    if one is other:
+        return True
+    # A module that is reloaded, or run as __main__ and imported, defines its functions anew.
+    return one.__qualname__ == other.__qualname__ and one.__code__.co_filename == other.__code__.co_filename
+
+
+def _where(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"

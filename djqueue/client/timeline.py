@@ -1,0 +1,42 @@
+"""What has happened to a job, in the order in which it did."""
+
+from datetime import datetime
+from typing import NamedTuple
+
+from djqueue.core.durations import to_datetime
+from djqueue.core.job import JobError, JobRecord
+from djqueue.core.states import TERMINAL, State
+
+
+class Moment(NamedTuple):
+    """One thing that happened to a job."""
+
+    at: datetime
+    event: str
+    """enqueued | started | released | retried | stalled | completed | failed | cancelled"""
+    attempt: int = 0
+    """Which run; 0: it concerns none."""
+    worker: str = ""
+    reason: str = ""
+    """Of an end: the dead letter's reason, or why it was cancelled."""
+    error: JobError | None = None
+
+
+def timeline(record: JobRecord) -> tuple[Moment, ...]:
+    """See `JobInfo.timeline`."""
+    moments = [Moment(to_datetime(record.created_at), "enqueued")]
+    ended = record.finished_at if record.state in TERMINAL else 0
+    for run in record.all_attempts():
+        moments.append(Moment(to_datetime(run.started_at), "started", run.attempt, run.worker))
+        last = run.outcome == str(record.state) and run.finished_at == ended
+        reason = record.reason if last else ""
+        if last:
+            ended = 0  # told by this run
+        at = to_datetime(run.finished_at)
+        moments.append(Moment(at, run.outcome, run.attempt, run.worker, reason, run.error))
+    if record.state is State.ACTIVE:
+        moments.append(Moment(to_datetime(record.started_at), "started", record.attempts, record.worker))
+    elif ended:
+        end = Moment(to_datetime(ended), str(record.state), reason=record.reason, error=record.error)
+        moments.append(end)
+    return tuple(moments)

@@ -1,0 +1,167 @@
+"""Waiting for what a job returns: whatever it is, however the job ends, and whenever that is."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+
+from djqueue.client import waiting
+from djqueue.codecs import MSGPACK, encode
+from djqueue.core.errors import (
+    JobCancelledError,
+    JobFailedError,
+    JobNotFoundError,
+    JobTimeoutError,
+    MaxRetriesError,
+)
+from djqueue.core.job import Claimed, Event, Outcome
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    ERROR,
+    QUEUE,
+    a_completed_job,
+    an_active_job,
+    batch,
+    cancelling,
+    claim,
+    claim_one,
+    completing,
+    enqueue,
+    failing,
+    finish,
+    retrying,
+    state,
+)
+from .case import LATER, SOON, StorageCase
+
+
+def _short(value: object) -> str:
+    return repr(value)[:10]
+
+
+End = Callable[[Claimed], Outcome]
+PATIENCE = 20.0
+"""Seconds."""
+
+
+class WaitingContract(StorageCase):
+    """`enqueue_and_wait`, without a worker: jobs are ended as soon as they are told of."""
+
+    @pytest.mark.parametrize("result", [None, False, 0, "", b"", [], {}, "x" * 10_000_000], ids=_short)
+    def test_what_a_job_returns_is_what_the_caller_gets(self, storage: Storage, result: Any) -> None:
+        data = encode(result, MSGPACK)
+        with ended_at_once(storage, lambda claimed: completing(claimed, data)):
+            returned = waiting.enqueue_and_wait(storage, batch(), PATIENCE)
+
+        assert returned == result
+        assert type(returned) is type(result)
+
+    def test_a_coroutine_gets_it_too(self, storage: Storage) -> None:
+        with ended_at_once(storage, completing):
+            # On this thread: it has no connections of its own that somebody would have to close.
+            returned = async_to_sync(waiting.aenqueue_and_wait)(storage, batch(), PATIENCE)
+
+        assert returned == "result"
+
+    def test_a_cached_result_needs_no_run(self, storage: Storage) -> None:
+        job_id = a_completed_job(storage)
+
+        assert waiting.enqueue_and_wait(storage, batch(ids=[job_id]), 0) == "result"
+
+    def test_a_job_in_flight_is_waited_for(self, storage: Storage) -> None:
+        first = an_active_job(storage, id="a")
+        with when_asked_for(storage, lambda: finish(storage, completing(first))):
+            assert waiting.enqueue_and_wait(storage, batch(ids=["a"]), PATIENCE) == "result"
+
+    def test_the_owner_of_a_unique_key_is_waited_for(self, storage: Storage) -> None:
+        first = an_active_job(storage, unique_key="k")
+        with when_asked_for(storage, lambda: finish(storage, completing(first))):
+            assert waiting.enqueue_and_wait(storage, batch(unique_key="k"), PATIENCE) == "result"
+
+    def test_a_job_that_is_retried_is_waited_for_to_its_end(self, storage: Storage) -> None:
+        def end(claimed: Claimed) -> Outcome:
+            return retrying(claimed) if claimed.failures == 0 else completing(claimed)
+
+        with ended_at_once(storage, end, "queued", "failing"):
+            assert waiting.enqueue_and_wait(storage, batch(), PATIENCE) == "result"
+
+    @pytest.mark.parametrize(
+        ("reason", "kind"), [("explicit_fail", JobFailedError), ("max_attempts_exceeded", MaxRetriesError)]
+    )
+    def test_a_failure_is_raised_with_all_that_is_known(
+        self, storage: Storage, reason: str, kind: type[JobFailedError]
+    ) -> None:
+        with (
+            ended_at_once(storage, lambda claimed: failing(claimed, reason)),
+            pytest.raises(JobFailedError) as caught,
+        ):
+            waiting.enqueue_and_wait(storage, batch(ids=["a"]), PATIENCE)
+
+        error = caught.value
+        assert type(error) is kind
+        assert (error.error_type, error.error_message, error.traceback) == ERROR
+        assert (error.job_id, error.reason, error.payload) == ("a", reason, "payload")
+
+    def test_a_cancelled_job_is_raised(self, storage: Storage) -> None:
+        with ended_at_once(storage, cancelling), pytest.raises(JobCancelledError):
+            waiting.enqueue_and_wait(storage, batch(), PATIENCE)
+
+    def test_a_removed_job_is_raised(self, storage: Storage) -> None:
+        job_id = enqueue(storage, delay=LATER)
+        with (
+            when_asked_for(storage, lambda: storage.remove(QUEUE, [job_id])),
+            pytest.raises(JobNotFoundError),
+        ):
+            waiting.enqueue_and_wait(storage, batch(ids=[job_id]), PATIENCE)
+
+    def test_a_result_whose_time_is_over_is_not_taken_for_none(self, storage: Storage) -> None:
+        job_id = a_completed_job(storage, result_ttl=SOON, retention=LATER)
+        self.pass_time(storage, SOON + 1)
+
+        with pytest.raises(JobNotFoundError, match="no longer kept"):
+            waiting.enqueue_and_wait(storage, batch(ids=[job_id]), 0)
+
+    def test_a_caller_out_of_time_leaves_the_job_to_go_on(self, storage: Storage) -> None:
+        with pytest.raises(JobTimeoutError, match="goes on"):
+            waiting.enqueue_and_wait(storage, batch(ids=["a"]), 0)
+
+        assert state(storage, "a") is State.WAITING
+        finish(storage, completing(claim_one(storage)))
+        assert waiting.enqueue_and_wait(storage, batch(ids=["a"]), 0) == "result"
+
+
+@contextmanager
+def ended_at_once(storage: Storage, end: End, *words: str) -> Iterator[None]:
+    """Jobs that are told of by such an event (`queued` unless given) are claimed, and ended."""
+
+    def on_event(event: Event) -> None:
+        if event.event in (words or ("queued",)):
+            for claimed in claim(storage):
+                storage.finish([end(claimed)])
+
+    unsubscribe = storage.subscribe(QUEUE, on_event)
+    try:
+        yield
+    finally:
+        unsubscribe()
+
+
+@contextmanager
+def when_asked_for(storage: Storage, act: Callable[[], object]) -> Iterator[None]:
+    """Something is done after the next enqueue, which is a duplicate that no event tells of."""
+    enqueue_jobs = storage.enqueue
+
+    def enqueue_and_act(*args: Any) -> Any:
+        answers = enqueue_jobs(*args)
+        act()
+        return answers
+
+    vars(storage)["enqueue"] = enqueue_and_act
+    try:
+        yield
+    finally:
+        del vars(storage)["enqueue"]

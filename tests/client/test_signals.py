@@ -1,0 +1,272 @@
+"""Signals: in the process in which it happened, after it happened, and of no harm to it."""
+
+import asyncio
+import threading
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from djqueue import Queue, Worker, job, signals
+from djqueue.client.announcing import announcer
+from djqueue.testing.factories import an_active_job, enqueue
+from tests.support import eventually
+
+
+@contextmanager
+def receiving(*names):
+    """What the signals of these names say: (name, what it says)."""
+    received = []
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(connected(signals.ALL[name], _noting(name, received)))
+        yield received
+
+
+def _noting(word, received):
+    def receiver(sender, signal, **said):
+        received.append((word, {"sender": sender, **said}))
+
+    return receiver
+
+
+@contextmanager
+def connected(signal, receiver, **given):
+    signal.connect(receiver, weak=False, **given)
+    try:
+        yield
+    finally:
+        signal.disconnect(receiver, **given)
+
+
+@contextmanager
+def working(**handlers):
+    with Worker(handlers=handlers, concurrency=4, until_empty=True) as worker:
+        assert worker.join(20)
+        yield worker
+
+
+@pytest.fixture
+def queue():
+    return Queue("orders")
+
+
+def words(received):
+    return [word for word, _ in received]
+
+
+# Producers.
+
+
+def test_an_enqueue_is_told_with_its_job_and_its_type(do):
+    @job(queue="orders", priority=3)
+    def pack():
+        return 1
+
+    with receiving("job_enqueued") as received:
+        result = do(pack, "enqueue")
+
+    [(_, said)] = received
+    assert (said["sender"], said["queue"], said["job_id"]) == (pack, "orders", result.id)
+    assert said["name"] == pack.name
+    assert said["options"].priority == 3
+
+
+def test_each_new_job_is_told_and_no_duplicate(queue, do):
+    queue.enqueue(id="b")
+    with receiving("job_enqueued") as received:
+        do(queue, "enqueue_many", [1, 2, 3], ids=["a", "b", "c"])
+
+    assert [said["job_id"] for _, said in received] == ["a", "c"]
+    assert received[0][1]["sender"] is None
+
+
+def test_a_job_that_is_waited_for_is_told_too(queue, do):
+    with Worker(handlers={"orders": lambda job: 1}), receiving("job_enqueued") as received:
+        assert do(queue, "enqueue_and_wait", 1, wait=10) == 1
+
+    assert words(received) == ["job_enqueued"]
+
+
+def test_a_receiver_that_raises_harms_no_enqueue(queue, do, caplog):
+    def fail(**_):
+        raise RuntimeError("no ears")
+
+    with connected(signals.job_enqueued, fail), receiving("job_enqueued") as received:
+        result = do(queue, "enqueue")
+
+    assert result.status == "queued"
+    assert words(received) == ["job_enqueued"]
+    assert "no ears" in caplog.text
+
+
+def test_a_receiver_can_be_of_one_job_type_alone(queue):
+    @job(queue="orders")
+    def pack():
+        return 1
+
+    received = []
+
+    def receiver(**said):
+        received.append(said["name"])
+
+    with connected(signals.job_enqueued, receiver, sender=pack):
+        queue.enqueue()
+        pack.using(priority=1).enqueue()
+
+    assert received == [pack.name]
+
+
+def test_an_async_receiver_is_awaited(queue):
+    received = []
+
+    async def receiver(**said):
+        await asyncio.sleep(0)
+        received.append(said["job_id"])
+
+    with connected(signals.job_enqueued, receiver):
+        asyncio.run(queue.aenqueue(id="a"))
+        queue.enqueue(id="b")
+
+    assert received == ["a", "b"]
+
+
+# Workers.
+
+
+def test_a_run_is_told_from_its_start_to_its_end(queue):
+    queue.enqueue(id="a")
+    with (
+        receiving("job_started", "job_completed", "job_failed") as received,
+        working(orders=lambda job: 1) as worker,
+    ):
+        pass
+
+    assert words(received) == ["job_started", "job_completed"]
+    for _, said in received:
+        assert (said["queue"], said["job_id"], said["name"]) == ("orders", "a", "orders")
+        assert (said["attempt"], said["worker"]) == (1, worker.id)
+    assert received[1][1]["duration"] >= 0
+
+
+def test_a_failure_is_told_and_then_what_comes_of_it(queue):
+    def fail(job):
+        raise KeyError("price")
+
+    queue.enqueue(id="a", max_attempts=2, backoff=0)
+    names = ("job_failed", "job_retrying", "job_dead", "job_completed")
+    with receiving(*names) as received, working(orders=fail):
+        pass
+
+    assert words(received) == ["job_failed", "job_retrying", "job_failed", "job_dead"]
+    assert {said["error"].type for _, said in received} == {"builtins.KeyError"}
+    assert received[1][1]["delay"] == 0
+    assert received[3][1]["reason"] == "max_attempts_exceeded"
+
+
+def test_a_running_job_that_is_cancelled_is_told_by_its_worker(queue):
+    def stop(job):
+        queue.cancel("a")
+        assert job.cancelled.wait(10)
+        raise RuntimeError("stopped")
+
+    queue.enqueue(id="a")
+    with receiving("job_cancelled", "job_failed") as received, working(orders=stop):
+        pass
+
+    [(word, said)] = received
+    assert (word, said["job_id"], said["reason"]) == ("job_cancelled", "a", "cancelled")
+
+
+def test_receivers_run_on_a_thread_of_their_own_with_no_loop(queue):
+    seen = []
+
+    def receiver(**said):
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        seen.append(threading.current_thread().name)
+
+    async def handle(job):
+        return 1
+
+    queue.enqueue()
+    with connected(signals.job_started, receiver), working(orders=handle):
+        pass
+
+    assert seen == ["djqueue-signals"]
+    eventually(lambda: "djqueue-signals" not in {thread.name for thread in threading.enumerate()})
+
+
+def test_a_worker_whose_receivers_are_behind_claims_no_more(queue, monkeypatch):
+    monkeypatch.setattr("djqueue.client.announcing.MOST", 1)
+    gate, entered = threading.Event(), threading.Event()
+
+    def receiver(**said):
+        entered.set()
+        assert gate.wait(10)
+
+    queue.enqueue_many(range(50))
+    with connected(signals.job_started, receiver):
+        worker = Worker(handlers={"orders": lambda job: 1}, concurrency=2, until_empty=True)
+        worker.start()
+        assert entered.wait(10)
+        assert queue.counts()["waiting"] > 40
+        gate.set()
+        assert worker.join(20)
+
+    assert queue.counts()["completed"] == 50
+
+
+# Storages.
+
+
+def test_a_cancellation_is_told_where_it_was_made(queue, do):
+    queue.enqueue(id="a")
+    with receiving("job_cancelled") as received:
+        do(queue, "cancel", "a")
+        assert announcer.flush(10)
+
+    [(_, said)] = received
+    assert (said["queue"], said["job_id"], said["reason"]) == ("orders", "a", "cancelled")
+
+
+def test_what_maintenance_finds_is_told(storage, monkeypatch):
+    with receiving("job_stalled", "job_dead") as received:
+        claimed = an_active_job(storage, max_stalls=0)
+        gone = enqueue(storage, ttl=1)
+        engine = storage.engine
+        later, tick = engine.clock.now() + 3_600_000, engine.clock.monotonic() + 3_600_000
+        monkeypatch.setattr(engine, "clock", Ahead(later, tick))
+        storage.maintain()
+        assert announcer.flush(10)
+
+    told = [(word, said["job_id"]) for word, said in received]
+    assert told == [("job_stalled", claimed.id), ("job_dead", claimed.id), ("job_dead", gone)]
+    assert [said["reason"] for _, said in received[1:]] == ["worker_lost", "ttl_expired"]
+
+
+class Ahead:
+    """A clock that stands still, later."""
+
+    def __init__(self, now, tick):
+        self._now, self._tick = now, tick
+
+    def now(self):
+        return self._now
+
+    def monotonic(self):
+        return self._tick
+
+
+def test_nobody_is_told_where_nobody_listens(queue, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("nobody listens")
+
+    monkeypatch.setattr(announcer, "announce", refuse)
+    monkeypatch.setattr("djqueue.client.announcing.enqueued", refuse)
+    queue.enqueue(id="a")
+    queue.enqueue(id="b")
+    queue.cancel("b")
+    with working(orders=lambda job: 1) as worker:
+        pass
+
+    assert worker.counters.completed == 1

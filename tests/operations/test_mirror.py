@@ -91,6 +91,18 @@ def test_all_that_is_known_of_a_job_is_copied(storage, mirror):
     assert (row.priority, row.unique_key, row.group, row.inbox) == (7, "key", "group", False)
 
 
+def test_an_updated_job_is_copied_anew(storage, mirror):
+    f.enqueue(storage, id="a")
+    copy_all(mirror)
+
+    storage.update(f.QUEUE, ["a"], 5, b"other")
+    copy_all(mirror)
+
+    row = models.Job.objects.get()
+    assert (row.priority, bytes(row.payload)) == (5, b"other")
+    assert_alike(storage)
+
+
 def test_a_result_is_copied_and_kept_with_its_job(storage, mirror):
     job_id = f.a_completed_job(storage, result=b"\xa3yes", result_ttl=1_000)
     copy_all(mirror)

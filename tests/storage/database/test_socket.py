@@ -605,7 +605,7 @@ def test_a_durable_false_enqueue_is_written_where_no_scheduler_runs(
 def test_an_enqueue_whose_answer_was_lost_is_one_job(
     scheduler: DatabaseStorage, client: DatabaseStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accept = scheduler._active.enqueue
+    accept = scheduler._active.enqueue_at_once  # type: ignore[attr-defined]
     client.register_worker(worker())
 
     def accepts_and_is_cut_off(batches: Any) -> Any:
@@ -613,7 +613,7 @@ def test_an_enqueue_whose_answer_was_lost_is_one_job(
         client._client._remote._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
         return answers
 
-    monkeypatch.setattr(scheduler._active, "enqueue", accepts_and_is_cut_off)
+    monkeypatch.setattr(scheduler._active, "enqueue_at_once", accepts_and_is_cut_off)
     [result] = client.enqueue([batch(durable=False)])
 
     assert result.status in ("queued", "duplicate")

@@ -48,9 +48,11 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """Add jobs; one answer for each, in order. A duplicate is an answer, not an error."""
         self._check(batches)
-        results: list[EnqueueResult] = []
-        substitutes = Substitutes()
         with spared(sum(len(batch.payloads) for batch in batches)):
+            if len(batches) == 1:
+                return self._enqueue(batches[0])
+            results: list[EnqueueResult] = []
+            substitutes = Substitutes()
             for batch in batches:
                 answers = self._enqueue(substitutes.in_(batch))
                 substitutes.note(batch, answers)

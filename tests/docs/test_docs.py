@@ -277,7 +277,7 @@ def test_the_table_of_queues_has_their_methods():
     methods = {name for name in vars(Queue) if not name.startswith("_")}
     methods = {name for name in methods if callable(getattr(Queue, name))}
 
-    twins = {f"a{name}" for name in documented}
+    twins = {f"a{name}" for name in documented - {"node"}}
     assert documented | twins == methods
     for row in table("queues.md", "queue methods"):
         name, _, written = row[0].partition("(")

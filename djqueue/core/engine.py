@@ -53,9 +53,11 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
         Raises QueueFullError, with none of a batch enqueued.
         """
         self._check(batches)
-        results: list[EnqueueResult] = []
-        substitutes = Substitutes()
         with spared(sum(len(batch.payloads) for batch in batches)):
+            if len(batches) == 1:
+                return self._enqueue(batches[0])
+            results: list[EnqueueResult] = []
+            substitutes = Substitutes()
             for batch in batches:
                 answers = self._enqueue(substitutes.in_(batch))
                 substitutes.note(batch, answers)

@@ -51,7 +51,7 @@ class EngineStorage(Storage):
             return await room.aenqueue(self, self.engine.policy, batches, self._enqueue_soon)
         return self.enqueue(batches)
 
-    async def _enqueue_soon(self, batches: list[Batch]) -> list[EnqueueResult]:
+    async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         return self.engine.enqueue(batches)
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:

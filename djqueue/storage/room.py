@@ -6,6 +6,7 @@ from threading import Event as ThreadEvent
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import QueueFullError
+from djqueue.core.flow import Substitutes
 from djqueue.core.job import Batch, EnqueueResult, Event
 from djqueue.core.queue import QueuePolicy
 
@@ -22,21 +23,27 @@ def enqueue(
     storage: Storage,
     policy: Policy,
     batches: Sequence[Batch],
-    once: Callable[[list[Batch]], list[EnqueueResult]],
+    once: Callable[[Sequence[Batch]], list[EnqueueResult]],
 ) -> list[EnqueueResult]:
-    """Enqueue batches one after the other, each as soon as there is room for it.
+    """Enqueue batches; if one of them may have to wait, one after the other, each as soon as there is room.
 
     once: enqueues, or raises QueueFullError.
     """
+    if not _may_wait(policy, batches):
+        return once(batches)
     results: list[EnqueueResult] = []
-    for batch in batches:
+    substitutes = Substitutes()
+    for given in batches:
+        batch = substitutes.in_(given)
         try:
-            results += once([batch])
+            answers = once([batch])
         except QueueFullError:
             patience = _patience(policy, batch)
             if not patience:
                 raise
-            results += _wait(storage, batch, patience, once)
+            answers = _wait(storage, batch, patience, once)
+        substitutes.note(batch, answers)
+        results += answers
     return results
 
 
@@ -44,18 +51,24 @@ async def aenqueue(
     storage: Storage,
     policy: Policy,
     batches: Sequence[Batch],
-    once: Callable[[list[Batch]], Awaitable[list[EnqueueResult]]],
+    once: Callable[[Sequence[Batch]], Awaitable[list[EnqueueResult]]],
 ) -> list[EnqueueResult]:
     """See `enqueue`."""
+    if not _may_wait(policy, batches):
+        return await once(batches)
     results: list[EnqueueResult] = []
-    for batch in batches:
+    substitutes = Substitutes()
+    for given in batches:
+        batch = substitutes.in_(given)
         try:
-            results += await once([batch])
+            answers = await once([batch])
         except QueueFullError:
             patience = _patience(policy, batch)
             if not patience:
                 raise
-            results += await _await(storage, batch, patience, once)
+            answers = await _await(storage, batch, patience, once)
+        substitutes.note(batch, answers)
+        results += answers
     return results
 
 
@@ -63,7 +76,7 @@ def _wait(
     storage: Storage,
     batch: Batch,
     patience: int,
-    once: Callable[[list[Batch]], list[EnqueueResult]],
+    once: Callable[[Sequence[Batch]], list[EnqueueResult]],
 ) -> list[EnqueueResult]:
     deadline = SYSTEM_CLOCK.monotonic() + patience
     changed = ThreadEvent()
@@ -86,7 +99,7 @@ async def _await(
     storage: Storage,
     batch: Batch,
     patience: int,
-    once: Callable[[list[Batch]], Awaitable[list[EnqueueResult]]],
+    once: Callable[[Sequence[Batch]], Awaitable[list[EnqueueResult]]],
 ) -> list[EnqueueResult]:
     deadline = SYSTEM_CLOCK.monotonic() + patience
     loop = asyncio.get_running_loop()
@@ -112,6 +125,10 @@ async def _await(
                 continue
     finally:
         unsubscribe()
+
+
+def _may_wait(policy: Policy, batches: Sequence[Batch]) -> bool:
+    return any(policy(batch.queue).when_full == "block" for batch in batches)
 
 
 def _patience(policy: Policy, batch: Batch) -> int:

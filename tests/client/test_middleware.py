@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from djqueue import ConfigurationError, Queue, Worker
+from djqueue import ConfigurationError, Queue, Worker, flow
 from djqueue.core.job import EnqueueResult
 
 PATH = "tests.client.test_middleware"
@@ -52,6 +52,18 @@ class Closed:
         return self.enqueue(batch, call_next)
 
 
+class NoLetters:
+    def enqueue(self, batch, call_next):
+        if batch.queue == "letters":
+            raise PermissionError("no letters")
+        return call_next(batch)
+
+    async def aenqueue(self, batch, call_next):
+        if batch.queue == "letters":
+            raise PermissionError("no letters")
+        return await call_next(batch)
+
+
 class Broken:
     def enqueue(self, batch, call_next):
         raise PermissionError("not by you")
@@ -93,6 +105,36 @@ def test_what_it_changes_is_what_is_enqueued(use, queue, do):
     result = do(queue, "enqueue", 1)
 
     assert queue.get_job(result.id).options.priority == 9
+
+
+def test_the_jobs_of_a_flow_go_through_it_before_any_is_enqueued(use, queue, do):
+    use(Outer, Urgent)
+    other = Queue("letters")
+    first, second = queue.node(1), other.node(2)
+    do(flow(second.after(first)), "enqueue")
+
+    one, two = [("urgent", name) for name in ("orders", "letters")]
+    assert seen == [
+        ("outer", "orders", 1), one, ("outer", "queued"),
+        ("outer", "letters", 1), two, ("outer", "queued"),
+    ]  # fmt: skip
+    assert queue.get_job(first.id).options.priority == other.get_job(second.id).options.priority == 9
+
+
+def test_a_flow_that_it_keeps_back_is_not_stored(use, queue, do):
+    use(Closed)
+    result = do(flow(queue.node(1)), "enqueue")
+
+    assert [answer.status for answer in result] == ["duplicate"]
+    assert queue.counts()["waiting"] == 0
+
+
+def test_a_flow_of_which_it_refuses_a_job_is_not_stored(use, queue, do):
+    use(NoLetters)
+    with pytest.raises(PermissionError):
+        do(flow(Queue("letters").node(2).after(queue.node(1))), "enqueue")
+
+    assert queue.counts()["waiting"] == 0
 
 
 def test_it_can_keep_jobs_back(use, queue, do):

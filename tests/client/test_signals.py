@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from djqueue import Queue, Worker, job, signals
+from djqueue import Queue, Worker, flow, job, signals
 from djqueue.client.announcing import announcer
 from djqueue.testing.factories import an_active_job, enqueue
 from tests.support import eventually
@@ -78,6 +78,17 @@ def test_each_new_job_is_told_and_no_duplicate(queue, do):
 
     assert [said["job_id"] for _, said in received] == ["a", "c"]
     assert received[0][1]["sender"] is None
+
+
+def test_the_jobs_of_a_flow_are_told(queue, do):
+    first = queue.node(1)
+    with receiving("job_enqueued") as received:
+        result = do(flow(Queue("letters").node(2).after(first)), "enqueue")
+
+    assert [(said["queue"], said["job_id"]) for _, said in received] == [
+        ("orders", first.id),
+        ("letters", result.ids[1]),
+    ]
 
 
 def test_a_job_that_is_waited_for_is_told_too(queue, do):

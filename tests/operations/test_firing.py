@@ -19,7 +19,7 @@ from djqueue.client import registry
 from djqueue.codecs import MSGPACK, decode
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import QueueFullError, StorageUnavailableError
-from djqueue.core.job import Batch, Claimed, EnqueueResult, Outcome
+from djqueue.core.job import Batch, Claimed, EnqueueResult, Incident, Outcome
 from djqueue.core.states import State
 from djqueue.operations.cron import KEPT
 from djqueue.operations.firing import GRACE, SURE, Firing
@@ -128,6 +128,18 @@ def test_a_cron_job_is_enqueued_once_for_each_slot(
         assert len(ids(storage)) == number + 1
 
     assert ids(storage) == [f"cron:mine:{FIRST + number * EVERY}" for number in range(3)]
+
+
+@on_memory
+def test_a_slot_that_fires_is_told_once(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+    told: list[Incident] = []
+    storage.on_incidents = told.extend
+    a_cron_job()
+    firing.fire()
+    for _ in range(2):
+        goes_to(firing, clock, FIRST)
+
+    assert told == [Incident(QUEUE, f"cron:mine:{FIRST}", NAME, "fired", "mine")]
 
 
 def test_a_job_has_the_name_the_queue_and_the_arguments_of_its_row(

@@ -75,6 +75,8 @@ class EngineBase:
     def _check(self, batch: Batch) -> None:
         if batch.ids is not None and len(batch.ids) != len(batch.payloads):
             raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
+        if batch.queue in self._policies or self._default_policy is not DEFAULT_POLICY:
+            self.policy(batch.queue).check_batch(batch)
         for name, job_id in batch.options.depends_on:
             if name == batch.queue and job_id in (batch.ids or ()):
                 raise OptionError(f"depends_on: the job {job_id!r} cannot wait for itself")

@@ -31,6 +31,8 @@ GROWING = "growing-waits"
 JITTERED = "jittered"
 FEW_RECORDS = "few-records"
 BRIEF_RECORDS = "brief-records"
+KEYED_ONLY = "keyed-only"
+UNGROUPED = "ungrouped"
 
 POLICIES: Mapping[str, QueuePolicy] = {
     FEW_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(max_entries=3)),
@@ -51,6 +53,8 @@ POLICIES: Mapping[str, QueuePolicy] = {
             auto_retry_delay=Backoff(kind="linear", base=100_000, jitter=0.5),
         )
     ),
+    KEYED_ONLY: QueuePolicy(group_mode="keyed"),
+    UNGROUPED: QueuePolicy(group_mode="global"),
 }
 """What the storage under test has to be configured with."""
 

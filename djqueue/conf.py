@@ -16,7 +16,7 @@ from .core.durations import milliseconds
 from .core.errors import ConfigurationError, OptionError
 from .core.limiter import Rate
 from .core.options import MAX_INTEGER, MSGPACK, EnqueueOptions, check_text, parse_options
-from .core.queue import QueuePolicy
+from .core.queue import GROUP_MODES, QueuePolicy
 from .core.retention import Keep, Retention
 from .core.suggest import nearest
 
@@ -123,8 +123,19 @@ def _queues(_key: str, value: Any, default: QueuePolicy = DEFAULT_POLICY) -> dic
 
 
 def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
-    known = {"LEASE", "RATE", "CONCURRENCY", "GROUP_CONCURRENCY", "DEAD_LETTERS", "RETENTION", "OUTBOX"}
-    known |= {"MAX_SIZE", "WHEN_FULL", "BLOCK_TIMEOUT"}
+    known = {
+        "LEASE",
+        "RATE",
+        "CONCURRENCY",
+        "GROUP_CONCURRENCY",
+        "GROUP_MODE",
+        "MAX_SIZE",
+        "WHEN_FULL",
+        "BLOCK_TIMEOUT",
+        "DEAD_LETTERS",
+        "RETENTION",
+        "OUTBOX",
+    }
     given = _mapping(value, known, f"queue {name!r}: ")
     policy: dict[str, Any] = {}
     if "LEASE" in given:
@@ -138,6 +149,8 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
     for word in ("CONCURRENCY", "GROUP_CONCURRENCY", "MAX_SIZE"):
         if given.get(word) is not None:
             policy[word.lower()] = _positive(given[word], f"queue {name!r}: {word}")
+    if "GROUP_MODE" in given:
+        policy["group_mode"] = _word(given["GROUP_MODE"], GROUP_MODES, f"queue {name!r}: GROUP_MODE")
     if "DEAD_LETTERS" in given:
         policy["dead_letters"] = _dead_letters(name, given["DEAD_LETTERS"])
     if "RETENTION" in given:

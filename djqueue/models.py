@@ -512,6 +512,27 @@ class QueueState(models.Model):
         return self.name
 
 
+class GroupState(models.Model):
+    """What was said to a group of a queue while it ran; without a group's name, to every group, and the
+    mode of the queue, if it is not the default.
+    """
+
+    queue = models.CharField(_("queue"), max_length=NAME)
+    group = models.CharField(_("group"), max_length=NAME, blank=True)
+    concurrency = models.IntegerField(_("active at once"), null=True, blank=True)
+    paused = models.BooleanField(_("paused"), default=False)
+    mode = models.CharField(_("mode"), max_length=16, blank=True)
+
+    class Meta:
+        db_table = "djqueue_group_state"
+        verbose_name = _("group")
+        verbose_name_plural = _("groups")
+        constraints = (models.UniqueConstraint(fields=("queue", "group"), name="djqueue_group_state_key"),)
+
+    def __str__(self) -> str:
+        return f"{self.queue}: {self.group}"
+
+
 class WorkerState(models.Model):
     """A worker, as it last reported itself."""
 

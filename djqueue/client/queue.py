@@ -10,8 +10,9 @@ from djqueue.conf import get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import instant, milliseconds
 from djqueue.core.errors import OptionError
+from djqueue.core.groups import GroupLimit
 from djqueue.core.job import Batch, CancelResult, DeadLetter, EnqueueResult, Event
-from djqueue.core.options import PARSERS, EnqueueOptions, check_text
+from djqueue.core.options import MAX_INTEGER, PARSERS, EnqueueOptions, check_text
 from djqueue.core.states import PENDING, State
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage, Unsubscribe
@@ -397,6 +398,45 @@ class Queue:
     async def aset_limits(self, *, rate: Any = None, concurrency: int | None = None) -> None:
         """See `set_limits`."""
         await self._acall(self.set_limits, rate=rate, concurrency=concurrency)
+
+    def set_group_limit(self, group: str | None, concurrency: int | None) -> None:
+        """Limit the jobs of a group that are active at once; None: of every group without a limit of its own.
+
+        concurrency: None takes back what was said.
+        """
+        if group is not None:
+            check_text("group", group)
+        if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_INTEGER):
+            raise OptionError(f"concurrency: {concurrency!r} is not a positive whole number")
+        self.storage.set_group_limit(self.name, group, concurrency)
+
+    async def aset_group_limit(self, group: str | None, concurrency: int | None) -> None:
+        """See `set_group_limit`."""
+        await self._acall(self.set_group_limit, group, concurrency)
+
+    def pause_group(self, group: str) -> None:
+        """Let no job of a group start until `resume_group`; running ones go on."""
+        self.storage.pause_group(self.name, check_text("group", group))
+
+    async def apause_group(self, group: str) -> None:
+        """See `pause_group`."""
+        await self._acall(self.pause_group, group)
+
+    def resume_group(self, group: str) -> None:
+        """End a group's pause."""
+        self.storage.resume_group(self.name, check_text("group", group))
+
+    async def aresume_group(self, group: str) -> None:
+        """See `resume_group`."""
+        await self._acall(self.resume_group, group)
+
+    def group_limits(self) -> dict[str | None, GroupLimit]:
+        """What was said to groups: `concurrency` and `paused` of each; under None, to every group."""
+        return self.storage.group_limits(self.name)
+
+    async def agroup_limits(self) -> dict[str | None, GroupLimit]:
+        """See `group_limits`."""
+        return await self._acall(self.group_limits)
 
     def drain(self, *, delayed: bool = True) -> int:
         """Forget every job that has not started; returns how many.

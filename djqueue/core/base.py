@@ -83,6 +83,8 @@ class EngineBase:
         for batch in batches:
             if batch.ids is not None and len(batch.ids) != len(batch.payloads):
                 raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
+            if batch.queue in self._policies or self._default_policy is not DEFAULT_POLICY:
+                self.policy(batch.queue).check_batch(batch)
         for name, job_id in outside(batches):
             queue = self.existing(name)
             if queue is None or job_id not in queue.jobs:

@@ -29,6 +29,7 @@ from .observers import Observers
 from .queue import JobQueue, is_expired
 from .queuecontrols import QueueControls
 from .reads import Reads
+from .ready import ReadyJobs
 from .shard import NO_RIVAL, Changes, Shard
 from .states import REUSABLE, State
 
@@ -191,15 +192,19 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
         if queue.delayed.size:
             shard.promote_due(queue, now, changes)
         limiter = queue.limiter
-        if queue.ready.size and (limiter.bucket is not None or limiter.concurrency is not None):
-            slots = limiter.allowance(slots, self.active_in(queue.name), tick)
+        parked = queue.groups.parked
         while slots > 0 and queue.ready.size:
-            jobs = queue.ready.pop(slots, request.names)
+            if limiter.bucket is None and limiter.concurrency is None:
+                jobs = queue.ready.pop(slots, request.names)
+            else:
+                jobs = self._allowed(queue, request.names, slots, tick)
             if not jobs:
                 break
             started = self._start(shard, queue, jobs, request.worker, now, tick, claimed, changes)
             limiter.started(started)
             slots -= started  # Others take the place of those that had expired.
+        if queue.groups.parked < parked and queue.ready.size:
+            changes.woken.add(queue.name)
         hints = []
         bucket = limiter.bucket
         if bucket is not None and queue.ready.has(request.names) and (wait := bucket.wait(tick)):
@@ -207,6 +212,29 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
         if (due := queue.delayed.next_due()) is not None:
             hints.append(max(0, due - now))
         return min(hints, default=None)
+
+    def _allowed(self, queue: JobQueue, names: frozenset[str], slots: int, tick: int) -> list[Job]:
+        """Ready jobs, best first, that the queue's limits let start.
+
+        One that is too heavy for what is free waits, and nobody overtakes it; one that weighs more than the
+        limit counts as much as that, and so runs alone.
+        """
+        limiter, ready = queue.limiter, queue.ready
+        most = limiter.concurrency
+        if most is None:
+            return ready.pop(limiter.allowance(slots, 0, tick), names)
+        while True:
+            taken = self.taken_in(queue.name)
+            # Whoever ends a run frees its place first and looks at this then: one of both sees the other.
+            is_full = most - taken <= slots or ready.heavy > 0
+            if is_full and not limiter.full:
+                limiter.full = True
+                continue
+            limiter.full = is_full
+            allowed = limiter.allowance(slots, taken, tick)
+            if ready.heavy:
+                return _fitting(ready, names, allowed, most, taken)
+            return ready.pop(allowed, names)
 
     def _start(
         self,
@@ -225,6 +253,7 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
         tokens, processing, mask = self._tokens, self.processing, self._mask
         new = tuple.__new__
         started = 0
+        grouped = len(queue.groups) > 0
         for job in jobs:
             if is_expired(job, now):
                 # Popped, so in no structure: as if it had been active.
@@ -242,6 +271,8 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
             place = processing[hash(job.id) & mask]
             with place.lock:
                 place.hold(job)
+            if grouped and job.options.group is not None:
+                queue.claimed(job)
             if journal is not None:
                 journal.changed(job)
             if observed:
@@ -394,10 +425,22 @@ def is_uniform(batch: Batch) -> bool:
         and not batch.delay
         and batch.run_at is None
         and options.plain
+        and options.weight == 1
         and not options.lifo
         and options.ttl is None
         and not options.depends_on
     )
+
+
+def _fitting(ready: ReadyJobs, names: frozenset[str], many: int, most: int, taken: int) -> list[Job]:
+    """Ready jobs, best first, up to the first that `most` slots, of which some are taken, cannot hold."""
+    jobs: list[Job] = []
+    while len(jobs) < many and (head := ready.head(names)) is not None:
+        taken += min(head.options.weight, most)
+        if taken > most:
+            break
+        jobs += ready.pop(1, names)
+    return jobs
 
 
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})

@@ -64,6 +64,11 @@ class PriorityQueue:
             del self._fifos[-heapq.heappop(self._order)]
         return None
 
+    def first(self) -> tuple[int, int, Job] | None:
+        """As `head`, with the job itself."""
+        head = self.head()
+        return None if head is None else (*head, self._jobs[head[1]])
+
     def pop(self, limit: int) -> list[Job]:
         """Up to `limit` jobs, best first."""
         jobs: list[Job] = []

@@ -49,11 +49,13 @@ class TokenBucket:
 class Limiter:
     """The limits of one queue: rate first, then concurrency; a refusal changes nothing."""
 
-    __slots__ = ("bucket", "concurrency")
+    __slots__ = ("bucket", "concurrency", "full")
 
     def __init__(self) -> None:
         self.bucket: TokenBucket | None = None
         self.concurrency: int | None = None
+        self.full = False
+        """Whether the last claim may have left no place, so that somebody is to be told of a free one."""
 
     def set(self, rate: Rate | None, concurrency: int | None, tick: int) -> None:
         """Change the limits; an unchanged rate keeps its tokens."""

@@ -51,6 +51,8 @@ class JobOptions:
     has not started, and else start after its end."""
     group: str | None = None
     """Jobs of one group run one after the other (or as many at once as the queue allows)."""
+    weight: int = 1
+    """Slots of the queue's concurrency that it takes; one above the limit takes them all."""
     depends_on: tuple[JobKey, ...] = ()
     """Jobs that must have completed before this one may start."""
     on_dependency_failure: str = "fail"
@@ -249,6 +251,7 @@ PARSERS: dict[str, Parser] = {
     "unique_ttl": _optional(_positive),
     "on_duplicate": _choice(ON_DUPLICATE),
     "group": _optional(check_text),
+    "weight": _integer(1, MAX_INTEGER),
     "depends_on": _dependencies,
     "on_dependency_failure": _choice(ON_DEPENDENCY_FAILURE),
     "lifo": _flag,

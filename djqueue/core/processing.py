@@ -9,18 +9,22 @@ from .job import Job
 class ProcessingShard:
     """Some of the active jobs, by fencing token, under a lock of their own."""
 
-    __slots__ = ("active", "counts", "lock")
+    __slots__ = ("active", "counts", "extra", "lock")
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.active: dict[int, Job] = {}
         self.counts: Counter[str] = Counter()
         """Active jobs by queue."""
+        self.extra: Counter[str] = Counter()
+        """By queue, what the weights of its active jobs come to above one for each."""
 
     def hold(self, job: Job) -> None:
         """Note a claim. The caller has the lock, as for `release`."""
         self.active[job.token] = job
         self.counts[job.queue] += 1
+        if job.options.weight > 1:
+            self.extra[job.queue] += job.options.weight - 1
 
     def release(self, token: int, queue: str, job_id: str) -> Job | None:
         """End the claim that a token stands for; None if it does not hold this job any more."""
@@ -33,6 +37,10 @@ class ProcessingShard:
             self.counts[queue] = left
         else:
             del self.counts[queue]
+        if job.options.weight > 1:
+            self.extra[queue] -= job.options.weight - 1
+            if not self.extra[queue]:
+                del self.extra[queue]
         job.token = 0
         return job
 

@@ -9,9 +9,10 @@ from random import Random
 from .capacity import DropOrder
 from .deadletters import DeadLetterPolicy, DeadLetters
 from .delayed import DelayedJobs
+from .errors import ConfigurationError, OptionError
 from .finished import FinishedJobs
 from .groups import PARKED, Groups
-from .job import Event, Job
+from .job import Batch, Event, Job
 from .limiter import Limiter, Rate
 from .ready import ReadyJobs
 from .retention import NO_RETENTION, Retention
@@ -19,6 +20,11 @@ from .states import PENDING, State
 from .unique import PREDECESSOR, UniqueKeys
 
 EventHandler = Callable[[Event], None]
+
+
+OPTIONAL, KEYED, GLOBAL = "optional", "keyed", "global"
+GROUP_MODES = (OPTIONAL, KEYED, GLOBAL)
+"""A group is given or not; each job needs one; groups are words only, and hold nobody back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,8 @@ class QueuePolicy:
     """Jobs of the queue active at once, over all workers."""
     group_concurrency: int = 1
     """Jobs of one group active at once."""
+    group_mode: str = OPTIONAL
+    """See `GROUP_MODES`."""
     dead_letters: DeadLetterPolicy = field(default_factory=DeadLetterPolicy)
     retention: Retention = NO_RETENTION
     """How long, and how many, records of completed and cancelled jobs are kept at most."""
@@ -43,6 +51,26 @@ class QueuePolicy:
     """Milliseconds for which `block` waits for room."""
     outbox: bool = False
     """Whether jobs for Redis are written to a table in transactions, and while Redis is away."""
+
+    @property
+    def group_limit(self) -> int:
+        """Jobs of one group active at once; 0: groups hold nobody back."""
+        return 0 if self.group_mode == GLOBAL else self.group_concurrency
+
+    def check_batch(self, batch: Batch) -> None:
+        """Refuse what the queue does not take. Raises OptionError."""
+        if self.group_mode == KEYED and batch.options.group is None:
+            raise OptionError(
+                f"group: each job of the queue {batch.queue!r} needs one, for its GROUP_MODE is keyed"
+            )
+
+    def check_mode(self, queue: str, recorded: str) -> None:
+        """Raises ConfigurationError if the queue is used in another mode."""
+        if recorded != self.group_mode:
+            raise ConfigurationError(
+                f"queue {queue!r}: its GROUP_MODE is recorded as {recorded!r}, and configured as "
+                f"{self.group_mode!r} here: say the same, or obliterate the queue first"
+            )
 
 
 class JobQueue:
@@ -56,8 +84,10 @@ class JobQueue:
         "delayed",
         "drops",
         "finished",
+        "group_limit",
         "groups",
         "handlers",
+        "is_grouped",
         "jobs",
         "limiter",
         "name",
@@ -85,6 +115,10 @@ class JobQueue:
         self.blocked = 0
         self.unique = UniqueKeys()
         self.groups = Groups(policy.group_concurrency)
+        self.is_grouped = policy.group_mode != GLOBAL
+        """Whether groups hold jobs back."""
+        self.group_limit: int | None = None
+        """What was said to all groups while the queue ran."""
         self.limiter = Limiter()
         self.limiter.set(policy.rate, policy.concurrency, tick)
         self.dead = DeadLetters(policy.dead_letters, random or Random())
@@ -131,7 +165,7 @@ class JobQueue:
         else:
             job.state = State.WAITING
             front = front or job.options.lifo
-            if job.options.group is None or self.groups.admit(job, front=front):
+            if job.options.group is None or not self.is_grouped or self.groups.admit(job, front=front):
                 self.ready.push(job, front=front)
 
     def admit(self, job: Job, now: int, *, behind: Job | None = None) -> None:
@@ -151,11 +185,13 @@ class JobQueue:
 
     def put_back(self, job: Job, now: int, *, front: bool) -> None:
         """Put a job that was active among the pending ones again."""
-        if front and job.options.group is not None and job.run_at <= now:
+        if front and job.options.group is not None and job.run_at <= now and self.is_grouped:
             # The next of its group must not overtake it.
-            self.groups.step_back(job)
-        else:
-            self.leave_group(job)
+            job.state = State.WAITING
+            if self.groups.readmit(job):
+                self.ready.push(job, front=True)
+            return
+        self.leave_group(job)
         self.place(job, now, front=front)
 
     def displace(self, job: Job) -> None:
@@ -168,7 +204,7 @@ class JobQueue:
             self.groups.remove(job)
         else:
             self.ready.remove(job)
-            self.leave_group(job)
+            self.leave_group(job, was_ready=True)
 
     def prioritize(self, job: Job, priority: int, now: int) -> None:
         """Give a pending job another priority; if it is ready, it goes behind those that have that one."""
@@ -182,12 +218,26 @@ class JobQueue:
             job.run_at = now  # its turn, as one that comes anew
             self.ready.push(job, front=job.options.lifo)
 
-    def leave_group(self, job: Job) -> None:
-        """A job that was ready or active is neither any more; its group's next may be."""
-        if job.options.group is not None:
-            freed = self.groups.leave(job)
-            if freed is not None:
-                self.ready.push(freed)
+    def claimed(self, job: Job) -> None:
+        """A ready job of a group, out of its list, is active; its group's next may be ready."""
+        self._push(self.groups.claimed(job))
+
+    def leave_group(self, job: Job, *, was_ready: bool = False) -> None:
+        """A job that was active, or ready, is neither any more; its group's next may be ready."""
+        if job.options.group is not None and self.is_grouped:
+            self._push(self.groups.leave(job, was_ready=was_ready))
+
+    def regroup(self, names: list[str]) -> None:
+        """Have other limits of some groups count."""
+        for name in names:
+            for job in self.groups.hold_back(name):
+                self.ready.remove(job)
+                self.groups.park(job)
+            self._push(self.groups.advance(name))
+
+    def _push(self, freed: Job | None) -> None:
+        if freed is not None:
+            self.ready.push(freed)
 
     def watch_deadline(self, job: Job) -> None:
         """Remember when a job with a ttl expires."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from .base import EngineBase
+from .groups import GroupLimit
 from .job import Job
 from .limiter import Rate
 from .queue import QueuePolicy
@@ -22,14 +23,15 @@ class QueueControls(EngineBase):
         shard = self.shard(queue_name)
         with shard.lock:
             queue = shard.queue(queue_name)
+            policy.check_mode(queue_name, queue.policy.group_mode)
             self._policies[queue_name] = policy
             queue.configure(policy)
             self.may_block = self.may_block or policy.when_full == "block"
             queue.dead.policy = policy.dead_letters
             queue.finished.retention = policy.retention
             queue.limiter.set(policy.rate, policy.concurrency, self.clock.monotonic())
-            for job in queue.groups.resize(policy.group_concurrency):
-                queue.ready.push(job)
+            queue.groups.limit = queue.group_limit or policy.group_concurrency
+            queue.regroup(queue.groups.names())
             changes.woken.add(queue_name)
         self.settle(changes)
 
@@ -42,6 +44,54 @@ class QueueControls(EngineBase):
             queue.limiter.set(rate, concurrency, self.clock.monotonic())
             changes.woken.add(queue_name)
         self.settle(changes)
+
+    def set_group_limit(self, queue_name: str, group: str | None, concurrency: int | None) -> None:
+        """Change how many jobs of a group are active at once; None: of all without their own.
+
+        concurrency: None takes back what was said, so that the queue's limit counts, or its policy's.
+        """
+        changes = Changes()
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.queue(queue_name)
+            if group is None:
+                queue.group_limit = concurrency
+                queue.groups.limit = concurrency or queue.policy.group_concurrency
+                queue.regroup(queue.groups.names())
+            else:
+                queue.groups.set_own(group, queue.groups.own(group)._replace(concurrency=concurrency))
+                queue.regroup([group])
+            changes.woken.add(queue_name)
+        self.settle(changes)
+
+    def pause_group(self, queue_name: str, group: str) -> None:
+        """No job of the group is claimed until `resume_group`."""
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.queue(queue_name)
+            queue.groups.set_own(group, queue.groups.own(group)._replace(paused=True))
+            queue.regroup([group])
+
+    def resume_group(self, queue_name: str, group: str) -> None:
+        """End a group's pause."""
+        changes = Changes()
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.find(queue_name)
+            queue.groups.set_own(group, queue.groups.own(group)._replace(paused=False))
+            queue.regroup([group])
+            changes.woken.add(queue_name)
+        self.settle(changes)
+
+    def group_limits(self, queue_name: str) -> dict[str | None, GroupLimit]:
+        """What was said to groups; under None, to all."""
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.find(queue_name)
+            said: dict[str | None, GroupLimit] = dict(queue.groups.said().items())
+            if queue.group_limit is not None:
+                said[None] = GroupLimit(queue.group_limit)
+        return said
 
     def pause(self, queue_name: str) -> None:
         """Nothing of the queue is claimed until `resume`; enqueues go on, and so do running jobs."""

@@ -92,4 +92,9 @@ class Reads(EngineBase):
 
     def active_in(self, queue_name: str) -> int:
         """Active jobs of a queue."""
-        return sum(place.counts.get(queue_name, 0) for place in self.processing)
+        return sum([place.counts.get(queue_name, 0) for place in self.processing])
+
+    def taken_in(self, queue_name: str) -> int:
+        """Slots of a queue's concurrency that its active jobs take."""
+        extra = sum([place.extra.get(queue_name, 0) for place in self.processing])
+        return self.active_in(queue_name) + extra

@@ -14,13 +14,15 @@ from .job import Job
 class ReadyJobs:
     """Waiting jobs by name."""
 
-    __slots__ = ("_by_name", "_next", "size")
+    __slots__ = ("_by_name", "_next", "heavy", "size")
 
     def __init__(self) -> None:
         self._by_name: dict[str, PriorityQueue] = {}
         self._next = 1
         """The generation of the next entry; those put before the others are negated."""
         self.size = 0
+        self.heavy = 0
+        """Those that weigh more than one."""
 
     def push(self, job: Job, *, front: bool = False) -> None:
         """Add a job behind those of its priority, or before them."""
@@ -28,9 +30,11 @@ class ReadyJobs:
         self._next += 1
         self._named(job.name).push(job, front=front)
         self.size += 1
+        if job.options.weight > 1:
+            self.heavy += 1
 
     def extend(self, jobs: list[Job], name: str, priority: int) -> None:
-        """Add jobs of one name and priority, in order."""
+        """Add jobs of one name and priority, each of weight one, in order."""
         if not jobs:
             return
         self._named(name).extend(jobs, self._next, priority)
@@ -45,16 +49,25 @@ class ReadyJobs:
         else:
             jobs = list(self._merge(present, limit))
         self.size -= len(jobs)
+        if self.heavy:
+            self.heavy -= sum(job.options.weight > 1 for job in jobs)
         for name in names & self._by_name.keys():
             if not self._by_name[name].size:
                 del self._by_name[name]
         return jobs
+
+    def head(self, names: frozenset[str]) -> Job | None:
+        """The job that `pop` would give first."""
+        heads = [found for name in names & self._by_name.keys() if (found := self._by_name[name].first())]
+        return min(heads)[2] if heads else None
 
     def remove(self, job: Job) -> None:
         """Take out a job that is here."""
         queue = self._by_name[job.name]
         queue.remove(job)
         self.size -= 1
+        if job.options.weight > 1:
+            self.heavy -= 1
         if not queue.size:
             del self._by_name[job.name]
 

@@ -111,7 +111,7 @@ class Shard:
             self._journal.completed(job)
         if not job.options.plain or job.has_dependents:
             self._ended(queue, job, changes)
-        elif queue.limiter.concurrency is not None and queue.ready.size:
+        elif queue.limiter.full and queue.ready.size:
             changes.woken.add(queue.name)
         if queue.observed:
             self.tell(queue, job, "completed", now, changes)
@@ -405,7 +405,7 @@ class Shard:
         if in_group and job.options.group is not None:
             queue.leave_group(job)
             changes.woken.add(queue.name)
-        elif queue.limiter.concurrency is not None and queue.ready.size:
+        elif queue.limiter.full and queue.ready.size:
             changes.woken.add(queue.name)
         if successor is not None:
             self.unblock(queue, successor, PREDECESSOR, job.finished_at, changes)

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
 
+from djqueue.core.groups import GroupLimit
 from djqueue.core.job import (
     Batch,
     CancelResult,
@@ -200,6 +201,25 @@ class Storage(ABC):
     @abstractmethod
     def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
         """Starts per time, and jobs active at once, over all workers; None: no limit."""
+
+    @abstractmethod
+    def set_group_limit(self, queue: str, group: str | None, concurrency: int | None) -> None:
+        """Jobs of a group active at once; of every group that has no limit of its own, if `group` is None.
+
+        concurrency: None takes back what was said; then the queue's limit counts, or its policy's.
+        """
+
+    @abstractmethod
+    def pause_group(self, queue: str, group: str) -> None:
+        """No job of a group is claimed until `resume_group`."""
+
+    @abstractmethod
+    def resume_group(self, queue: str, group: str) -> None:
+        """End a group's pause."""
+
+    @abstractmethod
+    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
+        """What was said to groups and has not been taken back; under None, to every group."""
 
     @abstractmethod
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:

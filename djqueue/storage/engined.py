@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from djqueue.core.engine import Engine
 from djqueue.core.errors import StorageError
+from djqueue.core.groups import GroupLimit
 from djqueue.core.job import (
     Batch,
     CancelResult,
@@ -115,6 +116,22 @@ class EngineStorage(Storage):
     def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
         """See `Storage.set_limits`."""
         self.engine.set_limits(queue, rate, concurrency)
+
+    def set_group_limit(self, queue: str, group: str | None, concurrency: int | None) -> None:
+        """See `Storage.set_group_limit`."""
+        self.engine.set_group_limit(queue, group, concurrency)
+
+    def pause_group(self, queue: str, group: str) -> None:
+        """See `Storage.pause_group`."""
+        self.engine.pause_group(queue, group)
+
+    def resume_group(self, queue: str, group: str) -> None:
+        """See `Storage.resume_group`."""
+        self.engine.resume_group(queue, group)
+
+    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
+        """See `Storage.group_limits`."""
+        return self.engine.group_limits(queue)
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
         """See `Storage.clean`."""

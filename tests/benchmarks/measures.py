@@ -456,6 +456,50 @@ def pickup_process(storage: Any, scale: float) -> dict[str, float]:
     return {"pickup_process_p50": percentile(started, 50), "pickup_process_p99": percentile(started, 99)}
 
 
+def drain_limited(storage: Any, scale: float) -> dict[str, float]:
+    """The rate of a queue with limits that are never reached against that of one without, in turns."""
+    from djqueue.core.limiter import Rate
+
+    count = int(30_000 * scale)
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(5):
+        for limited in (False, True):
+            limits = (Rate(10_000_000, 1_000), 100_000) if limited else (None, None)
+            storage.set_limits(QUEUE, *limits)
+            rates[limited].append(drain(storage, count, 100))
+            queue_of(storage).obliterate()
+    return {"drain_limited": max(rates[True]) / max(rates[False])}
+
+
+def claim_beside_blocked(storage: Any, scale: float) -> dict[str, float]:
+    """The time of a claim and an end beside 50,000 blocked jobs of one group, against that without them."""
+    from djqueue.core.job import Batch, ClaimRequest, Outcome
+    from djqueue.core.options import JobOptions
+
+    request = ClaimRequest("bench", 1, frozenset({QUEUE}), (QUEUE,))
+    rounds = max(100, int(2_000 * scale))
+
+    def fill(group: str, count: int) -> None:
+        storage.enqueue([Batch(QUEUE, QUEUE, JobOptions(group=group), [b""] * count)])
+
+    def measure() -> float:
+        best = float("inf")
+        for _ in range(5):
+            for number in range(rounds):
+                fill(f"small:{number}", 1)
+            start = time.perf_counter()
+            for _ in range(rounds):
+                [job] = storage.claim(request).jobs
+                storage.finish([Outcome(QUEUE, job.id, job.token, "complete")])
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    alone = measure()
+    fill("big", 50_000)
+    storage.claim(request)
+    return {"claim_beside_blocked": measure() / alone}
+
+
 @contextmanager
 def running(storage: Any, handler: Any) -> Iterator[None]:
     """A worker on a thread of its own."""
@@ -495,6 +539,8 @@ MEASURES = {
     "drain_processes": Measure(drain_processes, "ratio", ("redis",)),
     "drain_mirrored": Measure(drain_mirrored, "ratio", ("redis",)),
     "claim_ratio_1m": Measure(claim_ratio, "ratio", ("redis",)),
+    "drain_limited": Measure(drain_limited, "ratio", ("memory", "redis")),
+    "claim_beside_blocked": Measure(claim_beside_blocked, "ratio", ("memory", "redis")),
     "yardstick": Measure(yardstick, "", ("redis",)),
     "bytes_per_waiting_job": Measure(memory_of_waiting, "bytes"),
     "drain_ratio_1m": Measure(drain_ratio, "ratio", ("memory",)),

@@ -21,6 +21,7 @@ from djqueue import (
 from djqueue.client.queue import EVENTS
 from djqueue.codecs import encode
 from djqueue.core.errors import ConfigurationError
+from djqueue.core.groups import GroupLimit
 from djqueue.core.job import JobError
 from djqueue.core.states import TRANSITIONS
 from djqueue.storage.memory import MemoryStorage
@@ -470,6 +471,35 @@ def test_a_wrong_limit_is_refused(queue, do, limits):
     [name] = limits
     with pytest.raises((OptionError, ConfigurationError), match=name):
         do(queue, "set_limits", **limits)
+
+
+def test_a_group_is_limited_and_paused(queue, storage, do):
+    for number in range(6):
+        queue.enqueue(number, group="g")
+
+    do(queue, "set_group_limit", "g", 2)
+    assert len(claim(storage, 9, names=["orders"])) == 2
+    do(queue, "pause_group", "g")
+    do(queue, "set_group_limit", None, 4)
+    do(queue, "set_group_limit", "g", None)
+    assert claim(storage, 9, names=["orders"]) == []
+    assert do(queue, "group_limits") == {"g": GroupLimit(paused=True), None: GroupLimit(4)}
+    do(queue, "resume_group", "g")
+    assert len(claim(storage, 9, names=["orders"])) == 2
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, True, 1.5, "2", 2**31])
+def test_a_wrong_limit_of_a_group_is_refused(queue, do, concurrency):
+    with pytest.raises(OptionError, match="concurrency"):
+        do(queue, "set_group_limit", "g", concurrency)
+
+
+@pytest.mark.parametrize("group", ["", 7, "x" * 256, "a\0"])
+@pytest.mark.parametrize("verb", ["set_group_limit", "pause_group", "resume_group"])
+def test_a_wrong_name_of_a_group_is_refused(queue, do, verb, group):
+    arguments = (group, 1) if verb == "set_group_limit" else (group,)
+    with pytest.raises(OptionError, match="group"):
+        do(queue, verb, *arguments)
 
 
 def test_a_drain_forgets_what_has_not_started(queue, storage, do):

@@ -34,6 +34,7 @@ GIVEN = {
     "group": ("customer:7", "customer:7"),
     "depends_on": ([("orders", "first")], (("orders", "first"),)),
     "on_dependency_failure": ("cancel", "cancel"),
+    "weight": (3, 3),
     "lifo": (True, True),
     "durable": (True, True),
     "result_ttl": (None, None),

@@ -81,9 +81,10 @@ def check_groups(queue: JobQueue, out: list[Job], parked: list[Job]) -> None:
     names = {job.options.group for job in out + parked} - {None}
     assert queue.groups._groups.keys() == names
     for name, group in queue.groups._groups.items():
-        assert group.out == counts[name]
-        assert group.out <= queue.groups.limit
-        assert group.out == queue.groups.limit or not group.parked
+        limit = queue.groups.own(name).concurrency or queue.groups.limit
+        assert group.active + len(group.ready) == counts[name]
+        may_go_on = not queue.groups.own(name).paused and counts[name] < limit
+        assert group.ready or not may_go_on or not group.parked
 
 
 def check_empty(engine: Engine) -> None:

@@ -77,6 +77,8 @@ class Reference:
         self.queues: set[str] = set(observed)
         self.paused: set[str] = set()
         self.limits: dict[str, RefLimits] = {}
+        self.group_limits: dict[tuple[str, str | None], int | None] = {}
+        self.paused_groups: set[tuple[str, str]] = set()
         self.letters: dict[str, list[DeadLetter]] = {}
         self.retries: dict[JobKey, int] = {}
         self.keys: dict[tuple[str, str], tuple[RefJob, int | None]] = {}
@@ -138,7 +140,7 @@ class Reference:
             assert job.state is not None
             self.events.append((job.queue, job.id, event, job.state))
 
-    def place(self, job: RefJob, *, front: bool = False) -> None:
+    def place(self, job: RefJob, *, front: bool = False, again: bool = False) -> None:
         front = front or job.options.lifo
         job.parked = False
         if job.unmet:
@@ -148,32 +150,64 @@ class Reference:
             job.state = State.DELAYED
         else:
             job.order = next(self.numbers) * (-1 if front else 1)
-            job.parked = self.is_full(job)
+            job.parked = not self.may_be_ready(job, again=again)
             job.state = State.WAITING
 
-    def is_full(self, job: RefJob) -> bool:
+    def may_be_ready(self, job: RefJob, *, again: bool = False) -> bool:
         group = job.options.group
         if group is None:
+            return True
+        mine = [other for other in self.of(job.queue) if other.options.group == group and other is not job]
+        active = sum(other.state is State.ACTIVE for other in mine)
+        ready = sum(other.state is State.WAITING and not other.parked for other in mine)
+        if (job.queue, group) in self.paused_groups or (ready and not again):
             return False
-        out = [
-            other
-            for other in self.of(job.queue)
-            if other.options.group == group
-            and (other.state is State.ACTIVE or (other.state is State.WAITING and not other.parked))
-        ]
-        return len(out) >= self.policy(job.queue).group_concurrency
+        return active + ready < self.group_limit(job.queue, group)
+
+    def group_limit(self, queue: str, group: str) -> int:
+        said = self.group_limits.get((queue, group)) or self.group_limits.get((queue, None))
+        return said or self.policy(queue).group_concurrency
+
+    def advance(self, queue: str, group: str | None) -> None:
+        parked = [job for job in self.of(queue) if job.parked and job.options.group == group]
+        if parked:
+            freed = min(parked, key=lambda other: other.order)
+            if self.may_be_ready(freed):
+                freed.parked = False
+                freed.order = next(self.numbers)
+
+    def regroup(self, queue: str, groups: Iterable[str]) -> None:
+        for group in groups:
+            mine = [job for job in self.of(queue) if job.options.group == group]
+            ready = [job for job in mine if job.state is State.WAITING and not job.parked]
+            ready.sort(key=lambda job: job.order)
+            room = self.group_limit(queue, group) - sum(job.state is State.ACTIVE for job in mine)
+            for job in reversed(ready[0 if (queue, group) in self.paused_groups else max(0, room) :]):
+                job.parked = True
+                job.order = -next(self.numbers)
+            self.advance(queue, group)
+
+    def set_group_limit(self, queue: str, group: str | None, concurrency: int | None) -> None:
+        self.queues.add(queue)
+        self.group_limits[queue, group] = concurrency
+        groups = {job.options.group for job in self.of(queue)} - {None}
+        self.regroup(queue, sorted(groups) if group is None else [group])
+
+    def pause_group(self, queue: str, group: str) -> None:
+        self.queues.add(queue)
+        self.paused_groups.add((queue, group))
+        self.regroup(queue, [group])
+
+    def resume_group(self, queue: str, group: str) -> None:
+        self.paused_groups.discard((queue, group))
+        self.regroup(queue, [group])
 
     def take_out(self, job: RefJob) -> None:
         """The job is nowhere; the next of its group may take its place."""
         held_place = job.state is State.ACTIVE or (job.state is State.WAITING and not job.parked)
         job.state, job.parked, job.unmet = None, False, set()
-        parked = [
-            other for other in self.of(job.queue) if other.parked and other.options.group == job.options.group
-        ]
-        if held_place and parked and not self.is_full(job):
-            freed = min(parked, key=lambda other: other.order)
-            freed.parked = False
-            freed.order = next(self.numbers)
+        if held_place and job.options.group is not None:
+            self.advance(job.queue, job.options.group)
 
     def end(self, job: RefJob, state: State) -> None:
         job.state = state
@@ -353,9 +387,7 @@ class Reference:
         limits.refill(self.clock.monotonic())
         if limits.rate is not None:
             slots = min(slots, int(limits.tokens))
-        if limits.concurrency is not None:
-            slots = min(slots, limits.concurrency - len(self.active(queue)))
-        while slots > 0 and (best := self.ready(queue, names)[:slots]):
+        while slots > 0 and (best := self.allowed(queue, names, slots)):
             for job in best:
                 if self.is_expired(job):
                     self.expire(job)
@@ -370,6 +402,7 @@ class Reference:
                 limits.tokens -= 1
                 slots -= 1
                 claimed.append(job)
+                self.advance(queue, job.options.group)
                 self.tell(job, "active")
         hints = [max(0, job.run_at - self.now) for job in self.delayed(queue)[:1]]
         if limits.rate is not None and self.ready(queue, names) and limits.tokens < 1:
@@ -377,6 +410,18 @@ class Reference:
             hints.append(-(-missing.numerator // missing.denominator))
         self.settle()
         return claimed, min(hints, default=None)
+
+    def allowed(self, queue: str, names: frozenset[str], slots: int) -> list[RefJob]:
+        best = self.ready(queue, names)[:slots]
+        most = self.limits_of(queue).concurrency
+        if most is None:
+            return best
+        free = most - sum(job.options.weight for job in self.active(queue))
+        for place, job in enumerate(best):
+            free -= min(job.options.weight, most)
+            if free < 0:
+                return best[:place]
+        return best
 
     def promote_due(self, queue: str) -> int:
         due = [job for job in self.delayed(queue) if job.run_at <= self.now]
@@ -438,11 +483,12 @@ class Reference:
         job.worker = ""
         job.run_at = self.now + delay
         front = outcome != "retried"
-        if front and not delay:
+        again = front and not delay
+        if again:
             job.state = None
         else:
             self.take_out(job)
-        self.place(job, front=front)
+        self.place(job, front=front, again=again)
         self.tell(job, "failing" if outcome == "retried" else outcome)
 
     def update(self, queue: str, job_id: str, priority: int, payload: bytes) -> bool:
@@ -549,6 +595,8 @@ class Reference:
             self.forget(job)
         self.paused.discard(queue)
         self.limits.pop(queue, None)
+        self.group_limits = {key: said for key, said in self.group_limits.items() if key[0] != queue}
+        self.paused_groups = {key for key in self.paused_groups if key[0] != queue}
         if queue not in self.observed:
             self.queues.discard(queue)
         for fifos in (self.records, self.results):

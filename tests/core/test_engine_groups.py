@@ -1,7 +1,12 @@
 """Groups: one after the other, no scanning past the blocked, nothing lost whatever happens to one."""
 
+from collections import deque
+
 import pytest
 
+from djqueue.core.errors import ConfigurationError
+from djqueue.core.job import Batch
+from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from tests.core.anatomy import check_empty, check_engine
@@ -162,3 +167,38 @@ def test_a_lifo_job_goes_before_those_of_its_group():
 
     assert bench.ids() == ["g3"]
     assert bench.state("g2") is State.WAITING
+
+
+class Untouchable(deque):
+    """A list of parked jobs that nobody may look through."""
+
+    def __iter__(self):
+        raise AssertionError("looked through")
+
+    __getitem__ = __contains__ = __reversed__ = __iter__
+
+
+def test_fifty_thousand_blocked_jobs_of_a_key_are_not_looked_at():
+    bench = Bench()
+    bench.engine.enqueue([Batch("q", "send", JobOptions(group="big"), [b""] * 50_000)])
+    [first] = bench.claim(1)
+    big = bench.engine.existing("q").groups._groups["big"]
+    big.parked = Untouchable(big.parked)
+    for number in range(3):
+        bench.enqueue(f"small{number}", group="small")
+
+    one = bench.claim_one()
+    assert (one.id, bench.claim(10)) == ("small0", [])
+    bench.finish(one)
+    assert bench.ids() == ["small1"]
+    bench.finish(first)
+    assert len(bench.claim(10)) == 1
+    assert len(big.parked) == 49_998
+
+
+def test_a_queue_is_not_configured_for_another_mode():
+    bench = Bench()
+    bench.enqueue("g1", group="g")
+
+    with pytest.raises(ConfigurationError, match=r"'q'.*'optional'.*'keyed'"):
+        bench.engine.configure("q", QueuePolicy(group_mode="keyed"))

@@ -54,6 +54,7 @@ job_options = st.fixed_dictionaries(
         "unique_ttl": st.sampled_from([100, 1_000]),
         "on_duplicate": st.sampled_from(ON_DUPLICATE),
         "group": st.sampled_from(["g", "h"]),
+        "weight": st.sampled_from([1, 1, 2, 5]),
         "max_stalls": st.integers(0, 2),
         "result_ttl": st.sampled_from([None, 200, 3_000]),
         "retention": st.sampled_from([100, 1_000]),
@@ -137,6 +138,16 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(queue=queues, options=job_options, many=st.lists(st.sampled_from(IDS), max_size=4))
     def enqueue_batch_with_ids(self, queue, options, many):
         self.enqueue(queue, "send", options, len(many), ids=many)
+
+    @rule(queue=queues, group=st.sampled_from([None, "g", "h"]), concurrency=st.sampled_from([None, 1, 2, 3]))
+    def limit_group(self, queue, group, concurrency):
+        self.engine.set_group_limit(queue, group, concurrency)
+        self.reference.set_group_limit(queue, group, concurrency)
+
+    @rule(queue=queues, group=st.sampled_from(["g", "h"]), pause=st.booleans())
+    def pause_or_resume_group(self, queue, group, pause):
+        for one in (self.engine, self.reference):
+            (one.pause_group if pause else one.resume_group)(queue, group)
 
     @rule(queue=queues, group=st.sampled_from(["g", "h"]), count=st.integers(1, 4))
     def enqueue_group(self, queue, group, count):
@@ -268,7 +279,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         queue=queues,
         rate=st.sampled_from([None, Rate(1, 300), Rate(3, 1_000)]),
-        concurrency=st.sampled_from([None, 1, 2]),
+        concurrency=st.sampled_from([None, 1, 2, 4]),
     )
     def limit(self, queue, rate, concurrency):
         self.engine.set_limits(queue, rate, concurrency)

@@ -356,3 +356,49 @@ def test_jobs_that_are_moved_about_run_once_each_after_what_they_wait_for(cores)
     check_engine(engine)
     completed = sum(engine.counts(queue)[State.COMPLETED] for queue in QUEUES)
     assert completed == 600
+
+
+def test_races_of_enqueues_and_ends_at_a_limit_of_one_never_run_two():
+    engine = Engine(cores=1)
+    engine.set_limits("a", None, 1)
+    jobs, workers = 20_000, 3
+    lock, bells = Lock(), [Event() for _ in range(workers)]
+    running, most, done, lost = set(), [0], Counter(), []
+
+    def produce():
+        for _ in range(jobs // 4):
+            engine.enqueue([Batch("a", "send", JobOptions(), [b""] * 2)])
+
+    def work(number):
+        outcomes, request = [], ClaimRequest(f"w{number}", 2, NAMES)
+        while len(done) < jobs:
+            bells[number].clear()
+            claimed = engine.finish(outcomes, request).claims.jobs
+            outcomes = [Outcome(job.queue, job.id, job.token, "complete") for job in claimed]
+            with lock:
+                running.update(job.id for job in claimed)
+                most[0] = max(most[0], len(running))
+            with lock:
+                running.difference_update(job.id for job in claimed)
+                done.update(job.id for job in claimed)
+            if not claimed and len(done) < jobs and not bells[number].wait(30):
+                lost.append(number)
+                return
+        engine.finish(outcomes)
+        for bell in bells:
+            bell.set()
+
+    for bell in bells:
+        engine.listen(None, bell.set)
+    threads = [Thread(target=produce) for _ in range(2)]
+    threads += [Thread(target=work, args=(number,)) for number in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert lost == []
+    assert most[0] == 1
+    assert len(done) == jobs
+    assert set(done.values()) == {1}
+    assert engine.counts("a")[State.COMPLETED] == jobs

@@ -1,69 +1,92 @@
-"""Groups against a model: so many of each out at once, the others in order of arrival."""
+"""Groups against a model: one of each ready, so many out at once, the others in order of arrival."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.groups import PARKED, Groups
+from djqueue.core.groups import PARKED, GroupLimit, Groups
 from tests.core.making import make_job
 
+VERBS = ["admit", "front", "claim", "leave", "readmit", "displace", "remove", "limit", "pause"]
 steps = st.lists(
-    st.tuples(
-        st.sampled_from(["admit", "admit", "front", "leave", "step back", "remove", "resize"]),
-        st.sampled_from(["g", "h"]),
-        st.integers(0, 100),
-    ),
+    st.tuples(st.sampled_from(["admit", "claim", *VERBS]), st.sampled_from(["g", "h"]), st.integers(0, 100)),
     max_size=60,
 )
 
 
-@given(st.integers(1, 3), steps)
-@settings(max_examples=200, deadline=None)
-def test_no_more_than_the_limit_are_out_and_the_rest_wait_in_order(limit, steps):
-    groups = Groups(limit)
-    out: dict[str, list] = {"g": [], "h": []}
-    parked: dict[str, list] = {"g": [], "h": []}
+class Model:
+    """One group as lists."""
+
+    def __init__(self):
+        self.active, self.ready, self.parked = [], [], []
+        self.own = GroupLimit()
+
+    def has_room(self):
+        limit = self.own.concurrency or 2
+        return not self.own.paused and len(self.active) + len(self.ready) < limit
+
+    def expect(self, freed):
+        if self.parked and not self.ready and self.has_room():
+            assert freed is self.parked.pop(0)
+            assert freed.generation == 0
+            self.ready.append(freed)
+        else:
+            assert freed is None
+
+
+def regroup(groups, name, model):
+    room = 0 if model.own.paused else max(0, (model.own.concurrency or 2) - len(model.active))
+    held = groups.hold_back(name)
+    assert held == model.ready[room:][::-1]
+    for job in held:
+        groups.park(job)
+        model.ready.remove(job)
+        model.parked.insert(0, job)
+    model.expect(groups.advance(name))
+
+
+@given(steps)
+@settings(max_examples=300, deadline=None)
+def test_one_is_ready_no_more_than_the_limit_are_out_and_the_rest_wait_in_order(steps):
+    groups = Groups(2)
+    models = {"g": Model(), "h": Model()}
     for verb, name, pick in steps:
+        model = models[name]
         if verb in ("admit", "front"):
-            admit(groups, make_job(group=name), out[name], parked[name], front=verb == "front")
-        elif verb == "leave" and out[name]:
-            freed = groups.leave(out[name].pop(pick % len(out[name])))
-            expect(freed, out[name], parked[name], groups.limit)
-        elif verb == "step back" and out[name]:
-            job = out[name].pop(pick % len(out[name]))
-            groups.step_back(job)
-            admit(groups, job, out[name], parked[name], front=True)
-        elif verb == "remove" and parked[name]:
-            job = parked[name].pop(pick % len(parked[name]))
+            job, front = make_job(group=name), verb == "front"
+            may = not model.ready and model.has_room()
+            assert groups.admit(job, front=front) == may
+            (model.ready if may else model.parked).insert(0 if front else 1_000, job)
+        elif verb == "claim" and model.ready:
+            job = model.ready.pop(0)
+            model.active.append(job)
+            model.expect(groups.claimed(job))
+        elif verb == "leave" and model.active:
+            model.expect(groups.leave(model.active.pop(pick % len(model.active)), was_ready=False))
+        elif verb == "displace" and model.ready:
+            model.expect(groups.leave(model.ready.pop(pick % len(model.ready)), was_ready=True))
+        elif verb == "readmit" and model.active:
+            job = model.active.pop(pick % len(model.active))
+            may = model.has_room()
+            assert groups.readmit(job) == may
+            (model.ready if may else model.parked).insert(0, job)
+        elif verb == "remove" and model.parked:
+            job = model.parked.pop(pick % len(model.parked))
             groups.remove(job)
             assert job.generation == 0
-        elif verb == "resize":
-            freed = groups.resize(pick % 4 + 1)
-            for each in ("g", "h"):
-                while parked[each] and len(out[each]) < groups.limit:
-                    assert parked[each][0] in freed
-                    out[each].append(parked[each].pop(0))
-            assert all(job.generation == 0 for job in freed)
-        assert groups.parked == len(parked["g"]) + len(parked["h"])
-        assert groups._groups.keys() == {each for each in out if out[each] or parked[each]}
-        for each, group in groups._groups.items():
-            assert group.out == len(out[each])
-            assert list(group.parked) == parked[each]
-
-
-def admit(groups, job, out, parked, *, front):
-    may = len(out) < groups.limit
-    assert groups.admit(job, front=front) == may
-    if may:
-        out.append(job)
-    else:
-        parked.insert(0 if front else len(parked), job)
-        assert job.generation == PARKED
-
-
-def expect(freed, out, parked, limit):
-    if parked and len(out) < limit:
-        assert freed is parked.pop(0)
-        assert freed.generation == 0
-        out.append(freed)
-    else:
-        assert freed is None
+        elif verb == "limit":
+            model.own = model.own._replace(concurrency=pick % 4 or None)
+            groups.set_own(name, model.own)
+            regroup(groups, name, model)
+        elif verb == "pause":
+            model.own = model.own._replace(paused=pick % 2 == 0)
+            groups.set_own(name, model.own)
+            regroup(groups, name, model)
+        assert groups.parked == sum(len(each.parked) for each in models.values())
+        there = {name for name, each in models.items() if each.active or each.ready or each.parked}
+        assert groups._groups.keys() == there
+        assert groups.said() == {name: each.own for name, each in models.items() if each.own != GroupLimit()}
+        for each in there:
+            assert groups._groups[each].active == len(models[each].active)
+            assert groups._groups[each].ready == models[each].ready
+            assert list(groups._groups[each].parked) == models[each].parked
+            assert all(job.generation == PARKED for job in models[each].parked)

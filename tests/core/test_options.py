@@ -47,6 +47,7 @@ REFUSED = {
     "unique_ttl": [*NO_DURATIONS, 0],
     "on_duplicate": ["explode", None, 5, ["keep"]],
     "group": NO_TEXTS,
+    "weight": [*NO_INTEGERS, 0, -1, MAX_INTEGER + 1],
     "depends_on": ["a", 5, [5], [("q",)], [("", "a")], [("q", "")], [("q", 5)], [["q", "a"]], ("q", "a")],
     "on_dependency_failure": ["explode", None, True],
     "lifo": NO_FLAGS,

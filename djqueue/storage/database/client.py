@@ -7,9 +7,11 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import connections
 
+from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.engine import DEFAULT_POLICY
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.groups import GroupLimit
 from djqueue.core.ids import IdSource
 from djqueue.core.job import (
     Batch,
@@ -29,7 +31,7 @@ from djqueue.core.job import (
 )
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.queue import OPTIONAL, QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage import room
 from djqueue.storage.base import EventHandler, P, Storage, T, Unsubscribe
@@ -70,6 +72,8 @@ class ClientStorage(Storage):
         self._remote = Remote(self._find, token, leave=lambda: connections[self._alias].close())
         self._inserter = _AskingInserter(dialect, clock, self.policy, self._remote)
         self._ids = IdSource()
+        self._agreed: set[str] = set()
+        """Queues that this process uses in the mode in which they are used elsewhere."""
 
     def close(self) -> None:
         """See `Storage.close`."""
@@ -110,6 +114,10 @@ class ClientStorage(Storage):
         return connections[self._alias].in_atomic_block
 
     def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        for batch in batches:
+            self.policy(batch.queue).check_batch(batch)
+            if batch.queue not in self._agreed:
+                self._agree(batch.queue)
         if all(batch.options.durable is False for batch in batches):
             # With ids, so that it can be said again should the answer be lost.
             batches = [self._with_ids(batch) for batch in batches]
@@ -130,6 +138,21 @@ class ClientStorage(Storage):
             EnqueueResult(answer.id, "queued", answer.queue) if answer.id in mine else answer
             for answer in answers
         ]
+
+    def _agree(self, queue: str) -> None:
+        """See that the queue is used in the mode recorded with it; record one that is not the default."""
+        policy = self.policy(queue)
+        states = models.GroupState.objects.using(self._alias)
+        with self._dialect.transaction():
+            mode = states.filter(queue=queue, group="").values_list("mode", flat=True).first()
+            if mode:
+                policy.check_mode(queue, mode)
+                self._agreed.add(queue)
+            elif policy.group_mode != OPTIONAL:
+                # Remembered when it is seen to be there: the caller's transaction may be rolled back.
+                states.update_or_create(queue=queue, group="", defaults={"mode": policy.group_mode})
+            else:
+                self._agreed.add(queue)
 
     def _wake(self) -> None:
         self._remote.tell("inbox")
@@ -207,6 +230,22 @@ class ClientStorage(Storage):
     def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
         """See `Storage.set_limits`."""
         self._steer("set_limits", (), queue, rate, concurrency)
+
+    def set_group_limit(self, queue: str, group: str | None, concurrency: int | None) -> None:
+        """See `Storage.set_group_limit`."""
+        self._steer("set_group_limit", (), queue, group, concurrency)
+
+    def pause_group(self, queue: str, group: str) -> None:
+        """See `Storage.pause_group`."""
+        self._steer("pause_group", (), queue, group)
+
+    def resume_group(self, queue: str, group: str) -> None:
+        """See `Storage.resume_group`."""
+        self._steer("resume_group", (), queue, group)
+
+    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
+        """See `Storage.group_limits`."""
+        return self._inspector.group_limits(queue)
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
         """See `Storage.clean`."""

@@ -7,6 +7,7 @@ from django.db.models import Count, Min, Q
 
 from djqueue import models
 from djqueue.core.durations import to_milliseconds
+from djqueue.core.groups import NO_LIMIT, GroupLimit
 from djqueue.core.job import DeadLetter, JobRecord, LetterPage, WorkerInfo
 from djqueue.core.states import State
 
@@ -80,6 +81,7 @@ class Inspector:
     def queues(self) -> list[str]:
         """See `Storage.queues`: a step of the index for each queue, however many jobs there are."""
         names: set[str] = set(models.QueueState.objects.using(self._alias).values_list("name", flat=True))
+        names.update(models.GroupState.objects.using(self._alias).values_list("queue", flat=True).distinct())
         last = ""
         while True:
             after = self._jobs().filter(queue__gt=last).aggregate(name=Min("queue"))["name"]
@@ -92,6 +94,13 @@ class Inspector:
         """See `Storage.is_paused`."""
         found = models.QueueState.objects.using(self._alias)
         return found.filter(name=queue, paused=True).exists()
+
+    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
+        """See `Storage.group_limits`."""
+        found = models.GroupState.objects.using(self._alias).filter(queue=queue)
+        values = found.values_list("group", "concurrency", "paused")
+        limits = {group or None: GroupLimit(concurrency, paused) for group, concurrency, paused in values}
+        return {group: limit for group, limit in limits.items() if limit != NO_LIMIT}
 
     def workers(self, now: int) -> list[WorkerInfo]:
         """See `Storage.workers`."""

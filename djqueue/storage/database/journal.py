@@ -70,6 +70,7 @@ class Buffer:
         self.long: dict[Key, None] = {}
         """Jobs that have had so many runs, or lines, that the oldest are forgotten."""
         self.queues: dict[str, Row | None] = {}
+        self.groups: dict[Key, Row | None] = {}
         self.workers: dict[str, WorkerInfo | None] = {}
         self.ended: list[Job] = []
         """Jobs that the engine may forget once this is written."""
@@ -85,6 +86,7 @@ class Buffer:
             or self.progress
             or self.logs
             or self.queues
+            or self.groups
             or self.workers
             or self.waiting
         )
@@ -115,6 +117,7 @@ class Buffer:
                 self.letters.pop(key, None)
                 self.letters_gone[key] = None
         self.queues.update(later.queues)
+        self.groups.update(later.groups)
         self.workers.update(later.workers)
         self.ended += later.ended
         self.waiting += later.waiting
@@ -327,6 +330,12 @@ class DatabaseJournal:
         """A queue was paused, resumed or limited; `row` as `QUEUE_STATE`; None: it is gone."""
         with self._changed:
             self._buffer.queues[name] = row
+            self._noted()
+
+    def group_changed(self, key: Key, row: Row | None) -> None:
+        """Something was said to a group, `row` as `GROUP_STATE`; None: it was taken back."""
+        with self._changed:
+            self._buffer.groups[key] = row
             self._noted()
 
     def worker_seen(self, worker_id: str, info: WorkerInfo | None) -> None:
@@ -570,6 +579,12 @@ class DatabaseJournal:
         there = [row for row in buffer.queues.values() if row is not None]
         if there:
             self._dialect.insert(models.QueueState, QUEUE_STATE, there, key=("name",))
+        taken_back = [key for key, row in buffer.groups.items() if row is None]
+        if taken_back:
+            self._dialect.delete(models.GroupState, GROUP_STATE[:2], taken_back)
+        said = [row for row in buffer.groups.values() if row is not None]
+        if said:
+            self._dialect.insert(models.GroupState, GROUP_STATE, said, key=GROUP_STATE[:2])
 
     def _write_workers(self, buffer: Buffer) -> None:
         gone = [worker_id for worker_id, info in buffer.workers.items() if info is None]
@@ -590,6 +605,7 @@ class LeaseLost(StorageUnavailableError):
     """Another process has become the scheduler of this database; this one has to stop."""
 
 
+GROUP_STATE = ("queue", "group", "concurrency", "paused", "mode")
 QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")
 OWNED = (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog)
 """Tables whose rows belong to a job."""

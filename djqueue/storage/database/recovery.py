@@ -286,6 +286,13 @@ def _pages(alias: str, states: Iterable[State]) -> Iterable[list[Job]]:
         yield jobs
 
 
+def agree(alias: str, engine: Engine) -> None:
+    """See that queues are used in the modes that are recorded with them. Raises ConfigurationError."""
+    found = models.GroupState.objects.using(alias).filter(group="").exclude(mode="")
+    for queue, mode in found.values_list("queue", "mode"):
+        engine.policy(queue).check_mode(queue, mode)
+
+
 def queues(alias: str, engine: Engine) -> None:
     """What was said to queues while they ran."""
     for queue in models.QueueState.objects.using(alias):
@@ -294,3 +301,8 @@ def queues(alias: str, engine: Engine) -> None:
         if queue.rate_capacity or queue.concurrency:
             rate = Rate(queue.rate_capacity, queue.rate_per or 1_000) if queue.rate_capacity else None
             engine.set_limits(queue.name, rate, queue.concurrency)
+    for group in models.GroupState.objects.using(alias):
+        if group.concurrency:
+            engine.set_group_limit(group.queue, group.group or None, group.concurrency)
+        if group.paused:
+            engine.pause_group(group.queue, group.group)

@@ -16,6 +16,7 @@ from djqueue.core.clock import Clock
 from djqueue.core.engine import DEFAULT_POLICY, Engine
 from djqueue.core.errors import StorageError, StorageUnavailableError
 from djqueue.core.flow import outside
+from djqueue.core.groups import NO_LIMIT
 from djqueue.core.job import (
     Batch,
     CancelResult,
@@ -31,7 +32,7 @@ from djqueue.core.job import (
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.options import MAX_INTEGER, JobKey
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.queue import OPTIONAL, QueuePolicy
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.states import State
 from djqueue.storage import room
@@ -104,6 +105,8 @@ class SchedulerStorage(EngineStorage):
         )
         self._taken: set[int] = set()
         """Numbers of rows that were taken in, and of which the tables may not know it yet."""
+        self._recorded: set[str] = set()
+        """Queues whose mode this process has written down."""
         self._is_open = False
         """Whether this is the scheduler, with all that is alive, and not for a moment with some jobs."""
         self._closing = threading.Event()
@@ -114,6 +117,7 @@ class SchedulerStorage(EngineStorage):
 
     def open(self) -> dict[str, int]:
         """Load everything that is alive, and begin to write; returns how much it was."""
+        recovery.agree(self._alias, self.engine)
         self._journal.start()
         self._is_open = True
         counts = recovery.recover(self._alias, self.engine, self._journal, self._take_in_all, self._knowing)
@@ -153,6 +157,8 @@ class SchedulerStorage(EngineStorage):
 
     def enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `enqueue`; never waits for room."""
+        for batch in batches:
+            self._record_mode(batch)
         if connections[self._alias].in_atomic_block and not all(_detached(batch) for batch in batches):
             return self._inserter.insert(batches, self._arrived.set)
         self._check()
@@ -177,6 +183,8 @@ class SchedulerStorage(EngineStorage):
     async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if not _simple(batches) or _called_by_sync_code():
             return await self.acall(self.enqueue_at_once, batches)
+        for batch in batches:
+            self._record_mode(batch)
         await self._acheck()
         results = self.engine.enqueue(batches)
         try:
@@ -366,11 +374,15 @@ class SchedulerStorage(EngineStorage):
         """See `Storage.obliterate`."""
         self._check()
         self._take_in_all()
+        groups = {None, *self.engine.group_limits(queue)}
+        self._recorded.discard(queue)
         with self._journal.together():
             removed = self.engine.obliterate(queue, force=force)
         if removed < 0:
             raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
         self._journal.queue_changed(queue, None)
+        for group in groups:
+            self._journal.group_changed((queue, group or ""), None)
         self._flush()
         removed += self._clean_ended(queue, frozenset(recovery.ENDED), FOREVER, None)
         # The queue itself, which has come back with the last of its jobs.
@@ -447,6 +459,43 @@ class SchedulerStorage(EngineStorage):
         self._check()
         self.engine.set_limits(queue, rate, concurrency)
         self._keep_queue(queue)
+
+    def set_group_limit(self, queue: str, group: str | None, concurrency: int | None) -> None:
+        """See `Storage.set_group_limit`."""
+        self._check()
+        self.engine.set_group_limit(queue, group, concurrency)
+        self._keep_group(queue, group)
+
+    def pause_group(self, queue: str, group: str) -> None:
+        """See `Storage.pause_group`."""
+        self._check()
+        self.engine.pause_group(queue, group)
+        self._keep_group(queue, group)
+
+    def resume_group(self, queue: str, group: str) -> None:
+        """See `Storage.resume_group`."""
+        self._check()
+        self.engine.resume_group(queue, group)
+        self._keep_group(queue, group)
+
+    def _record_mode(self, batch: Batch) -> None:
+        policy = self.engine.policy(batch.queue)
+        policy.check_batch(batch)
+        if policy.group_mode != OPTIONAL and batch.queue not in self._recorded:
+            self._recorded.add(batch.queue)
+            self._note_group(batch.queue, None)
+
+    def _keep_group(self, queue: str, group: str | None) -> None:
+        self._note_group(queue, group)
+        self._flush()
+
+    def _note_group(self, queue: str, group: str | None) -> None:
+        said = self.engine.group_limits(queue).get(group, NO_LIMIT)
+        mode = self.engine.policy(queue).group_mode if group is None else OPTIONAL
+        key = (queue, group or "")
+        is_nothing = said == NO_LIMIT and mode == OPTIONAL
+        row = None if is_nothing else (*key, *said, "" if mode == OPTIONAL else mode)
+        self._journal.group_changed(key, row)
 
     def _keep_queue(self, queue: str) -> None:
         rate, concurrency = self.engine.limits(queue)

@@ -17,6 +17,7 @@ import msgpack
 from djqueue.codecs import MSGPACK, decode, encode
 from djqueue.core import job as records
 from djqueue.core.errors import SerializationError
+from djqueue.core.groups import GroupLimit
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.options import JobOptions
@@ -49,6 +50,7 @@ RECORDS: tuple[type, ...] = (
     records.Attempt,
     Swept,
     records.LetterPage,
+    GroupLimit,
 )
 """Named tuples; one's place here is its code on the wire, so new ones go to the end."""
 VALUES = (datetime, date, time, timedelta, Decimal, UUID)

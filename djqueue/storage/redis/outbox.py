@@ -65,7 +65,7 @@ def _receive(source: QueueKeys, target: QueueKeys, policy: QueuePolicy, messages
     arguments = [
         source.queue,
         target.queue,
-        policy.group_concurrency,
+        policy.group_limit,
         dead.ttl,
         dead.auto_retries,
         pack_delay(dead.auto_retry_delay),

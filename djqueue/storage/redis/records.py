@@ -11,6 +11,7 @@ import msgpack
 
 from djqueue.codecs import MSGPACK, decode, encode
 from djqueue.core.backoff import Backoff
+from djqueue.core.groups import GroupLimit
 from djqueue.core.job import (
     DEAD_LETTER_REASONS,
     Attempt,
@@ -101,6 +102,7 @@ def is_plain(options: JobOptions) -> bool:
     """Whether such a job waits in the list, is kept as most are, and its end concerns no other key."""
     return (
         options.plain
+        and options.weight == 1
         and options.ttl is None
         and not options.priority
         and not options.lifo
@@ -297,6 +299,11 @@ def events(queue: str, message: bytes) -> Iterable[Event]:
     """The events of one message of a queue's channel."""
     for job_id, name, event, state, at in unpack(message):
         yield Event(queue, job_id, name, event, State(state), at)
+
+
+def group_limit(data: bytes) -> GroupLimit:
+    """What was said to a group."""
+    return GroupLimit(int(data[1:]) if data[1:] else None, data[:1] == b"1")
 
 
 def pack_worker(info: WorkerInfo) -> bytes:

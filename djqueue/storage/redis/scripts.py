@@ -21,6 +21,7 @@ NAMES = (
     "enqueue",
     "expire",
     "give",
+    "group",
     "letters",
     "move",
     "obliterate",

@@ -10,6 +10,7 @@ from djqueue.core import flow
 from djqueue.core.capacity import full_error
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import OptionError, StorageError
+from djqueue.core.groups import GroupLimit
 from djqueue.core.ids import IdSource
 from djqueue.core.job import (
     Batch,
@@ -30,7 +31,7 @@ from djqueue.core.job import (
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.options import JobKey
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.queue import OPTIONAL, QueuePolicy
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.states import REUSABLE, State
 from djqueue.storage import room
@@ -96,6 +97,8 @@ class RedisStorage(Storage):
         self._common = CommonKeys(self.options.prefix)
         self._known: set[str] = set()
         """Queues that this process has seen to be listed."""
+        self._agreed: set[str] = set()
+        """Queues whose recorded mode is the configured one."""
         self._trips = Roundtrips(
             self._connections, self.options.timeout, self.options.stream, self.told, clock
         )
@@ -120,6 +123,7 @@ class RedisStorage(Storage):
     def connect(self) -> None:
         """See `Storage.connect`. Raises StorageError if the server is too old."""
         self._run(self._ping())
+        self._run(self._agree(self._policies))
         health.refuse_old(self._connections)
 
     def close(self) -> None:
@@ -163,6 +167,7 @@ class RedisStorage(Storage):
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
+        self._check(batches)
         if self._may_block:
             return room.enqueue(self, self.policy, batches, self._enqueue_at_once)
         return self._enqueue_at_once(batches)
@@ -174,6 +179,7 @@ class RedisStorage(Storage):
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
+        self._check(batches)
         if self._may_block:
             return await room.aenqueue(self, self.policy, batches, self._enqueue_soon)
         return await self._enqueue_soon(batches)
@@ -195,6 +201,20 @@ class RedisStorage(Storage):
         """See `Storage.enqueue`; OUTBOX counts for nothing, nor does how many jobs a queue may hold."""
         return self._run(self._enqueue(batches, bounded=False))
 
+    def _check(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self.policy(batch.queue).check_batch(batch)
+
+    def _agree(self, queues: Iterable[str], *, record: bool = False) -> Steps[None]:
+        """See that queues are used in the mode recorded with them; record one that is not the default."""
+        for queue in queues:
+            policy, meta = self.policy(queue), self.keys(queue).key("meta")
+            if record and policy.group_mode != OPTIONAL:
+                yield [Command((b"HSETNX", meta, b"mode", policy.group_mode))]
+            [recorded] = yield [Command((b"HGET", meta, b"mode"))]
+            policy.check_mode(queue, OPTIONAL if recorded is None else text(recorded))
+            self._agreed.add(queue)
+
     def _enqueue(self, batches: Sequence[Batch], *, bounded: bool = True) -> Steps[list[EnqueueResult]]:
         for batch in batches:
             if batch.ids is not None and len(batch.ids) != len(batch.payloads):
@@ -203,6 +223,7 @@ class RedisStorage(Storage):
             yield from self._check_dependencies(needed)
         new = {batch.queue for batch in batches} - self._known
         if new:
+            yield from self._agree(new, record=True)
             yield from self._list(new)
         waves = flow.waves(batches)
         if len(waves) == 1:
@@ -232,6 +253,7 @@ class RedisStorage(Storage):
         missing = [place for place, answer in enumerate(answers) if answer[1] == b"unlisted"]
         if missing:
             calls = [parts[place][1] for place in missing]
+            yield from self._agree({call.queue.queue for call in calls}, record=True)
             yield from self._list({call.queue.queue for call in calls})
             again = yield [call._replace(arguments=[b"1", *call.arguments[1:]]) for call in calls]
             for place, answer in zip(missing, again, strict=True):
@@ -278,7 +300,7 @@ class RedisStorage(Storage):
         heading: list[Any] = [b"1" if listed else b"0", pack_text(batch.name)]
         if not plain:
             most = policy.max_size if bounded else b""
-            heading += (start, policy.group_concurrency, most, RANKS.get(policy.when_full, b""))
+            heading += (start, policy.group_limit, most, RANKS.get(policy.when_full, b""))
         called = script("add" if plain else "enqueue")
         ids = batch.ids or self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
         # Where there may be no room for all of them they are one call: all or none.
@@ -318,6 +340,8 @@ class RedisStorage(Storage):
                 raise ValueError(f"unknown outcome {outcome.kind!r}")
             places.setdefault(outcome.queue, []).append(place)
         serving, waits = yield from self._serving(then)
+        if not self._agreed.issuperset(serving):
+            yield from self._agree(set(serving) - self._agreed)
         accepted = [False] * len(outcomes)
         jobs: list[Any] = []
         # First what has ended anywhere: it may be what a claim elsewhere waits for.
@@ -366,9 +390,20 @@ class RedisStorage(Storage):
         names = _names(request.names) if request is not None else NO_NAMES
         worker = pack_text(request.worker) if request is not None else b""
         reply: Any = None
-        if self._may_be_quick(queue, policy, outcomes):
+        if self._may_be_quick(queue, outcomes):
             most = policy.dead_letters.max_entries
-            heading = [len(outcomes), worker, slots, policy.lease, most, names]
+            rate, concurrency = policy.rate, policy.concurrency
+            heading = [
+                len(outcomes),
+                worker,
+                slots,
+                policy.lease,
+                most,
+                names,
+                rate.capacity if rate is not None else b"",
+                rate.per if rate is not None else b"",
+                concurrency if concurrency is not None else b"",
+            ]
             [[left, reply]] = yield [Call(script("quick"), keys, [*heading, *told], results)]
             if reply[0] == b"full":
                 reply = None
@@ -385,13 +420,11 @@ class RedisStorage(Storage):
             yield from self._deliver(queue)
         return flags, records.claimed(queue, found, int(first), policy.lease), None if wait < 0 else wait
 
-    def _may_be_quick(self, queue: str, policy: QueuePolicy, outcomes: Sequence[Outcome]) -> bool:
+    def _may_be_quick(self, queue: str, outcomes: Sequence[Outcome]) -> bool:
         """Whether the short script is worth a try: a queue that was not for it is not asked for a while."""
         left = self._intricate.get(queue, 0)
         if left:
             self._intricate[queue] = left - 1
-            return False
-        if policy.rate is not None or policy.concurrency is not None:
             return False
         return all(outcome.kind == "complete" for outcome in outcomes)
 
@@ -460,7 +493,7 @@ class RedisStorage(Storage):
 
     def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
         """See `Storage.cancel`."""
-        heading = [pack_text(reason), self.policy(queue).group_concurrency]
+        heading = [pack_text(reason), self.policy(queue).group_limit]
         replies = self._run(self._on_jobs("cancel", queue, ids, heading))
         return [CancelResult(job_id, text(reply)) for job_id, reply in zip(ids, replies, strict=True)]
 
@@ -473,7 +506,7 @@ class RedisStorage(Storage):
         return self._moved(queue, ids, [b"delayed", run_at])
 
     def _moved(self, queue: str, ids: Sequence[str], heading: list[Any]) -> list[bool]:
-        heading = [*heading, self.policy(queue).group_concurrency]
+        heading = [*heading, self.policy(queue).group_limit]
         return [reply == 1 for reply in self._run(self._on_jobs("move", queue, ids, heading))]
 
     def update(
@@ -484,12 +517,13 @@ class RedisStorage(Storage):
             b"" if priority is None else priority,
             b"0" if payload is None else b"1",
             payload or b"",
+            self.policy(queue).group_limit,
         ]
         return [reply == 1 for reply in self._run(self._on_jobs("update", queue, ids, heading))]
 
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
-        heading = [b"d" if dry_run else b"0", self.policy(queue).group_concurrency]
+        heading = [b"d" if dry_run else b"0", self.policy(queue).group_limit]
         return list(map(text, self._run(self._on_jobs("retry", queue, ids, heading))))
 
     def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
@@ -505,7 +539,7 @@ class RedisStorage(Storage):
         return [word for some in _chunks(ids) for word in self._run(self._given(queue, some, to))]
 
     def _given(self, queue: str, ids: Sequence[str], to: str) -> Steps[list[str]]:
-        heading = [pack_text(to), self.policy(queue).group_concurrency]
+        heading = [pack_text(to), self.policy(queue).group_limit]
         given = outbox.keys_of_given
         looks = yield from self._on_jobs("give", queue, ids, [b"look", *heading], given)
         words = [text(word) for word, _ in looks]
@@ -560,7 +594,7 @@ class RedisStorage(Storage):
         states: Iterable[State] = (),
     ) -> Steps[list[Any]]:
         names = pack([state.value for state in states])
-        heading = [mode, bound, names, self.policy(keys.queue).group_concurrency]
+        heading = [mode, bound, names, self.policy(keys.queue).group_limit]
         return (yield from self._on_jobs("remove", keys.queue, ids, heading, _of_jobs))
 
     # Queues.
@@ -591,6 +625,35 @@ class RedisStorage(Storage):
         capacity, per = (rate.capacity, rate.per) if rate is not None else (b"", b"")
         most = concurrency if concurrency is not None else b""
         self._run(self._control(queue, "limit", capacity, per, most))
+
+    def set_group_limit(self, queue: str, group: str | None, concurrency: int | None) -> None:
+        """See `Storage.set_group_limit`."""
+        self._run(self._group(queue, "limit", group, concurrency))
+
+    def pause_group(self, queue: str, group: str) -> None:
+        """See `Storage.pause_group`."""
+        self._run(self._group(queue, "pause", group))
+
+    def resume_group(self, queue: str, group: str) -> None:
+        """See `Storage.resume_group`."""
+        if queue in self.queues():
+            self._run(self._group(queue, "resume", group))
+
+    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
+        """See `Storage.group_limits`."""
+        found = _flat(self._run(_asked(Command((b"HGETALL", self.keys(queue).key("groups"))))))
+        return {text(found[at]) or None: records.group_limit(found[at + 1]) for at in range(0, len(found), 2)}
+
+    def _group(self, queue: str, verb: str, group: str | None, concurrency: int | None = None) -> Steps[None]:
+        yield from self._list({queue})
+        name = b"" if group is None else pack_text(group)
+        limit = b"" if concurrency is None else b"%d" % concurrency
+        heading = [verb, name, limit, self.policy(queue).group_limit]
+        after = b""
+        while True:
+            [[_, after]] = yield [Call(script("group"), self.keys(queue), [*heading, after])]
+            if not after:
+                return
 
     def _control(self, queue: str, verb: str, *arguments: Any) -> Steps[None]:
         yield from self._list({queue})
@@ -654,6 +717,7 @@ class RedisStorage(Storage):
         yield from self._delete_leftovers(keys)
         yield [Command((b"SREM", self._common.key("queues"), pack_text(queue)))]
         self._known.discard(queue)
+        self._agreed.discard(queue)
         [is_there_again] = yield [Command((b"EXISTS", keys.key("meta")))]
         if is_there_again:
             yield from self._list({queue})
@@ -842,7 +906,7 @@ class RedisStorage(Storage):
         dead, kept = policy.dead_letters, policy.retention
         arguments = [
             policy.lease,
-            policy.group_concurrency,
+            policy.group_limit,
             dead.ttl,
             dead.auto_retries,
             records.pack_delay(dead.auto_retry_delay),
@@ -924,7 +988,7 @@ def _limits(policy: QueuePolicy) -> list[Any]:
         rate.capacity if rate is not None else b"",
         rate.per if rate is not None else b"",
         policy.concurrency if policy.concurrency is not None else b"",
-        policy.group_concurrency,
+        policy.group_limit,
         dead.ttl,
         dead.auto_retries,
         records.pack_delay(dead.auto_retry_delay),

@@ -38,6 +38,8 @@ OLDEST_GO = "oldest-go"
 LOWEST_GO = "lowest-go"
 MOST = 3
 """Jobs that may wait in each of the last five."""
+KEYED_ONLY = "keyed-only"
+UNGROUPED = "ungrouped"
 
 POLICIES: Mapping[str, QueuePolicy] = {
     FEW_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(max_entries=3)),
@@ -63,6 +65,8 @@ POLICIES: Mapping[str, QueuePolicy] = {
     IMPATIENT: QueuePolicy(max_size=MOST, when_full="block", block_timeout=20),
     OLDEST_GO: QueuePolicy(max_size=MOST, when_full="drop_oldest"),
     LOWEST_GO: QueuePolicy(max_size=MOST, when_full="drop_lowest"),
+    KEYED_ONLY: QueuePolicy(group_mode="keyed"),
+    UNGROUPED: QueuePolicy(group_mode="global"),
 }
 """What the storage under test has to be configured with."""
 

@@ -7,7 +7,7 @@ from random import Random
 from threading import Event as ThreadEvent
 from threading import Lock
 
-from djqueue.core.job import Claimed, ClaimRequest
+from djqueue.core.job import Claimed, ClaimRequest, Outcome
 from djqueue.core.limiter import Rate
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
@@ -314,6 +314,40 @@ class ConcurrencyContract(StorageCase):
 
         assert clashes == []
         assert done == ids
+
+    def test_races_of_enqueues_and_ends_at_a_limit_of_one_never_run_two(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, None, 1)
+        lock = Lock()
+        running: list[int] = [0, 0]
+        produced = [0]
+
+        def produce() -> None:
+            for _ in range(60):
+                enqueue_many(storage, 2)
+            with lock:
+                produced[0] += 1
+
+        def work(name: str) -> int:
+            ran = 0
+            outcomes: list[Outcome] = []
+            while True:
+                ended = produced[0] == 2
+                jobs = storage.finish(outcomes, request(2, worker=name)).claims.jobs
+                with lock:
+                    running[0] += len(jobs)
+                    running[1] = max(running)
+                with lock:
+                    running[0] -= len(jobs)
+                ran += len(jobs)
+                outcomes = [completing(one) for one in jobs]
+                if ended and not jobs and not counts(storage).get(State.WAITING):
+                    return ran
+
+        answers = together([produce, produce, *(partial(work, f"w{n}") for n in range(3))])
+
+        assert sum(answer for answer in answers if answer is not None) == 240
+        assert running[1] == 1
+        assert counts(storage) == {State.COMPLETED: 240}
 
     def test_no_more_are_active_than_the_queue_allows_also_under_fire(self, storage: Storage) -> None:
         storage.set_limits(QUEUE, None, 3)

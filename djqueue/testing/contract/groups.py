@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from djqueue.core.errors import OptionError
+from djqueue.core.groups import GroupLimit
 from djqueue.core.job import Claimed, Outcome
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
@@ -13,6 +15,7 @@ from ..factories import (
     QUEUE,
     a_failed_job,
     an_active_job,
+    batch,
     claim,
     claim_ids,
     claim_one,
@@ -21,12 +24,14 @@ from ..factories import (
     enqueue,
     enqueue_many,
     finish,
+    job,
     releasing,
     request,
     retrying,
     state,
 )
-from .case import LATER, PAIRS, SOON, StorageCase
+from ..waiting import Wakes
+from .case import KEYED_ONLY, LATER, PAIRS, SOON, UNGROUPED, StorageCase
 
 
 class GroupsContract(StorageCase):
@@ -214,3 +219,173 @@ class GroupsContract(StorageCase):
         assert [len(first), len(second)] == [300, 300]
         assert [one.options.group for one in first] == [one.options.group for one in second]
         assert counts(storage) == {State.COMPLETED: 600}
+
+    # Turns.
+
+    def test_a_key_with_many_jobs_delays_one_of_another_by_a_turn_at_most(self, storage: Storage) -> None:
+        many = enqueue_many(storage, 100, queue=PAIRS, group="many")
+        one = enqueue(storage, queue=PAIRS, group="one")
+
+        first, second = claim_one(storage, queues=[PAIRS]), claim_one(storage, queues=[PAIRS])
+
+        assert [first.id, second.id] == [many[0], one]
+        assert claim_ids(storage, 10) == many[1:2]
+
+    def test_keys_take_turns(self, storage: Storage) -> None:
+        for group in ("a", "b", "c"):
+            enqueue_many(storage, 3, queue=PAIRS, group=group)
+        served = []
+        for _ in range(9):
+            claimed = claim_one(storage)
+            served.append(claimed.options.group)
+            finish(storage, completing(claimed))
+
+        assert served == ["a", "b", "c"] * 3
+
+    def test_one_claim_may_take_all_that_a_key_allows(self, storage: Storage) -> None:
+        storage.set_group_limit(QUEUE, None, 5)
+        ids = enqueue_many(storage, 8, group="g")
+        free = enqueue(storage)
+
+        assert claim_ids(storage, 10) == [ids[0], free, *ids[1:5]]
+
+    # What is said to groups.
+
+    def test_a_limit_of_one_key_is_raised_and_lowered_while_its_jobs_run(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 8, group="g")
+        enqueue_many(storage, 3, group="h")
+        first, other = claim(storage, 10)
+
+        storage.set_group_limit(QUEUE, "g", 3)
+        more = claim(storage, 10)
+        assert [one.id for one in more] == ids[1:3]
+        storage.set_group_limit(QUEUE, "g", 2)
+        finish(storage, completing(first))
+        assert claim(storage, 10) == []
+        finish(storage, completing(more[0]))
+        assert claim_ids(storage, 10) == ids[3:4]
+        assert other.options.group == "h"
+
+    def test_the_limit_of_all_keys_changes_but_for_those_with_their_own(self, storage: Storage) -> None:
+        for group in ("a", "b", "c"):
+            enqueue_many(storage, 5, group=group)
+        storage.set_group_limit(QUEUE, "c", 1)
+        assert len(claim(storage, 20)) == 3
+
+        storage.set_group_limit(QUEUE, None, 3)
+        assert sorted(str(one.options.group) for one in claim(storage, 20)) == ["a", "a", "b", "b"]
+        assert storage.group_limits(QUEUE) == {"c": GroupLimit(1), None: GroupLimit(3)}
+
+    def test_a_limit_taken_back_leaves_that_of_the_queue(self, storage: Storage) -> None:
+        enqueue_many(storage, 5, group="g")
+        storage.set_group_limit(QUEUE, "g", 2)
+        storage.set_group_limit(QUEUE, "g", None)
+        storage.set_group_limit(QUEUE, None, 4)
+        storage.set_group_limit(QUEUE, None, None)
+
+        assert len(claim(storage, 10)) == 1
+        assert storage.group_limits(QUEUE) == {}
+
+    def test_nothing_of_a_paused_key_starts_and_the_others_go_on(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 3, group="g")
+        others = enqueue_many(storage, 2, group="h")
+        storage.pause_group(QUEUE, "g")
+
+        assert claim_ids(storage, 10) == others[:1]
+        assert storage.group_limits(QUEUE) == {"g": GroupLimit(paused=True)}
+        storage.resume_group(QUEUE, "g")
+        assert claim_ids(storage, 10) == ids[:1]
+        assert storage.group_limits(QUEUE) == {}
+
+    def test_a_key_is_paused_before_it_has_jobs(self, storage: Storage) -> None:
+        storage.pause_group(QUEUE, "g")
+        ids = enqueue_many(storage, 2, group="g")
+
+        assert claim(storage, 10) == []
+        assert counts(storage) == {State.WAITING: 2}
+        assert storage.waiting_names(QUEUE) == {}
+        storage.resume_group(QUEUE, "g")
+        assert claim_ids(storage, 10) == ids[:1]
+
+    def test_a_pause_lets_running_jobs_end_and_keeps_the_order(self, storage: Storage) -> None:
+        storage.set_group_limit(QUEUE, "g", 2)
+        ids = enqueue_many(storage, 4, group="g")
+        first, second = claim(storage, 10)
+        storage.pause_group(QUEUE, "g")
+
+        assert finish(storage, releasing(first), completing(second)) == [True, True]
+        assert claim(storage, 10) == []
+        storage.resume_group(QUEUE, "g")
+        served = []
+        for _ in range(3):
+            claimed = claim_one(storage)
+            served.append(claimed.id)
+            finish(storage, completing(claimed))
+        assert served == [ids[0], *ids[2:]]
+
+    @pytest.mark.parametrize("priority", [0, 5])
+    def test_what_was_ready_of_a_paused_key_keeps_its_place(self, storage: Storage, priority: int) -> None:
+        ids = enqueue_many(storage, 2, group="g", priority=priority)
+        claim(storage, 10, names=["another"])
+        storage.pause_group(QUEUE, "g")
+        last = enqueue(storage, group="g", priority=priority)
+
+        assert storage.waiting_names(QUEUE) == {}
+        assert storage.cancel(QUEUE, ids[1:])[0].status == "cancelled"
+        storage.resume_group(QUEUE, "g")
+        claimed = claim_one(storage)
+        finish(storage, completing(claimed))
+        assert [claimed.id, *claim_ids(storage, 10)] == [ids[0], last]
+
+    def test_a_resumed_key_wakes_those_who_listen(self, storage: Storage) -> None:
+        storage.pause_group(QUEUE, "g")
+        enqueue(storage, group="g")
+        wakes = Wakes()
+        stop = storage.listen([QUEUE], wakes)
+        storage.resume_group(QUEUE, "g")
+
+        assert wakes.arrived()
+        stop()
+
+    def test_what_was_said_to_a_key_outlives_its_jobs_and_goes_with_the_queue(self, storage: Storage) -> None:
+        storage.set_group_limit(QUEUE, "g", 2)
+        storage.pause_group(QUEUE, "h")
+        enqueue(storage, group="g")
+        finish(storage, completing(claim_one(storage)))
+        enqueue_many(storage, 3, group="g")
+        assert len(claim(storage, 10)) == 2
+
+        storage.obliterate(QUEUE, force=True)
+        enqueue_many(storage, 3, group="g")
+        enqueue_many(storage, 3, group="h")
+        assert storage.group_limits(QUEUE) == {}
+        assert len(claim(storage, 10)) == 2
+
+    def test_many_keys_hear_of_a_new_limit(self, storage: Storage) -> None:
+        for number in range(230):
+            enqueue_many(storage, 2, group=f"customer:{number}")
+        assert len(claim(storage, 1_000)) == 230
+
+        storage.set_group_limit(QUEUE, None, 2)
+
+        assert len(claim(storage, 1_000)) == 230
+
+    # Modes.
+
+    def test_where_each_job_needs_a_key_one_without_is_refused(self, storage: Storage) -> None:
+        with pytest.raises(OptionError, match=r"group: .*'keyed-only'.* keyed"):
+            storage.enqueue([batch(queue=KEYED_ONLY, group="g"), batch(queue=KEYED_ONLY)])
+
+        assert counts(storage, KEYED_ONLY) == {}
+        ids = enqueue_many(storage, 2, queue=KEYED_ONLY, group="g")
+        assert claim_ids(storage, 10) == ids[:1]
+
+    def test_where_groups_are_words_only_they_hold_nobody_back(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 4, queue=UNGROUPED, group="g")
+        first, second, _ = claim(storage, 3)
+        finish(storage, completing(first), releasing(second))
+
+        assert claim_ids(storage, 10) == [second.id, ids[3]]
+        assert job(storage, ids[3], UNGROUPED).options.group == "g"
+        storage.cancel(UNGROUPED, [enqueue(storage, queue=UNGROUPED, group="g")])
+        assert counts(storage, UNGROUPED) == {State.COMPLETED: 1, State.ACTIVE: 3, State.CANCELLED: 1}

@@ -6,7 +6,7 @@ import pytest
 
 from djqueue.core.job import Claimed, Outcome
 from djqueue.core.limiter import Rate
-from djqueue.core.states import State
+from djqueue.core.states import PENDING, State
 from djqueue.storage.base import Storage
 
 from ..factories import (
@@ -21,9 +21,10 @@ from ..factories import (
     enqueue,
     enqueue_many,
     finish,
+    job,
     request,
 )
-from .case import SOON, StorageCase, nothing_changes
+from .case import LATER, SOON, StorageCase, nothing_changes
 
 
 class LimitsContract(StorageCase):
@@ -189,6 +190,101 @@ class LimitsContract(StorageCase):
         free = enqueue(storage, queue="free")
 
         assert claim_ids(storage, 10, queues=["limited", "free"]) == [free]
+
+    def test_a_job_takes_as_many_places_as_it_weighs(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, None, 5)
+        heavy = enqueue_many(storage, 2, weight=2)
+        light = enqueue_many(storage, 5)
+
+        claimed = claim(storage, 10)
+        assert [one.id for one in claimed] == [*heavy, light[0]]
+        assert claim(storage, 10) == []
+        finish(storage, completing(claimed[0]))
+        assert claim_ids(storage, 10) == light[1:3]
+
+    def test_nobody_overtakes_a_job_that_is_too_heavy_for_what_is_free(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, None, 3)
+        first, second = enqueue_many(storage, 2)
+        claimed = claim(storage, 10)
+        heavy = enqueue(storage, weight=3)
+        light = enqueue_many(storage, 2)
+
+        assert finish(storage, completing(claimed[0])) == [True]
+        assert claim(storage, 10) == []
+        answer = storage.finish([completing(claimed[1])], request(10))
+        assert [one.id for one in answer.claims.jobs] == [heavy]
+        assert claim(storage, 10) == []
+        finish(storage, completing(answer.claims.jobs[0]))
+        assert claim_ids(storage, 10) == light
+        assert [one.id for one in claimed] == [first, second]
+
+    def test_what_waits_for_room_keeps_its_place(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, None, 2)
+        active = an_active_job(storage)
+        ids = {
+            "low": enqueue(storage, priority=-1),
+            "second": enqueue(storage),
+            "first": enqueue(storage, weight=2, priority=1),
+            "third": enqueue(storage, name="another"),
+        }
+        claim(storage, 10, names=["nobody"])
+
+        for _ in range(3):
+            assert claim(storage, 10) == []
+        storage.set_limits(QUEUE, None, None)
+        finish(storage, completing(active))
+
+        order = [ids[who] for who in ("first", "second", "third", "low")]
+        assert claim_ids(storage, 10, names=["handler", "another"]) == order
+
+    def test_a_job_that_weighs_more_than_the_limit_runs_alone(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, None, 3)
+        first = enqueue(storage)
+        heavy = enqueue(storage, weight=100)
+        last = enqueue(storage)
+
+        [claimed] = claim(storage, 10)
+        assert claimed.id == first
+        finish(storage, completing(claimed))
+        [claimed] = claim(storage, 10)
+        assert claimed.id == heavy
+        assert claim(storage, 10) == []
+        finish(storage, completing(claimed))
+        assert claim_ids(storage, 10) == [last]
+
+    def test_without_a_limit_a_weight_counts_for_nothing(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 3, weight=50)
+
+        assert claim_ids(storage, 2) == ids[:2]
+        storage.set_limits(QUEUE, None, 101)
+        assert claim_ids(storage, 2) == []
+        storage.set_limits(QUEUE, None, 150)
+        assert claim_ids(storage, 2) == ids[2:]
+
+    @pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
+    def test_every_end_of_a_run_gives_its_whole_weight_back(
+        self, storage: Storage, end: Callable[[Claimed], Outcome]
+    ) -> None:
+        storage.set_limits(QUEUE, None, 4)
+        enqueue(storage, weight=4)
+        finish(storage, end(claim_one(storage)))
+        storage.clean(QUEUE, PENDING, self.now(storage) + LATER)
+
+        enqueue_many(storage, 6)
+        assert len(claim(storage, 10)) == 4
+
+    def test_a_lost_run_gives_its_weight_back_once(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, None, 4)
+        enqueue_many(storage, 2, weight=3)
+        lost = claim_one(storage)
+        self.lose_lease(storage, lost.lease)
+
+        assert len(claim(storage, 10)) == 1
+        assert finish(storage, completing(lost)) == [False]
+        assert claim(storage, 10) == []
+
+    def test_weights_are_kept_with_the_job(self, storage: Storage) -> None:
+        assert job(storage, enqueue(storage, weight=7)).options.weight == 7
 
     def test_an_expired_job_uses_no_start(self, storage: Storage) -> None:
         storage.set_limits(QUEUE, Rate(3, 1_000 * SOON), 3)

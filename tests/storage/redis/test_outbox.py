@@ -42,8 +42,10 @@ NEAR, FAR, THIRD = "near", "far", "emails"
 
 GIVEN = 5
 """Commands of a move until the job has left: two look for what is in its way, two list the other queue."""
-STORED = 4
-"""Commands of an enqueue until the job is stored: one looks for what it waits for, two list the queue."""
+STORED = 5
+"""Commands of an enqueue until the job is stored: one looks for what it waits for, one for the queue's mode,
+two list it.
+"""
 
 
 @pytest.fixture(params=["redis_server", "redis_cluster"])

@@ -62,6 +62,11 @@ local function save(job)
   note(job.id)
 end
 
+-- Slots of the queue's concurrency that a job takes.
+local function weight_of(job)
+  return job.o.weight or 1
+end
+
 -- Whether an entry of st is of the claim with this token.
 local function holds(st, token)
   if not st or sub(st, 2, 9) ~= token then return false end

@@ -46,7 +46,7 @@ if many > 0 then
 end
 -- Numbers go on from here, so that no token or place is ever given twice; what is still to be sent stays.
 local sent = call('HGET', META, 'sent')
-call('UNLINK', META, COUNT, ST, W, Z, ASIDES, DUE, PARKS, OUT, UNMET, TTL, LEASE, FINISHED, DEAD, LETTERS, AGAIN, UNIQ, UNIQTTL, DEPS, HIST, PROG, DROPS)
+call('UNLINK', META, COUNT, ST, W, Z, ASIDES, DUE, PARKS, HEADS, OUT, GROUPS, UNMET, TTL, LEASE, FINISHED, DEAD, LETTERS, AGAIN, UNIQ, UNIQTTL, DEPS, HIST, PROG, DROPS)
 if call('LLEN', OUTBOX) > 0 and sent then call('HSET', META, 'sent', sent) end
 call('PEXPIRE', INBOX, 86400000)
 call('DEL', LOG)

@@ -3,10 +3,12 @@
 -- w        list of (number .. id): priority 0, ascending numbers; '' where one was taken out
 -- z        sorted set, all scores 0: (priority, reversed .. number .. id) of the other priorities
 -- asides   the same, after its name and NUL: jobs for which a worker that met them has no handler
--- due      id of the delayed ones by time      parks    group .. NUL .. number .. id      out   ready and active by group
+-- due      id of the delayed ones by time      parks    group .. NUL .. number .. id: held back by their group
+-- heads    the same, of those among w, z, asides          out      active by group
+-- groups   what was said to a group, or under '' to all: 1 if it is paused .. its limit
 -- unmet    id .. NUL .. queue .. NUL .. id of what it waits for; both empty: the active job with its unique key
 -- ttl      id by the time at which it expires
---! keys w z asides due parks out unmet ttl
+--! keys w z asides due parks heads out groups unmet ttl
 
 local NUL = string.char(0)
 local AFTER = string.char(1)
@@ -36,6 +38,15 @@ local function member(job)
   return pack('>I4', FLIP - priority_of(job)) .. job.mark .. job.id
 end
 
+-- Where the limit is 0, groups hold nobody back.
+local function group_of(job)
+  return group_limit > 0 and job.o.group
+end
+
+local function entry_of(job)
+  return job.o.group .. NUL .. job.mark .. job.id
+end
+
 -- Among the jobs that may be claimed.
 local function make_ready(job, front)
   job.mark = pack('>I8', next_number(front))
@@ -47,6 +58,7 @@ local function make_ready(job, front)
   else
     call('RPUSH', W, job.mark .. job.id)
   end
+  if group_of(job) then call('ZADD', HEADS, 0, entry_of(job)) end
   add('n:' .. job.name, 1)
   woken = true
 end
@@ -88,9 +100,22 @@ local function take_out_of_list(entry)
   end
 end
 
--- Groups: at most so many of one are ready or active; the others are parked.
-local function out_of(group)
-  return tonumber(call('HGET', OUT, group) or 0)
+-- Groups: one of each is ready, if its limit allows; when that one is claimed, the next gets behind all others.
+-- So they take turns, and a claim never meets a blocked job.
+local function of_group(group)
+  return '[' .. group .. NUL, '(' .. group .. AFTER
+end
+
+local function ready_of(group)
+  return call('ZLEXCOUNT', HEADS, of_group(group))
+end
+
+-- How many more of a group may be active.
+local function room_of(group)
+  local said = call('HMGET', GROUPS, group, '')
+  if said[1] and sub(said[1], 1, 1) == '1' then return 0 end
+  local limit = said[1] and tonumber(sub(said[1], 2)) or tonumber(said[2] and sub(said[2], 2)) or group_limit
+  return limit - (call('HGET', OUT, group) or 0)
 end
 
 local function change_out(group, number)
@@ -99,34 +124,45 @@ local function change_out(group, number)
   end
 end
 
-local function first_parked(group)
-  local found = call('ZRANGEBYLEX', PARKS, '[' .. group .. NUL, '(' .. group .. AFTER, 'LIMIT', 0, 1)
-  return found[1]
-end
-
 local function advance(group)
-  while out_of(group) < group_limit do
-    local found = first_parked(group)
-    if not found then return end
-    call('ZREM', PARKS, found)
-    add('p', -1)
-    local job = load(sub(found, #group + 10))
-    change_out(group, 1)
-    make_ready(job)
-    save(job) --@ nothing changes: parked and ready are both waiting
-  end
+  if ready_of(group) > 0 or room_of(group) <= 0 then return end
+  local first, last = of_group(group)
+  local found = call('ZRANGEBYLEX', PARKS, first, last, 'LIMIT', 0, 1)[1]
+  if not found then return end
+  call('ZREM', PARKS, found)
+  add('p', -1)
+  local job = load(sub(found, #group + 10))
+  make_ready(job)
+  save(job) --@ nothing changes: parked and ready are both waiting
 end
 
+local function park(job, front)
+  job.mark = pack('>I8', next_number(front))
+  job.state = PARKED
+  call('ZADD', PARKS, 0, entry_of(job))
+  add('p', 1)
+end
+
+-- An active job is so no more.
 local function leave_group(job)
-  local group = job.o.group
+  local group = group_of(job)
   if group then
     change_out(group, -1)
     advance(group)
   end
 end
 
+-- A ready job is so no more.
+local function leave_heads(job)
+  if group_of(job) then
+    call('ZREM', HEADS, entry_of(job))
+    advance(job.o.group)
+  end
+end
+
 -- Put a pending job where its dependencies, its time and its group say. The caller saves it.
-local function place(job, front)
+-- again: it was active, and goes before all others of its group.
+local function place(job, front, again)
   if job.unmet then
     job.state = BLOCKED
     add('b', 1)
@@ -139,16 +175,13 @@ local function place(job, front)
     return
   end
   front = front or job.o.lifo
-  local group = job.o.group
+  local group = group_of(job)
   if group then
-    if out_of(group) >= group_limit then
-      job.mark = pack('>I8', next_number(front))
-      job.state = PARKED
-      call('ZADD', PARKS, 0, group .. NUL .. job.mark .. job.id)
-      add('p', 1)
+    local ready = ready_of(group)
+    if ready > 0 and not again or room_of(group) <= ready then
+      park(job, front)
       return
     end
-    change_out(group, 1)
   end
   make_ready(job, front)
 end
@@ -170,28 +203,45 @@ local function unbind(job)
   end
 end
 
--- Take a job out of those that may be claimed; it still holds its group's place. Whether it was one.
-local function unready(job)
+local function take_out_of_line(job)
   if job.state == ASIDE then
     call('ZREM', ASIDES, job.name .. NUL .. member(job))
-  elseif job.state ~= WAITING then
-    return false
   elseif priority_of(job) ~= 0 then
     call('ZREM', Z, member(job))
   else
     take_out_of_list(job.mark .. job.id)
   end
   add('n:' .. job.name, -1)
+end
+
+-- Take a job out of those that may be claimed, to be put among them again. Whether it was one.
+local function unready(job)
+  if job.state ~= WAITING and job.state ~= ASIDE then return false end
+  take_out_of_line(job)
+  if group_of(job) then call('ZREM', HEADS, entry_of(job)) end
   return true
+end
+
+-- Have another limit of a group count: what may not be ready any more is parked again, the last first.
+local function regroup(group)
+  local heads, room = call('ZRANGEBYLEX', HEADS, of_group(group)), math.max(0, room_of(group))
+  for i = #heads, room + 1, -1 do
+    local job = load(sub(heads[i], #group + 10))
+    unready(job)
+    park(job, true)
+    save(job) --@ nothing changes: parked and ready are both waiting
+  end
+  advance(group)
 end
 
 -- Take a pending job out of the place where it is.
 local function displace(job)
   local state = job.state
-  if unready(job) then
-    leave_group(job)
+  if state == WAITING or state == ASIDE then
+    take_out_of_line(job)
+    leave_heads(job)
   elseif state == PARKED then
-    call('ZREM', PARKS, job.o.group .. NUL .. job.mark .. job.id)
+    call('ZREM', PARKS, entry_of(job))
     add('p', -1)
   elseif state == DELAYED then
     call('ZREM', DUE, job.id)
@@ -222,12 +272,13 @@ end
 
 -- Put a job that was active among the pending ones again.
 local function put_back(job, front)
-  if front and job.o.group and job.b[RUN_AT] <= now then
+  if front and group_of(job) and job.b[RUN_AT] <= now then
     change_out(job.o.group, -1) -- the next of its group must not overtake it
+    place(job, front, true)
   else
     leave_group(job)
+    place(job, front)
   end
-  place(job, front)
 end
 
 local function promote_due(limit)

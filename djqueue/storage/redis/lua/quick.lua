@@ -3,17 +3,18 @@
 -- Takes no more than a look to see whether that is so; if not, it changes nothing and answers 'full', and
 -- `work` is called. Most of a long script's time goes into making its functions, so this one has few.
 -- Arguments: number of outcomes, worker, slots, lease, the most dead letters, the worker's job names
--- (MessagePack); then for each outcome its kind (c or n), id, token and result. Keys: of each, its result.
+-- (MessagePack), the rate that the settings set (capacity, per) and the concurrency (each '' for none); then for
+-- each outcome its kind (c or n), id, token and result. Keys: of each, its result.
 --! include base
 --! keys w z asides due lease finished dead deps
 
 local outcomes, worker, slots = tonumber(ARGV[ARGS]), ARGV[ARGS + 1], tonumber(ARGV[ARGS + 2])
-local first = ARGS + 6
+local first = ARGS + 9
 local FULL = {0, {'full'}}
 
 if call('ZCARD', Z) > 0 or call('ZCARD', ASIDES) > 0 or call('ZCARD', DEPS) > 0 then return FULL end
-local limits = call('HMGET', META, 'paused', 'limited', 'age:c')
-if limits[1] or limits[2] or limits[3] then return FULL end
+local limits = call('HMGET', META, 'paused', 'limited', 'capacity', 'per', 'concurrency', 'bucket', 'parts', 'filled', 'held', 'age:c')
+if limits[1] or limits[9] or limits[10] then return FULL end
 local due = call('ZRANGE', DUE, 0, 0, 'WITHSCORES')
 if due[2] and tonumber(due[2]) <= now then return FULL end
 
@@ -28,6 +29,26 @@ if outcomes > 0 then
     if seen[st] then return FULL end -- the same one twice
     seen[st] = true
   end
+end
+
+-- How many may start: the queue's own limits, set while it ran, or those of the settings; see `work`.
+local capacity, per, concurrency, parts, room_before, room
+if limits[2] then
+  capacity, per, concurrency = tonumber(limits[3]), tonumber(limits[4]), tonumber(limits[5])
+elseif ARGV[ARGS + 6] ~= '' or ARGV[ARGS + 8] ~= '' then
+  capacity, per, concurrency = tonumber(ARGV[ARGS + 6]), tonumber(ARGV[ARGS + 7]), tonumber(ARGV[ARGS + 8])
+end
+if capacity then
+  parts = capacity * per
+  if limits[6] == capacity .. '/' .. per then
+    parts = math.min(parts, tonumber(limits[7]) + math.max(0, now - tonumber(limits[8])) * capacity)
+  end
+  slots = math.min(slots, floor(parts / per))
+end
+if concurrency then
+  room_before = concurrency - call('ZCARD', LEASE) - (call('HGET', COUNT, 'e') or 0)
+  room = room_before + outcomes
+  slots = math.min(slots, room)
 end
 
 -- Look at what is next.
@@ -112,6 +133,24 @@ if outcomes > 0 then
 end
 
 local wait = due[2] and math.max(0, tonumber(due[2]) - now) or -1
+if capacity then
+  parts = parts - many * per
+  if many > 0 then
+    local kept = string.format('%.17g', parts)
+    call('HSET', META, 'bucket', capacity .. '/' .. per, 'parts', kept, 'filled', string.format('%.0f', now))
+  end
+  if parts < per then
+    for _, one in ipairs(decode(ARGV[ARGS + 5])) do
+      if call('HEXISTS', COUNT, 'n:' .. one) == 1 then
+        local missing = math.ceil((per - parts) / capacity)
+        if wait < 0 or missing < wait then wait = missing end
+        break
+      end
+    end
+  end
+end
+-- Those who found no room are told of what is left of it.
+if room and room_before <= 0 and room > many and call('LLEN', W) > 0 then woken = true end
 local flags = string.rep('1', outcomes)
 local overflow = math.max(0, call('ZCARD', DEAD) - tonumber(ARGV[ARGS + 4]))
 local last = string.format('%.0f', base)

@@ -34,6 +34,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', LEASE, '-inf', now, 'LIMIT', 0, limit)
   call('ZREM', LEASE, id)
   local job = load(id)
   if job and job.state == ACTIVE then
+    add('e', 1 - weight_of(job))
     lost[#lost + 1] = job
   end
 end
@@ -76,6 +77,7 @@ local function stall(job)
   incident(job, 'stalled')
 end
 for _, job in ipairs(lost) do stall(job) end
+woken = woken or #lost > 0
 
 local promoted = promote_due(limit)
 

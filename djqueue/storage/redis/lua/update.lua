@@ -1,8 +1,9 @@
 -- Give pending jobs another priority, another payload, or both. Arguments: the priority ('' leaves it), whether there
--- is a payload ('1'), the payload; then the ids.
+-- is a payload ('1'), the payload, the group limit; then the ids.
 --! include base job places room
 
 local priority, payload = tonumber(ARGV[ARGS]), ARGV[ARGS + 1] == '1' and ARGV[ARGS + 2]
+group_limit = tonumber(ARGV[ARGS + 3])
 local NO_OPTIONS_PACKED = string.char(128)
 
 local function prioritize(job)
@@ -34,7 +35,7 @@ local function update(job)
 end
 
 local replies = {}
-for i = ARGS + 3, #ARGV do
+for i = ARGS + 4, #ARGV do
   local job = load(ARGV[i])
   local may = job and not ENDED[job.state] and job.state ~= ACTIVE
   if may then update(job) end

@@ -14,6 +14,25 @@ local policy = {tonumber(ARGV[ARGS + 8]), tonumber(ARGV[ARGS + 9]), ARGV[ARGS + 
 local most_dead = tonumber(ARGV[ARGS + 11])
 local first = ARGS + 13
 
+-- The queue's own limits, set while it ran, or those of the settings. held: whether the next waiting job was
+-- too heavy for what was free.
+local capacity, per, concurrency, held
+do
+  local set = call('HMGET', META, 'limited', 'capacity', 'per', 'concurrency', 'held')
+  held = set[5]
+  if set[1] then
+    capacity, per, concurrency = tonumber(set[2]), tonumber(set[3]), tonumber(set[4])
+  else
+    capacity, per, concurrency = tonumber(ARGV[ARGS + 4]), tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
+  end
+end
+
+-- Slots of the concurrency that are free.
+local function free()
+  return concurrency - call('ZCARD', LEASE) - (call('HGET', COUNT, 'e') or 0)
+end
+local room_before = concurrency and free()
+
 -- Outcomes.
 
 local accepted = {}
@@ -82,6 +101,7 @@ end
 
 local function apply(i, job, kind, data)
   call('ZREM', LEASE, job.id)
+  add('e', 1 - weight_of(job))
   if kind == 'c' or kind == 'n' then
     complete(i, job, kind, data)
     return
@@ -136,15 +156,6 @@ end
 local claimed, ids, base = {}, {}, ''
 local wait = -1
 
--- The queue's own limits, set while it ran, or those of the settings.
-local function limits()
-  local set = call('HMGET', META, 'limited', 'capacity', 'per', 'concurrency')
-  if set[1] then
-    return tonumber(set[2]), tonumber(set[3]), tonumber(set[4])
-  end
-  return tonumber(ARGV[ARGS + 4]), tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
-end
-
 -- Parts of tokens, `per` to a token, of which a millisecond brings `capacity`.
 local function bucket_of(capacity, per)
   local kept = call('HMGET', META, 'bucket', 'parts', 'filled')
@@ -166,6 +177,7 @@ local names = decode(ARGV[ARGS + 12])
 for _, one in ipairs(names) do handled[one] = true end
 
 local aside = 0
+local room -- slots of the concurrency that are free
 
 local function set_aside(id, number, blob, st)
   local job = parse(id, blob, st)
@@ -252,6 +264,24 @@ local function take_in_order(many)
   return taken
 end
 
+-- What was taken out and may not start goes back, from the last to the first.
+local function put_in_place(taken, from, blobs, sts)
+  for i = #taken, from, -1 do
+    local id, number = taken[i][1], taken[i][2]
+    if blobs[i] then
+      local job = parse(id, blobs[i], sts[i])
+      job.mark = number
+      if job.state == ASIDE then
+        call('ZADD', ASIDES, 0, job.name .. NUL .. member(job))
+      elseif priority_of(job) ~= 0 then
+        call('ZADD', Z, 0, member(job))
+      else
+        call('LPUSH', W, number .. id)
+      end
+    end
+  end
+end
+
 local function take(many)
   if call('ZCARD', Z) > 0 or call('ZCARD', ASIDES) > 0 then
     return take_in_order(many)
@@ -293,17 +323,29 @@ local function start(id, number, blob, st)
     local b, o = job.b, job.o
     if o.ttl and b[STARTED] == 0 and b[ERROR_TYPE] == '' and job.created + o.ttl <= now then
       add('n:' .. name, -1)
-      bury(job, 'ttl_expired', EXPIRED, policy, true) --@ expire: waiting -> failed
+      job.mark = number
+      leave_heads(job)
+      bury(job, 'ttl_expired', EXPIRED, policy) --@ expire: waiting -> failed
       incident(job, 'failed')
       return
     end
+    local weight = weight_of(job)
+    if room and math.min(weight, concurrency) > room then return true end
+    if room then room = room - weight + 1 end
+    add('e', weight - 1)
     if o.ttl then call('ZREM', TTL, id) end
+    if group_of(job) then
+      job.mark = number
+      change_out(o.group, 1)
+      leave_heads(job)
+    end
     token = token + 1
     b[ATTEMPTS], b[WORKER], b[STARTED], b[CANCEL] = b[ATTEMPTS] + 1, worker, now, 0
     job.state, job.mark = ACTIVE, pack('>I8', base + token)
     save(job) --@ claim: waiting -> active
     extra = encode({b[ATTEMPTS], b[FAILURES], b[STALLS]})
   end
+  if room then room = room - 1 end
   started_names[name] = (started_names[name] or 0) + 1
   local n, l = #claimed, #leased
   claimed[n + 1], claimed[n + 2], claimed[n + 3] = id, blob, extra
@@ -314,8 +356,8 @@ end
 
 local function claim()
   if call('EXISTS', JOBS) == 0 or call('HEXISTS', META, 'paused') == 1 then return end
+  local were_woken = woken
   promote_due(1000)
-  local capacity, per, concurrency = limits()
   local parts
   local allowed = slots
   if capacity then
@@ -323,12 +365,14 @@ local function claim()
     allowed = math.min(allowed, floor(parts / per))
   end
   if concurrency then
-    allowed = math.min(allowed, concurrency - call('ZCARD', LEASE))
+    room = free()
+    allowed = math.min(allowed, room)
   end
   if allowed > 0 then
     base = numbers('token', allowed) - 1
     local rounds = 0
-    while token < allowed and aside < 1000 do
+    local too_heavy = false
+    while token < allowed and aside < 1000 and not too_heavy and not (room and room <= 0) do
       local taken = take(allowed - token)
       if #taken == 0 then
         if call('LLEN', W) == 0 and call('ZCARD', Z) == 0 then break end
@@ -339,17 +383,26 @@ local function claim()
         for i = 1, #taken do wanted[i] = taken[i][1] end
         local blobs, sts = call('HMGET', JOBS, unpack(wanted)), call('HMGET', ST, unpack(wanted))
         for i = 1, #taken do
-          if blobs[i] then
-            start(taken[i][1], taken[i][2], blobs[i], sts[i])
+          local full = room and room <= 0
+          too_heavy = not full and blobs[i] and start(taken[i][1], taken[i][2], blobs[i], sts[i])
+          if full or too_heavy then
+            put_in_place(taken, i, blobs, sts)
+            break
           end
         end
       end
+    end
+    if too_heavy then
+      if not held then call('HSET', META, 'held', 1) end
+    elseif held and token > 0 and call('ZCARD', ASIDES) == 0 then
+      call('HDEL', META, 'held')
     end
     variadic('HSET', ST, fresh_sets)
     variadic('ZADD', LEASE, leased)
     for name, many in pairs(started_names) do add('n:' .. name, -many) end
     if parts then keep_bucket(capacity, per, parts - token * per) end
   end
+  woken = were_woken or woken and call('LLEN', W) + call('ZCARD', Z) + call('ZCARD', ASIDES) > 0
   if parts then
     local has = false
     for _, name in ipairs(names) do
@@ -367,9 +420,11 @@ local function claim()
 end
 
 if slots > 0 then claim() end
-if next(seen) then
-  local _, _, concurrency = limits()
-  woken = woken or concurrency ~= nil
+-- Those who found no room, or not enough, are told of what is free now.
+if next(seen) and concurrency and (room_before <= 0 or held) and free() > 0 then
+  local left = call('LLEN', W) + call('ZCARD', Z) + call('ZCARD', ASIDES)
+  woken = woken or left > 0
+  if left == 0 then call('HDEL', META, 'held') end
 end
 
 local flags = table.concat(accepted)

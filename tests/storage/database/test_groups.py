@@ -1,0 +1,99 @@
+"""Groups in the database: what was said to them outlives a restart, and so does a queue's mode."""
+
+import pytest
+
+from djqueue import models
+from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.groups import GroupLimit
+from djqueue.core.queue import QueuePolicy
+from djqueue.testing.factories import QUEUE, claim, enqueue, enqueue_many
+
+
+@pytest.fixture
+def make(make_storage):
+    def make(mode="optional"):
+        return make_storage(policies={QUEUE: QueuePolicy(group_mode=mode)})
+
+    return make
+
+
+def test_what_was_said_to_groups_outlives_a_restart(make):
+    first = make()
+    first.connect()
+    first.set_group_limit(QUEUE, "g", 2)
+    first.set_group_limit(QUEUE, None, 3)
+    first.pause_group(QUEUE, "paused")
+    first.set_group_limit(QUEUE, "gone", 7)
+    first.set_group_limit(QUEUE, "gone", None)
+    first.close()
+    second = make()
+    second.connect()
+
+    said = {"g": GroupLimit(2), None: GroupLimit(3), "paused": GroupLimit(paused=True)}
+    assert second.group_limits(QUEUE) == said
+    for group in ("g", "other", "paused"):
+        enqueue_many(second, 5, group=group)
+    assert sorted(str(one.options.group) for one in claim(second, 20)) == ["g"] * 2 + ["other"] * 3
+    second.obliterate(QUEUE, force=True)
+    assert not models.GroupState.objects.exists()
+
+
+def test_a_client_says_something_to_a_group(make):
+    client, scheduler = make(), make()
+    client.set_group_limit(QUEUE, "g", 2)
+    assert client.group_limits(QUEUE) == {"g": GroupLimit(2)}
+    scheduler.connect()
+    enqueue_many(scheduler, 5, group="g")
+    assert len(claim(scheduler, 10)) == 2
+
+    client.pause_group(QUEUE, "g")
+    client.set_group_limit(QUEUE, "g", 4)
+    assert claim(scheduler, 10) == []
+    client.resume_group(QUEUE, "g")
+    assert len(claim(scheduler, 10)) == 2
+
+
+def test_a_producer_is_refused_a_job_without_a_key(make):
+    for storage in (make("keyed"), scheduler := make("keyed")):
+        if storage is scheduler:
+            storage.connect()
+        with pytest.raises(OptionError, match="keyed"):
+            enqueue(storage)
+        with pytest.raises(OptionError, match="keyed"):
+            enqueue(storage, durable=False)
+    assert not models.Job.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("keyed", "optional"), ("keyed", "global"), ("global", "keyed")]
+)
+@pytest.mark.parametrize("is_scheduler", [True, False])
+def test_a_process_configured_for_another_mode_is_refused(make, first, second, is_scheduler):
+    one = make(first)
+    if is_scheduler:
+        one.connect()
+    enqueue(one, group="g", durable=True)
+    one.close()
+    message = f"'{QUEUE}'.*'{first}'.*'{second}'"
+
+    with pytest.raises(ConfigurationError, match=message):
+        enqueue(make(second), group="g")
+    with pytest.raises(ConfigurationError, match=message):
+        make(second).connect()
+    same = make(first)
+    same.connect()
+    assert len(claim(same, 10)) == 1
+
+
+def test_an_obliterated_queue_may_have_another_mode(make):
+    first = make("keyed")
+    first.connect()
+    enqueue(first, group="g")
+    first.obliterate(QUEUE)
+    first.close()
+
+    second = make("global")
+    second.connect()
+    enqueue(second, durable=True)
+    with pytest.raises(ConfigurationError):
+        enqueue(make("keyed"), group="g")

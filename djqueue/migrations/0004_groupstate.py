@@ -4,7 +4,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('djqueue', '0002_outboxjob'),
+        ('djqueue', '0003_schedules'),
     ]
 
     operations = [

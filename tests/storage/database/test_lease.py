@@ -381,7 +381,7 @@ def request_of_nothing():
     return request(names=["nobody's"])
 
 
-def test_what_a_lost_scheduler_leaves_behind_is_not_its_successors_socket(make_storage, quick):
+def test_what_a_lost_scheduler_leaves_behind_is_not_its_successors_socket(make_storage):
     first = make_storage()
     first.connect()
     models.SchedulerLease.objects.update(expires_at=0)

@@ -10,7 +10,6 @@ from djqueue import models
 from djqueue.core.errors import QueueFullError
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
-from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import batch, claim, claim_ids, counts, enqueue, enqueue_many, state
 from tests.support import eventually
 
@@ -152,18 +151,3 @@ def test_a_new_scheduler_drops_the_oldest_of_those_that_it_found(make_storage):
     enqueue(second, queue=OLDEST_GO, id="new")
 
     assert claim_ids(second, 9, queues=[OLDEST_GO]) == [*ids[1:], "new"]
-
-
-def test_a_cron_job_is_enqueued_in_a_full_queue(make_storage):
-    clock = FakeClock(now=1_700_000_000_000)
-    storage = make_storage(policies=POLICIES, clock=clock)
-    storage.connect()
-    row = models.CronJob(name="mine", job_name="digest", schedule="*/5 * * * *", queue=SMALL)
-    models.CronJob.objects.bulk_create([row])
-    enqueue_many(storage, 3, queue=SMALL)
-    storage.maintain()
-
-    clock.advance(300_000)
-    storage.maintain()
-
-    assert counts(storage, SMALL) == {State.WAITING: 4}

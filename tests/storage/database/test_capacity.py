@@ -47,7 +47,7 @@ def test_a_transaction_is_refused_more_than_there_is_room_for(producer, bounded)
             producer.enqueue([batch(2, queue=SMALL)])
         enqueue(producer, queue=SMALL, id="last")
 
-    assert eventually(lambda: counts(bounded, SMALL)) == {State.WAITING: 3}
+    assert eventually(lambda: counts(bounded, SMALL) == {State.WAITING: 3})
     assert state(bounded, "last", SMALL) is State.WAITING
 
 
@@ -124,7 +124,7 @@ def test_many_processes_do_not_fill_a_queue_above_its_size(bounded, make_storage
         thread.join()
 
     assert len(full) == 9
-    assert eventually(lambda: counts(bounded, SMALL)) == {State.WAITING: 3}
+    assert eventually(lambda: counts(bounded, SMALL) == {State.WAITING: 3})
 
 
 def test_jobs_are_dropped_when_those_of_another_process_are_taken_in(producer, bounded):

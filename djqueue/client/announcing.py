@@ -71,6 +71,10 @@ class Announcer:
     """Sends signals one after the other, in the order in which things happened."""
 
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """With nothing to tell, and no thread; after a fork, what the parent had of both is its own."""
         self._waiting: SimpleQueue[Callable[[], object] | Event] = SimpleQueue()
         self._lock = Lock()
         self._thread: Thread | None = None
@@ -92,10 +96,6 @@ class Announcer:
                 return True
             self._waiting.put(done)
         return done.wait(timeout)
-
-    def after_fork(self) -> None:
-        """The thread is the parent's, and what waits is its to tell."""
-        self.__init__()  # type: ignore[misc]
 
     def _put(self, send: Callable[[], object]) -> None:
         with self._lock:
@@ -133,7 +133,7 @@ class Announcer:
 
 announcer = Announcer()
 """The one of this process."""
-os.register_at_fork(after_in_child=announcer.after_fork)
+os.register_at_fork(after_in_child=announcer.begin_anew)
 
 
 def told(incidents: Sequence[Incident]) -> None:

@@ -99,14 +99,14 @@ class Together:
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         self._passed: dict[int, Batch] = {}
-        """What the middleware has let through, by the place of the batch that it was given."""
+        """What the middleware has let through, in order, by the place of the batch that it was given."""
         self._answers: list[list[EnqueueResult]] = [[] for _ in batches]
         self._given = batches
 
     @property
     def batches(self) -> list[Batch]:
         """Those to be enqueued."""
-        return [self._passed[place] for place in sorted(self._passed)]
+        return list(self._passed.values())
 
     def taking(self, place: int) -> Callable[[Batch], list[EnqueueResult]]:
         """What stands behind the middleware, for the batch of a place."""
@@ -133,8 +133,8 @@ class Together:
     def answered(self, answers: Iterable[EnqueueResult]) -> None:
         """Note the storage's answers."""
         left = iter(answers)
-        for place in sorted(self._passed):
-            self._answers[place] = list(islice(left, len(self._passed[place].payloads)))
+        for place, batch in self._passed.items():
+            self._answers[place] = list(islice(left, len(batch.payloads)))
 
     def each(self) -> Iterable[tuple[Batch, list[EnqueueResult], bool]]:
         """The batches, their answers, and whether these are the storage's."""

@@ -72,13 +72,12 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
         added: list[Job] = []
         with shard.lock:
             queue = shard.queue(batch.queue)
-            bounded = queue.policy.max_size is not None
-            if bounded and queue.drops is None:
+            if queue.policy.max_size is not None and queue.drops is None:
                 check_room(queue, batch, now)
             if is_uniform(batch) and queue.drops is None:
                 answers = self._enqueue_uniform(shard, queue, batch, now, changes)
             else:
-                answers, added = self._enqueue_each(shard, queue, batch, now, changes, bounded)
+                answers, added = self._enqueue_each(shard, queue, batch, now, changes)
         self.settle(changes)
         if batch.options.depends_on:
             for job in added:
@@ -106,7 +105,7 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
         return [new(EnqueueResult, (job_id, "queued", label, None, None, None)) for job_id in ids]
 
     def _enqueue_each(
-        self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: Changes, bounded: bool
+        self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: Changes
     ) -> tuple[list[EnqueueResult], list[Job]]:
         options = batch.options
         run_at = batch.run_at if batch.run_at is not None else now + (batch.delay or 0)
@@ -132,7 +131,7 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
                         results.append(EnqueueResult(owner.id, "duplicate", queue.name, owner.state))
                         continue
                     rivals = found
-            grows = bounded and rivals.replaced is None
+            grows = queue.drops is not None and rivals.replaced is None
             if grows and not shard.make_room(queue, options.priority, now, changes):
                 # Then none was before it either: it would be one that may be dropped.
                 raise full(queue, len(batch.payloads))

@@ -13,29 +13,13 @@ from django.db.backends.signals import connection_created
 from django.db.models import Model
 
 from djqueue import models
-from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.operations.mirror import Mirror
 from djqueue.storage.redis import RedisStorage
 from tests import servers
+from tests.clocks import AheadClock
 
 MakeStorage = Callable[..., RedisStorage]
 MakeMirror = Callable[..., Mirror]
-
-
-class ShiftedClock:
-    """The system's clock, moved on by a test."""
-
-    def __init__(self) -> None:
-        self.shift = 0
-
-    def now(self) -> int:
-        return SYSTEM_CLOCK.now() + self.shift
-
-    def monotonic(self) -> int:
-        return SYSTEM_CLOCK.monotonic() + self.shift
-
-    def advance(self, milliseconds: int) -> None:
-        self.shift += milliseconds
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,8 +54,8 @@ def tables() -> Iterator[None]:
 
 
 @pytest.fixture
-def clock() -> ShiftedClock:
-    return ShiftedClock()
+def clock() -> AheadClock:
+    return AheadClock()
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +73,7 @@ def redis_url(redis_server: servers.RedisServer) -> str:
 
 
 @pytest.fixture
-def make_storage(redis_url: str, clock: ShiftedClock) -> Iterator[MakeStorage]:
+def make_storage(redis_url: str, clock: AheadClock) -> Iterator[MakeStorage]:
     """Makes storages on that server, and closes them."""
     with ExitStack() as stack:
 
@@ -102,7 +86,7 @@ def make_storage(redis_url: str, clock: ShiftedClock) -> Iterator[MakeStorage]:
 
 
 @pytest.fixture
-def make_mirror(tables: None, clock: ShiftedClock) -> MakeMirror:
+def make_mirror(tables: None, clock: AheadClock) -> MakeMirror:
     """Makes mirrors of storages in Django's database."""
     return lambda storage: Mirror(storage, "default", clock=clock)
 

@@ -1,8 +1,11 @@
 """Updates: another priority or payload for a job that has not started."""
 
+from collections.abc import Callable
+
 import pytest
 
 from djqueue.core.backoff import Backoff
+from djqueue.core.job import Outcome
 from djqueue.core.states import PENDING, State
 from djqueue.storage.base import Storage
 
@@ -168,7 +171,9 @@ class UpdatesContract(StorageCase):
         assert (claimed.payload, claimed.options.priority) == (b"new", 3)
 
     @pytest.mark.parametrize("given_back", [retrying, releasing])
-    def test_a_job_that_waits_to_run_again_is_updated(self, storage: Storage, given_back) -> None:  # type: ignore[no-untyped-def]
+    def test_a_job_that_waits_to_run_again_is_updated(
+        self, storage: Storage, given_back: Callable[..., Outcome]
+    ) -> None:
         claimed = an_active_job(storage, id="a")
         finish(storage, given_back(claimed, delay=LATER))
 

@@ -30,9 +30,9 @@ from djqueue.testing.factories import (
     worker,
 )
 from djqueue.testing.waiting import Recorder
+from tests.clocks import AheadClock
 from tests.support import eventually
 
-from .clocks import AheadClock
 from .mortal import Death, Mortal
 
 LEASE = 0.4

@@ -42,9 +42,9 @@ from djqueue.testing.factories import (
 )
 from djqueue.testing.waiting import Recorder, Wakes
 from tests import servers
+from tests.clocks import AheadClock
 from tests.support import eventually
 
-from .clocks import AheadClock
 from .programs import FAR, LEASE, NEAR, Child
 
 KILLS = int(os.environ.get("DJQUEUE_TEST_KILLS", "20"))

@@ -33,8 +33,8 @@ from djqueue.testing.factories import (
     state,
 )
 from djqueue.testing.waiting import together
+from tests.clocks import AheadClock
 
-from .clocks import AheadClock
 from .mortal import Death, Place
 
 NEAR, FAR, THIRD = "near", "far", "emails"

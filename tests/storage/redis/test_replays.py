@@ -37,8 +37,7 @@ from djqueue.testing.factories import (
     retrying,
     state,
 )
-
-from .clocks import AheadClock
+from tests.clocks import AheadClock
 
 LANE = b":lane:"
 SCRIPTS = (b"EVALSHA", b"EVAL")

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-compat lint format bench demo demo-check docs wheel clean
+.PHONY: help install test test-spark test-compat lint format bench demo demo-check messages screenshots docs wheel clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,11 +16,16 @@ help: ## List these targets
 install: $(VENV)/.installed ## Make the virtual environment with all that development needs
 
 test: lint ## Check the code, then run every test: all on SQLite, the database's on PostgreSQL too
-	@scripts/system-packages.sh redis postgresql chromium
+	@scripts/system-packages.sh redis postgresql chromium gettext
 	$(BIN)/python -m pytest $(XDIST) $(ARGS)
 	$(BIN)/python -m tests.servers postgresql $(BIN)/python -m pytest $(XDIST) -m "database and not slow" $(ARGS)
 
+test-spark: $(VENV)/.spark-installed ## Run the tests of the Spark connector, in Spark itself too
+	@scripts/system-packages.sh redis
+	$(BIN)/python -m pytest -n 0 tests/contrib/spark $(ARGS)
+
 test-compat: install ## Run the fast tests on the other line of Django (5.2 or 6.1), where Python allows
+	@scripts/system-packages.sh gettext
 	@scripts/test-compat.sh $(VENV) $(XDIST) $(ARGS)
 
 lint: install ## Check style, types and the import rules
@@ -41,6 +46,14 @@ demo: $(VENV)/.demo-installed ## Start the demo project: web server and workers,
 
 demo-check: $(VENV)/.demo-installed ## Run the demo without a browser; it ends by itself
 	$(BIN)/python -m demo_project.demo --check $(ARGS)
+
+messages: install ## Bring the translations up to date and list what is missing; ARGS=fr begins French
+	@scripts/system-packages.sh gettext
+	$(BIN)/python -m tests.messages $(ARGS)
+
+screenshots: install ## Make the pictures of the docs anew from the running demo, in about 6 minutes
+	@scripts/system-packages.sh chromium
+	$(BIN)/python -m pytest -n 0 -s -o faulthandler_timeout=0 -m screenshots tests/screenshots $(ARGS)
 
 docs: $(VENV)/.docs-installed ## Build the documentation into docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
@@ -66,6 +79,10 @@ $(VENV)/.demo-installed: pyproject.toml hatch_build.py demo_project/requirements
 	@scripts/system-packages.sh python
 	@scripts/make-venv.sh $(VENV) -e .
 	@scripts/make-venv.sh $(VENV) --no-deps -r demo_project/requirements.txt
+	@touch $@
+
+$(VENV)/.spark-installed: $(VENV)/.installed
+	@scripts/make-venv.sh $(VENV) -e '.[spark]' 'pandas<3'
 	@touch $@
 
 $(VENV)/.docs-installed: pyproject.toml

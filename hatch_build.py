@@ -10,12 +10,16 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDERS = ("templates", "static")
+PLUGIN = "djqueue/contrib/spark/plugin"
+"""Shipped as `pyspark_djqueue`, too: by that name Spark finds it."""
 
 
 class TopLevelFoldersHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
+        if version != "editable":
+            build_data["force_include"][PLUGIN] = "pyspark_djqueue"
         for folder in FOLDERS:
             if version == "editable":
                 self._link(folder)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .client import JobType, Queue, chain, chord, flow, group, job
+    from .client import JobType, Limiter, Queue, chain, chord, flow, group, job
     from .codecs import content_id
     from .core.backoff import Backoff
     from .core.errors import (
         ConfigurationError,
         Discard,
         DjqueueError,
+        ItemError,
         JobCancelledError,
         JobFailedError,
         JobNotFoundError,
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
         Snooze,
         StorageError,
         StorageUnavailableError,
+        StreamRestartedError,
         UnknownJobError,
         UnknownQueueError,
         UnrecoverableError,
         WaitInTransactionError,
     )
     from .core.job import CancelResult, EnqueueResult, Event
+    from .core.sharing import LimiterState
     from .core.states import State
     from .runtime import Worker, current_job
 
@@ -48,11 +51,14 @@ __all__ = [
     "DjqueueError",
     "EnqueueResult",
     "Event",
+    "ItemError",
     "JobCancelledError",
     "JobFailedError",
     "JobNotFoundError",
     "JobTimeoutError",
     "JobType",
+    "Limiter",
+    "LimiterState",
     "MaxRetriesError",
     "OptionError",
     "PayloadTooLargeError",
@@ -65,6 +71,7 @@ __all__ = [
     "State",
     "StorageError",
     "StorageUnavailableError",
+    "StreamRestartedError",
     "UnknownJobError",
     "UnknownQueueError",
     "UnrecoverableError",
@@ -86,6 +93,8 @@ HOMES = {
     "EnqueueResult": "core.job",
     "Event": "core.job",
     "JobType": "client",
+    "Limiter": "client",
+    "LimiterState": "core.sharing",
     "Queue": "client",
     "State": "core.states",
     "Worker": "runtime",

@@ -27,6 +27,7 @@ class DjqueueConfig(AppConfig):
         from .storage.chores import makers
 
         makers["schedules"] = _schedules
+        makers["bulk operations"] = _bulk_operations
 
         # With a bad setting every @job raises. The checks tell of it better than a traceback here.
         if not problems(getattr(settings, "DJQUEUE", {})):
@@ -37,3 +38,9 @@ def _schedules(storage: "Storage") -> "Callable[[], None]":
     from .operations.scheduling import scheduling
 
     return scheduling(storage)
+
+
+def _bulk_operations(storage: "Storage") -> "Callable[[], None]":
+    from .operations.bulking import bulking
+
+    return bulking(storage)

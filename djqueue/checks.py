@@ -9,6 +9,7 @@
 | djqueue.E005 | jobs would be written in a content type that is not accepted |
 | djqueue.E006 | the Redis server is too old |
 | djqueue.E007 | an entry of `MIDDLEWARE` |
+| djqueue.E008 | a queue's `LIMITER` |
 | djqueue.I001 | a Redis server does not let us look at its settings |
 | djqueue.I002 | Redis leaves it to the system when its log is written to the disk |
 | djqueue.W001 | pickle is accepted |
@@ -23,6 +24,7 @@
 | djqueue.W010 | Redis hangs up on connections that rest |
 | djqueue.W011 | Redis refuses calls while a script runs |
 | djqueue.W012 | jobs on their way to Redis that nobody takes there |
+| djqueue.W013 | a limiter that no queue uses |
 
 Only W012 asks the database anything, when Django asks databases: with `--database`, and before
 `migrate`. Redis is asked then, and with `--deploy`. E006, the I… and W007 to W011 are of
@@ -41,7 +43,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.utils.module_loading import import_string
 
 from . import middleware
-from .conf import READERS, Settings, problems, read_settings
+from .conf import READERS, Settings, problems, read_settings, unknown_limiters
 from .core.errors import ConfigurationError, StorageError
 
 if TYPE_CHECKING:
@@ -55,15 +57,21 @@ TESTED_VENDORS = ("sqlite", "postgresql")
 HINTS = {
     "STORAGE": "For example {'BACKEND': 'djqueue.storage.database.DatabaseStorage', 'OPTIONS': {}}.",
     "QUEUES": "For example {'emails': {'RATE': '100/s', 'CONCURRENCY': 10}}, or a list of names.",
+    "LIMITERS": "For example {'stripe': {'RATE': '100/s', 'CONCURRENCY': 20}}.",
     "STRICT_QUEUES": "With True, only the queues named in QUEUES exist.",
     "DEFAULTS": "Options of every job, as they are given to @job: {'max_attempts': 5}.",
     "MAX_PAYLOAD": "The bytes that an encoded payload may have: 1_048_576 unless set.",
+    "MAX_ITEMS": "How many items one run of a generator may send: 10_000 unless set.",
+    "MAX_ITEMS_SIZE": "The bytes that these may have together: 16_777_216 unless set.",
     "ACCEPT_CONTENT": "For example ['application/x-djqueue-msgpack', 'application/json'].",
     "CODEC": "A content type, such as 'application/json'.",
     "CONCURRENCY": "How many jobs a worker runs at once: 10 unless set.",
     "SHUTDOWN_TIMEOUT": "Seconds that a stopping worker gives its jobs: 25 unless set.",
     "HEARTBEAT": "Seconds between a worker's signs of life: 5 unless set.",
+    "METRICS": "For example {'MINUTE': 604_800}: seconds for which buckets of MINUTE, HOUR and DAY are kept.",
+    "VERSION": "The project's version, for example its release or commit: '2026.11.3'.",
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
+    "DASHBOARD": "For example {'READ_ONLY': True, 'POLL': 5}.",
 }
 MESSAGES = {"error": checks.Error, "warning": checks.Warning, "info": checks.Info}
 
@@ -75,7 +83,15 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     found: list[checks.CheckMessage] = list(_bad_keys(given))
     readable = given if isinstance(given, Mapping) else {}
     bad = {key for key, value in readable.items() if problems({key: value})}
-    settings = read_settings({key: value for key, value in readable.items() if key not in bad})
+    right = {key: value for key, value in readable.items() if key not in bad}
+    if unknown := unknown_limiters(right):
+        del right["QUEUES"]
+        if "LIMITERS" not in bad:
+            hint = HINTS["LIMITERS"]
+            found += [checks.Error(f"{problem}.", hint=hint, id="djqueue.E008") for problem in unknown]
+    settings = read_settings(right)
+    if not unknown and "QUEUES" not in bad:
+        found += _unused_limiters(settings)
     if bad.isdisjoint({"CODEC", "ACCEPT_CONTENT"}):
         found += _content_types(settings)
     found += _middleware(settings)
@@ -125,6 +141,17 @@ def _content_types(settings: Settings) -> Iterator[checks.CheckMessage]:
             hint="Enqueue ids and plain values, and leave pickle out.",
             id="djqueue.W001",
         )
+
+
+def _unused_limiters(settings: Settings) -> Iterator[checks.CheckMessage]:
+    used = {policy.limiter for policy in settings.queues.values()}
+    for name in settings.limiters:
+        if name not in used:
+            yield checks.Warning(
+                f"DJQUEUE['LIMITERS']: no queue uses {name!r}: it limits nothing.",
+                hint=f"DJQUEUE['QUEUES'] = {{'some-queue': {{'LIMITER': {name!r}}}}}, or leave it out.",
+                id="djqueue.W013",
+            )
 
 
 def _middleware(settings: Settings) -> Iterator[checks.CheckMessage]:

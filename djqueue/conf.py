@@ -1,7 +1,7 @@
 """The `DJQUEUE` setting: read, checked and given defaults in this one place."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -15,10 +15,44 @@ from .core.deadletters import DeadLetterPolicy
 from .core.durations import milliseconds
 from .core.errors import ConfigurationError, OptionError
 from .core.limiter import Rate
+from .core.metrics import DEFAULT_TIERS, Tiers
 from .core.options import MAX_INTEGER, MSGPACK, EnqueueOptions, check_text, parse_options
 from .core.queue import GROUP_MODES, QueuePolicy
-from .core.retention import Keep, Retention
+from .core.retention import Keep, KeepOfJob, KeepResults, Retention
+from .core.sharing import LimiterPolicy
+from .core.sizes import parse_size
 from .core.suggest import nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class DashboardSettings:
+    """What `settings.DJQUEUE["DASHBOARD"]` says."""
+
+    read_only: bool = False
+    """Whether nobody can change anything there, whatever rights they have."""
+    queue_filter: str | Callable[..., bool] | None = None
+    """Dotted path of, or a function of, (request, queue's name): whether the user is to see the queue."""
+    poll: int = 5_000
+    """Milliseconds between looks of an open page, unless the user chooses others; 0: none."""
+    sse: bool = False
+    """Whether open pages are told of changes, where the server runs the site by ASGI, instead of asking."""
+    redact: tuple[str, ...] = (
+        "authorization",
+        "card",
+        "cookie",
+        "credential",
+        "cvv",
+        "email",
+        "iban",
+        "password",
+        "phone",
+        "secret",
+        "session",
+        "ssn",
+        "token",
+        "*key",
+    )
+    """Words in names of values that are hidden until they are revealed; `*word`: at the end of a name."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,12 +64,18 @@ class Settings:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the storage."""
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict)
+    limiters: Mapping[str, LimiterPolicy] = field(default_factory=dict)
+    """What queues share, by the name that a queue's LIMITER has."""
     strict_queues: bool = False
     """Whether only the queues named in QUEUES exist."""
     defaults: EnqueueOptions = field(default_factory=EnqueueOptions)
     """Options that a job has unless its type or its caller says otherwise."""
     max_payload: int = 1024 * 1024
     """Bytes that an encoded payload or result may have."""
+    max_items: int = 10_000
+    """Items that one run of a generator may send."""
+    max_items_size: int = 16 * 1024 * 1024
+    """Bytes that these may have together."""
     accept_content: frozenset[str] = frozenset({MSGPACK, "application/json"})
     """Content types that payloads and results may have."""
     codec: str = MSGPACK
@@ -47,8 +87,15 @@ class Settings:
     heartbeat: int = 5_000
     """Milliseconds between a worker's renewals of its leases."""
 
+    metrics: Tiers = DEFAULT_TIERS
+    """For how long buckets of metrics are kept."""
+
+    version: str = ""
+    """The project's, as its workers tell it; the charts mark when another one begins to run."""
+
     middleware: tuple[str, ...] = ()
     """Dotted paths of the classes around every enqueue and every run, from the outermost on."""
+    dashboard: DashboardSettings = field(default_factory=DashboardSettings)
 
     def policy(self, queue: str) -> QueuePolicy:
         """What the queue is configured to do."""
@@ -61,7 +108,7 @@ LISTS = (list, tuple, set, frozenset)
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
     """Check a `DJQUEUE` mapping. Raises ConfigurationError naming the first bad key; see `problems`."""
-    found = problems(given)
+    found = problems(given) or unknown_limiters(given)
     if found:
         raise ConfigurationError(found[0])
     values: dict[str, Any] = {}
@@ -88,6 +135,33 @@ def problems(given: Mapping[str, Any]) -> list[str]:
         except (ConfigurationError, OptionError) as error:
             found.append(f"DJQUEUE[{key!r}]: {error}")
     return found
+
+
+def unknown_limiters(given: Mapping[str, Any]) -> list[str]:
+    """A sentence for each queue that names a limiter which is not there. `given` is right otherwise."""
+    known = given.get("LIMITERS", {})
+    queues = given.get("QUEUES", {})
+    return [
+        f"DJQUEUE['QUEUES']: queue {name!r}: LIMITER {limiter!r} is not one of DJQUEUE['LIMITERS']"
+        f"{nearest(limiter, known)}"
+        for name, entry in (queues.items() if isinstance(queues, Mapping) else ())
+        if (limiter := entry.get("LIMITER")) is not None and limiter not in known
+    ]
+
+
+def _limiters(_key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"must be a dict of limiters, not {value!r}")
+    limiters: dict[str, LimiterPolicy] = {}
+    for name, entry in value.items():
+        where = f"limiter {check_text('limiter', name)!r}: "
+        given = _mapping(entry, {"RATE", "CONCURRENCY"}, where)
+        rate, concurrency = given.get("RATE"), given.get("CONCURRENCY")
+        limiters[name] = LimiterPolicy(
+            rate=None if rate is None else parse_rate(rate, where + "RATE"),
+            concurrency=None if concurrency is None else _positive(concurrency, where + "CONCURRENCY"),
+        )
+    return {"limiters": limiters}
 
 
 def _storage(_key: str, value: Any) -> dict[str, Any]:
@@ -127,21 +201,30 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
         "LEASE",
         "RATE",
         "CONCURRENCY",
+        "LIMITER",
         "GROUP_CONCURRENCY",
+        "GROUP_RATE",
+        "GROUP_WEIGHTS",
         "GROUP_MODE",
         "MAX_SIZE",
         "WHEN_FULL",
         "BLOCK_TIMEOUT",
         "DEAD_LETTERS",
         "RETENTION",
+        "OBJECTIVE",
         "OUTBOX",
     }
     given = _mapping(value, known, f"queue {name!r}: ")
     policy: dict[str, Any] = {}
     if "LEASE" in given:
         policy["lease"] = _lasting(given["LEASE"], f"queue {name!r}: LEASE")
-    if given.get("RATE") is not None:
-        policy["rate"] = parse_rate(given["RATE"], f"queue {name!r}: RATE")
+    for word in ("RATE", "GROUP_RATE"):
+        if given.get(word) is not None:
+            policy[word.lower()] = parse_rate(given[word], f"queue {name!r}: {word}")
+    if "GROUP_WEIGHTS" in given:
+        policy["group_weights"] = _weights(given["GROUP_WEIGHTS"], f"queue {name!r}: GROUP_WEIGHTS")
+    if given.get("LIMITER") is not None:
+        policy["limiter"] = check_text(f"queue {name!r}: LIMITER", given["LIMITER"])
     if "WHEN_FULL" in given:
         policy["when_full"] = _word(given["WHEN_FULL"], WHEN_FULL, f"queue {name!r}: WHEN_FULL")
     if "BLOCK_TIMEOUT" in given:
@@ -155,14 +238,25 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
         policy["dead_letters"] = _dead_letters(name, given["DEAD_LETTERS"])
     if "RETENTION" in given:
         policy["retention"] = _retention(name, given["RETENTION"])
+    if given.get("OBJECTIVE") is not None:
+        policy["objective"] = _lasting(given["OBJECTIVE"], f"queue {name!r}: OBJECTIVE")
     if "OUTBOX" in given:
         policy["outbox"] = _flag(given["OUTBOX"], f"queue {name!r}: OUTBOX: ")
     return replace(default, **policy)
 
 
+def _weights(value: Any, where: str) -> dict[str, int]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{where} must be a dict of groups' weights, not {value!r}")
+    return {
+        check_text(f"{where}: a group", group): _positive(weight, f"{where}: {group!r}")
+        for group, weight in value.items()
+    }
+
+
 def _dead_letters(name: str, value: Any) -> DeadLetterPolicy:
     where = f"queue {name!r}: DEAD_LETTERS: "
-    given = _mapping(value, {"MAX_ENTRIES", "TTL", "AUTO_RETRIES", "AUTO_RETRY_DELAY"}, where)
+    given = _mapping(value, {"MAX_ENTRIES", "MAX_BYTES", "TTL", "AUTO_RETRIES", "AUTO_RETRY_DELAY"}, where)
     policy: dict[str, Any] = {}
     if "TTL" in given:
         policy["ttl"] = _lasting(given["TTL"], where + "TTL")
@@ -170,6 +264,8 @@ def _dead_letters(name: str, value: Any) -> DeadLetterPolicy:
         policy["auto_retry_delay"] = _delay(given["AUTO_RETRY_DELAY"], where + "AUTO_RETRY_DELAY")
     if "MAX_ENTRIES" in given:
         policy["max_entries"] = _positive(given["MAX_ENTRIES"], where + "MAX_ENTRIES")
+    if given.get("MAX_BYTES") is not None:
+        policy["max_bytes"] = parse_size(where + "MAX_BYTES", given["MAX_BYTES"])
     if "AUTO_RETRIES" in given:
         policy["auto_retries"] = _integer(given["AUTO_RETRIES"], where + "AUTO_RETRIES")
     return DeadLetterPolicy(**policy)
@@ -178,17 +274,40 @@ def _dead_letters(name: str, value: Any) -> DeadLetterPolicy:
 def _retention(name: str, value: Any) -> Retention:
     where = f"queue {name!r}: RETENTION: "
     if isinstance(value, Mapping) and "FAILED" in value:
-        raise ConfigurationError(f"{where}'FAILED' is not known here: DEAD_LETTERS has TTL and MAX_ENTRIES")
-    bounds: dict[str, Keep] = {}
-    for word, entry in _mapping(value, {"COMPLETED", "CANCELLED"}, where).items():
-        given = _mapping(entry, {"AGE", "COUNT"}, f"{where}{word}: ")
-        keep: dict[str, int] = {}
-        if given.get("AGE") is not None:
-            keep["age"] = _lasting(given["AGE"], f"{where}{word}: AGE")
-        if given.get("COUNT") is not None:
-            keep["count"] = _integer(given["COUNT"], f"{where}{word}: COUNT")
-        bounds[word.lower()] = Keep(**keep)
+        raise ConfigurationError(f"{where}'FAILED' is not known here: DEAD_LETTERS has their bounds")
+    bounds: dict[str, Any] = {}
+    for word, entry in _mapping(value, {*BOUNDS}, where).items():
+        kind = BOUNDS[word]
+        known = {name.upper() for name in kind.__dataclass_fields__}
+        given = _mapping(entry, known, f"{where}{word}: ")
+        keep = {
+            name.lower(): _bound(name, bound, f"{where}{word}: {name}", of_each=kind is KeepOfJob)
+            for name, bound in given.items()
+            if bound is not None
+        }
+        bounds[word.lower()] = kind(**keep)
     return Retention(**bounds)
+
+
+BOUNDS: dict[str, type[Keep | KeepResults | KeepOfJob]] = {
+    "COMPLETED": Keep,
+    "CANCELLED": Keep,
+    "RESULTS": KeepResults,
+    "ATTEMPTS": KeepOfJob,
+    "LOGS": KeepOfJob,
+}
+MOST_OF_EACH = 65_535
+"""Attempts, or log lines, that one job may keep."""
+
+
+def _bound(name: str, value: Any, where: str, *, of_each: bool) -> int:
+    if name == "AGE":
+        return _lasting(value, where)
+    if name == "BYTES":
+        return parse_size(where, value)
+    if of_each and not 1 <= _integer(value, where) <= MOST_OF_EACH:
+        raise ConfigurationError(f"{where}: {value!r} is not from 1 to {MOST_OF_EACH}")
+    return _integer(value, where)
 
 
 def _delay(value: Any, where: str) -> int | Backoff:
@@ -232,6 +351,10 @@ def _count(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): _positive(value, key)}
 
 
+def _size(key: str, value: Any) -> dict[str, Any]:
+    return {key.lower(): _positive(parse_size(key, value), key)}
+
+
 def _duration(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): milliseconds(key, value)}
 
@@ -254,6 +377,39 @@ def _middleware(key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(path, str) for path in value):
         raise ConfigurationError(f"must be a list of dotted paths of classes, not {value!r}")
     return {key.lower(): tuple(value)}
+
+
+def _metrics(key: str, value: Any) -> dict[str, Any]:
+    given = _mapping(value, {"MINUTE", "HOUR", "DAY"})
+    return {key.lower(): Tiers(**{word.lower(): _lasting(time, word) for word, time in given.items()})}
+
+
+def _version(key: str, value: Any) -> dict[str, Any]:
+    return {key.lower(): "" if value is None else check_text(key, value)}
+
+
+def _dashboard(key: str, value: Any) -> dict[str, Any]:
+    given = _mapping(value, {"READ_ONLY", "QUEUE_FILTER", "POLL", "SSE", "REDACT"})
+    said: dict[str, Any] = {}
+    if "READ_ONLY" in given:
+        said["read_only"] = _flag(given["READ_ONLY"], "READ_ONLY ")
+    chosen = given.get("QUEUE_FILTER")
+    if chosen is not None:
+        if not callable(chosen) and not (isinstance(chosen, str) and "." in chosen):
+            raise ConfigurationError(
+                f"QUEUE_FILTER must be a function or the dotted path of one, not {chosen!r}"
+            )
+        said["queue_filter"] = chosen
+    if "SSE" in given:
+        said["sse"] = _flag(given["SSE"], "SSE ")
+    if "POLL" in given:
+        said["poll"] = milliseconds("POLL", given["POLL"])
+    if "REDACT" in given:
+        words = given["REDACT"]
+        if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+            raise ConfigurationError(f"REDACT must be a list of words, not {words!r}")
+        said["redact"] = tuple(word.lower() for word in words)
+    return {key.lower(): DashboardSettings(**said)}
 
 
 def _mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:
@@ -296,15 +452,21 @@ def _integer(value: Any, where: str) -> int:
 READERS = {
     "STORAGE": _storage,
     "QUEUES": _queues,
+    "LIMITERS": _limiters,
     "STRICT_QUEUES": _strict,
     "DEFAULTS": _defaults,
-    "MAX_PAYLOAD": _count,
+    "MAX_PAYLOAD": _size,
+    "MAX_ITEMS": _count,
+    "MAX_ITEMS_SIZE": _size,
     "ACCEPT_CONTENT": _accept,
     "CODEC": _codec,
     "CONCURRENCY": _count,
     "SHUTDOWN_TIMEOUT": _duration,
     "HEARTBEAT": _interval,
+    "METRICS": _metrics,
+    "VERSION": _version,
     "MIDDLEWARE": _middleware,
+    "DASHBOARD": _dashboard,
 }
 
 

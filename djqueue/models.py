@@ -4,6 +4,7 @@ Rows are written by the storage, by raw SQL over these tables' columns; times ar
 the columns and aware datetimes in Python. A job is named by (queue, job_id).
 """
 
+import json
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from django.db import DEFAULT_DB_ALIAS, models
 from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from .conf import get_settings
 from .core.clock import SYSTEM_CLOCK
@@ -29,7 +31,7 @@ class JobState(models.TextChoices):
     WAITING = State.WAITING.value, _("waiting")
     DELAYED = State.DELAYED.value, _("delayed")
     BLOCKED = State.BLOCKED.value, _("blocked")
-    ACTIVE = State.ACTIVE.value, _("active")
+    ACTIVE = State.ACTIVE.value, pgettext_lazy("job", "active")
     COMPLETED = State.COMPLETED.value, _("completed")
     FAILED = State.FAILED.value, _("failed")
     CANCELLED = State.CANCELLED.value, _("cancelled")
@@ -50,6 +52,7 @@ class Job(models.Model):
     )
     unique_key = models.CharField(_("unique key"), max_length=NAME, null=True, blank=True)
     group = models.CharField(_("group"), max_length=NAME, null=True, blank=True)
+    subject = models.CharField(_("subject"), max_length=NAME, null=True, blank=True)
     created_at = MillisecondsField(_("enqueued"))
     run_at = MillisecondsField(_("not before"))
     started_at = MillisecondsField(_("started"), null=True, blank=True)
@@ -66,6 +69,7 @@ class Job(models.Model):
     error_message = models.TextField(_("error message"), blank=True, default="")
     traceback = models.TextField(_("traceback"), blank=True, default="")
     progress = models.BinaryField(_("progress"), null=True, blank=True)
+    items = models.IntegerField(_("items"), default=0, help_text=_("That its last run has sent."))
     inbox = models.BooleanField(
         _("in the inbox"), default=False, help_text=_("Not yet taken in by the scheduler.")
     )
@@ -81,7 +85,8 @@ class Job(models.Model):
         )
         constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_job_key"),)
         indexes = (
-            models.Index(fields=["queue", "state"], name="djqueue_job_state"),
+            models.Index(fields=["queue", "state", "finished_at"], name="djqueue_job_ended"),
+            models.Index(fields=["queue", "state", "id"], name="djqueue_job_state_id"),
             models.Index(fields=["id"], name="djqueue_job_inbox", condition=Q(inbox=True)),
             models.Index(
                 fields=["run_at"], name="djqueue_job_run_at", condition=Q(state=State.DELAYED.value)
@@ -90,6 +95,11 @@ class Job(models.Model):
                 fields=["queue", "unique_key"],
                 name="djqueue_job_unique",
                 condition=Q(unique_key__isnull=False),
+            ),
+            models.Index(
+                fields=["subject", "created_at", "id"],
+                name="djqueue_job_subject",
+                condition=Q(subject__isnull=False),
             ),
             models.Index(
                 fields=["expires_at"],
@@ -171,6 +181,27 @@ class JobLog(models.Model):
         return self.line
 
 
+class JobItem(models.Model):
+    """What a generator has yielded. Not of the mirror: with Redis there are none."""
+
+    queue = models.CharField(_("queue"), max_length=NAME)
+    job_id = models.CharField(_("job id"), max_length=NAME)
+    number = models.IntegerField(_("number"))
+    run = models.BigIntegerField(_("run"))
+    item = models.BinaryField(_("item"))
+
+    class Meta:
+        db_table = "djqueue_job_item"
+        verbose_name = _("item")
+        verbose_name_plural = _("items")
+        constraints = (
+            models.UniqueConstraint(fields=["queue", "job_id", "number"], name="djqueue_item_key"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.job_id} #{self.number}"
+
+
 class DeadLetter(models.Model):
     """A job that failed for good; the rest of it is in its `Job` row."""
 
@@ -194,6 +225,55 @@ class DeadLetter(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} {self.job_id}: {self.reason}"
+
+
+class KeptJob(models.Model):
+    """What a completed or cancelled job takes, where its queue bounds that."""
+
+    queue = models.CharField(max_length=NAME)
+    job_id = models.CharField(max_length=NAME)
+    outcome = models.CharField(max_length=16)
+    held = models.BooleanField(default=False, help_text="Kept for jobs that depend on it: it does not count.")
+    ended_at = models.BigIntegerField(help_text="UTC milliseconds, as the next.")
+    expires_at = models.BigIntegerField(help_text="After all others if it is kept for ever.")
+    size = models.BigIntegerField(help_text="Bytes of its payload and its error.")
+    result_size = models.BigIntegerField(default=0, help_text="0: there is none, or it is over.")
+    result_until = models.BigIntegerField()
+
+    class Meta:
+        db_table = "djqueue_kept_job"
+        constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_kept_key"),)
+        indexes = (
+            models.Index(
+                fields=["queue", "outcome", "expires_at", "id"],
+                name="djqueue_kept_order",
+                condition=Q(held=False),
+            ),
+            models.Index(
+                fields=["queue", "result_until", "id"],
+                name="djqueue_kept_results",
+                condition=Q(held=False, result_size__gt=0),
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.job_id}"
+
+
+class KeptTotal(models.Model):
+    """The sums of `KeptJob`, by queue and kind: an outcome, or results."""
+
+    queue = models.CharField(max_length=NAME)
+    kind = models.CharField(max_length=16)
+    count = models.BigIntegerField(default=0)
+    size = models.BigIntegerField(default=0)
+
+    class Meta:
+        db_table = "djqueue_kept_total"
+        constraints = (models.UniqueConstraint(fields=["queue", "kind"], name="djqueue_total_key"),)
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.kind}"
 
 
 class OutboxJob(models.Model):
@@ -334,6 +414,11 @@ class CronJob(models.Model):
         editable=False,
         help_text="Since when somebody is at the run that is due; empty: nobody has begun with it.",
     )
+    firing_by = models.CharField(
+        max_length=NAME, blank=True, default="", editable=False, help_text="Which process that is."
+    )
+    skipped_at = MillisecondsField(_("last left out"), null=True, blank=True, editable=False)
+    skip_reason = models.TextField(_("why"), blank=True, default="", editable=False)
     unfinished = models.JSONField(
         default=list,
         blank=True,
@@ -412,6 +497,9 @@ class CronJob(models.Model):
             wrong["args"] = _("Expected a list, such as [1, 2].")
         if not isinstance(self.kwargs, dict):
             wrong["kwargs"] = _('Expected an object, such as {"key": 1}.')
+        for field in ("args", "kwargs"):
+            if field not in wrong and not _is_json(getattr(self, field)):
+                wrong[field] = _("NaN and infinities are no values of JSON.")
         if not wrong and self.enabled and self.next_slot(SYSTEM_CLOCK.now()) is None:
             over = "max_executions" if self.end_at is None else "end_at"
             wrong["schedule" if self.end_at is None and self.max_executions is None else over] = _(
@@ -471,7 +559,16 @@ TIMING = frozenset(
     }
 )
 """Fields of a cron job that say when it runs."""
-KEPT = ("next_run_at", "last_run_at", "executions", "firing_at", "unfinished")
+KEPT = (
+    "next_run_at",
+    "last_run_at",
+    "executions",
+    "firing_at",
+    "firing_by",
+    "skipped_at",
+    "skip_reason",
+    "unfinished",
+)
 """Fields of a cron job that its scheduler keeps."""
 WRITTEN = frozenset(
     field.name for field in CronJob._meta.concrete_fields if not field.primary_key and field.name not in KEPT
@@ -487,6 +584,14 @@ def _instant(value: datetime | None) -> int | None:
         return None
     # In a project without time zones: it means the project's own.
     return to_milliseconds(timezone.make_aware(value) if timezone.is_naive(value) else value)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _sentence(problem: str) -> str:
@@ -514,7 +619,7 @@ class QueueState(models.Model):
 
 class GroupState(models.Model):
     """What was said to a group of a queue while it ran; without a group's name, to every group, and the
-    mode of the queue, if it is not the default.
+    mode of the queue.
     """
 
     queue = models.CharField(_("queue"), max_length=NAME)
@@ -522,6 +627,9 @@ class GroupState(models.Model):
     concurrency = models.IntegerField(_("active at once"), null=True, blank=True)
     paused = models.BooleanField(_("paused"), default=False)
     mode = models.CharField(_("mode"), max_length=16, blank=True)
+    rate_capacity = models.IntegerField(_("starts"), null=True, blank=True)
+    rate_per = models.BigIntegerField(_("per milliseconds"), null=True, blank=True)
+    weight = models.IntegerField(_("weight"), null=True, blank=True)
 
     class Meta:
         db_table = "djqueue_group_state"
@@ -531,6 +639,53 @@ class GroupState(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue}: {self.group}"
+
+
+class LimiterState(models.Model):
+    """What was said to a limiter while it ran."""
+
+    name = models.CharField(_("name"), max_length=NAME, unique=True)
+    rate_capacity = models.IntegerField(_("starts"), null=True, blank=True)
+    rate_per = models.BigIntegerField(_("per milliseconds"), null=True, blank=True)
+    concurrency = models.IntegerField(_("active at once"), null=True, blank=True)
+
+    class Meta:
+        db_table = "djqueue_limiter_state"
+        verbose_name = _("limiter")
+        verbose_name_plural = _("limiters")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class MetricBucket(models.Model):
+    """What happened in a queue, or with its jobs of one name, in one stretch of time."""
+
+    queue = models.CharField(_("queue"), max_length=NAME)
+    name = models.CharField(_("job name"), max_length=NAME, blank=True, help_text=_("Empty: of all jobs."))
+    tier = models.IntegerField(_("length"), help_text=_("Milliseconds: a minute, an hour or a day."))
+    start = MillisecondsField(_("start"))
+    enqueued = models.BigIntegerField(_("enqueued"), default=0)
+    started = models.BigIntegerField(_("started"), default=0)
+    completed = models.BigIntegerField(_("completed"), default=0)
+    retried = models.BigIntegerField(_("retried"), default=0)
+    failed = models.BigIntegerField(_("failed"), default=0)
+    cancelled = models.BigIntegerField(_("cancelled"), default=0)
+    stalled = models.BigIntegerField(_("stalled"), default=0)
+    wait = models.BinaryField(_("waits"), help_text=_("Histogram: how many waited how long, as MessagePack."))
+    run = models.BinaryField(_("runs"), help_text=_("Histogram: how many ran how long, as MessagePack."))
+
+    class Meta:
+        db_table = "djqueue_metric_bucket"
+        verbose_name = _("bucket of metrics")
+        verbose_name_plural = _("buckets of metrics")
+        constraints = (
+            models.UniqueConstraint(fields=("queue", "name", "tier", "start"), name="djqueue_metric_key"),
+        )
+        indexes = (models.Index(fields=["tier", "start"], name="djqueue_metric_start"),)
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.start:%Y-%m-%d %H:%M}"
 
 
 class WorkerState(models.Model):
@@ -546,6 +701,12 @@ class WorkerState(models.Model):
     seen_at = MillisecondsField(_("last seen"))
     active = models.IntegerField(_("active jobs"), default=0)
     state = models.CharField(_("state"), max_length=16)
+    about = models.JSONField(
+        _("more"),
+        null=True,
+        blank=True,
+        help_text=_("Kind, heartbeat, memory, versions, and the jobs that it runs."),
+    )
 
     class Meta:
         db_table = "djqueue_worker_state"
@@ -573,3 +734,182 @@ class SchedulerLease(models.Model):
 
     def __str__(self) -> str:
         return f"{self.holder} at {self.address}"
+
+
+class AuditEvent(models.Model):
+    """What somebody did, or was refused, in the dashboard."""
+
+    at = MillisecondsField(_("at"))
+    user = models.CharField(_("user"), max_length=NAME, help_text=_("The name that the user had then."))
+    user_pk = models.CharField(max_length=NAME, blank=True, default="", editable=False)
+    action = models.CharField(_("action"), max_length=64)
+    queue = models.CharField(_("queue"), max_length=NAME, blank=True, default="")
+    job_id = models.CharField(_("job id"), max_length=NAME, blank=True, default="")
+    count = models.IntegerField(_("jobs"), default=0)
+    refused = models.BooleanField(_("refused"), default=False)
+    detail = models.JSONField(_("details"), default=dict, blank=True)
+
+    class Meta:
+        db_table = "djqueue_audit_event"
+        verbose_name = _("activity")
+        verbose_name_plural = _("activities")
+        default_permissions = ("view",)
+        indexes = (
+            models.Index(fields=["action", "id"], name="djqueue_audit_action"),
+            models.Index(fields=["user", "id"], name="djqueue_audit_user"),
+            models.Index(fields=["queue", "job_id"], name="djqueue_audit_job"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.user}: {self.action} {self.queue} {self.job_id}".rstrip()
+
+
+class Mark(models.Model):
+    """Something that happened at a time, shown in charts: a deploy, mostly."""
+
+    at = MillisecondsField(_("at"))
+    label = models.CharField(_("label"), max_length=NAME)
+    follows = models.BigIntegerField(
+        unique=True,
+        null=True,
+        blank=True,
+        editable=False,
+        help_text=_("Of a version that workers noted: the one before it, or 0."),
+    )
+
+    class Meta:
+        db_table = "djqueue_mark"
+        verbose_name = _("mark")
+        verbose_name_plural = _("marks")
+        default_permissions = ("view",)
+        indexes = (models.Index(fields=["at"], name="djqueue_mark_at"),)
+
+    def __str__(self) -> str:
+        return self.label
+
+
+class Revision(models.TextChoices):
+    """What was done with the payload that somebody gave a job in the dashboard."""
+
+    UNKNOWN = "", _("not known to have been done")
+    UPDATED = "updated", _("changed before it started")
+    RETRIED = "retried", _("retried with another one")
+    COPIED = "copied", _("enqueued anew with another one")
+
+
+class PayloadVersion(models.Model):
+    """A payload that a job had until somebody gave it, or a new job made from it, another one.
+
+    Written before the storage is asked: whoever dies then, the payload is here, and `outcome` is empty.
+    """
+
+    queue = models.CharField(_("queue"), max_length=NAME)
+    job_id = models.CharField(_("job id"), max_length=NAME)
+    at = MillisecondsField(_("at"))
+    user = models.CharField(_("user"), max_length=NAME, help_text=_("The name that the user had then."))
+    payload = models.BinaryField(_("payload"))
+    content_type = models.CharField(_("content type"), max_length=100)
+    outcome = models.CharField(
+        _("outcome"), max_length=16, choices=Revision.choices, blank=True, default=Revision.UNKNOWN
+    )
+    copy_id = models.CharField(
+        _("new job"), max_length=NAME, blank=True, default="", help_text=_("In the same queue.")
+    )
+
+    class Meta:
+        db_table = "djqueue_payload_version"
+        verbose_name = _("payload version")
+        verbose_name_plural = _("payload versions")
+        default_permissions = ()
+        indexes = (
+            models.Index(fields=["queue", "job_id"], name="djqueue_version_job"),
+            models.Index(fields=["queue", "copy_id"], name="djqueue_version_copy", condition=~Q(copy_id="")),
+            models.Index(fields=["at"], name="djqueue_version_at"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.job_id} {self.pk}"
+
+
+class BulkKind(models.TextChoices):
+    """What a bulk operation does to each job."""
+
+    RETRY = "retry", _("retry dead letters")
+    PURGE = "purge", _("delete dead letters")
+    CANCEL = "cancel", _("cancel jobs")
+    DELETE = "delete", _("delete jobs")
+    PROMOTE = "promote", _("run delayed jobs now")
+    CLEAN = "clean", _("forget jobs of a queue")
+    OBLITERATE = "obliterate", _("forget a queue")
+
+
+class BulkState(models.TextChoices):
+    """How far a bulk operation is."""
+
+    PLANNED = "planned", _("begins soon")
+    RUNNING = "running", _("running")
+    DONE = "done", _("done")
+    ABORTED = "aborted", _("aborted")
+
+
+class BulkOperation(models.Model):
+    """Something that is done to all jobs that match, part by part, by whoever runs jobs."""
+
+    kind = models.CharField(_("what"), max_length=16, choices=BulkKind.choices)
+    state = models.CharField(_("state"), max_length=16, choices=BulkState.choices, default=BulkState.PLANNED)
+    filter = models.JSONField(_("which jobs"), default=dict, help_text=_("As it was when it was begun."))
+    user = models.CharField(_("user"), max_length=NAME, blank=True, default="")
+    rate = models.PositiveIntegerField(_("jobs a second"), null=True, blank=True)
+    created_at = MillisecondsField(_("begun"))
+    start_at = MillisecondsField(_("starts"), help_text=_("Until then it can be undone as a whole."))
+    started_at = MillisecondsField(_("started"), null=True, blank=True)
+    finished_at = MillisecondsField(_("ended"), null=True, blank=True)
+    expected = models.IntegerField(_("jobs that matched"), default=0)
+    looked_at = models.IntegerField(_("looked at"), default=0)
+    done = models.IntegerField(_("done"), default=0)
+    refused = models.JSONField(_("not done"), default=dict, blank=True, help_text=_("Reasons with numbers."))
+    place = models.JSONField(default=dict, blank=True, editable=False, help_text="Where it goes on.")
+    error = models.TextField(_("error"), blank=True, default="")
+    holder = models.CharField(max_length=NAME, blank=True, default="", editable=False)
+    held_until = MillisecondsField(default=0, editable=False)
+
+    class Meta:
+        db_table = "djqueue_bulk_operation"
+        verbose_name = _("bulk operation")
+        verbose_name_plural = _("bulk operations")
+        default_permissions = ("view",)
+        indexes = (
+            models.Index(
+                fields=["id"], name="djqueue_bulk_open", condition=Q(state__in=("planned", "running"))
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.pk}"
+
+
+class Dashboard(models.Model):
+    """No table: what the rights of the dashboard hang on. Those that are a job's are `Job`'s."""
+
+    class Meta:
+        managed = False
+        verbose_name = _("dashboard")
+        verbose_name_plural = _("dashboard")
+        default_permissions = ()
+        permissions = (
+            ("view_dashboard", "Can see the dashboard"),
+            ("view_payload", "Can reveal payloads and results"),
+            ("enqueue_job", "Can enqueue jobs"),
+            ("edit_job", "Can edit a job's payload, priority and time"),
+            ("pause_queue", "Can pause and resume queues"),
+            ("configure_queue", "Can set limits of queues and groups"),
+            ("drain_queue", "Can drain, clean and obliterate queues"),
+            ("manage_dlq", "Can retry and purge dead letters by the group"),
+            ("manage_cron", "Can steer schedules in the dashboard"),
+            ("control_worker", "Can steer workers"),
+            ("run_backup", "Can make backups"),
+            ("view_storage", "Can see the storage's state"),
+        )
+
+    def __str__(self) -> str:
+        return "dashboard"

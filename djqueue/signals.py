@@ -31,6 +31,9 @@ job_cancelled = Signal()
 job_stalled = Signal()
 schedule_fired = Signal()
 
+dashboard_action = Signal()
+"""Somebody did something in the dashboard, or was refused: `event`, the `AuditEvent` that was kept of it."""
+
 ALL = {
     "job_enqueued": job_enqueued,
     "job_started": job_started,
@@ -42,4 +45,4 @@ ALL = {
     "job_stalled": job_stalled,
     "schedule_fired": schedule_fired,
 }
-"""The signals by name."""
+"""The signals of jobs by name."""

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what is missing of the programs named: system-packages.sh [python] [redis] [valkey]
-# [postgresql] [chromium], from Debian's packages or Homebrew. The tests start servers of their own,
-# on free ports; no system service is started or used. Debian has Valkey from 13 on.
+# [postgresql] [chromium] [gettext], from Debian's packages or Homebrew. The tests start servers of
+# their own, on free ports; no system service is started or used. Debian has Valkey from 13 on.
 set -eu
 
 there() {
@@ -14,6 +14,7 @@ there() {
     chromium) first "${DJQUEUE_TEST_CHROMIUM:-chromium}" chromium chromium-browser google-chrome \
         "/Applications/Chromium.app/Contents/MacOS/Chromium" \
         "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome" ;;
+    gettext) first msgmerge ;;
     *) echo "system-packages.sh: do not know '$1'" >&2 && exit 2 ;;
     esac
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-VENDOR = ROOT / "static" / "djqueue" / "vendor"
+VENDORED = [ROOT / "static" / "djqueue" / "vendor", ROOT / "tests" / "dashboard" / "vendor"]
 OPTIONAL = {
     *("celery", "django_redis", "django_tasks", "hiredis", "opentelemetry", "prometheus_client"),
     *("pyspark", "redis", "uvloop"),
@@ -42,11 +42,10 @@ def test_kombu_is_loaded_by_other_codecs_than_the_default_only():
     assert "kombu" not in loaded_by("import django; django.setup(); import djqueue.codecs")
 
 
-def test_vendored_files_are_the_published_ones_and_bring_their_licences():
+@pytest.mark.parametrize("vendor", VENDORED, ids=lambda folder: folder.parent.name)
+def test_vendored_files_are_the_published_ones_and_bring_their_licences(vendor):
     """`SHA256SUMS`, in the format of sha256sum, names every file; a folder's licence lies in it."""
-    files = {p.relative_to(VENDOR).as_posix(): p for p in VENDOR.rglob("*") if p.is_file()}
-    if not files:
-        return
+    files = {p.relative_to(vendor).as_posix(): p for p in vendor.rglob("*") if p.is_file()}
     lines = files.pop("SHA256SUMS").read_text().splitlines()
     sums = dict(reversed(line.split(maxsplit=1)) for line in lines)
 

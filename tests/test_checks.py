@@ -1,5 +1,6 @@
 """`manage.py check --tag djqueue`."""
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -399,3 +400,31 @@ def test_an_entry_of_middleware_that_is_wrong_is_named(settings: Any, path: str,
 @pytest.mark.parametrize("given", ["djqueue.middleware.LoggingMiddleware", [print], {}])
 def test_middleware_that_is_no_list_of_paths_is_refused(settings: Any, given: Any) -> None:
     assert ids(found(settings, {"STORAGE": MEMORY, "MIDDLEWARE": given})) == ["djqueue.E001"]
+
+
+LIMITED = {"charges": {"LIMITER": "stripe"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "id", "words"),
+    [
+        ({"QUEUES": LIMITED, "LIMITERS": {"strype": {}}}, "djqueue.E008", "'charges'.*'stripe'.*'strype'"),
+        ({"QUEUES": LIMITED}, "djqueue.E008", "'stripe'"),
+        ({"LIMITERS": {"stripe": {"RATE": "1/s"}}}, "djqueue.W013", "no queue uses 'stripe'"),
+        ({"QUEUES": LIMITED, "LIMITERS": {"stripe": {"RATE": 1}}}, "djqueue.E001", "RATE"),
+        ({"QUEUES": LIMITED, "LIMITERS": {"stripe": {"CONCURRENCI": 1}}}, "djqueue.E001", "'CONCURRENCY'"),
+        ({"QUEUES": {"charges": {"LIMITER": 1}}, "LIMITERS": {}}, "djqueue.E001", "LIMITER"),
+        ({"LIMITERS": ["stripe"]}, "djqueue.E001", "dict of limiters"),
+    ],
+)
+def test_limiters_that_do_not_fit_their_queues_are_named(
+    settings: Any, given: Any, id: str, words: str
+) -> None:
+    [message] = found(settings, {"STORAGE": MEMORY, **given})
+
+    assert message.id == id
+    assert re.search(words, message.msg)
+
+
+def test_limiters_that_queues_use_are_right(settings: Any) -> None:
+    assert found(settings, {"STORAGE": MEMORY, "QUEUES": LIMITED, "LIMITERS": {"stripe": {}}}) == []

@@ -12,7 +12,8 @@ from djqueue.conf import READERS, Settings, get_settings, parse_rate, problems, 
 from djqueue.core.backoff import Backoff
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.limiter import Rate
-from djqueue.core.retention import Keep, Retention
+from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
+from djqueue.core.sharing import LimiterPolicy
 
 
 def test_without_a_setting_everything_has_its_default() -> None:
@@ -37,9 +38,12 @@ def test_a_full_setting_is_read() -> None:
                     "RATE": "100/m",
                     "CONCURRENCY": 3,
                     "GROUP_CONCURRENCY": 2,
+                    "GROUP_RATE": "10/s",
+                    "GROUP_WEIGHTS": {"gold": 3},
                     "MAX_SIZE": 100,
                     "WHEN_FULL": "block",
                     "BLOCK_TIMEOUT": 2.5,
+                    "OBJECTIVE": 90,
                     "DEAD_LETTERS": {
                         "MAX_ENTRIES": 5,
                         "TTL": timedelta(days=1),
@@ -56,6 +60,7 @@ def test_a_full_setting_is_read() -> None:
             "CONCURRENCY": 20,
             "SHUTDOWN_TIMEOUT": 0,
             "HEARTBEAT": 0.5,
+            "VERSION": "1.2",
         }
     )
     assert settings.backend.endswith("MemoryStorage")
@@ -63,6 +68,7 @@ def test_a_full_setting_is_read() -> None:
     policy = settings.policy("emails")
     assert (policy.lease, policy.rate) == (60_000, Rate(100, 60_000))
     assert (policy.concurrency, policy.group_concurrency) == (3, 2)
+    assert (policy.group_rate, policy.group_weights) == (Rate(10, 1_000), {"gold": 3})
     assert (policy.max_size, policy.when_full, policy.block_timeout) == (100, "block", 2_500)
     letters = policy.dead_letters
     assert (letters.max_entries, letters.ttl) == (5, 86_400_000)
@@ -72,6 +78,7 @@ def test_a_full_setting_is_read() -> None:
     assert (settings.max_payload, settings.concurrency) == (1_000, 20)
     assert settings.accept_content == {"application/json"}
     assert (settings.shutdown_timeout, settings.heartbeat) == (0, 500)
+    assert (policy.objective, settings.version) == (90_000, "1.2")
 
 
 def test_queues_may_be_a_list_of_names() -> None:
@@ -93,11 +100,19 @@ BAD: list[tuple[str, Any, str]] = [
     ("QUEUES", {"a": {"RATE": "0/s"}}, "queue 'a': RATE"),
     ("QUEUES", {"a": {"RATE": "9" * 5_000 + "/s"}}, "queue 'a': RATE"),
     ("QUEUES", {"a": {"RATE": (1, 0)}}, "queue 'a': RATE: 0 is not positive"),
+    ("QUEUES", {"a": {"GROUP_RATE": 5}}, "queue 'a': GROUP_RATE: 5 is neither"),
+    ("QUEUES", {"a": {"GROUP_WEIGHTS": ["b"]}}, "queue 'a': GROUP_WEIGHTS must be a dict"),
+    ("QUEUES", {"a": {"GROUP_WEIGHTS": {"b": 0}}}, "queue 'a': GROUP_WEIGHTS: 'b': 0 is not positive"),
+    ("QUEUES", {"a": {"GROUP_WEIGHTS": {3: 1}}}, "queue 'a': GROUP_WEIGHTS: a group: expected a text"),
     ("QUEUES", {"a": {"LEASE": "long"}}, "queue 'a': LEASE: expected seconds"),
     ("QUEUES", {"a": {"LEASE": 0}}, "queue 'a': LEASE: 0 is not positive"),
     ("QUEUES", {"a": {"CONCURRENCY": 0}}, "queue 'a': CONCURRENCY: 0 is not positive"),
     ("QUEUES", {"a": {"MAX_SIZE": 0}}, "queue 'a': MAX_SIZE: 0 is not positive"),
     ("QUEUES", {"a": {"WHEN_FULL": "wait"}}, "queue 'a': WHEN_FULL: 'wait' is not one of reject, block"),
+    ("QUEUES", {"a": {"OBJECTIVE": 0}}, "queue 'a': OBJECTIVE: 0 is not positive"),
+    ("QUEUES", {"a": {"OBJECTIVE": "soon"}}, "queue 'a': OBJECTIVE: expected seconds or a timedelta"),
+    ("VERSION", 7, "VERSION: expected a text, got 7"),
+    ("VERSION", "", "VERSION: has 0 characters"),
     ("QUEUES", {"a": {"BLOCK_TIMEOUT": float("nan")}}, "queue 'a': BLOCK_TIMEOUT: nan is not a duration"),
     ("QUEUES", {"a": {"CONCURRENCY": True}}, "queue 'a': CONCURRENCY: True is not a whole number"),
     ("QUEUES", {"a": {"DEAD_LETTERS": {"TTLS": 1}}}, "queue 'a': DEAD_LETTERS: 'TTLS'"),
@@ -110,7 +125,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("DEFAULTS", {3: 3}, "the name of an option: expected a text"),
     ("DEFAULTS", {"timeout": float("nan")}, "timeout: nan is not a duration"),
     ("MAX_PAYLOAD", 0, "MAX_PAYLOAD: 0 is not positive"),
-    ("MAX_PAYLOAD", "1M", "MAX_PAYLOAD: '1M' is not a whole number"),
+    ("MAX_PAYLOAD", "1M", "MAX_PAYLOAD: 'M' is not a unit"),
     ("ACCEPT_CONTENT", "application/json", "must be a list of content types"),
     ("ACCEPT_CONTENT", [], "must be a list of content types"),
     ("ACCEPT_CONTENT", None, "must be a list of content types"),
@@ -215,12 +230,40 @@ def test_retention_is_read_for_each_outcome():
     assert found == Retention(completed=Keep(age=3_600_000, count=0), cancelled=Keep(count=5))
 
 
+def test_retention_is_read_for_what_goes_before_the_records():
+    given = {
+        "COMPLETED": {"BYTES": "500 MB"},
+        "RESULTS": {"AGE": 60, "BYTES": "1.5 MiB"},
+        "ATTEMPTS": {"COUNT": 10},
+        "LOGS": {"AGE": timedelta(days=1), "COUNT": 100},
+    }
+
+    policy = read_settings(
+        {"QUEUES": {"a": {"RETENTION": given, "DEAD_LETTERS": {"MAX_BYTES": "1 GB"}}}}
+    ).queues["a"]
+
+    assert policy.retention == Retention(
+        completed=Keep(bytes=500_000_000),
+        results=KeepResults(age=60_000, bytes=1_572_864),
+        attempts=KeepOfJob(count=10),
+        logs=KeepOfJob(age=86_400_000, count=100),
+    )
+    assert policy.dead_letters.max_bytes == 10**9
+
+
 @pytest.mark.parametrize(
     ("given", "word"),
     [
         ({"FAILED": {"COUNT": 1}}, "DEAD_LETTERS"),
         ({"COMPLETE": {}}, "COMPLETED"),
-        ({"COMPLETED": {"BYTES": 1}}, "BYTES"),
+        ({"COMPLETED": {"BYTE": 1}}, "BYTE.*BYTES"),
+        ({"COMPLETED": {"BYTES": "1 megabyte"}}, "COMPLETED: BYTES: 'megabyte' is not a unit"),
+        ({"RESULTS": {"COUNT": 1}}, "COUNT"),
+        ({"RESULTS": {"BYTES": -1}}, "RESULTS: BYTES"),
+        ({"ATTEMPTS": {"COUNT": 0}}, "ATTEMPTS: COUNT: 0 is not from 1 to 65535"),
+        ({"LOGS": {"COUNT": 65_536}}, "LOGS: COUNT"),
+        ({"LOGS": {"BYTES": 1}}, "BYTES"),
+        ({"ATTEMPT": {}}, "ATTEMPTS"),
         ({"COMPLETED": {"COUNT": -1}}, "COUNT"),
         ({"CANCELLED": {"AGE": 0}}, "CANCELLED: AGE"),
         ({"CANCELLED": 7}, "CANCELLED"),
@@ -230,3 +273,20 @@ def test_retention_is_read_for_each_outcome():
 def test_a_wrong_retention_is_refused_by_name(given, word):
     with pytest.raises(ConfigurationError, match=word):
         read_settings({"QUEUES": {"a": {"RETENTION": given}}})
+
+
+def test_limiters_are_read_as_queues_limits_are():
+    given = {
+        "LIMITERS": {"stripe": {"RATE": "20/m", "CONCURRENCY": 3}, "free": {}},
+        "QUEUES": {"charges": {"LIMITER": "stripe"}, "other": {"LIMITER": None}},
+    }
+    found = read_settings(given)
+
+    assert found.limiters["stripe"] == LimiterPolicy(rate=Rate(20, 60_000), concurrency=3)
+    assert found.limiters["free"] == LimiterPolicy()
+    assert (found.policy("charges").limiter, found.policy("other").limiter) == ("stripe", None)
+
+
+def test_a_limiter_that_is_not_there_is_refused():
+    with pytest.raises(ConfigurationError, match=r"LIMITER 'strip' is not one of .*'stripe'"):
+        read_settings({"LIMITERS": {"stripe": {}}, "QUEUES": {"charges": {"LIMITER": "strip"}}})

@@ -19,7 +19,8 @@ VAR = "DJQUEUE_DEMO_VAR"
 
 def main() -> int:
     options = parse()
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has it ignore Ctrl-C
+        signal.signal(number, interrupt)
     with ExitStack() as stack:
         if options.check:
             os.environ[VAR] = str(fresh_directory(stack))
@@ -50,7 +51,7 @@ def positive(text: str) -> int:
 
 
 def interrupt(_signum: int, _frame: FrameType | None) -> None:
-    """SIGTERM ends the demo as Ctrl-C does, its children included."""
+    """Ctrl-C and SIGTERM end the demo, its children included."""
     raise KeyboardInterrupt
 
 

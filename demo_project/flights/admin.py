@@ -6,17 +6,19 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from djqueue.admin import DjqueueJobsMixin
+
 from .models import Airline, Airport, Compensation, DelayChart, Digest, Flight, Plane, Weather
 
 
 @admin.register(Airline)
-class AirlineAdmin(admin.ModelAdmin):
+class AirlineAdmin(DjqueueJobsMixin, admin.ModelAdmin):
     list_display = ("code", "name")
     search_fields = ("code", "name")
 
 
 @admin.register(Airport)
-class AirportAdmin(admin.ModelAdmin):
+class AirportAdmin(DjqueueJobsMixin, admin.ModelAdmin):
     list_display = ("code", "name", "latitude", "longitude")
     search_fields = ("code", "name")
 

@@ -65,9 +65,9 @@ def close_claims() -> int:
     still_open = sum(counts[state] for state in OPEN_STATES)
     if still_open:
         raise Snooze(f"{still_open} claims are open", delay=1)
-    airlines = list(Airline.objects.values_list("code", flat=True))
-    for code in airlines:
-        send_digest.using(unique_key=f"digest:{code}").enqueue(code)
+    airlines = list(Airline.objects.all())
+    for airline in airlines:
+        send_digest.using(unique_key=f"digest:{airline.code}", subject=airline).enqueue(airline.code)
     return len(airlines)
 
 

@@ -7,7 +7,7 @@ from django.db import transaction
 from djqueue import Queue
 
 from .jobs import OPEN_STATES, assess_claim, close_claims, draw_delay_chart
-from .models import Compensation, DelayChart, Digest, Flight, FlightQuerySet
+from .models import Airport, Compensation, DelayChart, Digest, Flight, FlightQuerySet
 
 QUEUES = ("claims", "charts", "digests")
 
@@ -37,8 +37,9 @@ def enqueue() -> Season:
     claims = Flight.objects.badly_delayed()
     enqueue_claims(claims.filter(arrival_delay__gte=LONG_WAIT_MINUTES), priority=10)
     enqueue_claims(claims.exclude(arrival_delay__gte=LONG_WAIT_MINUTES), priority=0)
-    airports = served_airports()
-    draw_delay_chart.enqueue_many([((airport,), {}) for airport in airports])
+    airports = Airport.objects.filter(code__in=served_airports())
+    for airport in airports:
+        draw_delay_chart.using(subject=airport).enqueue(airport.code)
     close_claims.enqueue()
     return Season(claims=claims.count(), charts=len(airports))
 

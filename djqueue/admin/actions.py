@@ -1,26 +1,24 @@
 """Actions on rows: through the storage, told to the user, and kept in the admin's log."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.models import LogEntry
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop, ngettext, ngettext_lazy
+from django.utils.translation import ngettext
 
 from djqueue.client import get_storage
-from djqueue.core import states
 from djqueue.core.errors import DjqueueError
 from djqueue.core.states import State
-from djqueue.storage.base import Storage
+from djqueue.dashboard.verbs import REFUSALS, Verb
 
 LISTED = 10_000
 """Rows of a list, and of one action: as many as a request can take its time for."""
@@ -28,88 +26,6 @@ CHUNK = 1_000
 """Jobs of one call of the storage."""
 EXAMPLES = 20
 """Rows that the question before a deletion names."""
-
-Answers = list[str]
-"""A word for each job: one of `Verb.done`, or why not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verb:
-    """Something that the storage does to jobs of one queue.
-
-    permission: the one that it takes, without its model.
-    call: (storage, queue, ids) -> a word for each.
-    legal: whether a job in this state is worth asking for.
-    done: for each word of success, the sentence with the number of jobs.
-    log: what the admin's log says; `flag` is its kind of entry.
-    """
-
-    permission: str
-    call: Callable[[Storage, str, Sequence[str]], Answers]
-    legal: Callable[[State], bool]
-    done: dict[str, Any]
-    log: str
-    flag: int = CHANGE
-
-
-def _can(transition: str) -> Callable[[State], bool]:
-    return lambda state: transition in states.actions(state)
-
-
-CANCEL = Verb(
-    permission="cancel",
-    call=lambda storage, queue, ids: [answer.status for answer in storage.cancel(queue, ids)],
-    legal=_can("cancel"),
-    done={
-        "cancelled": ngettext_lazy("%d job was cancelled.", "%d jobs were cancelled."),
-        "requested": ngettext_lazy(
-            "%d running job was asked to stop.", "%d running jobs were asked to stop."
-        ),
-    },
-    log=gettext_noop("Cancelled."),
-)
-PROMOTE = Verb(
-    permission="promote",
-    call=lambda storage, queue, ids: [
-        "promoted" if promoted else "not_delayed" for promoted in storage.promote(queue, ids)
-    ],
-    legal=_can("promote"),
-    done={"promoted": ngettext_lazy("%d job may run now.", "%d jobs may run now.")},
-    log=gettext_noop("Promoted."),
-)
-RETRY = Verb(
-    permission="retry",
-    call=lambda storage, queue, ids: storage.retry(queue, ids),
-    legal=_can("retry_dead"),
-    done={"retried": ngettext_lazy("%d job will run again.", "%d jobs will run again.")},
-    log=gettext_noop("Retried."),
-)
-REMOVE = Verb(
-    permission="delete",
-    call=lambda storage, queue, ids: [
-        "removed" if removed else "not_removed" for removed in storage.remove(queue, ids)
-    ],
-    legal=lambda state: state is not State.ACTIVE,
-    done={"removed": ngettext_lazy("%d job was deleted.", "%d jobs were deleted.")},
-    log="",
-    flag=DELETION,
-)
-
-REFUSALS = {
-    "waiting": gettext_lazy("%d waiting"),
-    "delayed": gettext_lazy("%d delayed"),
-    "blocked": gettext_lazy("%d waiting for other jobs"),
-    "active": gettext_lazy("%d running"),
-    "completed": gettext_lazy("%d completed"),
-    "failed": gettext_lazy("%d failed"),
-    "cancelled": gettext_lazy("%d cancelled"),
-    "not_found": gettext_lazy("%d gone"),
-    "not_failed": gettext_lazy("%d no longer failed"),
-    "not_delayed": gettext_lazy("%d no longer delayed"),
-    "not_removed": gettext_lazy("%d running or gone"),
-    "unique_key_taken": gettext_lazy("%d whose unique key another job has"),
-}
-"""Why it was not done, with the number of jobs."""
 
 
 def run(request: HttpRequest, verb: Verb, rows: QuerySet[Any]) -> list[Any]:

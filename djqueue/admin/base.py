@@ -12,12 +12,12 @@ from django.urls import reverse
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
+from djqueue.dashboard import rendering
+from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import Job
 
-from . import rendering
 from .actions import LISTED
 from .filters import used_queues
-from .tables import alias_of, rows_of
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]

@@ -1,27 +1,38 @@
 """Jobs by schedule: the one table that is edited here."""
 
+import logging
+from itertools import islice
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop, ngettext
 
 from djqueue.client import get_storage, registry
+from djqueue.client.sending import enqueue
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import DjqueueError
+from djqueue.dashboard import rendering
+from djqueue.dashboard.tables import alias_of
 from djqueue.models import CronJob, ScheduleSource
+from djqueue.operations.agenda import next_runs, shown
 from djqueue.operations.cron import batch_of
 
-from . import rendering
 from .actions import record
 from .base import ModelAdmin, time_column
-from .tables import alias_of
 
-RUNS = ("next_run", "last_run", "executions")
+logger = logging.getLogger("djqueue.cron")
+
+RUNS = ("next_runs", "last_run", "executions", "left_out", "source")
+LINE = mark_safe("<br>")
+SHOWN = 5
+"""Runs to come that the form shows."""
 
 
 @admin.register(CronJob)
@@ -31,12 +42,13 @@ class CronJobAdmin(ModelAdmin):
     actions = ("run_now", "enable", "disable")
     list_display = (
         "name",
+        "enabled",
+        "when",
+        "next_run",
+        "last_run",
+        "executions",
         "job_name",
         "queue",
-        "when",
-        "timezone",
-        "enabled",
-        *RUNS,
         "source",
     )
     list_filter = ("enabled", "source")
@@ -48,9 +60,9 @@ class CronJobAdmin(ModelAdmin):
         (_("Limits"), {"fields": ("start_at", "end_at", "max_executions")}),
         (_("Otherwise"), {"fields": ("overlap", "missed", "missed_window", "blackouts", "on_blackout")}),
         (_("With"), {"fields": ("args", "kwargs")}),
-        (_("Runs"), {"fields": (*RUNS, "source")}),
+        (_("Runs"), {"fields": RUNS}),
     )
-    readonly_fields = (*RUNS, "source")
+    readonly_fields = RUNS
 
     last_run = time_column(CronJob, "last_run_at")
 
@@ -59,8 +71,8 @@ class CronJobAdmin(ModelAdmin):
 
     @admin.display(description=_("schedule"))
     def when(self, row: CronJob) -> str:
-        """The line, or the interval."""
-        return row.schedule or str(row.every)
+        """The line, or the interval, and below it the zone."""
+        return format_html("{}<br><small>{}</small>", row.schedule or f"every {row.every}", row.timezone)
 
     @admin.display(description=_("next run"), ordering="next_run_at")
     def next_run(self, row: CronJob) -> str:
@@ -69,6 +81,28 @@ class CronJobAdmin(ModelAdmin):
         if at is not None:
             at = to_datetime(row.timing().fires_at(to_milliseconds(at), row.name))
         return rendering.moment(at)
+
+    @admin.display(description=_("next runs"))
+    def next_runs(self, row: CronJob) -> str:
+        """Some of them, with their jitter, on the clocks of the schedule's zone."""
+        if not row.enabled:
+            return rendering.NOTHING
+        try:
+            runs = [(at.isoformat(), shown(row, at)) for at in islice(next_runs(row), SHOWN)]
+        except DjqueueError as error:
+            return str(error)
+        return format_html_join(LINE, '<time datetime="{}">{}</time>', runs) or rendering.NOTHING
+
+    @admin.display(description=_("last left out"))
+    def left_out(self, row: CronJob) -> str:
+        """The last run that has no job, and why."""
+        if row.skipped_at is None:
+            return rendering.NOTHING
+        return f"{shown(row, row.skipped_at)}: {row.skip_reason}"
+
+    def get_fieldsets(self, request: HttpRequest, obj: CronJob | None = None) -> Any:
+        """A new one has no runs yet."""
+        return self.fieldsets[:-1] if obj is None else self.fieldsets
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Of the storage's database."""
@@ -105,8 +139,12 @@ class CronJobAdmin(ModelAdmin):
         done = []
         for row in rows.order_by("pk"):
             try:
-                get_storage().enqueue([batch_of(row, None)])
+                enqueue(get_storage(), batch_of(row, None))
             except DjqueueError as error:
+                _refuse(request, row, error)
+            except Exception as error:
+                # Of the project's own middleware.
+                logger.exception("The cron job %s was not enqueued.", row.name)
                 _refuse(request, row, error)
             else:
                 done.append(row)
@@ -145,5 +183,5 @@ class CronJobAdmin(ModelAdmin):
         record(request, done, CHANGE, gettext_noop("Switched on.") if on else gettext_noop("Switched off."))
 
 
-def _refuse(request: HttpRequest, row: CronJob, error: DjqueueError) -> None:
+def _refuse(request: HttpRequest, row: CronJob, error: Exception) -> None:
     messages.error(request, f"{row.name}: {error}")

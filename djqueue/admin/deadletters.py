@@ -7,10 +7,10 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
 
+from djqueue.dashboard import rendering
+from djqueue.dashboard.verbs import REMOVE, RETRY
 from djqueue.models import DeadLetter
 
-from . import rendering
-from .actions import REMOVE, RETRY
 from .base import JobRowsAdmin, time_column
 from .filters import NameFilter, QueueFilter, ReasonFilter
 from .jobs import ID_OR_NAME, SteeredAdmin

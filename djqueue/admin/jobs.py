@@ -13,13 +13,14 @@ from django.utils.translation import gettext_lazy as _
 
 from djqueue.codecs import MSGPACK
 from djqueue.core.states import State
+from djqueue.dashboard import rendering
+from djqueue.dashboard.tables import rows_of
+from djqueue.dashboard.verbs import CANCEL, PROMOTE, REMOVE, RETRY, Verb
 from djqueue.models import DeadLetter, Job, JobAttempt, JobLog, JobResult
 
-from . import rendering
-from .actions import CANCEL, PROMOTE, REMOVE, RETRY, Verb, ask_before_deletion, run
+from .actions import ask_before_deletion, run
 from .base import JobRowsAdmin, time_column
 from .filters import NameFilter, OutcomeFilter, QueueFilter
-from .tables import rows_of
 
 ID_OR_NAME = _("A job id; or the beginning of one, or of a job's name, among the newest 100,000 rows.")
 BELONGINGS = 200
@@ -124,11 +125,11 @@ class JobAdmin(SteeredAdmin):
         ),
         (
             _("Runs"),
-            {"fields": ("attempts", "failures", "stalls", "worker", "attempts_shown", "log_shown")},
+            {"fields": ("attempts", "failures", "stalls", "worker", "items", "attempts_shown", "log_shown")},
         ),
         (
             _("Options"),
-            {"fields": ("priority", "unique_key", "group", "content_type", "options_shown")},
+            {"fields": ("priority", "unique_key", "group", "subject", "content_type", "options_shown")},
         ),
     )
 
@@ -182,6 +183,8 @@ class JobAdmin(SteeredAdmin):
     @admin.display(description=_("dead letter"))
     def dead_letter(self, job: Job) -> str:
         """Why it failed for good, with a link."""
+        if job.state != State.FAILED:
+            return rendering.NOTHING
         letter = rows_of(DeadLetter).filter(queue=job.queue, job_id=job.job_id).first()
         if letter is None:
             return rendering.NOTHING

@@ -18,13 +18,13 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import DjqueueError
+from djqueue.dashboard import rendering
+from djqueue.dashboard.tables import rows_of
 from djqueue.models import Job, QueueState, WorkerState
 
-from . import rendering
 from .actions import record
 from .base import StoredAdmin, time_column
 from .filters import MOST_QUEUES, used_queues
-from .tables import rows_of
 
 WORKER_TTL = 60_000
 """Milliseconds after which a silent worker is probably gone."""

@@ -2,6 +2,7 @@
 
 from .flows import Flow, FlowResult, Node, chain, chord, flow, group
 from .jobs import JobType, job, registry
+from .limiters import Limiter
 from .queue import Queue
 from .storages import get_storage
 
@@ -9,6 +10,7 @@ __all__ = [
     "Flow",
     "FlowResult",
     "JobType",
+    "Limiter",
     "Node",
     "Queue",
     "chain",

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
@@ -13,6 +13,7 @@ from djqueue.core.durations import milliseconds
 from djqueue.core.errors import OptionError
 from djqueue.core.job import DEAD_LETTER_REASONS, DeadLetter
 from djqueue.core.options import MAX_INTEGER, check_text
+from djqueue.core.states import State
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
@@ -37,6 +38,18 @@ class RetriedDead(NamedTuple):
     not_failed: int = 0
     """Retried, or enqueued anew, by somebody else meanwhile."""
     not_found: int = 0
+
+
+class MovedDead(NamedTuple):
+    """What became of dead letters that were moved to another queue, or would become of them."""
+
+    moved: int = 0
+    duplicate: int = 0
+    """Left where they were: the other queue has a job of this id."""
+    not_found: int = 0
+    """Gone, or moved by somebody else, meanwhile."""
+    refused: int = 0
+    """Retried or enqueued anew meanwhile, and so run or have ended; or that queue does not take them."""
 
 
 class ErrorCount(NamedTuple):
@@ -183,6 +196,37 @@ def retry_letters(
         if progress is not None:
             progress(told)
     return told
+
+
+def move_letters(
+    storage: Storage,
+    queue: str,
+    to: str,
+    ids: Iterable[str],
+    limit: int | None,
+    *,
+    dry_run: bool,
+    progress: Callable[[MovedDead], object] | None,
+) -> MovedDead:
+    """Move jobs by id, so many at a time; `progress` is told after each part how it stands."""
+    told = MovedDead()
+    for some in chunks(islice(ids, limit), PAGE):
+        answers = _would_move(storage, queue, some, to) if dry_run else storage.move(queue, some, to)
+        found = Counter(answer if answer in MovedDead._fields else "refused" for answer in answers)
+        told = MovedDead(*(before + found[name] for name, before in told._asdict().items()))
+        if progress is not None:
+            progress(told)
+    return told
+
+
+def _would_move(storage: Storage, queue: str, ids: Sequence[str], to: str) -> Iterator[str]:
+    for here, there in zip(storage.states(queue, ids), storage.states(to, ids), strict=True):
+        if here is None:
+            yield "not_found"
+        elif here is not State.FAILED:
+            yield "refused"
+        else:
+            yield "moved" if there is None else "duplicate"
 
 
 def fingerprint(letter: DeadLetter) -> str:

@@ -1,6 +1,6 @@
 """Flows: graphs of jobs, checked before anything is stored and enqueued in one step."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -18,6 +18,10 @@ from .sending import asend_together, send_together
 
 BULK = 1_000
 """Jobs of one batch."""
+FOLLOWERS = 20
+"""Jobs behind it that a job of a flow knows by itself: from any of them the others are found."""
+MORE_BATCHES = 100
+"""What that may cost in each step of a flow; jobs of a step that would take more do without."""
 
 _ids = IdSource()
 
@@ -146,6 +150,7 @@ class FlowResult:
         return [result.id for result in self]
 
 
+_Kind: TypeAlias = tuple[EnqueueOptions, str, tuple[JobKey, ...], tuple[JobKey, ...]]
 Part: TypeAlias = Node | Flow
 Other: TypeAlias = Node | Flow | str | EnqueueResult | JobKey
 
@@ -195,16 +200,18 @@ class _Plan:
             raise OptionError("flow: there is no job in it")
         _check_distinct(nodes)
         needs = _needs(nodes)
+        followers = _followers(needs)
         self.storage = _storage_of(nodes)
         self.batches: list[Batch] = []
         self._order: list[Node] = []
         for level in levels(nodes, lambda node: needs[node], str):
-            alike: dict[tuple[EnqueueOptions, str, tuple[JobKey, ...]], list[Node]] = {}
-            for node in level:
-                alike.setdefault((node.options, node.name, _dependencies(node, needs[node])), []).append(node)
-            for (options, name, wanted), found in alike.items():
-                if wanted != options.job.depends_on:
-                    options = replace(options, job=replace(options.job, depends_on=wanted))
+            alike = _alike(level, needs, followers)
+            if len(alike) > len({kind[:3] for kind in alike}) + MORE_BATCHES:
+                alike = _alike(level, needs, {})
+            for (options, name, wanted, following), found in alike.items():
+                if wanted != options.job.depends_on or following:
+                    job = replace(options.job, depends_on=wanted, dependents=following)
+                    options = replace(options, job=job)
                 for start in range(0, len(found), BULK):
                     self._add(options, name, found[start : start + BULK])
         for node in nodes:
@@ -235,6 +242,30 @@ def _needs(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
                     raise OptionError(f"after: no job of the flow is named {one!r}{nearest(one, labels)}")
                 needed[labels[one]] = None
         found[node] = list(needed)
+    return found
+
+
+def _alike(
+    level: Sequence[Node],
+    needs: Mapping[Node, Iterable[Node]],
+    followers: Mapping[Node, tuple[JobKey, ...]],
+) -> dict[_Kind, list[Node]]:
+    """The nodes of a level by what they have in common: those of one list may be one batch."""
+    found: dict[_Kind, list[Node]] = {}
+    for node in level:
+        kind = (node.options, node.name, _dependencies(node, needs[node]), followers.get(node, ()))
+        found.setdefault(kind, []).append(node)
+    return found
+
+
+def _followers(needs: Mapping[Node, Iterable[Node]]) -> dict[Node, tuple[JobKey, ...]]:
+    """For each node the first of those that come after it."""
+    found: dict[Node, tuple[JobKey, ...]] = {}
+    for node, needed in needs.items():
+        for other in needed:
+            known = found.get(other, ())
+            if len(known) < FOLLOWERS:
+                found[other] = (*known, (node.queue, node.id))
     return found
 
 

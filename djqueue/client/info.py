@@ -63,6 +63,11 @@ class JobInfo:
         return self.record.options
 
     @property
+    def subject(self) -> str | None:
+        """What it is about: `app_label.model:pk`, or another text."""
+        return self.options.subject
+
+    @property
     def attempts(self) -> int:
         """Runs begun, less those given back unused."""
         return self.record.attempts
@@ -96,6 +101,11 @@ class JobInfo:
     def progress(self) -> Any:
         """What the handler reported last."""
         return self.record.progress
+
+    @property
+    def items(self) -> int:
+        """How many items its last run has sent, if its handler is a generator."""
+        return self.record.items
 
     @property
     def logs(self) -> tuple[tuple[datetime, str], ...]:

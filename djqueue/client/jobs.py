@@ -1,11 +1,12 @@
 """`@job`: functions that can be enqueued, and the registry in which workers look names up."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
+from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import EnqueueOptions, check_text
 from djqueue.storage.base import Storage
@@ -14,9 +15,11 @@ from . import envelope, waiting
 from .batches import BatchRule, parse_batch
 from .declared import declared, split_options
 from .flows import Node
+from .generating import is_generator
 from .registered import Registry, registry
 from .sending import asend, send
 from .storages import get_storage
+from .streaming import Streaming, Wait
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +30,8 @@ BULK = 1_000
 """Jobs of `enqueue_many` in one call of the storage."""
 
 Call = tuple[Sequence[Any], dict[str, Any]]
+Redact = Callable[[Any, str], Any]
+"""A value, and whether that is a job's `payload` or its `result`; returns what of it may be shown."""
 
 
 class JobType(Generic[P, R]):
@@ -40,6 +45,7 @@ class JobType(Generic[P, R]):
         backoff: BackoffFunction | None = None,
         job_id: str | None = None,
         batch: BatchRule | None = None,
+        redact: Redact | None = None,
     ) -> None:
         self.function = function
         self.name = name
@@ -47,6 +53,8 @@ class JobType(Generic[P, R]):
         """A backoff of the user's own, which only the worker knows."""
         self.batch = batch
         """How many jobs the function takes in one call; None: it is called with the arguments of one."""
+        self.redact_function = redact
+        """What of its jobs' values the dashboard may show; None: what the settings say."""
         self._given = given
         self._id = job_id
         self._resolved: tuple[Settings, EnqueueOptions] | None = None
@@ -89,6 +97,7 @@ class JobType(Generic[P, R]):
             self.backoff_function,
             job_id or self._id,
             self.batch,
+            self.redact_function,
         )
         envelope.resolve(changed._given)
         return changed
@@ -124,6 +133,33 @@ class JobType(Generic[P, R]):
     ) -> Any:
         """See `enqueue_and_wait`."""
         return await waiting.aenqueue_and_wait(get_storage(), self._batch([(args, kwargs)]), wait)
+
+    def enqueue_and_stream(
+        self, *args: Any, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise", **kwargs: Any
+    ) -> Generator[Any, None, Any]:
+        """Enqueue, and give what the job, a generator, yields, as it comes: see `djqueue.client.streaming`.
+
+        The job is enqueued when the first item is asked for.
+        """
+        return Streaming(get_storage(), wait, on_restart).enqueue(self._batch([(args, kwargs)]))
+
+    def aenqueue_and_stream(
+        self, *args: Any, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise", **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        """See `enqueue_and_stream`: `async for item in job.aenqueue_and_stream(…)`."""
+        return Streaming(get_storage(), wait, on_restart).aenqueue(self._batch([(args, kwargs)]))
+
+    def stream(
+        self, result: EnqueueResult, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
+    ) -> Generator[Any, None, Any]:
+        """What a job that was enqueued yields, from its first item on: see `enqueue_and_stream`."""
+        return Streaming(get_storage(), wait, on_restart).of(result.queue, result.id)
+
+    def astream(
+        self, result: EnqueueResult, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
+    ) -> AsyncIterator[Any]:
+        """See `stream`."""
+        return Streaming(get_storage(), wait, on_restart).aof(result.queue, result.id)
 
     def node(self, *args: P.args, **kwargs: P.kwargs) -> Node:
         """A job of a flow with these arguments: see `djqueue.flow`."""
@@ -173,11 +209,15 @@ def job(
 ) -> Callable[[Callable[..., Any]], JobType[..., Any]]: ...
 @overload
 def job(*, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], JobType[P, R]]: ...
-def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
+def job(
+    function: Any = None, /, *, name: str | None = None, redact: Redact | None = None, **options: Any
+) -> Any:
     """Make a function a job: `@job`, or `@job(queue="emails", max_attempts=5, timeout=30)`.
 
     name: under which workers find it; else the function's dotted path.
     batch: the function takes a list of jobs: at most so many, or {"size": …, "min_size": …, "wait": …}.
+    redact: a function (value, part) -> what of it the dashboard shows; part: `payload` or `result`. See
+        `djqueue.dashboard.redaction`.
     options: see `djqueue.core.options`; `backoff` may be a function (failures, exception) -> seconds. With
         `cron` or `every` it has a schedule, too: see `djqueue.schedules.Schedule` for what else that takes.
 
@@ -189,9 +229,13 @@ def job(function: Any = None, /, *, name: str | None = None, **options: Any) -> 
         when = split_options(given)
         backoff = given.pop("backoff") if callable(given.get("backoff")) else None
         batch = parse_batch(given.pop("batch")) if "batch" in given else None
+        if batch is not None and is_generator(function):
+            raise OptionError("batch: a generator function has the items of one job, and cannot take several")
+        if redact is not None and not callable(redact):
+            raise OptionError(f"redact: expected a function, got {redact!r}")
         path = f"{function.__module__}.{function.__qualname__}"
         label = check_text("name", path if name is None else name)
-        job_type = JobType(function, label, given, backoff, batch=batch)
+        job_type = JobType(function, label, given, backoff, batch=batch, redact=redact)
         envelope.resolve(given)
         schedule = declared.check(label, label, when) if when else None
         registry.add(job_type)

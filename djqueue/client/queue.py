@@ -1,6 +1,6 @@
 """`Queue`: the low-level face, for producers and consumers that share no code."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import fields
 from datetime import datetime, timedelta
 from itertools import islice, zip_longest
@@ -10,7 +10,7 @@ from djqueue.conf import get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import instant, milliseconds
 from djqueue.core.errors import OptionError
-from djqueue.core.groups import GroupLimit
+from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.job import Batch, CancelResult, DeadLetter, EnqueueResult, Event
 from djqueue.core.options import MAX_INTEGER, PARSERS, EnqueueOptions, check_text
 from djqueue.core.states import PENDING, State
@@ -18,12 +18,13 @@ from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage, Unsubscribe
 
 from . import deadletters, envelope, waiting
-from .deadletters import DeadLetterCounts, LetterFilter, RetriedDead
+from .deadletters import DeadLetterCounts, LetterFilter, MovedDead, RetriedDead
 from .flows import Node
 from .info import JobInfo, JobStatus, outcome
 from .jobs import DEFAULT_WAIT, chunks
 from .sending import asend, send
 from .storages import get_storage
+from .streaming import Streaming, Wait
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +35,7 @@ EVENTS = (
     "queued",
     "active",
     "progress",
+    "item",
     "failing",
     "released",
     "stalled",
@@ -141,6 +143,47 @@ class Queue:
         batch = self._batch([payload], id, name, options)
         return await waiting.aenqueue_and_wait(self.storage, batch, wait)
 
+    def enqueue_and_stream(
+        self,
+        payload: Any = None,
+        *,
+        wait: Wait = DEFAULT_WAIT,
+        on_restart: str = "raise",
+        id: str | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Generator[Any, None, Any]:
+        """Add one job, and give what it yields, as it comes: see `djqueue.client.streaming`.
+
+        It is added when the first item is asked for.
+        """
+        batch = self._batch([payload], id, name, options)
+        return Streaming(self.storage, wait, on_restart).enqueue(batch)
+
+    def aenqueue_and_stream(
+        self,
+        payload: Any = None,
+        *,
+        wait: Wait = DEFAULT_WAIT,
+        on_restart: str = "raise",
+        id: str | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Any]:
+        """See `enqueue_and_stream`: `async for item in queue.aenqueue_and_stream(…)`."""
+        batch = self._batch([payload], id, name, options)
+        return Streaming(self.storage, wait, on_restart).aenqueue(batch)
+
+    def stream(
+        self, id: str, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
+    ) -> Generator[Any, None, Any]:
+        """What the job yields, from its first item on, be it over or not: see `enqueue_and_stream`."""
+        return Streaming(self.storage, wait, on_restart).of(self.name, id)
+
+    def astream(self, id: str, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise") -> AsyncIterator[Any]:
+        """See `stream`."""
+        return Streaming(self.storage, wait, on_restart).aof(self.name, id)
+
     def node(
         self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
     ) -> Node:
@@ -226,21 +269,26 @@ class Queue:
         return await self._acall(self.reschedule, id, delay=delay, run_at=run_at)
 
     def move(self, ids: str | Iterable[str], to: str) -> dict[str, str]:
-        """Have jobs that have not started wait in another queue, with all that is theirs.
+        """Have jobs that have not started wait in another queue, and dead letters lie there, with all that
+        is theirs.
 
         By id: moved | not_found | active | ended | duplicate (that queue has a job of this id) |
-        unique_key_taken (a live job there has its unique key). A thousand at a time.
+        unique_key_taken (a live job there has its unique key) | group_needed (each job there needs a group,
+        and it has none). A thousand at a time.
 
         Raises OptionError, UnknownQueueError.
         """
-        envelope.check_queue(check_text("to", to), get_settings())
-        if to == self.name:
-            raise OptionError(f"to: the jobs are in queue {to!r} already")
+        self._check_target(to)
         wanted = dict.fromkeys([ids] if isinstance(ids, str) else ids)
         answers: dict[str, str] = {}
         for some in chunks(check_text("ids", id) for id in wanted):
             answers.update(zip(some, self.storage.move(self.name, some, to), strict=True))
         return answers
+
+    def _check_target(self, to: str) -> None:
+        envelope.check_queue(check_text("to", to), get_settings())
+        if to == self.name:
+            raise OptionError(f"to: the jobs are in queue {to!r} already")
 
     async def amove(self, ids: str | Iterable[str], to: str) -> dict[str, str]:
         """See `move`."""
@@ -354,6 +402,46 @@ class Queue:
             self.retry_dead, ids, limit=limit, dry_run=dry_run, progress=progress, **filters
         )
 
+    def move_dead(
+        self,
+        to: str,
+        *,
+        limit: int | None = None,
+        dry_run: bool = False,
+        progress: Callable[[MovedDead], object] | None = None,
+        **filters: Any,
+    ) -> MovedDead:
+        """Have dead letters lie in another queue, with their jobs: those that the filters mean, or all.
+
+        Oldest first, some hundreds at a time, each once: see `move`.
+
+        limit: the most that are tried.
+        dry_run: only count what would become of them.
+        progress: called after each part with the counts so far.
+
+        Raises OptionError, UnknownQueueError.
+        """
+        self._check_target(to)
+        most = deadletters.read_limit(limit)
+        ids = (letter.id for letter in self._letters(filters))
+        return deadletters.move_letters(
+            self.storage, self.name, to, ids, most, dry_run=dry_run, progress=progress
+        )
+
+    async def amove_dead(
+        self,
+        to: str,
+        *,
+        limit: int | None = None,
+        dry_run: bool = False,
+        progress: Callable[[MovedDead], object] | None = None,
+        **filters: Any,
+    ) -> MovedDead:
+        """See `move_dead`."""
+        return await self._acall(
+            self.move_dead, to, limit=limit, dry_run=dry_run, progress=progress, **filters
+        )
+
     # The queue.
 
     def counts(self) -> dict[str, int]:
@@ -390,7 +478,7 @@ class Queue:
 
     def set_limits(self, *, rate: Any = None, concurrency: int | None = None) -> None:
         """Limit starts (`"100/s"`, or (count, seconds)) and jobs active at once; None: no limit."""
-        if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
+        if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_INTEGER):
             raise OptionError(f"concurrency: {concurrency!r} is not a positive whole number")
         limit = None if rate is None else parse_rate(rate)
         self.storage.set_limits(self.name, limit, concurrency)
@@ -399,20 +487,51 @@ class Queue:
         """See `set_limits`."""
         await self._acall(self.set_limits, rate=rate, concurrency=concurrency)
 
-    def set_group_limit(self, group: str | None, concurrency: int | None) -> None:
-        """Limit the jobs of a group that are active at once; None: of every group without a limit of its own.
+    def set_group_limit(
+        self,
+        group: str | None,
+        concurrency: Any = UNCHANGED,
+        *,
+        rate: Any = UNCHANGED,
+        weight: Any = UNCHANGED,
+    ) -> None:
+        """Say what counts for a group; None: for every group to which nothing else was said.
 
-        concurrency: None takes back what was said.
+        What is not given stays as it is; None takes back what was said.
+
+        concurrency: its jobs active at once.
+        rate: its starts in a time: `"10/s"`, or (count, seconds).
+        weight: its turns for each one of other groups; of a single group only.
+
+        Raises OptionError.
         """
         if group is not None:
             check_text("group", group)
-        if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_INTEGER):
-            raise OptionError(f"concurrency: {concurrency!r} is not a positive whole number")
-        self.storage.set_group_limit(self.name, group, concurrency)
+        said: GroupWords = {}
+        if concurrency is not UNCHANGED:
+            said["concurrency"] = _count("concurrency", concurrency)
+        if rate is not UNCHANGED:
+            said["rate"] = None if rate is None else parse_rate(rate)
+            if said["rate"] is not None:
+                _count("rate", said["rate"].capacity)
+        if weight is not UNCHANGED:
+            if group is None:
+                raise OptionError("weight: a single group has one, not all of them")
+            said["weight"] = _count("weight", weight)
+        if not said:
+            raise OptionError("set_group_limit: give a concurrency, a rate or a weight")
+        self.storage.set_group_limit(self.name, group, **said)
 
-    async def aset_group_limit(self, group: str | None, concurrency: int | None) -> None:
+    async def aset_group_limit(
+        self,
+        group: str | None,
+        concurrency: Any = UNCHANGED,
+        *,
+        rate: Any = UNCHANGED,
+        weight: Any = UNCHANGED,
+    ) -> None:
         """See `set_group_limit`."""
-        await self._acall(self.set_group_limit, group, concurrency)
+        await self._acall(self.set_group_limit, group, concurrency, rate=rate, weight=weight)
 
     def pause_group(self, group: str) -> None:
         """Let no job of a group start until `resume_group`; running ones go on."""
@@ -431,7 +550,7 @@ class Queue:
         await self._acall(self.resume_group, group)
 
     def group_limits(self) -> dict[str | None, GroupLimit]:
-        """What was said to groups: `concurrency` and `paused` of each; under None, to every group."""
+        """What was said to groups: `concurrency`, `paused`, `rate`, `weight` of each; under None, to all."""
         return self.storage.group_limits(self.name)
 
     async def agroup_limits(self) -> dict[str | None, GroupLimit]:
@@ -567,6 +686,12 @@ class Queue:
 
     async def _acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.storage.acall(method, *args, **kwargs)
+
+
+def _count(name: str, value: Any) -> int | None:
+    if value is None or (type(value) is int and 1 <= value <= MAX_INTEGER):
+        return value
+    raise OptionError(f"{name}: {value!r} is not a positive whole number")
 
 
 def _paired(payloads: Iterable[Any], ids: Iterable[str]) -> Iterator[tuple[Any, str]]:

@@ -41,6 +41,10 @@ def make_storage(settings: Settings) -> Storage:
     known = inspect.signature(backend).parameters
     if "policies" in known:
         given.setdefault("policies", settings.queues)
+    if "limiters" in known:
+        given.setdefault("limiters", settings.limiters)
+    if "metrics" in known:
+        given.setdefault("metrics", settings.metrics)
     for name in given:
         if name not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             raise ConfigurationError(f"STORAGE: OPTIONS: {backend.__name__} has no option {name.upper()!r}")

@@ -33,9 +33,9 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) ->
     while the job goes on; WaitInTransactionError at once where that would be in vain.
     """
     deadline = _deadline(wait)
-    batch = _with_id(batch)
+    batch = with_id(batch)
     assert batch.ids is not None
-    _refuse_in_vain(batch, storage.transaction_of(batch))
+    refuse_in_vain(batch, storage.transaction_of(batch))
     done = ThreadEvent()
     unsubscribe = storage.subscribe(batch.queue, _on_ending(done.set), batch.ids[0])
     try:
@@ -56,7 +56,7 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) ->
                 patience, away = RETRY, error
             else:
                 patience = CHECK_EVERY
-                if _has_ended(record):
+                if has_ended(record):
                     return outcome(record, result.id)
             _check(deadline, wait, result, away)
     finally:
@@ -66,9 +66,9 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) ->
 async def aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) -> Any:
     """See `enqueue_and_wait`."""
     deadline = _deadline(wait)
-    batch = _with_id(batch)
+    batch = with_id(batch)
     assert batch.ids is not None
-    _refuse_in_vain(batch, await storage.atransaction_of(batch))
+    refuse_in_vain(batch, await storage.atransaction_of(batch))
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
@@ -100,20 +100,22 @@ async def aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timede
                 patience, away = RETRY, error
             else:
                 patience = CHECK_EVERY
-                if _has_ended(record):
+                if has_ended(record):
                     return outcome(record, result.id)
             _check(deadline, wait, result, away)
     finally:
         unsubscribe()
 
 
-def _with_id(batch: Batch) -> Batch:
+def with_id(batch: Batch) -> Batch:
+    """The batch of one job, with the id that it is waited for by."""
     if batch.ids is not None:
         return batch
     return batch._replace(ids=[_ids.new(SYSTEM_CLOCK.now())], fresh=True)
 
 
-def _refuse_in_vain(batch: Batch, alias: str | None) -> None:
+def refuse_in_vain(batch: Batch, alias: str | None) -> None:
+    """Raise WaitInTransactionError if a job is part of the open transaction of a database."""
     if alias is not None:
         raise WaitInTransactionError(
             f"a job of queue {batch.queue!r} that is enqueued in a transaction of the database {alias!r} is "
@@ -130,7 +132,8 @@ def _on_ending(done: Callable[[], None]) -> Callable[[Event], None]:
     return handler
 
 
-def _has_ended(record: JobRecord | None) -> bool:
+def has_ended(record: JobRecord | None) -> bool:
+    """Whether nothing more is to be waited for."""
     return record is None or record.state in TERMINAL
 
 
@@ -146,10 +149,13 @@ def _check(
     deadline: int, wait: float | timedelta, result: EnqueueResult, away: StorageUnavailableError | None
 ) -> None:
     if not _left(deadline):
-        raise JobTimeoutError(
-            f"job {result.id!r} of queue {result.queue!r} has not ended within {_text(wait)}; it goes on",
-            job_id=result.id,
-        ) from away
+        raise too_late(result.queue, result.id, wait) from away
+
+
+def too_late(queue: str, job_id: str, wait: float | timedelta) -> JobTimeoutError:
+    """What is raised when a caller waits no longer."""
+    text = f"job {job_id!r} of queue {queue!r} has not ended within {_text(wait)}; it goes on"
+    return JobTimeoutError(text, job_id=job_id)
 
 
 def _text(wait: float | timedelta) -> str:

@@ -4,7 +4,8 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, groupby
+from operator import itemgetter
 from random import Random
 from threading import Lock
 
@@ -19,14 +20,15 @@ from .job import (
     Incident,
     Job,
     JobError,
-    WorkerInfo,
 )
 from .journal import Journal
 from .options import JobKey
 from .processing import ProcessingShard
 from .queue import JobQueue, QueuePolicy
 from .shard import Changes, Shard
+from .sharing import NO_LIMITS, LimiterPolicy, SharedLimiter
 from .states import LIVE, State
+from .workers import Workers
 
 Wake = Callable[[], None]
 Unsubscribe = Callable[[], None]
@@ -37,9 +39,9 @@ logger = logging.getLogger("djqueue.engine")
 class EngineBase:
     """Shards of queues, processing shards of active jobs, and who is told of changes.
 
-    Lock order, always: a shard, then a processing shard, then a queue's finished records. Two shards'
-    locks are held at once by a move alone, which takes them in the shards' order: what else crosses
-    queues (dependencies) is a step of its own on each side, repeated until both agree.
+    Lock order, always: a shard, then a processing shard, then a queue's finished records or a limiter.
+    Two shards' locks are held at once by a move alone, which takes them in the shards' order: what else
+    crosses queues (dependencies) is a step of its own on each side, repeated until both agree.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class EngineBase:
         journal: Journal | None = None,
         policies: Mapping[str, QueuePolicy] | None = None,
         default_policy: QueuePolicy = DEFAULT_POLICY,
+        limiters: Mapping[str, LimiterPolicy] | None = None,
         keep_finished: bool = True,
         cores: int | None = None,
         incidents: Callable[[list[Incident]], None] | None = None,
@@ -62,6 +65,7 @@ class EngineBase:
         self._journal = journal
         self._policies = dict(policies or {})
         self._default_policy = default_policy
+        self._limiters = {name: SharedLimiter(policy, clock) for name, policy in dict(limiters or {}).items()}
         every = (*self._policies.values(), default_policy)
         self.may_block = any(policy.when_full == "block" for policy in every)
         """Whether some queue has its producers wait for room."""
@@ -74,7 +78,7 @@ class EngineBase:
         self._tokens = count(clock.now() << 20)
         self._rotation = count()
         self._listeners: list[tuple[frozenset[str] | None, Wake]] = []
-        self._workers: dict[str, tuple[WorkerInfo, int]] = {}
+        self._workers = Workers(clock)
         self._registry = Lock()
 
     # Dependencies.
@@ -90,21 +94,30 @@ class EngineBase:
             if queue is None or job_id not in queue.jobs:
                 raise OptionError(f"depends_on: queue {name!r} has no job {job_id!r}")
 
-    def bind(self, job: Job, dependencies: Iterable[JobKey], missing: State = State.CANCELLED) -> None:
+    def bind(
+        self,
+        job: Job,
+        dependencies: Iterable[JobKey],
+        missing: State = State.CANCELLED,
+        into: Changes | None = None,
+    ) -> None:
         """Have a blocked job hear of its dependencies' ends, those that lie in the past included.
 
         missing: how a dependency ended whose record is gone.
+        into: what others have done just before, and is told of first.
         """
+        changes = Changes() if into is None else into
         for dependency in dependencies:
-            key = self.follow(job, dependency)
-            ended = self._await(key, job, missing)
+            key, ended = self._await(dependency, job, missing)
             if ended is not None:
-                changes = Changes()
                 self._resolve(job, key, ended, changes)
-                self.settle(changes)
-            elif job.state is not State.BLOCKED:
-                # It ended before this: what ends it looked for its dependencies too early.
-                self._unbind(job, [key])
+        if into is None:
+            self.settle(changes)
+        with self._held_shard(job) as shard:
+            lives = job.state in LIVE and shard.find(job.queue).is_there(job)
+        if not lives:
+            # It ended before this: what ends it looked for its dependencies too early.
+            self._unbind(job, job.options.depends_on)
 
     def follow(self, job: Job, key: JobKey) -> JobKey:
         """Where what a blocked job waits for is by now, should it have been moved."""
@@ -125,23 +138,30 @@ class EngineBase:
                     yield shard
                     return
 
-    def _await(self, dependency: JobKey, job: Job, missing: State) -> State | None:
-        """Note that a job waits for another; if there is nothing to wait for, how the other ended."""
-        shard = self.shard(dependency[0])
-        with shard.lock:
-            queue = shard.queues.get(dependency[0])
-            there = queue.jobs.get(dependency[1]) if queue is not None else None
-            if there is None:
-                return missing
-            # A plain job completes under its processing shard's lock alone.
-            with self.place(there.id).lock:
-                # Should a failed one be retried and complete, a dependent that waits is told.
-                waits = there.state is State.FAILED and job.options.on_dependency_failure == "wait"
-                if there.state not in LIVE and not waits:
-                    return there.state
-                there.has_dependents = True
-            shard.dependencies.add(dependency, job)
-        return None
+    def _await(self, dependency: JobKey, job: Job, missing: State) -> tuple[JobKey, State | None]:
+        """Note that a job waits for another, wherever that is; else how that ended."""
+        key = dependency
+        while True:
+            key = self.follow(job, key)
+            shard = self.shard(key[0])
+            with shard.lock:
+                queue = shard.queues.get(key[0])
+                there = queue.jobs.get(key[1]) if queue is not None else None
+                if queue is None or there is None:
+                    if shard.has_moved(key):
+                        continue  # since it was looked for
+                    return key, missing
+                # A plain job completes under its processing shard's lock alone.
+                with self.place(there.id).lock:
+                    # Should a failed one be retried and complete, a dependent that waits is told.
+                    waits = there.state is State.FAILED and job.options.on_dependency_failure == "wait"
+                    if there.state not in LIVE and not waits:
+                        if there.state is not State.FAILED:
+                            shard.hold(queue, there, job)
+                        return key, there.state
+                    there.has_dependents = True
+                shard.dependencies.add(key, job)
+            return key, None
 
     def _resolve(self, job: Job, dependency: JobKey, ended: State, changes: Changes) -> bool:
         """Tell a job that one of its dependencies has ended; whether it goes on waiting for it."""
@@ -165,16 +185,18 @@ class EngineBase:
         return False
 
     def settle(self, changes: Changes) -> None:
-        """What an operation left to be done without locks: dependents, wake-ups, subscribers."""
+        """What an operation left to be done without locks: permits, dependents, wake-ups, subscribers."""
+        if changes.freed is not None:
+            for shared, permits in changes.freed.items():
+                shared.release(permits, changes.woken)
         while changes.ended or changes.unbound:
             while changes.unbound:
-                job, unmet = changes.unbound.pop()
-                self._unbind(job, unmet)
+                self._unbind(*changes.unbound.pop())
             if changes.ended:
                 key, state, dependents = changes.ended.pop(0)
                 for dependent in dependents:
                     if self._resolve(dependent, key, state, changes):
-                        self.bind(dependent, [key])
+                        self.bind(dependent, [key], into=changes)
         if changes.woken and self._listeners:
             for queues, wake in self._listeners:
                 if queues is None or not queues.isdisjoint(changes.woken):
@@ -194,11 +216,12 @@ class EngineBase:
             self._on_incidents(incidents)
 
     def _unbind(self, job: Job, dependencies: Iterable[JobKey]) -> None:
-        """A blocked job has ended itself: it waits for nothing any more."""
-        for key in dependencies:
-            shard = self.shard(key[0])
+        """A job has ended: it waits for nothing any more, and needs nobody's record."""
+        now = self.clock.now()
+        for name, keys in groupby(dependencies, itemgetter(0)):
+            shard = self.shard(name)
             with shard.lock:
-                shard.dependencies.discard(key, job)
+                shard.let_go(keys, job, now)
 
     def _publish(self, event: Event) -> None:
         queue = self.existing(event.queue)
@@ -216,13 +239,22 @@ class EngineBase:
         return self.shards[fnv1a32(queue_name) & self._mask]
 
     def _new_queue(self, name: str) -> JobQueue:
+        policy = self.policy(name)
         return JobQueue(
             name,
-            self.policy(name),
-            self.clock.monotonic(),
+            policy,
+            self.clock.monotonic,
             random=self.random,
             keep_finished=self._keep_finished,
+            shared=None if policy.limiter is None else self.limiter(policy.limiter),
         )
+
+    def limiter(self, name: str) -> SharedLimiter:
+        """The limiter of this name, made on its first use if it is not configured."""
+        found = self._limiters.get(name)
+        if found is None:
+            found = self._limiters.setdefault(name, SharedLimiter(NO_LIMITS, self.clock))
+        return found
 
     def existing(self, queue_name: str) -> JobQueue | None:
         return self.shard(queue_name).queues.get(queue_name)

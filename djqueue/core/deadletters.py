@@ -3,12 +3,13 @@
 from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from random import Random
 
 from .backoff import Backoff
 from .job import DeadLetter, Job, JobError
 from .options import DAY
+from .sizes import size_of
 
 COMPACT_FROM = 64
 NO_ERROR = JobError("", "")
@@ -20,6 +21,8 @@ class DeadLetterPolicy:
 
     max_entries: int = 10_000
     """The oldest go first when there are more."""
+    max_bytes: int | None = None
+    """Of their jobs' payloads and errors together; None: as many as there are."""
     ttl: int = 7 * DAY
     """Milliseconds for which one is kept."""
     auto_retries: int = 0
@@ -38,12 +41,16 @@ class DeadLetterPolicy:
 class DeadLetters:
     """Dead letters by job id, in order of arrival."""
 
-    __slots__ = ("_letters", "_numbers", "_order", "_random", "_retries", "policy")
+    __slots__ = ("_letters", "_numbers", "_order", "_random", "_retries", "_sizes", "bytes", "policy")
 
     def __init__(self, policy: DeadLetterPolicy, random: Random) -> None:
         self.policy = policy
         self._random = random
         self._letters: OrderedDict[str, DeadLetter] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        """Bytes of the job of each."""
+        self.bytes = 0
+        """Of all of them."""
         self._numbers = count(1)
         self._order: list[tuple[int, DeadLetter]] = []
         """Every letter by a number that rises; also some that are gone."""
@@ -54,16 +61,28 @@ class DeadLetters:
         """The dead letter of a job that has just failed, and the oldest ones that gave way to it."""
         policy = self.policy
         letter = letter_of(job, now, self._retries.pop(job.id, 0), policy, self._random)
-        self.restore(letter)
-        evicted = []
-        while len(self._letters) > policy.max_entries:
-            evicted.append(self._letters.popitem(last=False)[1])
-        return letter, evicted
+        self.restore(letter, job)
+        return letter, self._surplus()
 
-    def restore(self, letter: DeadLetter) -> None:
+    def receive(self, letter: DeadLetter, job: Job, now: int) -> tuple[DeadLetter, list[DeadLetter]]:
+        """One from another queue, to be retried by itself as this queue has it; and those that gave way."""
+        letter = letter._replace(next_retry_at=self.policy.retry_at(letter.retries, now, self._random))
+        self.restore(letter, job)
+        return letter, self._surplus()
+
+    def _surplus(self) -> list[DeadLetter]:
+        evicted = []
+        while len(self._letters) > self.policy.max_entries:
+            oldest = self._letters.popitem(last=False)[1]
+            self._weigh(oldest.id, 0)
+            evicted.append(oldest)
+        return evicted
+
+    def restore(self, letter: DeadLetter, job: Job) -> None:
         """Put back one that was kept elsewhere, as it was."""
         self._letters.pop(letter.id, None)
         self._letters[letter.id] = letter
+        self._weigh(letter.id, size_of(job))
         self._order.append((next(self._numbers), letter))
         if len(self._order) > COMPACT_FROM + 2 * len(self._letters):
             self._order = [entry for entry in self._order if self._is_there(entry[1])]
@@ -71,9 +90,16 @@ class DeadLetters:
     def remove(self, job_id: str, *, by_itself: bool = False) -> DeadLetter | None:
         """Take one out; `by_itself` says that its job is being retried by the sweep."""
         letter = self._letters.pop(job_id, None)
-        if letter is not None and by_itself:
-            self._retries[job_id] = letter.retries + 1
+        if letter is not None:
+            self._weigh(job_id, 0)
+            if by_itself:
+                self._retries[job_id] = letter.retries + 1
         return letter
+
+    def _weigh(self, job_id: str, size: int) -> None:
+        self.bytes += size - self._sizes.pop(job_id, 0)
+        if size:
+            self._sizes[job_id] = size
 
     def retries_of(self, job_id: str) -> int:
         """How often a job that lives again has been retried by itself."""
@@ -100,6 +126,19 @@ class DeadLetters:
     def expired(self, now: int) -> list[DeadLetter]:
         """Those whose time is over, oldest first."""
         return [letter for letter in self._letters.values() if letter.expires_at <= now]
+
+    def surplus(self, limit: int) -> list[DeadLetter]:
+        """Up to `limit` of the oldest, as many as are above the bytes that are kept."""
+        most = self.policy.max_bytes
+        letters: list[DeadLetter] = []
+        if most is not None and self.bytes > most:
+            excess = self.bytes - most
+            for letter in islice(self._letters.values(), limit):
+                if excess <= 0:
+                    break
+                excess -= self._sizes.get(letter.id, 0)
+                letters.append(letter)
+        return letters
 
     def get(self, job_id: str) -> DeadLetter | None:
         """One by its job's id."""

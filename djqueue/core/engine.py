@@ -6,6 +6,7 @@ from .base import DEFAULT_POLICY as DEFAULT_POLICY
 from .capacity import full_error
 from .collector import spared
 from .errors import QueueFullError
+from .facts import FactFinding
 from .flow import Substitutes
 from .job import (
     DEAD_LETTER_REASONS,
@@ -24,6 +25,7 @@ from .job import (
 )
 from .jobcontrols import JobControls
 from .kept import KeptElsewhere
+from .links import Linking
 from .moving import Moving
 from .observers import Observers
 from .queue import JobQueue, is_expired
@@ -31,16 +33,18 @@ from .queuecontrols import QueueControls
 from .reads import Reads
 from .ready import ReadyJobs
 from .shard import NO_RIVAL, Changes, Shard
+from .sharing import SharedLimiter
 from .states import REUSABLE, State
-
-MAX_LOG_LINES = 1_000
-"""Log lines kept of one job; the oldest go first."""
+from .streams import Streams
 
 
-class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere):
+class Engine(
+    JobControls, Moving, QueueControls, Reads, FactFinding, Linking, Streams, Observers, KeptElsewhere
+):
     """All queues of one process.
 
     policies: what single queues are configured to do; `default_policy` is for the others.
+    limiters: what those that queues share are configured to allow.
     journal: told of every change; None for jobs that live in memory alone.
     keep_finished: whether records of ended jobs expire here; else the journal's owner evicts them.
     cores: decides the number of shards, which is then fixed.
@@ -94,7 +98,10 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
             for job_id, payload in zip(ids, batch.payloads, strict=True)
         ]
         queue.jobs.update(zip(ids, jobs, strict=True))
+        if options.subject is not None:
+            queue.subjects.add(jobs, options.subject)
         queue.ready.extend(jobs, name, options.priority)
+        queue.tally.enqueued += len(jobs)
         if self._journal is not None:
             self._journal.added(jobs)
         if queue.observed:
@@ -138,6 +145,7 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
             if there is not None:
                 job.has_dependents = shard.make_way(queue, there, now, changes)
             queue.admit(job, now, behind=rivals.behind)
+            queue.tally.enqueued += 1
             added.append(job)
             shard.tell(queue, job, "queued", now, changes)
             replaced = rivals.replaced.id if rivals.replaced is not None else None
@@ -162,7 +170,7 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
             slots = request.slots - len(claimed)
             if slots <= 0:
                 break
-            if not queue.ready.size and not queue.delayed.size:
+            if not queue.ready.size and not queue.delayed.size and not queue.groups.rests:
                 continue
             changes = Changes()
             with shard.lock:
@@ -190,26 +198,42 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
             return None
         if queue.delayed.size:
             shard.promote_due(queue, now, changes)
-        limiter = queue.limiter
-        parked = queue.groups.parked
+        limiter, shared, groups = queue.limiter, queue.shared, queue.groups
+        parked, found = groups.parked, len(claimed)
+        if groups.rests:
+            queue.end_rests(tick)
         while slots > 0 and queue.ready.size:
+            most = slots
+            if shared is not None:
+                is_served = len(claimed) > found
+                most, weight = _reserve(queue, shared, request.names, slots, tick, changes, is_served)
+                if not most:
+                    break
             if limiter.bucket is None and limiter.concurrency is None:
-                jobs = queue.ready.pop(slots, request.names)
+                jobs = queue.ready.pop(most, request.names)
             else:
-                jobs = self._allowed(queue, request.names, slots, tick)
+                jobs = self._allowed(queue, request.names, most, tick)
+            started = 0
+            if jobs:
+                started = self._start(shard, queue, jobs, request.worker, now, tick, claimed, changes)
+                limiter.started(started)
+            if shared is not None and started < most:
+                shared.give_back(queue.name, most - started, weight, changes.woken)
             if not jobs:
                 break
-            started = self._start(shard, queue, jobs, request.worker, now, tick, claimed, changes)
-            limiter.started(started)
             slots -= started  # Others take the place of those that had expired.
-        if queue.groups.parked < parked and queue.ready.size:
+        if groups.parked < parked and queue.ready.size:
             changes.woken.add(queue.name)
         hints = []
         bucket = limiter.bucket
         if bucket is not None and queue.ready.has(request.names) and (wait := bucket.wait(tick)):
             hints.append(wait)
+        if shared is not None and slots > 0 and queue.ready.has(request.names):
+            hints += shared.waits(queue.name, tick)
         if (due := queue.delayed.next_due()) is not None:
             hints.append(max(0, due - now))
+        if groups.rests and (rested := groups.rests.next()) is not None:
+            hints.append(max(0, rested - tick))
         return min(hints, default=None)
 
     def _allowed(self, queue: JobQueue, names: frozenset[str], slots: int, tick: int) -> list[Job]:
@@ -276,6 +300,7 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
                 journal.changed(job)
             if observed:
                 shard.tell(queue, job, "active", now, changes)
+            since = job.run_at if job.run_at > job.created_at else job.created_at
             fields = (
                 job.id,
                 job.queue,
@@ -288,8 +313,10 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
                 job.stalls,
                 job.created_at,
                 lease,
+                now - since if now > since else 0,
             )
             claimed.append(new(Claimed, fields))
+        queue.tally.started += started
         return started
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
@@ -300,7 +327,8 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
             if outcome.kind not in OUTCOMES:
                 raise ValueError(f"unknown outcome {outcome.kind!r}")
         accepted = [self._finish_one(outcome, now, changes) for outcome in outcomes]
-        if changes.events or changes.ended or changes.woken or changes.incidents:
+        some = changes.events or changes.ended or changes.woken
+        if some or changes.incidents or changes.unbound or changes.freed:
             self.settle(changes)
         return Finished(accepted, self.claim(then) if then is not None else NO_CLAIMS)
 
@@ -376,7 +404,8 @@ class Engine(JobControls, Moving, QueueControls, Reads, Observers, KeptElsewhere
                 if report.progress is not None:
                     job.progress = report.progress
                 if report.lines:
-                    job.logs = [*(job.logs or ()), *report.lines][-MAX_LOG_LINES:]
+                    most = queue.policy.retention.logs.count
+                    job.logs = [*(job.logs or ()), *report.lines][-most:]
                 if self._journal is not None:
                     self._journal.reported(job, report.lines)
                 if report.progress is not None:
@@ -429,6 +458,26 @@ def is_uniform(batch: Batch) -> bool:
         and options.ttl is None
         and not options.depends_on
     )
+
+
+def _reserve(
+    queue: JobQueue,
+    shared: SharedLimiter,
+    names: frozenset[str],
+    slots: int,
+    tick: int,
+    changes: Changes,
+    is_served: bool,
+) -> tuple[int, int]:
+    """(how many ready jobs a shared limiter lets start, what each of them weighs)."""
+    ready = queue.ready
+    wanted, weight = min(slots, ready.size), 1
+    if not ready.has(names):
+        return 0, 1
+    if ready.heavy and (head := ready.head(names)) is not None:
+        wanted, weight = 1, head.options.weight
+    granted = shared.reserve(queue.name, wanted, weight, tick, changes.woken, is_served=is_served)
+    return granted, weight
 
 
 def _fitting(ready: ReadyJobs, names: frozenset[str], many: int, most: int, taken: int) -> list[Job]:

@@ -17,6 +17,7 @@
     │   ├── JobNotFoundError
     │   ├── JobCancelledError
     │   ├── JobTimeoutError (TimeoutError)
+    │   ├── StreamRestartedError
     │   └── JobFailedError
     │       └── MaxRetriesError
     └── ControlFlow                     raised by handlers on purpose
@@ -24,6 +25,7 @@
         ├── Snooze                      again, after a delay; counts as nothing
         ├── Discard                     cancelled: no dead letter
         └── UnrecoverableError          failed at once, whatever attempts are left
+            └── ItemError               ... as what its generator yields cannot be sent
 
 A class's docstring is its message; `code` is shared with stored rows and with what goes over sockets.
 """
@@ -141,6 +143,12 @@ class JobTimeoutError(JobError, TimeoutError):
     code = "job_timeout"
 
 
+class StreamRestartedError(JobError):
+    """The job has begun anew, and so have its items: those that came before are void."""
+
+    code = "stream_restarted"
+
+
 class JobFailedError(JobError):
     """The job failed.
 
@@ -212,6 +220,12 @@ class UnrecoverableError(ControlFlow):
     """The job cannot succeed: it fails at once, whatever attempts are left."""
 
     code = "unrecoverable"
+
+
+class ItemError(UnrecoverableError):
+    """A generator yielded what cannot be sent: no payload, or more than the settings allow."""
+
+    code = "item"
 
 
 def by_code(code: str, message: str) -> DjqueueError:

@@ -1,9 +1,14 @@
-"""Keyed concurrency: of each group, so many jobs at once; the rest wait in lists of their own."""
+"""Keyed concurrency: of each group, so many jobs at once, so often; the rest wait in lists of their own."""
 
+import heapq
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import NamedTuple, TypedDict
 
+from .grouprates import GroupBuckets, Times
 from .job import Job
+from .limiter import Rate
 
 
 class GroupLimit(NamedTuple):
@@ -12,9 +17,39 @@ class GroupLimit(NamedTuple):
     concurrency: int | None = None
     """Its jobs active at once; None: as the queue has it for every group."""
     paused: bool = False
+    rate: Rate | None = None
+    """Its jobs started in a time; None: as the queue has it for every group."""
+    weight: int | None = None
+    """Its turns for each one of a group of weight 1; None: as the queue has it for this group."""
 
 
 NO_LIMIT = GroupLimit()
+
+
+class GroupOverview(NamedTuple):
+    """One group of a queue."""
+
+    name: str
+    waiting: int
+    """Jobs that may start, or are held back by the group."""
+    active: int
+    limit: int
+    """Jobs of it that may be active at once, as now; 0: groups hold nobody back."""
+    rate: Rate | None
+    """Starts per time, as now."""
+    weight: int
+    """Its turns for each one of a group of weight 1, as now."""
+    paused: bool
+    said: GroupLimit
+    """What was said to it while the queue ran."""
+
+
+class GroupWords(TypedDict, total=False):
+    """What is said to a group at a time; None takes back what was said before."""
+
+    concurrency: int | None
+    rate: Rate | None
+    weight: int | None
 
 
 class Group:
@@ -25,27 +60,41 @@ class Group:
     def __init__(self) -> None:
         self.active = 0
         self.ready: list[Job] = []
-        """Those that may be claimed: one, but for jobs that were active and came back."""
+        """Those that may be claimed: as many as its weight, but for jobs that were active and came back."""
         self.parked: deque[Job] = deque()
 
     def __bool__(self) -> bool:
         return bool(self.active or self.ready or self.parked)
 
+    @property
+    def waiting(self) -> int:
+        """Its jobs that are not active."""
+        return len(self.ready) + len(self.parked)
+
 
 class Groups:
     """Groups of one queue. Those with no job are forgotten, what was said to them is not.
 
-    One job of a group is among the ready ones, if its limit allows; the next gets there, behind all
-    others, when that one is claimed. So a claim never meets a blocked job, and groups take turns however
-    many jobs each has. Within a group jobs go in the order of their arrival.
+    As many jobs of a group as its weight are among the ready ones, if its limit and its rate allow; the next
+    gets there, behind all others, when one is claimed. So a claim never meets a blocked job, and groups take
+    turns, by their weights, however many jobs each has. Within a group jobs go in the order of their arrival.
+    A group that waits for nothing but its rate rests until a time.
+
+    tick: the monotonic time in milliseconds.
     """
 
-    __slots__ = ("_groups", "_own", "limit", "parked")
+    __slots__ = ("_buckets", "_groups", "_own", "_tick", "limit", "parked", "rate", "rests", "weights")
 
-    def __init__(self, limit: int = 1) -> None:
+    def __init__(self, tick: Callable[[], int], limit: int = 1) -> None:
+        self._tick = tick
         self._groups: dict[str, Group] = {}
         self._own: dict[str, GroupLimit] = {}
+        self._buckets = GroupBuckets()
         self.limit = limit
+        self.rate: Rate | None = None
+        self.weights: Mapping[str, int] = {}
+        self.rests: Times[str] = Times()
+        """When groups that rest go on."""
         self.parked = 0
         """Jobs that wait for their group, over all groups."""
 
@@ -55,10 +104,11 @@ class Groups:
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = Group()
-        if not group.ready and self._has_room(name, group):
-            group.ready.append(job)
+        if not group.parked and len(group.ready) < self._share(name, group):
+            group.ready.insert(0 if front else len(group.ready), job)
             return True
         self._park(group, job, front=front)
+        self._note_rest(name, group)
         return False
 
     def readmit(self, job: Job) -> bool:
@@ -66,20 +116,27 @@ class Groups:
         name = self._name(job)
         group = self._groups[name]
         group.active -= 1
-        if self._has_room(name, group):
+        if len(group.ready) < self._room(name, group):
             group.ready.insert(0, job)
+            if name in self.rests:
+                self._note_rest(name, group)
             return True
         self._park(group, job, front=True)
+        self._note_rest(name, group)
         return False
 
-    def claimed(self, job: Job) -> Job | None:
+    def claimed(self, job: Job) -> list[Job]:
         """A ready job is active; the next that may be ready."""
-        group = self._groups[self._name(job)]
+        name = self._name(job)
+        group = self._groups[name]
         group.ready.remove(job)
         group.active += 1
-        return self.advance(self._name(job))
+        rate = self._rate_of(name)
+        if rate is not None:
+            self._buckets.consume(name, rate, self._tick())
+        return self.advance(name)
 
-    def leave(self, job: Job, *, was_ready: bool) -> Job | None:
+    def leave(self, job: Job, *, was_ready: bool) -> list[Job]:
         """A job that was ready, or active, is neither any more; the next that may be ready."""
         group = self._groups[self._name(job)]
         if was_ready:
@@ -88,34 +145,42 @@ class Groups:
             group.active -= 1
         return self.advance(self._name(job))
 
-    def remove(self, job: Job) -> None:
-        """Take out a parked job."""
+    def remove(self, job: Job) -> list[Job]:
+        """Take out a parked job; the next that may be ready, should the group's rest be over."""
         name = self._name(job)
-        self._groups[name].parked.remove(job)
+        group = self._groups[name]
+        group.parked.remove(job)
         self.parked -= 1
         job.generation = 0
-        self._forget_if_empty(name)
+        if not group.parked:
+            self.rests.drop(name)
+        return self.advance(name)
 
-    def advance(self, name: str) -> Job | None:
-        """The next job of a group that may be ready."""
+    def advance(self, name: str) -> list[Job]:
+        """The next jobs of a group that may be ready."""
         group = self._groups.get(name)
         if group is None:
-            return None
-        if group.parked and not group.ready and self._has_room(name, group):
-            job = group.parked.popleft()
-            job.generation = 0
-            self.parked -= 1
-            group.ready.append(job)
-            return job
+            return []
+        freed: list[Job] = []
+        if group.parked:
+            room = self._share(name, group) - len(group.ready)
+            while room > 0 and group.parked:
+                job = group.parked.popleft()
+                job.generation = 0
+                self.parked -= 1
+                group.ready.append(job)
+                freed.append(job)
+                room -= 1
+            self._note_rest(name, group)
         self._forget_if_empty(name)
-        return None
+        return freed
 
     def hold_back(self, name: str) -> list[Job]:
         """Ready jobs of a group that may not be so any more, last first: the caller parks them."""
         group = self._groups.get(name)
         if group is None:
             return []
-        room = 0 if self.own(name).paused else max(0, self._limit_of(name) - group.active)
+        room = max(0, self._room(name, group))
         held, group.ready = group.ready[room:], group.ready[:room]
         return held[::-1]
 
@@ -134,6 +199,35 @@ class Groups:
         else:
             self._own[name] = limit
 
+    def limit_of(self, name: str) -> int:
+        """Jobs of a group that may be active at once."""
+        return self.own(name).concurrency or self.limit
+
+    def before(self, job: Job) -> int:
+        """Jobs of a parked job's group that go before it, not counting active ones."""
+        group = self._groups[self._name(job)]
+        return len(group.ready) + group.parked.index(job)
+
+    def overview(self, name: str) -> GroupOverview:
+        """How a group is."""
+        group, own = self._groups.get(name), self.own(name)
+        return GroupOverview(
+            name,
+            0 if group is None else group.waiting,
+            0 if group is None else group.active,
+            self.limit_of(name),
+            self._rate_of(name),
+            self._weight_of(name),
+            own.paused,
+            own,
+        )
+
+    def busiest(self, limit: int, most: int) -> list[str]:
+        """The groups with most waiting jobs, of `most` that are looked at."""
+        looked_at = islice(self._groups.items(), most)
+        found = ((-group.waiting, name) for name, group in looked_at if group.waiting)
+        return [name for _, name in heapq.nsmallest(limit, found)]
+
     def said(self) -> dict[str, GroupLimit]:
         """What was said to groups."""
         return dict(self._own)
@@ -141,6 +235,11 @@ class Groups:
     def names(self) -> list[str]:
         """The groups that have jobs."""
         return list(self._groups)
+
+    def forget_full(self) -> None:
+        """Forget buckets that are full again."""
+        if self._buckets:
+            self._buckets.forget_full(self._tick())
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -153,11 +252,40 @@ class Groups:
         job.generation = PARKED
         self.parked += 1
 
-    def _has_room(self, name: str, group: Group) -> bool:
-        return not self.own(name).paused and group.active + len(group.ready) < self._limit_of(name)
+    def _share(self, name: str, group: Group) -> int:
+        """How many jobs of a group may be ready, so that it has the turns that are its own."""
+        return min(self._weight_of(name), self._room(name, group))
 
-    def _limit_of(self, name: str) -> int:
-        return self.own(name).concurrency or self.limit
+    def _room(self, name: str, group: Group) -> int:
+        """How many jobs of a group may be ready, so that all of them may start."""
+        own = self.own(name)
+        if own.paused:
+            return 0
+        room = self.limit_of(name) - group.active
+        rate = self._rate_of(name)
+        if rate is None or room <= 0:
+            return room
+        return min(room, self._buckets.available(name, rate, self._tick()))
+
+    def _note_rest(self, name: str, group: Group) -> None:
+        """Have a group rest if its rate alone keeps back the next of its jobs."""
+        rate = self._rate_of(name)
+        if rate is None:
+            if self.rests:
+                self.rests.drop(name)
+            return
+        own, ready, tick = self.own(name), len(group.ready), self._tick()
+        room = min(self.limit_of(name) - group.active, self._weight_of(name), rate.capacity)
+        if not group.parked or own.paused or ready >= room:
+            self.rests.drop(name)
+        else:
+            self.rests.set(name, self._buckets.available_at(name, rate, ready + 1, tick))
+
+    def _rate_of(self, name: str) -> Rate | None:
+        return self.own(name).rate or self.rate
+
+    def _weight_of(self, name: str) -> int:
+        return self.own(name).weight or self.weights.get(name, 1)
 
     def _forget_if_empty(self, name: str) -> None:
         if not self._groups[name]:

@@ -1,7 +1,9 @@
 """The waiting jobs of one name: by priority, then in order of arrival."""
 
 import heapq
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterator
 
 from .job import Job
 
@@ -68,6 +70,30 @@ class PriorityQueue:
         """As `head`, with the job itself."""
         head = self.head()
         return None if head is None else (*head, self._jobs[head[1]])
+
+    def longest(self) -> Iterator[tuple[int, int, Job]]:
+        """(priority, generation, job) of those that came first, of each priority and way to come.
+
+        Those put before the others come with descending generations below zero, the others with rising ones.
+        """
+        for priority, fifo in self._fifos.items():
+            middle = bisect_left(fifo, 0) if fifo and fifo[0] < 0 else 0
+            for places in (range(middle - 1, -1, -1), range(middle, len(fifo))):
+                generation = next((fifo[at] for at in places if fifo[at] in self._jobs), None)
+                if generation is not None:
+                    yield priority, generation, self._jobs[generation]
+
+    def before(self, priority: int, generation: int, most: int) -> int:
+        """Entries that go before one with this priority and generation; `most` stands for as many or more."""
+        count = 0
+        for other, fifo in self._fifos.items():
+            if other < priority:
+                continue
+            for entry in fifo:
+                if count == most or (other == priority and entry >= generation):
+                    break
+                count += entry in self._jobs
+        return count
 
     def pop(self, limit: int) -> list[Job]:
         """Up to `limit` jobs, best first."""

@@ -59,6 +59,7 @@ class Job:
         "stalls",
         "started_at",
         "state",
+        "stream",
         "token",
         "unmet",
         "worker",
@@ -109,10 +110,17 @@ class Job:
         """How many of those runs a journal has written down."""
         self.logs: list[tuple[int, str]] | None = None
         """(UTC milliseconds, line)."""
+        self.stream: Stream | None = None
+        """What its last run has sent, if that was a generator's."""
         self.cancel_requested = False
         self.has_dependents = False
         self.unmet: set[JobKey] | None = None
         """Dependencies that have not ended yet."""
+
+    @property
+    def claimable_at(self) -> int:
+        """When it came, or was due, whichever is later."""
+        return max(self.created_at, self.run_at)
 
     def record(self) -> "JobRecord":
         """An immutable copy, for reading."""
@@ -137,7 +145,22 @@ class Job:
             self.progress,
             tuple(self.history or ()),
             tuple(self.logs or ()),
+            0 if self.stream is None else self.stream.count,
         )
+
+
+class Stream:
+    """The items of one run, in order. Guarded as its job is."""
+
+    __slots__ = ("count", "items", "run")
+
+    def __init__(self, run: int, items: list[bytes] | None, count: int = 0) -> None:
+        self.run = run
+        """The run's fencing token."""
+        self.items = items
+        """None: a journal has them, and nobody else."""
+        self.count = count
+        """How many it has sent, whether they are kept or not."""
 
 
 class JobRecord(NamedTuple):
@@ -163,6 +186,8 @@ class JobRecord(NamedTuple):
     progress: Any
     history: tuple[Attempt, ...]
     logs: tuple[tuple[int, str], ...]
+    items: int = 0
+    """How many items its last run has sent."""
 
     def all_attempts(self) -> tuple[Attempt, ...]:
         """Every ended run; the one that completed the job is not in `history`, being the record's own."""
@@ -233,6 +258,8 @@ class Claimed(NamedTuple):
     created_at: int
     lease: int
     """Milliseconds until the claim is lost unless renewed."""
+    waited: int = 0
+    """Milliseconds from when it could be claimed, as far as its time says, to this claim."""
 
 
 class Claims(NamedTuple):
@@ -292,8 +319,45 @@ class Report(NamedTuple):
     lines: tuple[tuple[int, str], ...] = ()
 
 
+class Emission(NamedTuple):
+    """Items of a generator's run, in order."""
+
+    queue: str
+    id: str
+    token: int
+    start: int
+    """How many items of the run came before these: what is said twice is kept once."""
+    items: tuple[bytes, ...]
+
+
+class ItemMark(NamedTuple):
+    """How far a reader of a job's items has come."""
+
+    id: str
+    """The job's."""
+    run: int = 0
+    """The token of the run whose items it reads; 0: it has read none."""
+    start: int = 0
+    """How many of them it has."""
+
+
+class ItemPage(NamedTuple):
+    """Items of a job's last run, and how the job stood at the moment at which they were read."""
+
+    state: State
+    content_type: str
+    run: int
+    """The run's token; 0: it has sent nothing, and is over."""
+    start: int
+    """The number of the first item: that of the mark, or 0 if that was of another run."""
+    items: tuple[bytes, ...]
+    """As many as one answer holds: there may be more behind them."""
+    sent: int
+    """How many items the run has sent so far, whether they are kept or not."""
+
+
 class Event(NamedTuple):
-    """A transition that has happened."""
+    """A transition that has happened, or a word about a run."""
 
     queue: str
     id: str
@@ -303,6 +367,8 @@ class Event(NamedTuple):
     """The transition's word: see `core.states`."""
     state: State
     at: int
+    items: int = 0
+    """Of an `item`: how many items the run has sent by now."""
 
 
 class Incident(NamedTuple):
@@ -362,6 +428,24 @@ class CancelResult(NamedTuple):
         return self.status in ("cancelled", "requested")
 
 
+class RunningJob(NamedTuple):
+    """A job that a worker runs."""
+
+    queue: str
+    id: str
+    name: str
+    started_at: int
+    """UTC milliseconds, by the worker's clock."""
+
+
+class WorkerDump(NamedTuple):
+    """Where each thread and task of a worker was when it was asked."""
+
+    at: int
+    """UTC milliseconds at which the storage was told."""
+    text: str
+
+
 class WorkerInfo(NamedTuple):
     """A worker as it describes itself."""
 
@@ -375,7 +459,19 @@ class WorkerInfo(NamedTuple):
     seen_at: int = 0
     active: int = 0
     state: str = "running"
-    """running | stopping"""
+    """running | quiet (it claims no more, until it is told to) | stopping"""
+    kind: str = ""
+    """runworkers (a process of its own) | embedded (in a process that is there for something else)"""
+    heartbeat: int = 0
+    """Milliseconds between two signs of life, at most; 0: not known."""
+    rss: int = 0
+    """Bytes of memory that its process has; 0: not known."""
+    version: str = ""
+    """Of djqueue."""
+    project: str = ""
+    """Of the project, as its settings name it."""
+    jobs: tuple[RunningJob, ...] = ()
+    """What it runs, those first that have run longest: a part of `active`, if these are many."""
 
 
 DEAD_LETTER_REASONS = (

@@ -1,4 +1,4 @@
-"""What can be done to single jobs from outside: cancel, promote, reschedule, update, retry, remove."""
+"""What can be done to single jobs from outside, by id: cancel, promote, revise, retry, remove and others."""
 
 from collections.abc import Sequence
 
@@ -80,6 +80,33 @@ class JobControls(EngineBase):
                     self._journal.updated(job)
                 updated.append(True)
         return updated
+
+    def revise(self, queue_name: str, job_id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        """Another payload in the place of a known one, for a pending job or, with `retry`, a dead letter.
+
+        updated | retried | not_found | changed | unique_key_taken, or the state in which it is instead.
+        """
+        changes = Changes()
+        shard = self.shard(queue_name)
+        now = self.clock.now()
+        with shard.lock:
+            queue = shard.find(queue_name)
+            job = queue.jobs.get(job_id)
+            if job is None:
+                return "not_found"
+            if job.state is not State.FAILED if retry else job.state not in PENDING:
+                return str(job.state)
+            if job.payload != old:
+                return "changed"
+            if retry and job.options.unique_key and queue.unique.owner(job.options.unique_key, now):
+                return "unique_key_taken"
+            if retry:
+                shard.revive(queue, job, now, changes, by_itself=False)
+            job.payload = payload
+            if self._journal is not None:
+                self._journal.updated(job)
+        self.settle(changes)
+        return "retried" if retry else "updated"
 
     def _move(
         self, queue_name: str, ids: Sequence[str], run_at: int, event: str, states: frozenset[State]

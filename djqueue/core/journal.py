@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from .job import DeadLetter, Job
+from .options import JobKey
 
 
 class Journal(Protocol):
@@ -19,7 +20,7 @@ class Journal(Protocol):
         ...
 
     def updated(self, job: Job) -> None:
-        """A pending job that was given another payload or other options."""
+        """A pending job that was given another payload or other options; it may just have been revived."""
         ...
 
     def completed(self, job: Job) -> None:
@@ -40,6 +41,22 @@ class Journal(Protocol):
         """
         ...
 
+    def put_off(self, key: JobKey) -> None:
+        """The record of an ended job is to go, and is kept for others for now."""
+        ...
+
+    def let_go(self, key: JobKey) -> None:
+        """The record of a job that has ended is kept for no other any more; it may be gone."""
+        ...
+
     def reported(self, job: Job, lines: tuple[tuple[int, str], ...]) -> None:
         """A job whose progress changed, and its new log lines."""
+        ...
+
+    def emitted(self, job: Job, items: tuple[bytes, ...]) -> None:
+        """A job whose run has sent items, which are the last ones of its stream."""
+        ...
+
+    def restarted(self, job: Job) -> None:
+        """A job whose run is over, and with it what that has sent."""
         ...

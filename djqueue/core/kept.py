@@ -1,10 +1,11 @@
 """Jobs that are kept elsewhere, too: taken in, and forgotten."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from .base import EngineBase
 from .capacity import DROPPED
 from .job import DeadLetter, Job
+from .options import JobKey
 from .queue import JobQueue
 from .shard import NO_RIVAL, REPLACED, Changes, Shard, Succession, pending_rival
 from .states import REUSABLE, TERMINAL, State
@@ -14,12 +15,27 @@ from .unique import PREDECESSOR
 class KeptElsewhere(EngineBase):
     """For a storage that has a journal."""
 
-    def restore(self, jobs: Iterable[Job], letters: Iterable[DeadLetter] = (), *, bind: bool = True) -> int:
+    def note_kept(self, queue_name: str, state: State, count: int) -> None:
+        """So many records of jobs that ended so are kept elsewhere alone."""
+        shard = self.shard(queue_name)
+        with shard.lock:
+            shard.queue(queue_name).finished.elsewhere[state] += count
+
+    def restore(
+        self,
+        jobs: Iterable[Job],
+        letters: Iterable[DeadLetter] = (),
+        *,
+        bind: bool = True,
+        kept: bool = False,
+    ) -> int:
         """Take in jobs as they were kept; one whose id is already here is passed over.
 
         The caller has given every job a state that is not active. A dependency that is not known any
         more has completed: had it ended otherwise, its dependent would have ended with it. Returns how
         many are new here.
+
+        kept: whether those that have ended are among the records that are known to be kept elsewhere.
         """
         restored = []
         for job in jobs:
@@ -30,10 +46,11 @@ class KeptElsewhere(EngineBase):
                 if job.id in queue.jobs:
                     continue
                 restored.append(job)
-                queue.jobs[job.id] = job
+                queue.keep(job)
                 if job.state in TERMINAL:
                     if job.state is not State.FAILED:
                         queue.finished.add(job)
+                        queue.finished.elsewhere[job.state] -= kept
                     continue
                 if job.options.depends_on and job.state is State.BLOCKED:
                     job.unmet = set(job.options.depends_on)
@@ -52,7 +69,8 @@ class KeptElsewhere(EngineBase):
             with shard.lock:
                 queue = shard.queue(letter.queue)
                 if letter.id in queue.jobs:
-                    queue.dead.restore(letter)
+                    queue.dead.restore(letter, queue.jobs[letter.id])
+                    queue.finished.note_failed([queue.jobs[letter.id]])
         for job in restored:
             if bind and job.unmet:
                 self.bind(job, tuple(job.unmet), missing=State.COMPLETED)
@@ -78,20 +96,24 @@ class KeptElsewhere(EngineBase):
                 there = queue.jobs.get(job.id)
                 if there is not None and there.state not in REUSABLE:
                     with self.place(there.id).lock:  # else it could complete meanwhile
-                        shard.changed(there)
+                        self._keep_anew(there)
                     continue
                 if there is not None:
                     job.has_dependents = shard.make_way(queue, there, now, changes)
+                else:
+                    shard.replaced((job.queue, job.id))
                 rivals = _rivals(shard, queue, job, now, changes)
                 if isinstance(rivals, str):
-                    queue.jobs[job.id] = job
+                    queue.keep(job)
                     job.state = State.CANCELLED
                     job.reason = rivals
                     job.finished_at = now
+                    queue.tally.cancelled += 1
                     queue.finished.add(job)
                     shard.note_end(job, job.state, changes)
                 else:
                     queue.admit(job, now, behind=rivals.behind)
+                    queue.tally.enqueued += 1
                     changes.woken.add(queue.name)
                 taken += 1
                 if there is not None and self._journal is not None:
@@ -106,6 +128,57 @@ class KeptElsewhere(EngineBase):
                 self.bind(job, tuple(job.unmet - {PREDECESSOR}), missing=State.COMPLETED)
         return taken
 
+    def _keep_anew(self, job: Job) -> None:
+        """Have the journal write all of a job: a producer may have put another in the place of its row."""
+        journal = self._journal
+        if journal is None:
+            return
+        journal.removed([job])
+        job.noted = 0
+        journal.added([job])
+        if job.progress is not None or job.logs:
+            journal.reported(job, tuple(job.logs or ()))
+        if job.state is State.COMPLETED:
+            journal.completed(job)
+        else:
+            journal.changed(job)
+
+    def hold(self, job: Job, there: Container[JobKey]) -> None:
+        """A live job that waits no more holds the records of what it depends on, of which `there` are kept
+        elsewhere.
+        """
+        for key in job.options.depends_on:
+            if key in there:
+                shard = self.shard(key[0])
+                with shard.lock:
+                    shard.dependencies.hold(key, job)
+
+    def put_off(self, queue_name: str, ids: Iterable[str] | None = None) -> set[str]:
+        """Those of some ended jobs (None: of all) whose records are held, which is noted, and are to stay."""
+        shard = self.shard(queue_name)
+        with shard.lock:
+            holders = shard.dependencies.holders
+            if ids is None:
+                ids = [key[1] for key in holders if key[0] == queue_name]
+            held = {job_id for job_id in ids if (queue_name, job_id) in holders} if holders else set()
+            if self._journal is not None:
+                for job_id in held:
+                    self._journal.put_off((queue_name, job_id))
+        return held
+
+    def forget_belongings(self, queue_name: str, ids: Iterable[str], *, logs: bool) -> list[str]:
+        """Forget the attempts, or log lines, of those of the jobs that are dead letters; which they are."""
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.find(queue_name)
+            dead = [job_id for job_id in ids if queue.dead.get(job_id) is not None]
+            for job in map(queue.jobs.__getitem__, dead):
+                if logs:
+                    job.logs = None
+                else:
+                    job.history, job.noted = None, 0
+        return dead
+
     def evict(self, jobs: Iterable[Job]) -> None:
         """Forget completed and cancelled jobs that are kept elsewhere; the others stay."""
         for job in jobs:
@@ -115,6 +188,7 @@ class KeptElsewhere(EngineBase):
                 ended = job.state is State.COMPLETED or job.state is State.CANCELLED
                 if ended and queue.jobs.get(job.id) is job:
                     queue.finished.remove(job)
+                    queue.finished.elsewhere[job.state] += 1
                     queue.drop(job)
 
 

@@ -4,10 +4,13 @@ from typing import NamedTuple
 
 from .engine import EXPIRED, Engine
 from .job import Job, JobError
-from .shard import Changes
+from .queue import JobQueue
+from .shard import Changes, Shard
 
 SWEEP_LIMIT = 1_000
-"""Records that one sweep takes from a queue, so that no lock is held for long."""
+"""Records that are taken from a queue at a time, so that no lock is held for long."""
+SWEPT = 50_000
+"""Records that one sweep takes from a queue, a part at a time: in a second, thousands may be over."""
 
 
 class Swept(NamedTuple):
@@ -21,11 +24,12 @@ class Swept(NamedTuple):
 
 
 def sweep(engine: Engine, worker_ttl: int) -> Swept:
-    """One round: due jobs, lost leases, ttls, dead letters, old records.
+    """One round: turns gone by, due jobs, lost leases, ttls, dead letters, old records.
 
     worker_ttl: milliseconds after which a silent worker counts as gone.
     """
     engine.forget_workers(worker_ttl)
+    engine.pass_turns_on()
     stalled = _sweep_leases(engine)
     totals = [0, 0, 0, 0]
     for name in engine.queues():
@@ -87,18 +91,48 @@ def _sweep_queue(engine: Engine, name: str) -> tuple[int, int, int, int]:
         before = queue.delayed.size
         shard.promote_due(queue, now, changes)
         promoted = before - queue.delayed.size
+        if queue.end_rests(engine.clock.monotonic()):
+            changes.woken.add(name)
+        queue.groups.forget_full()
         expired = queue.expired(now)
         for job in expired:
             shard.fail_pending(queue, job, "ttl_expired", EXPIRED, now, changes)
         queue.unique.sweep(now)
         over = queue.dead.expired(now)[:SWEEP_LIMIT]
         shard.bury_for_good(queue, over, changes, now)
-        queue.finished.drop_results(now, SWEEP_LIMIT)
-        old = queue.finished.expired(now, SWEEP_LIMIT)
-        shard.remove(queue, old, now, changes)
-        surplus = queue.finished.surplus(SWEEP_LIMIT)
-        shard.remove(queue, surplus, now, changes)
-        due = [letter.id for letter in queue.dead.due(now)[:SWEEP_LIMIT]]
+        surplus = queue.dead.surplus(SWEEP_LIMIT)
+        shard.bury_for_good(queue, surplus, changes, now)
+        removed, is_done = _forget(shard, queue, now, changes)
+        # Those whose keys are taken would hold up the others.
+        due = [letter.id for letter in queue.dead.due(now) if not _is_barred(queue, letter.id, now)]
     engine.settle(changes)
-    answers = engine.retry(name, due, by_itself=True)
-    return promoted, len(expired), answers.count("retried"), len(old) + len(surplus) + len(over)
+    removed += len(over) + len(surplus)
+    answers = engine.retry(name, due[:SWEEP_LIMIT], by_itself=True)
+    for _ in range(SWEPT // SWEEP_LIMIT):
+        if is_done:
+            break
+        changes = Changes()
+        with shard.lock:
+            part, is_done = _forget(shard, queue, now, changes)
+        engine.settle(changes)
+        removed += part
+    return promoted, len(expired), answers.count("retried"), removed
+
+
+def _is_barred(queue: JobQueue, job_id: str, now: int) -> bool:
+    """Whether a job cannot be retried, as another one has its unique key."""
+    key = queue.jobs[job_id].options.unique_key
+    return key is not None and queue.unique.owner(key, now) is not None
+
+
+def _forget(shard: Shard, queue: JobQueue, now: int, changes: Changes) -> tuple[int, bool]:
+    """Some of what the queue keeps no longer of its ended jobs: how many records, and whether it was all."""
+    finished = queue.finished
+    results = finished.drop_results(now, SWEEP_LIMIT)
+    details = finished.drop_details(now, SWEEP_LIMIT)
+    old = finished.expired(now, SWEEP_LIMIT)
+    shard.remove(queue, old, now, changes)
+    surplus = finished.surplus(SWEEP_LIMIT)
+    shard.remove(queue, surplus, now, changes)
+    is_done = max(results, details, len(old), len(surplus)) < SWEEP_LIMIT
+    return len(old) + len(surplus), is_done

@@ -6,17 +6,19 @@ from contextlib import ExitStack, contextmanager
 from .base import EngineBase
 from .job import Job
 from .options import JobKey
+from .queue import KEYED
 from .shard import Changes, Shard
-from .states import PENDING, REUSABLE
+from .states import PENDING, REUSABLE, State
 
 
 class Moving(EngineBase):
     """The one verb that concerns two queues at once, and those of the jobs that wait."""
 
     def move(self, queue_name: str, ids: Sequence[str], to: str) -> list[str]:
-        """Pending jobs to another queue, behind those that wait there.
+        """Pending jobs to another queue, behind those that wait there, and dead letters to its dead letters.
 
-        For each: moved | not_found | active | ended | duplicate (its id is there) | unique_key_taken.
+        For each: moved | not_found | active | ended | duplicate (its id is there) | unique_key_taken |
+        group_needed (it has none).
         """
         if queue_name == to:
             raise ValueError(f"the jobs are in queue {to!r} already")
@@ -57,8 +59,12 @@ class Moving(EngineBase):
         job = queue.jobs.get(key[1])
         if job is None:
             return "not_found"
+        if job.state is State.FAILED:
+            return self._move_letter(source, target, key, to, changes)
         if job.state not in PENDING:
             return "active" if self.is_active(job) else "ended"
+        if job.options.group is None and self.policy(to).group_mode == KEYED:
+            return "group_needed"
         there = target.find(to).jobs.get(job.id)
         if there is not None and there.state not in REUSABLE:
             return "duplicate"
@@ -71,6 +77,22 @@ class Moving(EngineBase):
         job.queue = to
         target.take_in(queue, job, retries, now, changes)
         self._rename(source, target, key, job)
+        return "moved"
+
+    def _move_letter(self, source: Shard, target: Shard, key: JobKey, to: str, changes: Changes) -> str:
+        now = self.clock.now()
+        queue = source.find(key[0])
+        job = queue.jobs[key[1]]
+        if job.id in target.find(to).jobs:
+            # None makes way, as for a job that is enqueued: it would be a letter that nobody has read.
+            return "duplicate"
+        letter = source.give_letter(queue, job, now, changes)
+        queue = target.queue(to)
+        job.has_dependents = False
+        job.queue = to
+        evicted = target.take_letter(queue, job, letter, now, changes)
+        self._rename(source, target, key, job)
+        target.bury_for_good(queue, evicted, changes, now)
         return "moved"
 
     def _rename(self, source: Shard, target: Shard, old: JobKey, job: Job) -> None:

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 from .base import EngineBase, Unsubscribe, Wake
-from .job import WorkerInfo
+from .job import WorkerDump, WorkerInfo
 from .queue import EventHandler
+from .steering import check_command
 
 
 class Observers(EngineBase):
@@ -51,30 +52,40 @@ class Observers(EngineBase):
 
         return unsubscribe
 
-    def register_worker(self, info: WorkerInfo) -> None:
-        """Note a worker, or that it is alive."""
-        with self._registry:
-            seen = info._replace(seen_at=self.clock.now())
-            self._workers[info.id] = (seen, self.clock.monotonic())
+    # Workers.
+
+    def register_worker(self, info: WorkerInfo) -> tuple[str, ...]:
+        """Note a worker, or that it is alive; what it is to be told, once."""
+        return self._workers.register(info)
 
     def unregister_worker(self, worker_id: str) -> None:
         """Forget a worker that has stopped."""
-        with self._registry:
-            self._workers.pop(worker_id, None)
+        self._workers.unregister(worker_id)
 
     def workers(self) -> list[WorkerInfo]:
         """The workers that have been heard of lately."""
-        with self._registry:
-            return [info for info, _ in self._workers.values()]
+        return self._workers.all()
 
     def forget_workers(self, older_than: int) -> list[WorkerInfo]:
         """Forget those not heard of for so many milliseconds; returns them."""
-        tick = self.clock.monotonic()
-        with self._registry:
-            gone = [info for info, seen in self._workers.values() if tick - seen > older_than]
-            for info in gone:
-                del self._workers[info.id]
-        return gone
+        return self._workers.forget(older_than)
+
+    def steer_worker(self, worker_id: str, command: str) -> str:
+        """See `Storage.steer_worker`."""
+        check_command(command)
+        return self._workers.steer(worker_id, command)
+
+    def follow_worker(self, worker_id: str, wake: Wake) -> Unsubscribe:
+        """Call `wake`, from any thread, when a worker is to be told something."""
+        return self._workers.follow(worker_id, wake)
+
+    def keep_dump(self, worker_id: str, text: str) -> bool:
+        """See `Storage.keep_dump`."""
+        return self._workers.keep_dump(worker_id, text)
+
+    def worker_dump(self, worker_id: str) -> WorkerDump | None:
+        """See `Storage.worker_dump`."""
+        return self._workers.dump(worker_id)
 
 
 def _without_one(handlers: list[EventHandler], handler: EventHandler) -> list[EventHandler]:

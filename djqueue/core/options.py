@@ -7,10 +7,11 @@ from typing import Any
 from .backoff import DEFAULT_BACKOFF, Backoff, parse_backoff
 from .durations import instant, milliseconds
 from .errors import OptionError
+from .subjects import name_of
 from .suggest import nearest
 
 MAX_NAME = 255
-"""Characters of a queue's name, a job's name, an id, a unique key, a group, a tag."""
+"""Characters of a queue's name, a job's name, an id, a unique key, a group, a tag, a subject."""
 MAX_CONTENT_TYPE = 100
 MAX_INTEGER = 2**31 - 1
 DAY = 86_400_000
@@ -55,6 +56,8 @@ class JobOptions:
     """Slots of the queue's concurrency that it takes; one above the limit takes them all."""
     depends_on: tuple[JobKey, ...] = ()
     """Jobs that must have completed before this one may start."""
+    dependents: tuple[JobKey, ...] = ()
+    """Some of those that depend on it, by which they are found when all have ended. Set by flows."""
     on_dependency_failure: str = "fail"
     """When a dependency ends otherwise: `fail` | `ignore` | `cancel` | `wait`."""
     lifo: bool = False
@@ -70,15 +73,18 @@ class JobOptions:
     """Where the handler runs; None is what the job type or the settings say."""
     tags: tuple[str, ...] = ()
     """Words to find the job by."""
+    subject: str | None = None
+    """What the job is about: `app_label.model:pk` of a model's instance, or any text. See `Storage.about`."""
     content_type: str = MSGPACK
     """Codec of the payload and of the result."""
     plain: bool = field(init=False, default=True, compare=False, repr=False)
-    """Whether the end of such a job concerns no key, no group: it needs no lock of its queue."""
+    """Whether its end concerns no key, no group, nothing that it depends on: it needs no lock of a queue."""
     kept: int | None = field(init=False, default=None, compare=False, repr=False)
     """Milliseconds for which the record of a finished job is kept; None is for ever."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "plain", self.unique_key is None and self.group is None)
+        plain = self.unique_key is None and self.group is None and not self.depends_on
+        object.__setattr__(self, "plain", plain)
         if self.result_ttl is not None:
             object.__setattr__(self, "kept", max(self.result_ttl, self.retention or 0))
 
@@ -97,8 +103,9 @@ class JobOptions:
         values = {name: value for name, value in stored.items() if name in _DEFAULTS}
         if "backoff" in values:
             values["backoff"] = Backoff(**values["backoff"])
-        if "depends_on" in values:
-            values["depends_on"] = tuple((queue, id) for queue, id in values["depends_on"])
+        for name in ("depends_on", "dependents"):
+            if name in values:
+                values[name] = tuple((queue, id) for queue, id in values[name])
         if "tags" in values:
             values["tags"] = tuple(values["tags"])
         return cls(**values)
@@ -217,6 +224,17 @@ def _tags(name: str, value: Any) -> tuple[str, ...]:
     return tuple(check_text(name, tag) for tag in value)
 
 
+def _subject(name: str, value: Any) -> str:
+    if not hasattr(value, "_state"):
+        if not isinstance(value, str):
+            raise OptionError(f"{name}: expected an instance of a model or a text, got {value!r}")
+        return check_text(name, value)
+    named = name_of(value)
+    if named is None:
+        raise OptionError(f"{name}: {value!r} is not saved, so nothing can name it")
+    return check_text(name, named)
+
+
 def _dependencies(name: str, value: Any) -> tuple[JobKey, ...]:
     entries = [value] if hasattr(value, "queue") else value
     if isinstance(entries, (str, bytes)) or not isinstance(entries, Iterable):
@@ -260,5 +278,6 @@ PARSERS: dict[str, Parser] = {
     "retention": _optional(_positive),
     "executor": _optional(_choice(("inline",))),
     "tags": _tags,
+    "subject": _optional(_subject),
     "content_type": _content_type,
 }

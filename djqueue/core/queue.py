@@ -1,7 +1,7 @@
 """One queue of the engine: its jobs, each in the structure of its state."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
@@ -11,12 +11,15 @@ from .deadletters import DeadLetterPolicy, DeadLetters
 from .delayed import DelayedJobs
 from .errors import ConfigurationError, OptionError
 from .finished import FinishedJobs
-from .groups import PARKED, Groups
+from .groups import NO_LIMIT, PARKED, GroupLimit, Groups
 from .job import Batch, Event, Job
 from .limiter import Limiter, Rate
+from .mentions import Subjects
 from .ready import ReadyJobs
 from .retention import NO_RETENTION, Retention
+from .sharing import SharedLimiter
 from .states import PENDING, State
+from .tally import Tally
 from .unique import PREDECESSOR, UniqueKeys
 
 EventHandler = Callable[[Event], None]
@@ -36,8 +39,14 @@ class QueuePolicy:
     rate: Rate | None = None
     concurrency: int | None = None
     """Jobs of the queue active at once, over all workers."""
+    limiter: str | None = None
+    """The limiter that it shares with other queues."""
     group_concurrency: int = 1
     """Jobs of one group active at once."""
+    group_rate: Rate | None = None
+    """Jobs of one group started in a time."""
+    group_weights: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """The turns of groups for each one of another group."""
     group_mode: str = OPTIONAL
     """See `GROUP_MODES`."""
     dead_letters: DeadLetterPolicy = field(default_factory=DeadLetterPolicy)
@@ -49,6 +58,8 @@ class QueuePolicy:
     """What happens to an enqueue above that: see `capacity.WHEN_FULL`."""
     block_timeout: int = 30_000
     """Milliseconds for which `block` waits for room."""
+    objective: int | None = None
+    """Milliseconds within which a job should start: for those who look at the queue, and for nothing else."""
     outbox: bool = False
     """Whether jobs for Redis are written to a table in transactions, and while Redis is away."""
 
@@ -94,6 +105,9 @@ class JobQueue:
         "paused",
         "policy",
         "ready",
+        "shared",
+        "subjects",
+        "tally",
         "unique",
         "watchers",
     )
@@ -102,28 +116,34 @@ class JobQueue:
         self,
         name: str,
         policy: QueuePolicy,
-        tick: int,
+        monotonic: Callable[[], int],
         *,
         random: Random | None = None,
         keep_finished: bool = True,
+        shared: SharedLimiter | None = None,
     ) -> None:
         self.name = name
         self.jobs: dict[str, Job] = {}
         """Every job that has a record, by id."""
+        self.subjects = Subjects()
         self.ready = ReadyJobs()
         self.delayed = DelayedJobs()
         self.blocked = 0
         self.unique = UniqueKeys()
-        self.groups = Groups(policy.group_concurrency)
+        self.groups = Groups(monotonic)
         self.is_grouped = policy.group_mode != GLOBAL
         """Whether groups hold jobs back."""
-        self.group_limit: int | None = None
+        self.group_limit = NO_LIMIT
         """What was said to all groups while the queue ran."""
+        self.limit_groups(policy, self.group_limit)
         self.limiter = Limiter()
-        self.limiter.set(policy.rate, policy.concurrency, tick)
+        self.limiter.set(policy.rate, policy.concurrency, monotonic())
+        self.shared = shared
+        """The limiter of several queues that its jobs need permits of, besides."""
         self.dead = DeadLetters(policy.dead_letters, random or Random())
-        self.finished = FinishedJobs(keeps=keep_finished, retention=policy.retention)
+        self.finished = FinishedJobs(keeps=keep_finished, retention=policy.retention, jobs=self.jobs)
         self.paused = False
+        self.tally = Tally()
         self.handlers: list[EventHandler] = []
         self.watchers: dict[str, list[EventHandler]] = {}
         """Handlers of one job's events, by its id."""
@@ -143,6 +163,12 @@ class JobQueue:
     def is_there(self, job: Job) -> bool:
         """Whether the job is still the one that has its id."""
         return self.jobs.get(job.id) is job
+
+    def keep(self, job: Job) -> None:
+        """Have the record of a job, whose id is free."""
+        self.jobs[job.id] = job
+        if job.options.subject is not None:
+            self.subjects.add([job], job.options.subject)
 
     @property
     def pending(self) -> int:
@@ -172,7 +198,7 @@ class JobQueue:
         """Take in a new job, whose id is free, and its unique key too unless it waits `behind` the owner."""
         if job.options.depends_on:
             job.unmet = set(job.options.depends_on)
-        self.jobs[job.id] = job
+        self.keep(job)
         if behind is None:
             self.unique.take(job)
         else:
@@ -201,7 +227,7 @@ class JobQueue:
         elif job.state is State.DELAYED:
             self.delayed.remove(job)
         elif job.generation == PARKED:
-            self.groups.remove(job)
+            self._push(self.groups.remove(job))
         else:
             self.ready.remove(job)
             self.leave_group(job, was_ready=True)
@@ -227,6 +253,20 @@ class JobQueue:
         if job.options.group is not None and self.is_grouped:
             self._push(self.groups.leave(job, was_ready=was_ready))
 
+    def limit_groups(self, policy: QueuePolicy, said: GroupLimit) -> None:
+        """What counts for groups to which nothing else was said; `regroup` has it count for their jobs."""
+        self.group_limit = said
+        self.groups.limit = said.concurrency or policy.group_concurrency
+        self.groups.rate = said.rate or policy.group_rate
+        self.groups.weights = policy.group_weights
+
+    def end_rests(self, tick: int) -> bool:
+        """Have groups go on whose next token is there; whether a job is ready because of that."""
+        waiting = self.ready.size
+        for name in self.groups.rests.due(tick):
+            self._push(self.groups.advance(name))
+        return self.ready.size > waiting
+
     def regroup(self, names: list[str]) -> None:
         """Have other limits of some groups count."""
         for name in names:
@@ -235,9 +275,9 @@ class JobQueue:
                 self.groups.park(job)
             self._push(self.groups.advance(name))
 
-    def _push(self, freed: Job | None) -> None:
-        if freed is not None:
-            self.ready.push(freed)
+    def _push(self, freed: Sequence[Job]) -> None:
+        for job in freed:
+            self.ready.push(job)
 
     def watch_deadline(self, job: Job) -> None:
         """Remember when a job with a ttl expires."""
@@ -265,6 +305,8 @@ class JobQueue:
     def drop(self, job: Job) -> None:
         """Forget the record of a job that is in no structure."""
         del self.jobs[job.id]
+        if job.options.subject is not None:
+            self.subjects.drop(job, job.options.subject)
         self.dead.forget(job.id)
 
     @property

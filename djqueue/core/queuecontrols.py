@@ -1,11 +1,13 @@
 """What can be done to whole queues: limits, pause, clean, obliterate."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Unpack
 
-from .base import EngineBase
-from .groups import GroupLimit
+from .groups import NO_LIMIT, GroupLimit, GroupWords
 from .job import Job
 from .limiter import Rate
+from .limitercontrols import LimiterControls
 from .queue import QueuePolicy
 from .shard import Changes
 from .states import State
@@ -14,7 +16,7 @@ AT_ONCE = 1_000
 """Jobs that are forgotten while others wait."""
 
 
-class QueueControls(EngineBase):
+class QueueControls(LimiterControls):
     """Verbs on queues."""
 
     def configure(self, queue_name: str, policy: QueuePolicy) -> None:
@@ -25,12 +27,17 @@ class QueueControls(EngineBase):
             queue = shard.queue(queue_name)
             policy.check_mode(queue_name, queue.policy.group_mode)
             self._policies[queue_name] = policy
+            if policy.limiter != queue.policy.limiter:
+                self._share(queue, policy.limiter, changes)
             queue.configure(policy)
             self.may_block = self.may_block or policy.when_full == "block"
             queue.dead.policy = policy.dead_letters
-            queue.finished.retention = policy.retention
+            with ExitStack() as held:
+                for place in self.processing:  # under whose locks plain jobs complete
+                    held.enter_context(place.lock)
+                queue.finished.configure(policy.retention, queue.jobs)
             queue.limiter.set(policy.rate, policy.concurrency, self.clock.monotonic())
-            queue.groups.limit = queue.group_limit or policy.group_concurrency
+            queue.limit_groups(policy, queue.group_limit)
             queue.regroup(queue.groups.names())
             changes.woken.add(queue_name)
         self.settle(changes)
@@ -45,21 +52,20 @@ class QueueControls(EngineBase):
             changes.woken.add(queue_name)
         self.settle(changes)
 
-    def set_group_limit(self, queue_name: str, group: str | None, concurrency: int | None) -> None:
-        """Change how many jobs of a group are active at once; None: of all without their own.
+    def set_group_limit(self, queue_name: str, group: str | None, **said: Unpack[GroupWords]) -> None:
+        """Change what counts for a group; None: for all without their own.
 
-        concurrency: None takes back what was said, so that the queue's limit counts, or its policy's.
+        A word that is None takes back what was said, so that the queue's counts, or its policy's.
         """
         changes = Changes()
         shard = self.shard(queue_name)
         with shard.lock:
             queue = shard.queue(queue_name)
             if group is None:
-                queue.group_limit = concurrency
-                queue.groups.limit = concurrency or queue.policy.group_concurrency
+                queue.limit_groups(queue.policy, queue.group_limit._replace(**said))
                 queue.regroup(queue.groups.names())
             else:
-                queue.groups.set_own(group, queue.groups.own(group)._replace(concurrency=concurrency))
+                queue.groups.set_own(group, queue.groups.own(group)._replace(**said))
                 queue.regroup([group])
             changes.woken.add(queue_name)
         self.settle(changes)
@@ -89,8 +95,8 @@ class QueueControls(EngineBase):
         with shard.lock:
             queue = shard.find(queue_name)
             said: dict[str | None, GroupLimit] = dict(queue.groups.said().items())
-            if queue.group_limit is not None:
-                said[None] = GroupLimit(queue.group_limit)
+            if queue.group_limit != NO_LIMIT:
+                said[None] = queue.group_limit
         return said
 
     def pause(self, queue_name: str) -> None:
@@ -184,10 +190,12 @@ class QueueControls(EngineBase):
             jobs = list(queue.jobs.values())
             shard.remove(queue, jobs, now, changes)
             shard.queues.pop(queue_name, None)
+            if queue.shared is not None:
+                queue.shared.forget(queue_name, changes.woken)
             if queue.observed:
                 # The subscribers are of the name, not of what was in the queue.
                 fresh = shard.queue(queue_name)
                 fresh.handlers, fresh.watchers = queue.handlers, queue.watchers
-        changes.woken.clear()
+        changes.woken.discard(queue_name)
         self.settle(changes)
         return len(jobs)

@@ -75,6 +75,24 @@ class ReadyJobs:
         """Whether a job with one of the names waits."""
         return not self._by_name.keys().isdisjoint(names)
 
+    def oldest_at(self) -> int | None:
+        """Since when the job has waited that came first, of each priority; the earliest of these times."""
+        first: dict[tuple[int, bool], tuple[int, Job]] = {}
+        for queue in self._by_name.values():
+            for priority, generation, job in queue.longest():
+                place = (priority, generation < 0)
+                there = first.get(place)
+                if there is None or abs(generation) < abs(there[0]):
+                    first[place] = (generation, job)
+        return min((job.claimable_at for _, job in first.values()), default=None)
+
+    def before(self, job: Job, most: int) -> int:
+        """Jobs of any name that go before one that is here; `most` stands for as many or more."""
+        count = 0
+        for queue in self._by_name.values():
+            count += queue.before(job.options.priority, job.generation, most - count)
+        return count
+
     def counts(self) -> dict[str, int]:
         """Waiting jobs by name."""
         return {name: queue.size for name, queue in self._by_name.items()}

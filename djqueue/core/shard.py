@@ -6,7 +6,7 @@ subscribers, waking workers, resolving dependents) is noted in `Changes`.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import Lock
 from typing import NamedTuple
@@ -17,13 +17,12 @@ from .job import Attempt, DeadLetter, Event, Incident, Job, JobError
 from .journal import Journal
 from .options import JobKey
 from .queue import JobQueue
+from .sharing import SharedLimiter
 from .states import State
 from .unique import PREDECESSOR
 
 REPLACED = "replaced"
 """Reason of a cancelled job in whose place another with its unique key is."""
-MAX_HISTORY = 1_000
-"""Ended runs kept of one job; the oldest go first."""
 MAX_MOVED = 1_000
 """Jobs that have left of which is known where they went."""
 
@@ -31,17 +30,19 @@ MAX_MOVED = 1_000
 class Changes:
     """What one operation leaves to be done once its locks are free."""
 
-    __slots__ = ("ended", "events", "incidents", "unbound", "woken")
+    __slots__ = ("ended", "events", "freed", "incidents", "unbound", "woken")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.incidents: list[Incident] = []
         self.ended: list[tuple[JobKey, State, list[Job]]] = []
         """(job, its last state, the jobs that wait for it)."""
-        self.unbound: list[tuple[Job, set[JobKey]]] = []
-        """(job that waits no more, what it waited for)."""
+        self.unbound: list[tuple[Job, tuple[JobKey, ...]]] = []
+        """(job that lives no more, what it depended on)."""
         self.woken: set[str] = set()
         """Queues in which jobs may have become claimable."""
+        self.freed: dict[SharedLimiter, int] | None = None
+        """Permits of jobs that are active no more."""
 
 
 class Succession(NamedTuple):
@@ -97,16 +98,23 @@ class Shard:
         if self._journal is not None:
             self._journal.changed(job)
 
+    def restart(self, job: Job) -> None:
+        """What a run has sent is dropped: there is to be another, whose items begin anew."""
+        job.stream = None
+        if self._journal is not None:
+            self._journal.restarted(job)
+
     # Active jobs.
 
     def complete(self, queue: JobQueue, job: Job, result: bytes | None, now: int, changes: Changes) -> None:
         """active → completed."""
+        free_permits(queue, job, changes)
         job.result = result
         job.error = None
         job.finished_at = now
         # Last: who sees a completed job, without a lock, finds its result.
         job.state = State.COMPLETED
-        queue.finished.add(job)
+        queue.finished.add(job, 1)
         if self._journal is not None:
             self._journal.completed(job)
         if not job.options.plain or job.has_dependents:
@@ -127,7 +135,8 @@ class Shard:
         changes: Changes,
     ) -> None:
         """active → waiting | delayed: after a failure (`retried`), a stall, or unused (`released`)."""
-        note_attempt(job, outcome, now, error)
+        free_permits(queue, job, changes)
+        note_attempt(job, outcome, now, error, queue.policy.retention.attempts.count)
         if outcome == "released":
             job.attempts -= 1
         elif outcome == "retried":
@@ -139,9 +148,15 @@ class Shard:
             # Of two that wait with one key the newer is kept.
             self._cancel(queue, job, REPLACED, now, changes)
             return
+        if job.stream is not None:
+            self.restart(job)
         job.worker = ""
         job.run_at = now + delay
         queue.put_back(job, now, front=outcome != "retried")
+        if outcome == "retried":
+            queue.tally.retried += 1
+        elif outcome == "stalled":
+            queue.tally.stalled += 1
         changes.woken.add(queue.name)
         self.changed(job)
         event = {"retried": "failing", "released": "released", "stalled": "stalled"}[outcome]
@@ -157,10 +172,13 @@ class Shard:
         changes: Changes,
     ) -> None:
         """active → failed, with a dead letter."""
+        free_permits(queue, job, changes)
         stalled = reason in ("stalled", "worker_lost")
-        note_attempt(job, "stalled" if stalled else "failed", now, error)
+        most = queue.policy.retention.attempts.count
+        note_attempt(job, "stalled" if stalled else "failed", now, error, most)
         if stalled:
             job.stalls += 1
+            queue.tally.stalled += 1
             job.state = State.FAILED
             self.tell(queue, job, "stalled", now, changes)
         else:
@@ -169,7 +187,8 @@ class Shard:
 
     def cancel_active(self, queue: JobQueue, job: Job, reason: str, now: int, changes: Changes) -> None:
         """active → cancelled."""
-        note_attempt(job, "cancelled", now, None)
+        free_permits(queue, job, changes)
+        note_attempt(job, "cancelled", now, None, queue.policy.retention.attempts.count)
         self._cancel(queue, job, reason, now, changes)
 
     # Pending jobs.
@@ -262,11 +281,12 @@ class Shard:
 
     def take_in(self, queue: JobQueue, job: Job, retries: int, now: int, changes: Changes) -> None:
         """A job that has left another queue, as it was; its id and its unique key are free here."""
-        queue.jobs[job.id] = job
+        queue.keep(job)
         queue.dead.note_retries(job.id, retries)
         queue.unique.take(job)
         queue.watch_deadline(job)
         queue.place(job, now)
+        queue.tally.enqueued += 1
         changes.woken.add(queue.name)
         if self._journal is not None:
             job.noted = 0
@@ -275,6 +295,34 @@ class Shard:
             if job.progress is not None or job.logs:
                 self._journal.reported(job, tuple(job.logs or ()))
         self.tell(queue, job, "queued", now, changes)
+
+    def give_letter(self, queue: JobQueue, job: Job, now: int, changes: Changes) -> DeadLetter:
+        """A failed job leaves, with its dead letter."""
+        if self._journal is not None:
+            self._journal.removed([job])
+        letter = queue.dead.remove(job.id)
+        assert letter is not None
+        queue.drop(job)
+        self.tell(queue, job, "removed", now, changes)
+        return letter
+
+    def take_letter(
+        self, queue: JobQueue, job: Job, letter: DeadLetter, now: int, changes: Changes
+    ) -> list[DeadLetter]:
+        """A failed job that has left another queue, as it was; its id is free here. Returns which letters are
+        too many now.
+        """
+        queue.keep(job)
+        letter, evicted = queue.dead.receive(letter._replace(queue=queue.name), job, now)
+        queue.finished.note_failed([job])
+        if self._journal is not None:
+            job.noted = 0
+            self._journal.added([job])
+            self._journal.died(job, letter)
+            if job.progress is not None or job.logs:
+                self._journal.reported(job, tuple(job.logs or ()))
+        self.tell(queue, job, "failed", now, changes)
+        return evicted
 
     def moved_on(self, old: JobKey, new: JobKey) -> None:
         """Note where a job has gone."""
@@ -285,6 +333,10 @@ class Shard:
     def is_at(self, key: JobKey) -> None:
         """Note that a job is here, whatever was noted."""
         self._moved.pop(key, None)
+
+    def has_moved(self, key: JobKey) -> bool:
+        """Whether it is known where a job that is not here has gone."""
+        return key in self._moved
 
     def whereabouts(self, key: JobKey) -> JobKey | None:
         """Where a job that is not here has gone, if that is known."""
@@ -312,6 +364,8 @@ class Shard:
     def revive(self, queue: JobQueue, job: Job, now: int, changes: Changes, *, by_itself: bool) -> None:
         """failed → waiting, out of the dead letters, with its budget of failures and stalls renewed."""
         queue.dead.remove(job.id, by_itself=by_itself)
+        if job.stream is not None:
+            self.restart(job)
         job.failures = job.stalls = 0
         job.finished_at = 0
         job.reason = job.worker = ""
@@ -330,12 +384,15 @@ class Shard:
         for job in jobs:
             if job.state in (State.COMPLETED, State.CANCELLED):
                 queue.finished.remove(job)
+                if self.dependencies.holders:
+                    self.dependencies.forget((job.queue, job.id))
             elif job.state is State.FAILED:
                 queue.dead.remove(job.id)
                 self.note_end(job, State.CANCELLED, changes)
             else:
                 self._displace(queue, job, changes)
                 queue.unique.release(job, now)
+                self._unbind(job, changes)
                 self.note_end(job, State.CANCELLED, changes)
             queue.drop(job)
             self.tell(queue, job, "removed", now, changes)
@@ -361,7 +418,9 @@ class Shard:
         job.reason = reason
         job.error = error
         job.finished_at = now
+        queue.tally.failed += 1
         letter, evicted = queue.dead.add(job, now)
+        queue.finished.note_failed([job])
         if self._journal is not None:
             self._journal.died(job, letter)
         self._ended(queue, job, changes, in_group=in_group)
@@ -386,15 +445,14 @@ class Shard:
         job.state = State.CANCELLED
         job.reason = reason
         job.finished_at = now
+        queue.tally.cancelled += 1
         queue.finished.add(job)
         self.changed(job)
         self._ended(queue, job, changes, in_group=in_group)
         self.tell(queue, job, "cancelled", now, changes)
 
     def _displace(self, queue: JobQueue, job: Job, changes: Changes) -> None:
-        if job.unmet:
-            changes.unbound.append((job, job.unmet))
-            job.unmet = None
+        job.unmet = None
         waiting = queue.ready.size
         queue.displace(job)
         if job.options.group is not None and queue.ready.size >= waiting:
@@ -409,14 +467,60 @@ class Shard:
             changes.woken.add(queue.name)
         if successor is not None:
             self.unblock(queue, successor, PREDECESSOR, job.finished_at, changes)
+        self._unbind(job, changes)
         self.note_end(job, job.state, changes)
 
+    @staticmethod
+    def _unbind(job: Job, changes: Changes) -> None:
+        if job.options.depends_on:
+            changes.unbound.append((job, job.options.depends_on))
+
     def note_end(self, job: Job, state: State, changes: Changes) -> None:
-        """Note for those that wait for a job how it ended."""
+        """Note for those that wait for a job how it ended; its record is theirs to read."""
         if job.has_dependents:
             key = (job.queue, job.id)
             job.has_dependents = False
-            changes.ended.append((key, state, self.dependencies.pop(key)))
+            if job.state is state and state is not State.FAILED:
+                dependents = self.dependencies.keep(key)
+                if dependents:
+                    self.queues[job.queue].finished.hold(job)
+            else:
+                dependents = self.dependencies.pop(key)
+            changes.ended.append((key, state, dependents))
+
+    # Records that others may read.
+
+    def hold(self, queue: JobQueue, job: Job, dependent: Job) -> None:
+        """Keep the record of a job that has ended for one that depends on it."""
+        self.dependencies.hold((job.queue, job.id), dependent)
+        queue.finished.hold(job)
+
+    def replaced(self, key: JobKey) -> None:
+        """Another job has the id of one whose record was elsewhere: nobody holds that any more."""
+        if key in self.dependencies.holders:
+            self.dependencies.forget(key)
+            if self._journal is not None:
+                self._journal.let_go(key)
+
+    def let_go(self, keys: Iterable[JobKey], dependent: Job, now: int) -> None:
+        """What a job that has ended depended on is not kept for it any more."""
+        for key in keys:
+            if self.dependencies.let_go(key, dependent):
+                queue = self.queues.get(key[0])
+                job = queue.jobs.get(key[1]) if queue is not None else None
+                if queue is not None and job is not None:
+                    queue.finished.let_go(job, now)
+                if self._journal is not None:
+                    self._journal.let_go(key)
+
+
+def free_permits(queue: JobQueue, job: Job, changes: Changes) -> None:
+    """A job is active no more: others are to have what it had of a shared limiter."""
+    shared = queue.shared
+    if shared is not None:
+        if changes.freed is None:
+            changes.freed = {}
+        changes.freed[shared] = changes.freed.get(shared, 0) + job.options.weight
 
 
 def pending_rival(queue: JobQueue, owner: Job) -> Job | None:
@@ -434,12 +538,13 @@ def incident_of(job: Job, event: str) -> Incident:
     return Incident(job.queue, job.id, job.name, event, reason, error)
 
 
-def note_attempt(job: Job, outcome: str, now: int, error: JobError | None) -> None:
-    """Keep the run that has just ended in the job's history."""
+def note_attempt(job: Job, outcome: str, now: int, error: JobError | None, most: int) -> None:
+    """Keep the run that has just ended in the job's history, as one of so many at most."""
     if job.history is None:
         job.history = []
     job.history.append(Attempt(job.attempts, job.worker, job.started_at, now, outcome, error))
-    if len(job.history) > MAX_HISTORY:
+    excess = len(job.history) - most
+    if excess > 0:
         # A job may be put off for years.
-        del job.history[0]
-        job.noted = max(0, job.noted - 1)
+        del job.history[:excess]
+        job.noted = max(0, job.noted - excess)

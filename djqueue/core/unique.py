@@ -1,10 +1,15 @@
 """Who owns which unique key of a queue, and who is to have it next."""
 
+import heapq
+
 from .job import Job
 from .options import JobKey
 
 PREDECESSOR: JobKey = ("", "")
 """Among the unmet dependencies of a job: it waits for the active job that had its key before it."""
+
+
+COMPACT_FROM = 64
 
 
 class UniqueKeys:
@@ -13,10 +18,12 @@ class UniqueKeys:
     Behind an active owner one job may wait for its end: the successor.
     """
 
-    __slots__ = ("_owners", "_successors")
+    __slots__ = ("_owners", "_successors", "_times")
 
     def __init__(self) -> None:
         self._owners: dict[str, tuple[Job, int | None]] = {}
+        self._times: list[tuple[int, str]] = []
+        """Heap of when keys are free anyway; also of such as are free already, or another job's."""
         self._successors: dict[str, tuple[Job, Job]] = {}
         """(who waits, the job whose end it waits for), by key."""
 
@@ -36,6 +43,12 @@ class UniqueKeys:
         key, ttl = job.options.unique_key, job.options.unique_ttl
         if key is not None:
             self._owners[key] = (job, None if ttl is None else job.created_at + ttl)
+            if ttl is not None:
+                if len(self._times) > COMPACT_FROM + 2 * len(self._owners):
+                    self._times = [(at, name) for name, (_, at) in self._owners.items() if at is not None]
+                    heapq.heapify(self._times)
+                else:
+                    heapq.heappush(self._times, (job.created_at + ttl, key))
 
     def wait(self, job: Job, behind: Job) -> None:
         """Have a job follow an active one; the caller has seen that nobody else does."""
@@ -75,8 +88,8 @@ class UniqueKeys:
 
     def sweep(self, now: int) -> None:
         """Forget the keys whose time is over."""
-        for key in [key for key, (_, free_at) in self._owners.items() if free_at and free_at <= now]:
-            del self._owners[key]
+        while self._times and self._times[0][0] <= now:
+            self.owner(heapq.heappop(self._times)[1], now)
 
     def __len__(self) -> int:
         return len(self._owners) + len(self._successors)

@@ -7,35 +7,46 @@ is fired in three steps, each of which whoever comes next can tell from the othe
 2. the job is enqueued, with the slot in its id;
 3. the row is moved on to the next slot, and the execution counted, unless somebody has done so.
 
-One who dies behind the first step leaves a row that is taken over after `GRACE`. Whether the job was
-enqueued then, its id says, for as long as the record of a job is kept. Behind that nobody can know, and
-the slot is left out: at most one job for each.
+One who dies behind the first step leaves a row that is taken over after `GRACE`; after `DEAD` if its process
+was one of this machine, which can be seen to be gone. Whether the job was enqueued then, its id says, for
+as long as the record of a job is kept. Behind that nobody can know, and the slot is left out: at most one
+job for each.
+
+The jobs go through the middleware, as all others do. What that refuses is left out, with the reason in the
+row.
 """
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 
+from djqueue.client.announcing import announcer
+from djqueue.conf import get_settings
 from djqueue.core.clock import Clock
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import DjqueueError, StorageUnavailableError
-from djqueue.core.job import Batch, Incident
-from djqueue.core.options import JobKey
+from djqueue.core.job import Batch, EnqueueResult, Incident
+from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.states import LIVE, PENDING, State
+from djqueue.middleware import layers_of
 from djqueue.models import CronJob
 from djqueue.schedules import Schedule
 from djqueue.schedules.plan import plan
+from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.database.clock import DatabaseClock, set_right
+from djqueue.storage.database.lease import Holder, died_here, host_name
 
 from .cron import batch_of, job_id
 from .declaring import declare
+from .passing import passed
 
 logger = logging.getLogger("djqueue.cron")
 
@@ -45,6 +56,8 @@ ROUNDS = 100
 """Looks of one round: what is due then is left to the next one."""
 GRACE = 75_000
 """Milliseconds that one who has begun with a slot has for it: more than the longest call of a storage."""
+DEAD = 5_000
+"""The same if the process is known to be gone: a word of its own may still be on its way to the storage."""
 HASTE = 5_000
 """Milliseconds after which one who has begun does not enqueue any more."""
 SURE = 25 * 60_000
@@ -83,21 +96,60 @@ class Attempt(NamedTuple):
         return sorted(earlier)
 
 
+class Enqueued(NamedTuple):
+    """The job of a slot."""
+
+    queue: str
+    id: str
+    options: JobOptions
+
+
+class Skipped(NamedTuple):
+    """A slot that is left out."""
+
+    slot: int
+    reason: str
+
+
 class Sent(NamedTuple):
-    """What became of an attempt."""
+    """What becomes of an attempt."""
 
     attempt: Attempt
-    slots: list[int]
-    """Those with a job."""
+    jobs: dict[int, Enqueued]
+    """By slot."""
     unfinished: list[JobKey]
-    missing: Batch | None
-    """Jobs that were still to be enqueued."""
+    """If runs may not overlap: the jobs of earlier slots that have not ended."""
+    wanted: list[int]
+    """Slots whose jobs are still to be enqueued."""
+    skipped: Skipped | None
+    """The last that is left out."""
 
-    def with_those(self, there: Container[JobKey]) -> "Sent":
-        """Without what was kept out, by another job's unique key say."""
+    @property
+    def missing(self) -> Batch:
+        """The jobs that are still to be enqueued."""
+        batch, ids = self.attempt.batch, [self.attempt.key(slot)[1] for slot in self.wanted]
+        return batch._replace(payloads=batch.payloads[: len(ids)], ids=ids)
+
+    def answered(self, answers: Sequence[tuple[Batch, EnqueueResult]], reason: str) -> "Sent":
+        """With the storage's answers to the batches that it was given.
+
+        reason: why a slot has none.
+        """
+        jobs, skipped = dict(self.jobs), self.skipped
+        by_id = {answer.id: (batch, answer) for batch, answer in answers}
+        for at, slot in enumerate(self.wanted):
+            _, job = self.attempt.key(slot)
+            # Middleware may have given it another id.
+            batch, answer = by_id.get(job) or (answers[at] if len(answers) == len(self.wanted) else NOTHING)
+            if answer is not None and (answer.id == job or answer.status == "queued"):
+                jobs[slot] = Enqueued(answer.queue, answer.id, batch.options)
+            else:
+                skipped = Skipped(slot, reason if answer is None else f"kept out by the job {answer.id}")
+        unfinished = self.unfinished
+        if self.attempt.schedule.overlap != "allow":
+            unfinished = [*unfinished, *(jobs[slot][:2] for slot in self.wanted if slot in jobs)]
         return self._replace(
-            slots=[slot for slot in self.slots if self.attempt.key(slot) in there],
-            unfinished=[key for key in self.unfinished if key in there],
+            jobs=dict(sorted(jobs.items())), unfinished=unfinished, wanted=[], skipped=skipped
         )
 
 
@@ -140,10 +192,9 @@ class Firing:
         Raises StorageError and the database's errors.
         """
         with self._lock:
-            set_right(self.clock)
             if not self._is_declared:
-                declare(self._alias, self.clock.now())
-                self._is_declared = True
+                self.declare()
+            set_right(self.clock)
             self._look_at_the_clock()
             fired = 0
             for _ in range(ROUNDS):
@@ -157,6 +208,15 @@ class Firing:
                     break
                 fired += sum(done)
             return fired
+
+    def declare(self) -> None:
+        """Make the rows equal to what this process's code declares, which `fire` does otherwise.
+
+        Raises the database's errors.
+        """
+        set_right(self.clock)
+        declare(self._alias, self.clock.now())
+        self._is_declared = True
 
     def leave(self) -> None:
         """Close this thread's connection, after an error."""
@@ -205,7 +265,8 @@ class Firing:
         began = _instant(row.firing_at)
         if began is None or self._mine.get(row.pk) == began:
             return True
-        return not 0 <= now - began < self._grace
+        age = now - began
+        return not 0 <= age < self._grace or (age >= DEAD and _is_gone(row.firing_by))
 
     # One after the other.
 
@@ -219,13 +280,13 @@ class Firing:
             return []
         sent = self._send(begun, known)
         with transaction.atomic(using=self._alias):
-            is_counted = [self._finish(one) for one in sent]
+            is_new = [self._finish(one) for one in sent]
         for one in sent:
             self._mine.pop(one.attempt.row.pk, None)
-        new = [one.slots if counted else [] for one, counted in zip(sent, is_counted, strict=True)]
-        for one, slots in zip(sent, new, strict=True):
-            for slot in slots:
-                self._tell(one.attempt.row, one.attempt.key(slot))
+        new = [list(one.jobs.values()) if is_its else [] for one, is_its in zip(sent, is_new, strict=True)]
+        for one, jobs in zip(sent, new, strict=True):
+            for job in jobs:
+                self._tell(one.attempt.row, job)
         return list(map(len, new))
 
     def _known(self, attempts: Iterable[Attempt]) -> Known:
@@ -249,7 +310,7 @@ class Firing:
             for attempt in attempts:
                 row = attempt.row
                 mine = self._enabled().filter(pk=row.pk, next_run_at=row.next_run_at, firing_at=row.firing_at)
-                if mine.update(firing_at=now):
+                if mine.update(firing_at=now, firing_by=_this_process()):
                     begun.append(attempt)
         self._mine.update((attempt.row.pk, now) for attempt in begun)
         return begun
@@ -257,58 +318,99 @@ class Firing:
     def _send(self, attempts: Sequence[Attempt], known: Known) -> list[Sent]:
         """Enqueue the jobs that are not there yet."""
         sent = [self._sorted_out(attempt, known) for attempt in attempts]
-        batches = [one.missing for one in sent if one.missing is not None]
+        if layers_of(get_settings()).enqueue:
+            return self._send_apart(sent)
+        batches = [one.missing for one in sent if one.wanted]
         if not batches:
             return sent
         try:
-            there = {*known, *self._enqueue(batches)}
+            answers = iter(self._enqueue(batches))
         except StorageUnavailableError:
             raise
         except DjqueueError:
-            return self._send_apart(sent, known)
-        return [one.with_those(there) for one in sent]
+            return self._send_apart(sent)
+        answered = []
+        for one in sent:
+            batch = one.missing
+            answered.append(one.answered([(batch, next(answers)) for _ in one.wanted], ""))
+        return answered
 
-    def _send_apart(self, sent: Sequence[Sent], known: Known) -> list[Sent]:
+    def _send_apart(self, sent: Sequence[Sent]) -> list[Sent]:
         """Each by itself: one that is refused, by a full queue say, is tried again, and keeps up no other."""
         accepted = []
         for one in sent:
             row = one.attempt.row
             try:
-                there = {*known, *(self._enqueue([one.missing]) if one.missing is not None else ())}
+                accepted.append(self._send_one(one) if one.wanted else one)
             except StorageUnavailableError:
                 raise
+            except TakenOverError:
+                logger.warning("The cron job %s: the middleware took so long that another goes on.", row.name)
             except DjqueueError as error:
                 if row.pk not in self._refused:
                     self._refused.add(row.pk)
                     logger.error("The cron job %s is refused, and tried again: %s", row.name, error)
             else:
                 self._refused.discard(row.pk)
-                accepted.append(one.with_those(there))
         return accepted
 
-    def _enqueue(self, batches: Sequence[Batch]) -> list[JobKey]:
+    def _send_one(self, sent: Sent) -> Sent:
+        """Through the middleware: it has the last word on a slot, as it has on every enqueue."""
+        row = sent.attempt.row
+
+        def enqueue(batch: Batch) -> list[EnqueueResult]:
+            # Also those before it have taken their time since it was marked.
+            if not 0 <= self.clock.now() - self._mine[row.pk] <= HASTE:
+                self._renew(sent.attempt)
+            return self._enqueue([batch])
+
+        answers, error = passed(layers_of(get_settings()).enqueue, sent.missing, enqueue)
+        reason = NOT_PASSED if error is None else f"{type(error).__name__}: {error}"
+        answered = sent.answered(answers, reason)
+        if error is not None:
+            logger.error(
+                "The cron job %s: the middleware raised %s; %d of %d jobs were enqueued.",
+                row.name,
+                reason,
+                len(answered.jobs) - len(sent.jobs),
+                len(sent.wanted),
+                exc_info=error,
+            )
+        return answered
+
+    def _renew(self, attempt: Attempt) -> None:
+        """Mark the row anew. Raises TakenOverError if it is not this process's any more."""
+        row, now = attempt.row, self.clock.now()
+        began = to_datetime(self._mine[row.pk])
+        mine = self._enabled().filter(pk=row.pk, next_run_at=row.next_run_at, firing_at=began)
+        if not mine.update(firing_at=now):
+            raise TakenOverError
+        self._mine[row.pk] = now
+
+    def _enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         # Not to the table of the jobs on their way to Redis, where no id is known.
         enqueue = getattr(self._storage, "enqueue_directly", self._storage.enqueue)
-        return [(answer.queue, answer.id) for answer in enqueue(batches)]
+        answers: list[EnqueueResult] = enqueue(batches)
+        return answers
 
     def _sorted_out(self, attempt: Attempt, known: Known) -> Sent:
-        """The slots that have a job or get one, and the jobs that are still to be enqueued."""
+        """The slots that have a job or get one, and those that do not."""
         overlap = attempt.schedule.overlap
         unfinished = [key for key in attempt.earlier if known.get(key) in LIVE]
-        slots: list[int] = []
-        ids: list[str] = []
+        jobs: dict[int, Enqueued] = {}
+        wanted: list[int] = []
+        skipped = None
         for slot in attempt.slots:
             key = attempt.key(slot)
-            if key not in known:
-                if self._is_in_doubt(attempt, slot) or _overlaps(overlap, unfinished, known):
-                    continue
-                ids.append(key[1])
-                if overlap != "allow":
-                    unfinished.append(key)
-            slots.append(slot)
-        batch = attempt.batch
-        missing = batch._replace(payloads=batch.payloads[: len(ids)], ids=ids) if ids else None
-        return Sent(attempt, slots, unfinished if overlap != "allow" else [], missing)
+            if key in known:
+                jobs[slot] = Enqueued(*key, attempt.batch.options)
+            elif self._is_in_doubt(attempt, slot):
+                skipped = Skipped(slot, IN_DOUBT)
+            elif _overlaps(overlap, [*unfinished, *map(attempt.key, wanted)], known):
+                skipped = Skipped(slot, UNFINISHED)
+            else:
+                wanted.append(slot)
+        return Sent(attempt, jobs, unfinished, wanted, skipped)
 
     def _is_in_doubt(self, attempt: Attempt, slot: int) -> bool:
         """Whether the job may have been enqueued so long ago that it is not known any more."""
@@ -325,30 +427,30 @@ class Firing:
     def _finish(self, sent: Sent) -> bool:
         """Count, unless that is done, and move the row on, unless it was changed meanwhile.
 
-        Whether there was something to count.
+        Whether its jobs are to be told of: once for each, and also if nobody counts them any more.
         """
-        row, slots = sent.attempt.row, sent.slots
-        executions, counted = row.executions, 0
+        row, slots = sent.attempt.row, list(sent.jobs)
+        executions, is_new = row.executions, False
         if slots:
             is_counted = Q(last_run_at__isnull=False, last_run_at__gte=slots[-1])
-            counted = (
-                self._rows()
-                .filter(~is_counted, pk=row.pk)
-                .update(
-                    executions=F("executions") + len(slots), last_run_at=slots[-1], unfinished=sent.unfinished
-                )
+            mine = self._rows().filter(pk=row.pk)
+            counted = mine.filter(~is_counted).update(
+                executions=F("executions") + len(slots), last_run_at=slots[-1], unfinished=sent.unfinished
             )
+            is_new = bool(counted) or not mine.exists()
             executions += len(slots)
         limit = sent.attempt.schedule.max_executions
         is_over = limit is not None and executions >= limit
-        self._move(row, None if is_over else sent.attempt.following)
-        return bool(counted)
+        self._move(row, None if is_over else sent.attempt.following, sent.skipped)
+        return is_new
 
-    def _move(self, row: CronJob, following: int | None) -> None:
+    def _move(self, row: CronJob, following: int | None, skipped: Skipped | None = None) -> None:
         """Set the next slot, if the present one still is; a schedule without one is over."""
-        over = {} if following is not None else {"enabled": False}
+        more: dict[str, Any] = {} if following is not None else {"enabled": False}
+        if skipped is not None:
+            more.update(skipped_at=skipped.slot, skip_reason=skipped.reason[:LONGEST_REASON])
         self._rows().filter(pk=row.pk, next_run_at=row.next_run_at).update(
-            next_run_at=following, firing_at=None, **over
+            next_run_at=following, firing_at=None, firing_by="", **more
         )
 
     def _switch_off(self, row: CronJob, why: DjqueueError) -> None:
@@ -378,10 +480,35 @@ class Firing:
     def _rows(self) -> "QuerySet[CronJob]":
         return CronJob.objects.using(self._alias)
 
-    def _tell(self, row: CronJob, key: JobKey) -> None:
-        queue, job = key
-        logger.info("The cron job %s has enqueued %s in queue %s.", row.name, job, queue)
-        self._storage.told([Incident(queue, job, row.job_name, "fired", row.name)])
+    def _tell(self, row: CronJob, job: Enqueued) -> None:
+        logger.info("The cron job %s has enqueued %s in queue %s.", row.name, job.id, job.queue)
+        if job_enqueued.receivers:
+            announcer.announce(
+                job_enqueued, row.job_name, queue=job.queue, job_id=job.id, options=job.options
+            )
+        self._storage.told([Incident(job.queue, job.id, row.job_name, "fired", row.name)])
+
+
+class TakenOverError(DjqueueError):
+    """Another process has begun with the slot."""
+
+
+NOTHING: tuple[Any, None] = (None, None)
+LONGEST_REASON = 1_000
+"""Characters."""
+NOT_PASSED = "the middleware has not passed it on"
+IN_DOUBT = "whether it was enqueued cannot be known any more"
+UNFINISHED = "a job of an earlier run is unfinished"
+
+
+def _this_process() -> str:
+    return f"{os.getpid()}@{host_name()}"
+
+
+def _is_gone(process: str) -> bool:
+    """Whether it was a process of this machine that is no more; a stopped one is still there."""
+    pid, _, host = process.partition("@")
+    return pid.isdecimal() and died_here(Holder("", host, int(pid), ""))
 
 
 def _overlaps(overlap: str, unfinished: list[JobKey], known: Known) -> bool:

@@ -28,8 +28,12 @@ IDLE = 0.5
 """Seconds between two looks when nothing has changed."""
 TIDY_EVERY = 5_000
 """Milliseconds between two looks at the workers, and at what is to be forgotten."""
+STEPS = 20
+"""Times a thousand rows that are forgotten at such a look; what is left goes with the next round."""
 FIRST_RETRY, LAST_RETRY = 0.5, 10.0
 """Seconds before what failed is tried again, doubling."""
+FORCED = 20
+"""Tries to have a turn that others take at the same moment."""
 LONGEST = 10_000
 """Milliseconds that catching up may take: where changes never end, it would not, either."""
 
@@ -56,12 +60,14 @@ class Mirror:
         self._changes = changes
         self._turn = Turn(alias, self.clock)
         hold = self._turn.hold
-        self.tables = Tables(alias, changes.options.states, changes.options.retention, hold)
+        self.tables = Tables(alias, changes.options, hold)
         self._copying = Copying(storage, changes, self.tables, self.clock, hold)
         self._begun = 0
         """The number of the turn that the fields below are of."""
         self._controls: dict[str, Row] = {}
         """What the tables say that queues were told."""
+        self._said: dict[str, int] = {}
+        """How often groups had been told something when that was last copied, by queue."""
         self._marks: dict[str, Mark] = {}
         """How far each queue's stream was read."""
         self._tidied = 0
@@ -117,7 +123,8 @@ class Mirror:
     # One round.
 
     def _take_turn(self) -> None:
-        if not self._turn.take(by_force=True):
+        # Another one may take it between the look and the change: whose turn it is meant to be asks again.
+        if not any(self._turn.take(by_force=True) for _ in range(FORCED)):
             raise TurnLostError
 
     def _round(self) -> int:
@@ -133,6 +140,8 @@ class Mirror:
     def _begin(self) -> None:
         """The turn is a new one: what was known of the tables may not be so any more."""
         self._controls = self.tables.controls()
+        self._said = {}
+        self.tables.look_at_all()
         self._marks = {}
         self._tidied = self.clock.monotonic() - TIDY_EVERY
         for queue, since in self._changes.queues()[1].items():
@@ -142,7 +151,7 @@ class Mirror:
         self._begun = self._turn.number
 
     def _copy_queue(self, queue: str, since: int | None) -> int:
-        reading = self._changes.next(queue)
+        reading = self._changes.next(queue, self._said.get(queue))
         if reading.word == "go" and since is not None and not self._is_older(queue, reading):
             self._copying.copy(queue, reading.ids, reading.after)
             self._changes.acknowledge(queue, reading.entries)
@@ -178,7 +187,9 @@ class Mirror:
         self._turn.hold()
         self._changes.forget(queue)
         self.tables.write_controls(queue, None)
+        self.tables.write_groups(queue, {})
         self._controls.pop(queue, None)
+        self._said.pop(queue, None)
         self._marks.pop(queue, None)
         return forgotten
 
@@ -190,18 +201,29 @@ class Mirror:
         if row != there and (there is not None or controls.paused or controls.limited):
             self.tables.write_controls(queue, row)
             self._controls[queue] = row
+        if controls.groups is not None:
+            self.tables.write_groups(queue, controls.groups)
+            self._said[queue] = controls.said
 
     def _tidy(self, listed: Sequence[str]) -> None:
         """Workers, rows whose time is over, and queues that Redis does not even know any more."""
         self.tables.write_workers(self.storage.workers())
-        while self.tables.purge(self.clock.now()):
-            self._copying.between()
+        is_done = self._forget_old()
         for queue in sorted({*self.tables.queues()} - {*listed} - self._warned):
             unknown = self.tables.count_unfinished(queue)
             if unknown:
                 logger.warning(NOT_KNOWN, unknown, queue)
                 self._warned.add(queue)
-        self._tidied = self.clock.monotonic()
+        if is_done:
+            self._tidied = self.clock.monotonic()
+
+    def _forget_old(self) -> bool:
+        """Forget some rows that are kept no longer; whether it was all of them."""
+        for _ in range(STEPS):
+            if not self.tables.purge(self.clock.now()) and not self.tables.trim():
+                return True
+            self._copying.between()
+        return False
 
     # The thread.
 

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from djqueue.core.errors import OptionError
+from djqueue.core.groups import NO_LIMIT, GroupLimit, GroupWords
 from djqueue.core.job import Batch, Job
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobKey, JobOptions
@@ -78,14 +79,26 @@ class Restoration:
 
     def _restore_controls(self, queue: str) -> None:
         """A queue that was paused must not begin to run."""
-        row = self._tables.controls().get(queue)
-        if row is None or self._dry_run or not self._mirror.has_lost(queue):
+        if self._dry_run or not self._mirror.has_lost(queue):
             return
-        _, paused, capacity, per, concurrency = row
-        if paused:
-            self._storage.pause(queue)
-        if capacity or concurrency:
-            self._storage.set_limits(queue, Rate(capacity, per) if capacity else None, concurrency)
+        row = self._tables.controls().get(queue)
+        if row is not None:
+            _, paused, capacity, per, concurrency = row
+            if paused:
+                self._storage.pause(queue)
+            if capacity or concurrency:
+                self._storage.set_limits(queue, Rate(capacity, per) if capacity else None, concurrency)
+        known = self._storage.group_limits(queue)
+        for group, said in self._tables.group_limits(queue).items():
+            if group not in known:
+                self._restore_group(queue, group, said)
+
+    def _restore_group(self, queue: str, group: str | None, said: GroupLimit) -> None:
+        if said._replace(paused=False) != NO_LIMIT:
+            words = GroupWords(concurrency=said.concurrency, rate=said.rate, weight=said.weight)
+            self._storage.set_group_limit(queue, group, **words)
+        if said.paused and group is not None:
+            self._storage.pause_group(queue, group)
 
     def _restore(self, queue: str, jobs: Sequence[Job]) -> None:
         report = self._reports[queue]

@@ -47,17 +47,40 @@ def scheduling(storage: Storage) -> Callable[[], None]:
     return look
 
 
+def declare_now(storage: Storage) -> None:
+    """Make the rows of schedules equal to this code, before the first job runs, and where none runs for long.
+
+    Only by a process that would fire them; quiet where there are no tables, as `scheduling`.
+    """
+    if not getattr(storage, "is_scheduler", True):
+        return
+    firing = firing_of(storage)
+    try:
+        firing.declare()
+    except DjqueueError:
+        raise
+    except Exception as error:
+        # A project whose jobs are elsewhere need not have the tables.
+        firing.leave()
+        logger.debug("Schedules are not declared: %s", in_one_line(error))
+
+
 def firing_of(storage: Storage) -> Firing:
     """A `Firing` for a storage, with what is known of its kind."""
     lock = _locks.setdefault(storage, Lock())
+    alias = alias_of(storage)
     if isinstance(storage, DatabaseStorage):
         # There is one scheduler: whoever has begun with a slot is gone.
-        return Firing(storage, storage.alias, clock=storage.clock, grace=0, lock=lock)
-    alias = router.db_for_write(CronJob)
+        return Firing(storage, alias, clock=storage.clock, grace=0, lock=lock)
     if isinstance(storage, MemoryStorage):
         # Another process's jobs are not known here, and gone with it.
         return Firing(storage, alias, sure=0, lock=lock)
     return Firing(storage, alias, lock=lock)
+
+
+def alias_of(storage: Storage) -> str:
+    """The alias of the database with the rows for a storage."""
+    return storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(CronJob)
 
 
 _locks: "WeakKeyDictionary[Storage, Lock]" = WeakKeyDictionary()

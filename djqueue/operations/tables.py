@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
 from django.db.models import Count, Max, Min, Model, Q, QuerySet
@@ -10,14 +10,19 @@ from django.db.models import Count, Max, Min, Model, Q, QuerySet
 from djqueue import models
 from djqueue.codecs import encode
 from djqueue.core.durations import to_datetime
+from djqueue.core.groups import GroupLimit
 from djqueue.core.job import DeadLetter, Job, JobRecord, WorkerInfo
 from djqueue.core.options import MSGPACK, JobKey, JobOptions
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.storage.database import rows
 from djqueue.storage.database.dialects import Dialect, dialect_for
+from djqueue.storage.database.groups import GROUP_STATE, row_of
 from djqueue.storage.database.inspector import Inspector
 from djqueue.storage.database.journal import OWNED, QUEUE_STATE
 from djqueue.storage.database.rows import NO_ERROR, TEXT_LIMIT, Row, clean
+
+if TYPE_CHECKING:
+    from djqueue.storage.redis.options import MirrorOptions
 
 PAGE = 1_000
 """Rows of one look, or of one removal."""
@@ -37,18 +42,18 @@ class There(NamedTuple):
 class Tables:
     """The tables of one database.
 
-    states: of the jobs that have rows.
-    retention: milliseconds for which the rows of ended jobs outlive their records.
+    options: which rows there are, and for how long.
     hold: called first in each transaction; raises if another process has begun to write.
     """
 
-    def __init__(
-        self, alias: str, states: frozenset[State], retention: int, hold: Callable[[], None]
-    ) -> None:
+    def __init__(self, alias: str, options: "MirrorOptions", hold: Callable[[], None]) -> None:
         self._alias = alias
-        self._states = states
-        self._retention = retention
+        self._states = options.states
+        self._retention = options.retention
+        self._keep = options.keep
         self._hold = hold
+        self._grown: set[tuple[str, State]] = set()
+        """Queues and outcomes that may have more rows than are kept."""
 
     @cached_property
     def _dialect(self) -> Dialect:
@@ -78,6 +83,8 @@ class Tables:
                 return
             expiries = {job.id: self._expiry(job, letters) for job in kept}
             write.insert(models.Job, rows.JOB_FIELDS, job_rows(kept, expiries), key=rows.KEY)
+            if self._keep:
+                self._grown.update((queue, job.state) for job in kept if job.state in TERMINAL)
             results = [
                 (*rows.result_row(any_of(job))[:-1], expiries[job.id])
                 for job in kept
@@ -160,6 +167,14 @@ class Tables:
         self._dialect.insert(model, fields, new)
 
     def _expiry(self, job: JobRecord, letters: Mapping[str, DeadLetter]) -> int | None:
+        expires_at = self._outlived_at(job, letters)
+        keep = self._keep.get(job.state)
+        if keep is None or keep.age is None:
+            return expires_at
+        latest = job.finished_at + keep.age
+        return latest if expires_at is None else min(latest, expires_at)
+
+    def _outlived_at(self, job: JobRecord, letters: Mapping[str, DeadLetter]) -> int | None:
         if job.state is State.FAILED:
             letter = letters.get(job.id)
             return (letter.expires_at if letter is not None else job.finished_at) + self._retention
@@ -210,8 +225,42 @@ class Tables:
 
     def purge(self, now: int) -> int:
         """Forget ended jobs whose time is over, some at a time; returns how many."""
-        old = self._jobs().filter(expires_at__lte=now, state__in=ENDED).order_by("expires_at")
-        keys = list(old.values_list("queue", "job_id")[:PAGE])
+        return self._forget(list(self.expired(now).values_list("queue", "job_id")[:PAGE]))
+
+    def trim(self) -> int:
+        """Forget ended jobs above the numbers that are kept, some at a time; returns how many."""
+        while self._grown:
+            queue, state = next(iter(self._grown))
+            keep = self._keep.get(state)
+            if keep is not None and keep.count is not None:
+                newest = list(rows.raw_values(self.behind(queue, state, keep.count), ("finished_at", "id")))
+                for finished_at, number in newest:
+                    old = self.before(queue, state, finished_at, number)[:PAGE]
+                    return self._forget([(queue, job_id) for (job_id,) in rows.raw_values(old, ("job_id",))])
+            self._grown.discard((queue, state))
+        return 0
+
+    def look_at_all(self) -> None:
+        """Rows may have been written by others: see of each queue whether there are too many."""
+        if self._keep:
+            self._grown = {(queue, state) for queue in self.queues() for state in self._keep}
+
+    def expired(self, now: int) -> "QuerySet[models.Job]":
+        """Ended jobs whose time is over, in order."""
+        return self._jobs().filter(expires_at__lte=now, state__in=ENDED).order_by("expires_at")
+
+    def behind(self, queue: str, state: State, count: int) -> "QuerySet[models.Job]":
+        """The newest of a queue's jobs with an outcome that so many others are newer than."""
+        mine = self._jobs().filter(queue=queue, state=state.value, finished_at__isnull=False)
+        return mine.order_by("-finished_at", "-id")[count : count + 1]
+
+    def before(self, queue: str, state: State, finished_at: int, number: int) -> "QuerySet[models.Job]":
+        """A queue's jobs with an outcome up to one, by its end and its row's number, in order."""
+        end = to_datetime(finished_at)
+        mine = self._jobs().filter(queue=queue, state=state.value, finished_at__lte=end)
+        return mine.exclude(finished_at=end, id__gt=number).order_by("finished_at", "id")
+
+    def _forget(self, keys: Sequence[JobKey]) -> int:
         if keys:
             with self._dialect.transaction():
                 self._hold()
@@ -242,6 +291,23 @@ class Tables:
             else:
                 self._dialect.insert(models.QueueState, QUEUE_STATE, [row], key=("name",))
 
+    def group_limits(self, queue: str) -> Mapping[str | None, GroupLimit]:
+        """What was said to groups of a queue; under None, to every group."""
+        return Inspector(self._alias).group_limits(queue)
+
+    def write_groups(self, queue: str, limits: Mapping[str | None, GroupLimit]) -> None:
+        """Note what was said to the groups of a queue: that, and nothing else."""
+        there = self.group_limits(queue)
+        gone = [(queue, group or "") for group in there.keys() - limits.keys()]
+        new = [(group, said) for group, said in limits.items() if there.get(group) != said]
+        if not gone and not new:
+            return
+        rows = [row for group, said in new if (row := row_of(queue, group, said)) is not None]
+        with self._dialect.transaction():
+            self._hold()
+            self._dialect.delete(models.GroupState, GROUP_STATE[:2], gone)
+            self._dialect.insert(models.GroupState, GROUP_STATE, rows, key=GROUP_STATE[:2])
+
     def write_workers(self, infos: Iterable[WorkerInfo]) -> None:
         """Note which workers there are."""
         there = self._of(models.WorkerState)
@@ -249,12 +315,9 @@ class Tables:
             self._hold()
             names = []
             for info in infos:
-                values = info._asdict()
-                names.append(clean(values.pop("id"), TEXT_LIMIT))
-                values["host"] = clean(info.host, TEXT_LIMIT)
-                values["queues"] = None if info.queues is None else list(info.queues)
-                values["names"] = list(info.names)
-                there.update_or_create(worker_id=names[-1], defaults=values)
+                name, values = rows.worker_row(info)
+                names.append(name)
+                there.update_or_create(worker_id=name, defaults=values)
             there.exclude(worker_id__in=names).delete()
 
     def _jobs(self) -> "QuerySet[models.Job]":
@@ -291,6 +354,7 @@ def job_rows(records: Iterable[JobRecord], expiries: Mapping[str, int | None]) -
                 packed,
                 options.unique_key,
                 options.group,
+                options.subject,
                 job.created_at,
                 job.run_at,
                 False,
@@ -306,6 +370,7 @@ def job_rows(records: Iterable[JobRecord], expiries: Mapping[str, int | None]) -
                 clean(error.message),
                 clean(error.traceback),
                 None if job.progress is None else encode(job.progress, MSGPACK),
+                job.items,
             )
         )
     return found

@@ -18,10 +18,12 @@ from .executors import InlineExecutor
 from .handlers import Handler
 from .heartbeat import Heartbeat
 from .maintenance import Maintenance
+from .metering import Meter
 from .reports import Reports
 from .runs import Run
 from .shutdown import Shutdown
 from .station import Station
+from .steering import Steering
 from .stopping import Stop
 
 GOODBYE = 5.0
@@ -45,6 +47,7 @@ class Assembly:
         settings: Settings,
         *,
         info: Callable[[], WorkerInfo],
+        rest: Callable[[bool], None],
         stop: StopWorker,
     ) -> None:
         self.runs = station.runs
@@ -64,12 +67,19 @@ class Assembly:
             layers=layers_of(settings),
             django=django,
         )
-        self._reports = Reports(station, settings.max_payload, self._on_refused)
+        self._reports = Reports(station, settings, self._on_refused)
+        steering = Steering(station, info=info, rest=rest, stop=stop)
         self._heartbeat = Heartbeat(
-            station, options.heartbeat, info=info, stop_run=executor.stop, on_exit=on_exit
+            station,
+            options.heartbeat,
+            info=info,
+            obey=steering.obey,
+            stop_run=executor.stop,
+            on_exit=on_exit,
         )
         self._watch = CancelWatch(station, self._heartbeat, executor.stop)
         self._maintenance = Maintenance(station, on_exit) if options.maintain else None
+        self._meter = Meter(station)
         self.claims = ClaimLoop(
             station,
             options,
@@ -78,10 +88,12 @@ class Assembly:
             self._reports,
             self._heartbeat,
             self._watch,
+            self._meter,
             enough=stop,
         )
         self.shutdown = Shutdown(station, options.shutdown_timeout, self.claims, executor)
         self._unlisten: Unsubscribe | None = None
+        self._unfollow: Unsubscribe | None = None
 
     async def start(self) -> None:
         """Make the worker known and let its threads begin. Raises what the storage raises."""
@@ -89,6 +101,8 @@ class Assembly:
         await storage.acall(storage.register_worker, self._info())
         # Before the first claim, so that no job can come unnoticed between the two.
         self._unlisten = await storage.acall(storage.listen, queues, self._jobs_came)
+        worker_id = self._options.worker_id
+        self._unfollow = await storage.acall(storage.follow_worker, worker_id, self._heartbeat.hasten)
         self._heartbeat.start()
         if self._maintenance is not None:
             self._maintenance.start()
@@ -112,8 +126,10 @@ class Assembly:
 
     async def _say_goodbye(self) -> None:
         await self._watch.close()
-        if self._unlisten is not None:
-            await self._storage.acall(self._unlisten)
+        await self._meter.close()
+        for leave in (self._unlisten, self._unfollow):
+            if leave is not None:
+                await self._storage.acall(leave)
         await self._storage.acall(self._storage.unregister_worker, self._options.worker_id)
 
     def _stop_threads(self) -> None:

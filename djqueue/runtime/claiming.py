@@ -19,6 +19,7 @@ from .emptiness import SOON, is_empty
 from .executors import InlineExecutor
 from .handlers import Handler, Style
 from .heartbeat import Heartbeat
+from .metering import Meter
 from .outcomes import release
 from .reports import Reports
 from .runs import Run
@@ -58,6 +59,7 @@ class ClaimLoop:
         reports: Reports,
         heartbeat: Heartbeat,
         watch: CancelWatch,
+        meter: Meter,
         *,
         enough: Callable[[], None],
     ) -> None:
@@ -74,10 +76,13 @@ class ClaimLoop:
         self._reports = reports
         self._heartbeat = heartbeat
         self._watch = watch
+        self._note = meter.note
         self._enough = enough
         """Called when the worker has done what it was to do."""
         self.stopping = False
         """Set when nothing more is to be claimed."""
+        self._resting = False
+        """Whether nothing is to be claimed until it is said."""
         self.giving_up = False
         """Set when what the storage does not take is to be left."""
         many = options.concurrency >= JOBS_OF_A_TRIP * self._storage.trips_at_once
@@ -98,6 +103,13 @@ class ClaimLoop:
         self._looked_empty = False
         self._retry_due = 0
         """Monotonic milliseconds: until then a job that failed here is expected back."""
+
+    def rest(self, resting: bool) -> None:
+        """Claim nothing until it is said again; what is on its way still runs. On the loop."""
+        self._resting = resting
+        # What was seen before says nothing of what may have come meanwhile.
+        self._looked_empty = False
+        self._bell.run_ended_here()
 
     async def run(self) -> None:
         """Claim and tell until the worker stops and everything has ended and been told."""
@@ -136,7 +148,10 @@ class ClaimLoop:
     def _pack(self) -> "Trip | None":
         """What there is to tell, and to ask for; None if it is nothing."""
         runs = self._runs
-        for run in runs.collect():
+        ended = runs.collect()
+        now = self._clock.monotonic() if ended else 0
+        for run in ended:
+            run.ended = now
             if run.stop is Stop.LOST:
                 self._forget(run)
                 self._tell.lost(run)
@@ -180,7 +195,7 @@ class ClaimLoop:
                 await self._look_for_end(finished.claims)
 
     def _free_slots(self) -> int:
-        if self.stopping or self._tell.is_behind:
+        if self.stopping or self._resting or self._tell.is_behind:
             return 0
         slots = self._options.concurrency - len(self._runs.executing) - self._asked_for
         if self._options.max_jobs is not None:
@@ -200,6 +215,8 @@ class ClaimLoop:
         for run, accepted in zip(told, finished.accepted, strict=True):
             outcome = run.outcome
             assert outcome is not None
+            if accepted:
+                self._note(run, outcome.kind)
             if quiet and accepted and outcome.kind == "complete" and not run.stop:
                 completed += 1
             else:

@@ -69,6 +69,11 @@ class JobContext:
         return self._run.claimed.options
 
     @property
+    def subject(self) -> str | None:
+        """What the job is about: `app_label.model:pk`, or another text."""
+        return self.options.subject
+
+    @property
     def attempts(self) -> int:
         """Runs begun, this one included."""
         return self._run.claimed.attempts

@@ -13,6 +13,8 @@ from djqueue.core.backoff import BackoffFunction
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.options import check_text
 
+from .generators import driven, is_async_generator, is_generator
+
 if TYPE_CHECKING:
     from .runs import Run
 
@@ -53,10 +55,15 @@ class Handler:
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - the method itself is looked at
         )
+        yields = is_generator(function)
+        if yields:
+            self.is_async = is_async_generator(function)
         self.on_loop = self.is_async or style in (Style.CALLBACK, Style.BATCH)
         self.call: Callable[[Run], Any] = (
             _call_with_arguments(function) if style is Style.ARGUMENTS else _call_with_job(function)
         )
+        if yields:
+            self.call = driven(self.call, is_async=self.is_async)
         """Runs it for one run, and returns what it returns. Executors put their own way here."""
 
     def continued(self, rest: "Callable[[Run], Any]") -> "Handler":
@@ -113,7 +120,10 @@ def _read(name: str, value: Any) -> Handler:
         return _from_type(name, value)
     if not callable(value):
         raise ConfigurationError(f"handlers: {name!r} is {value!r}, which cannot be called")
-    return Handler(name, value, _style_of(name, value))
+    style = _style_of(name, value)
+    if style is not Style.JOB and is_generator(value):
+        raise ConfigurationError(f"handlers: {name!r} is a generator function, which takes (job) alone")
+    return Handler(name, value, style)
 
 
 def _from_type(name: str, job_type: JobType[..., Any]) -> Handler:

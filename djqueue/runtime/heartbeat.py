@@ -1,4 +1,4 @@
-"""The sign of life: leases renewed and the worker's entry kept, from a thread of its own.
+"""The sign of life: leases renewed, the worker's entry kept, commands heard, from a thread of its own.
 
 A handler that blocks the event loop holds up every other part of the worker, but not this one: its
 job is not taken for stalled.
@@ -24,7 +24,10 @@ GRACE = 5.0
 
 
 class Heartbeat:
-    """Renews all leases of a worker in one call, and learns which are lost or cancelled."""
+    """Renews all leases of a worker in one call, and learns which are lost or cancelled.
+
+    obey: does one command that the storage had for the worker. What it is now is told anew at once.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class Heartbeat:
         interval: int,
         *,
         info: Callable[[], WorkerInfo],
+        obey: Callable[[str], None],
         stop_run: Callable[[Run, Stop], None],
         on_exit: Callable[[], None] | None,
     ) -> None:
@@ -41,6 +45,7 @@ class Heartbeat:
         self._tell = station.tell
         self._longest = interval
         self._info = info
+        self._obey = obey
         self._stop_run = stop_run
         self._away = False
         self._summed_at = station.clock.monotonic()
@@ -55,6 +60,10 @@ class Heartbeat:
     def expect(self, lease: int) -> None:
         """A job with a shorter lease than any before has been claimed."""
         self.shortest_lease = lease
+        self._thread.hasten()
+
+    def hasten(self) -> None:
+        """Beat now. From any thread."""
         self._thread.hasten()
 
     def stop(self) -> None:
@@ -76,7 +85,9 @@ class Heartbeat:
     def _beat(self) -> None:
         try:
             self.renew(self._runs.held())
-            self._storage.register_worker(self._info())
+            while commands := self._storage.register_worker(self._info()):
+                for command in commands:
+                    self._obey(command)
         except Exception as error:
             self._away = True
             self._tell.away("renew", error)

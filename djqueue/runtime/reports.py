@@ -1,13 +1,16 @@
 """Progress and log lines of running jobs, on their way to the storage in groups."""
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from djqueue.codecs import MSGPACK, decode, get_encoder
+from djqueue.conf import Settings
 from djqueue.core.job import Report
+
+from .emitting import Emitter
+from .flushing import Flushing
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -15,35 +18,34 @@ if TYPE_CHECKING:
 
 INTERVAL = 0.1
 """Seconds between two groups, at least."""
-RETRY = 1.0
-"""Seconds until a group is tried again when the storage is away."""
 MAX_LINES = 1_000
 """Lines of one job that wait here; of more the oldest go, as they would in the storage."""
 MAX_LINE = 10_000
 """Characters of a line."""
 
 
-class Reports:
-    """What handlers have said of their jobs and the storage does not know yet."""
+class Reports(Flushing):
+    """What handlers have said of their jobs and the storage does not know yet.
 
-    def __init__(self, station: "Station", limit: int, on_refused: Callable[["Run"], None]) -> None:
-        self.storage = station.storage
-        self._loop = station.loop
+    emitter: the same for what generators yield.
+    """
+
+    interval = INTERVAL
+    verb = "report"
+
+    def __init__(self, station: "Station", settings: Settings, on_refused: Callable[["Run"], None]) -> None:
+        super().__init__(station)
+        self.emitter = Emitter(station, settings, on_refused)
         self._clock = station.clock
-        self._tell = station.tell
-        self._encode = get_encoder(MSGPACK, limit, "progress")
+        self._encode = get_encoder(MSGPACK, settings.max_payload, "progress")
         self._on_refused = on_refused
         self._pending: dict[Run, _Pending] = {}
         self._lock = Lock()
-        self._sending = asyncio.Lock()
-        self._scheduled = False
-        self._not_before = 0.0
-        self._flush: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> bool:
-        """Whether something has been said that the storage may not know."""
-        return bool(self._pending) or self._sending.locked()
+        """See `Flushing`."""
+        return bool(self._pending) or self._sending.locked() or self.emitter.waiting
 
     def progress(self, run: "Run", value: Any) -> None:
         """See `JobContext.progress`; from any thread."""
@@ -61,7 +63,9 @@ class Reports:
         self._schedule()
 
     async def flush(self) -> None:
-        """Send all that waits. Raises what the storage raises, and keeps what it did not take."""
+        """See `Flushing`."""
+        if self.emitter.waiting:
+            await self.emitter.flush()
         # One at a time: the words about a job must not overtake each other.
         async with self._sending:
             with self._lock:
@@ -79,11 +83,9 @@ class Reports:
                     self._on_refused(run)
 
     async def close(self) -> None:
-        """End the timer's flush, if one is under way."""
-        self._scheduled = True
-        if self._flush is not None:
-            self._flush.cancel()
-            await asyncio.gather(self._flush, return_exceptions=True)
+        """See `Flushing`."""
+        await self.emitter.close()
+        await super().close()
 
     def _of(self, run: "Run") -> "_Pending":
         entry = self._pending.get(run)
@@ -98,35 +100,6 @@ class Reports:
                 if later is not None:
                     entry.add(later)
             self._pending = {**self._pending, **earlier}
-
-    def _schedule(self) -> None:
-        if self._scheduled:
-            return
-        self._scheduled = True
-        try:
-            self._loop.call_soon_threadsafe(self._arm)
-        except RuntimeError:
-            # A handler that was given up goes on after its worker's end: nobody listens to it.
-            self._tell.too_late("a report")
-
-    def _arm(self) -> None:
-        delay = max(0.0, self._not_before - self._loop.time())
-        self._loop.call_later(delay, self._begin)
-
-    def _begin(self) -> None:
-        self._scheduled = False
-        self._not_before = self._loop.time() + INTERVAL
-        self._flush = self._loop.create_task(self._flush_by_itself())
-
-    async def _flush_by_itself(self) -> None:
-        try:
-            await self.flush()
-        except Exception as error:
-            self._tell.away("report", error)
-            self._not_before = self._loop.time() + RETRY
-            self._schedule()
-        else:
-            self._tell.back("report")
 
 
 class _Pending:

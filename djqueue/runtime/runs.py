@@ -9,6 +9,7 @@ from djqueue.core.job import Claimed, Lease, Outcome
 
 from .cancelled import Cancelled
 from .context import JobContext
+from .emitting import RunItems
 from .handlers import Handler
 from .reports import Reports
 from .stopping import Stop
@@ -24,9 +25,13 @@ class Run:
     timer: TimerHandle | None = None
     deadline: int | None = None
     """UTC milliseconds."""
+    ended = 0
+    """Monotonic milliseconds at which the loop saw that it had ended."""
     outcome: Outcome | None = None
     error: BaseException | None = None
     """What the handler raised; kept until the outcome has been told."""
+    items: RunItems | None = None
+    """What its handler yields, should that be a generator at work."""
     _cancelled: Cancelled | None = None
 
     def __init__(self, claimed: Claimed, handler: Handler, reports: Reports, since: int) -> None:
@@ -69,7 +74,9 @@ class Run:
             self.stop = reason
             if self._cancelled is not None:
                 self._cancelled.set()
-            return True
+        if (items := self.items) is not None:
+            items.wake()
+        return True
 
 
 # Taken for the few runs that are stopped or look at their event: one for all is enough.

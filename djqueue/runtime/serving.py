@@ -14,7 +14,7 @@ from typing import NoReturn
 from django.db import connections
 
 from .loops import run_loop
-from .worker import Worker
+from .worker import RUNWORKERS, Worker
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PARENT_PIPE = "DJQUEUE_PARENT_PIPE"
@@ -26,6 +26,7 @@ def serve(worker: Worker) -> None:
     # What has been loaded by now, a million jobs perhaps, lives until it is done with: a garbage collector
     # that looked at all of it again and again would take a quarter of the time.
     gc.freeze()
+    worker.kind = RUNWORKERS
     try:
         with _stopped_by_signals(worker):
             _follow_parent(worker)

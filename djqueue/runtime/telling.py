@@ -217,6 +217,18 @@ class Teller:
         """The worker claims no more."""
         logger.info("worker %s stops; %d jobs are running", self._worker_id, executing)
 
+    def steered(self, command: str) -> None:
+        """Somebody has told the worker something by way of the storage."""
+        logger.info("worker %s was told: %s", self._worker_id, command)
+
+    def not_understood(self, command: str) -> None:
+        """A command is of another version."""
+        logger.warning("worker %s does not know the command %r", self._worker_id, command)
+
+    def dump_failed(self, error: BaseException) -> None:
+        """The stacks of threads and tasks could not be read, or not be kept."""
+        logger.error("worker %s: its stacks could not be told", self._worker_id, exc_info=error)
+
     def cutting_off(self, executing: int) -> None:
         """The time for running jobs is over."""
         logger.warning(

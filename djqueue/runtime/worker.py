@@ -9,6 +9,7 @@ from random import Random
 from types import TracebackType
 from typing import Self
 
+from djqueue._version import __version__
 from djqueue.client import get_storage
 from djqueue.client.announcing import announcer, told
 from djqueue.conf import get_settings, has_django
@@ -25,7 +26,9 @@ from .loops import run_loop
 from .runs import Runs
 from .station import Station
 from .telling import Counters, Teller
+from .vitals import memory, running_jobs
 
+RUNWORKERS, EMBEDDED = "runworkers", "embedded"
 FLUSH = 5.0
 """Seconds that the receivers of signals have to take the last of them."""
 
@@ -94,6 +97,9 @@ class Worker:
         self._begun = False
         self._stopping = False
         self._hurrying = False
+        self._resting = False
+        self.kind = EMBEDDED
+        """What its process is for: see `WorkerInfo.kind`."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._assembly: Assembly | None = None
         self._task: asyncio.Task[None] | None = None
@@ -148,7 +154,13 @@ class Worker:
             tell=self._tell,
         )
         assembly = self._assembly = Assembly(
-            station, self.handlers, self.options, self._settings, info=self.info, stop=self.stop
+            station,
+            self.handlers,
+            self.options,
+            self._settings,
+            info=self.info,
+            rest=self._rest,
+            stop=self.stop,
         )
         try:
             await assembly.start()
@@ -156,6 +168,8 @@ class Worker:
             self._ready.set()
             if self._opened is not None:
                 self._opened.set()
+            if self._resting:
+                assembly.claims.rest(True)
             if self._stopping:
                 assembly.shutdown.begin(hurry=self._hurrying)
             await self._until_done(assembly)
@@ -181,6 +195,14 @@ class Worker:
         except RuntimeError:
             # The loop is closed: the worker has ended already.
             self._tell.too_late("a stop")
+
+    def quiet(self) -> None:
+        """Claim no more, and go on with the running jobs, until `resume`. As `stop`, from anywhere."""
+        self._rest(True)
+
+    def resume(self) -> None:
+        """Claim again after `quiet`."""
+        self._rest(False)
 
     async def astop(self, *, hurry: bool = False) -> None:
         """See `stop`; returns when the worker has ended."""
@@ -256,6 +278,9 @@ class Worker:
     def info(self) -> WorkerInfo:
         """The worker as it describes itself to the storage."""
         options = self.options
+        resting = "quiet" if self._resting else "running"
+        runs = None if self._assembly is None else self._assembly.runs
+        now, tick = self._clock.now(), self._clock.monotonic()
         return WorkerInfo(
             options.worker_id,
             socket.gethostname(),
@@ -265,7 +290,13 @@ class Worker:
             options.concurrency,
             self._started_at,
             active=self.running,
-            state="stopping" if self._stopping else "running",
+            state="stopping" if self._stopping else resting,
+            kind=self.kind,
+            heartbeat=options.heartbeat,
+            rss=memory(),
+            version=__version__,
+            project=self._settings.version,
+            jobs=() if runs is None else running_jobs(runs, now, tick),
         )
 
     async def _until_done(self, assembly: Assembly) -> None:
@@ -290,6 +321,16 @@ class Worker:
         finally:
             if has_django():
                 close_connections()
+
+    def _rest(self, resting: bool) -> None:
+        self._resting = resting
+        loop, assembly = self._loop, self._assembly
+        if loop is None or assembly is None:
+            return
+        try:
+            loop.call_soon_threadsafe(assembly.claims.rest, resting)
+        except RuntimeError:
+            self._tell.too_late("a word to claim or not")
 
     def _begin_shutdown(self) -> None:
         if self._assembly is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime, tzinfo
 from functools import lru_cache
+from typing import NamedTuple
 
 from cronsim import CronSim, CronSimError
 
@@ -22,6 +23,25 @@ ALIASES = {
 LONGEST_LINE = 200
 """Characters: a line of someone else's making must not cost more than it is worth to read."""
 ANY_DAY = START.replace(year=2000)
+
+
+LAST_DAY, LAST_WORKDAY = CronSim.LAST, CronSim.LAST_WEEKDAY
+"""Among the days of a line: the last one of each month, and the last from Monday to Friday."""
+
+
+class Fields(NamedTuple):
+    """The values that a line allows."""
+
+    seconds: frozenset[int]
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    days: frozenset[int]
+    """Of the month; or `LAST_DAY`, or `LAST_WORKDAY`."""
+    months: frozenset[int]
+    weekdays: frozenset[int | tuple[int, int]]
+    """0 is Sunday; (1, 2) is the second Monday of a month, (1, `LAST_DAY`) the last."""
+    is_both: bool
+    """Whether a day must be among the days and the weekdays; else one of them is enough."""
 
 
 def next_run(expression: str, timezone: str, after_ms: int) -> int | None:
@@ -47,6 +67,25 @@ def next_run(expression: str, timezone: str, after_ms: int) -> int | None:
 def check_expression(expression: str) -> None:
     """Raise OptionError if this is no schedule."""
     read_line(expression)
+
+
+def fields_of(expression: str) -> Fields:
+    """What a line says, field by field. Raises OptionError."""
+    line, _ = read_line(expression)
+    parsed = CronSim(line, ANY_DAY)
+    return Fields(
+        frozenset(parsed.seconds),
+        frozenset(parsed.minutes),
+        frozenset(parsed.hours),
+        frozenset(parsed.days),
+        frozenset(parsed.months),
+        frozenset(_weekday(one) for one in parsed.weekdays),
+        parsed.day_and,
+    )
+
+
+def _weekday(one: int | tuple[int, int]) -> int | tuple[int, int]:
+    return one % 7 if isinstance(one, int) else (one[0] % 7, one[1])
 
 
 @lru_cache(maxsize=1024)

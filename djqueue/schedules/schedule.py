@@ -98,7 +98,7 @@ class Schedule:
                 found[field] = str(error).partition(": ")[2]
         if not found:
             found.update(self._without_slots())
-        if not found and self.jitter > (shortest := self._shortest_interval()):
+        if not found and self.jitter and self.jitter > (shortest := self._shortest_interval()):
             found["jitter"] = f"is longer than the {shortest / 1_000:g} seconds between two slots"
         return found
 

@@ -15,32 +15,40 @@ of one. Whatever happens to the caller:
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, Unpack
 
-from djqueue.core.groups import GroupLimit
+from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.job import (
     Batch,
     CancelResult,
     ClaimRequest,
     Claims,
     DeadLetter,
+    Emission,
     EnqueueResult,
     Event,
     Finished,
     Incident,
+    ItemMark,
+    ItemPage,
     JobRecord,
     Lease,
     LetterPage,
     Outcome,
     Renewal,
     Report,
+    WorkerDump,
     WorkerInfo,
 )
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
+from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
+
+from .inspector import Inspector
+from .staging import Staging
 
 logger = logging.getLogger("djqueue.storage")
 
@@ -51,7 +59,7 @@ EventHandler = Callable[[Event], None]
 Unsubscribe = Callable[[], None]
 
 
-class Storage(ABC):
+class Storage(Inspector):
     """A place for jobs. Methods may be called from any thread.
 
     The `a…` twins that a worker and an async producer need run the plain methods in a thread, unless a
@@ -66,6 +74,11 @@ class Storage(ABC):
     """Told, on any thread, what this storage's calls have done to jobs beside what workers told of: runs that
     were lost, jobs that failed without a run or were cancelled. Each by the process whose call it was."""
 
+    @property
+    def staging(self) -> Staging | None:
+        """Where jobs can be put aside, to come together; None if this storage has no such place."""
+        return None
+
     def told(self, incidents: Sequence[Incident]) -> None:
         """Pass incidents on, if somebody is to be told of them."""
         if self.on_incidents is not None:
@@ -77,10 +90,10 @@ class Storage(ABC):
 
     # Life.
 
-    def connect(self) -> None:  # noqa: B027 - most storages connect by themselves
+    def connect(self) -> None:
         """Get ready. Called once by a worker before its first claim."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Let go of connections and threads; what was accepted is safe when this returns."""
 
     @abstractmethod
@@ -138,6 +151,12 @@ class Storage(ABC):
     def report(self, reports: Sequence[Report]) -> list[bool]:
         """Progress and log lines of runs whose tokens hold."""
 
+    @abstractmethod
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        """Items of runs whose tokens hold; what has been said before is not kept twice, and those that come
+        when others before them are missing are refused. A job has the items of its last run.
+        """
+
     # Single jobs of one queue, by id.
 
     @abstractmethod
@@ -162,11 +181,25 @@ class Storage(ABC):
         """
 
     @abstractmethod
+    def revise(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        """Give one job another payload in the place of the one that the caller knows, in one step.
+
+        old: the payload that it has as far as the caller knows; if it has another one, nothing is done.
+        retry: the job is a dead letter, and waits with the new payload afterwards; else it is pending, and
+            keeps its place.
+
+        updated (a pending one) | retried (a dead letter) | not_found | changed | unique_key_taken, or
+        the state in which it is instead.
+        """
+
+    @abstractmethod
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
-        """Pending jobs to another queue, behind those that wait there, with id, counters, times and keys.
+        """Pending jobs to another queue, behind those that wait there, with id, counters, times and keys;
+        failed ones to its dead letters, with theirs.
 
         For each: moved | not_found | active | ended | duplicate (its id is there) | unique_key_taken (a
-        live job there has it). What waits for a job that was moved waits for it where it is then.
+        live job there has it) | group_needed (each job there needs a group, and it has none).
+        What waits for a job that was moved waits for it where it is then.
         """
 
     @abstractmethod
@@ -203,10 +236,11 @@ class Storage(ABC):
         """Starts per time, and jobs active at once, over all workers; None: no limit."""
 
     @abstractmethod
-    def set_group_limit(self, queue: str, group: str | None, concurrency: int | None) -> None:
-        """Jobs of a group active at once; of every group that has no limit of its own, if `group` is None.
+    def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
+        """What counts for a group; for every group to which nothing else was said, if `group` is None.
 
-        concurrency: None takes back what was said; then the queue's limit counts, or its policy's.
+        Only the words that are given change. One that is None takes back what was said; then the queue's
+        counts, or its policy's. A changed rate begins with a full bucket.
         """
 
     @abstractmethod
@@ -220,6 +254,18 @@ class Storage(ABC):
     @abstractmethod
     def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
         """What was said to groups and has not been taken back; under None, to every group."""
+
+    # Limiters that queues share: see `QueuePolicy.limiter`.
+
+    @abstractmethod
+    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+        """Starts per time, and weights of jobs active at once, over a limiter's queues; None: no limit."""
+
+    @abstractmethod
+    def limiter_state(self, name: str) -> LimiterState:
+        """What a limiter allows, and how much of it is used."""
+
+    # More of queues.
 
     @abstractmethod
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
@@ -243,6 +289,17 @@ class Storage(ABC):
     async def ajobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
         """See `jobs`."""
         return await self.acall(self.jobs, queue, ids)
+
+    @abstractmethod
+    def items(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        """What has come behind each mark, and the job's state at that moment; None for an unknown job.
+
+        They are kept as long as the result; those of a run that did not end the job, until it waits again.
+        """
+
+    async def aitems(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        """See `items`."""
+        return await self.acall(self.items, queue, marks)
 
     @abstractmethod
     def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
@@ -284,8 +341,11 @@ class Storage(ABC):
     # Workers.
 
     @abstractmethod
-    def register_worker(self, info: WorkerInfo) -> None:
-        """Note a worker, or that it is alive."""
+    def register_worker(self, info: WorkerInfo) -> tuple[str, ...]:
+        """Note a worker, or that it is alive; answers the commands that wait for it, each to be done now.
+
+        Each is given once: one whose answer is lost is not done.
+        """
 
     @abstractmethod
     def unregister_worker(self, worker_id: str) -> None:
@@ -294,6 +354,31 @@ class Storage(ABC):
     @abstractmethod
     def workers(self) -> list[WorkerInfo]:
         """The workers that have been heard of lately."""
+
+    @abstractmethod
+    def steer_worker(self, worker_id: str, command: str) -> str:
+        """Have a worker do something: quiet (claim no more, finish what runs), resume (claim again), stop
+        (end as after a signal), dump (keep here where its threads and tasks are).
+
+        Answers asked (it hears of it with its next sign of life, if there is one) | stopping (it is to end
+        already: only a dump can be asked for) | not_found. Until it has heard, the last of quiet, resume and
+        stop counts; what it has not heard at its end is forgotten. Raises OptionError for another command.
+        """
+
+    @abstractmethod
+    def follow_worker(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        """Call `wake`, quickly and from any thread, when commands may wait for a worker."""
+
+    @abstractmethod
+    def keep_dump(self, worker_id: str, text: str) -> bool:
+        """Keep a worker's dump for five minutes, in place of an earlier one; False if it is not known here.
+
+        What is longer than 65,536 characters is cut off.
+        """
+
+    @abstractmethod
+    def worker_dump(self, worker_id: str) -> WorkerDump | None:
+        """The dump of a worker that is alive; None if there is none, or its time is over."""
 
     # Time.
 

@@ -1,27 +1,41 @@
 """The contract over an engine in this process: what the memory and the database storage share."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Unpack
 
 from djqueue.core.engine import Engine
 from djqueue.core.errors import StorageError
-from djqueue.core.groups import GroupLimit
+from djqueue.core.explain import Explanation, decide
+from djqueue.core.graph import MOST, FlowGraph, Link, explore, walked
+from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.job import (
     Batch,
     CancelResult,
     ClaimRequest,
     DeadLetter,
+    Emission,
     EnqueueResult,
     Finished,
+    ItemMark,
+    ItemPage,
     JobRecord,
     Lease,
     LetterPage,
     Outcome,
     Renewal,
     Report,
+    WorkerDump,
     WorkerInfo,
 )
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept, sweep
+from djqueue.core.mentions import MentionPage
+from djqueue.core.metrics import Bucket, RunStats, assemble, span_of
+from djqueue.core.metricstore import MetricKeeper
+from djqueue.core.options import JobKey
+from djqueue.core.overview import GroupsOverview, Overview
+from djqueue.core.pages import JobPage
+from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
 
 from . import room
@@ -35,6 +49,7 @@ class EngineStorage(Storage):
     """Every verb is the engine's, at once: no operation blocks, so the async twins do not need a thread."""
 
     engine: Engine
+    metrics: MetricKeeper
 
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Storage.acall`."""
@@ -67,6 +82,14 @@ class EngineStorage(Storage):
         """See `Storage.report`."""
         return self.engine.report(reports)
 
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        """See `Storage.emit`."""
+        return self.engine.emit(emissions)
+
+    def items(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        """See `Storage.items`."""
+        return self.engine.items(queue, marks)
+
     def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
         """See `Storage.cancel`."""
         return self.engine.cancel(queue, ids, reason)
@@ -84,6 +107,10 @@ class EngineStorage(Storage):
     ) -> list[bool]:
         """See `Storage.update`."""
         return self.engine.update(queue, ids, priority, payload)
+
+    def revise(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        """See `Storage.revise`."""
+        return self.engine.revise(queue, id, payload, old, retry=retry)
 
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """See `Storage.move`."""
@@ -117,9 +144,9 @@ class EngineStorage(Storage):
         """See `Storage.set_limits`."""
         self.engine.set_limits(queue, rate, concurrency)
 
-    def set_group_limit(self, queue: str, group: str | None, concurrency: int | None) -> None:
+    def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
         """See `Storage.set_group_limit`."""
-        self.engine.set_group_limit(queue, group, concurrency)
+        self.engine.set_group_limit(queue, group, **said)
 
     def pause_group(self, queue: str, group: str) -> None:
         """See `Storage.pause_group`."""
@@ -133,6 +160,14 @@ class EngineStorage(Storage):
         """See `Storage.group_limits`."""
         return self.engine.group_limits(queue)
 
+    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+        """See `Storage.set_limiter`."""
+        self.engine.set_limiter(name, rate, concurrency)
+
+    def limiter_state(self, name: str) -> LimiterState:
+        """See `Storage.limiter_state`."""
+        return self.engine.limiter_state(name)
+
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
         """See `Storage.clean`."""
         return self.engine.clean(queue, states, before, limit)
@@ -142,6 +177,7 @@ class EngineStorage(Storage):
         removed = self.engine.obliterate(queue, force=force)
         if removed < 0:
             raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
+        self.metrics.forget(queue)
         return removed
 
     def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
@@ -155,6 +191,43 @@ class EngineStorage(Storage):
     def counts(self, queue: str) -> dict[State, int]:
         """See `Storage.counts`."""
         return self.engine.counts(queue)
+
+    def overview(self, queues: Sequence[str] | None = None) -> Overview:
+        """See `Storage.overview`."""
+        return self.engine.overview(queues)
+
+    def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
+        """See `Storage.groups`."""
+        return self.engine.groups(queue, limit, names)
+
+    def explain(self, queue: str, id: str) -> Explanation | None:
+        """See `Storage.explain`."""
+        facts = self.engine.facts(queue, id)
+        return None if facts is None else decide(facts, self.workers())
+
+    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+        """See `Storage.flow`."""
+        return walked(explore((queue, id), limit), lambda keys: self.links(keys, limit))
+
+    def links(self, keys: Sequence[JobKey], most: int) -> Mapping[JobKey, Link]:
+        """What `explore` asks for."""
+        return self.engine.links(keys, most)
+
+    def cursor_page(
+        self, queue: str, state: State, limit: int, cursor: str | None = None, newest_first: bool = True
+    ) -> JobPage:
+        """See `Storage.cursor_page`."""
+        return self.engine.cursor_page(queue, state, limit, cursor, newest_first=newest_first)
+
+    def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
+        """See `Storage.find`."""
+        return self.engine.find(id, queues)
+
+    def about(
+        self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
+    ) -> MentionPage:
+        """See `Storage.about`."""
+        return self.engine.about(subject, limit, cursor, queues)
 
     def waiting_names(self, queue: str) -> dict[str, int]:
         """See `Storage.waiting_names`."""
@@ -180,9 +253,9 @@ class EngineStorage(Storage):
         """See `Storage.subscribe`."""
         return self.engine.subscribe(queue, handler, job_id)
 
-    def register_worker(self, info: WorkerInfo) -> None:
+    def register_worker(self, info: WorkerInfo) -> tuple[str, ...]:
         """See `Storage.register_worker`."""
-        self.engine.register_worker(info)
+        return self.engine.register_worker(info)
 
     def unregister_worker(self, worker_id: str) -> None:
         """See `Storage.unregister_worker`."""
@@ -192,6 +265,51 @@ class EngineStorage(Storage):
         """See `Storage.workers`."""
         return self.engine.workers()
 
+    def steer_worker(self, worker_id: str, command: str) -> str:
+        """See `Storage.steer_worker`."""
+        return self.engine.steer_worker(worker_id, command)
+
+    def follow_worker(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        """See `Storage.follow_worker`."""
+        return self.engine.follow_worker(worker_id, wake)
+
+    def keep_dump(self, worker_id: str, text: str) -> bool:
+        """See `Storage.keep_dump`."""
+        return self.engine.keep_dump(worker_id, text)
+
+    def worker_dump(self, worker_id: str) -> WorkerDump | None:
+        """See `Storage.worker_dump`."""
+        return self.engine.worker_dump(worker_id)
+
     def maintain(self) -> Swept:
         """See `Storage.maintain`."""
-        return sweep(self.engine, WORKER_TTL)
+        swept = sweep(self.engine, WORKER_TTL)
+        self.note_totals()
+        return swept
+
+    # Metrics.
+
+    def note_totals(self) -> None:
+        """Have in the buckets what the totals have risen by."""
+        now = self.engine.clock.now()
+        for queue in self.engine.queues():
+            news = self.engine.news(queue)
+            if news:
+                try:
+                    self.metrics.count(queue, news, now)
+                except BaseException:
+                    self.engine.take_back(queue, news)
+                    raise
+
+    def record_runs(self, stats: Sequence[RunStats]) -> None:
+        """See `Storage.record_runs`."""
+        known = [one for one in stats if self.engine.existing(one.queue) is not None]
+        self.metrics.record(known, self.engine.clock.now())
+
+    def series(
+        self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False
+    ) -> list[Bucket]:
+        """See `Storage.series`."""
+        span = span_of(start, end, step)
+        rows = self.metrics.rows(queues, span, by_name=by_name)
+        return assemble(rows, queues, span, by_name=by_name)

@@ -4,8 +4,12 @@ from collections.abc import Mapping
 from random import Random
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.diagnostics import Diagnostics, Line, workers_line
 from djqueue.core.engine import DEFAULT_POLICY, Engine
+from djqueue.core.metrics import DEFAULT_TIERS, Tiers
+from djqueue.core.metricstore import MetricStore
 from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import LimiterPolicy
 
 from .engined import EngineStorage
 
@@ -14,7 +18,9 @@ class MemoryStorage(EngineStorage):
     """Jobs in this process's memory.
 
     policies: of single queues; `default_policy` is for the others.
+    limiters: that queues may share.
     cores: see `Engine`.
+    metrics: for how long they are kept.
     """
 
     def __init__(
@@ -22,18 +28,34 @@ class MemoryStorage(EngineStorage):
         *,
         policies: Mapping[str, QueuePolicy] | None = None,
         default_policy: QueuePolicy = DEFAULT_POLICY,
+        limiters: Mapping[str, LimiterPolicy] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         random: Random | None = None,
         cores: int | None = None,
+        metrics: Tiers = DEFAULT_TIERS,
     ) -> None:
+        self.metrics = MetricStore(metrics)
         self.engine = Engine(
             clock=clock,
             random=random,
             policies=policies,
             default_policy=default_policy,
+            limiters=limiters,
             cores=cores,
             incidents=self.told,
         )
+
+    def diagnostics(self) -> Diagnostics:
+        """See `Storage.diagnostics`."""
+        names = self.engine.queues()
+        jobs = sum(sum(one.counts.values()) for one in self.engine.overview(names).queues)
+        lines = [
+            Line("storage.where", "Storage", "where", self.describe()),
+            Line("storage.queues", "Storage", "queues", f"{len(names):,}"),
+            Line("storage.jobs", "Storage", "jobs", f"{jobs:,}"),
+            workers_line(len(self.workers())),
+        ]
+        return Diagnostics("memory", self.engine.clock.now(), lines)
 
     def describe(self) -> str:
         """See `Storage.describe`."""

@@ -13,6 +13,9 @@ from djqueue.core.job import (
     Batch,
     Claimed,
     ClaimRequest,
+    Emission,
+    ItemMark,
+    ItemPage,
     JobError,
     JobRecord,
     Lease,
@@ -119,6 +122,17 @@ def lease_of(claimed: Claimed) -> Lease:
 def report_of(claimed: Claimed, progress: Any = None, lines: Iterable[tuple[int, str]] = ()) -> Report:
     """Progress and log lines of the run."""
     return Report(claimed.queue, claimed.id, claimed.token, progress, tuple(lines))
+
+
+def emission_of(claimed: Claimed, start: int, *items: bytes) -> Emission:
+    """Items of the run, behind `start` others."""
+    return Emission(claimed.queue, claimed.id, claimed.token, start, items)
+
+
+def emit(storage: Storage, claimed: Claimed, *items: bytes, start: int = 0) -> bool:
+    """Send items of the run; whether they were accepted."""
+    [accepted] = storage.emit([emission_of(claimed, start, *items)])
+    return accepted
 
 
 # Finish.
@@ -250,6 +264,25 @@ def job(storage: Storage, job_id: str, queue: str = QUEUE) -> JobRecord:
     [record] = storage.jobs(queue, [job_id])
     assert record is not None, f"there is no job {job_id!r} in queue {queue!r}"
     return record
+
+
+def page_of(storage: Storage, job_id: str, run: int = 0, start: int = 0, queue: str = QUEUE) -> ItemPage:
+    """Items of a job that must be there, behind a mark."""
+    [page] = storage.items(queue, [ItemMark(job_id, run, start)])
+    assert page is not None, f"there is no job {job_id!r} in queue {queue!r}"
+    return page
+
+
+def items_of(storage: Storage, job_id: str, queue: str = QUEUE) -> list[bytes]:
+    """All items of a job's last run."""
+    found: list[bytes] = []
+    run = 0
+    while True:
+        page = page_of(storage, job_id, run, len(found), queue)
+        found += page.items
+        run = page.run
+        if not page.items:
+            return found
 
 
 def state(storage: Storage, job_id: str, queue: str = QUEUE) -> State | None:

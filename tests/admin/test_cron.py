@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.contrib.messages import get_messages
 
-from djqueue.client import registry
+from djqueue.client import get_storage, registry
 from djqueue.models import CronJob
 from djqueue.storage.memory import MemoryStorage
 from tests.admin.factories import change_url, list_url, logged_in, make_superuser, make_user
@@ -35,6 +35,66 @@ GOOD = {
 
 def add(**changes: str) -> Any:
     return logged_in(make_superuser()).post(list_url("cronjob") + "add/", {**GOOD, **changes})
+
+
+def page(path: str) -> str:
+    return logged_in(make_superuser()).get(path).content.decode()
+
+
+def test_the_form_shows_the_next_runs_by_the_schedules_clocks_and_what_was_left_out() -> None:
+    add(timezone="Asia/Kolkata")
+    at = datetime(2026, 1, 5, 21, 30, tzinfo=UTC)
+    CronJob.objects.update(skipped_at=at, skip_reason="PermissionError: <no>")
+
+    shown = page(change_url(CronJob.objects.get()))
+
+    assert shown.count(" 02:30:00+05:30") == 5
+    assert "2026-01-06 03:00:00+05:30: PermissionError: &lt;no&gt;" in shown
+
+
+def test_a_schedule_that_cannot_be_read_says_so_instead_of_its_runs() -> None:
+    add()
+    CronJob.objects.update(timezone="Atlantis/Capital")
+
+    assert "&#x27;Atlantis/Capital&#x27; is not the name of a time zone" in page(
+        change_url(CronJob.objects.get())
+    )
+
+
+def test_a_new_one_has_no_runs_to_show() -> None:
+    assert "Next runs" not in page(list_url("cronjob") + "add/")
+
+
+def test_arguments_that_are_no_json_are_refused() -> None:
+    response = add(args="[NaN]")
+
+    assert "NaN and infinities are no values of JSON." in response.content.decode()
+    assert not CronJob.objects.exists()
+
+
+class Refuses:
+    """A middleware that lets nothing pass."""
+
+    def enqueue(self, batch: Any, call_next: Any) -> Any:
+        raise PermissionError("not now")
+
+    async def aenqueue(self, batch: Any, call_next: Any) -> Any:
+        raise PermissionError("not now")
+
+
+def test_what_a_middleware_refuses_to_run_now_is_said(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    add()
+    backend = "djqueue.storage.memory.MemoryStorage"
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": backend}, "MIDDLEWARE": [f"{__name__}.Refuses"]}
+    chosen = {"action": "run_now", "_selected_action": [CronJob.objects.get().pk]}
+
+    response = logged_in(make_superuser()).post(list_url("cronjob"), chosen)
+
+    assert told(response) == ["night report: not now"]
+    assert get_storage().queues() == []
+    assert "The cron job night report was not enqueued." in caplog.text
 
 
 def told(response: Any) -> list[str]:

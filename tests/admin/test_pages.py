@@ -12,7 +12,7 @@ from django.db import connection
 from django.template.loader import get_template
 from django.test.utils import CaptureQueriesContext
 
-from djqueue.admin import rendering
+from djqueue.dashboard import rendering
 from djqueue.models import DeadLetter, Job, JobAttempt, JobLog, JobResult
 from tests.admin.factories import (
     change_url,

@@ -471,33 +471,97 @@ def drain_limited(storage: Any, scale: float) -> dict[str, float]:
     return {"drain_limited": max(rates[True]) / max(rates[False])}
 
 
+def drain_shared_limiter(storage: Any, scale: float) -> dict[str, float]:
+    """The rate of a queue whose shared limiter never binds against that of one without, in turns."""
+    from djqueue.core.limiter import Rate
+    from djqueue.core.queue import QueuePolicy
+
+    count = int(30_000 * scale)
+    storage.set_limiter("shared", Rate(10_000_000, 1_000), 100_000)
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(5):
+        for shared in (False, True):
+            policy = QueuePolicy(limiter="shared" if shared else None)
+            if hasattr(storage, "engine"):
+                storage.engine.configure(QUEUE, policy)
+            else:
+                storage._policies[QUEUE] = policy
+            rates[shared].append(drain(storage, count, 100))
+            queue_of(storage).obliterate()
+    return {"drain_shared_limiter": max(rates[True]) / max(rates[False])}
+
+
+def worked() -> float:
+    """Seconds of processor time that this process has used, and its Redis, if there is one."""
+    used = time.process_time()
+    if url := os.environ.get("DJQUEUE_BENCH_REDIS"):
+        import redis
+
+        with redis.Redis.from_url(url) as server:
+            found = server.info("cpu")
+        used += found["used_cpu_user"] + found["used_cpu_sys"]
+    return used
+
+
 def claim_beside_blocked(storage: Any, scale: float) -> dict[str, float]:
-    """The time of a claim and an end beside 50,000 blocked jobs of one group, against that without them."""
+    """What a claim and an end cost beside 50,000 blocked jobs of one group, against that without them:
+    blocked by the group's limit, and by its rate. In processor time: others that use the machine make
+    single runs twice as long.
+    """
     from djqueue.core.job import Batch, ClaimRequest, Outcome
+    from djqueue.core.limiter import Rate
     from djqueue.core.options import JobOptions
 
-    request = ClaimRequest("bench", 1, frozenset({QUEUE}), (QUEUE,))
     rounds = max(100, int(2_000 * scale))
+    beside = {name: f"{QUEUE}:{name}" for name in ("alone", "blocked", "rated")}
 
-    def fill(group: str, count: int) -> None:
-        storage.enqueue([Batch(QUEUE, QUEUE, JobOptions(group=group), [b""] * count)])
+    def request(queue: str) -> Any:
+        return ClaimRequest("bench", 1, frozenset({QUEUE}), (queue,))
 
-    def measure() -> float:
-        best = float("inf")
-        for _ in range(5):
-            for number in range(rounds):
-                fill(f"small:{number}", 1)
-            start = time.perf_counter()
-            for _ in range(rounds):
-                [job] = storage.claim(request).jobs
-                storage.finish([Outcome(QUEUE, job.id, job.token, "complete")])
-            best = min(best, time.perf_counter() - start)
-        return best
+    def fill(queue: str, group: str, count: int) -> None:
+        storage.enqueue([Batch(queue, QUEUE, JobOptions(group=group), [b""] * count)])
 
-    alone = measure()
-    fill("big", 50_000)
-    storage.claim(request)
-    return {"claim_beside_blocked": measure() / alone}
+    def measure(queue: str) -> float:
+        for number in range(rounds):
+            fill(queue, f"small:{number}", 1)
+        start = worked()
+        for _ in range(rounds):
+            [job] = storage.claim(request(queue)).jobs
+            storage.finish([Outcome(queue, job.id, job.token, "complete")])
+        return worked() - start
+
+    storage.set_group_limit(beside["rated"], "big", concurrency=100, rate=Rate(1, 86_400_000))
+    for queue in (beside["blocked"], beside["rated"]):
+        fill(queue, "big", 50_000)
+        storage.claim(request(queue))
+    best = dict.fromkeys(beside, float("inf"))
+    for _ in range(5):
+        for name, queue in beside.items():
+            best[name] = min(best[name], measure(queue))
+    return {
+        "claim_beside_blocked": best["blocked"] / best["alone"],
+        "claim_beside_rated": best["rated"] / best["alone"],
+    }
+
+
+def overview(storage: Any, scale: float) -> dict[str, float]:
+    """Milliseconds of an overview of 100 queues, and what one of 200 costs a queue against one of 20."""
+    from djqueue import Queue
+
+    names = [f"{QUEUE}-{number:03}" for number in range(200)]
+    for name in names:
+        Queue(name, storage=storage).enqueue_many(payloads(10))
+
+    def measure(count: int) -> float:
+        samples = []
+        for _ in range(max(10, int(100 * scale))):
+            before = time.perf_counter()
+            storage.overview(names[:count])
+            samples.append((time.perf_counter() - before) * 1_000)
+        return percentile(samples, 50)
+
+    few, hundred, many = measure(20), measure(100), measure(200)
+    return {"overview_100": hundred, "overview_growth": many / few / 10}
 
 
 @contextmanager
@@ -540,7 +604,9 @@ MEASURES = {
     "drain_mirrored": Measure(drain_mirrored, "ratio", ("redis",)),
     "claim_ratio_1m": Measure(claim_ratio, "ratio", ("redis",)),
     "drain_limited": Measure(drain_limited, "ratio", ("memory", "redis")),
+    "drain_shared_limiter": Measure(drain_shared_limiter, "ratio", ("memory", "redis")),
     "claim_beside_blocked": Measure(claim_beside_blocked, "ratio", ("memory", "redis")),
+    "overview": Measure(overview, "ms"),
     "yardstick": Measure(yardstick, "", ("redis",)),
     "bytes_per_waiting_job": Measure(memory_of_waiting, "bytes"),
     "drain_ratio_1m": Measure(drain_ratio, "ratio", ("memory",)),

@@ -1,16 +1,17 @@
 """A queue's dead letters by what they say: listed, counted, retried in parts."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from djqueue import OptionError, Queue
 from djqueue.client import deadletters
-from djqueue.client.deadletters import RetriedDead
+from djqueue.client.deadletters import MovedDead, RetriedDead
 from djqueue.core.job import JobError
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
-from djqueue.testing.factories import a_failed_job, a_waiting_job, claim_one, failing, finish
+from djqueue.testing.factories import a_failed_job, a_waiting_job, claim, claim_one, failing, finish
 
 HOUR = 3_600_000
 
@@ -118,6 +119,70 @@ def test_a_dry_run_tells_what_would_become_of_each(queue):
     assert ids(queue.dead_letters()) == ["b"]
 
 
+def test_all_are_moved_in_parts_with_word_of_each(queue, monkeypatch):
+    monkeypatch.setattr(deadletters, "PAGE", 2)
+    for id in "abcde":
+        die(queue, id)
+    told = []
+
+    answer = queue.move_dead("broken", progress=told.append)
+
+    assert answer == MovedDead(moved=5)
+    assert [counts.moved for counts in told] == [2, 4, 5]
+    assert queue.dead_letters() == []
+    assert ids(Queue("broken", storage=queue.storage).dead_letters()) == list("abcde")
+
+
+def test_some_are_moved_by_what_they_say(queue):
+    for id in "abcd":
+        die(queue, id, name="ship" if id in "ac" else "charge", reason="timeout")
+
+    assert queue.move_dead("broken", name="ship", limit=1) == MovedDead(moved=1)
+    assert ids(queue.dead_letters()) == ["b", "c", "d"]
+    assert asyncio.run(queue.amove_dead("broken", reason="timeout", name="charge")) == (2, 0, 0, 0)
+    assert queue.move(["c", "nobody"], "broken") == {"c": "moved", "nobody": "not_found"}
+    assert queue.dead_letters() == []
+
+
+def test_a_dry_run_tells_which_would_be_moved(queue):
+    die(queue, "a")
+    die(queue, "b")
+    die(Queue("broken", storage=queue.storage), "b")
+
+    expected = MovedDead(moved=1, duplicate=1)
+    assert queue.move_dead("broken", dry_run=True) == expected
+    assert ids(queue.dead_letters()) == ["a", "b"]
+    assert queue.move_dead("broken") == expected
+    assert ids(queue.dead_letters()) == ["b"]
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_those_that_are_something_else_meanwhile_are_counted(queue, monkeypatch, dry_run):
+    monkeypatch.setattr(deadletters, "PAGE", 2)
+    for id in "abcdef":
+        die(queue, id)
+
+    def meanwhile(counts):
+        queue.storage.remove(queue.name, ["c"])
+        queue.storage.retry(queue.name, ["d"])
+        claim(queue.storage, names=["charge"])
+
+    # The page has been read.
+    letters = list(queue.dead_letters())
+    monkeypatch.setattr(deadletters, "letters", lambda *_: iter(letters))
+
+    answer = queue.move_dead("broken", dry_run=dry_run, progress=meanwhile)
+
+    assert answer == MovedDead(moved=4, not_found=1, refused=1)
+
+
+def test_dead_letters_are_not_moved_to_where_they_are(queue):
+    with pytest.raises(OptionError, match="to"):
+        queue.move_dead(queue.name)
+    with pytest.raises(OptionError, match="to"):
+        queue.move_dead("")
+
+
 def test_one_that_dies_again_meanwhile_is_not_retried_twice(queue, monkeypatch):
     monkeypatch.setattr(deadletters, "PAGE", 1)
     for id in "abc":
@@ -143,7 +208,7 @@ def test_one_that_dies_again_meanwhile_is_not_retried_twice(queue, monkeypatch):
     ],
 )
 def test_a_wrong_filter_is_refused_by_name(queue, given, word):
-    for call in (queue.dead_letters, queue.retry_dead):
+    for call in (queue.dead_letters, queue.retry_dead, partial(queue.move_dead, "broken")):
         with pytest.raises(OptionError, match=word):
             call(**given)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from djqueue import OptionError, Queue, SerializationError, State, chain, chord, flow, group, job
-from djqueue.client import Flow, Node
+from djqueue.client import Flow, Node, flows
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.factories import claim, completing, finish
 
@@ -246,6 +246,45 @@ class TestBadFlows:
             Queue("pages").node(1, priority="high")
         with pytest.raises(OptionError, match="id"):
             Queue("pages").node(1, id="")
+
+
+def test_each_job_knows_some_of_those_that_come_after_it(fetch, merge, storage, monkeypatch):
+    monkeypatch.setattr(flows, "FOLLOWERS", 2)
+    first, alone = fetch.node(1), fetch.node(2)
+    books = [merge.node(number).after(first) for number in range(3)]
+    flow(alone, *books).enqueue()
+
+    known = {job.id: job.options.dependents for job in storage.page("pages", None, 10)}
+    keys = [("books", book.id) for book in books]
+    assert known == {first.id: tuple(keys[:2]), alone.id: ()}
+    assert not any(job.options.dependents for job in storage.page("books", None, 10))
+
+
+def test_where_it_would_cost_many_batches_jobs_do_not_know_who_comes_after_them(
+    fetch, merge, storage, monkeypatch
+):
+    monkeypatch.setattr(flows, "MORE_BATCHES", 1)
+    heads = [fetch.node(number) for number in range(3)]
+    last = merge.node(9)
+    middle = [merge.node(number).after(head) for number, head in enumerate(heads)]
+    chord(middle, then=last).enqueue()
+
+    known = {
+        job.id: job.options.dependents for queue in ("pages", "books") for job in storage.page(queue, None, 9)
+    }
+    assert {known[node.id] for node in heads} == {()}
+    assert {known[node.id] for node in middle} == {(("books", last.id),)}
+
+
+def test_a_flow_that_is_over_is_found_from_its_first_job(fetch, merge, storage):
+    first = fetch.node(1)
+    done = chord([first, fetch.node(2)], then=merge.node(3)).enqueue()
+    rounds(storage)
+
+    found = storage.flow("pages", first.id)
+
+    assert {node.id for node in found.nodes} == set(done.ids)
+    assert {node.state for node in found.nodes} == {State.COMPLETED}
 
 
 def test_parts_say_what_they_are(fetch):

@@ -23,6 +23,7 @@ from djqueue.codecs import encode
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.groups import GroupLimit
 from djqueue.core.job import JobError
+from djqueue.core.limiter import Rate
 from djqueue.core.states import TRANSITIONS
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.factories import (
@@ -488,10 +489,36 @@ def test_a_group_is_limited_and_paused(queue, storage, do):
     assert len(claim(storage, 9, names=["orders"])) == 2
 
 
-@pytest.mark.parametrize("concurrency", [0, -1, True, 1.5, "2", 2**31])
-def test_a_wrong_limit_of_a_group_is_refused(queue, do, concurrency):
-    with pytest.raises(OptionError, match="concurrency"):
-        do(queue, "set_group_limit", "g", concurrency)
+def test_what_is_said_to_a_group_is_said_word_by_word(queue, do):
+    do(queue, "set_group_limit", "g", 2)
+    do(queue, "set_group_limit", "g", rate="10/s", weight=3)
+    assert do(queue, "group_limits") == {"g": GroupLimit(2, rate=Rate(10, 1_000), weight=3)}
+
+    do(queue, "set_group_limit", "g", None)
+    do(queue, "set_group_limit", "g", rate=(5, 2))
+    assert do(queue, "group_limits") == {"g": GroupLimit(rate=Rate(5, 2_000), weight=3)}
+    do(queue, "set_group_limit", "g", rate=None, weight=None)
+    assert do(queue, "group_limits") == {}
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        *({"concurrency": value} for value in (0, -1, True, 1.5, "2", 2**31)),
+        *({"weight": value} for value in (0, -1, True, 1.5, "2", 2**31)),
+        *({"rate": value} for value in ("fast", "0/s", "1/year", (0, 1), (2**31, 1), 5)),
+        {},
+    ],
+)
+def test_a_wrong_limit_of_a_group_is_refused(queue, do, limits):
+    name = next(iter(limits), "give a concurrency, a rate or a weight")
+    with pytest.raises((OptionError, ConfigurationError), match=name):
+        do(queue, "set_group_limit", "g", **limits)
+
+
+def test_all_groups_together_have_no_weight(queue, do):
+    with pytest.raises(OptionError, match="weight"):
+        do(queue, "set_group_limit", None, weight=2)
 
 
 @pytest.mark.parametrize("group", ["", 7, "x" * 256, "a\0"])
@@ -591,7 +618,8 @@ def test_every_method_that_reads_or_writes_has_an_async_twin():
     twins = {f"a{name}" for name in plain}
 
     assert public - plain - twins == {"node", "storage"}
-    assert all(asyncio.iscoroutinefunction(getattr(Queue, name)) for name in twins)
+    iterators = {"astream", "aenqueue_and_stream"}
+    assert all(asyncio.iscoroutinefunction(getattr(Queue, name)) for name in twins - iterators)
 
 
 def test_a_drain_may_leave_what_is_not_ready(queue):

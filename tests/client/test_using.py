@@ -41,6 +41,7 @@ GIVEN = {
     "retention": (timedelta(days=1), 86_400_000),
     "executor": ("inline", "inline"),
     "tags": (["a", "b"], ("a", "b")),
+    "subject": ("shop.order:7", "shop.order:7"),
     "content_type": ("application/json", "application/json"),
 }
 

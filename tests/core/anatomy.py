@@ -6,6 +6,7 @@ from djqueue.core.engine import Engine
 from djqueue.core.groups import PARKED
 from djqueue.core.job import Job
 from djqueue.core.queue import JobQueue
+from djqueue.core.sizes import size_of
 from djqueue.core.states import LIVE, State
 from djqueue.core.unique import PREDECESSOR
 
@@ -18,6 +19,10 @@ def check_engine(engine: Engine) -> None:
         for token, job in place.active.items():
             assert job.token == token
             assert engine.place(job.id) is place
+    for limiter in engine._limiters.values():
+        assert limiter.state().used == sum(
+            job.options.weight for job in active if engine.existing(job.queue).shared is limiter
+        )
     for shard in engine.shards:
         for name, queue in shard.queues.items():
             assert engine.shard(name) is shard
@@ -30,6 +35,15 @@ def check_engine(engine: Engine) -> None:
                 assert job.state is State.BLOCKED
                 assert key in job.unmet
                 assert engine.shard(job.queue).queues[job.queue].jobs[job.id] is job
+        for key, holders in shard.dependencies.holders.items():
+            there = shard.queues[key[0]].jobs[key[1]]
+            assert there in shard.queues[key[0]].finished.held[there.state]
+            for job in holders:
+                assert job.state in LIVE
+                assert key in job.options.depends_on
+                assert engine.shard(job.queue).queues[job.queue].jobs[job.id] is job
+        held = [queue.finished.held for queue in shard.queues.values()]
+        assert sum(len(some) for both in held for some in both.values()) == len(shard.dependencies.holders)
     for shard in engine.shards:
         for queue in shard.queues.values():
             for job in queue.jobs.values():
@@ -38,6 +52,12 @@ def check_engine(engine: Engine) -> None:
 
 
 def check_queue(queue: JobQueue, active: list[Job]) -> None:
+    named = [job for jobs in queue.subjects._jobs.values() for job in jobs.values()]
+    assert sorted(job.id for job in named) == sorted(
+        job.id for job in queue.jobs.values() if job.options.subject is not None
+    )
+    assert all(queue.is_there(job) for job in named)
+    assert all(queue.subjects._jobs.values())
     ready = [job for heap in queue.ready._by_name.values() for job in heap._jobs.values()]
     delayed = [job for _, number, job in queue.delayed._heap if job.generation == number]
     parked = [job for group in queue.groups._groups.values() for job in group.parked]
@@ -58,6 +78,7 @@ def check_queue(queue: JobQueue, active: list[Job]) -> None:
     ended = Counter(job.state for job in queue.jobs.values())
     assert queue.finished.completed == ended[State.COMPLETED]
     assert queue.finished.cancelled == ended[State.CANCELLED]
+    check_sizes(queue)
     for job_id, job in queue.jobs.items():
         assert (job.id, job.queue) == (job_id, queue.name)
         assert bool(job.unmet) == (job.state is State.BLOCKED)
@@ -76,15 +97,49 @@ def check_queue(queue: JobQueue, active: list[Job]) -> None:
     assert queue.dead._retries.keys() <= queue.jobs.keys()
 
 
+def check_sizes(queue: JobQueue) -> None:
+    """The counters are the sums."""
+    finished = queue.finished
+    assert queue.dead.bytes == sum(size_of(queue.jobs[letter.id]) for letter in queue.dead.letters())
+    assert queue.dead._sizes.keys() <= {letter.id for letter in queue.dead.letters()}
+    sums: Counter[State] = Counter()
+    results = 0
+    for job in queue.jobs.values() if finished.retention.measures else ():
+        if job not in finished.held.get(job.state, ()):
+            sums[job.state] += size_of(job)
+            results += len(job.result or b"")
+    assert (finished.completed_bytes, finished.cancelled_bytes) == (
+        sums[State.COMPLETED],
+        sums[State.CANCELLED],
+    )
+    assert finished.result_bytes == results
+    assert finished._listed == sum(map(len, finished._results.values()))
+    assert finished._parked.keys() | finished._passed.keys() <= {
+        job for held in finished.held.values() for job in held
+    }
+
+
 def check_groups(queue: JobQueue, out: list[Job], parked: list[Job]) -> None:
     counts = Counter(job.options.group for job in out if job.options.group is not None)
     names = {job.options.group for job in out + parked} - {None}
     assert queue.groups._groups.keys() == names
     for name, group in queue.groups._groups.items():
-        limit = queue.groups.own(name).concurrency or queue.groups.limit
+        own = queue.groups.own(name)
+        limit = own.concurrency or queue.groups.limit
+        weight = own.weight or queue.groups.weights.get(name, 1)
         assert group.active + len(group.ready) == counts[name]
-        may_go_on = not queue.groups.own(name).paused and counts[name] < limit
-        assert group.ready or not may_go_on or not group.parked
+        has_turn = not own.paused and counts[name] < limit and len(group.ready) < weight
+        rests = name in queue.groups.rests
+        assert rests or not has_turn or not group.parked or is_at_most(queue, name, len(group.ready))
+        assert not rests or (group.parked and has_turn and (own.rate or queue.groups.rate))
+    assert {name for _, _, name in queue.groups.rests._heap} >= queue.groups.rests._at.keys()
+    assert queue.groups.rests._at.keys() <= names
+
+
+def is_at_most(queue: JobQueue, name: str, ready: int) -> bool:
+    """Whether the rate of a group never lets more of its jobs be ready."""
+    rate = queue.groups.own(name).rate or queue.groups.rate
+    return rate is not None and ready >= rate.capacity
 
 
 def check_empty(engine: Engine) -> None:
@@ -101,6 +156,8 @@ def check_empty(engine: Engine) -> None:
             assert not queue.delayed.size
             assert queue.delayed.next_due() is None
             assert len(queue.groups) == 0
+            assert len(queue.groups.rests) == 0
+            assert len(queue.groups._buckets) == 0
             assert len(queue.unique) == 0
             assert len(queue.dead) == 0
             assert not queue.dead._retries
@@ -109,3 +166,7 @@ def check_empty(engine: Engine) -> None:
             assert queue.finished.completed == queue.finished.cancelled == 0
             assert not queue.finished._records
             assert not queue.finished._results
+            assert not queue.finished._parked
+            assert not queue.finished._passed
+            assert queue.finished.completed_bytes == queue.finished.cancelled_bytes == 0
+            assert queue.finished.result_bytes == queue.dead.bytes == 0

@@ -1,19 +1,29 @@
 """What the engine should do, said as simply as can be: one list of jobs, looked through each time."""
 
+from bisect import insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
-from djqueue.core.job import Batch, DeadLetter
+from djqueue.core.engine import EXPIRED
+from djqueue.core.finished import FOREVER, RETURNED
+from djqueue.core.groups import GroupLimit
+from djqueue.core.job import Batch, DeadLetter, JobError
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.queue import QueuePolicy
-from djqueue.core.states import LIVE, PENDING, REUSABLE, State
+from djqueue.core.retention import NO_RETENTION
+from djqueue.core.sizes import size_of_error
+from djqueue.core.states import LIVE, PENDING, REUSABLE, TERMINAL, State
 from djqueue.core.unique import PREDECESSOR
 from djqueue.testing.clock import FakeClock
+
+ERROR = JobError("ValueError", "no")
+"""What every run raises that fails."""
 
 
 @dataclass(eq=False)
@@ -37,13 +47,18 @@ class RefJob:
     started_at: int = 0
     finished_at: int = 0
     result: bytes | None = None
-    has_error: bool = False
+    error: JobError | None = None
     reason: str = ""
     progress: Any = None
+    items: list[bytes] = field(default_factory=list)
+    sent: int = 0
     cancel_requested: bool = False
     unmet: set[JobKey] = field(default_factory=set)
     outcomes: list[tuple[int, str]] = field(default_factory=list)
     admitted: int = 0
+    holders: set["RefJob"] = field(default_factory=set)
+    put_off: bool = False
+    passed: bool = False
 
     @property
     def key(self) -> JobKey:
@@ -77,8 +92,10 @@ class Reference:
         self.queues: set[str] = set(observed)
         self.paused: set[str] = set()
         self.limits: dict[str, RefLimits] = {}
-        self.group_limits: dict[tuple[str, str | None], int | None] = {}
+        self.group_limits: dict[tuple[str, str | None], GroupLimit] = {}
         self.paused_groups: set[tuple[str, str]] = set()
+        self.buckets: dict[tuple[str, str, Rate], RefLimits] = {}
+        self.rests: dict[tuple[str, str], tuple[int, int]] = {}
         self.letters: dict[str, list[DeadLetter]] = {}
         self.retries: dict[JobKey, int] = {}
         self.keys: dict[tuple[str, str], tuple[RefJob, int | None]] = {}
@@ -87,6 +104,7 @@ class Reference:
         self.results: dict[tuple[str, int], list[tuple[int, RefJob]]] = {}
         self.bindings: dict[tuple[RefJob, JobKey], int] = {}
         self.ended: list[tuple[JobKey, State]] = []
+        self.gone: list[RefJob] = []
         self.events: list[tuple[str, str, str, State]] = []
         self.numbers = count(1)
 
@@ -152,44 +170,101 @@ class Reference:
             job.order = next(self.numbers) * (-1 if front else 1)
             job.parked = not self.may_be_ready(job, again=again)
             job.state = State.WAITING
+            if job.parked and job.options.group is not None:
+                self.note_rest(job.queue, job.options.group)
 
     def may_be_ready(self, job: RefJob, *, again: bool = False) -> bool:
         group = job.options.group
         if group is None:
             return True
         mine = [other for other in self.of(job.queue) if other.options.group == group and other is not job]
-        active = sum(other.state is State.ACTIVE for other in mine)
         ready = sum(other.state is State.WAITING and not other.parked for other in mine)
-        if (job.queue, group) in self.paused_groups or (ready and not again):
+        if again:
+            return ready < self.room(job.queue, group, job)
+        if any(other.parked for other in mine):
             return False
-        return active + ready < self.group_limit(job.queue, group)
+        return ready < min(self.weight(job.queue, group), self.room(job.queue, group, job))
 
-    def group_limit(self, queue: str, group: str) -> int:
-        said = self.group_limits.get((queue, group)) or self.group_limits.get((queue, None))
-        return said or self.policy(queue).group_concurrency
+    def room(self, queue: str, group: str, besides: RefJob | None = None) -> int:
+        """How many of a group may be ready."""
+        if (queue, group) in self.paused_groups:
+            return 0
+        room = self.places(queue, group, besides)
+        bucket = self.bucket(queue, group)
+        return room if bucket is None else min(room, int(bucket.tokens))
+
+    def places(self, queue: str, group: str, besides: RefJob | None = None) -> int:
+        mine = [job for job in self.active(queue) if job.options.group == group and job is not besides]
+        limit = self.said(queue, group).concurrency or self.said(queue, None).concurrency
+        return (limit or self.policy(queue).group_concurrency) - len(mine)
+
+    def said(self, queue: str, group: str | None) -> GroupLimit:
+        return self.group_limits.get((queue, group), GroupLimit())
+
+    def weight(self, queue: str, group: str) -> int:
+        return self.said(queue, group).weight or self.policy(queue).group_weights.get(group, 1)
+
+    def bucket(self, queue: str, group: str) -> RefLimits | None:
+        rate = self.said(queue, group).rate or self.said(queue, None).rate or self.policy(queue).group_rate
+        if rate is None:
+            return None
+        tick = self.clock.monotonic()
+        fresh = RefLimits(rate, None, Fraction(rate.capacity), tick)
+        bucket = self.buckets.setdefault((queue, group, rate), fresh)
+        bucket.refill(tick)
+        return bucket
 
     def advance(self, queue: str, group: str | None) -> None:
-        parked = [job for job in self.of(queue) if job.parked and job.options.group == group]
-        if parked:
-            freed = min(parked, key=lambda other: other.order)
-            if self.may_be_ready(freed):
-                freed.parked = False
-                freed.order = next(self.numbers)
+        if group is None:
+            return
+        mine = [job for job in self.of(queue) if job.options.group == group]
+        parked = sorted((job for job in mine if job.parked), key=lambda job: job.order)
+        ready = sum(job.state is State.WAITING and not job.parked for job in mine)
+        share = min(self.weight(queue, group), self.room(queue, group))
+        for job in parked[: max(0, share - ready)]:
+            job.parked = False
+            job.order = next(self.numbers)
+        self.note_rest(queue, group)
+
+    def note_rest(self, queue: str, group: str) -> None:
+        """A group rests until its next token, if that is all that it waits for."""
+        mine = [job for job in self.of(queue) if job.options.group == group]
+        ready = sum(job.state is State.WAITING and not job.parked for job in mine)
+        bucket, paused = self.bucket(queue, group), (queue, group) in self.paused_groups
+        before = self.rests.pop((queue, group), None)
+        if bucket is None or paused or not any(job.parked for job in mine):
+            return
+        assert bucket.rate is not None
+        most = min(self.weight(queue, group), self.places(queue, group), bucket.rate.capacity)
+        if ready < most:
+            wait = (ready + 1 - bucket.tokens) * bucket.rate.per / bucket.rate.capacity
+            at = bucket.at - (-wait.numerator // wait.denominator)
+            same = before is not None and before[0] == at
+            self.rests[queue, group] = before if same and before else (at, next(self.numbers))
+
+    def end_rests(self, queue: str) -> None:
+        due = [
+            (rest, group)
+            for (name, group), rest in self.rests.items()
+            if name == queue and rest[0] <= self.clock.monotonic()
+        ]
+        for _, group in sorted(due):
+            self.rests.pop((queue, group), None)
+            self.advance(queue, group)
 
     def regroup(self, queue: str, groups: Iterable[str]) -> None:
         for group in groups:
             mine = [job for job in self.of(queue) if job.options.group == group]
             ready = [job for job in mine if job.state is State.WAITING and not job.parked]
             ready.sort(key=lambda job: job.order)
-            room = self.group_limit(queue, group) - sum(job.state is State.ACTIVE for job in mine)
-            for job in reversed(ready[0 if (queue, group) in self.paused_groups else max(0, room) :]):
+            for job in reversed(ready[max(0, self.room(queue, group)) :]):
                 job.parked = True
                 job.order = -next(self.numbers)
             self.advance(queue, group)
 
-    def set_group_limit(self, queue: str, group: str | None, concurrency: int | None) -> None:
+    def set_group_limit(self, queue: str, group: str | None, **said: Any) -> None:
         self.queues.add(queue)
-        self.group_limits[queue, group] = concurrency
+        self.group_limits[queue, group] = self.said(queue, group)._replace(**said)
         groups = {job.options.group for job in self.of(queue)} - {None}
         self.regroup(queue, sorted(groups) if group is None else [group])
 
@@ -204,24 +279,52 @@ class Reference:
 
     def take_out(self, job: RefJob) -> None:
         """The job is nowhere; the next of its group may take its place."""
-        held_place = job.state is State.ACTIVE or (job.state is State.WAITING and not job.parked)
+        in_group = job.state in (State.ACTIVE, State.WAITING)
         job.state, job.parked, job.unmet = None, False, set()
-        if held_place and job.options.group is not None:
+        if in_group:
             self.advance(job.queue, job.options.group)
+
+    def emit(self, queue: str, job_id: str, token: int, start: int, items: list[bytes]) -> bool:
+        job = self.job(queue, job_id)
+        if job is None or job.state is not State.ACTIVE or job.token != token or start > job.sent:
+            return False
+        new = items[max(0, job.sent - start) :]
+        job.items += new
+        job.sent += len(new)
+        if new:
+            self.tell(job, "item")
+        return True
+
+    def readable(self, job: RefJob) -> tuple[bytes, ...]:
+        ttl = job.options.result_ttl
+        is_over = job.state is State.COMPLETED and ttl is not None and job.finished_at + ttl <= self.now
+        return () if is_over else tuple(job.items)
 
     def end(self, job: RefJob, state: State) -> None:
         job.state = state
         job.finished_at = self.now
         self.free_key(job)
         self.ended.append((job.key, state))
-        kept = job.options.kept
-        if state is not State.FAILED and kept is not None:
-            place = kept if state is State.COMPLETED else ~kept
-            self.records.setdefault((job.queue, place), []).append((self.now + kept, job))
-            readable = job.options.result_ttl
-            if readable is not None and readable < kept and job.result is not None:
-                entry = (self.now + readable, job)
-                self.results.setdefault((job.queue, readable), []).append(entry)
+        self.gone.append(job)
+        if state is State.FAILED:
+            return
+        job.holders = set(self.waiting_for(job.key))
+        retention = self.policy(job.queue).retention
+        kept = retention.of(state).shorten(job.options.kept)
+        if kept is None and retention == NO_RETENTION:
+            return
+        kept = FOREVER if kept is None else kept
+        place = kept if state is State.COMPLETED else ~kept
+        self.records.setdefault((job.queue, place), []).append((self.now + kept, job))
+        readable = self.readable_for(job)
+        bounded = job.result is not None and retention.results.bytes is not None
+        if state is State.COMPLETED and (job.result is not None or job.sent) and (readable < kept or bounded):
+            place = readable if job.result is not None else ~readable
+            self.results.setdefault((job.queue, place), []).append((self.now + readable, job))
+
+    def readable_for(self, job: RefJob) -> int:
+        readable = self.policy(job.queue).retention.results.shorten(job.options.result_ttl)
+        return FOREVER if readable is None else readable
 
     def take_key(self, job: RefJob) -> None:
         ttl = job.options.unique_ttl
@@ -242,9 +345,9 @@ class Reference:
                     self.place(follower)
                     self.tell(follower, "unblocked")
 
-    def bury(self, job: RefJob, reason: str) -> None:
+    def bury(self, job: RefJob, reason: str, error: JobError) -> None:
         job.reason = reason
-        job.has_error = True
+        job.error = error
         self.end(job, State.FAILED)
         policy = self.policy(job.queue).dead_letters
         retries = self.retries.pop(job.key, 0)
@@ -257,11 +360,11 @@ class Reference:
 
     def expire(self, job: RefJob) -> None:
         self.take_out(job)
-        self.bury(job, "ttl_expired")
+        self.bury(job, "ttl_expired", EXPIRED)
 
     def is_expired(self, job: RefJob) -> bool:
         ttl = job.options.ttl
-        fresh = job.state in PENDING and not job.started_at and not job.has_error
+        fresh = job.state in PENDING and not job.started_at and job.error is None
         return fresh and ttl is not None and job.created_at + ttl <= self.now
 
     def forget(self, job: RefJob | None) -> None:
@@ -270,6 +373,7 @@ class Reference:
         if state in PENDING:
             self.take_out(job)
             self.free_key(job)
+            self.gone.append(job)
         if state in PENDING or state is State.FAILED:
             self.ended.append((job.key, State.CANCELLED))
         letters = self.letters.get(job.queue, [])
@@ -281,13 +385,42 @@ class Reference:
 
     # Dependencies.
 
+    def waiting_for(self, key: JobKey) -> list[RefJob]:
+        waiting = [job for job in self.jobs if job.state is State.BLOCKED and key in job.unmet]
+        waiting = [job for job in waiting if (job, key) in self.bindings]
+        return sorted(waiting, key=lambda job: self.bindings[job, key])
+
     def settle(self) -> None:
-        while self.ended:
-            key, state = self.ended.pop(0)
-            waiting = [job for job in self.jobs if job.state is State.BLOCKED and key in job.unmet]
-            waiting = [job for job in waiting if (job, key) in self.bindings]
-            for job in sorted(waiting, key=lambda job: self.bindings[job, key]):
-                self.resolve(job, key, state)
+        while self.ended or self.gone:
+            for dependent in self.gone:
+                for job in self.jobs:
+                    self.let_go(job, dependent)
+            self.gone.clear()
+            if self.ended:
+                key, state = self.ended.pop(0)
+                for job in self.waiting_for(key):
+                    self.resolve(job, key, state)
+
+    def let_go(self, job: RefJob, dependent: RefJob) -> None:
+        if dependent in job.holders:
+            job.holders.remove(dependent)
+            if not job.holders:
+                self.count_again(job)
+
+    def count_again(self, job: RefJob) -> None:
+        """Nobody holds a record any more: what had been passed over has its place again."""
+        assert job.state is not None
+        place = RETURNED if job.state is State.COMPLETED else ~RETURNED
+        if job.put_off:
+            kept = self.policy(job.queue).retention.of(job.state).shorten(job.options.kept)
+            end = job.finished_at + (FOREVER if kept is None else kept)
+            insort(self.records.setdefault((job.queue, place), []), (end, job), key=itemgetter(0))
+        over = job.finished_at + self.readable_for(job)
+        if job.state is State.COMPLETED and over <= self.now:
+            job.result, job.items = None, []
+        elif job.passed:
+            insort(self.results.setdefault((job.queue, place), []), (over, job), key=itemgetter(0))
+        job.put_off = job.passed = False
 
     def bind(self, job: RefJob, key: JobKey) -> None:
         there = self.job(*key)
@@ -299,6 +432,8 @@ class Reference:
         if not waits:
             ended = there.state if there is not None else State.CANCELLED
             assert ended is not None
+            if there is not None and ended is not State.FAILED:
+                there.holders.add(job)
             self.resolve(job, key, ended)
             self.settle()
 
@@ -318,7 +453,8 @@ class Reference:
             if policy == "cancel":
                 self.cancel_out(job, "dependency_failed")
             else:
-                self.bury(job, "dependency_failed")
+                text = f"the job {key[1]!r} of queue {key[0]!r} that it depends on is {ended}"
+                self.bury(job, "dependency_failed", JobError("djqueue.core.errors.JobFailedError", text))
 
     # The verbs.
 
@@ -364,8 +500,8 @@ class Reference:
                 self.followers[batch.queue, key] = (job, owner)
             elif key is not None:
                 self.take_key(job)
-            self.place(job)
             self.jobs.append(job)
+            self.place(job)
             self.tell(job, "queued")
             added.append(job)
             answers.append((job_id, "queued", None, None))
@@ -373,6 +509,10 @@ class Reference:
         for job in added:
             for dependency in options.depends_on:
                 self.bind(job, dependency)
+            if job.state not in LIVE:
+                # Ended by one of them: it needs the records of the others no more.
+                for other in self.jobs:
+                    self.let_go(other, job)
         return answers
 
     def claim(
@@ -380,9 +520,11 @@ class Reference:
     ) -> tuple[list[RefJob], int | None]:
         claimed: list[RefJob] = []
         tokens = iter(tokens)
-        if slots <= 0 or queue in self.paused or not (self.ready(queue) or self.delayed(queue)):
+        rests = any(name == queue for name, _ in self.rests)
+        if slots <= 0 or queue in self.paused or not (self.ready(queue) or self.delayed(queue) or rests):
             return claimed, None
         self.promote_due(queue)
+        self.end_rests(queue)
         limits = self.limits_of(queue)
         limits.refill(self.clock.monotonic())
         if limits.rate is not None:
@@ -402,9 +544,12 @@ class Reference:
                 limits.tokens -= 1
                 slots -= 1
                 claimed.append(job)
+                if job.options.group is not None and (bucket := self.bucket(queue, job.options.group)):
+                    bucket.tokens -= 1
                 self.advance(queue, job.options.group)
                 self.tell(job, "active")
         hints = [max(0, job.run_at - self.now) for job in self.delayed(queue)[:1]]
+        hints += [at - self.clock.monotonic() for (name, _), (at, _) in self.rests.items() if name == queue]
         if limits.rate is not None and self.ready(queue, names) and limits.tokens < 1:
             missing = (1 - limits.tokens) * limits.rate.per / limits.rate.capacity
             hints.append(-(-missing.numerator // missing.denominator))
@@ -440,30 +585,37 @@ class Reference:
         if kind == "complete":
             self.take_out(job)
             job.result = result
-            job.has_error = False
+            job.error = None
             self.end(job, State.COMPLETED)
             self.tell(job, "completed")
         elif kind == "fail":
             self.fail_active(job, reason)
         elif kind == "cancel" or job.cancel_requested:
-            job.outcomes.append((job.attempts, "cancelled"))
+            self.note(job, "cancelled")
             self.take_out(job)
             self.cancel_out(job, reason)
         else:
             self.put_back(job, "retried" if kind == "retry" else "released", delay)
         return True
 
+    def note(self, job: RefJob, outcome: str) -> None:
+        most = self.policy(job.queue).retention.attempts.count
+        job.outcomes = [*job.outcomes, (job.attempts, outcome)][-most:]
+
     def fail_active(self, job: RefJob, reason: str) -> None:
-        job.outcomes.append((job.attempts, "stalled" if reason == "worker_lost" else "failed"))
+        self.note(job, "stalled" if reason == "worker_lost" else "failed")
+        error = ERROR
         if reason == "worker_lost":
             job.stalls += 1
+            text = f"lost {job.stalls} times with its worker, last with {job.worker}"
+            error = JobError("djqueue.core.errors.StorageError", text)
         else:
             job.failures += 1
         self.take_out(job)
         if reason == "worker_lost":
             job.state = State.FAILED
             self.tell(job, "stalled")
-        self.bury(job, reason)
+        self.bury(job, reason, error)
 
     def cancel_out(self, job: RefJob, reason: str) -> None:
         job.reason = reason
@@ -471,15 +623,16 @@ class Reference:
         self.tell(job, "cancelled")
 
     def put_back(self, job: RefJob, outcome: str, delay: int) -> None:
-        job.outcomes.append((job.attempts, outcome))
+        self.note(job, outcome)
         job.attempts -= outcome == "released"
         job.failures += outcome == "retried"
         job.stalls += outcome == "stalled"
-        job.has_error = job.has_error or outcome == "retried"
+        job.error = ERROR if outcome == "retried" else job.error
         if any(leader is job for _, leader in self.followers.values()):
             self.take_out(job)
             self.cancel_out(job, "replaced")
             return
+        job.items, job.sent = [], 0
         job.worker = ""
         job.run_at = self.now + delay
         front = outcome != "retried"
@@ -543,6 +696,7 @@ class Reference:
         if by_itself:
             self.retries[job.key] = letter.retries + 1
         job.failures = job.stalls = job.finished_at = 0
+        job.items, job.sent = [], 0
         job.reason = job.worker = ""
         job.run_at = self.now
         if key is not None:
@@ -587,7 +741,7 @@ class Reference:
         if self.active(queue) and not force:
             return -1
         for job in self.active(queue):
-            job.outcomes.append((job.attempts, "cancelled"))
+            self.note(job, "cancelled")
             self.take_out(job)
             self.cancel_out(job, "obliterated")
         jobs = self.of(queue)
@@ -597,6 +751,8 @@ class Reference:
         self.limits.pop(queue, None)
         self.group_limits = {key: said for key, said in self.group_limits.items() if key[0] != queue}
         self.paused_groups = {key for key in self.paused_groups if key[0] != queue}
+        self.buckets = {key: bucket for key, bucket in self.buckets.items() if key[0] != queue}
+        self.rests = {key: rest for key, rest in self.rests.items() if key[0] != queue}
         if queue not in self.observed:
             self.queues.discard(queue)
         for fifos in (self.records, self.results):
@@ -617,7 +773,7 @@ class Reference:
         for job in sorted(overdue, key=lambda job: job.token, reverse=True):
             stalled += 1
             if job.cancel_requested:
-                job.outcomes.append((job.attempts, "cancelled"))
+                self.note(job, "cancelled")
                 self.take_out(job)
                 self.cancel_out(job, "cancelled")
             elif job.stalls >= job.options.max_stalls:
@@ -627,6 +783,7 @@ class Reference:
             self.settle()
         for queue in sorted(self.queues):
             promoted += self.promote_due(queue)
+            self.end_rests(queue)
             late = [job for job in self.of(queue) if self.is_expired(job)]
             late.sort(key=lambda job: (job.created_at + (job.options.ttl or 0), job.admitted))
             for job in late:
@@ -639,12 +796,26 @@ class Reference:
             over = [letter for letter in self.letters.get(queue, []) if letter.expires_at <= self.now]
             for letter in over:
                 self.forget(self.job(queue, letter.id))
+            heavy = self.heavy_letters(queue)
+            for letter in heavy:
+                self.forget(self.job(letter.queue, letter.id))
             for _, job in self.due(self.results, queue):
-                job.result = None
-            old = [job for _, job in self.due(self.records, queue) if job in self.jobs]
+                job.items = []
+                job.passed = bool(job.holders)
+                if not job.holders:
+                    job.result = None
+            self.drop_results(queue)
+            self.drop_outcomes(queue)
+            over_now = [job for _, job in self.due(self.records, queue) if job in self.jobs]
+            for job in over_now:
+                job.put_off = bool(job.holders)
+            old = [job for job in over_now if not job.holders]
             for job in old:
                 self.forget(job)
-            removed += len(over) + len(old)
+            surplus = [*self.surplus(queue, State.COMPLETED), *self.surplus(queue, State.CANCELLED)]
+            for job in surplus:
+                self.forget(job)
+            removed += len(over) + len(heavy) + len(old) + len(surplus)
             due = [
                 letter.id for letter in self.letters.get(queue, []) if 0 < letter.next_retry_at <= self.now
             ]
@@ -653,12 +824,68 @@ class Reference:
             retried += answers.count("retried")
         return Swept(promoted, stalled, expired, retried, removed)
 
+    def heavy_letters(self, queue: str) -> list[DeadLetter]:
+        letters = self.letters.get(queue, [])
+        most = self.policy(queue).dead_letters.max_bytes
+        sizes = [self.size(self.job(letter.queue, letter.id)) for letter in letters]
+        gone = 0
+        while most is not None and sum(sizes[gone:]) > most:
+            gone += 1
+        return letters[:gone]
+
+    def size(self, job: RefJob | None) -> int:
+        assert job is not None
+        return len(job.payload) + (0 if job.error is None else size_of_error(job.error))
+
+    def drop_results(self, queue: str) -> None:
+        most = self.policy(queue).retention.results.bytes
+        while most is not None:
+            if sum(len(job.result or b"") for job in self.of(queue) if not job.holders) <= most:
+                break
+            job = self.first(self.results, queue, State.COMPLETED)
+            if job.holders:
+                job.passed = True
+            else:
+                job.result, job.items = None, []
+
+    def drop_outcomes(self, queue: str) -> None:
+        age = self.policy(queue).retention.attempts.age
+        for job in self.of(queue):
+            if age is not None and job.state in TERMINAL and job.finished_at + age <= self.now:
+                job.outcomes = []
+
+    def surplus(self, queue: str, state: State) -> list[RefJob]:
+        keep = self.policy(queue).retention.of(state)
+        there = [job for job in self.of(queue) if job.state is state and not job.holders]
+        gone: list[RefJob] = []
+        while True:
+            size = sum(self.size(job) + len(job.result or b"") for job in there)
+            too_many = keep.count is not None and len(there) > keep.count
+            if not too_many and (keep.bytes is None or size <= keep.bytes):
+                return gone
+            job = self.first(self.records, queue, state)
+            job.put_off = bool(job.holders)
+            if job in there:
+                there.remove(job)
+                gone.append(job)
+
+    def first(
+        self, fifos: dict[tuple[str, int], list[tuple[int, RefJob]]], queue: str, state: State
+    ) -> RefJob:
+        """The one of an outcome whose time would be over first."""
+        mine = [
+            (fifo[0][0], place, fifo)
+            for (name, place), fifo in fifos.items()
+            if name == queue and fifo and (place >= 0) is (state is State.COMPLETED)
+        ]
+        return min(mine, key=lambda entry: entry[:2])[2].pop(0)[1]
+
     def due(
         self, fifos: dict[tuple[str, int], list[tuple[int, RefJob]]], queue: str
     ) -> list[tuple[int, RefJob]]:
         """Taken from the front only: where the wall clock was set back, some are kept longer."""
         found = []
         for key, fifo in sorted(fifos.items()):
-            while key[0] == queue and fifo and fifo[0][0] <= self.now:
+            while key[0] == queue and fifo and (fifo[0][0] <= self.now or fifo[0][1] not in self.jobs):
                 found.append(fifo.pop(0))
         return found

@@ -1,5 +1,6 @@
 """Dead letters in the engine: eviction, expiry, retries, and the results beside them."""
 
+from djqueue.core import maintenance
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.options import DAY
 from djqueue.core.states import State
@@ -47,6 +48,23 @@ def test_a_queue_may_retry_by_itself_so_often():
         [letter] = bench.engine.dead_letters("q")
         assert (letter.retries, letter.reason) == (retries, "timeout")
     assert bench.sweep(DAY).retried == 0
+
+
+def test_letters_whose_key_is_taken_do_not_hold_up_the_others(monkeypatch):
+    monkeypatch.setattr(maintenance, "SWEEP_LIMIT", 2)
+    bench = Bench(dead_letters=DeadLetterPolicy(auto_retries=1, auto_retry_delay=500))
+    for job_id in ("a", "b", "c"):
+        bench.fail(job_id, unique_key="k")
+    bench.enqueue("owner", unique_key="k", delay=DAY)
+    bench.fail("free")
+
+    assert bench.sweep(500).retried == 1
+    assert bench.state("free") is State.WAITING
+    assert letters(bench) == ["a", "b", "c"]
+
+    bench.engine.cancel("q", ["owner"])
+    assert bench.sweep(1).retried == 1
+    check_engine(bench.engine)
 
 
 def test_two_sweepers_retry_a_letter_once():

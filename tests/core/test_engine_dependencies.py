@@ -3,6 +3,7 @@
 import pytest
 
 from djqueue.core.deadletters import DeadLetterPolicy
+from djqueue.core.engine import Engine
 from djqueue.core.states import State
 from tests.core.anatomy import check_empty, check_engine
 from tests.core.making import Bench
@@ -237,3 +238,39 @@ def test_an_engine_forgets_dependencies_with_their_jobs():
     bench.engine.obliterate("q")
 
     check_empty(bench.engine)
+
+
+def test_a_letter_that_gives_way_to_a_dependents_is_told_of_after_its_jobs_failure():
+    bench = Bench(dead_letters=DeadLetterPolicy(max_entries=2))
+    for job_id in "abc":
+        bench.enqueue(job_id, ttl=50)
+    bench.enqueue("dependent", depends_on=A, on_dependency_failure="wait")
+    heard = bench.events()
+
+    bench.sweep(50)
+
+    told = [(event.id, event.event) for event in heard]
+    assert [told.index((job_id, "failed")) < told.index((job_id, "removed")) for job_id in "ab"] == [
+        True,
+        True,
+    ]
+
+
+def test_a_job_that_moves_while_another_one_begins_to_wait_for_it_is_followed(monkeypatch):
+    bench = Bench(cores=33)
+    bench.enqueue("a")
+    follow = bench.engine.follow
+    moves = ["q", "r", "s"]
+
+    def follow_and_lose(_engine, job, key):
+        found = follow(job, key)
+        if len(moves) > 1:
+            assert bench.engine.move(moves.pop(0), ["a"], moves[0]) == ["moved"]
+        return found
+
+    monkeypatch.setattr(Engine, "follow", follow_and_lose)
+    bench.enqueue("dependent", depends_on=A)
+
+    assert bench.state("dependent") is State.BLOCKED
+    bench.finish(bench.claim_one(queue="s"))
+    assert bench.state("dependent") is State.WAITING

@@ -13,32 +13,42 @@ from hypothesis.stateful import (
 
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import Engine
-from djqueue.core.job import Batch, ClaimRequest, JobError, Lease, Outcome, Report
+from djqueue.core.job import Batch, ClaimRequest, Emission, ItemMark, Lease, Outcome, Report
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import sweep
 from djqueue.core.options import ON_DUPLICATE, JobOptions
 from djqueue.core.queue import QueuePolicy
+from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
 from djqueue.core.states import TRANSITIONS, State
 from djqueue.testing.clock import FakeClock
 from tests.core.anatomy import check_empty, check_engine
-from tests.core.reference import Reference
+from tests.core.reference import ERROR, Reference
 
 POLICIES = {
-    "mail": QueuePolicy(lease=1_000, dead_letters=DeadLetterPolicy(max_entries=3, ttl=4_000)),
+    "mail": QueuePolicy(
+        lease=1_000,
+        limiter="ample",
+        dead_letters=DeadLetterPolicy(max_entries=3, ttl=4_000),
+        retention=Retention(
+            completed=Keep(count=4, bytes=60), cancelled=Keep(age=2_000), attempts=KeepOfJob(count=2)
+        ),
+    ),
     "a{b}:ü": QueuePolicy(
         lease=300,
-        group_concurrency=2,
-        dead_letters=DeadLetterPolicy(auto_retries=1, auto_retry_delay=500),
+        group_concurrency=3,
+        group_rate=Rate(2, 400),
+        group_weights={"h": 2},
+        dead_letters=DeadLetterPolicy(auto_retries=1, auto_retry_delay=500, max_bytes=40),
+        retention=Retention(results=KeepResults(age=1_500, bytes=50), attempts=KeepOfJob(age=500)),
     ),
-    "quiet": QueuePolicy(lease=500),
+    "quiet": QueuePolicy(lease=500, limiter="ample"),
 }
 QUEUES = [*POLICIES]
 OBSERVED = QUEUES[:2]
 IDS = ["a", "b", "user:42", "a{b}:ü", "e"]
 NAMES = ["send", "draw"]
-ERROR = JobError("ValueError", "no")
 LEGAL = {(row.source, target, row.event) for row in TRANSITIONS for target in row.targets}
-NO_TRANSITIONS = {"progress", "cancel_requested", "removed"}
+NO_TRANSITIONS = {"progress", "item", "cancel_requested", "removed"}
 
 queues = st.sampled_from([*QUEUES, *QUEUES[:2], QUEUES[0]])
 numbers = st.integers(0, 50)
@@ -139,10 +149,23 @@ class EngineMachine(RuleBasedStateMachine):
     def enqueue_batch_with_ids(self, queue, options, many):
         self.enqueue(queue, "send", options, len(many), ids=many)
 
-    @rule(queue=queues, group=st.sampled_from([None, "g", "h"]), concurrency=st.sampled_from([None, 1, 2, 3]))
-    def limit_group(self, queue, group, concurrency):
-        self.engine.set_group_limit(queue, group, concurrency)
-        self.reference.set_group_limit(queue, group, concurrency)
+    @rule(
+        queue=queues,
+        group=st.sampled_from([None, "g", "h"]),
+        said=st.fixed_dictionaries(
+            {},
+            optional={
+                "concurrency": st.sampled_from([None, 1, 2, 3]),
+                "rate": st.sampled_from([None, Rate(1, 300), Rate(3, 1_000)]),
+                "weight": st.sampled_from([None, 1, 2, 3]),
+            },
+        ),
+    )
+    def limit_group(self, queue, group, said):
+        if group is None:
+            said.pop("weight", None)
+        self.engine.set_group_limit(queue, group, **said)
+        self.reference.set_group_limit(queue, group, **said)
 
     @rule(queue=queues, group=st.sampled_from(["g", "h"]), pause=st.booleans())
     def pause_or_resume_group(self, queue, group, pause):
@@ -248,6 +271,17 @@ class EngineMachine(RuleBasedStateMachine):
             mistaken = ("other", job_id) if word == "other queue" else (queue, "other")
             assert self.engine.finish([Outcome(*mistaken, token, "complete")]).accepted == [False]
 
+    @precondition(lambda self: self.claims)
+    @rule(
+        pick=numbers,
+        start=st.integers(0, 4),
+        items=st.lists(st.sampled_from([b"", b"x", b"yy"]), max_size=3),
+    )
+    def emit(self, pick, start, items):
+        queue, job_id, token = self.claims[pick % len(self.claims)]
+        accepted = self.engine.emit([Emission(queue, job_id, token, start, tuple(items))])
+        assert accepted == [self.reference.emit(queue, job_id, token, start, items)]
+
     # Single jobs and whole queues.
 
     @rule(
@@ -339,6 +373,12 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.engine.waiting_names(queue) == {name: names.count(name) for name in names}
             jobs = reference.of(queue)
             records = self.engine.jobs(queue, [job.id for job in jobs])
+            pages = self.engine.items(queue, [ItemMark(job.id) for job in jobs])
+            for job, record, page in zip(jobs, records, pages, strict=True):
+                assert record is not None
+                assert page is not None
+                assert (page.items, page.sent) == (reference.readable(job), job.sent)
+                assert record.items == job.sent
             for job, record in zip(jobs, records, strict=True):
                 assert record is not None
                 assert record.state is job.state

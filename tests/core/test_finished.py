@@ -71,6 +71,20 @@ def test_what_is_taken_away_before_its_time_does_not_stay_in_memory():
     assert finished._stale == finished._size == 0
 
 
+def test_one_that_was_taken_away_holds_up_nobody_when_the_clock_is_set_back():
+    finished = FinishedJobs(keeps=True)
+    early, late, other = (
+        ended(10_000, result_ttl=100),
+        ended(5_000, result_ttl=100),
+        ended(0, result_ttl=None),
+    )
+    for job in (early, other, late):
+        finished.add(job)
+    finished.remove(early)
+
+    assert take(finished, 5_100) == [late]
+
+
 def test_a_result_is_forgotten_while_its_jobs_record_is_kept_on():
     finished = FinishedJobs(keeps=True)
     job = ended(0, result_ttl=100, retention=1_000)

@@ -1,12 +1,18 @@
-"""Groups against a model: one of each ready, so many out at once, the others in order of arrival."""
+"""Groups against a model: by its weight of each ready, so many out at once, so often, the others in order."""
+
+from fractions import Fraction
+from math import ceil
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from djqueue.core.grouprates import GroupBuckets, Times
 from djqueue.core.groups import PARKED, GroupLimit, Groups
+from djqueue.core.limiter import Rate
+from djqueue.testing.clock import FakeClock
 from tests.core.making import make_job
 
-VERBS = ["admit", "front", "claim", "leave", "readmit", "displace", "remove", "limit", "pause"]
+VERBS = ["admit", "front", "claim", "leave", "readmit", "displace", "remove", "limit", "weigh", "pause"]
 steps = st.lists(
     st.tuples(st.sampled_from(["admit", "claim", *VERBS]), st.sampled_from(["g", "h"]), st.integers(0, 100)),
     max_size=60,
@@ -20,21 +26,23 @@ class Model:
         self.active, self.ready, self.parked = [], [], []
         self.own = GroupLimit()
 
-    def has_room(self):
-        limit = self.own.concurrency or 2
-        return not self.own.paused and len(self.active) + len(self.ready) < limit
+    def room(self):
+        return 0 if self.own.paused else (self.own.concurrency or 2) - len(self.active)
+
+    def has_turn(self):
+        return len(self.ready) < min(self.room(), self.own.weight or 1)
 
     def expect(self, freed):
-        if self.parked and not self.ready and self.has_room():
-            assert freed is self.parked.pop(0)
-            assert freed.generation == 0
-            self.ready.append(freed)
-        else:
-            assert freed is None
+        expected = []
+        while self.parked and self.has_turn():
+            expected.append(self.parked.pop(0))
+            self.ready.append(expected[-1])
+        assert freed == expected
+        assert not any(job.generation for job in freed)
 
 
 def regroup(groups, name, model):
-    room = 0 if model.own.paused else max(0, (model.own.concurrency or 2) - len(model.active))
+    room = max(0, model.room())
     held = groups.hold_back(name)
     assert held == model.ready[room:][::-1]
     for job in held:
@@ -46,14 +54,14 @@ def regroup(groups, name, model):
 
 @given(steps)
 @settings(max_examples=300, deadline=None)
-def test_one_is_ready_no_more_than_the_limit_are_out_and_the_rest_wait_in_order(steps):
-    groups = Groups(2)
+def test_as_many_as_it_weighs_are_ready_no_more_than_the_limit_are_out_and_the_rest_wait_in_order(steps):
+    groups = Groups(FakeClock().monotonic, 2)
     models = {"g": Model(), "h": Model()}
     for verb, name, pick in steps:
         model = models[name]
         if verb in ("admit", "front"):
             job, front = make_job(group=name), verb == "front"
-            may = not model.ready and model.has_room()
+            may = not model.parked and model.has_turn()
             assert groups.admit(job, front=front) == may
             (model.ready if may else model.parked).insert(0 if front else 1_000, job)
         elif verb == "claim" and model.ready:
@@ -66,7 +74,7 @@ def test_one_is_ready_no_more_than_the_limit_are_out_and_the_rest_wait_in_order(
             model.expect(groups.leave(model.ready.pop(pick % len(model.ready)), was_ready=True))
         elif verb == "readmit" and model.active:
             job = model.active.pop(pick % len(model.active))
-            may = model.has_room()
+            may = len(model.ready) < model.room()
             assert groups.readmit(job) == may
             (model.ready if may else model.parked).insert(0, job)
         elif verb == "remove" and model.parked:
@@ -75,6 +83,10 @@ def test_one_is_ready_no_more_than_the_limit_are_out_and_the_rest_wait_in_order(
             assert job.generation == 0
         elif verb == "limit":
             model.own = model.own._replace(concurrency=pick % 4 or None)
+            groups.set_own(name, model.own)
+            regroup(groups, name, model)
+        elif verb == "weigh":
+            model.own = model.own._replace(weight=pick % 4 or None)
             groups.set_own(name, model.own)
             regroup(groups, name, model)
         elif verb == "pause":
@@ -90,3 +102,53 @@ def test_one_is_ready_no_more_than_the_limit_are_out_and_the_rest_wait_in_order(
             assert groups._groups[each].ready == models[each].ready
             assert list(groups._groups[each].parked) == models[each].parked
             assert all(job.generation == PARKED for job in models[each].parked)
+
+
+rates = st.builds(Rate, st.integers(1, 5), st.sampled_from([1, 7, 300, 1_000]))
+
+
+@given(rates, st.lists(st.tuples(st.integers(0, 400), st.booleans()), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_a_bucket_gives_so_many_at_once_and_refills_evenly(rate, steps):
+    buckets, tick = GroupBuckets(), 1_000
+    tokens, capacity = Fraction(rate.capacity), Fraction(rate.capacity)
+    for elapsed, wants in steps:
+        tick += elapsed
+        tokens = min(capacity, tokens + Fraction(elapsed * rate.capacity, rate.per))
+        buckets.forget_full(tick)
+        assert buckets.available("g", rate, tick) == int(tokens)
+        for wanted in range(1, rate.capacity + 1):
+            missing = max(Fraction(0), (wanted - tokens) * rate.per / rate.capacity)
+            assert buckets.available_at("g", rate, wanted, tick) == tick + ceil(missing)
+        if wants and tokens >= 1:
+            buckets.consume("g", rate, tick)
+            tokens -= 1
+        assert len(buckets) == (tokens < capacity)
+
+
+def test_the_bucket_of_another_group_or_another_rate_is_another_one():
+    buckets, rate = GroupBuckets(), Rate(1, 1_000)
+    buckets.consume("g", rate, 0)
+
+    assert buckets.available("g", rate, 0) == 0
+    assert buckets.available("h", rate, 0) == 1
+    assert buckets.available("g", Rate(3, 1_000), 0) == 3
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 50)), max_size=200))
+def test_times_are_given_in_order_and_leave_nothing_behind(steps):
+    times, model = Times(), {}
+    for name, at in steps:
+        if at is None:
+            times.drop(name)
+            model.pop(name, None)
+        else:
+            times.set(name, at)
+            model[name] = at
+        assert (len(times), name in times) == (len(model), at is not None)
+        assert times.next() == min(model.values(), default=None)
+        assert len(times._heap) <= 2 * len(model) + 64
+    due = times.due(25)
+    assert sorted(due) == sorted(name for name, at in model.items() if at <= 25)
+    assert [model[name] for name in due] == sorted(model[name] for name in due)
+    assert times.next() == min((at for at in model.values() if at > 25), default=None)

@@ -56,6 +56,7 @@ REFUSED = {
     "retention": [*NO_DURATIONS, 0],
     "executor": ["nowhere", 5, True],
     "tags": ["a", 5, [""], [5], None],
+    "subject": NO_TEXTS,
     "content_type": [None, *NO_TEXTS],
 }
 
@@ -109,6 +110,7 @@ ACCEPTED = {
     "retention": [(None, None), (1, 1_000)],
     "executor": [(None, None), ("inline", "inline")],
     "tags": [([], ()), (["a", "b"], ("a", "b")), ({"a"}, ("a",))],
+    "subject": [(None, None), ("shop.order:7", "shop.order:7"), ("größer", "größer")],
     "content_type": [("application/json", "application/json")],
 }
 

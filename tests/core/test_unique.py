@@ -96,3 +96,17 @@ def test_a_successor_does_not_take_a_key_that_another_has_meanwhile():
 
     assert keys.release(first, 6) is second
     assert keys.owner("k", 6) is third
+
+
+def test_times_of_keys_that_are_free_already_are_forgotten():
+    keys = UniqueKeys()
+    for number in range(1_000):
+        job = make_job(unique_key=f"k{number}", unique_ttl=10**9, created_at=number)
+        keys.take(job)
+        keys.release(job, number)
+
+    kept = make_job(unique_key="kept", unique_ttl=5, created_at=0)
+    keys.take(kept)
+    assert len(keys._times) < 100
+    keys.sweep(5)
+    assert len(keys) == 0

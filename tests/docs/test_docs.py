@@ -28,14 +28,13 @@ from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.options import PARSERS, EnqueueOptions, parse_options
 from djqueue.core.queue import QueuePolicy
-from djqueue.core.retention import Keep
 from djqueue.core.states import TRANSITIONS, State
 from djqueue.schedules import Schedule, parse_schedule
 from djqueue.schedules.words import PARSERS as SCHEDULE_WORDS
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.redis import health, scripts
-from djqueue.storage.redis.keys import GONE, LOG_LINES, RESULT
+from djqueue.storage.redis.keys import GONE, ITEMS, LOG_LINES, RESULT
 from djqueue.storage.redis.location import READ_HERE
 from djqueue.storage.redis.options import RedisOptions
 from djqueue.testing.draining import drain
@@ -194,9 +193,12 @@ def test_the_tables_of_policies_are_complete():
 
     assert {row[0] for row in policies} == known_keys("QUEUES", {"q": {"?": 1}})
     assert {row[0] for row in letters} == known_keys("QUEUES", {"q": {"DEAD_LETTERS": {"?": 1}}})
-    bounds = table("settings.md", "retention")
-    assert {row[0] for row in bounds} == known_keys("QUEUES", {"q": {"RETENTION": {"COMPLETED": {"?": 1}}}})
-    assert {row[0].lower() for row in bounds} == Keep.__dataclass_fields__.keys()
+    bounds = [(row[0].strip("`"), row[1].strip("`"), row[3]) for row in table("settings.md", "retention")]
+    assert {of for of, _, _ in bounds} == known_keys("QUEUES", {"q": {"RETENTION": {"?": {}}}})
+    for of, kind in conf.BOUNDS.items():
+        assert {key.lower() for each, key, _ in bounds if each == of} == kind.__dataclass_fields__.keys()
+        kept = {key: eval(default) for each, key, default in bounds if each == of}
+        assert conf.read_settings({"QUEUES": {"q": {"RETENTION": {of: kept}}}}).policy("q") == QueuePolicy()
     given = {row[0]: eval(row[2]) for row in policies}
     given["DEAD_LETTERS"] = {row[0]: eval(row[2]) for row in letters}
     assert conf.read_settings({"QUEUES": {"q": given}}).policy("q") == QueuePolicy()
@@ -299,7 +301,12 @@ def test_the_tables_of_words_are_complete():
 
 
 def test_the_table_of_the_database_storages_options_is_complete():
-    known = inspect.signature(DatabaseStorage).parameters.keys() - {"policies", "clock"}
+    known = inspect.signature(DatabaseStorage).parameters.keys() - {
+        "policies",
+        "limiters",
+        "clock",
+        "metrics",
+    }
 
     assert {row[0].lower() for row in table("storages.md", "database options")} == known
 
@@ -311,12 +318,13 @@ def test_the_table_of_the_redis_storages_options_is_complete():
 
 
 def test_the_table_of_the_keys_in_redis_has_those_of_every_script():
-    named = {cell.partition(":")[0] for cell in first_cells("redis.md", "redis keys")}
+    cells = [*first_cells("redis.md", "redis keys"), *first_cells("redis.md", "limiter keys")]
+    named = {cell.partition(":")[0] for cell in cells}
     declared = {key for name in scripts.NAMES for key in scripts.script(name).keys}
-    common = {"workers", "heard"}
+    common = {"workers", "heard", "orders", "dumps", "dumped"}
 
     assert declared - common <= named
-    assert named <= declared | {RESULT, LOG_LINES, GONE}
+    assert named <= declared | {RESULT, LOG_LINES, ITEMS, GONE}
 
 
 def test_the_table_of_metrics_is_complete():

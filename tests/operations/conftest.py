@@ -49,7 +49,7 @@ def tables() -> Iterator[None]:
     connection.close()
     with transaction.atomic():
         for model in vars(models).values():
-            if isinstance(model, type) and issubclass(model, Model):
+            if isinstance(model, type) and issubclass(model, Model) and model._meta.managed:
                 model._default_manager.all().delete()
 
 

@@ -1,9 +1,14 @@
 """Schedules fire on every storage: each slot is enqueued once, whoever looks and whenever."""
 
 import logging
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from random import Random
 from threading import Barrier
@@ -14,21 +19,31 @@ from django.db import connection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from djqueue import job, models
-from djqueue.client import registry
+from djqueue import job, models, signals
+from djqueue.client import announcing, registry
 from djqueue.codecs import MSGPACK, decode
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import QueueFullError, StorageUnavailableError
 from djqueue.core.job import Batch, Claimed, EnqueueResult, Incident, Outcome
 from djqueue.core.states import State
 from djqueue.operations.cron import KEPT
-from djqueue.operations.firing import GRACE, SURE, Firing
+from djqueue.operations.firing import DEAD, GRACE, SURE, Firing
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.database.lease import host_name
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.clock import FakeClock
-from djqueue.testing.factories import QUEUE, claim, completing, counts, failing, finish, retrying
+from djqueue.testing.factories import (
+    QUEUE,
+    claim,
+    completing,
+    counts,
+    enqueue,
+    failing,
+    finish,
+    retrying,
+)
 
 NAME = "digest"
 MINUTE = 60_000
@@ -391,6 +406,299 @@ def test_one_that_the_storage_refuses_keeps_up_no_other_and_is_tried_again(
 
     goes_to(firing, clock, FIRST + 1_000)
     assert times(full) == (1, FIRST, FIRST + EVERY)
+
+
+# Middleware, and signals.
+
+
+class Gate:
+    """A middleware that refuses what it is told to, and notes what passes."""
+
+    seen: list[tuple[str, int]] = []
+    refused: set[str] = set()
+    error: Exception = PermissionError("not now")
+    priority: int | None = None
+    swallows = False
+    late: Callable[[], object] = staticmethod(lambda: None)
+
+    def enqueue(self, batch: Batch, call_next: Callable[[Batch], Any]) -> Any:
+        self.seen.append((batch.queue, len(batch.payloads)))
+        if batch.queue in self.refused:
+            raise self.error
+        if self.swallows:
+            return [EnqueueResult(job_id, "queued", batch.queue) for job_id in batch.ids or ()]
+        if self.priority is not None:
+            batch = batch._replace(options=replace(batch.options, priority=self.priority))
+        self.late()
+        return call_next(batch)
+
+    async def aenqueue(self, batch: Batch, call_next: Callable[[Batch], Any]) -> Any:
+        return await call_next(batch)
+
+
+@pytest.fixture
+def gate(settings: Any, monkeypatch: pytest.MonkeyPatch) -> type[Gate]:
+    monkeypatch.setattr(Gate, "seen", [])
+    settings.DJQUEUE = {"MIDDLEWARE": [f"{__name__}.Gate"]}
+    return Gate
+
+
+@contextmanager
+def told_of(storage: Storage) -> Iterator[list[tuple[str, str]]]:
+    """The signals of enqueues and of schedules: (which, job)."""
+    storage.on_incidents = announcing.told
+    told: list[tuple[str, str]] = []
+
+    def enqueued(sender: object, job_id: str, options: Any, **_: Any) -> None:
+        told.append(("job_enqueued", job_id))
+
+    def fired(sender: object, job_id: str, schedule: str, **_: Any) -> None:
+        told.append(("schedule_fired", job_id))
+
+    signals.job_enqueued.connect(enqueued)
+    signals.schedule_fired.connect(fired)
+    try:
+        yield told
+        assert announcing.announcer.flush(10)
+    finally:
+        signals.job_enqueued.disconnect(enqueued)
+        signals.schedule_fired.disconnect(fired)
+
+
+def test_the_jobs_of_schedules_go_through_the_middleware(
+    storage: Storage, firing: Firing, clock: FakeClock, gate: type[Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "priority", 9)
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    a_cron_job("other", queue="mail", next_run_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST)
+    goes_to(firing, clock, FIRST + MINUTE)
+
+    assert sorted(gate.seen) == [(QUEUE, 1), ("mail", 1)]
+    assert [claimed.options.priority for claimed in claimed_jobs(storage)] == [9, 9]
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+
+@on_memory
+def test_what_the_middleware_refuses_is_left_out_with_the_reason_and_keeps_up_no_other(
+    storage: Storage,
+    firing: Firing,
+    clock: FakeClock,
+    gate: type[Gate],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(gate, "refused", {"mail"})
+    refused = a_cron_job("refused", queue="mail", next_run_at=to_datetime(FIRST))
+    other = a_cron_job("other", next_run_at=to_datetime(FIRST))
+    with told_of(storage) as told:
+        goes_to(firing, clock, FIRST)
+        firing.fire()
+
+    assert times(refused) == (0, None, FIRST + EVERY)
+    assert (refused.skipped_at, refused.skip_reason) == (to_datetime(FIRST), "PermissionError: not now")
+    assert times(other) == (1, FIRST, FIRST + EVERY)
+    assert told == [("job_enqueued", f"cron:other:{FIRST}"), ("schedule_fired", f"cron:other:{FIRST}")]
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "The cron job refused: the middleware raised PermissionError: not now" in record.getMessage()
+    assert record.exc_info is not None
+
+    monkeypatch.setattr(gate, "refused", set())
+    goes_to(firing, clock, FIRST + EVERY)
+    assert times(refused) == (1, FIRST + EVERY, FIRST + 2 * EVERY)
+    assert refused.skipped_at == to_datetime(FIRST)
+
+
+@on_memory
+def test_a_storage_that_is_away_is_not_a_refusal_of_the_middleware(
+    storage: Storage, firing: Firing, clock: FakeClock, gate: type[Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_away(*_: object) -> None:
+        raise StorageUnavailableError("away")
+
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "enqueue", is_away)
+        with pytest.raises(StorageUnavailableError):
+            goes_to(firing, clock, FIRST)
+    firing.fire()
+
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+    assert row.skipped_at is None
+
+
+@on_memory
+def test_what_a_middleware_does_not_pass_on_is_left_out(
+    storage: Storage, firing: Firing, clock: FakeClock, gate: type[Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "swallows", True)
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    with told_of(storage) as told:
+        goes_to(firing, clock, FIRST)
+
+    assert (times(row), told, ids(storage)) == ((0, None, FIRST + EVERY), [], [])
+    assert row.skip_reason == "the middleware has not passed it on"
+
+
+@on_memory
+def test_what_a_middleware_raises_behind_the_enqueue_costs_no_slot(
+    storage: Storage,
+    firing: Firing,
+    clock: FakeClock,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings.DJQUEUE = {"MIDDLEWARE": [f"{__name__}.FailsAfterwards"]}
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    goes_to(firing, clock, FIRST)
+
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+    assert (row.skipped_at, ids(storage)) == (None, [f"cron:mine:{FIRST}"])
+    assert "KeyError: 'late'; 1 of 1 jobs were enqueued" in caplog.text
+
+
+class FailsAfterwards(Gate):
+    """Raises when the job is there."""
+
+    def enqueue(self, batch: Batch, call_next: Callable[[Batch], Any]) -> Any:
+        call_next(batch)
+        raise KeyError("late")
+
+
+@on_memory
+def test_a_middleware_that_takes_too_long_enqueues_nothing_that_another_has(
+    storage: Storage, firing: Firing, clock: FakeClock, gate: type[Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    behind = a_cron_job("behind", next_run_at=to_datetime(FIRST))
+
+    def another_goes_on() -> None:
+        monkeypatch.setattr(gate, "late", staticmethod(lambda: None))
+        goes_to(another(storage, clock), clock, FIRST + GRACE)
+        finish(storage, *map(failing, claimed_jobs(storage)))  # ids that may be enqueued again
+
+    monkeypatch.setattr(gate, "late", staticmethod(another_goes_on))
+    goes_to(firing, clock, FIRST)
+
+    assert counts(storage) == {State.FAILED: 2}
+    assert times(row) == times(behind) == (1, FIRST, FIRST + EVERY)
+
+
+@pytest.mark.parametrize("died", [False, True], ids=["lives", "died in between"])
+def test_each_slot_is_told_as_an_enqueue_once(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, died: bool
+) -> None:
+    a_cron_job(next_run_at=to_datetime(FIRST))
+    with told_of(storage) as told:
+        if died:
+            goes_to_its_death(firing, clock, FIRST, monkeypatch, "_finish")
+            goes_to(another(storage, clock), clock, FIRST + GRACE)
+        for _ in range(2):
+            goes_to(firing, clock, FIRST + GRACE)
+
+    assert told == [("job_enqueued", f"cron:mine:{FIRST}"), ("schedule_fired", f"cron:mine:{FIRST}")]
+
+
+@on_memory
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"overlap": "skip"}, "a job of an earlier run is unfinished"),
+        ({"kwargs": {}}, "kept out by the job the-one"),
+    ],
+)
+def test_a_row_says_why_a_slot_was_left_out(
+    storage: Storage,
+    firing: Firing,
+    clock: FakeClock,
+    settings: Any,
+    given: dict[str, Any],
+    reason: str,
+) -> None:
+    settings.DJQUEUE = {"DEFAULTS": {"unique_key": "one"}}
+    if "overlap" not in given:
+        enqueue(storage, id="the-one", unique_key="one")
+    row = a_cron_job(next_run_at=to_datetime(FIRST), **given)
+    goes_to(firing, clock, FIRST)
+    goes_to(firing, clock, FIRST + EVERY)
+
+    row.refresh_from_db()
+    assert (row.skipped_at, row.skip_reason) == (to_datetime(FIRST + EVERY), reason)
+
+
+# Processes that are known to be gone.
+
+
+def begun_by(row: models.CronJob, process: str) -> None:
+    """As if that process had died behind its first step, at the first slot."""
+    models.CronJob.objects.filter(pk=row.pk).update(firing_at=to_datetime(FIRST), firing_by=process)
+
+
+@pytest.fixture(scope="module")
+def gone() -> int:
+    """The number of a process of this machine that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("storage", ["memory", "redis"], indirect=True)
+def test_a_slot_whose_process_is_known_to_be_gone_is_soon_taken_over(
+    storage: Storage, firing: Firing, clock: FakeClock, gone: int
+) -> None:
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    begun_by(row, f"{gone}@{host_name()}")
+    goes_to(firing, clock, FIRST + DEAD - 1)
+    assert times(row) == (0, None, FIRST)  # what it has sent may be on its way
+
+    goes_to(firing, clock, FIRST + DEAD)
+
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+    assert ids(storage) == [f"cron:mine:{FIRST}"]
+
+
+@on_memory
+@pytest.mark.parametrize("where", ["elsewhere", "rebooted", "", "nobody"])
+def test_of_a_process_elsewhere_nothing_is_known(
+    storage: Storage, firing: Firing, clock: FakeClock, gone: int, where: str
+) -> None:
+    host = {"elsewhere": "elsewhere/12345678/pid:[1]", "rebooted": f"{host_name()}0"}.get(where)
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    begun_by(row, where if host is None else f"{gone}@{host}")
+    goes_to(firing, clock, FIRST + GRACE - 1)
+    assert times(row) == (0, None, FIRST)
+
+    goes_to(firing, clock, FIRST + GRACE)
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+
+@pytest.mark.parametrize("storage", ["redis"], indirect=True)
+def test_a_process_that_is_only_stopped_keeps_its_slot(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        process.send_signal(signal.SIGSTOP)
+        begun_by(row, f"{process.pid}@{host_name()}")
+        goes_to(firing, clock, FIRST + GRACE - 1)
+        assert times(row) == (0, None, FIRST)
+        process.kill()
+    goes_to(firing, clock, FIRST + GRACE - 1)
+
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+
+def test_a_row_says_who_is_at_it(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    goes_to_its_death(firing, clock, FIRST, monkeypatch, "_send")
+    row.refresh_from_db()
+    assert row.firing_by == f"{os.getpid()}@{host_name()}"
+
+    goes_to(another(storage, clock), clock, FIRST + GRACE)
+    row.refresh_from_db()
+    assert (row.firing_at, row.firing_by) == (None, "")
 
 
 def test_what_somebody_has_begun_with_is_not_missed_when_it_is_taken_over(

@@ -69,6 +69,7 @@ def test_all_that_is_known_of_a_job_is_copied(storage, mirror):
         "unique_key": "key",
         "group": "group",
         "tags": ("a", "ü"),
+        "subject": "shop.order:7",
         "retention": DAY,
         "name": "shop.jobs.send",
         "payload": b"\xc4\x03\x00\xff\x01",
@@ -89,6 +90,7 @@ def test_all_that_is_known_of_a_job_is_copied(storage, mirror):
     assert letters() == storage.dead_letters(f.QUEUE)
     row = models.Job.objects.get()
     assert (row.priority, row.unique_key, row.group, row.inbox) == (7, "key", "group", False)
+    assert row.subject == "shop.order:7"
 
 
 def test_an_updated_job_is_copied_anew(storage, mirror):
@@ -190,6 +192,33 @@ def test_queues_of_any_name_are_mirrored(storage, mirror):
 
     for name in ("a}b{c", "ü:ä", "%7D"):
         assert_alike(storage, name)
+
+
+def groups_of(queue):
+    rows = models.GroupState.objects.filter(queue=queue).order_by("group")
+    return list(rows.values_list("group", "concurrency", "paused", "rate_capacity", "rate_per", "weight"))
+
+
+def test_what_is_said_to_groups_is_in_the_tables(storage, mirror):
+    f.enqueue(storage, group="g")
+    mirror.catch_up()
+    storage.set_group_limit(f.QUEUE, "g", concurrency=2, rate=Rate(5, 1_000))
+    storage.set_group_limit(f.QUEUE, None, concurrency=3)
+    storage.pause_group(f.QUEUE, "h")
+    mirror.catch_up()
+    assert groups_of(f.QUEUE) == [
+        ("", 3, False, None, None, None),
+        ("g", 2, False, 5, 1_000, None),
+        ("h", None, True, None, None, None),
+    ]
+
+    storage.set_group_limit(f.QUEUE, "g", rate=None, weight=7)
+    storage.resume_group(f.QUEUE, "h")
+    mirror.catch_up()
+    assert groups_of(f.QUEUE) == [("", 3, False, None, None, None), ("g", 2, False, None, None, 7)]
+    storage.obliterate(f.QUEUE)
+    mirror.catch_up()
+    assert groups_of(f.QUEUE) == []
 
 
 def test_what_queues_were_told_is_copied(storage, mirror):

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from djqueue.core.errors import ConfigurationError
+from djqueue.core.retention import Keep
 from djqueue.core.states import State
 from djqueue.storage.redis.options import MirrorOptions, RedisOptions
 
@@ -24,6 +25,14 @@ def test_states_and_retention_may_be_chosen():
     assert RedisOptions.read({"MIRROR": {"RETENTION": 1.5}}).mirror.retention == 1_500
 
 
+def test_rows_of_ended_jobs_may_be_bounded():
+    keep = {"COMPLETED": {"COUNT": 10, "AGE": timedelta(hours=1)}, "FAILED": {"COUNT": 0, "AGE": None}}
+
+    found = RedisOptions.read({"MIRROR": {"KEEP": keep}}).mirror.keep
+
+    assert found == {State.COMPLETED: Keep(age=3_600_000, count=10), State.FAILED: Keep(count=0)}
+
+
 @pytest.mark.parametrize("given", [{"MIRROR": False}, {"STREAM": 0}, {"STREAM": 0, "MIRROR": {}}])
 def test_without_a_mirror_there_is_no_stream_and_the_other_way_round(given):
     options = RedisOptions.read(given)
@@ -41,6 +50,14 @@ def test_without_a_mirror_there_is_no_stream_and_the_other_way_round(given):
         ({"STATES": [[]]}, "is not a state"),
         ({"RETENTION": -1}, "RETENTION"),
         ({"RETENTION": "1d"}, "RETENTION"),
+        ({"KEEP": 7}, "KEEP: expected a dict"),
+        ({"KEEP": {"COMPLETE": {}}}, "did you mean 'COMPLETED'"),
+        ({"KEEP": {"WAITING": {}}}, "KEEP: 'WAITING' is not known"),
+        ({"KEEP": {"FAILED": {"BYTES": 1}}}, "FAILED: 'BYTES' is not known"),
+        ({"KEEP": {"FAILED": {"COUNT": -1}}}, "FAILED: COUNT"),
+        ({"KEEP": {"FAILED": {"COUNT": True}}}, "FAILED: COUNT"),
+        ({"KEEP": {"FAILED": {"AGE": 0}}}, "FAILED: AGE"),
+        ({"KEEP": {"FAILED": {"AGE": "1d"}}}, "FAILED: AGE"),
     ],
 )
 def test_what_is_wrong_is_named(given, words):

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from djqueue import models
+from djqueue.core.groups import GroupLimit
 from djqueue.core.job import Batch
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobOptions
@@ -61,6 +62,7 @@ def test_every_unfinished_job_runs_once(storage, mirror, lose):
 
 def test_a_job_keeps_what_it_is(storage, mirror, lose, clock):
     given = {"priority": 3, "tags": ("a",), "group": "g", "timeout": 5, "unique_key": "k", "lifo": True}
+    given["subject"] = "shop.order:7"
     run_at = clock.now() + HOUR
     batch = Batch("q", "shop.jobs.send", JobOptions(**given), [b"\xc4\x02\x00\xff"], ["an id"], run_at=run_at)
     storage.enqueue([batch])
@@ -72,6 +74,7 @@ def test_a_job_keeps_what_it_is(storage, mirror, lose, clock):
     assert after == before._replace(created_at=after.created_at)
     assert storage.enqueue([f.batch(queue="q", unique_key="k")])[0].id == "an id"
     assert_alike(storage, "q")
+    assert [one.id for one in storage.about("shop.order:7", 9).jobs] == ["an id"]
 
 
 def test_jobs_are_restored_in_the_order_in_which_they_came(storage, mirror, lose, clock):
@@ -151,6 +154,31 @@ def test_a_paused_queue_stays_paused_and_a_limited_one_limited(storage, mirror, 
 
     assert storage.is_paused(f.QUEUE)
     assert len(f.claim(storage, 5)) == 1
+
+
+def test_what_was_said_to_groups_is_said_again(storage, mirror, lose):
+    said = {
+        "g": GroupLimit(2, rate=Rate(1, HOUR)),
+        "heavy": GroupLimit(weight=3),
+        "paused": GroupLimit(paused=True),
+        None: GroupLimit(4),
+    }
+    storage.set_group_limit(f.QUEUE, "g", concurrency=2, rate=Rate(1, HOUR))
+    storage.set_group_limit(f.QUEUE, "heavy", weight=3)
+    storage.pause_group(f.QUEUE, "paused")
+    storage.set_group_limit(f.QUEUE, None, concurrency=4)
+    storage.set_group_limit(f.QUEUE, "taken back", concurrency=1)
+    for group in said:
+        f.enqueue_many(storage, 6, group=group or "other")
+    mirror.catch_up()
+    storage.set_group_limit(f.QUEUE, "taken back", concurrency=None)
+    lose()
+    storage.set_group_limit(f.QUEUE, "heavy", weight=1)  # by one who did not wait
+    restore(mirror)
+
+    assert storage.group_limits(f.QUEUE) == {**said, "heavy": GroupLimit(weight=1)}
+    served = Counter(one.options.group for one in f.claim(storage, 100))
+    assert served == {"g": 1, "heavy": 4, "other": 4}
 
 
 def test_a_pause_that_was_ended_is_not_begun_again(storage, mirror):

@@ -13,9 +13,12 @@ from django.contrib.staticfiles import finders  # noqa: E402
 from django.template.loader import render_to_string  # noqa: E402
 from django.test import Client  # noqa: E402
 from django.urls import reverse  # noqa: E402
+from django.utils import translation  # noqa: E402
 
 assert finders.find("djqueue/djqueue.css")
 assert "djq-state-failed" in render_to_string("djqueue/state_badge.html", {"state": "failed"})
+with translation.override("de"):
+    assert translation.gettext("Why it is not running") == "Warum er nicht läuft"
 
 client = Client(SERVER_NAME="localhost")
 client.force_login(get_user_model().objects.create_superuser("admin"))

@@ -44,7 +44,9 @@ def test_the_wheel_holds_every_file_of_the_package_once(wheel):
 
     assert len(contents) == len(set(contents))
     assert expected <= set(contents)
-    assert {name.split("/")[0].partition("-")[0] for name in contents} == {"djqueue"}
+    tops = {name.split("/")[0].partition("-")[0] for name in contents}
+    assert tops == {"djqueue", "pyspark_djqueue"}
+    assert [name for name in contents if name.startswith("pyspark_")] == ["pyspark_djqueue/__init__.py"]
 
 
 def test_the_sdist_builds_the_same_wheel(wheel, unpacked_sdist, tmp_path):

@@ -58,7 +58,7 @@ async def test_a_handler_of_the_job_is_given_what_current_job_is(storage, queue)
 
 async def test_the_context_tells_the_jobs_story(storage, queue):
     seen = []
-    queue.enqueue({"n": 1}, name=HANDLER, id="user:42", tags=["a"], priority=3)
+    queue.enqueue({"n": 1}, name=HANDLER, id="user:42", tags=["a"], priority=3, subject="a user")
 
     await work_off(storage, seen.append)
 
@@ -66,6 +66,7 @@ async def test_the_context_tells_the_jobs_story(storage, queue):
     assert (context.id, context.queue, context.name) == ("user:42", "work", "handler")
     assert context.payload == {"n": 1}
     assert (context.options.priority, context.options.tags) == (3, ("a",))
+    assert context.subject == "a user"
     assert datetime.now(UTC) - context.created_at < timedelta(minutes=1)
 
 

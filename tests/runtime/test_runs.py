@@ -112,6 +112,7 @@ def test_a_renewal_that_meets_an_end_on_its_way_stops_nobody(runs):
         station,
         1_000,
         info=lambda: None,
+        obey=lambda command: None,
         stop_run=lambda run, reason: stopped.append((run, reason)),
         on_exit=None,
     )

@@ -1,6 +1,7 @@
 """`manage.py djqueue`."""
 
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -9,16 +10,37 @@ from django.db import Error
 
 from djqueue.client import get_storage
 from djqueue.core.errors import DjqueueError
-from djqueue.management.commands.runworkers import HelpFormatter
+from djqueue.core.steering import COMMANDS, DUMP, QUIET, RESUME, STOP
+from djqueue.management.commands.runworkers import HelpFormatter, count
+from djqueue.operations import marks
+from djqueue.operations.agenda import agenda
 from djqueue.operations.mirror import Mirror
 from djqueue.operations.mirroring import is_mirrored, mirror_of
 from djqueue.operations.restore import Restoration, Restored
+from djqueue.operations.scheduling import alias_of
+from djqueue.operations.steering import listing, steer
 from djqueue.storage.database.away import in_one_line
 
 TELL_EVERY = 10_000
 """Jobs between two lines about a queue."""
 
-HELP = "Operations on the jobs of this project, for storages in Redis: see the help of each."
+STEERING = {
+    QUIET: "Have a worker claim no more.",
+    RESUME: "Have a quiet worker claim again.",
+    STOP: "Have a worker end when its jobs have, or their time is over.",
+    DUMP: "Print where the threads and tasks of a worker are.",
+}
+
+HELP = "Operations on the jobs of this project: see the help of each."
+
+SCHEDULES = """List the schedules, each with what it enqueues, its last run, and its next ones.
+
+Times are by the clocks of the schedule's time zone, and have its jitter in them. The first one may lie in the
+past: then it is due, and is enqueued when a worker looks, which one does about once a second.
+
+A schedule that the code declares (@job(cron=...), .schedule(...)) is in the table from the start of
+`runworkers` on. To make, change, switch off or run one now, use the admin.
+"""
 
 RESYNC = """Make the tables equal to Redis.
 
@@ -49,6 +71,21 @@ on a job that has failed, or that nobody knows.
 """
 
 
+MARK = """Mark this moment in the charts of the dashboard, with a label: a deploy, a change, an incident.
+
+Workers mark by themselves when they start with another VERSION (in the settings) than the last one.
+"""
+
+WORKERS = """List the workers, each with its state, its process, and what it runs; or tell one something.
+
+--quiet: it claims no more, and finishes what it runs. --resume: it claims again. --stop: it ends as after
+SIGTERM; whoever looks after its process may start another one. --dump: it says where each of its threads
+and tasks is, which is printed.
+
+The worker hears of it at once as a rule, with its next sign of life (HEARTBEAT) at the latest.
+"""
+
+
 class Command(BaseCommand):
     """Operations on many jobs."""
 
@@ -69,6 +106,32 @@ class Command(BaseCommand):
             description=RESTORE,
             formatter_class=HelpFormatter,
         )
+        schedules = actions.add_parser(
+            "schedules",
+            help="list the schedules with their next runs",
+            description=SCHEDULES,
+            formatter_class=HelpFormatter,
+        )
+        schedules.add_argument("names", metavar="NAME", nargs="*", help="All of them unless some are named.")
+        schedules.add_argument(
+            "--next", type=count, metavar="N", default=5, help="How many runs of each to list (5)."
+        )
+        mark = actions.add_parser(
+            "mark",
+            help="mark this moment in the charts",
+            description=MARK,
+            formatter_class=HelpFormatter,
+        )
+        mark.add_argument("label", metavar="LABEL", help="What to write there, such as v1.2.")
+        workers = actions.add_parser(
+            "workers",
+            help="list the workers, or tell one what to do",
+            description=WORKERS,
+            formatter_class=HelpFormatter,
+        )
+        told = workers.add_mutually_exclusive_group()
+        for command, meaning in STEERING.items():
+            told.add_argument(f"--{command}", metavar="ID", help=meaning)
         for action in (resync, restore):
             action.add_argument("--queue", metavar="NAME", help="One queue; all of them unless given.")
         restore.add_argument(
@@ -78,6 +141,16 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """See `BaseCommand.handle`."""
         try:
+            if options["action"] == "schedules":
+                self._schedules(options["names"], options["next"])
+                return
+            if options["action"] == "mark":
+                row = marks.mark(alias_of(get_storage()), options["label"])
+                self.stdout.write(f"Marked: {row.label}")
+                return
+            if options["action"] == "workers":
+                self._workers({command: options[command] for command in COMMANDS if options[command]})
+                return
             mirror = self._mirror()
             if options["action"] == "resync":
                 self._resync(mirror, options["queue"])
@@ -87,6 +160,18 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         except Error as error:
             raise CommandError(f"the database cannot be used: {in_one_line(error)}") from error
+
+    def _schedules(self, names: Sequence[str], runs: int) -> None:
+        for line in agenda(alias_of(get_storage()), names, runs):
+            self.stdout.write(line)
+
+    def _workers(self, told: dict[str, str]) -> None:
+        storage = get_storage()
+        for command, worker_id in told.items():
+            self.stdout.write(steer(storage, command, worker_id))
+        if not told:
+            for line in listing(storage.workers()):
+                self.stdout.write(line)
 
     def _mirror(self) -> Mirror:
         storage = get_storage()
@@ -134,5 +219,5 @@ class Command(BaseCommand):
         words.append(f"{report.there:,} already there")
         words.append(f"{report.refused.total():,} refused")
         self.stdout.write(f"{queue}: {', '.join(words)}")
-        for reason, count in report.refused.most_common():
-            self.stdout.write(f"    {count:,} refused: {reason}")
+        for reason, number in report.refused.most_common():
+            self.stdout.write(f"    {number:,} refused: {reason}")

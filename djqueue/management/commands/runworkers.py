@@ -15,8 +15,10 @@ from django.core.management.base import BaseCommand, CommandError, DjangoHelpFor
 
 from djqueue.client import get_storage
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError, UnknownQueueError
+from djqueue.operations.marks import mark_version
 from djqueue.operations.mirroring import mirroring
 from djqueue.operations.relay import relaying
+from djqueue.operations.scheduling import declare_now
 from djqueue.runtime import Worker
 from djqueue.runtime.banner import NO_HANDLERS, banner, farewell, findings
 from djqueue.runtime.logs import visible_logs
@@ -125,6 +127,8 @@ class Command(BaseCommand):
             worker = self._worker(options)
             try:
                 self._connect(worker, options["standby"])
+                declare_now(worker.storage)
+                mark_version(worker.storage)
                 with mirroring(worker.storage), relaying(worker.storage):
                     self._serve(worker, verbosity)
             except DjqueueError as error:

@@ -2,47 +2,61 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Unpack
 
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from djqueue import models
 from djqueue.core.clock import Clock
+from djqueue.core.diagnostics import Diagnostics
 from djqueue.core.engine import DEFAULT_POLICY
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.groups import GroupLimit
+from djqueue.core.explain import Explanation, decide
+from djqueue.core.graph import MOST, FlowGraph
+from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.ids import IdSource
 from djqueue.core.job import (
     Batch,
     CancelResult,
     ClaimRequest,
     DeadLetter,
+    Emission,
     EnqueueResult,
     Finished,
     Incident,
+    ItemMark,
+    ItemPage,
     JobRecord,
     Lease,
     LetterPage,
     Outcome,
     Renewal,
     Report,
+    WorkerDump,
     WorkerInfo,
 )
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
-from djqueue.core.queue import OPTIONAL, QueuePolicy
-from djqueue.core.states import State
+from djqueue.core.mentions import MentionPage
+from djqueue.core.metrics import Bucket, RunStats, assemble, span_of
+from djqueue.core.overview import GroupsOverview, Overview
+from djqueue.core.pages import JobPage
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState
+from djqueue.core.states import TERMINAL, State
 from djqueue.storage import room
 from djqueue.storage.base import EventHandler, P, Storage, T, Unsubscribe
 
+from . import capped, diagnosis, metrics
 from .address import Address, parse_address
-from .away import named
+from .away import AWAY, drop_if_broken, named, unavailable
 from .clock import set_right
 from .dialects import Dialect
+from .groups import record_mode, recorded_modes
 from .inspector import Inspector
 from .lease import SchedulerLease, present_holder
-from .producer import Inserter
+from .producer import Inserter, is_bounded
 from .remote import Remote
 from .scheduler import SchedulerStorage
 
@@ -60,6 +74,7 @@ class ClientStorage(Storage):
         clock: Clock,
         token: str | None,
         policies: Mapping[str, QueuePolicy] | None = None,
+        limiters: Mapping[str, LimiterPolicy] | None = None,
         incidents: Callable[[list[Incident]], None] | None = None,
     ) -> None:
         self._incidents = incidents
@@ -67,7 +82,9 @@ class ClientStorage(Storage):
         self._dialect = dialect
         self._clock = clock
         self._policies = policies
+        self._limiters = limiters
         self._may_block = any(policy.when_full == "block" for policy in (policies or {}).values())
+        self._has_bounds = any(map(is_bounded, (policies or {}).values()))
         self._inspector = Inspector(dialect.alias)
         self._remote = Remote(self._find, token, leave=lambda: connections[self._alias].close())
         self._inserter = _AskingInserter(dialect, clock, self.policy, self._remote)
@@ -116,45 +133,109 @@ class ClientStorage(Storage):
     def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         for batch in batches:
             self.policy(batch.queue).check_batch(batch)
-            if batch.queue not in self._agreed:
-                self._agree(batch.queue)
+        unrecorded = [
+            queue for queue in {batch.queue for batch in batches} - self._agreed if not self._agree(queue)
+        ]
+        wake = partial(self._wake, unrecorded)
         if all(batch.options.durable is False for batch in batches):
-            # With ids, so that it can be said again should the answer be lost.
-            batches = [self._with_ids(batch) for batch in batches]
-            try:
-                answers: list[EnqueueResult] = self._remote.call("enqueue_at_once", batches)
-            except StorageUnavailableError as error:
-                logger.debug("No scheduler takes the jobs, so they are written: %s", error)
-                return self._enqueue_again(batches)
-            else:
-                return answers
-        return self._inserter.insert(batches, self._wake)
+            return self._hand_over("enqueue_at_once", batches, wake)
+        if self._has_bounds and self._are_bounded(batches) and not self._is_in_transaction():
+            # One place counts all of them.
+            return self._hand_over("enqueue_written", batches, wake)
+        return self._insert(batches, wake)
 
-    def _enqueue_again(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+    def _insert(self, batches: Sequence[Batch], wake: Callable[[], None]) -> list[EnqueueResult]:
+        """Write jobs. A duplicate of a job that has ended, or is to be replaced, as the scheduler knows, is
+        tried again: the tables are a moment behind it. In a transaction nobody is asked.
+        """
+        answers = self._inserter.insert(batches, wake)
+        is_graph = len(batches) > 1 and any(batch.options.depends_on for batch in batches)
+        if is_graph or self._is_in_transaction():
+            return answers
+        first = 0
+        for batch in batches:
+            places = range(first, first + len(batch.payloads))
+            first = places.stop
+            found = {at: answers[at] for at in places if answers[at].status == "duplicate"}
+            mine = {answers[at].id for at in places if at not in found}
+            found = {at: answer for at, answer in found.items() if answer.id not in mine}
+            believed = {answer.id: answer.existing_state for answer in found.values()}
+            changed = self._changed_by_now(batch.queue, believed)
+            ended = {job_id for job_id, state in changed.items() if state in TERMINAL}
+            may_go = ended if batch.options.on_duplicate == "keep" else changed
+            again = [at for at, answer in found.items() if answer.id in may_go]
+            for at, answer in found.items():
+                if answer.id in changed:
+                    answers[at] = answer._replace(existing_state=changed[answer.id])
+            if again:
+                some = _some_of(batch, [at - places.start for at in again])
+                for at, answer in zip(again, self._inserter.insert([some], wake), strict=True):
+                    answers[at] = answer
+        return answers
+
+    def _changed_by_now(self, queue: str, believed: Mapping[str, State | None]) -> dict[str, State]:
+        """Those of these jobs that the scheduler, if it is heard, knows in another state; then the tables do,
+        too, when this returns.
+        """
+        if not believed:
+            return {}
+        ids = list(believed)
+        try:
+            states: list[State | None] = self._remote.ask("settled", queue, ids, list(believed.values()))
+        except StorageUnavailableError as error:
+            logger.debug("What the tables say is taken for true: %s", error)
+            return {}
+        return {
+            job_id: state
+            for job_id, state in zip(ids, states, strict=True)
+            if state is not None and state is not believed[job_id]
+        }
+
+    def _are_bounded(self, batches: Sequence[Batch]) -> bool:
+        return any(is_bounded(self.policy(batch.queue)) for batch in batches)
+
+    def _hand_over(
+        self, verb: str, batches: Sequence[Batch], wake: Callable[[], None]
+    ) -> list[EnqueueResult]:
+        """To the scheduler; to the tables if there is none."""
+        # With ids, so that it can be said again should the answer be lost.
+        batches = [self._with_ids(batch) for batch in batches]
+        try:
+            answers: list[EnqueueResult] = self._remote.call(verb, batches)
+        except StorageUnavailableError as error:
+            logger.debug("No scheduler takes the jobs, so they are written: %s", error)
+            return self._enqueue_again(batches, wake)
+        else:
+            return answers
+
+    def _enqueue_again(self, batches: Sequence[Batch], wake: Callable[[], None]) -> list[EnqueueResult]:
         """Write jobs of which the scheduler, had it lived to say so, may have taken some already."""
         mine = {job_id for batch in batches if batch.fresh for job_id in batch.ids or ()}
-        answers = self._inserter.insert([batch._replace(fresh=False) for batch in batches], self._wake)
+        answers = self._inserter.insert([batch._replace(fresh=False) for batch in batches], wake)
         return [
             EnqueueResult(answer.id, "queued", answer.queue) if answer.id in mine else answer
             for answer in answers
         ]
 
-    def _agree(self, queue: str) -> None:
-        """See that the queue is used in the mode recorded with it; record one that is not the default."""
-        policy = self.policy(queue)
-        states = models.GroupState.objects.using(self._alias)
-        with self._dialect.transaction():
-            mode = states.filter(queue=queue, group="").values_list("mode", flat=True).first()
-            if mode:
-                policy.check_mode(queue, mode)
-                self._agreed.add(queue)
-            elif policy.group_mode != OPTIONAL:
-                # Remembered when it is seen to be there: the caller's transaction may be rolled back.
-                states.update_or_create(queue=queue, group="", defaults={"mode": policy.group_mode})
-            else:
-                self._agreed.add(queue)
+    def _agree(self, queue: str) -> bool:
+        """See that the queue is used in the mode recorded with it; False if none is."""
+        connections[self._alias].validate_no_broken_transaction()
+        try:
+            with self._dialect.transaction():
+                mode = recorded_modes(self._alias, queue=queue).get(queue)
+        except AWAY as error:
+            drop_if_broken(self._alias)
+            raise unavailable(self._alias, error, ", and none of the jobs was enqueued") from error
+        if mode is None:
+            return False
+        self.policy(queue).check_mode(queue, mode)
+        self._agreed.add(queue)
+        return True
 
-    def _wake(self) -> None:
+    def _wake(self, unrecorded: Iterable[str]) -> None:
+        """Have the scheduler look into the inbox; before that, record modes: no lock is held by now."""
+        for queue in unrecorded:
+            record_mode(self._alias, queue, self.policy(queue).group_mode)
         self._remote.tell("inbox")
 
     # Runs: of the scheduler's engine alone.
@@ -176,6 +257,11 @@ class ClientStorage(Storage):
     def report(self, reports: Sequence[Report]) -> list[bool]:
         """See `Storage.report`."""
         accepted: list[bool] = self._remote.call("report", reports)
+        return accepted
+
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        """See `Storage.emit`."""
+        accepted: list[bool] = self._remote.call("emit", emissions)
         return accepted
 
     # Single jobs and queues: the scheduler's, or this process's for a moment.
@@ -200,6 +286,11 @@ class ClientStorage(Storage):
     ) -> list[bool]:
         """See `Storage.update`."""
         answer: list[bool] = self._steer("update", ids, queue, list(ids), priority, payload)
+        return answer
+
+    def revise(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        """See `Storage.revise`."""
+        answer: str = self._steer("revise", [id], queue, id, payload, old, retry=retry)
         return answer
 
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
@@ -231,9 +322,9 @@ class ClientStorage(Storage):
         """See `Storage.set_limits`."""
         self._steer("set_limits", (), queue, rate, concurrency)
 
-    def set_group_limit(self, queue: str, group: str | None, concurrency: int | None) -> None:
+    def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
         """See `Storage.set_group_limit`."""
-        self._steer("set_group_limit", (), queue, group, concurrency)
+        self._steer("set_group_limit", (), queue, group, **said)
 
     def pause_group(self, queue: str, group: str) -> None:
         """See `Storage.pause_group`."""
@@ -246,6 +337,23 @@ class ClientStorage(Storage):
     def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
         """See `Storage.group_limits`."""
         return self._inspector.group_limits(queue)
+
+    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+        """See `Storage.set_limiter`."""
+        self._steer("set_limiter", (), name, rate, concurrency)
+
+    def limiter_state(self, name: str) -> LimiterState:
+        """See `Storage.limiter_state`. Nothing is used while no scheduler runs."""
+        try:
+            state: LimiterState = self._remote.call("limiter_state", name)
+        except StorageUnavailableError as error:
+            logger.debug("No scheduler runs, so the limiter %r rests: %s", name, error)
+        else:
+            return state
+        configured = (self._limiters or {}).get(name, NO_LIMITS)
+        said = self._inspector.limiter(name)
+        rate, concurrency = (configured.rate, configured.concurrency) if said is None else said
+        return LimiterState(rate, concurrency, 0, None if rate is None else rate.capacity, ())
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
         """See `Storage.clean`."""
@@ -264,6 +372,17 @@ class ClientStorage(Storage):
         answer: list[JobRecord | None] = self._read("jobs", queue, ids)
         return answer
 
+    def items(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        """See `Storage.items`."""
+        if self._remote.connected:
+            try:
+                pages: list[ItemPage | None] = self._remote.call("items", queue, list(marks))
+            except StorageUnavailableError as error:
+                logger.debug("The scheduler has gone, so the tables are read: %s", error)
+            else:
+                return pages
+        return self._inspector.items(queue, marks, self._clock.now())
+
     def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
         """See `Storage.states`."""
         answer: list[State | None] = self._read("states", queue, ids)
@@ -272,6 +391,82 @@ class ClientStorage(Storage):
     def counts(self, queue: str) -> dict[State, int]:
         """See `Storage.counts`."""
         return {**dict.fromkeys(State, 0), **self._inspector.counts(queue)}
+
+    def overview(self, queues: Sequence[str] | None = None) -> Overview:
+        """See `Storage.overview`: the scheduler's numbers, or, while none lives, those of the tables."""
+        try:
+            answer: Overview = self._remote.call("overview", None if queues is None else list(queues))
+        except StorageUnavailableError as error:
+            logger.debug("No scheduler is heard, so the tables are read: %s", error)
+            names = self._inspector.queues() if queues is None else queues
+            return capped.overview(self._alias, names, self._clock.now(), self.policy)
+        return answer
+
+    def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
+        """See `Storage.groups`: the scheduler's numbers, or, while none lives, those of the tables."""
+        try:
+            answer: GroupsOverview = self._remote.call("groups", queue, limit, list(names))
+        except StorageUnavailableError as error:
+            logger.debug("No scheduler is heard, so the tables are read: %s", error)
+            return capped.groups(self._alias, queue, limit, names, self.policy(queue))
+        return answer
+
+    def explain(self, queue: str, id: str) -> Explanation | None:
+        """See `Storage.explain`: while no scheduler lives, nobody can run anything."""
+        try:
+            answer: Explanation | None = self._remote.call("explain", queue, id)
+        except StorageUnavailableError as error:
+            logger.debug("No scheduler is heard, so the tables are read: %s", error)
+            facts = capped.facts(self._alias, queue, id, self._clock.now(), self.policy(queue))
+            return None if facts is None else decide(facts, [])
+        return answer
+
+    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+        """See `Storage.flow`."""
+        try:
+            answer: FlowGraph | None = self._remote.call("flow", queue, id, limit)
+        except StorageUnavailableError as error:
+            logger.debug("No scheduler is heard, so the tables are read: %s", error)
+            return capped.flow(self._alias, (queue, id), limit)
+        return answer
+
+    def series(
+        self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False
+    ) -> list[Bucket]:
+        """See `Storage.series`: the tables have them, but for the last second or two."""
+        span = span_of(start, end, step)
+        rows = metrics.read(self._alias, queues, span, by_name=by_name)
+        return assemble(rows, queues, span, by_name=by_name)
+
+    def record_runs(self, stats: Sequence[RunStats]) -> None:
+        """See `Storage.record_runs`."""
+        self._remote.call("record_runs", list(stats))
+
+    def cursor_page(
+        self, queue: str, state: State, limit: int, cursor: str | None = None, newest_first: bool = True
+    ) -> JobPage:
+        """See `Storage.cursor_page`."""
+        return self._inspector.cursor_page(queue, state, limit, cursor, newest_first=newest_first)
+
+    def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
+        """See `Storage.find`."""
+        return self._inspector.find(id, self.queues() if queues is None else queues)
+
+    def about(
+        self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
+    ) -> MentionPage:
+        """See `Storage.about`."""
+        return self._inspector.about(subject, limit, cursor, queues)
+
+    def diagnostics(self) -> Diagnostics:
+        """See `Storage.diagnostics`: the scheduler's, or what can be seen without it."""
+        try:
+            answer: Diagnostics = self._remote.call("diagnostics")
+        except StorageUnavailableError as error:
+            logger.debug("No scheduler is heard, so the tables are looked at: %s", error)
+            now = self._clock.now()
+            return Diagnostics("database", now, diagnosis.of_database(self._alias, now))
+        return answer
 
     def waiting_names(self, queue: str) -> dict[str, int]:
         """See `Storage.waiting_names`."""
@@ -314,9 +509,10 @@ class ClientStorage(Storage):
 
     # Workers of this process claim from the scheduler.
 
-    def register_worker(self, info: WorkerInfo) -> None:
+    def register_worker(self, info: WorkerInfo) -> tuple[str, ...]:
         """See `Storage.register_worker`."""
-        self._remote.call("register_worker", info)
+        told: tuple[str, ...] = self._remote.call("register_worker", info)
+        return told
 
     def unregister_worker(self, worker_id: str) -> None:
         """See `Storage.unregister_worker`. A scheduler that cannot be reached forgets it by itself."""
@@ -324,6 +520,28 @@ class ClientStorage(Storage):
             self._remote.call("unregister_worker", worker_id)
         except StorageUnavailableError as error:
             logger.debug("The worker %s is not unregistered: %s", worker_id, error)
+
+    def steer_worker(self, worker_id: str, command: str) -> str:
+        """See `Storage.steer_worker`. Raises StorageUnavailableError where there is no scheduler."""
+        answer: str = self._remote.call("steer_worker", worker_id, command)
+        return answer
+
+    def follow_worker(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        """See `Storage.follow_worker`."""
+        return self._remote.subscribe("follow_worker", (worker_id,), lambda _: wake())
+
+    def keep_dump(self, worker_id: str, text: str) -> bool:
+        """See `Storage.keep_dump`."""
+        return bool(self._remote.call("keep_dump", worker_id, text))
+
+    def worker_dump(self, worker_id: str) -> WorkerDump | None:
+        """See `Storage.worker_dump`: the scheduler has it, and with none it is gone."""
+        try:
+            dump: WorkerDump | None = self._remote.call("worker_dump", worker_id)
+        except StorageUnavailableError as error:
+            logger.debug("There is nobody to ask for the dump of %s: %s", worker_id, error)
+            return None
+        return dump
 
     def maintain(self) -> Swept:
         """See `Storage.maintain`: the scheduler sees to it."""
@@ -372,7 +590,12 @@ class ClientStorage(Storage):
                     raise
                 logger.debug("No scheduler runs, so this process steers: %s", unreachable)
                 storage = SchedulerStorage(
-                    self._dialect, lease, self._clock, self._policies, incidents=self._incidents
+                    self._dialect,
+                    lease,
+                    self._clock,
+                    self._policies,
+                    self._limiters,
+                    incidents=self._incidents,
                 )
                 storage.open_for(queue, concerned, into)
                 answer = getattr(storage, verb)(queue, *args, **kwargs)
@@ -413,3 +636,9 @@ class _AskingInserter(Inserter):
             return bool(self._remote.call("states", queue, [job_id])[0])
         except StorageUnavailableError:
             return False
+
+
+def _some_of(batch: Batch, places: Sequence[int]) -> Batch:
+    """A batch of some jobs of a batch."""
+    ids = None if batch.ids is None else [batch.ids[place] for place in places]
+    return batch._replace(payloads=[batch.payloads[place] for place in places], ids=ids)

@@ -1,20 +1,30 @@
 """What the tables say: reads by any process, the scheduler or not."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from django.db.models import Count, Min, Q
+from django.db.models import Count, Q
 
 from djqueue import models
-from djqueue.core.durations import to_milliseconds
-from djqueue.core.groups import NO_LIMIT, GroupLimit
-from djqueue.core.job import DeadLetter, JobRecord, LetterPage, WorkerInfo
+from djqueue.core.errors import OptionError
+from djqueue.core.graph import FlowNode, Link, link
+from djqueue.core.groups import GroupLimit
+from djqueue.core.job import DeadLetter, ItemMark, ItemPage, JobRecord, LetterPage, WorkerInfo
+from djqueue.core.limiter import Rate
+from djqueue.core.mentions import MentionPage, first_of, mark_in
+from djqueue.core.options import JobKey
+from djqueue.core.pages import JobPage, Place, mark_of, page_of, place_of
 from djqueue.core.states import State
+from djqueue.core.streams import are_readable, cut
 
-from . import rows
+from . import names, rows
+from .groups import group_limits
 
 WORKER_TTL = 60_000
 """Milliseconds after which a silent worker is not shown."""
+ITEMS = 100
+"""Read at a time."""
+LINK = ("job_id", "name", "state", "reason", "options", "created_at", "finished_at")
 
 
 class Inspector:
@@ -27,6 +37,25 @@ class Inspector:
         """See `Storage.jobs`."""
         found = rows.records(self._alias, queue, ids)
         return [found.get(job_id) for job_id in ids]
+
+    def items(self, queue: str, marks: Sequence[ItemMark], now: int) -> list[ItemPage | None]:
+        """See `Storage.items`."""
+        return [self._item_page(queue, mark, now) for mark in marks]
+
+    def _item_page(self, queue: str, mark: ItemMark, now: int) -> ItemPage | None:
+        job = self._jobs().filter(queue=queue, job_id=mark.id)
+        row = next(iter(rows.raw_values(job, ("state", "options", "finished_at", "items"))), None)
+        if row is None:
+            return None
+        state, options, count = State(row[0]), rows.unpack_options(bytes(row[1])), row[3]
+        mine = models.JobItem.objects.using(self._alias).filter(queue=queue, job_id=mark.id)
+        run = mine.filter(number=0).values_list("run", flat=True).first() or 0
+        start = mark.start if mark.run == run else 0
+        found: tuple[bytes, ...] = ()
+        if run and are_readable(state, options, row[2] or 0, now):
+            ahead = mine.filter(run=run, number__gte=start).order_by("number")[:ITEMS]
+            found = cut(bytes(item) for (item,) in rows.raw_values(ahead, ("item",)))
+        return ItemPage(state, options.content_type, run, start, found, max(count, start + len(found)))
 
     def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
         """See `Storage.states`."""
@@ -60,6 +89,73 @@ class Inspector:
         ids = list(found.order_by("created_at", "job_id").values_list("job_id", flat=True)[:limit])
         return [record for record in self.jobs(queue, ids) if record is not None]
 
+    def cursor_page(
+        self, queue: str, state: State, limit: int, cursor: str | None, *, newest_first: bool
+    ) -> JobPage:
+        """See `Storage.cursor_page`: in the order of the rows, in one statement."""
+        place = place_of(cursor, newest_first=newest_first)
+        wanted = self.placed(queue, state, place)[: limit + 1]
+        page = rows.raw_values(wanted, ("id", *rows.JOB_FIELDS))
+        found = [(f"{row[0]}:", rows.job_from_row(row[1:]).record()) for row in page]
+        return page_of(found, limit, place)
+
+    def placed(self, queue: str, state: State, place: Place) -> Any:
+        """The rows of a page and all behind it."""
+        found = self._jobs().filter(queue=queue, state=state.value)
+        if place.mark is not None:
+            number, _ = mark_of(place.mark)
+            found = found.filter(id__lt=number) if place.is_descending else found.filter(id__gt=number)
+        return found.order_by("-id" if place.is_descending else "id")
+
+    def links(self, keys: Iterable[JobKey]) -> dict[JobKey, Link]:
+        """Those of these jobs that are there, with what they say themselves."""
+        by_queue: dict[str, list[str]] = {}
+        for queue, job_id in keys:
+            by_queue.setdefault(queue, []).append(job_id)
+        found = {}
+        for queue, ids in by_queue.items():
+            for chunk in rows.chunked(ids):
+                mine = self._jobs().filter(queue=queue, job_id__in=chunk)
+                for row in rows.raw_values(mine, LINK):
+                    found[queue, row[0]] = _link(queue, row)
+        return found
+
+    def newest_blocked(self, queue: str, most: int) -> Iterator[tuple[JobKey, tuple[JobKey, ...]]]:
+        """Blocked jobs of a queue with what they depend on."""
+        blocked = self._jobs().filter(queue=queue, state=State.BLOCKED.value).order_by("-id")[:most]
+        for job_id, options in rows.raw_values(blocked, ("job_id", "options")):
+            yield (queue, job_id), rows.unpack_options(bytes(options)).depends_on
+
+    def find(self, job_id: str, queues: Sequence[str]) -> list[tuple[str, State]]:
+        """See `Storage.find`."""
+        found: dict[str, str] = {}
+        for chunk in rows.chunked(queues):
+            pairs = self._jobs().filter(queue__in=chunk, job_id=job_id).values_list("queue", "state")
+            found.update(pairs)
+        return [(queue, State(found[queue])) for queue in queues if queue in found]
+
+    def about(
+        self, subject: str, limit: int, cursor: str | None, queues: Sequence[str] | None
+    ) -> MentionPage:
+        """See `Storage.about`: one read of the index of what has a subject."""
+        some = self.mentions(subject, cursor, queues)[: limit + 1]
+        page = rows.raw_values(some, ("id", *rows.MENTION))
+        return first_of([(f"{row[5]}:{row[0]}", rows.mention_of(row[1:])) for row in page], limit)
+
+    def mentions(self, subject: str, cursor: str | None, queues: Sequence[str] | None) -> Any:
+        """The rows of a page of jobs about a subject, and all behind it."""
+        found = self._jobs().filter(subject=subject)
+        mark = mark_in(cursor)
+        if mark is not None:
+            at, number = mark_of(mark)
+            if not number.isdecimal():
+                raise OptionError(f"cursor: {cursor!r} is not one that a page has given")
+            # The first is what the index can begin at.
+            found = found.filter(created_at__lte=at).exclude(created_at=at, id__gte=int(number))
+        if queues is not None:
+            found = found.filter(queue__in=queues)
+        return found.order_by("-created_at", "-id")
+
     def dead_letters(self, queue: str) -> list[DeadLetter]:
         """See `Storage.dead_letters`."""
         found = models.DeadLetter.objects.using(self._alias).filter(queue=queue)
@@ -80,15 +176,10 @@ class Inspector:
 
     def queues(self) -> list[str]:
         """See `Storage.queues`: a step of the index for each queue, however many jobs there are."""
-        names: set[str] = set(models.QueueState.objects.using(self._alias).values_list("name", flat=True))
-        names.update(models.GroupState.objects.using(self._alias).values_list("queue", flat=True).distinct())
-        last = ""
-        while True:
-            after = self._jobs().filter(queue__gt=last).aggregate(name=Min("queue"))["name"]
-            if after is None:
-                return sorted(names)
-            names.add(after)
-            last = after
+        told = models.QueueState.objects.using(self._alias).values_list("name")
+        grouped = models.GroupState.objects.using(self._alias).values_list("queue")
+        found = {name for (name,) in told.union(grouped)}
+        return sorted(found.union(names.used_queues(self._alias, models.Job)))
 
     def is_paused(self, queue: str) -> bool:
         """See `Storage.is_paused`."""
@@ -97,24 +188,31 @@ class Inspector:
 
     def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
         """See `Storage.group_limits`."""
-        found = models.GroupState.objects.using(self._alias).filter(queue=queue)
-        values = found.values_list("group", "concurrency", "paused")
-        limits = {group or None: GroupLimit(concurrency, paused) for group, concurrency, paused in values}
-        return {group: limit for group, limit in limits.items() if limit != NO_LIMIT}
+        return {group: said for (_, group), said in group_limits(self._alias, queue=queue).items()}
+
+    def limiter(self, name: str) -> tuple[Rate | None, int | None] | None:
+        """Rate and concurrency that a limiter was told while it ran; None: those of the settings count."""
+        found = models.LimiterState.objects.using(self._alias).filter(name=name).first()
+        return None if found is None else rows.limits(found)
 
     def workers(self, now: int) -> list[WorkerInfo]:
         """See `Storage.workers`."""
         found = models.WorkerState.objects.using(self._alias).filter(seen_at__gt=now - WORKER_TTL)
-        names = ("worker_id", *WorkerInfo._fields[1:])
-        infos = []
-        for values in found.order_by("worker_id").values_list(*names):
-            row = dict(zip(WorkerInfo._fields, values, strict=True))
-            row["queues"] = None if row["queues"] is None else tuple(row["queues"])
-            row["names"] = tuple(row["names"])
-            for name in ("started_at", "seen_at"):
-                row[name] = to_milliseconds(row[name])
-            infos.append(WorkerInfo(**row))
-        return infos
+        return [rows.worker_from_row(row) for row in found.order_by("worker_id")]
 
     def _jobs(self) -> Any:
         return models.Job.objects.using(self._alias)
+
+
+def _link(queue: str, row: rows.Row) -> Link:
+    job_id, name, state, reason, options, created_at, finished_at = row
+    node = FlowNode(
+        queue,
+        job_id,
+        name,
+        State(state),
+        "" if reason == rows.CANCEL_REQUESTED else reason,
+        created_at=created_at,
+        finished_at=finished_at or 0,
+    )
+    return link(node, rows.unpack_options(bytes(options)))

@@ -9,7 +9,7 @@ renews the scheduler's lease; one without other changes does so while there is n
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,16 +18,19 @@ from django.db import Error, connections
 from django.db.models import Model
 
 from djqueue import models
-from djqueue.core.engine import MAX_LOG_LINES
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import DeadLetter, Job, WorkerInfo
-from djqueue.core.retention import Keep, Retention
-from djqueue.core.shard import MAX_HISTORY
+from djqueue.core.job import DeadLetter, Job, Stream, WorkerInfo
+from djqueue.core.options import JobKey
+from djqueue.core.overview import Totals
+from djqueue.core.retention import NO_RETENTION, Retention
 from djqueue.core.states import State
 
-from . import rows
+from . import held, rows
 from .away import in_one_line
+from .book import Book, Entry
 from .dialects import Dialect
+from .groups import GROUP_STATE
 from .rows import Row
 
 logger = logging.getLogger("djqueue.journal")
@@ -42,6 +45,8 @@ PATIENCE = 1.0
 """Seconds for which a flush waits for what belongs together."""
 BACKLOG = 1_000
 """Unwritten jobs at which whoever brings more waits: what a crash can cost stays that small."""
+MANY_ITEMS = 4 * 1024 * 1024
+"""Bytes of unwritten items at which whoever sends more waits."""
 FIRST_RETRY, LAST_RETRY = 0.1, 5.0
 """Seconds before a failed flush is tried again, doubling."""
 RENEW_EVERY = 3.0
@@ -49,6 +54,7 @@ RENEW_EVERY = 3.0
 
 Key = tuple[str, str]
 JobRowKey = tuple[str, str, int]
+BucketKey = tuple[str, str, int, int]
 Done = Callable[[BaseException | None], None]
 
 
@@ -67,11 +73,30 @@ class Buffer:
         self.attempts: dict[Key, list[Row]] = {}
         self.progress: dict[Key, Row] = {}
         self.logs: dict[Key, list[Row]] = {}
+        self.items: dict[Key, list[Row]] = {}
+        self.items_gone: dict[Key, None] = {}
+        """Of runs that are over while their jobs are not."""
+        self.items_sent: dict[Key, Row] = {}
+        """How many; `JOB_KEY`, then the number."""
+        self.items_size = 0
+        """Bytes of items."""
+        self.elsewhere: list[Stream] = []
+        """What the engine need not keep once this is written."""
         self.long: dict[Key, None] = {}
         """Jobs that have had so many runs, or lines, that the oldest are forgotten."""
+        self.put_off: dict[Key, bool] = {}
+        """Ended jobs whose ends are put off, or put back (False)."""
+        self.kept: dict[Key, Entry | None] = {}
+        """What jobs of queues with bounds take."""
+        self.results_gone: dict[Key, int] = {}
+        """When the jobs ended whose results go before their records."""
         self.queues: dict[str, Row | None] = {}
         self.groups: dict[Key, Row | None] = {}
+        self.limiters: dict[str, Row | None] = {}
         self.workers: dict[str, WorkerInfo | None] = {}
+        self.metrics: dict[BucketKey, Row] = {}
+        self.metrics_gone: set[str] = set()
+        """Queues whose buckets of metrics go, before others are written."""
         self.ended: list[Job] = []
         """Jobs that the engine may forget once this is written."""
         self.waiting: list[Done] = []
@@ -85,9 +110,15 @@ class Buffer:
             or self.deletes
             or self.progress
             or self.logs
+            or self.put_off
+            or self.items_sent
             or self.queues
             or self.groups
+            or self.limiters
+            or self.results_gone
             or self.workers
+            or self.metrics
+            or self.metrics_gone
             or self.waiting
         )
 
@@ -100,14 +131,25 @@ class Buffer:
         for changes in self._by_job():
             changes.pop(key, None)
         self.letters_gone.pop(key, None)
+        self.items_gone.pop(key, None)
         self.deletes[row] = None
+
+    def forget_metrics(self, queue: str) -> None:
+        """No bucket of a queue is to be there."""
+        self.metrics_gone.add(queue)
+        self.metrics = {key: row for key, row in self.metrics.items() if key[0] != queue}
 
     def follow(self, later: "Buffer") -> None:
         """Merge in what was noted after this."""
         for row in later.deletes:
             self.remove(row)
+        for key in later.items_gone:
+            self.items.pop(key, None)
+            self.items_gone[key] = None
+        self.items_size += later.items_size
+        self.elsewhere += later.elsewhere
         for mine, theirs in zip(self._by_job(), later._by_job(), strict=True):
-            if mine is self.attempts or mine is self.logs:
+            if mine is self.attempts or mine is self.logs or mine is self.items:
                 for key, lines in theirs.items():
                     mine.setdefault(key, []).extend(lines)
             else:
@@ -118,7 +160,11 @@ class Buffer:
                 self.letters_gone[key] = None
         self.queues.update(later.queues)
         self.groups.update(later.groups)
+        self.limiters.update(later.limiters)
         self.workers.update(later.workers)
+        for queue in later.metrics_gone:
+            self.forget_metrics(queue)
+        self.metrics.update(later.metrics)
         self.ended += later.ended
         self.waiting += later.waiting
         self.durable = self.durable or later.durable
@@ -133,7 +179,12 @@ class Buffer:
             self.attempts,
             self.progress,
             self.logs,
+            self.items,
+            self.items_sent,
             self.long,
+            self.put_off,
+            self.kept,
+            self.results_gone,
         )
 
 
@@ -143,6 +194,7 @@ class DatabaseJournal:
     fence: run first in each transaction; raises if this process is not the scheduler any more.
     written: called with the ended jobs of each flush once it is committed.
     retention: of the queues that have one.
+    clock: for telling when it last wrote.
     """
 
     def __init__(
@@ -152,12 +204,17 @@ class DatabaseJournal:
         written: Callable[[list[Job]], None],
         lost: Callable[[], None],
         retention: Mapping[str, Retention] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._dialect = dialect
         self._fence = fence
         self._written = written
         self._lost = lost
         self._retention = dict(retention or {})
+        self.book = Book(dialect, self._retention)
+        self._clock = clock
+        self.flushed_at: int | None = None
+        """When it last wrote: UTC milliseconds."""
         lock = threading.Lock()
         self._changed = threading.Condition(lock)
         """There is something to write, or no more."""
@@ -177,6 +234,8 @@ class DatabaseJournal:
         self._closing = False
         self._ended = False
         self._failure: BaseException | None = None
+        self._put_off: set[Key] = set()
+        """Ended jobs whose ends are put off."""
         self._thread = threading.Thread(target=self._run, name="djqueue-journal", daemon=True)
 
     def start(self) -> None:
@@ -245,17 +304,21 @@ class DatabaseJournal:
 
     def changed(self, job: Job) -> None:
         """See `Journal`."""
-        key, row = (job.queue, job.id), rows.changed_row(job, self._keep(job))
+        retention = self._retention_of(job.queue)
+        key, row = (job.queue, job.id), rows.changed_row(job, retention.of(job.state))
         attempts = _take_history(job)
         with self._changed:
             buffer = self._buffer
             buffer.updates[key] = row
             if attempts:
                 buffer.attempts.setdefault(key, []).extend(attempts)
-                if _is_long(job):
+                if _is_long(job, retention):
                     buffer.long[key] = None
             if job.state is State.CANCELLED:
                 buffer.ended.append(job)
+            if self.book.concerns(job.queue) and job.state is not State.ACTIVE:
+                # Also of one that lives: it may be enqueued again by a producer that took an ended one's row.
+                buffer.kept[key] = self.book.entry(job) if job.state is State.CANCELLED else None
             self._noted()
 
     def updated(self, job: Job) -> None:
@@ -267,14 +330,17 @@ class DatabaseJournal:
 
     def completed(self, job: Job) -> None:
         """See `Journal`."""
-        key, row = (job.queue, job.id), rows.changed_row(job, self._keep(job))
-        result = rows.result_row(job)
+        retention = self._retention_of(job.queue)
+        key, row = (job.queue, job.id), rows.changed_row(job, retention.completed)
+        result = rows.result_row(job, retention.results)
         with self._changed:
             buffer = self._buffer
             buffer.updates[key] = row
             if job.result is not None:
                 buffer.results[key] = result
-            if _is_long(job):
+            if self.book.concerns(job.queue):
+                buffer.kept[key] = self.book.entry(job)
+            if _is_long(job, retention):
                 buffer.long[key] = None
             buffer.ended.append(job)
             self._noted()
@@ -287,9 +353,11 @@ class DatabaseJournal:
             buffer = self._buffer
             buffer.updates[key] = row
             buffer.letters[key] = dead
+            if job.stream is not None:
+                buffer.elsewhere.append(job.stream)
             if attempts:
                 buffer.attempts.setdefault(key, []).extend(attempts)
-            if _is_long(job):
+            if _is_long(job, self._retention_of(job.queue)):
                 buffer.long[key] = None
             self._noted()
 
@@ -307,7 +375,31 @@ class DatabaseJournal:
         with self._changed:
             for job in jobs:
                 self._buffer.remove(rows.job_key(job))
+                self._put_off.discard((job.queue, job.id))
+                if self.book.concerns(job.queue):
+                    self._buffer.kept[job.queue, job.id] = None
             self._noted()
+
+    def let_go(self, key: JobKey) -> None:
+        """See `Journal`."""
+        with self._changed:
+            if key in self._put_off:
+                self._put_off.discard(key)
+                self._buffer.put_off[key] = False
+                self._noted()
+
+    def put_off(self, key: JobKey) -> None:
+        """The time of a record is over that is kept for others."""
+        with self._changed:
+            if key not in self._put_off:
+                self._put_off.add(key)
+                self._buffer.put_off[key] = True
+                self._noted()
+
+    def was_put_off(self, key: JobKey) -> None:
+        """See `put_off`; the tables say so."""
+        with self._changed:
+            self._put_off.add(key)
 
     def reported(self, job: Job, lines: tuple[tuple[int, str], ...]) -> None:
         """See `Journal`."""
@@ -320,11 +412,41 @@ class DatabaseJournal:
                 self._buffer.logs.setdefault(key, []).extend(rows.log_rows(job, lines))
             self._noted()
 
-    def _keep(self, job: Job) -> Keep:
-        retention = self._retention.get(job.queue) if self._retention else None
-        return rows.KEEP if retention is None else retention.of(job.state)
+    def emitted(self, job: Job, items: tuple[bytes, ...]) -> None:
+        """See `Journal`."""
+        key, new = (job.queue, job.id), rows.item_rows(job, items)
+        with self._changed:
+            buffer = self._buffer
+            buffer.items.setdefault(key, []).extend(new)
+            buffer.items_sent[key] = rows.items_row(job)
+            buffer.items_size += sum(map(len, items))
+            self._noted()
+
+    def restarted(self, job: Job) -> None:
+        """See `Journal`."""
+        key = (job.queue, job.id)
+        with self._changed:
+            buffer = self._buffer
+            buffer.items.pop(key, None)
+            buffer.items_gone[key] = None
+            buffer.items_sent[key] = rows.items_row(job)
+            self._noted()
+
+    def has_many_items(self) -> bool:
+        """Whether those who send more should wait until these are written."""
+        return self._buffer.items_size > MANY_ITEMS
+
+    def _retention_of(self, queue: str) -> Retention:
+        return self._retention.get(queue, NO_RETENTION) if self._retention else NO_RETENTION
 
     # What the storage tells.
+
+    def results_over(self, found: Iterable[tuple[str, str, int]]) -> None:
+        """Results, by queue, id and end of their jobs, that go before the records."""
+        with self._changed:
+            for queue, job_id, ended_at in found:
+                self._buffer.results_gone[queue, job_id] = ended_at
+            self._noted()
 
     def queue_changed(self, name: str, row: Row | None) -> None:
         """A queue was paused, resumed or limited; `row` as `QUEUE_STATE`; None: it is gone."""
@@ -338,10 +460,28 @@ class DatabaseJournal:
             self._buffer.groups[key] = row
             self._noted()
 
+    def limiter_changed(self, name: str, row: Row | None) -> None:
+        """A limiter was told another limit, `row` as `LIMITER_STATE`; None: it was taken back."""
+        with self._changed:
+            self._buffer.limiters[name] = row
+            self._noted()
+
     def worker_seen(self, worker_id: str, info: WorkerInfo | None) -> None:
         """A worker reported itself; None: it has gone."""
         with self._changed:
             self._buffer.workers[worker_id] = info
+            self._noted()
+
+    def metric_changed(self, key: BucketKey, row: Row) -> None:
+        """A bucket of metrics has grown; `row` as `BUCKET`."""
+        with self._changed:
+            self._buffer.metrics[key] = row
+            self._noted()
+
+    def metrics_gone(self, queue: str) -> None:
+        """The buckets of a queue are to be forgotten."""
+        with self._changed:
+            self._buffer.forget_metrics(queue)
             self._noted()
 
     @contextmanager
@@ -471,7 +611,10 @@ class DatabaseJournal:
         if self._failure is not None:
             logger.warning("The journal is written again.")
         self._failure = None
+        self.flushed_at = self._clock.now()
         self._written(buffer.ended)
+        for stream in buffer.elsewhere:
+            stream.items = None
         self._flying = None
         _tell(buffer.waiting, None)
 
@@ -540,17 +683,57 @@ class DatabaseJournal:
                 write.update(models.Job, rows.JOB_KEY, fields, list(buffer.contents.values()))
             if buffer.letters_gone:
                 write.delete(models.DeadLetter, rows.KEY, list(buffer.letters_gone))
+            if buffer.results_gone:
+                self._forget_results(buffer.results_gone)
             self._write_one(models.JobResult, rows.RESULT, buffer.results)
+            if buffer.kept or buffer.results_gone or buffer.put_off:
+                self.book.write(buffer.kept, buffer.results_gone, buffer.put_off)
+            if buffer.put_off:
+                held.put_off(write.alias, [key for key, later in buffer.put_off.items() if later])
+                held.put_back(write.alias, [key for key, later in buffer.put_off.items() if not later])
             self._write_one(models.DeadLetter, rows.LETTER, buffer.letters)
             self._add_many(models.JobAttempt, rows.ATTEMPT, buffer.attempts)
             self._add_many(models.JobLog, rows.LOG, buffer.logs)
             for key in buffer.long:
-                self._shorten(models.JobAttempt, key, MAX_HISTORY)
-                self._shorten(models.JobLog, key, MAX_LOG_LINES)
+                retention = self._retention_of(key[0])
+                self._shorten(models.JobAttempt, key, retention.attempts.count)
+                self._shorten(models.JobLog, key, retention.logs.count)
             if buffer.progress:
                 write.update(models.Job, rows.JOB_KEY, ("progress",), list(buffer.progress.values()))
+            if buffer.items_sent:
+                self._write_items(buffer)
             self._write_queues(buffer)
             self._write_workers(buffer)
+            if buffer.metrics_gone:
+                write.delete(models.MetricBucket, ("queue",), [(queue,) for queue in buffer.metrics_gone])
+            if buffer.metrics:
+                write.insert(models.MetricBucket, BUCKET, list(buffer.metrics.values()), key=BUCKET[:4])
+
+    def _forget_results(self, ends: Mapping[Key, int]) -> None:
+        """With the items of the jobs that ended then; their records may be kept on."""
+        write = self._dialect
+        named = [(*key, end) for key, end in ends.items()]
+        write.delete(models.JobResult, (*rows.KEY, "completed_at"), named)
+        by_queue: dict[str, list[str]] = {}
+        for queue, job_id in ends:
+            by_queue.setdefault(queue, []).append(job_id)
+        with_items: list[Row] = []
+        for queue, ids in by_queue.items():
+            for chunk in rows.chunked(ids):
+                found = models.Job.objects.using(write.alias).filter(queue=queue, job_id__in=chunk)
+                found = found.filter(state=State.COMPLETED.value, items__gt=0)
+                there = rows.raw_values(found, ("job_id", "finished_at"))
+                with_items += [(queue, job_id) for job_id, end in there if end == ends[queue, job_id]]
+        if with_items:
+            write.delete(models.JobItem, rows.KEY, with_items)
+
+    def _write_items(self, buffer: Buffer) -> None:
+        write = self._dialect
+        write.delete(models.JobItem, rows.KEY, list(buffer.items_gone))
+        # By number: a commit that was done, and whose answer was lost, is done again.
+        new = [row for found in buffer.items.values() for row in found]
+        write.insert(models.JobItem, rows.ITEM, new, key=rows.ITEM_KEY)
+        write.update(models.Job, rows.JOB_KEY, ("items",), list(buffer.items_sent.values()))
 
     def _write_one(self, model: type[Model], fields: Sequence[str], found: dict[Key, Row]) -> None:
         if found:
@@ -585,6 +768,12 @@ class DatabaseJournal:
         said = [row for row in buffer.groups.values() if row is not None]
         if said:
             self._dialect.insert(models.GroupState, GROUP_STATE, said, key=GROUP_STATE[:2])
+        as_configured = [(name,) for name, row in buffer.limiters.items() if row is None]
+        if as_configured:
+            self._dialect.delete(models.LimiterState, ("name",), as_configured)
+        changed = [row for row in buffer.limiters.values() if row is not None]
+        if changed:
+            self._dialect.insert(models.LimiterState, LIMITER_STATE, changed, key=("name",))
 
     def _write_workers(self, buffer: Buffer) -> None:
         gone = [worker_id for worker_id, info in buffer.workers.items() if info is None]
@@ -593,11 +782,7 @@ class DatabaseJournal:
             manager.filter(worker_id__in=gone).delete()
         for info in buffer.workers.values():
             if info is not None:
-                values = info._asdict()
-                worker_id = rows.clean(values.pop("id"), rows.TEXT_LIMIT)
-                values["host"] = rows.clean(info.host, rows.TEXT_LIMIT)
-                for name in ("queues", "names"):
-                    values[name] = None if values[name] is None else list(values[name])
+                worker_id, values = rows.worker_row(info)
                 manager.update_or_create(worker_id=worker_id, defaults=values)
 
 
@@ -605,16 +790,17 @@ class LeaseLost(StorageUnavailableError):
     """Another process has become the scheduler of this database; this one has to stop."""
 
 
-GROUP_STATE = ("queue", "group", "concurrency", "paused", "mode")
+LIMITER_STATE = ("name", "rate_capacity", "rate_per", "concurrency")
+BUCKET = ("queue", "name", "tier", "start", *Totals._fields, "wait", "run")
 QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")
-OWNED = (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog)
+OWNED = (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog, models.JobItem)
 """Tables whose rows belong to a job."""
 
 
-def _is_long(job: Job) -> bool:
+def _is_long(job: Job, retention: Retention) -> bool:
     runs, lines = job.history, job.logs
-    return (runs is not None and len(runs) >= MAX_HISTORY) or (
-        lines is not None and len(lines) >= MAX_LOG_LINES
+    return (runs is not None and len(runs) >= retention.attempts.count) or (
+        lines is not None and len(lines) >= retention.logs.count
     )
 
 

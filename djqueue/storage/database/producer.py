@@ -45,6 +45,10 @@ class Inserter:
         """The live jobs that have a unique key, according to others than the tables."""
         return []
 
+    def have_ended(self, queue: str, ids: Sequence[str]) -> set[str]:
+        """Jobs that live according to the tables, and have ended according to others."""
+        return set()
+
     def is_known(self, queue: str, job_id: str) -> bool:
         """Whether there is a job that is not in the tables."""
         return self.find_job(queue, job_id) is not None
@@ -56,6 +60,9 @@ class Inserter:
 
         wake: called after that. See `Storage.enqueue` for the answers.
         """
+        for batch in batches:
+            if batch.ids is not None and len(batch.ids) != len(batch.payloads):
+                raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
         alias = self._dialect.alias
         connection = connections[alias]
         connection.validate_no_broken_transaction()
@@ -80,7 +87,7 @@ class Inserter:
     def _insert(self, batch: Batch) -> list[EnqueueResult]:
         now = self._clock.now()
         ids = batch.ids if batch.ids is not None else self._ids.many(len(batch.payloads), now)
-        if _is_bounded(self._policy(batch.queue)):
+        if is_bounded(self._policy(batch.queue)):
             self._dialect.take_turns(batch.queue, "")
         if batch.options.unique_key is not None:
             self._dialect.take_turns(batch.queue, batch.options.unique_key)
@@ -136,7 +143,7 @@ class Inserter:
     def _check_room(self, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
         """Raise QueueFullError if the new ones have no room; to drop jobs is the scheduler's."""
         policy = self._policy(batch.queue)
-        if not _is_bounded(policy):
+        if not is_bounded(policy):
             return
         most = policy.max_size
         assert most is not None
@@ -179,7 +186,7 @@ class Inserter:
         ended = [(queue, job_id, state.value) for state in REUSABLE]
         if not self._dialect.delete(models.Job, (*rows.KEY, "state"), ended):
             return False
-        for model in (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog):
+        for model in (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog, models.JobItem):
             self._dialect.delete(model, rows.KEY, [(queue, job_id)])
         return True
 
@@ -216,6 +223,9 @@ class Inserter:
             ttl = rows.unpack_options(bytes(row[3])).unique_ttl
             if ttl is None or row[2] + ttl > now:
                 found.append((row[0], State(row[1])))
+        if found:
+            ended = self.have_ended(queue, [owner[0] for owner in found])
+            found = [owner for owner in found if owner[0] not in ended]
         return found or self.find_owners(queue, key)
 
     def _check_dependencies(self, keys: Sequence[JobKey]) -> None:
@@ -231,7 +241,7 @@ class Inserter:
                         raise OptionError(f"depends_on: queue {queue!r} has no job {job_id!r}")
 
 
-def _is_bounded(policy: QueuePolicy) -> bool:
+def is_bounded(policy: QueuePolicy) -> bool:
     """Whether a queue refuses jobs when it is full, at once or after a while."""
     return policy.max_size is not None and policy.when_full in ("reject", "block")
 

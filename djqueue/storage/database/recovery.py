@@ -5,16 +5,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from django.db.models import Count
+
 from djqueue import models
 from djqueue.core.deadletters import letter_of
 from djqueue.core.engine import Engine
 from djqueue.core.job import DeadLetter, Incident, Job, JobError
-from djqueue.core.limiter import Rate
 from djqueue.core.options import JobKey
 from djqueue.core.shard import REPLACED, incident_of, note_attempt
-from djqueue.core.states import LIVE, PENDING, State
+from djqueue.core.states import LIVE, PENDING, REUSABLE, State
 
-from . import rows
+from . import held, rows
+from .groups import group_limits, recorded_modes
 from .journal import DatabaseJournal
 
 logger = logging.getLogger("djqueue.scheduler")
@@ -52,6 +54,14 @@ def recover(
     take_in()
     # Last, and in one step: what they depend on is there by now, themselves included.
     bind(engine, knowing, [job for job in jobs if job.unmet])
+    needing = [job for job in jobs if job.options.depends_on and not job.unmet and job.state in LIVE]
+    there = held.ended(alias, {key: None for job in needing for key in job.options.depends_on})
+    for job in needing:
+        engine.hold(job, there)
+    for key in held.all_put_off(alias):
+        journal.was_put_off(key)
+        if not engine.put_off(key[0], [key[1]]):
+            journal.let_go(key)
     return {"pending": len(jobs), "interrupted": interrupted, "dead": dead}
 
 
@@ -135,6 +145,9 @@ def take_over(
     incidents: list[Incident] = []
     for job in interrupted:
         letter = _interrupted(engine, job)
+        if job.state is State.WAITING and job.stream is not None:
+            job.stream = None
+            journal.restarted(job)
         if letter is None:
             journal.changed(job)
         else:
@@ -199,18 +212,21 @@ class Found(NamedTuple):
 
 
 def find(alias: str, engine: Engine, journal: DatabaseJournal, keys: Iterable[JobKey]) -> Found:
-    """Those of these jobs that the engine does not know; not those that it has forgotten for good."""
+    """Those of these jobs that the engine does not know; not those that it has forgotten for good.
+
+    Among them new ones in the inbox that have the ids of such as failed or were cancelled.
+    """
     wanted: dict[str, list[str]] = {}
     for queue, job_id in keys:
         wanted.setdefault(queue, []).append(job_id)
     found = Found([], {})
     for queue, ids in wanted.items():
-        states = engine.states(queue, ids)
-        missing = [job_id for job_id, state in zip(ids, states, strict=True) if state is None]
+        states = dict(zip(ids, engine.states(queue, ids), strict=True))
+        missing = [job_id for job_id, state in states.items() if state is None or state in REUSABLE]
         for number, job, inbox in _load(alias, queue, missing):
             if inbox:
                 found.arrived[number] = job
-            elif job.state in ENDED and not journal.is_gone(rows.job_key(job)):
+            elif states[job.id] is None and job.state in ENDED and not journal.is_gone(rows.job_key(job)):
                 found.ended.append(job)
     return found
 
@@ -224,6 +240,25 @@ def arrived(alias: str, limit: int) -> dict[int, Job]:
     """The first jobs in the inbox, by the number of their rows, in order."""
     page = models.Job.objects.using(alias).filter(inbox=True).order_by("id")[:limit]
     return {row[0]: rows.job_from_row(row[1:]) for row in rows.raw_values(page, NUMBERED)}
+
+
+def left_in_inbox(alias: str, numbers: Iterable[int]) -> set[int]:
+    """Those of these rows that are still in the inbox."""
+    left: set[int] = set()
+    for chunk in rows.chunked(list(numbers)):
+        left.update(
+            models.Job.objects.using(alias).filter(id__in=chunk, inbox=True).values_list("id", flat=True)
+        )
+    return left
+
+
+def succeeding(alias: str, queue: str, ids: Sequence[str]) -> dict[int, Job]:
+    """The jobs in the inbox that have one of these ids, by the number of their rows."""
+    found: dict[int, Job] = {}
+    for chunk in rows.chunked(ids):
+        mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk, inbox=True)
+        found |= {row[0]: rows.job_from_row(row[1:]) for row in rows.raw_values(mine, NUMBERED)}
+    return found
 
 
 def _load(alias: str, queue: str, ids: Sequence[str]) -> list[tuple[int, Job, bool]]:
@@ -240,7 +275,8 @@ def _load(alias: str, queue: str, ids: Sequence[str]) -> list[tuple[int, Job, bo
 def _interrupted(engine: Engine, job: Job) -> DeadLetter | None:
     """A job that was active when its scheduler ended: a stall is counted, and it waits again."""
     now = engine.clock.now()
-    note_attempt(job, "cancelled" if job.cancel_requested else "stalled", now, None)
+    most = engine.policy(job.queue).retention.attempts.count
+    note_attempt(job, "cancelled" if job.cancel_requested else "stalled", now, None, most)
     lost_with, job.worker = job.worker, ""
     if job.cancel_requested:
         job.state = State.CANCELLED
@@ -286,11 +322,22 @@ def _pages(alias: str, states: Iterable[State]) -> Iterable[list[Job]]:
         yield jobs
 
 
-def agree(alias: str, engine: Engine) -> None:
-    """See that queues are used in the modes that are recorded with them. Raises ConfigurationError."""
-    found = models.GroupState.objects.using(alias).filter(group="").exclude(mode="")
-    for queue, mode in found.values_list("queue", "mode"):
+def note_kept(alias: str, engine: Engine) -> None:
+    """How many completed and cancelled jobs the tables have: they are counted once, at the start."""
+    ended = models.Job.objects.using(alias).filter(state__in=[state.value for state in ENDED], inbox=False)
+    for queue, state, count in ended.values_list("queue", "state").annotate(count=Count("id")):
+        engine.note_kept(queue, State(state), count)
+
+
+def agree(alias: str, engine: Engine) -> set[str]:
+    """See that queues are used in the modes that are recorded with them; the queues that have one.
+
+    Raises ConfigurationError.
+    """
+    modes = recorded_modes(alias)
+    for queue, mode in modes.items():
         engine.policy(queue).check_mode(queue, mode)
+    return set(modes)
 
 
 def queues(alias: str, engine: Engine) -> None:
@@ -299,10 +346,10 @@ def queues(alias: str, engine: Engine) -> None:
         if queue.paused:
             engine.pause(queue.name)
         if queue.rate_capacity or queue.concurrency:
-            rate = Rate(queue.rate_capacity, queue.rate_per or 1_000) if queue.rate_capacity else None
-            engine.set_limits(queue.name, rate, queue.concurrency)
-    for group in models.GroupState.objects.using(alias):
-        if group.concurrency:
-            engine.set_group_limit(group.queue, group.group or None, group.concurrency)
-        if group.paused:
-            engine.pause_group(group.queue, group.group)
+            engine.set_limits(queue.name, *rows.limits(queue))
+    for (name, group), said in group_limits(alias).items():
+        engine.set_group_limit(name, group, concurrency=said.concurrency, rate=said.rate, weight=said.weight)
+        if said.paused and group is not None:
+            engine.pause_group(name, group)
+    for limiter in models.LimiterState.objects.using(alias):
+        engine.set_limiter(limiter.name, *rows.limits(limiter))

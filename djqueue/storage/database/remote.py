@@ -27,6 +27,9 @@ SEND_TIMEOUT = 10
 """Seconds for which a scheduler may leave unread what it is sent."""
 ANSWER_TIMEOUT = 30.0
 LONG_ANSWER_TIMEOUT = 600.0
+SHORT_ANSWER_TIMEOUT = 1.0
+SILENCE = 5.0
+"""Seconds for which one that has not answered `ask` in so short a time is not asked again."""
 LONG_VERBS = frozenset({"clean", "obliterate"})
 """Verbs that concern any number of jobs."""
 RECONNECT_EVERY = 0.5
@@ -64,6 +67,8 @@ class Remote:
         self._subscriptions: dict[int, tuple[str, tuple[Any, ...], Callable[[Any], None]]] = {}
         self._refusal = ""
         """Why the scheduler hung up, as it said itself."""
+        self._silent_until = 0.0
+        """Until then (monotonic seconds) those who can do without an answer ask for none."""
         self._deaf_until = 0.0
         """Nobody was there lately: until then (monotonic seconds) wake-ups are not tried again."""
         self._reconnecting = False
@@ -79,10 +84,26 @@ class Remote:
 
     def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         """Ask, and wait for the answer. Raises StorageUnavailableError if nobody answers."""
+        timeout = LONG_ANSWER_TIMEOUT if verb in LONG_VERBS else ANSWER_TIMEOUT
+        return self._call(timeout, verb, args, kwargs)
+
+    def ask(self, verb: str, *args: Any) -> Any:
+        """As `call`, by one who cannot wait for long, and can do without the answer.
+
+        Raises StorageUnavailableError at once if there was none a moment ago.
+        """
+        if monotonic() < self._silent_until:
+            raise StorageUnavailableError("the scheduler did not answer a moment ago")
+        try:
+            return self._call(SHORT_ANSWER_TIMEOUT, verb, args, {})
+        except StorageUnavailableError:
+            self._silent_until = monotonic() + (SILENCE if self.connected else RECONNECT_EVERY)
+            raise
+
+    def _call(self, timeout: float, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = next(self._numbers)
         data = pack([number, verb, list(args), kwargs])
         answer: Future[Any] = Future()
-        timeout = LONG_ANSWER_TIMEOUT if verb in LONG_VERBS else ANSWER_TIMEOUT
         try:
             with self._lock:
                 connection = self._connected()
@@ -219,7 +240,7 @@ class Remote:
         """Hear what the scheduler says; first tell listeners of what may have happened meanwhile."""
         for number in renewed:
             entry = self._subscriptions.get(number)
-            if entry is not None and entry[0] == "listen":
+            if entry is not None and entry[0] in ("listen", "follow_worker"):
                 self._events.put((entry[2], None))
         try:
             with connection.makefile("rb") as reader:

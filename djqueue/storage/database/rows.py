@@ -9,9 +9,21 @@ from django.db.models import Model, QuerySet
 
 from djqueue import models
 from djqueue.codecs import decode, encode
-from djqueue.core.job import Attempt, DeadLetter, Job, JobError, JobRecord
+from djqueue.core.durations import to_milliseconds
+from djqueue.core.job import (
+    Attempt,
+    DeadLetter,
+    Job,
+    JobError,
+    JobRecord,
+    RunningJob,
+    Stream,
+    WorkerInfo,
+)
+from djqueue.core.limiter import Rate
+from djqueue.core.mentions import Mention
 from djqueue.core.options import MSGPACK, JobOptions
-from djqueue.core.retention import Keep
+from djqueue.core.retention import Keep, KeepResults
 from djqueue.core.states import State
 
 Row = tuple[Any, ...]
@@ -29,6 +41,7 @@ NEW_JOB = (
     "options",
     "unique_key",
     "group",
+    "subject",
     "created_at",
     "run_at",
     "inbox",
@@ -47,6 +60,7 @@ UNTOUCHED = {
     "error_message": "",
     "traceback": "",
     "progress": None,
+    "items": 0,
 }
 """Those others."""
 CHANGED_JOB = (
@@ -93,11 +107,15 @@ LETTER = (
     "next_retry_at",
 )
 PROGRESS = (*JOB_KEY, "progress")
+ITEM = (*KEY, "number", "run", "item")
+ITEM_KEY = (*KEY, "number")
 
+MENTION = (*KEY, "name", "state", "created_at", "run_at", "started_at", "finished_at", "reason")
+"""What `Mention` tells of a job."""
 UPDATE = (*JOB_KEY, "priority", "payload", "options")
 
 NO_ERROR = JobError("", "", "")
-KEEP = Keep()
+KEEP, KEEP_RESULTS = Keep(), KeepResults()
 TEXT_LIMIT = 255
 """Characters of the columns that hold a name."""
 CANCEL_REQUESTED = "cancel_requested"
@@ -105,6 +123,12 @@ CANCEL_REQUESTED = "cancel_requested"
 
 
 @lru_cache(maxsize=256)
+def limits(row: models.QueueState | models.LimiterState) -> tuple[Rate | None, int | None]:
+    """Rate and concurrency of a row."""
+    rate = Rate(row.rate_capacity, row.rate_per or 1_000) if row.rate_capacity else None
+    return rate, row.concurrency
+
+
 def pack_options(options: JobOptions) -> bytes:
     """The options that differ from their defaults."""
     packed: bytes = msgpack.packb(options.as_dict())
@@ -136,6 +160,7 @@ def new_rows(jobs: Iterable[Job], *, inbox: bool = False) -> dict[tuple[str, str
             packed,
             options.unique_key,
             options.group,
+            options.subject,
             job.created_at,
             job.run_at,
             inbox,
@@ -157,7 +182,7 @@ def changed_row(job: Job, keep: Keep = KEEP) -> Row:
         job.run_at,
         job.started_at or None,
         job.finished_at or None,
-        _expiry(job, keep),
+        expiry(job, keep),
         job.attempts,
         job.failures,
         job.stalls,
@@ -170,16 +195,29 @@ def changed_row(job: Job, keep: Keep = KEEP) -> Row:
     )
 
 
+def expiry(job: Job, keep: Keep) -> int | None:
+    """When the record of a completed or cancelled job is over; None: never, or it is another job's."""
+    if job.state is not State.COMPLETED and job.state is not State.CANCELLED:
+        return None
+    kept = keep.shorten(job.options.kept)
+    return None if kept is None else job.finished_at + kept
+
+
 def update_row(job: Job) -> Row:
     """What a caller may change of a pending job, as `UPDATE`."""
     return (*job_key(job), job.options.priority, job.payload, pack_options(job.options))
 
 
-def result_row(job: Job) -> Row:
-    """What a completed job returned, as `RESULT`."""
-    ttl = job.options.result_ttl
-    expires_at = None if ttl is None else job.finished_at + ttl
+def result_row(job: Job, keep: KeepResults = KEEP_RESULTS) -> Row:
+    """What a completed job returned, as `RESULT`; `keep` are its queue's bounds."""
+    expires_at = result_expiry(job, keep)
     return (job.queue, job.id, job.options.content_type, job.result, job.finished_at, expires_at)
+
+
+def result_expiry(job: Job, keep: KeepResults) -> int | None:
+    """When the result of a completed job is over; None: never."""
+    readable = keep.shorten(job.options.result_ttl)
+    return None if readable is None else job.finished_at + readable
 
 
 def attempt_row(job: Job, attempt: Attempt) -> Row:
@@ -221,9 +259,48 @@ def progress_row(job: Job) -> Row:
     return (*job_key(job), encode(job.progress, MSGPACK))
 
 
+def items_row(job: Job) -> Row:
+    """How many items its last run has sent: `JOB_KEY`, then the number."""
+    return (*job_key(job), 0 if job.stream is None else job.stream.count)
+
+
+def item_rows(job: Job, items: Sequence[bytes]) -> list[Row]:
+    """The last items that its run has sent, as `ITEM`."""
+    assert job.stream is not None
+    run, first = job.stream.run, job.stream.count - len(items)
+    return [(job.queue, job.id, number, run, item) for number, item in enumerate(items, first)]
+
+
 def log_rows(job: Job, lines: Iterable[tuple[int, str]]) -> list[Row]:
     """What a handler logged, as `LOG`."""
     return [(job.queue, job.id, at, clean(line)) for at, line in lines]
+
+
+WORKER = WorkerInfo._fields[: WorkerInfo._fields.index("kind")]
+"""What of a worker has a column of its own; the rest is together in one."""
+
+
+def worker_row(info: WorkerInfo) -> tuple[str, dict[str, Any]]:
+    """A worker's id, and the other fields of its row."""
+    values = {name: getattr(info, name) for name in WORKER[1:]}
+    values["host"] = clean(info.host, TEXT_LIMIT)
+    values["queues"] = None if info.queues is None else list(info.queues)
+    values["names"] = list(info.names)
+    about: dict[str, Any] = {name: getattr(info, name) for name in WorkerInfo._fields[len(WORKER) :]}
+    about["jobs"] = [list(job) for job in info.jobs]
+    return clean(info.id, TEXT_LIMIT), {**values, "about": about}
+
+
+def worker_from_row(row: models.WorkerState) -> WorkerInfo:
+    """See `worker_row`; what another version of djqueue said besides is left out."""
+    values = {name: getattr(row, name) for name in WORKER[1:]}
+    values["queues"] = None if row.queues is None else tuple(row.queues)
+    values["names"] = tuple(row.names)
+    for name in ("started_at", "seen_at"):
+        values[name] = to_milliseconds(values[name])
+    about = {name: value for name, value in (row.about or {}).items() if name in WorkerInfo._fields}
+    about["jobs"] = tuple(RunningJob(*job) for job in about.get("jobs", ()))
+    return WorkerInfo(row.worker_id, **values, **about)
 
 
 def clean(text: str, limit: int | None = None) -> str:
@@ -272,6 +349,7 @@ def job_from_row(row: Row) -> Job:
         options,
         _unique_key,
         _group,
+        _subject,
         created_at,
         run_at,
         _inbox,
@@ -287,6 +365,7 @@ def job_from_row(row: Row) -> Job:
         error_message,
         traceback,
         progress,
+        items,
     ) = row
     job = Job(
         job_id,
@@ -310,18 +389,31 @@ def job_from_row(row: Row) -> Job:
         job.error = JobError(error_type, error_message, traceback)
     if progress is not None:
         job.progress = decode(bytes(progress), MSGPACK)
+    if items:
+        job.stream = Stream(0, None, items)
     return job
 
 
-def records(alias: str, queue: str, ids: Sequence[str]) -> dict[str, JobRecord]:
-    """Jobs of a queue with all that belongs to them, read from the tables."""
+def mention_of(row: Row) -> Mention:
+    """A job in short, of a row of `MENTION`."""
+    queue, job_id, name, state, created_at, run_at, started_at, finished_at, reason = row
+    if state == State.ACTIVE.value and reason == CANCEL_REQUESTED:
+        reason = ""
+    return Mention(
+        queue, job_id, name, State(state), created_at, run_at, started_at or 0, finished_at or 0, reason
+    )
+
+
+def records(alias: str, queue: str, ids: Sequence[str], *, belongings: bool = True) -> dict[str, JobRecord]:
+    """Jobs of a queue, read from the tables: with all that belongs to them, or their rows alone."""
     found: dict[str, Job] = {}
     for chunk in chunked(ids):
         mine = {"queue": queue, "job_id__in": chunk}
         for row in job_rows(models.Job.objects.using(alias).filter(**mine)):
             job = job_from_row(row)
             found[job.id] = job
-    read_belongings(alias, queue, found)
+    if belongings:
+        read_belongings(alias, queue, found)
     return {job_id: job.record() for job_id, job in found.items()}
 
 
@@ -358,10 +450,3 @@ def chunked(values: Sequence[Any], size: int = 500) -> Iterable[Sequence[Any]]:
 
 def _of(model: type[Model], alias: str) -> QuerySet[Any]:
     return model._default_manager.using(alias)
-
-
-def _expiry(job: Job, keep: Keep) -> int | None:
-    if job.state is not State.COMPLETED and job.state is not State.CANCELLED:
-        return None
-    kept = keep.shorten(job.options.kept)
-    return None if kept is None else job.finished_at + kept

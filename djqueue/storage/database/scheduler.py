@@ -5,25 +5,32 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Unpack
 
 from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import Error, connections
-from django.db.models import F
+from django.db.models import Model
 
 from djqueue import models
 from djqueue.core.clock import Clock
+from djqueue.core.diagnostics import Diagnostics, Line
 from djqueue.core.engine import DEFAULT_POLICY, Engine
-from djqueue.core.errors import StorageError, StorageUnavailableError
+from djqueue.core.errors import ConfigurationError, StorageError, StorageUnavailableError
+from djqueue.core.explain import Explanation
 from djqueue.core.flow import outside
-from djqueue.core.groups import NO_LIMIT
+from djqueue.core.graph import MOST, FlowGraph, Link
+from djqueue.core.groups import NO_LIMIT, GroupWords
 from djqueue.core.job import (
     Batch,
     CancelResult,
     ClaimRequest,
+    Emission,
     EnqueueResult,
     Finished,
     Incident,
+    ItemMark,
+    ItemPage,
     Job,
     JobRecord,
     Outcome,
@@ -31,20 +38,26 @@ from djqueue.core.job import (
 )
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
+from djqueue.core.mentions import MentionPage
+from djqueue.core.metrics import DEFAULT_TIERS, Bucket, Tiers
 from djqueue.core.options import MAX_INTEGER, JobKey
-from djqueue.core.queue import OPTIONAL, QueuePolicy
+from djqueue.core.pages import JobPage
+from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import NO_RETENTION
-from djqueue.core.states import State
+from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.states import REUSABLE, TERMINAL, State
 from djqueue.storage import room
 from djqueue.storage.base import P, T
 from djqueue.storage.engined import WORKER_TTL, EngineStorage
 
-from . import recovery, rows
-from .away import in_one_line
+from . import diagnosis, metrics, recovery, rows
+from .away import in_one_line, named
 from .dialects import Dialect
+from .groups import recorded_modes, row_of
 from .inspector import Inspector
 from .journal import DatabaseJournal, LeaseLost, Waiter
 from .lease import SchedulerLease
+from .metrics import DatabaseMetrics
 from .producer import Found, Inserter, Owner
 
 logger = logging.getLogger("djqueue.scheduler")
@@ -54,6 +67,10 @@ POLL = 1.0
 INBOX_PAGE = 2_000
 PURGE_LIMIT = 1_000
 """Old rows taken away at a time."""
+STEPS = 10
+"""So often, of each kind, in one round of upkeep."""
+LONG_JOBS = 100
+"""Jobs whose attempts, or log lines, are taken away at a time: each may have many."""
 FOREVER = 2**62
 MANY = 10_000
 """Ended jobs that wait to be forgotten: then those who would put that off wait first, but not for long."""
@@ -70,9 +87,11 @@ class SchedulerStorage(EngineStorage):
         lease: SchedulerLease,
         clock: Clock,
         policies: Mapping[str, QueuePolicy] | None = None,
+        limiters: Mapping[str, LimiterPolicy] | None = None,
         cores: int | None = None,
         lost: Callable[[], None] | None = None,
         incidents: Callable[[list[Incident]], None] | None = None,
+        tiers: Tiers = DEFAULT_TIERS,
     ) -> None:
         self._alias = dialect.alias
         self._dialect = dialect
@@ -93,22 +112,31 @@ class SchedulerStorage(EngineStorage):
             for name, policy in (policies or {}).items()
             if policy.retention is not NO_RETENTION
         }
-        self._journal = DatabaseJournal(dialect, lease.hold, self._written, lost or _nothing, self._retention)
+        self._journal = DatabaseJournal(
+            dialect, lease.hold, self._written, lost or _nothing, self._retention, clock
+        )
+        self._tiers = tiers
+        self.metrics = DatabaseMetrics(self._alias, self._journal)
         self.engine = Engine(
             clock=clock,
             journal=self._journal,
             policies=policies,
             default_policy=DEFAULT_POLICY,
+            limiters=limiters,
             keep_finished=False,
             cores=cores,
             incidents=incidents,
         )
+        self._seen: dict[tuple[str, State, str], tuple[int, int]] = {}
+        """Up to which ended job (its end, its row's number) attempts, log lines or items are taken away."""
         self._taken: set[int] = set()
         """Numbers of rows that were taken in, and of which the tables may not know it yet."""
         self._recorded: set[str] = set()
-        """Queues whose mode this process has written down."""
+        """Queues whose mode is recorded."""
         self._is_open = False
         """Whether this is the scheduler, with all that is alive, and not for a moment with some jobs."""
+        self._ticked_at: int | None = None
+        """When this last did what time does: UTC milliseconds."""
         self._closing = threading.Event()
         self._arrived = threading.Event()
         self._inbox_thread = threading.Thread(target=self._watch_inbox, name="djqueue-inbox", daemon=True)
@@ -117,9 +145,11 @@ class SchedulerStorage(EngineStorage):
 
     def open(self) -> dict[str, int]:
         """Load everything that is alive, and begin to write; returns how much it was."""
-        recovery.agree(self._alias, self.engine)
+        self._recorded |= recovery.agree(self._alias, self.engine)
+        self._journal.book.open(self._held)
         self._journal.start()
         self._is_open = True
+        recovery.note_kept(self._alias, self.engine)
         counts = recovery.recover(self._alias, self.engine, self._journal, self._take_in_all, self._knowing)
         self._inbox_thread.start()
         return counts
@@ -137,7 +167,10 @@ class SchedulerStorage(EngineStorage):
         self._arrived.set()
         if self._inbox_thread.is_alive():
             self._inbox_thread.join()
-        self._journal.close()
+        try:
+            self.note_totals()
+        finally:
+            self._journal.close()
 
     def describe(self) -> str:
         """See `Storage.describe`."""
@@ -158,8 +191,12 @@ class SchedulerStorage(EngineStorage):
     def enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `enqueue`; never waits for room."""
         for batch in batches:
-            self._record_mode(batch)
-        if connections[self._alias].in_atomic_block and not all(_detached(batch) for batch in batches):
+            self.engine.policy(batch.queue).check_batch(batch)
+        if not connections[self._alias].in_atomic_block:
+            for batch in batches:
+                self._agree(batch.queue)
+        elif not all(_detached(batch) for batch in batches):
+            # Modes are looked at when it is taken in: who reads first in a transaction may fail to write.
             return self._inserter.insert(batches, self._arrived.set)
         self._check()
         results = self._accept(batches)
@@ -172,6 +209,16 @@ class SchedulerStorage(EngineStorage):
             self._take_back(results, error)
         return results
 
+    def enqueue_written(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """See `enqueue_at_once`; when it returns the jobs are committed, as those of another process are."""
+        results = self.enqueue_at_once(batches)
+        if not _durable(batches):
+            try:
+                self._journal.sync()
+            except (Error, OSError, StorageUnavailableError) as error:
+                self._take_back(results, error)
+        return results
+
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `enqueue`."""
         if self.engine.may_block:
@@ -181,10 +228,11 @@ class SchedulerStorage(EngineStorage):
         return await self._enqueue_soon(batches)
 
     async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        if not _simple(batches) or _called_by_sync_code():
+        is_new = any(batch.queue not in self._recorded for batch in batches)
+        if is_new or not _simple(batches) or _called_by_sync_code():
             return await self.acall(self.enqueue_at_once, batches)
         for batch in batches:
-            self._record_mode(batch)
+            self.engine.policy(batch.queue).check_batch(batch)
         await self._acheck()
         results = self.engine.enqueue(batches)
         try:
@@ -259,26 +307,65 @@ class SchedulerStorage(EngineStorage):
             f"the database {self._alias!r} could not write: {in_one_line(error)}; nothing was enqueued{but}"
         ) from error
 
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        """See `Storage.emit`. Whoever sends faster than is written waits; what is sent again is known."""
+        self._check()
+        accepted = self.engine.emit(emissions)
+        if self._journal.has_many_items():
+            self._flush()
+        return accepted
+
     # Reads: what has ended is in the tables, once the journal is.
 
     def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
         """See `Storage.jobs`."""
+        self._take_successors(queue, ids)
         with self._identity:
             found = self.engine.jobs(queue, ids)
             missing = [job_id for job_id, record in zip(ids, found, strict=True) if record is None]
             if missing:
-                there = rows.records(self._alias, queue, missing)
+                there = {
+                    job_id: record
+                    for job_id, record in rows.records(self._alias, queue, missing).items()
+                    if not self._journal.is_gone((queue, job_id, record.created_at))
+                }
                 found = [record or there.get(job_id) for job_id, record in zip(ids, found, strict=True)]
         return found
 
+    def items(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        """See `Storage.items`."""
+        with self._identity:
+            found = self.engine.items(queue, marks)
+            missing = [mark for mark, page in zip(marks, found, strict=True) if page is None]
+            there = iter(self._inspector.items(queue, missing, self._clock.now()))
+            return [next(there) if page is None else page for page in found]
+
     def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
         """See `Storage.states`."""
+        self._take_successors(queue, ids)
         with self._identity:
             found = self.engine.states(queue, ids)
             missing = [job_id for job_id, state in zip(ids, found, strict=True) if state is None]
             if missing:
-                there = dict(zip(missing, self._inspector.states(queue, missing), strict=True))
+                there = self._states_in_tables(queue, missing)
                 found = [state or there.get(job_id) for job_id, state in zip(ids, found, strict=True)]
+        return found
+
+    def _states_in_tables(self, queue: str, ids: Sequence[str]) -> dict[str, State]:
+        """Without those of jobs that are gone, and are only to be deleted there."""
+        found = {}
+        for chunk in rows.chunked(ids):
+            mine = self._all(queue).filter(job_id__in=chunk)
+            for job_id, state, created_at in rows.raw_values(mine, ("job_id", "state", "created_at")):
+                if not self._journal.is_gone((queue, job_id, created_at)):
+                    found[job_id] = State(state)
+        return found
+
+    def settled(self, queue: str, ids: Sequence[str], believed: Sequence[State | None]) -> list[State | None]:
+        """As `states`; where they are not what the caller believed, the tables have them, too, by then."""
+        found = self.states(queue, ids)
+        if found != list(believed):
+            self._flush()
         return found
 
     def counts(self, queue: str) -> dict[State, int]:
@@ -288,6 +375,69 @@ class SchedulerStorage(EngineStorage):
             counts = self.engine.counts(queue)
             kept = self._inspector.counts(queue, recovery.ENDED)
         return {**counts, **{state: kept.get(state, 0) for state in recovery.ENDED}}
+
+    def explain(self, queue: str, id: str) -> Explanation | None:
+        """See `Storage.explain`."""
+        found = super().explain(queue, id)
+        if found is None:
+            with self._knowing([(queue, id)]):
+                found = super().explain(queue, id)
+        return found
+
+    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+        """See `Storage.flow`."""
+        self._take_successors(queue, [id])
+        return super().flow(queue, id, limit)
+
+    def links(self, keys: Sequence[JobKey], most: int) -> Mapping[JobKey, Link]:
+        """See `EngineStorage.links`."""
+        with self._identity:
+            found = self.engine.links(keys, most)
+            missing = [key for key in keys if key not in found]
+            if missing:
+                for key, one in self._inspector.links(missing).items():
+                    if not self._journal.is_gone((*key, one.node.created_at)):
+                        waiting = (*self.engine.dependents(key, most), *one.dependents)
+                        found[key] = one._replace(dependents=waiting)
+        return found
+
+    def series(
+        self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False
+    ) -> list[Bucket]:
+        """See `Storage.series`."""
+        self._flush()
+        return super().series(queues, start, end, step, by_name)
+
+    def cursor_page(
+        self, queue: str, state: State, limit: int, cursor: str | None = None, newest_first: bool = True
+    ) -> JobPage:
+        """See `Storage.cursor_page`."""
+        self._flush()
+        return self._inspector.cursor_page(queue, state, limit, cursor, newest_first=newest_first)
+
+    def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
+        """See `Storage.find`."""
+        self._flush()
+        return self._inspector.find(id, self.queues() if queues is None else queues)
+
+    def about(
+        self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
+    ) -> MentionPage:
+        """See `Storage.about`."""
+        self._flush()
+        return self._inspector.about(subject, limit, cursor, queues)
+
+    def diagnostics(self) -> Diagnostics:
+        """See `Storage.diagnostics`."""
+        now = self._clock.now()
+        names = self.engine.queues()
+        journal = self._journal
+        lines = [
+            Line("storage.queues", "Storage", "queues", f"{len(names):,}"),
+            *diagnosis.of_database(self._alias, now),
+            *diagnosis.of_journal(journal.backlog, journal.flushed_at, self._ticked_at, now),
+        ]
+        return Diagnostics("database", now, lines)
 
     def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
         """See `Storage.page`."""
@@ -326,6 +476,17 @@ class SchedulerStorage(EngineStorage):
         with self._knowing((queue, job_id) for job_id in ids):
             return self.engine.update(queue, ids, priority, payload)
 
+    def revise(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        """See `Storage.revise`."""
+        self._check()
+        if self._is_open and self._journal.is_full():
+            self._journal.wait_for_room()
+        # One transaction: a job that waits again has its new payload, whoever dies when.
+        with self._knowing([(queue, id)]), self._journal.together():
+            answer = self.engine.revise(queue, id, payload, old, retry=retry)
+        self._flush()
+        return answer
+
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """See `Storage.move`."""
         self._check()
@@ -343,7 +504,10 @@ class SchedulerStorage(EngineStorage):
         if self._is_open and self._journal.is_full():
             self._journal.wait_for_room()
         with self._knowing((queue, job_id) for job_id in ids):
-            return self.engine.retry(queue, ids, dry_run=dry_run)
+            answers = self.engine.retry(queue, ids, dry_run=dry_run)
+        # To a producer elsewhere, who sees the tables, the ids are not to be free any more.
+        self._flush()
+        return answers
 
     def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
         """See `Storage.remove`."""
@@ -387,6 +551,7 @@ class SchedulerStorage(EngineStorage):
         removed += self._clean_ended(queue, frozenset(recovery.ENDED), FOREVER, None)
         # The queue itself, which has come back with the last of its jobs.
         removed += max(0, self.engine.obliterate(queue))
+        self.metrics.forget(queue)
         self._flush()
         return removed
 
@@ -418,13 +583,13 @@ class SchedulerStorage(EngineStorage):
             self._pins += 1
             try:
                 found = recovery.find(self._alias, self.engine, self._journal, keys)
-                self.engine.restore(found.ended)
+                self.engine.restore(found.ended, kept=True)
                 self._forgettable += found.ended
             except BaseException:
                 self._unpin()
                 raise
         try:
-            self._take(found.arrived)
+            self._take_found(found.arrived)
             yield
         finally:
             with self._identity:
@@ -460,10 +625,10 @@ class SchedulerStorage(EngineStorage):
         self.engine.set_limits(queue, rate, concurrency)
         self._keep_queue(queue)
 
-    def set_group_limit(self, queue: str, group: str | None, concurrency: int | None) -> None:
+    def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
         """See `Storage.set_group_limit`."""
         self._check()
-        self.engine.set_group_limit(queue, group, concurrency)
+        self.engine.set_group_limit(queue, group, **said)
         self._keep_group(queue, group)
 
     def pause_group(self, queue: str, group: str) -> None:
@@ -478,24 +643,43 @@ class SchedulerStorage(EngineStorage):
         self.engine.resume_group(queue, group)
         self._keep_group(queue, group)
 
-    def _record_mode(self, batch: Batch) -> None:
-        policy = self.engine.policy(batch.queue)
-        policy.check_batch(batch)
-        if policy.group_mode != OPTIONAL and batch.queue not in self._recorded:
-            self._recorded.add(batch.queue)
-            self._note_group(batch.queue, None)
+    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+        """See `Storage.set_limiter`."""
+        self._check()
+        self.engine.set_limiter(name, rate, concurrency)
+        policy = self.engine.limiter(name).policy
+        row = None
+        if (rate, concurrency) != (policy.rate, policy.concurrency):
+            capacity, per = (rate.capacity, rate.per) if rate is not None else (None, None)
+            row = (name, capacity, per, None if concurrency is None else min(concurrency, MAX_INTEGER))
+        # Else the settings may say something else after the next start.
+        self._journal.limiter_changed(name, row)
+        self._flush()
+
+    def _agree(self, queue: str) -> None:
+        """See that the queue is used in the mode recorded with it; record it if none is.
+
+        Raises ConfigurationError.
+        """
+        if queue in self._recorded:
+            return
+        with named(self._alias):
+            mode = recorded_modes(self._alias, queue=queue).get(queue)
+        if mode is not None:
+            self.engine.policy(queue).check_mode(queue, mode)
+        else:
+            self._note_group(queue, None)
+        self._recorded.add(queue)
 
     def _keep_group(self, queue: str, group: str | None) -> None:
+        self._agree(queue)
         self._note_group(queue, group)
         self._flush()
 
     def _note_group(self, queue: str, group: str | None) -> None:
         said = self.engine.group_limits(queue).get(group, NO_LIMIT)
-        mode = self.engine.policy(queue).group_mode if group is None else OPTIONAL
-        key = (queue, group or "")
-        is_nothing = said == NO_LIMIT and mode == OPTIONAL
-        row = None if is_nothing else (*key, *said, "" if mode == OPTIONAL else mode)
-        self._journal.group_changed(key, row)
+        mode = self.engine.policy(queue).group_mode if group is None else ""
+        self._journal.group_changed((queue, group or ""), row_of(queue, group, said, mode))
 
     def _keep_queue(self, queue: str) -> None:
         rate, concurrency = self.engine.limits(queue)
@@ -511,10 +695,11 @@ class SchedulerStorage(EngineStorage):
 
     # Workers.
 
-    def register_worker(self, info: WorkerInfo) -> None:
+    def register_worker(self, info: WorkerInfo) -> tuple[str, ...]:
         """See `Storage.register_worker`."""
-        self.engine.register_worker(info)
+        told = self.engine.register_worker(info)
         self._journal.worker_seen(info.id, info._replace(seen_at=self._clock.now()))
+        return told
 
     def unregister_worker(self, worker_id: str) -> None:
         """See `Storage.unregister_worker`."""
@@ -527,43 +712,116 @@ class SchedulerStorage(EngineStorage):
         """See `Storage.maintain`."""
         self._check()
         swept = super().maintain()
-        self._flush()
-        return swept._replace(removed=swept.removed + self._purge())
-
-    def _purge(self) -> int:
-        """Rows whose time is over."""
+        self._ticked_at = self._clock.now()
         now = self._clock.now()
-        removed = 0
-        old = self._all().filter(expires_at__lte=now, state__in=recovery.ENDED)
-        keys: dict[str, list[str]] = {}
-        for queue, job_id in old.order_by("expires_at").values_list("queue", "job_id")[:PURGE_LIMIT]:
-            keys.setdefault(queue, []).append(job_id)
-        for queue, ids in keys.items():
-            removed += sum(self._remove(queue, ids))
-        if removed:
-            self._flush()
-        removed += sum(self._trim(queue, state) for queue in self._retention for state in recovery.ENDED)
-        results = models.JobResult.objects.using(self._alias).filter(expires_at__lte=now)
-        numbers = list(results.values_list("id", flat=True)[:PURGE_LIMIT])
-        if numbers:
-            models.JobResult.objects.using(self._alias).filter(id__in=numbers).delete()
+        self._flush()
+        return swept._replace(removed=swept.removed + self._purge(now))
+
+    def _purge(self, now: int) -> int:
+        """Rows whose time is over, and those above what queues keep."""
+        removed = self._in_steps(lambda: self._purge_jobs(now))
+        for queue, retention in self._retention.items():
+            if retention.counts:
+                if self.engine.put_off(queue):
+                    self._flush()  # what is held does not count
+                for state in recovery.ENDED:
+                    removed += self._in_steps(partial(self._trim, queue, state))
+                self._in_steps(partial(self._trim_results, queue))
+            kinds: tuple[tuple[type[Model], int | None, Iterable[State]], ...] = (
+                (models.JobAttempt, retention.attempts.age, TERMINAL),
+                (models.JobLog, retention.logs.age, TERMINAL),
+                (models.JobItem, retention.results.age, (State.COMPLETED,)),
+            )
+            for model, age, states in kinds:
+                for state in states if age is not None else ():
+                    self._in_steps(partial(self._forget_belongings, queue, state, model, now - (age or 0)))
+        self._in_steps(lambda: self._purge_results(now))
+        metrics.purge(self._alias, self._tiers, now, PURGE_LIMIT)
         models.WorkerState.objects.using(self._alias).filter(seen_at__lte=now - WORKER_TTL).delete()
         return removed
 
+    def _in_steps(self, step: Callable[[], int]) -> int:
+        """Do it again as long as there may be more, but not for ever; in between others have their turn."""
+        done = 0
+        for _ in range(STEPS):
+            part = step()
+            done += part
+            if not part:
+                break
+        return done
+
+    def _purge_jobs(self, now: int) -> int:
+        old = self._all().filter(expires_at__lte=now, state__in=recovery.ENDED)
+        found = list(old.order_by("expires_at").values_list("queue", "job_id")[:PURGE_LIMIT])
+        removed = sum(sum(self._remove(queue, ids)) for queue, ids in self._free(found).items())
+        if removed:
+            self._flush()
+        return removed
+
+    def _free(self, found: Iterable[JobKey]) -> dict[str, list[str]]:
+        """By queue, the ended jobs that are not kept for others; the ends of these are put off."""
+        keys: dict[str, list[str]] = {}
+        for queue, job_id in found:
+            keys.setdefault(queue, []).append(job_id)
+        for queue, ids in keys.items():
+            if needed := self.engine.put_off(queue, ids):
+                keys[queue] = [job_id for job_id in ids if job_id not in needed]
+                # Else the next look would find the same rows.
+                self._flush()
+        return keys
+
     def _trim(self, queue: str, state: State) -> int:
         """Forget some of the records above what a queue keeps of one outcome."""
-        most = self._retention[queue].of(state).count
-        if most is None:
-            return 0
-        there = self._all(queue).filter(state=state.value)
-        surplus = there.count() - most
-        if surplus <= 0:
-            return 0
-        first = there.order_by(F("expires_at").asc(nulls_last=True), "finished_at", "id")
-        ids = list(first.values_list("job_id", flat=True)[: min(surplus, PURGE_LIMIT)])
-        removed = sum(self._remove(queue, ids))
-        self._flush()
+        surplus = self._journal.book.surplus(queue, state, PURGE_LIMIT)
+        free = self._free((queue, job_id) for job_id in surplus)
+        removed = sum(sum(self._remove(queue, ids)) for ids in free.values() if ids)
+        if removed:
+            self._flush()
         return removed
+
+    def _trim_results(self, queue: str) -> int:
+        return self._forget_results(self._journal.book.surplus_results(queue, PURGE_LIMIT))
+
+    def _purge_results(self, now: int) -> int:
+        old = models.JobResult.objects.using(self._alias).filter(expires_at__lte=now).order_by("expires_at")
+        due = [tuple(row) for row in rows.raw_values(old[:PURGE_LIMIT], ("queue", "job_id", "completed_at"))]
+        return self._forget_results(due)
+
+    def _forget_results(self, due: Sequence[tuple[str, str, int]]) -> int:
+        """Take away results, by queue, id and end of their jobs; not those that are kept for others."""
+        free = self._free(row[:2] for row in due)
+        named = {(queue, job_id) for queue, ids in free.items() for job_id in ids}
+        found = [row for row in due if row[:2] in named]
+        if found:
+            self._journal.results_over(found)
+            self._flush()
+        return len(found)
+
+    def _forget_belongings(self, queue: str, state: State, model: type[Model], before: int) -> int:
+        """Take away the attempts, log lines or items of some of the jobs that ended before a time."""
+        place = (queue, state, model.__name__)
+        seen = self._seen.get(place, (0, 0))
+        if seen[0] > before:
+            seen = (0, 0)  # the clock was set back
+        old = self._all(queue).filter(state=state.value, finished_at__gte=seen[0], finished_at__lte=before)
+        old = old.exclude(finished_at=seen[0], id__lte=seen[1]).order_by("finished_at", "id")
+        page = list(rows.raw_values(old[:LONG_JOBS], ("job_id", "finished_at", "id")))
+        if page:
+            ids = [job_id for job_id, *_ in page]
+            if state is State.FAILED:
+                ids = self.engine.forget_belongings(queue, ids, logs=model is models.JobLog)
+            with self._held():
+                self._dialect.delete(model, rows.KEY, [(queue, job_id) for job_id in ids])
+            self._seen[place] = page[-1][1:]
+        return len(page)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """A transaction of the scheduler's. Raises LeaseLost if this process is that no more."""
+        self._dialect.tune()
+        with self._dialect.transaction():
+            self._lease.hold()
+            yield
 
     # The inbox.
 
@@ -615,8 +873,34 @@ class SchedulerStorage(EngineStorage):
                 if job.state is State.WAITING:
                     # Its producer's clock may be a little ahead.
                     job.run_at = min(job.run_at, now)
+            for queue in {job.queue for job in new.values()} - self._recorded:
+                try:
+                    self._agree(queue)
+                except ConfigurationError as error:
+                    # Its jobs are there: they run, and the next start is refused.
+                    logger.error("%s", error)
+                    self._recorded.add(queue)
             self.engine.accept(new.values())
             self._taken.update(new)
+
+    def _take_found(self, jobs: Mapping[int, Job]) -> None:
+        """As `_take`, for rows that were read while others could take them in: what came of them may have
+        ended since.
+        """
+        if not jobs:
+            return
+        with self._inbox:
+            left = recovery.left_in_inbox(self._alias, jobs)
+            self._take({number: job for number, job in jobs.items() if number in left})
+
+    def _take_successors(self, queue: str, ids: Sequence[str]) -> None:
+        """Take in what has the id of a job that failed or was cancelled: to its producer it is there."""
+        if not self._is_open:
+            return
+        states = zip(ids, self.engine.states(queue, ids), strict=True)
+        ended = [job_id for job_id, state in states if state in REUSABLE]
+        if ended:
+            self._take_found(recovery.succeeding(self._alias, queue, ended))
 
     # Inside.
 
@@ -655,6 +939,11 @@ class _EngineInserter(Inserter):
     def find_owners(self, queue: str, key: str) -> list[Owner]:
         """See `Inserter`."""
         return [(job.id, job.state) for job in self._storage.engine.unique_owners(queue, key)]
+
+    def have_ended(self, queue: str, ids: Sequence[str]) -> set[str]:
+        """See `Inserter`."""
+        states = self._storage.engine.states(queue, ids)
+        return {job_id for job_id, state in zip(ids, states, strict=True) if state in TERMINAL}
 
 
 def _simple(batches: Sequence[Batch]) -> bool:

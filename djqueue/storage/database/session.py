@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from djqueue.core.errors import DjqueueError, SerializationError, StorageError
@@ -26,14 +27,17 @@ logger = logging.getLogger("djqueue.server")
 VERBS = frozenset(
     {
         "enqueue_at_once",
+        "enqueue_written",
         "finish",
         "renew",
         "report",
+        "emit",
         "cancel",
         "promote",
         "move",
         "reschedule",
         "update",
+        "revise",
         "retry",
         "remove",
         "queues",
@@ -45,11 +49,25 @@ VERBS = frozenset(
         "pause_group",
         "resume_group",
         "group_limits",
+        "set_limiter",
+        "limiter_state",
         "clean",
         "obliterate",
         "jobs",
+        "items",
         "states",
+        "settled",
         "counts",
+        "overview",
+        "explain",
+        "groups",
+        "flow",
+        "record_runs",
+        "about",
+        "cursor_page",
+        "diagnostics",
+        "find",
+        "series",
         "waiting_names",
         "page",
         "dead_letters",
@@ -57,12 +75,17 @@ VERBS = frozenset(
         "register_worker",
         "unregister_worker",
         "workers",
+        "steer_worker",
+        "keep_dump",
+        "worker_dump",
         "maintain",
     }
 )
-AT_ONCE = frozenset({"renew", "report", "register_worker", "unregister_worker"})
+AT_ONCE = frozenset(
+    {"renew", "report", "register_worker", "unregister_worker", "steer_worker", "keep_dump", "worker_dump"}
+)
 """Verbs that wait for nothing."""
-SUBSCRIPTIONS = frozenset({"subscribe", "listen", "unsubscribe"})
+SUBSCRIPTIONS = frozenset({"subscribe", "listen", "follow_worker", "unsubscribe"})
 FIRST_FRAME = 5.0
 """Seconds within which a client has to show its token."""
 MAX_TOKEN_FRAME = 4_096
@@ -168,6 +191,9 @@ class Session:
             storage = self._server.storage
             if verb == "listen":
                 self._subscriptions[number] = storage.listen(args[1], lambda: self._wake(number))
+            elif verb == "follow_worker":
+                wake = partial(self._wake, number)
+                self._subscriptions[number] = storage.follow_worker(args[1], wake)
             elif verb == "subscribe":
                 _, queue, job_id = args
                 self._subscriptions[number] = storage.subscribe(

@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 
 from djqueue.core.clock import Clock
+from djqueue.core.diagnostics import Diagnostics, Line
 from djqueue.core.errors import (
     ConfigurationError,
     SchedulerRunningError,
@@ -19,7 +20,9 @@ from djqueue.core.errors import (
     StorageUnavailableError,
 )
 from djqueue.core.job import Batch
+from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import LimiterPolicy
 from djqueue.storage.base import P, Storage, T
 
 from .address import default_address, parse_address
@@ -44,6 +47,7 @@ class DatabaseStorage(Storage):
     address: of the scheduler's socket: `unix:///path` or `tcp://host:port`; else a Unix domain socket
         that only this user can open.
     token: what clients of a TCP address have to show.
+    metrics: for how long they are kept.
     sql: `auto` uses the fast statements of SQLite and PostgreSQL; `orm` the ORM alone.
 
     `connect` makes this process the scheduler; without it, it is a client.
@@ -61,8 +65,10 @@ class DatabaseStorage(Storage):
         token: str | None = None,
         sql: str = "auto",
         policies: Mapping[str, QueuePolicy] | None = None,
+        limiters: Mapping[str, LimiterPolicy] | None = None,
         clock: Clock | None = None,
         cores: int | None = None,
+        metrics: Tiers = DEFAULT_TIERS,
     ) -> None:
         if database not in connections:
             raise ConfigurationError(f"DATABASE: {database!r} is not in DATABASES")
@@ -74,10 +80,12 @@ class DatabaseStorage(Storage):
         self._address = parse_address(address) if address else default_address(database)
         self._token = token
         self._policies = policies
+        self._limiters = limiters
         self._cores = cores
+        self._metrics = metrics
         self._clock: Clock = clock or DatabaseClock(database)
         self._dialect = dialect_for(database, orm=sql == "orm")
-        self._client = ClientStorage(self._dialect, self._clock, token, policies, self.told)
+        self._client = ClientStorage(self._dialect, self._clock, token, policies, limiters, self.told)
         self._active: Storage = self._client
         self._lease: SchedulerLease | None = None
         self._server: Server | None = None
@@ -131,6 +139,14 @@ class DatabaseStorage(Storage):
         where = f" at {settings['HOST']}" if settings.get("HOST") else ""
         return f"database {self._alias!r} ({vendor}{where}: {settings['NAME']})"
 
+    def diagnostics(self) -> Diagnostics:
+        """See `Storage.diagnostics`."""
+        with named(self._alias):
+            found = self._active.diagnostics()
+        return found._replace(
+            lines=[Line("storage.where", "Storage", "where", self.describe()), *found.lines]
+        )
+
     @property
     def alias(self) -> str:
         """Of the database, in `DATABASES`."""
@@ -167,9 +183,11 @@ class DatabaseStorage(Storage):
             lease,
             self._clock,
             self._policies,
+            self._limiters,
             self._cores,
             lost=self._lost,
             incidents=self.told,
+            tiers=self._metrics,
         )
         server = None
         try:
@@ -272,9 +290,9 @@ def _like(name: str, method: Any) -> Any:
 
 
 # Every other verb is that of what this process is at the moment.
-for _name in sorted(Storage.__abstractmethods__ - {"describe"} | {"claim"}):
+for _name in sorted(Storage.__abstractmethods__ - {"describe", "diagnostics"} | {"claim"}):
     setattr(DatabaseStorage, _name, _delegate(_name))
-for _name in ("aenqueue", "afinish", "ajobs"):
+for _name in ("aenqueue", "afinish", "ajobs", "aitems"):
     setattr(DatabaseStorage, _name, _async_delegate(_name))
 DatabaseStorage.__abstractmethods__ = frozenset()
 

@@ -16,11 +16,19 @@ import msgpack
 
 from djqueue.codecs import MSGPACK, decode, encode
 from djqueue.core import job as records
+from djqueue.core.diagnostics import Diagnostics, Line
 from djqueue.core.errors import SerializationError
-from djqueue.core.groups import GroupLimit
+from djqueue.core.explain import Dependency, Explanation, Holder
+from djqueue.core.graph import FlowEdge, FlowGraph, FlowNode
+from djqueue.core.groups import GroupLimit, GroupOverview
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
+from djqueue.core.mentions import Mention, MentionPage
+from djqueue.core.metrics import Bucket, Histogram, RunStats
 from djqueue.core.options import JobOptions
+from djqueue.core.overview import GroupsOverview, Overview, QueueOverview, Totals
+from djqueue.core.pages import JobPage
+from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
 
 LENGTH = struct.Struct(">I")
@@ -51,6 +59,31 @@ RECORDS: tuple[type, ...] = (
     Swept,
     records.LetterPage,
     GroupLimit,
+    LimiterState,
+    records.Emission,
+    records.ItemMark,
+    records.ItemPage,
+    Totals,
+    QueueOverview,
+    Overview,
+    Dependency,
+    Holder,
+    Explanation,
+    Histogram,
+    RunStats,
+    Bucket,
+    JobPage,
+    Line,
+    Diagnostics,
+    Mention,
+    MentionPage,
+    records.RunningJob,
+    records.WorkerDump,
+    GroupOverview,
+    GroupsOverview,
+    FlowNode,
+    FlowEdge,
+    FlowGraph,
 )
 """Named tuples; one's place here is its code on the wire, so new ones go to the end."""
 VALUES = (datetime, date, time, timedelta, Decimal, UUID)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from djqueue.core.errors import StorageError
+from djqueue.core.groups import GroupLimit
 from djqueue.core.job import DeadLetter, JobRecord
 from djqueue.core.limiter import Rate
 
@@ -53,6 +54,10 @@ class Controls(NamedTuple):
     limited: bool
     rate: Rate | None
     concurrency: int | None
+    said: int
+    """How often groups were told something."""
+    groups: dict[str | None, GroupLimit] | None
+    """What, under None to all; None if it was read before."""
 
 
 class Reading(NamedTuple):
@@ -126,13 +131,14 @@ class Changes:
 
     # The stream.
 
-    def next(self, queue: str) -> Reading:
-        """What has changed; the same again until it is acknowledged."""
-        call = Call(script("changes"), self._keys(queue), [ENTRIES], lane=False)
-        word, before, after, told, found = self._run(_asked(call))
+    def next(self, queue: str, said: int | None = None) -> Reading:
+        """What has changed; the same again until it is acknowledged. said: as it was read before."""
+        arguments = [ENTRIES, b"" if said is None else said]
+        call = Call(script("changes"), self._keys(queue), arguments, lane=False)
+        word, before, after, told, found, *groups = self._run(_asked(call))
         ids = dict.fromkeys(job_id for _, packed in found for job_id in unpack(packed))
         entries = [entry for entry, _ in found]
-        return Reading(text(word), before, after, entries, list(ids), _controls(told))
+        return Reading(text(word), before, after, entries, list(ids), _controls(told, *groups))
 
     def acknowledge(self, queue: str, entries: Sequence[bytes]) -> None:
         """Have these not given again."""
@@ -205,8 +211,9 @@ def _asked(call: Call | Command) -> Steps[Any]:
     return answer
 
 
-def _controls(told: Sequence[bytes | None]) -> Controls:
+def _controls(told: Sequence[bytes | None], said: bytes, groups: Any) -> Controls:
     paused, limited, capacity, per, concurrency = told
     rate = Rate(int(capacity), int(per)) if capacity and per else None
     most = int(concurrency) if concurrency else None
-    return Controls(paused is not None, limited is not None, rate, most)
+    limits = None if groups is None else records.group_limits(groups)
+    return Controls(paused is not None, limited is not None, rate, most, int(said), limits)

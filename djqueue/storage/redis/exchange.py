@@ -22,6 +22,9 @@ from .connections import Connections
 AT_HAND = 8
 """Idle connections that do not go back to the pool: as many callers as there are likely to be at once."""
 
+READS = 500
+"""Requests that are sent before their answers are read."""
+
 Words = Sequence[Any]
 
 
@@ -50,6 +53,48 @@ class Exchange:
         with self.connection(client) as connection:
             connection.send_packed_command([pack_command(tuple(words))], check_health=False)
             return connection.read_response()
+
+    def ask_many(self, requests: Sequence[Words]) -> list[Any]:
+        """Calls of scripts, or commands, that change nothing: to each server all that it has the keys of.
+
+        An answer may be one of redis-py's errors.
+        """
+        answers: list[Any] = [redis.ConnectionError("not asked")] * len(requests)
+        for pool, places in self._by_server(requests):
+            for start in range(0, len(places), READS):
+                some = places[start : start + READS]
+                try:
+                    self._ask_some(pool, requests, some, answers)
+                except redis.RedisError as error:
+                    answers[some[0]] = error  # as for those that were not answered
+        return answers
+
+    def _by_server(self, requests: Sequence[Words]) -> list[tuple[Any, list[int]]]:
+        client: Any = self._connections.sync()
+        if not self._connections.is_cluster:
+            return [(None, list(range(len(requests))))]
+        found: dict[Any, tuple[Any, list[int]]] = {}
+        for place, words in enumerate(requests):
+            try:
+                key = words[3] if words[0] == b"EVALSHA" else words[1]
+                node = client.get_node_from_key(key)
+            except errors.SlotNotCoveredError:
+                continue
+            if node is not None and node.redis_connection is not None:
+                found.setdefault(node.name, (node.redis_connection.connection_pool, []))[1].append(place)
+        return list(found.values())
+
+    def _ask_some(
+        self, pool: Any, requests: Sequence[Words], places: Sequence[int], answers: list[Any]
+    ) -> None:
+        packed = [pack_command(tuple(requests[place])) for place in places]
+        with self.connection() if pool is None else _from(pool) as connection:
+            connection.send_packed_command([b"".join(packed)], check_health=False)
+            for place in places:
+                try:
+                    answers[place] = connection.read_response()
+                except redis.ResponseError as error:
+                    answers[place] = error
 
     @contextmanager
     def connection(self, client: Any = None) -> Iterator[Any]:
@@ -137,3 +182,16 @@ class Exchange:
             return await connection.read_response(timeout=math.inf)
         except redis.ResponseError as error:
             return error
+
+
+@contextmanager
+def _from(pool: Any) -> Iterator[Any]:
+    """A connection of a cluster's node, for one caller, who reads all that it asks for."""
+    connection = pool.get_connection()
+    try:
+        yield connection
+    except BaseException:
+        connection.disconnect()
+        raise
+    finally:
+        pool.release(connection)

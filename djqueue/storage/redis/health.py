@@ -54,11 +54,9 @@ def findings(connections: Connections) -> list[Finding]:
     """What is to be said of every master. Raises nothing."""
     found: dict[Finding, list[str]] = {}
     try:
-        for where, connection in _masters(connections):
-            try:
-                server = _look(connection)
-            except (redis.RedisError, OSError) as error:
-                found.setdefault(away(error), []).append(where)
+        for where, server in servers(connections):
+            if isinstance(server, Exception):
+                found.setdefault(away(server), []).append(where)
                 continue
             for finding in _of_server(server):
                 found.setdefault(finding, []).append(where)
@@ -67,6 +65,19 @@ def findings(connections: Connections) -> list[Finding]:
     return [
         finding._replace(text=f"{', '.join(places)}: {finding.text}") for finding, places in found.items()
     ]
+
+
+def servers(connections: Connections) -> Iterator[tuple[str, Server | Exception]]:
+    """Where each master is, and what it says of itself, or why it cannot be asked.
+
+    Raises a RedisError, OSError or StorageError if nobody knows where they are.
+    """
+    for where, connection in _masters(connections):
+        try:
+            server: Server | Exception = _look(connection)
+        except (redis.RedisError, OSError) as error:
+            server = error
+        yield where, server
 
 
 def lease_findings(options: RedisOptions, policies: Mapping[str, QueuePolicy]) -> list[Finding]:
@@ -170,7 +181,7 @@ def _of_server(server: Server) -> Iterator[Finding]:
     if info is not None and _is_old(info):
         yield _too_old(info)
         return
-    known = {**_from_info(info or {}), **(config or {})}
+    known = {**from_info(info or {}), **(config or {})}
     if info is None:
         yield _unseen("INFO", "its version")
     missing = [name for name in SETTINGS if name not in known]
@@ -181,7 +192,7 @@ def _of_server(server: Server) -> Iterator[Finding]:
     yield from _times(known)
 
 
-def _from_info(info: Mapping[str, str]) -> dict[str, str]:
+def from_info(info: Mapping[str, str]) -> dict[str, str]:
     """Settings that INFO tells as well."""
     found = {}
     if "maxmemory_policy" in info:

@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 _ESCAPED = {ord("%"): "%25", ord("{"): "%7B", ord("}"): "%7D"}
-RESULT, LOG_LINES, LANE, GONE = "r", "l", "lane", "gone"
+RESULT, LOG_LINES, ITEMS, LANE, GONE = "r", "l", "i", "lane", "gone"
 
 
 class QueueKeys:
@@ -37,6 +37,10 @@ class QueueKeys:
         """The list of a job's log lines."""
         return self._prefix + b"l:" + job_id.encode()
 
+    def items(self, job_id: str) -> bytes:
+        """The list of what a job's last run has sent."""
+        return self._prefix + b"i:" + job_id.encode()
+
     def moved(self, job_id: str) -> bytes:
         """The queue that a job was moved to, kept for an hour."""
         return self._prefix + b"m:" + job_id.encode()
@@ -44,6 +48,21 @@ class QueueKeys:
     def lane(self, name: bytes) -> bytes:
         """What is remembered of a caller's last request."""
         return self._prefix + b"lane:" + name
+
+    def staged(self, write: str, part: str) -> bytes:
+        """What a part of a write has put aside, by the numbers of its chunks."""
+        return self._prefix + f"stage:{write}:{part}".encode()
+
+    def parts(self, write: str) -> bytes:
+        """The names of a write's parts."""
+        return self._prefix + f"stage:{write}".encode()
+
+    def published(self, app: str, *, told: bool = False) -> bytes:
+        """What an application has published last.
+
+        told: what became of each of its chunks, as long as it is not finished.
+        """
+        return self._prefix + (b"told:" if told else b"published:") + app.encode()
 
     @property
     def events(self) -> str:
@@ -74,3 +93,23 @@ class CommonKeys(QueueKeys):
     def new_queues(self) -> str:
         """The channel that names queues on their first use."""
         return self.prefix + ":new-queues"
+
+    @property
+    def steered(self) -> str:
+        """The channel that names workers for which a command waits."""
+        return self.prefix + ":steered"
+
+
+class LimiterKeys(QueueKeys):
+    """The keys of a limiter that queues share."""
+
+    def __init__(self, prefix: str, limiter: str) -> None:
+        super().__init__(prefix, limiter)
+        self.prefix = f"{prefix}{{limiter:{limiter.translate(_ESCAPED)}}}"
+        self._prefix = f"{self.prefix}:".encode()
+
+
+@lru_cache(maxsize=4096)
+def limiter_keys_of(prefix: str, limiter: str) -> LimiterKeys:
+    """The keys of a limiter."""
+    return LimiterKeys(prefix, limiter)

@@ -1,13 +1,14 @@
 """What `OPTIONS` says of how Redis is used; where it is, `Connections` reads."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.core.options import DAY
-from djqueue.core.states import State
+from djqueue.core.retention import Keep
+from djqueue.core.states import TERMINAL, State
 from djqueue.core.suggest import nearest
 
 
@@ -19,6 +20,8 @@ class MirrorOptions:
     """STATES: those of the jobs that have rows."""
     retention: int = 7 * DAY
     """RETENTION: milliseconds (there: seconds) for which the rows of ended jobs outlive their records."""
+    keep: Mapping[State, Keep] = field(default_factory=dict)
+    """KEEP: bounds for the rows of ended jobs of each queue, by outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +86,10 @@ def _mirror(given: Any) -> MirrorOptions | None:
                 values["retention"] = milliseconds("MIRROR: RETENTION", value)
             except OptionError as error:
                 raise ConfigurationError(str(error)) from error
+        elif name == "KEEP":
+            values["keep"] = _keep(value)
         else:
-            near = nearest(str(name), ("STATES", "RETENTION"))
+            near = nearest(str(name), ("STATES", "RETENTION", "KEEP"))
             raise ConfigurationError(f"MIRROR: {name!r} is not one of its options{near}")
     return MirrorOptions(**values)
 
@@ -98,3 +103,33 @@ def _states(given: Any) -> frozenset[State]:
             near = nearest(str(word), words)
             raise ConfigurationError(f"MIRROR: STATES: {word!r} is not a state{near}")
     return frozenset(map(State, given))
+
+
+def _keep(given: Any) -> Mapping[State, Keep]:
+    found: dict[State, Keep] = {}
+    words = {state.value.upper(): state for state in sorted(TERMINAL)}
+    for word, bounds in _items("MIRROR: KEEP", given, words):
+        where = f"MIRROR: KEEP: {word}"
+        values: dict[str, int] = {}
+        for name, value in _items(where, bounds, ("AGE", "COUNT")):
+            if name == "AGE":
+                try:
+                    values["age"] = _positive(f"{where}: AGE", milliseconds(f"{where}: AGE", value))
+                except OptionError as error:
+                    raise ConfigurationError(str(error)) from error
+            elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigurationError(f"{where}: COUNT: expected a number of rows, got {value!r}")
+            else:
+                values["count"] = value
+        found[words[word]] = Keep(**values)
+    return found
+
+
+def _items(where: str, given: Any, known: Iterable[str]) -> Iterable[tuple[str, Any]]:
+    """The entries of a dict, whose names must be known; those that are None say nothing."""
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{where}: expected a dict, got {given!r}")
+    for name in given:
+        if name not in known:
+            raise ConfigurationError(f"{where}: {name!r} is not known here{nearest(str(name), known)}")
+    return [(name, value) for name, value in given.items() if value is not None]

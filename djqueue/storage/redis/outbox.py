@@ -7,13 +7,14 @@ processes may deliver at once, and any of them may die between any two steps.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import msgpack
 
 from djqueue.core.queue import QueuePolicy
 
 from .keys import QueueKeys
-from .records import pack_delay, text
+from .records import pack_delay, pack_groups, text
 from .roundtrips import Call, Command, Steps
 from .scripts import script
 
@@ -51,11 +52,15 @@ def deliver(
 def _by_target(messages: list[bytes]) -> Iterator[tuple[str, list[bytes]]]:
     """Queues, '' for the own one, each with numbers and messages in turn: as few as will do."""
     found: dict[str, list[bytes]] = {}
+    is_asking = False
     for number, target, what in map(_unpacked, messages):
-        if _unpacked(what)[0] == b"moved":
-            # Who is told of it goes after the job, which must be there by then.
+        kind = _unpacked(what)[0]
+        if kind == b"moved" or (kind == b"job" and is_asking):
+            # Who is told of it goes after the job, which must be there by then; and the job after what it
+            # has said to others from here.
             yield from found.items()
-            found = {}
+            found, is_asking = {}, False
+        is_asking = is_asking or kind in (b"await", b"hold")
         found.setdefault(text(target), []).extend((number, what))
     yield from found.items()
 
@@ -65,23 +70,32 @@ def _receive(source: QueueKeys, target: QueueKeys, policy: QueuePolicy, messages
     arguments = [
         source.queue,
         target.queue,
-        policy.group_limit,
+        pack_groups(policy),
         dead.ttl,
         dead.auto_retries,
         pack_delay(dead.auto_retry_delay),
     ]
     theirs: list[bytes] = []
-    for kind, job_id, *_ in map(_unpacked, messages[1::2]):
+    what: Any
+    for kind, what, *_ in map(_unpacked, messages[1::2]):
         if kind == b"job":
-            theirs += keys_of_given(target, [text(job_id)])
+            theirs += keys_of_given(target, [text(what)])
         elif kind == b"await":
-            theirs.append(target.moved(text(job_id)))
+            theirs += (target.result(text(what)), target.moved(text(what)))
+        elif kind == b"fan":
+            theirs.append(target.result(text(what)))
+        elif kind in (b"unbind", b"hold"):
+            theirs += [target.result(text(one)) for one in what]
     return Call(script("receive"), target, [*arguments, *messages], theirs)
 
 
 def keys_of_given(queue: QueueKeys, ids: Iterable[str]) -> list[bytes]:
     """What of each job is in a key of its own, in a queue that it goes to or comes from."""
-    return [key for one in ids for key in (queue.result(one), queue.log_lines(one), queue.moved(one))]
+    return [
+        key
+        for one in ids
+        for key in (queue.result(one), queue.log_lines(one), queue.items(one), queue.moved(one))
+    ]
 
 
 def _unpacked(packed: bytes) -> list[bytes]:

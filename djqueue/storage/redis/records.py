@@ -11,7 +11,8 @@ import msgpack
 
 from djqueue.codecs import MSGPACK, decode, encode
 from djqueue.core.backoff import Backoff
-from djqueue.core.groups import GroupLimit
+from djqueue.core.deadletters import DeadLetterPolicy
+from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.job import (
     DEAD_LETTER_REASONS,
     Attempt,
@@ -20,13 +21,19 @@ from djqueue.core.job import (
     DeadLetter,
     Event,
     Incident,
+    ItemPage,
     JobError,
     JobRecord,
     Outcome,
+    RunningJob,
     WorkerInfo,
 )
+from djqueue.core.limiter import Rate
 from djqueue.core.options import JobOptions
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.retention import Retention
 from djqueue.core.states import State
+from djqueue.core.streams import are_readable
 
 STATES = {
     b"w": State.WAITING,
@@ -42,6 +49,9 @@ STATES = {
 }
 LETTERS = {state: b"".join(letter for letter, other in STATES.items() if other is state) for state in State}
 ENDED = b"cfx"
+NO_BODY: list[Any] = [0, 0, 0, "", 0, 0, "", "", "", "", 0, 0]
+ITEMS_SENT, READABLE = 12, 13
+"""Where a body says, if it has so many parts: how many items there are; until when its result can be read."""
 HEAD = Struct(">8sQcH")
 """Number, when it was enqueued, whether its end concerns no other key, length of its name."""
 VARIED = HEAD.size - 3
@@ -69,9 +79,26 @@ def text(value: bytes) -> str:
     return value.decode("utf-8", "surrogatepass")
 
 
+def flat(pairs: Any) -> list[Any]:
+    """Names and values in turn: a client may have made a dict of them, its protocol's own form."""
+    return [part for pair in pairs.items() for part in pair] if isinstance(pairs, dict) else list(pairs)
+
+
+def mapping(pairs: Any) -> dict[str, int]:
+    """Counters by name."""
+    parts = flat(pairs)
+    return {text(parts[at]): int(parts[at + 1]) for at in range(0, len(parts), 2)}
+
+
 def pack(value: Any) -> bytes:
     """A value for `cmsgpack`."""
     packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
+    return packed
+
+
+def pack_raw(value: Any) -> bytes:
+    """The same of a value with bytes in it, which are texts to `cmsgpack`."""
+    packed: bytes = msgpack.packb(value, use_bin_type=False)
     return packed
 
 
@@ -119,6 +146,13 @@ def envelope(batch: Batch) -> bytes:
     return flag + len(name).to_bytes(2) + name + SIZE.pack(len(options)) + options
 
 
+def start(batch: Batch) -> bytes:
+    """When a batch's jobs start, for `enqueue`: nothing for at once, a delay, or a time behind an @."""
+    if batch.run_at is not None:
+        return b"@%d" % batch.run_at
+    return b"%d" % batch.delay if batch.delay else b""
+
+
 class Envelope:
     """A job's record taken apart."""
 
@@ -149,8 +183,10 @@ def pack_token(queue: str, token: int) -> bytes:
     return b""
 
 
-def claimed(queue: str, found: Sequence[Any], first: int, lease: int) -> list[Claimed]:
-    """Claims as `work` answers them: id, record, and counters of one that has run before, for each."""
+def claimed(queue: str, found: Sequence[Any], first: int, lease: int, now: int) -> list[Claimed]:
+    """Claims as `work` answers them: for each its id, its record, and, if it is not as it was enqueued, its
+    counters and its time.
+    """
     new = tuple.__new__
     jobs = []
     token = first << SALT_BITS | _salt(queue)
@@ -165,10 +201,12 @@ def claimed(queue: str, found: Sequence[Any], first: int, lease: int) -> list[Cl
             begin = len(blob) - len(job.payload)
             heading = blob[VARIED:begin]
         created_at = int.from_bytes(blob[NUMBER.size : VARIED])
-        attempts, failures, stalls = unpack(counters) if counters else (1, 0, 0)
+        attempts, failures, stalls, run_at = unpack(counters) if counters else (1, 0, 0, 0)
+        waited = now - (run_at if run_at > created_at else created_at)
         # Without the call of a constructor, which takes longer than all of this.
         fields = (text(job_id), queue, name, blob[begin:], options, token)
-        jobs.append(new(Claimed, (*fields, attempts, failures, stalls, created_at, lease)))
+        counted = (attempts, failures, stalls, created_at, lease, waited if waited > 0 else 0)
+        jobs.append(new(Claimed, (*fields, *counted)))
     return jobs
 
 
@@ -208,7 +246,7 @@ def record(queue: str, job_id: str, found: Sequence[Any], now: int) -> JobRecord
     """A record as `read` answers it; None if its time is over."""
     blob, st, result, progress, history, lines = found
     job = Envelope(blob)
-    state, finished_at, body = State.WAITING, 0, None
+    state, finished_at, expires, body = State.WAITING, 0, 0, None
     if st is not None:
         letter = st[:1]
         state = STATES[letter]
@@ -219,9 +257,11 @@ def record(queue: str, job_id: str, found: Sequence[Any], now: int) -> JobRecord
             body = unpack(st[25:])
         else:
             body = unpack(st[9:])
-    values = body or [0, 0, 0, "", 0, 0, "", "", "", "", 0, 0]
+    values = body or NO_BODY
     attempts, failures, stalls, worker, started_at, run_at, reason = values[:7]
     error = JobError(*values[7:10]) if values[7] and state is not State.COMPLETED else None
+    if state is not State.COMPLETED or now >= _result_until(job.options, finished_at, expires, values):
+        result = None
     return JobRecord(
         job_id,
         queue,
@@ -237,17 +277,51 @@ def record(queue: str, job_id: str, found: Sequence[Any], now: int) -> JobRecord
         worker,
         started_at,
         finished_at,
-        result if state is State.COMPLETED and _is_readable(job.options, finished_at, now) else None,
+        result,
         error,
         reason,
         decode(progress, MSGPACK) if progress is not None else None,
         _history(history),
         tuple(_line(line) for line in lines),
+        _items_sent(values),
     )
 
 
-def _is_readable(options: JobOptions, finished_at: int, now: int) -> bool:
-    return options.result_ttl is None or finished_at + options.result_ttl > now
+def item_page(queue: str, found: Sequence[Any], now: int) -> ItemPage | None:
+    """A page as `items` answers it; None if the job's time is over."""
+    blob, st, start, items = found
+    options = Envelope(blob).options
+    if st is None:
+        return ItemPage(State.WAITING, options.content_type, 0, 0, (), 0)
+    letter, state, finished_at = st[:1], STATES[st[:1]], 0
+    if letter in ENDED:
+        finished_at, expires = TWO.unpack_from(st, 9)
+        if expires and expires <= now:
+            return None
+    body = unpack(st[25 if letter in ENDED else 9 :])
+    count = _items_sent(body)
+    run = 0
+    if count or state is State.ACTIVE:
+        run = int.from_bytes(st[1:9]) << SALT_BITS | _salt(queue)
+    readable = are_readable(state, options, finished_at, now)
+    if len(body) > READABLE:
+        readable = now < abs(body[READABLE])
+    return ItemPage(state, options.content_type, run, start, tuple(items) if readable else (), count)
+
+
+def _items_sent(body: Sequence[Any]) -> int:
+    return body[ITEMS_SENT] or 0 if len(body) > ITEMS_SENT else 0
+
+
+def _result_until(options: JobOptions, finished_at: int, expires: int, body: Sequence[Any]) -> float:
+    """When the result of a completed job is over."""
+    if len(body) > READABLE:
+        # Below zero: it is held.
+        return float(body[READABLE]) if body[READABLE] > 0 else math.inf
+    # What has no end is kept for ever, or for others.
+    if options.result_ttl is None or not expires:
+        return math.inf
+    return finished_at + options.result_ttl
 
 
 def _history(data: bytes | None) -> tuple[Attempt, ...]:
@@ -295,25 +369,77 @@ def pack_delay(delay: int | Backoff) -> int | bytes:
     return pack([delay.kind, delay.base, math.log2(delay.factor), delay.cap, delay.jitter])
 
 
+BOUNDS = (b"age:c", b"age:x", b"age:r", b"age:h", b"age:l", b"bytes", b"bounds")
+"""Fields of a queue's `meta` that say what it keeps, as `sweep.lua` has them."""
+
+
+def pack_bounds(kept: Retention, dead: DeadLetterPolicy) -> list[int | bytes]:
+    """The values of `BOUNDS`, each b"" where there is no such bound."""
+    ages = [each.age for each in (kept.completed, kept.cancelled, kept.results, kept.attempts, kept.logs)]
+    measures = kept.measures or dead.max_bytes is not None
+    concerns_completed = measures or any(ages[place] is not None for place in (0, 2, 3, 4))
+    flags = [b"1" if flag else b"" for flag in (measures, concerns_completed)]
+    return [*(b"" if age is None else age for age in ages), *flags]
+
+
 def events(queue: str, message: bytes) -> Iterable[Event]:
     """The events of one message of a queue's channel."""
-    for job_id, name, event, state, at in unpack(message):
-        yield Event(queue, job_id, name, event, State(state), at)
+    for job_id, name, event, state, at, *count in unpack(message):
+        yield Event(queue, job_id, name, event, State(state), at, *count)
+
+
+def group_limits(found: Any) -> dict[str | None, GroupLimit]:
+    """What was said to groups, as a hash of Redis is answered; under None, to every group."""
+    # A client may have made a dict of it, its protocol's own form.
+    pairs = found.items() if isinstance(found, dict) else zip(*[iter(found)] * 2, strict=True)
+    return {text(group) or None: group_limit(said) for group, said in pairs}
 
 
 def group_limit(data: bytes) -> GroupLimit:
-    """What was said to a group."""
-    return GroupLimit(int(data[1:]) if data[1:] else None, data[:1] == b"1")
+    """See `places.lua`."""
+    limit, capacity, per, weight = [*map(_number, data[1:].split(b"/")), None, None, None][:4]
+    rate = Rate(capacity, per) if capacity and per else None
+    return GroupLimit(limit, data[:1] == b"1", rate, weight)
+
+
+def _number(data: bytes) -> int | None:
+    return int(data) if data else None
+
+
+def group_words(said: GroupWords) -> list[bytes]:
+    """The limit, the rate and the weight of a group, for `group.lua`."""
+    words = []
+    for name in ("concurrency", "rate", "weight"):
+        value = said.get(name, UNSAID)
+        if isinstance(value, Rate):
+            value = f"{value.capacity}/{value.per}"
+        words.append(b"" if value is None else str(value).encode())
+    return words
+
+
+UNSAID = "-"
+
+
+def pack_groups(policy: QueuePolicy) -> int | bytes:
+    """What a queue's settings say of its groups, for a script: see `configure_groups` in `places.lua`."""
+    rate, weights = policy.group_rate, policy.group_weights
+    if rate is None and not weights:
+        return policy.group_limit
+    return pack([policy.group_limit, False if rate is None else [rate.capacity, rate.per], dict(weights)])
 
 
 def pack_worker(info: WorkerInfo) -> bytes:
     """A worker as it describes itself."""
-    return pack(list(info))
+    return pack([*info._replace(jobs=())[:-1], list(map(list, info.jobs))])
 
 
 def worker(data: bytes, seen_at: int) -> WorkerInfo:
     """A worker, heard of at a time."""
-    values = unpack(data)
-    info = WorkerInfo(*values)
-    queues = None if info.queues is None else tuple(info.queues)
-    return info._replace(queues=queues, names=tuple(info.names), seen_at=seen_at)
+    # One of another version may say less, or more.
+    info = WorkerInfo(*unpack(data)[: len(WorkerInfo._fields)])
+    return info._replace(
+        queues=None if info.queues is None else tuple(info.queues),
+        names=tuple(info.names),
+        seen_at=seen_at,
+        jobs=tuple(RunningJob(*job) for job in info.jobs),
+    )

@@ -45,6 +45,8 @@ PASSING = ("BUSY ", "LOADING", "UNKILLABLE", WITHOUT_REPLICAS)
 """How answers begin that may be others in a moment."""
 FIRST_WAIT, LAST_WAIT = 0.02, 0.5
 """Seconds between tries, doubled."""
+READS = frozenset({b"HGET", b"HMGET"})
+"""Commands of which many go at once, each with its key behind it."""
 IN_FLIGHT = 2
 """Calls of one bulk operation that are on their way at once."""
 
@@ -156,10 +158,23 @@ class Roundtrips:
                 self._told([incident(call.queue.queue, found) for found in answer.pop()])
 
     def _answers(self, calls: list[Call | Command]) -> list[Any]:
-        if len(calls) < 3 or self._connections.is_cluster:
+        if len(calls) < 3:
             return [self._one(call) for call in calls]
-        # The first alone: it makes the script known.
+        if all(map(_only_reads, calls)):
+            # The first alone: it makes the script known.
+            return [self._one(calls[0]), *self._read(calls[1:])]
+        if self._connections.is_cluster:
+            return [self._one(call) for call in calls]
         return [self._one(calls[0]), *self._pipelined(calls[1:])]
+
+    def _read(self, calls: list[Call | Command]) -> list[Any]:
+        """Calls that change nothing: to each server those that it has the keys of, all at once."""
+        requests = [self._words(call, None) for call in calls]
+        answers = self._exchange.ask_many(requests)
+        return [
+            self._asked(call, None) if isinstance(answer, Exception) else answer
+            for call, answer in zip(calls, answers, strict=True)
+        ]
 
     def _one(self, call: Call | Command) -> Any:
         lane = self._lane(call)
@@ -290,6 +305,10 @@ class Roundtrips:
     def _after_fork(self) -> None:
         self._lanes.clear()
         self._prefix = os.urandom(8).hex().encode()
+
+
+def _only_reads(call: Call | Command) -> bool:
+    return not call.lane if isinstance(call, Call) else call.words[0] in READS
 
 
 def _has_lane(call: Call | Command) -> bool:

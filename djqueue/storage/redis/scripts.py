@@ -14,31 +14,50 @@ from djqueue.core.errors import ConfigurationError
 
 DIRECTIVE = re.compile(r"^--! (include|keys) (.+)$", re.MULTILINE)
 NAMES = (
+    "about",
     "add",
+    "agree",
     "cancel",
     "control",
     "counts",
+    "emit",
     "enqueue",
     "expire",
+    "explain",
     "give",
     "group",
+    "groups",
+    "items",
     "letters",
+    "limiter",
+    "links",
+    "manifest",
     "move",
     "obliterate",
+    "overview",
+    "page",
     "peek",
     "quick",
     "read",
     "receive",
+    "record",
     "remove",
     "renew",
     "report",
     "retry",
+    "revise",
     "rivals",
     "scan",
     "sent",
+    "settle",
+    "sizes",
+    "stage",
+    "staged_add",
+    "staged_enqueue",
     "states",
     "surplus",
     "sweep",
+    "unneeded",
     "update",
     "watch",
     "work",
@@ -46,7 +65,9 @@ NAMES = (
 )
 
 
-BRINGING = frozenset({"add", "enqueue", "report", "update"})
+BRINGING = frozenset(
+    {"add", "emit", "enqueue", "report", "revise", "stage", "staged_add", "staged_enqueue", "update"}
+)
 """Those that a full server refuses."""
 
 
@@ -62,16 +83,20 @@ class Script(NamedTuple):
 
 @cache
 def script(name: str) -> Script:
-    """The script of a name."""
+    """The script of a name; `staged_x` is `x` for a chunk of jobs that was put aside."""
     parts: dict[str, tuple[str, list[str]]] = {}
-    _collect(name, parts)
+    inner = name.removeprefix("staged_")
+    _collect(inner, parts)
     keys = tuple(dict.fromkeys(key for _, names in parts.values() for key in names))
     # What is full is worked off: all but what brings more may run above `maxmemory`.
     heading = [] if name in BRINGING else ["#!lua flags=allow-oom"]
     heading += [f"local FIXED = {len(keys)}"]
     # One local in one table would be slower, two hundred locals are allowed.
     heading += [f"local {key.upper()} = KEYS[{place}]" for place, key in enumerate(keys, 1)]
-    text = "\n".join([*heading, *(source for source, _ in parts.values())]).encode()
+    lines = [*heading, *(text for text, _ in parts.values())]
+    if name != inner:
+        lines = ["local function run(KEYS, ARGV)", *lines, "end", source("staged")]
+    text = "\n".join(lines).encode()
     return Script(name, text, sha1(text, usedforsecurity=False).hexdigest().encode(), keys)
 
 

@@ -1,51 +1,71 @@
 """`RedisStorage`: the storage contract on Redis or Valkey, one script for each transition."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import count, islice
-from typing import Any
+from typing import Any, Unpack
 
 from asgiref.sync import sync_to_async
 
 from djqueue.core import flow
 from djqueue.core.capacity import full_error
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.diagnostics import Diagnostics, Line, workers_line
 from djqueue.core.errors import OptionError, StorageError
-from djqueue.core.groups import GroupLimit
+from djqueue.core.explain import Explanation, decide
+from djqueue.core.graph import MOST, FlowGraph
+from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.ids import IdSource
 from djqueue.core.job import (
     Batch,
     CancelResult,
+    Claimed,
     ClaimRequest,
     Claims,
     DeadLetter,
+    Emission,
     EnqueueResult,
     Finished,
+    ItemMark,
+    ItemPage,
     JobRecord,
     Lease,
     LetterPage,
     Outcome,
     Renewal,
     Report,
+    WorkerDump,
     WorkerInfo,
 )
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
+from djqueue.core.mentions import MentionPage
+from djqueue.core.metrics import DEFAULT_TIERS, Bucket, RunStats, Tiers
 from djqueue.core.options import JobKey
-from djqueue.core.queue import OPTIONAL, QueuePolicy
+from djqueue.core.overview import GroupsOverview, Overview
+from djqueue.core.pages import JobPage
+from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.core.retention import NO_RETENTION
+from djqueue.core.sharing import LimiterPolicy, LimiterState
 from djqueue.core.states import REUSABLE, State
+from djqueue.core.steering import ASKED, DUMP_TTL, MAX_DUMP, check_command
+from djqueue.core.streams import PAGE_BYTES, PAGE_ITEMS
 from djqueue.storage import room
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
-from . import health, outbox, records
+from . import diagnosis, health, outbox, pages, records
 from .changes import Changes
 from .connections import Connections
+from .inspector import Inspector, counts_of
 from .keys import CommonKeys, QueueKeys, keys_of
+from .limits import NOTHING_GRANTED, SERVED, SHORT, Grant, SharedLimits, permit, permit_of
+from .metrics import Metrics
 from .options import RedisOptions
 from .outbox_table import OutboxTable
-from .records import STATES, pack, pack_text, text
+from .records import STATES, flat, mapping, pack, pack_text, text
 from .roundtrips import Call, Command, Roundtrips, Steps, T
 from .scripts import script
+from .staging import RedisStaging
 from .telling import Telling
 
 BULK = 1_000
@@ -55,17 +75,19 @@ PAGE = 1_000
 SWEEP = 500
 """Of each kind, in one sweep."""
 LOOKS = 20
-"""At as many records as one sweep, for those above what a queue keeps."""
+"""In vain, at as many records as one sweep, for those above what a queue keeps."""
 EXPIRED = 50_000
 """Records that one sweep of a queue forgets."""
 SCANNED = 2_000
 """Active jobs, about, whose leases one sweep looks at."""
-MAX_LOG_LINES = 1_000
 WORKER_TTL = 60_000
 """Milliseconds after which a silent worker counts as gone."""
 NOT_QUICK = 20
 """Calls for which a queue with more than plain jobs goes without a try of the short script."""
 NO_CLAIMS = Claims([], None)
+Worked = tuple[bytes, list[Claimed], int | None, int]
+"""Flags of the outcomes, jobs, milliseconds until there may be more, and what the next job weighs if that is
+more than the claim had permits for."""
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
@@ -73,7 +95,9 @@ class RedisStorage(Storage):
     """Jobs in Redis 7.0 or newer, or Valkey: one node, Sentinel, or Cluster.
 
     policies: of single queues; `default_policy` is for the others.
+    limiters: that queues may share.
     clock: whose time counts instead of Redis's; for tests.
+    metrics: for how long they are kept.
     options: where Redis is, and how it is used: see `RedisOptions` and `Connections`.
     """
 
@@ -84,7 +108,9 @@ class RedisStorage(Storage):
         *,
         policies: Mapping[str, QueuePolicy] | None = None,
         default_policy: QueuePolicy | None = None,
+        limiters: Mapping[str, LimiterPolicy] | None = None,
         clock: Clock | None = None,
+        metrics: Tiers = DEFAULT_TIERS,
         **options: Any,
     ) -> None:
         given = {name.upper(): value for name, value in options.items()}
@@ -102,7 +128,20 @@ class RedisStorage(Storage):
         self._trips = Roundtrips(
             self._connections, self.options.timeout, self.options.stream, self.told, clock
         )
+        self._limits = SharedLimits(
+            self.options.prefix,
+            limiters or {},
+            self.keys,
+            self._trips.publish,
+            int(self.options.timeout * 1_000),
+        )
+        self._short: dict[str, int] = {}
+        """What the next job weighs of a queue whose limiter had less."""
+        self._drained: set[str] = set()
+        """Queues with a limiter in which the last claim found less than it might have."""
         self._telling = Telling(self._connections, self._trips, self._common, self.keys, self.queues)
+        self._metrics = Metrics(self.keys, self._queues, metrics, clock or SYSTEM_CLOCK)
+        self._inspector = Inspector(self.keys, self.policy, self._queues, self._states, self._limits.standing)
         every = (*self._policies.values(), self._default_policy)
         self.outbox = (
             OutboxTable(given, self.options, self.policy, self._enqueue, self._trips, self.told, clock)
@@ -123,7 +162,7 @@ class RedisStorage(Storage):
     def connect(self) -> None:
         """See `Storage.connect`. Raises StorageError if the server is too old."""
         self._run(self._ping())
-        self._run(self._agree(self._policies))
+        self._run(self._agree(self._policies, record=False))
         health.refuse_old(self._connections)
 
     def close(self) -> None:
@@ -205,14 +244,25 @@ class RedisStorage(Storage):
         for batch in batches:
             self.policy(batch.queue).check_batch(batch)
 
-    def _agree(self, queues: Iterable[str], *, record: bool = False) -> Steps[None]:
-        """See that queues are used in the mode recorded with them; record one that is not the default."""
+    def _agree(self, queues: Iterable[str], *, record: bool = True, new: bool = False) -> Steps[None]:
+        """See that queues are used in the mode recorded with them.
+
+        record: write down the mode of those that are there without one; new: also of those that are not.
+        """
         for queue in queues:
-            policy, meta = self.policy(queue), self.keys(queue).key("meta")
-            if record and policy.group_mode != OPTIONAL:
-                yield [Command((b"HSETNX", meta, b"mode", policy.group_mode))]
-            [recorded] = yield [Command((b"HGET", meta, b"mode"))]
-            policy.check_mode(queue, OPTIONAL if recorded is None else text(recorded))
+            policy, keys = self.policy(queue), self.keys(queue)
+            words = [policy.group_mode if record else b"", b"1" if new else b"0"]
+            [recorded] = yield [Call(script("agree"), keys, words, lane=False)]
+            if not recorded:
+                continue
+            policy.check_mode(queue, text(recorded))
+            bounds = records.pack_bounds(policy.retention, policy.dead_letters)
+            if record and any(bounds):
+                # The sweeps note them, too; so they count from the first job on.
+                pairs = [
+                    part for pair in zip(records.BOUNDS, bounds, strict=True) if pair[1] for part in pair
+                ]
+                yield [Command((b"HSET", keys.key("meta"), *pairs))]
             self._agreed.add(queue)
 
     def _enqueue(self, batches: Sequence[Batch], *, bounded: bool = True) -> Steps[list[EnqueueResult]]:
@@ -223,8 +273,7 @@ class RedisStorage(Storage):
             yield from self._check_dependencies(needed)
         new = {batch.queue for batch in batches} - self._known
         if new:
-            yield from self._agree(new, record=True)
-            yield from self._list(new)
+            yield from self._begin(new)
         waves = flow.waves(batches)
         if len(waves) == 1:
             return (yield from self._enqueue_together(batches, new, bounded))
@@ -253,8 +302,7 @@ class RedisStorage(Storage):
         missing = [place for place, answer in enumerate(answers) if answer[1] == b"unlisted"]
         if missing:
             calls = [parts[place][1] for place in missing]
-            yield from self._agree({call.queue.queue for call in calls}, record=True)
-            yield from self._list({call.queue.queue for call in calls})
+            yield from self._begin({call.queue.queue for call in calls})
             again = yield [call._replace(arguments=[b"1", *call.arguments[1:]]) for call in calls]
             for place, answer in zip(missing, again, strict=True):
                 answers[place] = answer
@@ -291,16 +339,13 @@ class RedisStorage(Storage):
     def _parts(self, batch: Batch, *, listed: bool, bounded: bool) -> Iterable[tuple[list[str], Call]]:
         keys, policy = self.keys(batch.queue), self.policy(batch.queue)
         bounded = bounded and policy.max_size is not None
-        rest = records.envelope(batch)
-        if batch.run_at is not None:
-            start = b"@%d" % batch.run_at
-        else:
-            start = b"%d" % batch.delay if batch.delay else b""
+        rest, start = records.envelope(batch), records.start(batch)
         plain = batch.ids is None and not start and rest[:1] == records.PLAIN and policy.max_size is None
         heading: list[Any] = [b"1" if listed else b"0", pack_text(batch.name)]
-        if not plain:
-            most = policy.max_size if bounded else b""
-            heading += (start, policy.group_limit, most, RANKS.get(policy.when_full, b""))
+        if plain:
+            heading.append(pack_text(batch.options.subject or ""))
+        else:
+            heading += (start, *self._heading(batch.queue, bounded=bounded))
         called = script("add" if plain else "enqueue")
         ids = batch.ids or self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
         # Where there may be no room for all of them they are one call: all or none.
@@ -310,7 +355,26 @@ class RedisStorage(Storage):
             arguments: list[Any] = [*heading]
             for job_id, payload in zip(mine, batch.payloads[first : first + size], strict=True):
                 arguments += (pack_text(job_id), rest + payload)
-            yield mine, Call(called, keys, arguments, () if plain else _of_jobs(keys, mine))
+            # What is new has no forerunner, of which something could be left.
+            yield mine, Call(called, keys, arguments, () if batch.ids is None else _all_of_jobs(keys, mine))
+
+    def _heading(self, queue: str, *, bounded: bool = True) -> list[Any]:
+        """What a queue's settings say to `enqueue`."""
+        policy = self.policy(queue)
+        most = policy.max_size if bounded and policy.max_size is not None else b""
+        return [records.pack_groups(policy), most, RANKS.get(policy.when_full, b"")]
+
+    @cached_property
+    def staging(self) -> RedisStaging:
+        """Where jobs can be put aside, to come together."""
+        return RedisStaging(self._run, self.keys, self.policy, self._begin, self._heading, self._deliver)
+
+    def _begin(self, queues: set[str]) -> Steps[None]:
+        """See that queues that may be new are listed, and then, as this makes them be there, their modes."""
+        yield from self._list(queues)
+        self._known -= queues
+        yield from self._agree(queues, new=True)
+        self._known |= queues
 
     def _list(self, queues: set[str]) -> Steps[None]:
         """See to it that queues are listed, and that those who serve all queues know of them."""
@@ -354,12 +418,13 @@ class RedisStorage(Storage):
             for first in range(0, max(1, len(mine)), BULK):
                 some = mine[first : first + BULK]
                 last = first + BULK >= len(mine)
-                found = yield from self._work(queue, [outcomes[place] for place in some], then, slots * last)
+                work = self._work if self.policy(queue).limiter is None else self._work_shared
+                found = yield from work(queue, [outcomes[place] for place in some], then, slots * last)
                 for place, flag in zip(some, found[0], strict=True):
                     accepted[place] = flag == ord("1")
                 jobs += found[1]
                 while then is not None and len(found[1]) == BULK and len(jobs) < then.slots:
-                    found = yield from self._work(queue, (), then, then.slots - len(jobs))
+                    found = yield from work(queue, (), then, then.slots - len(jobs))
                     jobs += found[1]
                 if found[2] is not None:
                     waits.append(found[2])
@@ -371,18 +436,73 @@ class RedisStorage(Storage):
             return [], []
         queues: Sequence[str]
         queues = request.queues if request.queues is not None else (yield from self._queues())
-        if len(queues) < 2:
+        if not queues or (len(queues) == 1 and queues[0] not in self._drained):
             return list(queues), []
         first = next(self._rotation) % len(queues)
         order = [*queues[first:], *queues[:first]]
         # Most are empty most of the time: to see that takes one round trip for all of them.
         looks = yield [Call(script("peek"), self.keys(queue), (), lane=False) for queue in order]
         found = [queue for queue, look in zip(order, looks, strict=True) if look[0]]
+        for queue in self._limits.in_line.intersection(order).difference(found):
+            yield from self._limits.leave(str(self.policy(queue).limiter), queue)
         return found, [look[1] for look in looks if not look[0] and look[1] >= 0]
 
-    def _work(
+    def _work_shared(
         self, queue: str, outcomes: Sequence[Outcome], request: ClaimRequest | None, slots: int
-    ) -> Steps[tuple[bytes, list[Any], int | None]]:
+    ) -> Steps[Worked]:
+        """See `_work`, for a queue that shares a limiter with others."""
+        policy, limits = self.policy(queue), self._limits
+        assert policy.limiter is not None
+        limiter, lease = policy.limiter, policy.lease
+        ended = [permit(queue, outcome.token) for outcome in outcomes]
+        if slots <= 0:
+            found = yield from self._work(queue, outcomes, request, 0)
+            yield from limits.free(limiter, ended)
+            return found
+        flags = b""
+        jobs: list[Claimed] = []
+        waits: list[int] = []
+        least, had = self._short.get(queue, 1), b""
+        while True:
+            wanted = min(slots - len(jobs), BULK)
+            grant = yield from limits.ask(limiter, queue, wanted, least, lease, ended, had)
+            if grant.wait is not None:
+                waits.append(grant.wait)
+            if not outcomes and not grant.starts:
+                break
+            said, some, wait, short = yield from self._work(queue, outcomes, request, grant.starts, grant)
+            is_over = not short and len(some) < grant.starts
+            yield from limits.settle(limiter, queue, grant, some, lease, is_over=is_over)
+            flags, jobs = flags or said, jobs + some
+            if wait is not None:
+                waits.append(wait)
+            if grant.starts:
+                self._note(queue, short, is_drained=is_over)
+            if not short or len(jobs) >= slots:
+                break
+            # More than was asked for is needed.
+            outcomes, ended, least, had = (), [], short, SERVED if jobs else SHORT
+        return flags, jobs, min(waits, default=None), 0
+
+    def _note(self, queue: str, short: int, *, is_drained: bool) -> None:
+        """Remember for the next claim of a queue with a limiter what this one has seen."""
+        if short:
+            self._short[queue] = short
+        else:
+            self._short.pop(queue, None)
+        if is_drained:
+            self._drained.add(queue)
+        else:
+            self._drained.discard(queue)
+
+    def _work(
+        self,
+        queue: str,
+        outcomes: Sequence[Outcome],
+        request: ClaimRequest | None,
+        slots: int,
+        grant: Grant = NOTHING_GRANTED,
+    ) -> Steps[Worked]:
         keys, policy = self.keys(queue), self.policy(queue)
         told = records.outcome_arguments(queue, outcomes)
         results = [keys.result(outcome.id) for outcome in outcomes]
@@ -409,16 +529,22 @@ class RedisStorage(Storage):
                 reply = None
                 self._intricate[queue] = NOT_QUICK
         if reply is None:
-            arguments = [len(outcomes), worker, slots, *_limits(policy), names, *told]
+            bounded = (b"", b"") if grant.whole is None else (grant.permits, grant.whole)
+            arguments = [len(outcomes), worker, slots, *_limits(policy), names, *bounded, *told]
             [[left, reply]] = yield [Call(script("work"), keys, arguments, results)]
-        word, flags, first, wait, overflow, found = reply
+        word, flags, first, wait, overflow, *more, now = reply
+        short, found, streamed = more if len(more) == 3 else (0, more[0], ())
+        if streamed:
+            items = [keys.items(text(job_id)) for job_id in streamed]
+            yield [Call(script("settle"), keys, streamed, items)]
         if word == b"again":
             found = yield from self._claimed_again(keys, found)
         if overflow:
             yield from self._bury_oldest(keys, overflow)
         if left:
             yield from self._deliver(queue)
-        return flags, records.claimed(queue, found, int(first), policy.lease), None if wait < 0 else wait
+        jobs = records.claimed(queue, found, int(first), policy.lease, int(now))
+        return flags, jobs, None if wait < 0 else wait, short
 
     def _may_be_quick(self, queue: str, outcomes: Sequence[Outcome]) -> bool:
         """Whether the short script is worth a try: a queue that was not for it is not asked for a while."""
@@ -439,9 +565,17 @@ class RedisStorage(Storage):
         found: list[Any] = []
         for job_id, blob, st in zip(ids, blobs, sts, strict=True):
             # One that is gone meanwhile keeps its place, which says its token; its end will be refused.
-            counters = pack(records.unpack(st[9:])[:3]) if st is not None and st[:1] in b"aA" else b""
+            body = records.unpack(st[9:]) if st is not None and st[:1] in b"aA" else None
+            counters = pack([*body[:3], body[5]]) if body is not None else b""
             found += (job_id, blob if blob is not None else records.NOTHING, counters)
         return found
+
+    def _bury_surplus(self, keys: QueueKeys) -> Steps[None]:
+        """Forget as many dead letters as are above the most that are kept."""
+        [there] = yield [Command((b"ZCARD", keys.key("dead")))]
+        overflow = there - self.policy(keys.queue).dead_letters.max_entries
+        while overflow > 0 and (buried := (yield from self._bury_oldest(keys, overflow))):
+            overflow -= buried
 
     def _bury_oldest(self, keys: QueueKeys, count: int) -> Steps[int]:
         """Forget the oldest dead letters above the most that are kept."""
@@ -455,6 +589,7 @@ class RedisStorage(Storage):
 
     def _renew(self, leases: Sequence[Lease]) -> Steps[list[Renewal]]:
         renewals = [Renewal(False)] * len(leases)
+        shared: list[tuple[QueuePolicy, list[bytes]]] = []
         for queue, places in _by_queue(leases):
             arguments: list[Any] = [self.policy(queue).lease]
             for place in places:
@@ -462,6 +597,12 @@ class RedisStorage(Storage):
             [[_, replies]] = yield [Call(script("renew"), self.keys(queue), arguments)]
             for place, reply in zip(places, replies, strict=True):
                 renewals[place] = Renewal(reply > 0, reply == 2)
+            if self.policy(queue).limiter is not None:
+                held = [permit(queue, leases[place].token) for place in places if renewals[place].held]
+                shared.append((self.policy(queue), held))
+        for policy, held in shared:
+            assert policy.limiter is not None
+            yield from self._limits.renew(policy.limiter, policy.lease, held)
         return renewals
 
     def report(self, reports: Sequence[Report]) -> list[bool]:
@@ -472,7 +613,7 @@ class RedisStorage(Storage):
         accepted = [False] * len(reports)
         for queue, places in _by_queue(reports):
             keys = self.keys(queue)
-            arguments: list[Any] = [MAX_LOG_LINES]
+            arguments: list[Any] = [self.policy(queue).retention.logs.count]
             for place in places:
                 report = reports[place]
                 progress = b"" if report.progress is None else records.pack_progress(report.progress)
@@ -489,11 +630,30 @@ class RedisStorage(Storage):
                 accepted[place] = reply == 1
         return accepted
 
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        """See `Storage.emit`."""
+        return self._run(self._emit(emissions))
+
+    def _emit(self, emissions: Sequence[Emission]) -> Steps[list[bool]]:
+        accepted = [False] * len(emissions)
+        for queue, places in _by_queue(emissions):
+            keys = self.keys(queue)
+            arguments: list[Any] = []
+            for place in places:
+                _, job_id, token, start, items = emissions[place]
+                token_bytes = records.pack_token(queue, token)
+                arguments += (pack_text(job_id), token_bytes, start, len(items), *items)
+            theirs = [keys.items(emissions[place].id) for place in places]
+            [[_, replies]] = yield [Call(script("emit"), keys, arguments, theirs)]
+            for place, reply in zip(places, replies, strict=True):
+                accepted[place] = reply == 1
+        return accepted
+
     # Single jobs.
 
     def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
         """See `Storage.cancel`."""
-        heading = [pack_text(reason), self.policy(queue).group_limit]
+        heading = [pack_text(reason), records.pack_groups(self.policy(queue))]
         replies = self._run(self._on_jobs("cancel", queue, ids, heading))
         return [CancelResult(job_id, text(reply)) for job_id, reply in zip(ids, replies, strict=True)]
 
@@ -506,7 +666,7 @@ class RedisStorage(Storage):
         return self._moved(queue, ids, [b"delayed", run_at])
 
     def _moved(self, queue: str, ids: Sequence[str], heading: list[Any]) -> list[bool]:
-        heading = [*heading, self.policy(queue).group_limit]
+        heading = [*heading, records.pack_groups(self.policy(queue))]
         return [reply == 1 for reply in self._run(self._on_jobs("move", queue, ids, heading))]
 
     def update(
@@ -517,13 +677,18 @@ class RedisStorage(Storage):
             b"" if priority is None else priority,
             b"0" if payload is None else b"1",
             payload or b"",
-            self.policy(queue).group_limit,
+            records.pack_groups(self.policy(queue)),
         ]
         return [reply == 1 for reply in self._run(self._on_jobs("update", queue, ids, heading))]
 
+    def revise(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        """See `Storage.revise`."""
+        heading = [b"1" if retry else b"0", payload, old, records.pack_groups(self.policy(queue))]
+        return text(self._run(self._on_jobs("revise", queue, [id], heading))[0])
+
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
-        heading = [b"d" if dry_run else b"0", self.policy(queue).group_limit]
+        heading = [b"d" if dry_run else b"0", records.pack_groups(self.policy(queue))]
         return list(map(text, self._run(self._on_jobs("retry", queue, ids, heading))))
 
     def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
@@ -539,21 +704,30 @@ class RedisStorage(Storage):
         return [word for some in _chunks(ids) for word in self._run(self._given(queue, some, to))]
 
     def _given(self, queue: str, ids: Sequence[str], to: str) -> Steps[list[str]]:
-        heading = [pack_text(to), self.policy(queue).group_limit]
+        heading = [pack_text(to), records.pack_groups(self.policy(queue))]
         given = outbox.keys_of_given
         looks = yield from self._on_jobs("give", queue, ids, [b"look", *heading], given)
-        words = [text(word) for word, _ in looks]
+        words = [text(word) for word, *_ in looks]
         pending = [place for place, word in enumerate(words) if word == "moved"]
+        if pending:
+            yield from self._agree({to} - self._agreed)
+        if self.policy(to).group_mode == KEYED:
+            words = [
+                "group_needed" if word == "moved" and not look[3] else word
+                for word, look in zip(words, looks, strict=True)
+            ]
+            pending = [place for place in pending if words[place] == "moved"]
         if not pending:
             return words
-        pairs = [part for place in pending for part in (pack_text(ids[place]), looks[place][1])]
-        [[_, rivals]] = yield [Call(script("rivals"), self.keys(to), pairs)]
+        said = [part for place in pending for part in (pack_text(ids[place]), *looks[place][1:3])]
+        [[_, rivals]] = yield [Call(script("rivals"), self.keys(to), said)]
         for place, rival in zip(pending, rivals, strict=True):
             words[place] = text(rival) or "moved"
         moving = [place for place in pending if words[place] == "moved"]
         if not moving:
             return words
-        yield from self._list({to})
+        # Its mode and its bounds count for the first that comes, too.
+        yield from self._list({to}) if to in self._agreed else self._begin({to})
         going = [ids[place] for place in moving]
         replies = yield from self._on_jobs("give", queue, going, [b"give", *heading], given)
         for place, reply in zip(moving, replies, strict=True):
@@ -563,7 +737,10 @@ class RedisStorage(Storage):
         back = yield from self._states(queue, going)
         for place, reply, state, returned in zip(moving, replies, there, back, strict=True):
             if reply == b"moved" and returned is not None:
-                words[place] = "unique_key_taken" if state in (None, *REUSABLE) else "duplicate"
+                is_taken = state not in (None, *REUSABLE) or looks[place][2]
+                words[place] = "duplicate" if is_taken else "unique_key_taken"
+        if any(looks[place][2] for place in moving):
+            yield from self._bury_surplus(self.keys(to))
         return words
 
     def _on_jobs(
@@ -594,8 +771,8 @@ class RedisStorage(Storage):
         states: Iterable[State] = (),
     ) -> Steps[list[Any]]:
         names = pack([state.value for state in states])
-        heading = [mode, bound, names, self.policy(keys.queue).group_limit]
-        return (yield from self._on_jobs("remove", keys.queue, ids, heading, _of_jobs))
+        heading = [mode, bound, names, records.pack_groups(self.policy(keys.queue))]
+        return (yield from self._on_jobs("remove", keys.queue, ids, heading, _all_of_jobs))
 
     # Queues.
 
@@ -626,9 +803,9 @@ class RedisStorage(Storage):
         most = concurrency if concurrency is not None else b""
         self._run(self._control(queue, "limit", capacity, per, most))
 
-    def set_group_limit(self, queue: str, group: str | None, concurrency: int | None) -> None:
+    def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
         """See `Storage.set_group_limit`."""
-        self._run(self._group(queue, "limit", group, concurrency))
+        self._run(self._group(queue, "limit", group, records.group_words(said)))
 
     def pause_group(self, queue: str, group: str) -> None:
         """See `Storage.pause_group`."""
@@ -641,19 +818,25 @@ class RedisStorage(Storage):
 
     def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
         """See `Storage.group_limits`."""
-        found = _flat(self._run(_asked(Command((b"HGETALL", self.keys(queue).key("groups"))))))
-        return {text(found[at]) or None: records.group_limit(found[at + 1]) for at in range(0, len(found), 2)}
+        return records.group_limits(self._run(_asked(Command((b"HGETALL", self.keys(queue).key("groups"))))))
 
-    def _group(self, queue: str, verb: str, group: str | None, concurrency: int | None = None) -> Steps[None]:
+    def _group(self, queue: str, verb: str, group: str | None, words: Sequence[bytes] = ()) -> Steps[None]:
         yield from self._list({queue})
         name = b"" if group is None else pack_text(group)
-        limit = b"" if concurrency is None else b"%d" % concurrency
-        heading = [verb, name, limit, self.policy(queue).group_limit]
+        heading = [verb, name, records.pack_groups(self.policy(queue))]
         after = b""
         while True:
-            [[_, after]] = yield [Call(script("group"), self.keys(queue), [*heading, after])]
+            [[_, after]] = yield [Call(script("group"), self.keys(queue), [*heading, after, *words])]
             if not after:
                 return
+
+    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+        """See `Storage.set_limiter`."""
+        self._run(self._limits.change(name, rate, concurrency))
+
+    def limiter_state(self, name: str) -> LimiterState:
+        """See `Storage.limiter_state`."""
+        return self._run(self._limits.state(name))
 
     def _control(self, queue: str, verb: str, *arguments: Any) -> Steps[None]:
         yield from self._list({queue})
@@ -702,18 +885,19 @@ class RedisStorage(Storage):
         keys = self.keys(queue)
         name = self._ids.new(SYSTEM_CLOCK.now())
         gone = keys.key(f"gone:{name}")
-        [[left, removed]] = yield [
+        [[left, (removed, tokens)]] = yield [
             Call(
                 script("obliterate"),
                 keys,
                 [b"1" if force else b"0", name, pack_text(queue)],
-                [gone, keys.key("gone")],
+                [gone, keys.key("gone"), *self._metrics.all_keys(keys)],
             )
         ]
         if removed < 0:
             raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
         if left:
             yield from self._deliver(queue)
+        yield from self._lose(queue, tokens)
         yield from self._delete_leftovers(keys)
         yield [Command((b"SREM", self._common.key("queues"), pack_text(queue)))]
         self._known.discard(queue)
@@ -731,7 +915,7 @@ class RedisStorage(Storage):
             cursor = b"0"
             while True:
                 [[cursor, found]] = yield [Command((b"HSCAN", gone, cursor, b"COUNT", 500))]
-                found = _flat(found)
+                found = flat(found)
                 # Those that were enqueued anew since have theirs.
                 yield from self._removed(keys, list(map(text, found[::2])), "gone")
                 if not int(cursor):
@@ -758,6 +942,23 @@ class RedisStorage(Storage):
                 found.append(None if reply is None else records.record(queue, job_id, reply, int(now)))
         return found
 
+    def items(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        """See `Storage.items`."""
+        return self._run(self._items(queue, marks))
+
+    async def aitems(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        """See `Storage.items`."""
+        return await self._trips.arun(self._items(queue, marks))
+
+    def _items(self, queue: str, marks: Sequence[ItemMark]) -> Steps[list[ItemPage | None]]:
+        keys = self.keys(queue)
+        arguments: list[Any] = [PAGE_BYTES, PAGE_ITEMS]
+        for mark in marks:
+            arguments += (pack_text(mark.id), records.pack_token(queue, mark.run), mark.start)
+        theirs = [keys.items(mark.id) for mark in marks]
+        [[now, replies]] = yield [Call(script("items"), keys, arguments, theirs, lane=False)]
+        return [None if reply is None else records.item_page(queue, reply, int(now)) for reply in replies]
+
     def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
         """See `Storage.states`."""
         return self._run(self._states(queue, ids))
@@ -775,22 +976,79 @@ class RedisStorage(Storage):
         counters, delayed, active, failed = self._run(
             _asked(Call(script("counts"), self.keys(queue), [], lane=False))
         )
-        found = _mapping(counters)
-        ready = sum(number for name, number in found.items() if name.startswith("n:"))
-        return {
-            State.WAITING: ready + found.get("p", 0),
-            State.DELAYED: delayed,
-            State.BLOCKED: found.get("b", 0),
-            State.ACTIVE: active,
-            State.COMPLETED: found.get("c", 0),
-            State.FAILED: failed,
-            State.CANCELLED: found.get("x", 0),
-        }
+        return counts_of(mapping(counters), delayed, active, failed)
+
+    def overview(self, queues: Sequence[str] | None = None) -> Overview:
+        """See `Storage.overview`."""
+        return self._run(self._inspector.overview(queues))
+
+    def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
+        """See `Storage.groups`."""
+        return self._run(self._inspector.groups(queue, limit, names))
+
+    def explain(self, queue: str, id: str) -> Explanation | None:
+        """See `Storage.explain`."""
+        facts = self._run(self._inspector.facts(queue, id))
+        return None if facts is None else decide(facts, self.workers())
+
+    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+        """See `Storage.flow`."""
+        return self._run(self._inspector.flow((queue, id), limit))
+
+    def record_runs(self, stats: Sequence[RunStats]) -> None:
+        """See `Storage.record_runs`."""
+        self._run(self._metrics.record(stats))
+
+    def series(
+        self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False
+    ) -> list[Bucket]:
+        """See `Storage.series`."""
+        return self._run(self._metrics.series(queues, start, end, step, by_name))
+
+    def cursor_page(
+        self, queue: str, state: State, limit: int, cursor: str | None = None, newest_first: bool = True
+    ) -> JobPage:
+        """See `Storage.cursor_page`."""
+        steps = pages.cursor_page(
+            self.keys(queue), state, limit, cursor, self._jobs, newest_first=newest_first
+        )
+        return self._run(steps)
+
+    def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
+        """See `Storage.find`."""
+        return self._run(self._find(id, queues))
+
+    def _find(self, job_id: str, queues: Sequence[str] | None) -> Steps[list[tuple[str, State]]]:
+        names = list(queues) if queues is not None else (yield from self._queues())
+        if not names:
+            return []
+        calls = [Call(script("states"), self.keys(name), [pack_text(job_id)], lane=False) for name in names]
+        answers = yield [*calls]
+        found = [(name, STATES.get(letters[0])) for name, letters in zip(names, answers, strict=True)]
+        return [(name, state) for name, state in found if state is not None]
+
+    def about(
+        self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
+    ) -> MentionPage:
+        """See `Storage.about`."""
+        return self._run(self._inspector.about(subject, limit, cursor, queues))
+
+    def diagnostics(self) -> Diagnostics:
+        """See `Storage.diagnostics`."""
+        names = self.queues()
+        lines = [
+            Line("storage.where", "Storage", "where", self.describe()),
+            Line("storage.queues", "Storage", "queues", f"{len(names):,}"),
+            *diagnosis.of_servers(self._connections),
+            *self._run(diagnosis.of_keys([self.keys(name) for name in names])),
+            workers_line(len(self.workers())),
+        ]
+        return Diagnostics("redis", self.overview([]).at, lines)
 
     def waiting_names(self, queue: str) -> dict[str, int]:
         """See `Storage.waiting_names`."""
         counters = self._run(_asked(Command((b"HGETALL", self.keys(queue).key("count")))))
-        return {name[2:]: number for name, number in _mapping(counters).items() if name.startswith("n:")}
+        return {name[2:]: number for name, number in mapping(counters).items() if name.startswith("n:")}
 
     def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
         """See `Storage.page`."""
@@ -869,9 +1127,11 @@ class RedisStorage(Storage):
 
     # Workers.
 
-    def register_worker(self, info: WorkerInfo) -> None:
+    def register_worker(self, info: WorkerInfo) -> tuple[str, ...]:
         """See `Storage.register_worker`."""
-        self._run(_asked(self._worker(b"seen", pack_text(info.id), records.pack_worker(info))))
+        about = records.pack_worker(info)
+        told = self._run(_asked(self._worker(b"seen", pack_text(info.id), about, info.started_at)))
+        return tuple(map(text, told))
 
     def unregister_worker(self, worker_id: str) -> None:
         """See `Storage.unregister_worker`."""
@@ -882,8 +1142,33 @@ class RedisStorage(Storage):
         return self._run(self._workers())
 
     def _workers(self) -> Steps[list[WorkerInfo]]:
-        [found] = yield [self._worker(b"list", WORKER_TTL)]
+        [found] = yield [self._worker(b"list", WORKER_TTL, DUMP_TTL)]
         return [records.worker(found[at], int(float(found[at + 1]))) for at in range(0, len(found), 2)]
+
+    def steer_worker(self, worker_id: str, command: str) -> str:
+        """See `Storage.steer_worker`."""
+        check_command(command)
+        return self._run(self._steer_worker(pack_text(worker_id), command))
+
+    def _steer_worker(self, name: bytes, command: str) -> Steps[str]:
+        [answer] = yield [self._worker(b"steer", name, command.encode(), WORKER_TTL)]
+        if answer == ASKED.encode():
+            yield [Command((self._trips.publish, self._common.steered.encode(), name))]
+        return text(answer)
+
+    def follow_worker(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        """See `Storage.follow_worker`."""
+        return self._telling.follow_worker(worker_id, wake)
+
+    def keep_dump(self, worker_id: str, text: str) -> bool:
+        """See `Storage.keep_dump`."""
+        kept = pack_text(text[:MAX_DUMP])
+        return bool(self._run(_asked(self._worker(b"dump", pack_text(worker_id), kept))))
+
+    def worker_dump(self, worker_id: str) -> WorkerDump | None:
+        """See `Storage.worker_dump`."""
+        found = self._run(_asked(self._worker(b"dumped", pack_text(worker_id), DUMP_TTL)))
+        return WorkerDump(int(float(found[0])), text(found[1])) if found else None
 
     def _worker(self, *arguments: Any) -> Call:
         return Call(script("worker"), self._common, arguments, lane=False)
@@ -895,6 +1180,9 @@ class RedisStorage(Storage):
         return self._run(self._maintain())
 
     def _maintain(self) -> Steps[Swept]:
+        every = (*self._policies.values(), self._default_policy)
+        for limiter in sorted({policy.limiter for policy in every if policy.limiter is not None}):
+            yield from self._limits.pass_on(limiter)
         alive = pack([info.id for info in (yield from self._workers())])
         swept = Swept()
         for queue in (yield from self._queues()):
@@ -904,36 +1192,53 @@ class RedisStorage(Storage):
     def _sweep(self, queue: str, alive: bytes) -> Steps[Swept]:
         keys, policy = self.keys(queue), self.policy(queue)
         dead, kept = policy.dead_letters, policy.retention
+        tiers, buckets = self._metrics.present(keys)
         arguments = [
             policy.lease,
-            policy.group_limit,
+            records.pack_groups(policy),
             dead.ttl,
             dead.auto_retries,
             records.pack_delay(dead.auto_retry_delay),
             dead.max_entries,
             SWEEP,
             alive,
-            *(keep.age if keep.age is not None else b"" for keep in (kept.completed, kept.cancelled)),
+            kept.attempts.count,
+            *records.pack_bounds(kept, dead),
+            tiers,
             *(yield from self._active(keys)),
         ]
-        [[left, reply]] = yield [Call(script("sweep"), keys, arguments)]
-        promoted, stalled, expired, retried, overflow, over = reply
+        [[left, reply]] = yield [Call(script("sweep"), keys, arguments, buckets)]
+        promoted, stalled, expired, retried, overflow, over, tokens, unneeded = reply
+        yield from self._lose(queue, tokens)
         if left:
             yield from self._deliver(queue)
         removed = yield from self._expire(keys, list(map(text, over)))
+        yield from self._forget_over(keys, list(map(text, unneeded)))
         if kept is not NO_RETENTION:
             for state in (State.COMPLETED, State.CANCELLED):
-                removed += yield from self._trim(keys, state, kept.of(state).count)
+                keep = kept.of(state)
+                removed += yield from self._trim(keys, state, keep.count, keep.bytes)
+            if kept.results.bytes is not None:
+                yield from self._trim_results(keys, kept.results.bytes)
+        if dead.max_bytes is not None:
+            removed += yield from self._trim(keys, State.FAILED, None, dead.max_bytes)
         if overflow:
             removed += yield from self._bury_oldest(keys, overflow)
         yield from self._delete_leftovers(keys)
         return Swept(promoted, stalled, expired, retried, removed)
 
+    def _lose(self, queue: str, tokens: Sequence[bytes]) -> Steps[None]:
+        """Claims are over without a worker's word: what they had of the queue's limiter is free."""
+        limiter = self.policy(queue).limiter
+        if limiter is not None and tokens:
+            yield from self._limits.free(limiter, [permit_of(queue, token) for token in tokens])
+
     def _expire(self, keys: QueueKeys, ids: list[str]) -> Steps[int]:
         """Forget records whose time is over, up to `EXPIRED`: of a busy queue, thousands are in a second."""
         removed = 0
         while ids and removed < EXPIRED:
-            [[_, gone]] = yield [Call(script("expire"), keys, list(map(pack_text, ids)), _of_jobs(keys, ids))]
+            arguments = [b"", b"", b"", *map(pack_text, ids)]
+            [[_, gone]] = yield [Call(script("expire"), keys, arguments, _of_jobs(keys, ids))]
             if gone < len(ids):
                 # Dead letters, and what others have swept meanwhile.
                 gone += sum((yield from self._removed(keys, ids, "over")))
@@ -944,29 +1249,71 @@ class RedisStorage(Storage):
             ids = list(map(text, found))
         return removed
 
-    def _trim(self, keys: QueueKeys, state: State, most: int | None) -> Steps[int]:
-        """Forget records of one outcome above a number, as far as they are found in so many looks."""
-        if most is None:
+    def _trim(self, keys: QueueKeys, state: State, most: int | None, size: int | None) -> Steps[int]:
+        """Forget records of one outcome above a number, or so many bytes, as far as they are found in so many
+        looks.
+        """
+        if most is None and size is None:
             return 0
-        removed, place = 0, (keys.queue, state)
-        for _ in range(LOOKS):
-            first = self._ranks.pop(place, 0)
-            arguments = [records.LETTERS[state], most, first, SWEEP]
+        removed, place, letter = 0, (keys.queue, state), records.LETTERS[state]
+        bounds: list[int | str] = ["" if bound is None else bound for bound in (most, size)]
+        looks = 0
+        while looks < LOOKS and removed < EXPIRED:
+            arguments = [letter, *bounds, self._ranks.pop(place, 0), SWEEP]
             [[following, ids]] = yield [Call(script("surplus"), keys, arguments, lane=False)]
+            gone = 0
             if ids:
                 some = list(map(text, ids))
-                removed += sum((yield from self._removed(keys, some, "surplus", most, {state})))
-            if not following:
+                if state is not State.FAILED:
+                    arguments = [letter, *bounds, *ids]
+                    [[_, gone]] = yield [Call(script("expire"), keys, arguments, _of_jobs(keys, some))]
+                for mode, bound in (("surplus", most), ("heavy", size)) if gone < len(some) else ():
+                    if bound is not None:
+                        gone += sum((yield from self._removed(keys, some, mode, bound, {state})))
+                removed += gone
+            looks += not gone
+            if following < 0:
                 break
             self._ranks[place] = following
         return removed
+
+    def _trim_results(self, keys: QueueKeys, size: int) -> Steps[None]:
+        """Forget results above so many bytes, in so many steps."""
+        for _ in range(EXPIRED // SWEEP):
+            arguments = [b"r", b"", size, 0, SWEEP]
+            [[following, ids]] = yield [Call(script("surplus"), keys, arguments, lane=False)]
+            yield from self._forget_unneeded(keys, [f"r{text(job_id)}" for job_id in ids], b"surplus", size)
+            if following < 0:
+                break
+
+    def _forget_over(self, keys: QueueKeys, names: list[str]) -> Steps[None]:
+        """Forget what is over before its job's record, in so many steps; `names` as `unneeded` has them."""
+        for _ in range(EXPIRED // SWEEP):
+            gone = yield from self._forget_unneeded(keys, names, b"over")
+            if len(names) < SWEEP or not gone:
+                return
+            results, details = yield [
+                Command((b"ZRANGE", keys.key(name), 0, SWEEP - 1)) for name in ("results", "details")
+            ]
+            names = [*(f"r{text(job_id)}" for job_id in results), *map(text, details)]
+
+    def _forget_unneeded(
+        self, keys: QueueKeys, names: list[str], mode: bytes, bound: int | bytes = b""
+    ) -> Steps[int]:
+        gone = 0
+        for some in _chunks(names):
+            arguments = [mode, bound, *map(pack_text, some)]
+            of_jobs = _all_of_jobs(keys, [name[1:] for name in some])
+            [[_, part]] = yield [Call(script("unneeded"), keys, arguments, of_jobs)]
+            gone += part
+        return gone
 
     def _active(self, keys: QueueKeys) -> Steps[list[bytes]]:
         """Some of the active jobs: one whose lease was lost with a part of the data has to get another."""
         cursor = self._cursors.get(keys.queue, b"0")
         [[cursor, found]] = yield [Command((b"HSCAN", keys.key("st"), cursor, b"COUNT", SCANNED))]
         self._cursors[keys.queue] = cursor
-        found = _flat(found)
+        found = flat(found)
         return [found[at] for at in range(0, len(found), 2) if found[at + 1][:1] in b"aA"]
 
     # Inside.
@@ -988,11 +1335,12 @@ def _limits(policy: QueuePolicy) -> list[Any]:
         rate.capacity if rate is not None else b"",
         rate.per if rate is not None else b"",
         policy.concurrency if policy.concurrency is not None else b"",
-        policy.group_limit,
+        records.pack_groups(policy),
         dead.ttl,
         dead.auto_retries,
         records.pack_delay(dead.auto_retry_delay),
         dead.max_entries,
+        policy.retention.attempts.count,
     ]
 
 
@@ -1023,6 +1371,12 @@ def _of_jobs(keys: QueueKeys, ids: Iterable[str]) -> list[bytes]:
     return [key for job_id in ids for key in (keys.result(job_id), keys.log_lines(job_id))]
 
 
+def _all_of_jobs(keys: QueueKeys, ids: Iterable[str]) -> list[bytes]:
+    return [
+        key for job_id in ids for key in (keys.result(job_id), keys.log_lines(job_id), keys.items(job_id))
+    ]
+
+
 def _by_queue(entries: Sequence[Any]) -> Iterable[tuple[str, list[int]]]:
     places: dict[str, list[int]] = {}
     for place, entry in enumerate(entries):
@@ -1032,13 +1386,3 @@ def _by_queue(entries: Sequence[Any]) -> Iterable[tuple[str, list[int]]]:
 
 def _chunks(values: Sequence[T], size: int = PAGE) -> Iterable[Sequence[T]]:
     return (values[start : start + size] for start in range(0, len(values), size))
-
-
-def _flat(pairs: Any) -> list[Any]:
-    """Names and values in turn: a client may have made a dict of them, its protocol's own form."""
-    return [part for pair in pairs.items() for part in pair] if isinstance(pairs, dict) else list(pairs)
-
-
-def _mapping(pairs: Any) -> dict[str, int]:
-    flat = _flat(pairs)
-    return {text(flat[at]): int(flat[at + 1]) for at in range(0, len(flat), 2)}

@@ -131,6 +131,16 @@ class Telling:
             logger.warning("New queues are not known until the next poll.", exc_info=True)
         wake()
 
+    def follow_worker(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        """Call `wake` when commands may wait for a worker."""
+        name = pack_text(worker_id)
+
+        def steered(message: bytes) -> None:
+            if message == name:
+                wake()
+
+        return self._listener.add(self._common.steered, steered, wake)
+
     def subscribe(self, queue: str, handler: EventHandler, job_id: str | None) -> Unsubscribe:
         """Call `handler` for each event of a queue, or of one job of it."""
         what = ALL if job_id is None else b"=" + pack_text(job_id)

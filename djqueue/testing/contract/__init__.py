@@ -29,6 +29,7 @@ try:
 except ImportError as error:
     raise ImportError(f"{error}: the conformance suite needs pytest and hypothesis") from error
 
+from .belongings import BelongingsContract
 from .cancelling import CancellingContract
 from .capacity import CapacityContract
 from .case import POLICIES, StorageCase
@@ -39,13 +40,19 @@ from .delayed import DelayedContract
 from .dependencies import DependenciesContract
 from .duplicates import DuplicatesContract
 from .enqueue import EnqueueContract
+from .flow_graphs import FlowGraphsContract
 from .flows import FlowsContract
 from .graphs import GraphsContract
 from .groups import GroupsContract
+from .held_bounds import HeldBoundsContract
 from .ids_and_bytes import IdsAndBytesContract
 from .incidents import IncidentsContract
+from .insight import InsightContract
+from .keeping import KeepingContract
+from .kept_bytes import KeptBytesContract
 from .leases import LeasesContract
 from .letter_pages import LetterPagesContract
+from .limiters import LimitersContract
 from .limits import LimitsContract
 from .maintenance import MaintenanceContract
 from .moving import MovingContract
@@ -55,8 +62,12 @@ from .queue_controls import QueueControlsContract
 from .reads import ReadsContract
 from .results import ResultsContract
 from .retention import RetentionContract
+from .revising import RevisingContract
 from .sequences import SequencesContract
+from .staging import StagingContract
 from .stalls import StallsContract
+from .streaming import StreamingContract
+from .subjects import SubjectsContract
 from .telling import TellingContract
 from .transition_table import TransitionTableContract
 from .unique_keys import UniqueKeysContract
@@ -66,6 +77,7 @@ from .workers import WorkersContract
 
 __all__ = [
     "POLICIES",
+    "BelongingsContract",
     "CancellingContract",
     "CapacityContract",
     "ClaimsContract",
@@ -75,13 +87,19 @@ __all__ = [
     "DependenciesContract",
     "DuplicatesContract",
     "EnqueueContract",
+    "FlowGraphsContract",
     "FlowsContract",
     "GraphsContract",
     "GroupsContract",
+    "HeldBoundsContract",
     "IdsAndBytesContract",
     "IncidentsContract",
+    "InsightContract",
+    "KeepingContract",
+    "KeptBytesContract",
     "LeasesContract",
     "LetterPagesContract",
+    "LimitersContract",
     "LimitsContract",
     "MaintenanceContract",
     "MovingContract",
@@ -91,10 +109,14 @@ __all__ = [
     "ReadsContract",
     "ResultsContract",
     "RetentionContract",
+    "RevisingContract",
     "SequencesContract",
+    "StagingContract",
     "StallsContract",
     "StorageCase",
     "StorageContract",
+    "StreamingContract",
+    "SubjectsContract",
     "TellingContract",
     "TransitionTableContract",
     "UniqueKeysContract",
@@ -119,21 +141,31 @@ class StorageContract(
     UniqueKeysContract,
     DuplicatesContract,
     UpdatesContract,
+    RevisingContract,
     CapacityContract,
     GroupsContract,
     LimitsContract,
+    LimitersContract,
     DependenciesContract,
     MovingContract,
     FlowsContract,
+    FlowGraphsContract,
     GraphsContract,
     QueueControlsContract,
     ReadsContract,
     TellingContract,
     WaitingContract,
+    StreamingContract,
     IncidentsContract,
+    InsightContract,
+    SubjectsContract,
     WorkersContract,
     MaintenanceContract,
     RetentionContract,
+    KeepingContract,
+    KeptBytesContract,
+    BelongingsContract,
+    HeldBoundsContract,
     IdsAndBytesContract,
     SequencesContract,
     ConcurrencyContract,

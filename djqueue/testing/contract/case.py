@@ -9,8 +9,9 @@ import pytest
 from djqueue.core.backoff import Backoff
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.job import Event, JobRecord
+from djqueue.core.limiter import Rate
 from djqueue.core.queue import QueuePolicy
-from djqueue.core.retention import Keep, Retention
+from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
@@ -20,6 +21,8 @@ from .transitions import TransitionLog, marks_of
 
 SOON = 200
 """Milliseconds: the delays and lifetimes that the suite waits for."""
+WHILE = 100 * SOON
+"""Milliseconds: those of a walk, which a storage's own clock does not pass meanwhile."""
 LATER = 3_600_000
 """Milliseconds: those that it does not."""
 
@@ -31,6 +34,11 @@ GROWING = "growing-waits"
 JITTERED = "jittered"
 FEW_RECORDS = "few-records"
 BRIEF_RECORDS = "brief-records"
+FEW_BYTES = "few-bytes"
+FEW_RESULTS = "few-results"
+BRIEF_RESULTS = "brief-results"
+BRIEF_DETAILS = "brief-details"
+MEASURED = "measured"
 SMALL = "small"
 PATIENT = "patient"
 IMPATIENT = "impatient"
@@ -40,6 +48,11 @@ MOST = 3
 """Jobs that may wait in each of the last five."""
 KEYED_ONLY = "keyed-only"
 UNGROUPED = "ungrouped"
+LIMITER = "stripe"
+SHARING = ("charges", "refunds", "payouts")
+"""Queues that share the limiter."""
+RATED = "rated-groups"
+WEIGHTED = "weighted-groups"
 
 POLICIES: Mapping[str, QueuePolicy] = {
     FEW_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(max_entries=3)),
@@ -48,6 +61,25 @@ POLICIES: Mapping[str, QueuePolicy] = {
     PAIRS: QueuePolicy(group_concurrency=2),
     FEW_RECORDS: QueuePolicy(retention=Retention(completed=Keep(count=3), cancelled=Keep(count=1))),
     BRIEF_RECORDS: QueuePolicy(retention=Retention(completed=Keep(age=SOON), cancelled=Keep(age=2 * SOON))),
+    FEW_BYTES: QueuePolicy(
+        retention=Retention(completed=Keep(bytes=1_000), cancelled=Keep(bytes=500)),
+        dead_letters=DeadLetterPolicy(max_bytes=1_000),
+    ),
+    FEW_RESULTS: QueuePolicy(retention=Retention(results=KeepResults(bytes=300))),
+    BRIEF_RESULTS: QueuePolicy(retention=Retention(results=KeepResults(age=SOON))),
+    BRIEF_DETAILS: QueuePolicy(
+        retention=Retention(attempts=KeepOfJob(age=SOON, count=2), logs=KeepOfJob(age=3 * SOON, count=3))
+    ),
+    MEASURED: QueuePolicy(
+        retention=Retention(
+            completed=Keep(count=6, bytes=900),
+            cancelled=Keep(bytes=300),
+            results=KeepResults(bytes=400, age=5 * WHILE),
+            attempts=KeepOfJob(age=2 * WHILE),
+            logs=KeepOfJob(age=WHILE),
+        ),
+        dead_letters=DeadLetterPolicy(max_bytes=700, ttl=20 * WHILE),
+    ),
     GROWING: QueuePolicy(
         dead_letters=DeadLetterPolicy(
             auto_retries=3,
@@ -67,6 +99,9 @@ POLICIES: Mapping[str, QueuePolicy] = {
     LOWEST_GO: QueuePolicy(max_size=MOST, when_full="drop_lowest"),
     KEYED_ONLY: QueuePolicy(group_mode="keyed"),
     UNGROUPED: QueuePolicy(group_mode="global"),
+    **{queue: QueuePolicy(limiter=LIMITER) for queue in SHARING},
+    RATED: QueuePolicy(group_concurrency=10, group_rate=Rate(2, 2 * SOON)),
+    WEIGHTED: QueuePolicy(group_concurrency=4, group_weights={"b": 2, "c": 3, "heavy": 9}),
 }
 """What the storage under test has to be configured with."""
 
@@ -173,3 +208,10 @@ def swept_clean(storage: Storage) -> None:
         if not any(storage.maintain()):
             return
     raise AssertionError("maintenance finds something to do for ever")
+
+
+def bounded(storage: Storage, queue: str) -> None:
+    """Have the bounds of a queue count from now on: a storage may learn them with its upkeep."""
+    probe = enqueue(storage, queue=queue)
+    storage.maintain()
+    storage.remove(queue, [probe])

@@ -1,6 +1,6 @@
 """Random graphs of jobs that wait for one another, whose jobs end in every way: none waits for ever."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from random import Random
@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from djqueue.core.job import Batch, Claimed, EnqueueResult
-from djqueue.core.options import ON_DEPENDENCY_FAILURE, JobKey
+from djqueue.core.options import ON_DEPENDENCY_FAILURE
 from djqueue.core.states import LIVE, State
 from djqueue.storage.base import Storage
 
-from ..factories import ENDINGS, batch, claim, finish
-from .case import SOON, StorageCase
+from ..factories import ENDINGS, batch, claim, counts, finish
+from .case import LATER, SOON, StorageCase, swept_clean
 
 T = TypeVar("T")
 
-STEPS = ["run"] * 5 + ["cancel", "remove", "retry", "clean", "pass_time", "lose", "again"]
+STEPS = ["run"] * 5 + ["move"] * 2 + ["cancel", "remove", "retry", "clean", "pass_time", "lose", "again"]
 """The steps that are drawn from, the frequent ones more than once."""
 
 _numbers = count()
@@ -59,12 +59,19 @@ class Graph:
         """What comes is not drawn by hypothesis: it depends on what the storage answers."""
         number = next(_numbers)
         self.queues = [f"graph {number} {letter}" for letter in "abc"]
-        self.needs: dict[JobKey, tuple[JobKey, ...]] = {}
-        self.rules: dict[JobKey, str] = {}
-        self.completed: set[JobKey] = set()
+        self.needs: dict[str, tuple[str, ...]] = {}
+        self.rules: dict[str, str] = {}
+        self.queue_of: dict[str, str] = {}
+        """Where each job was seen last."""
+        self.moved: set[str] = set()
+        """Jobs that were moved, or may have been."""
+        self.completed: set[str] = set()
         """Jobs that have completed at some time."""
-        self.revived: set[JobKey] = set()
-        """Dead letters that were retried: they wait for nothing any more."""
+        self.revived: set[str] = set()
+        """Dead letters that were retried: they wait for nothing any more, and hold nothing."""
+        self.unheld: set[str] = set()
+        """Jobs that have failed at some time, were taken away by hand, or enqueued anew: nobody is promised
+        their records."""
         self.held: list[Claimed] = []
 
     def run(self) -> None:
@@ -78,11 +85,19 @@ class Graph:
         self.look()
         for step in self.random.choices(STEPS, k=self.random.randint(0, 15)):
             if step == "again":
-                self.do(partial(_enqueue, batches))
+                # Where one is in another queue, its id is free in its own.
+                there = [one for one in batches if self.moved.isdisjoint(self.behind(one.ids or ()))]
+                # And what is enqueued anew is not what those hold that have waited for it.
+                anew = {None, State.CANCELLED}
+                self.unheld |= {key for key, state in self.states().items() if state in anew}
+                self.do(partial(_enqueue, there))
             else:
                 getattr(self, f"step_{step}")()
             self.look()
         self.work_off()
+        self.case.advance(2 * LATER)
+        swept_clean(self.storage)
+        self.look_at_what_is_left()
         for queue in self.queues:
             self.storage.obliterate(queue, force=True)
 
@@ -94,21 +109,29 @@ class Graph:
         """A batch for each job: in any queue, behind those that it waits for."""
         found = []
         for number in range(self.random.randint(2, 7)):
-            key = (self.random.choice(self.queues), str(number))
+            job_id = str(number)
+            queue = self.queue_of[job_id] = self.random.choice(self.queues)
             before = list(self.needs)
-            self.needs[key] = tuple(self.random.sample(before, self.random.randint(0, len(before))))
-            self.rules[key] = self.random.choice(ON_DEPENDENCY_FAILURE)
-            ttl = self.random.choice([None, None, None, SOON])
+            self.needs[job_id] = tuple(self.random.sample(before, self.random.randint(0, len(before))))
+            self.rules[job_id] = self.random.choice(ON_DEPENDENCY_FAILURE)
             found.append(
                 batch(
-                    ids=[key[1]],
-                    queue=key[0],
-                    depends_on=self.needs[key],
-                    on_dependency_failure=self.rules[key],
-                    ttl=ttl,
+                    ids=[job_id],
+                    queue=queue,
+                    depends_on=tuple((self.queue_of[other], other) for other in self.needs[job_id]),
+                    on_dependency_failure=self.rules[job_id],
+                    ttl=self.random.choice([None, None, None, SOON]),
+                    result_ttl=self.random.choice([SOON // 2, LATER]),
                     max_stalls=1_000,
                 )
             )
+        return found
+
+    def behind(self, ids: Iterable[str]) -> set[str]:
+        """These jobs and all that they wait for, directly or not."""
+        found = set(ids)
+        for job_id in ids:
+            found |= self.behind(self.needs[job_id])
         return found
 
     # What is done.
@@ -129,17 +152,26 @@ class Graph:
 
     def step_remove(self) -> None:
         queue, job_id = self.any_job()
+        self.unheld.add(job_id)
         self.do(lambda storage: storage.remove(queue, [job_id]))
+
+    def step_move(self) -> None:
+        """Move a job, whatever its state is."""
+        queue, job_id = self.any_job()
+        to = self.random.choice([other for other in self.queues if other != queue])
+        self.moved.add(job_id)
+        self.do(lambda storage: storage.move(queue, [job_id], to))
 
     def step_retry(self) -> None:
         queue, job_id = self.any_job()
-        if self.states()[queue, job_id] is State.FAILED:
-            self.revived.add((queue, job_id))
+        if self.states()[job_id] is State.FAILED:
+            self.revived.add(job_id)
         self.do(lambda storage: storage.retry(queue, [job_id]))
 
     def step_clean(self) -> None:
         queue = self.random.choice(self.queues)
         state = self.random.choice(sorted(State))
+        self.unheld |= {job_id for job_id, there in self.queue_of.items() if there == queue}
         self.do(lambda storage: storage.clean(queue, frozenset({state}), 2**53))
 
     def step_pass_time(self) -> None:
@@ -154,22 +186,27 @@ class Graph:
 
     # What is looked at.
 
-    def any_job(self) -> JobKey:
-        """One of them."""
-        return self.random.choice(list(self.needs))
+    def any_job(self) -> tuple[str, str]:
+        """The queue and the id of one of them."""
+        job_id = self.random.choice(list(self.needs))
+        return self.queue_of[job_id], job_id
 
-    def states(self) -> dict[JobKey, State | None]:
-        """Of all jobs."""
-        found: dict[JobKey, State | None] = {}
+    def states(self) -> dict[str, State | None]:
+        """Of all jobs, each of which is in one queue."""
+        found: dict[str, State | None] = dict.fromkeys(self.needs)
         for queue in self.queues:
-            ids = [job_id for name, job_id in self.needs if name == queue]
-            keys = [(queue, job_id) for job_id in ids]
-            found.update(zip(keys, self.storage.states(queue, ids), strict=True))
+            for job_id, state in zip(self.needs, self.storage.states(queue, list(self.needs)), strict=True):
+                if state is not None:
+                    assert found[job_id] is None, (job_id, queue, self.queue_of[job_id])
+                    found[job_id] = state
+                    self.queue_of[job_id] = queue
         return found
 
     def look(self) -> None:
-        """Who waits has something to wait for, and who runs has waited for all that it needs."""
+        """Who waits has something to wait for, who runs has waited for all that it needs, and what it needs
+        is there."""
         states = self.states()
+        self.unheld |= {key for key, state in states.items() if state is State.FAILED}
         self.completed |= {key for key, state in states.items() if state is State.COMPLETED}
         for key, state in states.items():
             needed = {other: states[other] for other in self.needs[key]}
@@ -180,6 +217,14 @@ class Graph:
                 ), (key, needed)
             elif state in LIVE and self.rules[key] != "ignore" and key not in self.revived:
                 assert self.completed >= needed.keys(), (key, needed)
+            if state in LIVE and key not in self.revived:
+                kept = needed.keys() & self.completed - self.unheld
+                assert all(needed[other] is not None for other in kept), (key, needed)
+
+    def look_at_what_is_left(self) -> None:
+        """Dead letters alone: no record is held for anybody."""
+        for queue in self.queues:
+            assert counts(self.storage, queue).keys() <= {State.FAILED}, (queue, counts(self.storage, queue))
 
     def work_off(self) -> None:
         """Complete what there is, until nothing lives; dead letters go if somebody waits for them."""

@@ -1,5 +1,6 @@
 """Groups: jobs of one group run one after the other, and hold up nobody else."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from djqueue.core.errors import OptionError
 from djqueue.core.groups import GroupLimit
 from djqueue.core.job import Claimed, Outcome
+from djqueue.core.limiter import Rate
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
@@ -31,7 +33,9 @@ from ..factories import (
     state,
 )
 from ..waiting import Wakes
-from .case import KEYED_ONLY, LATER, PAIRS, SOON, UNGROUPED, StorageCase
+from .case import KEYED_ONLY, LATER, PAIRS, RATED, SOON, UNGROUPED, WEIGHTED, StorageCase
+
+SLOW = Rate(1, LATER)
 
 
 class GroupsContract(StorageCase):
@@ -43,6 +47,74 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[:1]
         assert claim(storage, 10) == []
         assert counts(storage) == {State.WAITING: 2, State.ACTIVE: 1}
+
+    # What is told of groups.
+
+    def test_the_groups_with_most_waiting_jobs_come_first(self, storage: Storage) -> None:
+        for group, many in (("b", 2), ("a", 2), ("most", 4), ("few", 1)):
+            enqueue_many(storage, many, group=group)
+        enqueue_many(storage, 3)
+        enqueue(storage, group="later", delay=LATER)
+        claim(storage, 2)
+
+        found = storage.groups(QUEUE, 3)
+
+        assert [(one.name, one.waiting, one.active) for one in found.busiest] == [
+            ("most", 4, 0),
+            ("a", 1, 1),
+            ("b", 1, 1),
+        ]
+        assert (found.mode, found.limit, found.rate, found.said) == ("optional", 1, None, GroupLimit())
+        assert (found.named, found.whole) == ([], True)
+
+    def test_groups_are_told_of_by_name_whether_they_have_jobs_or_not(self, storage: Storage) -> None:
+        enqueue_many(storage, 2, group="g")
+        storage.pause_group(QUEUE, "idle")
+
+        found = storage.groups(QUEUE, 0, ["nobody", "g", "idle"])
+
+        assert [(one.name, one.waiting, one.paused) for one in found.named] == [
+            ("nobody", 0, False),
+            ("g", 2, False),
+            ("idle", 0, True),
+        ]
+        assert found.busiest == []
+        assert storage.groups("nobodys", 5, ["g"]).named[0].waiting == 0
+        assert "nobodys" not in storage.queues()
+
+    def test_of_a_group_what_counts_is_told_and_what_was_said(self, storage: Storage) -> None:
+        storage.set_group_limit(QUEUE, None, concurrency=3, rate=SLOW)
+        storage.set_group_limit(QUEUE, "g", concurrency=5, weight=2)
+        storage.set_group_limit(WEIGHTED, "b", rate=SLOW)
+
+        found = storage.groups(QUEUE, 5, ["g", "h"])
+        assert (found.limit, found.rate, found.said) == (3, SLOW, GroupLimit(3, rate=SLOW))
+        one, other = found.named
+        assert (one.limit, one.rate, one.weight, one.said) == (5, SLOW, 2, GroupLimit(5, weight=2))
+        assert (other.limit, other.rate, other.weight, other.said) == (3, SLOW, 1, GroupLimit())
+        [one] = storage.groups(WEIGHTED, 5, ["b"]).named
+        assert (one.limit, one.rate, one.weight) == (4, SLOW, 2)
+
+    def test_groups_that_are_words_only_hold_nobody_back(self, storage: Storage) -> None:
+        enqueue(storage, queue=UNGROUPED, group="g")
+
+        found = storage.groups(UNGROUPED, 5, ["g"])
+
+        assert (found.mode, found.limit, found.busiest) == ("global", 0, [])
+        assert (found.named[0].limit, found.named[0].waiting) == (0, 0)
+
+    def test_of_a_great_many_groups_the_busiest_are_found(self, storage: Storage) -> None:
+        storage.enqueue([batch(1, group=f"g{number:04}") for number in range(600)])
+        for group in ("g0599", "y", "z"):
+            enqueue_many(storage, 40, group=group)
+        claim(storage, 1)
+
+        found = storage.groups(QUEUE, 3)
+
+        assert {one.name for one in found.busiest} == {"g0599", "y", "z"}
+        assert found.busiest[0].waiting == 41
+
+    # Order.
 
     def test_a_group_is_served_in_order(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 5, group="g")
@@ -243,7 +315,7 @@ class GroupsContract(StorageCase):
         assert served == ["a", "b", "c"] * 3
 
     def test_one_claim_may_take_all_that_a_key_allows(self, storage: Storage) -> None:
-        storage.set_group_limit(QUEUE, None, 5)
+        storage.set_group_limit(QUEUE, None, concurrency=5)
         ids = enqueue_many(storage, 8, group="g")
         free = enqueue(storage)
 
@@ -256,10 +328,10 @@ class GroupsContract(StorageCase):
         enqueue_many(storage, 3, group="h")
         first, other = claim(storage, 10)
 
-        storage.set_group_limit(QUEUE, "g", 3)
+        storage.set_group_limit(QUEUE, "g", concurrency=3)
         more = claim(storage, 10)
         assert [one.id for one in more] == ids[1:3]
-        storage.set_group_limit(QUEUE, "g", 2)
+        storage.set_group_limit(QUEUE, "g", concurrency=2)
         finish(storage, completing(first))
         assert claim(storage, 10) == []
         finish(storage, completing(more[0]))
@@ -269,19 +341,19 @@ class GroupsContract(StorageCase):
     def test_the_limit_of_all_keys_changes_but_for_those_with_their_own(self, storage: Storage) -> None:
         for group in ("a", "b", "c"):
             enqueue_many(storage, 5, group=group)
-        storage.set_group_limit(QUEUE, "c", 1)
+        storage.set_group_limit(QUEUE, "c", concurrency=1)
         assert len(claim(storage, 20)) == 3
 
-        storage.set_group_limit(QUEUE, None, 3)
+        storage.set_group_limit(QUEUE, None, concurrency=3)
         assert sorted(str(one.options.group) for one in claim(storage, 20)) == ["a", "a", "b", "b"]
         assert storage.group_limits(QUEUE) == {"c": GroupLimit(1), None: GroupLimit(3)}
 
     def test_a_limit_taken_back_leaves_that_of_the_queue(self, storage: Storage) -> None:
         enqueue_many(storage, 5, group="g")
-        storage.set_group_limit(QUEUE, "g", 2)
-        storage.set_group_limit(QUEUE, "g", None)
-        storage.set_group_limit(QUEUE, None, 4)
-        storage.set_group_limit(QUEUE, None, None)
+        storage.set_group_limit(QUEUE, "g", concurrency=2)
+        storage.set_group_limit(QUEUE, "g", concurrency=None)
+        storage.set_group_limit(QUEUE, None, concurrency=4)
+        storage.set_group_limit(QUEUE, None, concurrency=None)
 
         assert len(claim(storage, 10)) == 1
         assert storage.group_limits(QUEUE) == {}
@@ -308,7 +380,7 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[:1]
 
     def test_a_pause_lets_running_jobs_end_and_keeps_the_order(self, storage: Storage) -> None:
-        storage.set_group_limit(QUEUE, "g", 2)
+        storage.set_group_limit(QUEUE, "g", concurrency=2)
         ids = enqueue_many(storage, 4, group="g")
         first, second = claim(storage, 10)
         storage.pause_group(QUEUE, "g")
@@ -348,7 +420,7 @@ class GroupsContract(StorageCase):
         stop()
 
     def test_what_was_said_to_a_key_outlives_its_jobs_and_goes_with_the_queue(self, storage: Storage) -> None:
-        storage.set_group_limit(QUEUE, "g", 2)
+        storage.set_group_limit(QUEUE, "g", concurrency=2)
         storage.pause_group(QUEUE, "h")
         enqueue(storage, group="g")
         finish(storage, completing(claim_one(storage)))
@@ -366,9 +438,229 @@ class GroupsContract(StorageCase):
             enqueue_many(storage, 2, group=f"customer:{number}")
         assert len(claim(storage, 1_000)) == 230
 
-        storage.set_group_limit(QUEUE, None, 2)
+        storage.set_group_limit(QUEUE, None, concurrency=2)
 
         assert len(claim(storage, 1_000)) == 230
+
+    # Rates: RATED lets two of a key start at once, and then one each SOON.
+
+    def test_a_key_starts_so_many_jobs_at_once_and_then_one_at_a_time(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 5, queue=RATED, group="g")
+
+        assert claim_ids(storage, 10) == ids[:2]
+        assert claim(storage, 10) == []
+        self.advance(SOON)
+        assert claim_ids(storage, 10) == ids[2:3]
+        self.advance(2 * SOON)
+        assert claim_ids(storage, 10) == ids[3:]
+        assert counts(storage, RATED) == {State.ACTIVE: 5}
+
+    def test_a_key_at_its_rate_holds_up_no_other(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 2_000, queue=RATED, group="g", priority=9)
+        assert claim_ids(storage, 10) == ids[:2]
+        other = enqueue(storage, queue=RATED, group="h")
+        free = enqueue(storage, queue=RATED)
+
+        assert claim_ids(storage, 10) == [other, free]
+        assert storage.waiting_names(RATED) == {}
+        assert counts(storage, RATED) == {State.ACTIVE: 4, State.WAITING: 1_998}
+
+    def test_a_claim_tells_when_the_next_of_a_key_may_start(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 3, queue=RATED, group="g")
+        first = storage.claim(request(10))
+        claims = storage.claim(request(10))
+
+        assert first.wait is not None
+        assert claims.jobs == []
+        assert claims.wait is not None
+        assert 0 < claims.wait <= first.wait <= SOON
+        self.advance(claims.wait)
+        assert claim_ids(storage, 10) == ids[2:]
+        assert storage.claim(request(10)).wait is None
+
+    def test_the_end_of_a_run_does_not_start_another_before_its_time(self, storage: Storage) -> None:
+        storage.set_group_limit(QUEUE, "g", rate=Rate(1, 2 * SOON))
+        ids = enqueue_many(storage, 2, group="g")
+        answer = storage.finish([completing(claim_one(storage))], request(5))
+
+        assert answer.claims.jobs == []
+        assert answer.claims.wait is not None
+        assert 0 < answer.claims.wait <= 2 * SOON
+        self.advance(2 * SOON)
+        assert claim_ids(storage) == ids[1:]
+
+    def test_upkeep_wakes_those_who_wait_for_a_key_at_its_rate(self, storage: Storage) -> None:
+        enqueue_many(storage, 3, queue=RATED, group="g")
+        claim(storage, 10)
+        wakes = Wakes()
+        stop = storage.listen([RATED], wakes)
+        self.pass_time(storage, SOON)
+
+        assert wakes.arrived()
+        stop()
+        assert storage.waiting_names(RATED) == {"handler": 1}
+        assert len(claim(storage, 10)) == 1
+
+    def test_a_job_that_comes_meanwhile_overtakes_none_of_its_key(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 3, queue=RATED, group="g")
+        claim(storage, 10)
+        self.advance(10 * SOON)
+        last = enqueue(storage, queue=RATED, group="g")
+
+        assert claim_ids(storage, 10) == [ids[2], last]
+
+    def test_what_a_key_has_not_used_is_its_rate_at_most(self, storage: Storage) -> None:
+        first = enqueue(storage, queue=RATED, group="g")
+        assert claim_ids(storage) == [first]
+        self.pass_time(storage, 20 * SOON)
+        enqueue_many(storage, 5, queue=RATED, group="g")
+
+        assert len(claim(storage, 10)) == 2
+
+    def test_a_run_given_back_keeps_its_turn_and_has_used_the_rate(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 3, queue=RATED, group="g")
+        one, two = claim(storage, 10)
+        finish(storage, releasing(two), releasing(one))
+
+        assert claim(storage, 10) == []
+        self.advance(2 * SOON)
+        assert claim_ids(storage, 10) == ids[:2]
+
+    def test_a_rate_of_one_key_is_said_changed_and_taken_back_while_its_jobs_wait(
+        self, storage: Storage
+    ) -> None:
+        ids = enqueue_many(storage, 9, group="g")
+        enqueue_many(storage, 2, group="h")
+        storage.set_group_limit(QUEUE, "g", concurrency=9, rate=SLOW)
+        assert len(claim(storage, 10)) == 2
+        assert storage.group_limits(QUEUE) == {"g": GroupLimit(9, rate=SLOW)}
+
+        storage.set_group_limit(QUEUE, "g", rate=Rate(3, LATER))
+        assert claim_ids(storage, 10) == ids[1:4]
+        storage.set_group_limit(QUEUE, "g", rate=None)
+        assert claim_ids(storage, 10) == ids[4:]
+        assert storage.group_limits(QUEUE) == {"g": GroupLimit(9)}
+
+    def test_a_rate_said_when_jobs_are_ready_holds_them_back(self, storage: Storage) -> None:
+        storage.set_group_limit(QUEUE, "g", concurrency=3, weight=3)
+        ids = enqueue_many(storage, 5, group="g")
+        assert storage.waiting_names(QUEUE) == {"handler": 3}
+        storage.set_group_limit(QUEUE, "g", rate=SLOW)
+
+        assert storage.waiting_names(QUEUE) == {"handler": 1}
+        assert claim_ids(storage, 10) == ids[:1]
+        storage.set_group_limit(QUEUE, "g", rate=None)
+        assert claim_ids(storage, 10) == ids[1:3]
+
+    def test_a_rate_of_all_keys_counts_but_for_those_with_their_own(self, storage: Storage) -> None:
+        storage.set_group_limit(QUEUE, None, concurrency=5, rate=SLOW)
+        storage.set_group_limit(QUEUE, "c", rate=Rate(3, LATER))
+        for group in ("a", "b", "c"):
+            enqueue_many(storage, 5, group=group)
+
+        served = Counter(one.options.group for one in claim(storage, 20))
+        assert served == {"a": 1, "b": 1, "c": 3}
+        assert storage.group_limits(QUEUE) == {
+            None: GroupLimit(5, rate=SLOW),
+            "c": GroupLimit(rate=Rate(3, LATER)),
+        }
+        storage.set_group_limit(QUEUE, None, rate=None)
+        assert Counter(one.options.group for one in claim(storage, 20)) == {"a": 4, "b": 4}
+
+    def test_a_paused_key_does_not_go_on_by_its_rate(self, storage: Storage) -> None:
+        enqueue_many(storage, 3, queue=RATED, group="g")
+        claim(storage, 10)
+        storage.pause_group(RATED, "g")
+
+        assert storage.claim(request(5, queues=[RATED])).wait is None
+        self.pass_time(storage, 5 * SOON)
+        assert claim(storage, 10) == []
+        storage.resume_group(RATED, "g")
+        assert len(claim(storage, 10)) == 1
+
+    def test_a_key_none_of_whose_jobs_waits_any_more_is_waited_for_no_more(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 4, queue=RATED, group="g")
+        claim(storage, 10)
+        storage.cancel(RATED, ids[2:3])
+        storage.move(RATED, ids[3:], QUEUE)
+
+        assert storage.claim(request(5, queues=[RATED])).wait is None
+        assert counts(storage, RATED) == {State.ACTIVE: 2, State.CANCELLED: 1}
+
+    def test_resting_keys_are_no_delayed_jobs(self, storage: Storage) -> None:
+        enqueue_many(storage, 3, queue=RATED, group="g")
+        enqueue(storage, queue=RATED, delay=LATER)
+        claim(storage, 10)
+
+        assert counts(storage, RATED) == {State.ACTIVE: 2, State.WAITING: 1, State.DELAYED: 1}
+        self.advance(SOON)
+        assert storage.maintain().promoted == 0
+
+    def test_rates_go_with_the_queue(self, storage: Storage) -> None:
+        enqueue_many(storage, 3, queue=RATED, group="g")
+        claim(storage, 10)
+        storage.obliterate(RATED, force=True)
+        ids = enqueue_many(storage, 3, queue=RATED, group="g")
+
+        assert claim_ids(storage, 10) == ids[:2]
+
+    # Weights: WEIGHTED has b weigh two, c three.
+
+    def shares(self, storage: Storage, groups: str, at_once: int = 1) -> Counter[str | None]:
+        """How many of 600 claims each group has, with long backlogs."""
+        for group in groups:
+            enqueue_many(storage, 600, queue=WEIGHTED, group=group)
+        served: Counter[str | None] = Counter()
+        claimed: list[Claimed] = []
+        while served.total() < 600:
+            many = min(at_once, 600 - served.total())
+            claimed = storage.finish([completing(one) for one in claimed], request(many)).claims.jobs
+            served.update(one.options.group for one in claimed)
+        return served
+
+    @pytest.mark.parametrize("at_once", [1, 3])
+    def test_busy_keys_have_turns_by_their_weights(self, storage: Storage, at_once: int) -> None:
+        served = self.shares(storage, "abc", at_once)
+
+        for group, weight in (("a", 1), ("b", 2), ("c", 3)):
+            assert abs(served[group] - 100 * weight) <= 5 * weight
+
+    def test_keys_of_one_weight_have_as_many_turns(self, storage: Storage) -> None:
+        assert self.shares(storage, "axyz") == dict.fromkeys("axyz", 150)
+
+    def test_a_limit_below_the_weight_of_a_key_wins(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 9, queue=WEIGHTED, group="heavy")
+
+        assert storage.waiting_names(WEIGHTED) == {"handler": 4}
+        first = claim(storage, 10)
+        assert [one.id for one in first] == ids[:4]
+        finish(storage, completing(first[1]))
+        assert claim_ids(storage, 10) == ids[4:5]
+
+    def test_a_weight_is_said_while_jobs_wait_and_keeps_the_order(self, storage: Storage) -> None:
+        heavy = enqueue_many(storage, 6, queue=WEIGHTED, group="a")
+        light = enqueue_many(storage, 3, queue=WEIGHTED, group="d")
+        storage.set_group_limit(WEIGHTED, "a", weight=2)
+
+        assert storage.group_limits(WEIGHTED) == {"a": GroupLimit(weight=2)}
+        served = []
+        for _ in range(9):
+            claimed = claim_one(storage, queues=[WEIGHTED])
+            served.append(claimed.id)
+            finish(storage, completing(claimed))
+        a, d = iter(heavy), iter(light)
+        assert served == [next(a), next(d), next(a), next(a), next(d), next(a), next(a), next(d), next(a)]
+        storage.set_group_limit(WEIGHTED, "a", weight=None)
+        assert storage.group_limits(WEIGHTED) == {}
+        enqueue_many(storage, 3, queue=WEIGHTED, group="a")
+        assert storage.waiting_names(WEIGHTED) == {"handler": 1}
+
+    def test_a_key_at_its_rate_has_no_more_turns_for_its_weight(self, storage: Storage) -> None:
+        storage.set_group_limit(WEIGHTED, "c", rate=Rate(2, LATER))
+        ids = enqueue_many(storage, 9, queue=WEIGHTED, group="c")
+
+        assert storage.waiting_names(WEIGHTED) == {"handler": 2}
+        assert claim_ids(storage, 10) == ids[:2]
 
     # Modes.
 

@@ -9,7 +9,9 @@ from ..factories import (
     JOB_IN,
     QUEUE,
     UPSTREAM,
+    a_failed_job,
     a_waiting_job,
+    an_active_job,
     batch,
     claim,
     claim_ids,
@@ -26,7 +28,18 @@ from ..factories import (
     state,
 )
 from ..waiting import Wakes
-from .case import BRIEF_LETTERS, LATER, SOON, StorageCase, nothing_changes, recorded, so_far
+from .case import (
+    BRIEF_LETTERS,
+    FEW_LETTERS,
+    KEYED_ONLY,
+    LATER,
+    SELF_HEALING,
+    SOON,
+    StorageCase,
+    nothing_changes,
+    recorded,
+    so_far,
+)
 
 TO = "elsewhere"
 
@@ -48,6 +61,17 @@ class MovingContract(StorageCase):
         assert counts(storage) == {}
         assert counts(storage, TO) == {there: 1}
         assert TO in storage.queues()
+
+    def test_an_expired_job_that_was_retried_expires_no_more_once_moved(self, storage: Storage) -> None:
+        enqueue(storage, id="late", ttl=SOON)
+        self.pass_time(storage, SOON + 1)
+        assert storage.retry(QUEUE, ["late"]) == ["retried"]
+
+        storage.move(QUEUE, ["late"], TO)
+        storage.maintain()
+
+        assert state(storage, "late", TO) is State.WAITING
+        assert claim_one(storage, queues=[TO]).id == "late"
 
     def test_a_moved_job_keeps_what_its_runs_have_left(self, storage: Storage) -> None:
         enqueue(storage, id="order:1", max_stalls=3)
@@ -131,8 +155,8 @@ class MovingContract(StorageCase):
 
     # What stands in its way.
 
-    @pytest.mark.parametrize("there", sorted(set(State) - PENDING))
-    def test_only_pending_jobs_are_moved(self, storage: Storage, there: State) -> None:
+    @pytest.mark.parametrize("there", sorted(set(State) - PENDING - {State.FAILED}))
+    def test_only_pending_and_failed_jobs_are_moved(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage)
         enqueue(storage, queue=TO)
 
@@ -207,6 +231,155 @@ class MovingContract(StorageCase):
         assert first.id == "c"
         finish(storage, completing(first))
         assert claim_ids(storage, 9, queues=[TO]) == ["a"]
+
+    # Dead letters.
+
+    def test_a_moved_dead_letter_is_in_the_other_queue_as_it_was(self, storage: Storage) -> None:
+        enqueue(storage, id="order:1", priority=3, tags=("a",), unique_key="k", max_stalls=3)
+        self.lose_lease(storage, claim_one(storage).lease)
+        claimed = claim_one(storage)
+        storage.report([report_of(claimed, 7, [(1, "line")])])
+        finish(storage, retrying(claimed))
+        finish(storage, failing(claim_one(storage)))
+        [letter] = storage.dead_letters(QUEUE)
+        before = job(storage, "order:1")
+        self.advance(SOON)
+
+        assert storage.move(QUEUE, ["order:1"], TO) == ["moved"]
+
+        assert job(storage, "order:1", TO) == before._replace(queue=TO)
+        assert len(before.history) == 3
+        assert (before.attempts, before.failures, before.stalls) == (3, 2, 1)
+        assert storage.dead_letters(TO) == [letter._replace(queue=TO)]
+        assert storage.dead_letter_page(TO, 9).letters == [letter._replace(queue=TO)]
+        assert (counts(storage), counts(storage, TO)) == ({}, {State.FAILED: 1})
+        assert state(storage, "order:1") is None
+        assert storage.dead_letters(QUEUE) == []
+        assert TO in storage.queues()
+
+    def test_a_moved_dead_letter_can_be_retried(self, storage: Storage) -> None:
+        a_failed_job(storage, id="order:1", unique_key="k")
+        storage.move(QUEUE, ["order:1"], TO)
+
+        assert storage.retry(TO, ["order:1"]) == ["retried"]
+
+        [answer] = storage.enqueue([batch(queue=TO, unique_key="k")])
+        assert (answer.status, answer.id) == ("duplicate", "order:1")
+        again = claim_one(storage)
+        assert (again.queue, again.attempts) == (TO, 2)
+        assert finish(storage, completing(again)) == [True]
+        assert counts(storage, TO) == {State.COMPLETED: 1}
+
+    def test_dead_letters_arrive_behind_those_that_are_there(self, storage: Storage) -> None:
+        for queue, job_id in ((QUEUE, "a"), (QUEUE, "b"), (TO, "c")):
+            a_failed_job(storage, id=job_id, queue=queue)
+            self.advance(1)
+
+        assert storage.move(QUEUE, ["b", "nobody", "a"], TO) == ["moved", "not_found", "moved"]
+
+        assert [letter.id for letter in storage.dead_letters(TO)] == ["c", "b", "a"]
+        assert [letter.id for letter in storage.dead_letter_page(TO, 9).letters] == ["c", "b", "a"]
+
+    def test_a_dead_letter_expires_when_it_would_have(self, storage: Storage) -> None:
+        a_failed_job(storage, id="order:1", queue=BRIEF_LETTERS)
+        storage.move(BRIEF_LETTERS, ["order:1"], TO)
+        a_failed_job(storage, id="order:2", queue=TO)
+
+        self.pass_time(storage, SOON + 1)
+
+        assert counts(storage, TO) == {State.FAILED: 1}
+        assert state(storage, "order:2", TO) is State.FAILED
+
+    def test_a_dead_letter_is_retried_by_itself_as_its_new_queue_does(self, storage: Storage) -> None:
+        a_failed_job(storage, id="here")
+        a_failed_job(storage, id="there", queue=SELF_HEALING)
+        storage.move(QUEUE, ["here"], SELF_HEALING)
+        storage.move(SELF_HEALING, ["there"], QUEUE)
+        assert [letter.next_retry_at for letter in storage.dead_letters(QUEUE)] == [0]
+
+        self.pass_time(storage, SOON + 1)
+
+        assert claim_ids(storage, 9) == ["here"]
+        assert counts(storage) == {State.FAILED: 1}
+
+    def test_no_more_dead_letters_are_kept_than_the_other_queue_says(self, storage: Storage) -> None:
+        for number in range(2):
+            a_failed_job(storage, id=f"there {number}", queue=FEW_LETTERS)
+        ids = [a_failed_job(storage, id=f"here {number}") for number in range(2)]
+
+        assert storage.move(QUEUE, ids, FEW_LETTERS) == ["moved", "moved"]
+
+        letters = [letter.id for letter in storage.dead_letters(FEW_LETTERS)]
+        assert letters == ["there 1", "here 0", "here 1"]
+        assert counts(storage, FEW_LETTERS) == {State.FAILED: 3}
+        assert counts(storage) == {}
+
+    @pytest.mark.parametrize("there", sorted(State))
+    def test_a_dead_letter_takes_nobodys_place(self, storage: Storage, there: State) -> None:
+        a_failed_job(storage, id="order:1")
+        JOB_IN[there](storage, id="order:1", queue=TO)
+        before = job(storage, "order:1")
+
+        with nothing_changes(storage), nothing_changes(storage, TO):
+            assert storage.move(QUEUE, ["order:1"], TO) == ["duplicate"]
+
+        assert job(storage, "order:1") == before
+
+    def test_the_unique_key_of_a_dead_letter_is_in_nobodys_way(self, storage: Storage) -> None:
+        a_failed_job(storage, id="order:1", unique_key="k")
+        a_waiting_job(storage, id="owner", queue=TO, unique_key="k")
+
+        assert storage.move(QUEUE, ["order:1"], TO) == ["moved"]
+
+        assert storage.retry(TO, ["order:1"]) == ["unique_key_taken"]
+
+    def test_dead_letters_and_pending_jobs_are_moved_together(self, storage: Storage) -> None:
+        a_failed_job(storage, id="failed")
+        a_waiting_job(storage, id="waiting")
+        an_active_job(storage, id="first", priority=1)
+
+        assert storage.move(QUEUE, ["failed", "first", "waiting"], TO) == ["moved", "active", "moved"]
+
+        assert counts(storage, TO) == {State.FAILED: 1, State.WAITING: 1}
+
+    def test_many_dead_letters_are_moved(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 250)
+        finish(storage, *map(failing, claim(storage, 250)))
+
+        assert storage.move(QUEUE, ids, TO) == ["moved"] * 250
+
+        assert (counts(storage), counts(storage, TO)) == ({}, {State.FAILED: 250})
+        assert storage.move(TO, ids, QUEUE) == ["moved"] * 250
+        assert storage.retry(QUEUE, ids) == ["retried"] * 250
+
+    @pytest.mark.parametrize("queue", [QUEUE, TO, "a third"])
+    def test_what_waits_for_a_retry_of_a_moved_dead_letter_starts_after_it(
+        self, storage: Storage, queue: str
+    ) -> None:
+        a_failed_job(storage, id="first")
+        enqueue(storage, id="next", queue=queue, depends_on=((QUEUE, "first"),), on_dependency_failure="wait")
+        storage.move(QUEUE, ["first"], TO)
+        assert job(storage, "next", queue).options.depends_on == ((TO, "first"),)
+        storage.retry(TO, ["first"])
+        assert state(storage, "next", queue) is State.BLOCKED
+
+        finish(storage, completing(claim_one(storage)))
+
+        assert claim_ids(storage) == ["next"]
+
+    def test_a_move_of_a_dead_letter_is_told_as_a_removal_here_and_a_failure_there(
+        self, storage: Storage
+    ) -> None:
+        a_failed_job(storage, id="order:1")
+        enqueue(storage, queue=TO)
+        with recorded(storage) as here, recorded(storage, TO) as there:
+            storage.move(QUEUE, ["order:1"], TO)
+
+            gone = [(event.id, event.event, event.state) for event in so_far(storage, here)]
+            come = [(event.id, event.event, event.state) for event in so_far(storage, there, TO)]
+
+        assert gone == [("order:1", "removed", State.FAILED)]
+        assert come == [("order:1", "failed", State.FAILED)]
 
     # Who waits.
 
@@ -305,3 +478,16 @@ class MovingContract(StorageCase):
         self.pass_time(storage, 2 * SOON)
         assert counts(storage, TO) == {State.WAITING: 1}
         assert storage.dead_letters(BRIEF_LETTERS) == []
+
+    def test_a_job_without_a_group_does_not_come_to_where_each_needs_one(self, storage: Storage) -> None:
+        a_waiting_job(storage, id="without")
+        a_waiting_job(storage, id="with", group="g")
+
+        assert storage.move(QUEUE, ["without", "with", "nobody"], KEYED_ONLY) == [
+            "group_needed",
+            "moved",
+            "not_found",
+        ]
+
+        assert state(storage, "without") is State.WAITING
+        assert counts(storage, KEYED_ONLY) == {State.WAITING: 1}

@@ -20,7 +20,7 @@ Mark = tuple[str, State, State]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NOTICES = frozenset({"progress", "cancel_requested", "removed"})
+NOTICES = frozenset({"progress", "item", "cancel_requested", "removed"})
 """Events that tell of no change of state."""
 
 

@@ -1,5 +1,12 @@
-"""Workers: each is known for as long as it is heard of."""
+"""Workers: each is known for as long as it is heard of, and hears once what it is told."""
 
+from threading import Event
+
+import pytest
+
+from djqueue.core.errors import OptionError
+from djqueue.core.job import RunningJob
+from djqueue.core.steering import DUMP_TTL, MAX_DUMP
 from djqueue.storage.base import Storage
 
 from ..factories import worker
@@ -7,7 +14,7 @@ from .case import StorageCase
 
 
 class WorkersContract(StorageCase):
-    """Cases about the list of workers."""
+    """Cases about the list of workers, and about steering them."""
 
     def test_a_worker_is_listed_as_it_describes_itself(self, storage: Storage) -> None:
         info = worker("höst-1:2", host="höst", pid=7, queues=("a", "b"), names=("x", "y"), active=3)
@@ -17,6 +24,21 @@ class WorkersContract(StorageCase):
         [listed] = storage.workers()
         assert listed._replace(seen_at=0) == info
         assert abs(listed.seen_at - self.now(storage)) < 60_000
+
+    def test_a_worker_is_listed_with_what_it_runs(self, storage: Storage) -> None:
+        info = worker(
+            kind="runworkers",
+            heartbeat=5_000,
+            rss=3_000_000_000,
+            version="1.2",
+            project="2026.11-ü",
+            jobs=(RunningJob("emails", "id-1", "send ü", 1_700_000_000_123), RunningJob("a", "b", "c", 1)),
+        )
+
+        storage.register_worker(info)
+
+        [listed] = storage.workers()
+        assert listed._replace(seen_at=0) == info
 
     def test_a_worker_heard_of_again_is_listed_once_as_it_is_now(self, storage: Storage) -> None:
         storage.register_worker(worker("w1"))
@@ -72,3 +94,145 @@ class WorkersContract(StorageCase):
             storage.register_worker(worker(name))
 
         assert {info.id for info in storage.workers()} == names
+
+    # Steering.
+
+    def test_a_command_is_heard_once(self, storage: Storage) -> None:
+        info = worker("höst-1:2")
+        assert storage.register_worker(info) == ()
+
+        assert storage.steer_worker("höst-1:2", "quiet") == "asked"
+
+        assert storage.register_worker(info) == ("quiet",)
+        assert storage.register_worker(info) == ()
+
+    def test_a_command_is_heard_by_the_worker_that_is_meant(self, storage: Storage) -> None:
+        storage.register_worker(worker("w1"))
+        storage.register_worker(worker("w2"))
+
+        storage.steer_worker("w2", "stop")
+
+        assert storage.register_worker(worker("w1")) == ()
+        assert storage.register_worker(worker("w2")) == ("stop",)
+
+    def test_a_worker_that_is_not_there_is_told_nothing(self, storage: Storage) -> None:
+        storage.register_worker(worker("w1"))
+        storage.unregister_worker("w1")
+
+        assert storage.steer_worker("w1", "quiet") == "not_found"
+        assert storage.steer_worker("nobody", "dump") == "not_found"
+
+        assert storage.register_worker(worker("w1")) == ()
+
+    def test_a_worker_that_is_silent_for_too_long_is_told_nothing(self, storage: Storage) -> None:
+        storage.register_worker(worker("w1"))
+        self.pass_time(storage, 2 * self.worker_ttl)
+
+        assert storage.steer_worker("w1", "quiet") == "not_found"
+
+    def test_until_it_is_heard_the_last_word_counts(self, storage: Storage) -> None:
+        storage.register_worker(worker("w1"))
+
+        for command in ("quiet", "dump", "resume", "dump", "quiet", "quiet"):
+            assert storage.steer_worker("w1", command) == "asked"
+
+        assert storage.register_worker(worker("w1")) == ("dump", "quiet")
+
+    def test_a_worker_that_is_to_end_can_only_be_asked_where_it_is(self, storage: Storage) -> None:
+        storage.register_worker(worker("w1"))
+        assert storage.steer_worker("w1", "quiet") == "asked"
+        assert storage.steer_worker("w1", "stop") == "asked"
+
+        for command in ("quiet", "resume", "stop"):
+            assert storage.steer_worker("w1", command) == "stopping"
+        assert storage.steer_worker("w1", "dump") == "asked"
+
+        stopping = worker("w1", state="stopping")
+        assert storage.register_worker(stopping) == ("stop", "dump")
+        for command in ("quiet", "resume", "stop"):
+            assert storage.steer_worker("w1", command) == "stopping"
+        assert storage.steer_worker("w1", "dump") == "asked"
+        assert storage.register_worker(stopping) == ("dump",)
+
+    def test_what_was_not_heard_ends_with_the_worker(self, storage: Storage) -> None:
+        """Also for the next one of that name: by its goodbye, by silence, and by another start."""
+        storage.register_worker(worker("w1", started_at=1_700_000_000_000))
+        storage.steer_worker("w1", "stop")
+        storage.unregister_worker("w1")
+        assert storage.register_worker(worker("w1", started_at=1_700_000_000_000)) == ()
+
+        storage.steer_worker("w1", "stop")
+        self.pass_time(storage, 2 * self.worker_ttl)
+        assert storage.register_worker(worker("w1", started_at=1_700_000_000_000)) == ()
+
+        storage.steer_worker("w1", "stop")
+        again = worker("w1", started_at=1_700_000_000_001)
+        assert storage.register_worker(again) == ()
+        assert storage.register_worker(again) == ()
+        assert storage.steer_worker("w1", "quiet") == "asked"
+        assert storage.register_worker(again) == ("quiet",)
+
+    def test_other_words_are_refused(self, storage: Storage) -> None:
+        storage.register_worker(worker("w1"))
+
+        with pytest.raises(OptionError):
+            storage.steer_worker("w1", "explode")
+
+        assert storage.register_worker(worker("w1")) == ()
+
+    def test_one_who_follows_a_worker_is_woken_when_it_is_told_something(self, storage: Storage) -> None:
+        storage.register_worker(worker("w1"))
+        storage.register_worker(worker("w2"))
+        woken, other = Event(), Event()
+        unfollow = storage.follow_worker("w1", woken.set)
+        unfollow_other = storage.follow_worker("w2", other.set)
+        woken.clear()
+        other.clear()
+
+        storage.steer_worker("w1", "dump")
+        assert woken.wait(10)
+
+        unfollow()
+        unfollow()
+        woken.clear()
+        storage.steer_worker("w1", "quiet")
+        storage.steer_worker("w2", "quiet")
+        assert other.wait(10)
+        assert not woken.is_set()
+        unfollow_other()
+
+    def test_a_dump_is_kept_for_a_while(self, storage: Storage) -> None:
+        storage.register_worker(worker("w1"))
+        assert storage.worker_dump("w1") is None
+
+        assert storage.keep_dump("w1", "first")
+        assert storage.keep_dump("w1", 'File "jöbs.py", line 1')
+
+        dump = storage.worker_dump("w1")
+        assert dump is not None
+        assert dump.text == 'File "jöbs.py", line 1'
+        assert abs(dump.at - self.now(storage)) < 60_000
+        for _ in range(DUMP_TTL // 30_000 + 1):
+            self.pass_time(storage, 30_000)
+            storage.register_worker(worker("w1"))
+        assert storage.worker_dump("w1") is None
+
+    def test_a_dump_is_not_longer_than_is_allowed(self, storage: Storage) -> None:
+        storage.register_worker(worker("w1"))
+
+        storage.keep_dump("w1", "ü" * (MAX_DUMP + 1))
+
+        dump = storage.worker_dump("w1")
+        assert dump is not None
+        assert dump.text == "ü" * MAX_DUMP
+
+    def test_a_dump_goes_with_its_worker(self, storage: Storage) -> None:
+        assert not storage.keep_dump("w1", "nobody's")
+        assert storage.worker_dump("w1") is None
+        storage.register_worker(worker("w1"))
+        storage.keep_dump("w1", "mine")
+
+        storage.unregister_worker("w1")
+        storage.register_worker(worker("w1"))
+
+        assert storage.worker_dump("w1") is None

@@ -36,7 +36,7 @@ def tables() -> Iterator[None]:
     connection.close()  # a test may have left it in any state
     with transaction.atomic():
         for model in vars(models).values():
-            if isinstance(model, type) and issubclass(model, Model):
+            if isinstance(model, type) and issubclass(model, Model) and model._meta.managed:
                 model._default_manager.all().delete()
 
 

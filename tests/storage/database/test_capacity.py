@@ -1,7 +1,7 @@
 """Full queues and producers of other processes, and of transactions."""
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from django.db import connection, transaction
@@ -10,6 +10,7 @@ from djqueue import models
 from djqueue.core.errors import QueueFullError
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
+from djqueue.storage.database.dialects import dialect_for
 from djqueue.testing.factories import batch, claim, claim_ids, counts, enqueue, enqueue_many, state
 from tests.support import eventually
 
@@ -125,6 +126,68 @@ def test_many_processes_do_not_fill_a_queue_above_its_size(bounded, make_storage
 
     assert len(full) == 9
     assert eventually(lambda: counts(bounded, SMALL) == {State.WAITING: 3})
+
+
+@contextmanager
+def producing(storages):
+    """Each of them enqueues jobs on a thread until it is refused so often; meanwhile nobody claims any."""
+
+    def produce(storage):
+        refused = 0
+        try:
+            while refused < 3:
+                try:
+                    enqueue(storage, queue=SMALL)
+                except QueueFullError:
+                    refused += 1
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=produce, args=(storage,)) for storage in storages]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join()
+
+
+def test_the_scheduler_and_other_processes_together_do_not_overfill_a_queue(bounded, make_storage):
+    for _ in range(10):
+        with producing([bounded, bounded, *(make_storage(policies=POLICIES) for _ in range(2))]):
+            pass
+        assert counts(bounded, SMALL) == {State.WAITING: 3}
+        bounded.obliterate(SMALL)
+
+
+def test_producers_in_transactions_overfill_a_queue_by_its_size_at_most(bounded):
+    """They see the tables, the scheduler what it has taken in: each by itself keeps to the bound."""
+    # One that reads before it writes would fail on SQLite, and not wait.
+    begin = dialect_for("default").transaction
+    most = 0
+    for _ in range(10):
+        with producing([bounded]), begin(), suppress(QueueFullError):
+            for _ in range(5):
+                enqueue(bounded, queue=SMALL)
+        eventually(lambda: not models.Job.objects.filter(inbox=True).exists())
+        most = max(most, counts(bounded, SMALL)[State.WAITING])
+        bounded.obliterate(SMALL)
+
+    assert 3 <= most <= 2 * 3
+
+
+def test_without_a_scheduler_the_tables_are_counted(make_storage):
+    clients = [make_storage(policies=POLICIES) for _ in range(3)]
+    with producing(clients):
+        pass
+
+    assert models.Job.objects.filter(queue=SMALL).count() == 3
+
+
+def test_what_another_process_enqueues_is_committed_when_the_call_returns(bounded, make_storage, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 30)
+    job_id = enqueue(make_storage(policies=POLICIES), queue=SMALL)
+
+    assert models.Job.objects.get().job_id == job_id
 
 
 def test_jobs_are_dropped_when_those_of_another_process_are_taken_in(producer, bounded):

@@ -1,9 +1,10 @@
-"""The database storage keeps the contract: with its own statements, and with the ORM's alone."""
+"""The database storage keeps the contract: with its own statements, with the ORM's alone, and for clients."""
 
 from contextlib import closing
 
 import pytest
 
+from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
 from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
@@ -43,9 +44,103 @@ class TestWithTheOrmAlone(
     contract.DependenciesContract,
     contract.FlowsContract,
     contract.QueueControlsContract,
+    contract.InsightContract,
+    contract.SubjectsContract,
     contract.ReadsContract,
+    contract.StreamingContract,
     contract.WorkersContract,
 ):
     """What writes and reads tables."""
 
     sql = "orm"
+
+
+LATER = ("enqueue", "maintain", "page", "counts", "waiting_names", "dead_letters")
+"""What other processes leave to the scheduler, or see a moment later."""
+
+
+class TestThroughTheSocket(SchedulerCase, contract.StreamingContract):
+    """What workers and readers of other processes send and read."""
+
+    sql = "auto"
+
+    @pytest.fixture
+    def storage(self, tables):
+        self.clock = FakeClock()
+        options = {"clock": self.clock, "policies": contract.POLICIES}
+        with closing(DatabaseStorage(**options)) as scheduler, closing(DatabaseStorage(**options)) as client:
+            scheduler.connect()
+            for verb in LATER:
+                vars(client)[verb] = getattr(scheduler, verb)
+            yield client
+
+
+class Client(DatabaseStorage):
+    """A client whose scheduler has seen what is in the inbox; the tables are behind it all the same, but for
+    those verbs that read nothing else.
+    """
+
+    scheduler: DatabaseStorage
+
+    def enqueue(self, batches):
+        answers = super().enqueue(batches)
+        self.scheduler._active._take_in_all()
+        return answers
+
+    def maintain(self):
+        return self.scheduler.maintain()
+
+
+READING_TABLES = ("counts", "page", "dead_letters", "dead_letter_page", "waiting_names", "workers", "queues")
+
+
+def _with_the_scheduler_awake(name):
+    def method(self, *args, **kwargs):
+        self.scheduler._active._take_in_all()
+        if name in READING_TABLES:
+            self.scheduler._active._flush()
+        return getattr(DatabaseStorage, name)(self, *args, **kwargs)
+
+    return method
+
+
+for _name in sorted(Storage.__abstractmethods__ - {"enqueue", "maintain", "describe"} | {"claim"}):
+    setattr(Client, _name, _with_the_scheduler_awake(_name))
+
+
+class ClientCase(contract.StorageCase):
+    @pytest.fixture
+    def storage(self, tables):
+        self.clock = FakeClock()
+        options = {"clock": self.clock, "policies": contract.POLICIES}
+        with closing(DatabaseStorage(**options)) as scheduler, closing(Client(**options)) as storage:
+            scheduler.connect()
+            storage.scheduler = scheduler
+            yield storage
+
+    def advance(self, milliseconds):
+        self.clock.advance(milliseconds)
+
+
+class TestForAClient(
+    ClientCase,
+    contract.EnqueueContract,
+    contract.UniqueKeysContract,
+    contract.DuplicatesContract,
+    contract.CancellingContract,
+    contract.DeadLettersContract,
+    contract.ResultsContract,
+    contract.UpdatesContract,
+    contract.MovingContract,
+):
+    """What concerns ids and keys that the scheduler knows to be taken, or free, before the tables do."""
+
+    # In the tables dead letters are in the order of their deaths.
+    test_dead_letters_arrive_behind_those_that_are_there = None
+    # Which job will be replaced is what the tables say.
+    test_where_the_key_is_free_nothing_is_replaced = None
+    test_one_follows_the_job_that_runs_and_the_newest_wins = None
+
+
+class TestWorkersOfOtherProcesses(ClientCase, contract.WorkersContract):
+    """What they say and hear through the socket; who they are is read from the tables."""

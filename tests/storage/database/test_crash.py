@@ -173,6 +173,7 @@ def test_fifteen_kills_of_a_worker_leave_exactly_one_end_of_each_job(
         child.kill()
 
     storage = next_scheduler()
+    storage.counts(QUEUE)  # What it has changed of the interrupted jobs is written.
     assert not [name for name in map(broken, rows_of_jobs()) if name]
     while claimed := claim(storage, 50):
         assert all(finish(storage, *map(completing, claimed)))

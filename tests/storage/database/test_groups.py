@@ -1,12 +1,15 @@
 """Groups in the database: what was said to them outlives a restart, and so does a queue's mode."""
 
 import pytest
+from django.db import transaction
 
 from djqueue import models
 from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.core.groups import GroupLimit
+from djqueue.core.limiter import Rate
 from djqueue.core.queue import QueuePolicy
 from djqueue.testing.factories import QUEUE, claim, enqueue, enqueue_many
+from tests.support import eventually
 
 
 @pytest.fixture
@@ -20,34 +23,41 @@ def make(make_storage):
 def test_what_was_said_to_groups_outlives_a_restart(make):
     first = make()
     first.connect()
-    first.set_group_limit(QUEUE, "g", 2)
-    first.set_group_limit(QUEUE, None, 3)
+    first.set_group_limit(QUEUE, "g", concurrency=2)
+    first.set_group_limit(QUEUE, "rated", rate=Rate(1, 3_600_000), weight=2)
+    first.set_group_limit(QUEUE, None, concurrency=3, rate=Rate(2, 3_600_000))
     first.pause_group(QUEUE, "paused")
-    first.set_group_limit(QUEUE, "gone", 7)
-    first.set_group_limit(QUEUE, "gone", None)
+    first.set_group_limit(QUEUE, "gone", concurrency=7)
+    first.set_group_limit(QUEUE, "gone", concurrency=None)
     first.close()
     second = make()
     second.connect()
 
-    said = {"g": GroupLimit(2), None: GroupLimit(3), "paused": GroupLimit(paused=True)}
+    said = {
+        "g": GroupLimit(2),
+        "rated": GroupLimit(rate=Rate(1, 3_600_000), weight=2),
+        None: GroupLimit(3, rate=Rate(2, 3_600_000)),
+        "paused": GroupLimit(paused=True),
+    }
     assert second.group_limits(QUEUE) == said
-    for group in ("g", "other", "paused"):
+    for group in ("g", "other", "paused", "rated"):
         enqueue_many(second, 5, group=group)
-    assert sorted(str(one.options.group) for one in claim(second, 20)) == ["g"] * 2 + ["other"] * 3
+    served = sorted(str(one.options.group) for one in claim(second, 20))
+    assert served == ["g", "g", "other", "other", "rated"]
     second.obliterate(QUEUE, force=True)
     assert not models.GroupState.objects.exists()
 
 
 def test_a_client_says_something_to_a_group(make):
     client, scheduler = make(), make()
-    client.set_group_limit(QUEUE, "g", 2)
+    client.set_group_limit(QUEUE, "g", concurrency=2)
     assert client.group_limits(QUEUE) == {"g": GroupLimit(2)}
     scheduler.connect()
     enqueue_many(scheduler, 5, group="g")
     assert len(claim(scheduler, 10)) == 2
 
     client.pause_group(QUEUE, "g")
-    client.set_group_limit(QUEUE, "g", 4)
+    client.set_group_limit(QUEUE, "g", concurrency=4)
     assert claim(scheduler, 10) == []
     client.resume_group(QUEUE, "g")
     assert len(claim(scheduler, 10)) == 2
@@ -65,7 +75,14 @@ def test_a_producer_is_refused_a_job_without_a_key(make):
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("keyed", "optional"), ("keyed", "global"), ("global", "keyed")]
+    ("first", "second"),
+    [
+        ("keyed", "optional"),
+        ("keyed", "global"),
+        ("global", "keyed"),
+        ("optional", "keyed"),
+        ("optional", "global"),
+    ],
 )
 @pytest.mark.parametrize("is_scheduler", [True, False])
 def test_a_process_configured_for_another_mode_is_refused(make, first, second, is_scheduler):
@@ -97,3 +114,40 @@ def test_an_obliterated_queue_may_have_another_mode(make):
     enqueue(second, durable=True)
     with pytest.raises(ConfigurationError):
         enqueue(make("keyed"), group="g")
+
+
+@pytest.mark.parametrize("is_scheduler", [True, False])
+def test_a_queue_that_is_there_without_a_mode_has_that_of_its_next_use(make, is_scheduler):
+    first = make()
+    first.set_group_limit(QUEUE, "g", concurrency=2)
+    enqueue(first, group="g")
+    models.GroupState.objects.filter(group="").delete()
+
+    second = make("keyed")
+    if is_scheduler:
+        second.connect()
+    enqueue(second, group="g", durable=True)
+    second.close()
+    assert models.GroupState.objects.get(group="").mode == "keyed"
+    with pytest.raises(ConfigurationError):
+        enqueue(make(), group="g")
+
+
+def test_a_scheduler_says_that_a_producer_uses_a_queue_in_another_mode(make, caplog):
+    scheduler, producer = make("keyed"), make("optional")
+    scheduler.connect()
+    enqueue(producer)
+    eventually(lambda: caplog.messages)
+
+    assert "'optional'" in caplog.text
+    assert "'keyed'" in caplog.text
+    assert len(claim(scheduler, 10)) == 1
+
+
+def test_a_mode_is_not_recorded_by_a_transaction_that_is_rolled_back(make):
+    with transaction.atomic():
+        enqueue(make("optional"), group="g")
+        transaction.set_rollback(True)
+    enqueue(make("keyed"), group="g")
+
+    assert models.GroupState.objects.get().mode == "keyed"

@@ -10,15 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djqueue import models
+from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Attempt, DeadLetter, Job, JobError
 from djqueue.core.options import JobOptions
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.retention import KeepOfJob, Retention
 from djqueue.core.states import State
 from djqueue.storage.database import journal, rows
 from djqueue.storage.database.dialects import SqliteDialect, dialect_for
 from djqueue.storage.database.journal import BACKLOG, Buffer, DatabaseJournal, LeaseLost
 from djqueue.testing.factories import (
     QUEUE,
+    a_failed_job,
     an_active_job,
     batch,
     claim,
@@ -40,7 +44,7 @@ from tests.support import aeventually, eventually
 KEYS = st.sampled_from([("q", "a"), ("q", "b"), ("p", "a")])
 NOTES = st.one_of(
     st.tuples(st.sampled_from(["added", "changed", "completed", "died", "revived", "removed"]), KEYS),
-    st.tuples(st.sampled_from(["progress", "logged", "attempted"]), KEYS),
+    st.tuples(st.sampled_from(["progress", "logged", "attempted", "emitted", "restarted"]), KEYS),
 )
 
 
@@ -49,11 +53,11 @@ class Tables:
 
     def __init__(self):
         self.jobs, self.results, self.letters = {}, {}, {}
-        self.attempts, self.logs = {}, {}
+        self.attempts, self.logs, self.items = {}, {}, {}
 
     def flush(self, buffer):
         for *key, _ in buffer.deletes:
-            for table in (self.jobs, self.results, self.letters, self.attempts, self.logs):
+            for table in (self.jobs, self.results, self.letters, self.attempts, self.logs, self.items):
                 table.pop(tuple(key), None)
         self.jobs.update({key: {"row": row} for key, row in buffer.inserts.items()})
         for key, row in buffer.updates.items():
@@ -70,6 +74,13 @@ class Tables:
         for key, row in buffer.progress.items():
             if key in self.jobs:
                 self.jobs[key]["progress"] = row
+        for key in buffer.items_gone:
+            self.items.pop(key, None)
+        for key, new in buffer.items.items():
+            self.items.setdefault(key, []).extend(new)
+        for key, row in buffer.items_sent.items():
+            if key in self.jobs:
+                self.jobs[key]["items"] = row
 
 
 class Notes:
@@ -117,6 +128,12 @@ class Notes:
             note.letters[key] = row
         elif verb == "progress":
             note.progress[key] = row
+        elif verb == "emitted":
+            note.items[key] = [row]
+            note.items_sent[key] = row
+        elif verb == "restarted":
+            note.items_gone[key] = None
+            note.items_sent[key] = 0
         elif verb in ("logged", "attempted"):
             {"logged": note.logs, "attempted": note.attempts}[verb][key] = [row]
 
@@ -623,6 +640,29 @@ def test_removing_and_enqueueing_again_within_one_flush_leaves_the_new_job(sched
     assert models.Job.objects.get().state == "waiting"
 
 
+@pytest.fixture
+def few_letters(make_storage):
+    policy = QueuePolicy(dead_letters=DeadLetterPolicy(max_entries=1))
+    storage = make_storage(policies={QUEUE: policy})
+    storage.connect()
+    return storage
+
+
+def test_a_job_that_is_gone_is_not_found_in_the_tables_until_it_is_deleted_there(few_letters, monkeypatch):
+    """As when another dead letter has taken its place, and the journal has not been written since."""
+    first = a_failed_job(few_letters)
+    few_letters.counts(QUEUE)  # written
+    monkeypatch.setattr(journal, "WINDOW", 30)
+
+    second = a_failed_job(few_letters)
+
+    assert models.Job.objects.filter(job_id=first).exists()
+    assert few_letters.states(QUEUE, [first, second]) == [None, State.FAILED]
+    assert few_letters.jobs(QUEUE, [first]) == [None]
+    few_letters.counts(QUEUE)
+    assert not models.Job.objects.filter(job_id=first).exists()
+
+
 def test_nothing_of_a_removed_job_is_left_in_any_table(scheduler):
     claimed = an_active_job(scheduler, max_attempts=5)
     scheduler.report([report_of(claimed, {"done": 1}, [(1, "begun")])])
@@ -665,11 +705,10 @@ def test_progress_and_log_lines_are_in_the_tables(scheduler):
     assert [log.line for log in models.JobLog.objects.order_by("id")] == ["first", "second", "third"]
 
 
-def test_the_oldest_runs_and_lines_of_a_job_are_forgotten(scheduler, monkeypatch):
-    monkeypatch.setattr("djqueue.core.shard.MAX_HISTORY", 5)
-    monkeypatch.setattr("djqueue.core.engine.MAX_LOG_LINES", 3)
-    monkeypatch.setattr(journal, "MAX_HISTORY", 5)
-    monkeypatch.setattr(journal, "MAX_LOG_LINES", 3)
+def test_the_oldest_runs_and_lines_of_a_job_are_forgotten(make_storage):
+    kept = Retention(attempts=KeepOfJob(count=5), logs=KeepOfJob(count=3))
+    scheduler = make_storage(policies={QUEUE: QueuePolicy(retention=kept)})
+    scheduler.connect()
     job_id = enqueue(scheduler, max_attempts=100)
     for number in range(12):
         claimed = claim_one(scheduler)

@@ -14,6 +14,7 @@ from djqueue.testing.factories import (
     completing,
     counts,
     enqueue,
+    failing,
     finish,
     job,
     report_of,
@@ -110,3 +111,52 @@ def test_a_queue_is_not_moved_to_itself(
 ) -> None:
     with pytest.raises(ValueError, match=QUEUE):
         (client if is_client else scheduler).move(QUEUE, ["a"], QUEUE)
+
+
+def test_a_moved_dead_letter_outlives_the_scheduler(
+    make_storage: MakeStorage, scheduler: DatabaseStorage
+) -> None:
+    enqueue(scheduler, id="order:1", unique_key="k", priority=2)
+    claimed = claim_one(scheduler)
+    scheduler.report([report_of(claimed, {"done": 1}, [(1, "line")])])
+    finish(scheduler, failing(claimed))
+    enqueue(
+        scheduler,
+        id="next",
+        queue=UPSTREAM,
+        depends_on=((QUEUE, "order:1"),),
+        on_dependency_failure="wait",
+    )
+    assert scheduler.move(QUEUE, ["order:1"], TO) == ["moved"]
+    before = [job(scheduler, "order:1", TO), job(scheduler, "next", UPSTREAM)]
+    letters = scheduler.dead_letters(TO)
+
+    again = restarted(make_storage, scheduler)
+
+    assert [job(again, "order:1", TO), job(again, "next", UPSTREAM)] == before
+    assert again.dead_letters(TO) == letters
+    assert models.Job.objects.filter(queue=QUEUE).count() == 0
+    for model in (models.JobAttempt, models.JobLog, models.DeadLetter):
+        assert list(model._default_manager.values_list("queue", flat=True)) == [TO]
+    assert again.retry(TO, ["order:1"]) == ["retried"]
+    finish(again, completing(claim_one(again)))
+    assert claim_ids(again) == ["next"]
+
+
+def test_a_client_moves_dead_letters_with_and_without_a_scheduler(
+    make_storage: MakeStorage, scheduler: DatabaseStorage, client: DatabaseStorage
+) -> None:
+    for job_id in "ab":
+        a_failed_job(scheduler, id=job_id)
+    letters = scheduler.dead_letters(QUEUE)
+    assert client.move(QUEUE, ["a"], TO) == ["moved"]
+    scheduler.close()
+
+    assert client.move(QUEUE, ["a", "b"], TO) == ["not_found", "moved"]
+
+    assert client.dead_letters(TO) == [letter._replace(queue=TO) for letter in letters]
+    assert counts(client, QUEUE) == {}
+    storage = make_storage()
+    storage.connect()
+    assert storage.retry(TO, ["a", "b"]) == ["retried", "retried"]
+    assert storage.move(TO, ["a"], QUEUE) == ["moved"]

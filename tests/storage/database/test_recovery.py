@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from djqueue import models
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.durations import to_milliseconds
-from djqueue.core.job import DEAD_LETTER_REASONS
+from djqueue.core.job import DEAD_LETTER_REASONS, ItemMark
 from djqueue.core.limiter import Rate
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
@@ -34,10 +34,12 @@ from djqueue.testing.factories import (
     claim_one,
     completing,
     counts,
+    emit,
     enqueue,
     enqueue_many,
     failing,
     finish,
+    items_of,
     job,
     releasing,
     report_of,
@@ -288,6 +290,79 @@ def test_an_interrupted_job_waits_again_with_a_stall_counted(schedulers):
     assert again.token > claimed.token
 
 
+def test_an_interrupted_runs_items_are_dropped(schedulers):
+    claimed = an_active_job(schedulers.storage)
+    assert emit(schedulers.storage, claimed, b"one", b"two")
+
+    restarted = schedulers.again()
+
+    assert items_of(restarted, claimed.id) == []
+    assert job(restarted, claimed.id).items == 0
+    again = claim_one(restarted)
+    assert not emit(restarted, claimed, b"three", start=2)
+    assert emit(restarted, again, b"new")
+    restarted.maintain()
+    assert [bytes(row.item) for row in models.JobItem.objects.all()] == [b"new"]
+
+
+@pytest.mark.parametrize("how", [completing, failing])
+def test_an_ended_jobs_items_are_there_again(schedulers, how):
+    claimed = an_active_job(schedulers.storage)
+    items = [b"%d" % number for number in range(250)]
+    emit(schedulers.storage, claimed, *items)
+    finish(schedulers.storage, how(claimed))
+    schedulers.storage.maintain()
+    assert items_of(schedulers.storage, claimed.id) == items
+
+    restarted = schedulers.again()
+
+    assert items_of(restarted, claimed.id) == items
+    assert job(restarted, claimed.id).items == 250
+    assert restarted.remove(QUEUE, [claimed.id]) == [True]
+    assert models.JobItem.objects.count() == 0
+
+
+def test_a_dead_letter_that_is_retried_after_a_restart_begins_anew(schedulers):
+    claimed = an_active_job(schedulers.storage)
+    emit(schedulers.storage, claimed, b"one", b"two")
+    finish(schedulers.storage, failing(claimed))
+    restarted = schedulers.again()
+
+    assert restarted.retry(QUEUE, [claimed.id]) == ["retried"]
+
+    assert items_of(restarted, claimed.id) == []
+    emit(restarted, claim_one(restarted), b"new")
+    restarted.maintain()
+    assert [bytes(row.item) for row in models.JobItem.objects.all()] == [b"new"]
+
+
+def test_items_whose_results_time_is_over_leave_the_tables(schedulers):
+    claimed = an_active_job(schedulers.storage, result_ttl=MINUTE, retention=10 * MINUTE)
+    emit(schedulers.storage, claimed, b"one")
+    finish(schedulers.storage, completing(claimed))
+    schedulers.storage.maintain()
+    assert models.JobItem.objects.count() == 1
+
+    schedulers.clock.advance(MINUTE + 1)
+    schedulers.storage.maintain()
+
+    assert models.JobItem.objects.count() == 0
+    assert job(schedulers.storage, claimed.id).items == 1
+
+
+def test_without_a_scheduler_items_are_read_in_the_tables(schedulers, make_storage):
+    claimed = an_active_job(schedulers.storage)
+    emit(schedulers.storage, claimed, b"one", b"two")
+    finish(schedulers.storage, completing(claimed))
+    schedulers.storage.close()
+    client = make_storage(clock=schedulers.clock, policies=POLICIES)
+
+    assert items_of(client, claimed.id) == [b"one", b"two"]
+    assert client.items(QUEUE, [ItemMark("nobody")]) == [None]
+    assert client.remove(QUEUE, [claimed.id]) == [True]
+    assert models.JobItem.objects.count() == 0
+
+
 def test_interrupted_jobs_come_before_those_that_have_not_begun(schedulers):
     ids = enqueue_many(schedulers.storage, 5)
     schedulers.clock.advance(5)
@@ -530,6 +605,7 @@ def test_twenty_thousand_jobs_are_loaded_quickly(schedulers):
             b"x" * 100,
             "text/plain",
             b"\x80",
+            None,
             None,
             None,
             at,

@@ -26,15 +26,19 @@ class Mortal:
 
 
 class Place:
-    """Where the jobs are: makes storages of processes that die after some commands."""
+    """Where the jobs are: makes storages of processes that die after some commands.
 
-    def __init__(self, servers, clock=None):
+    given: to every storage.
+    """
+
+    def __init__(self, servers, clock=None, **given):
         self.servers = servers
         self.clock = clock
+        self._given = given
         self._made = []
 
     def storage(self, *, commands=None, clock=None):
-        made = RedisStorage(clock=clock or self.clock, **self.servers.options)
+        made = RedisStorage(clock=clock or self.clock, **self._given, **self.servers.options)
         self._made.append(made)
         if commands is not None:
             exchange = made._trips._exchange

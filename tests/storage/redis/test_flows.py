@@ -111,6 +111,13 @@ class MortalGraph(Graph):
             self.storage.maintain()
         return self.tried(self.storage, call) if self.random.random() < 0.5 else None
 
+    def look_at_what_is_left(self):
+        super().look_at_what_is_left()
+        client = self.storage._connections.sync()
+        for queue in self.queues:
+            for name in ("outbox", "holds", "needs", "deps", "unmet"):
+                assert client.exists(self.storage.keys(queue).key(name)) == 0, (queue, name)
+
     def tried(self, storage, call):
         try:
             return call(storage)

@@ -6,8 +6,10 @@ import pytest
 import redis
 
 from djqueue.core.errors import ConfigurationError
+from djqueue.core.limiter import Rate
 from djqueue.core.queue import QueuePolicy
 from djqueue.storage.redis import RedisStorage
+from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import QUEUE, claim, claim_one, enqueue, enqueue_many
 
 
@@ -25,7 +27,14 @@ def make(redis_url):
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("keyed", "optional"), ("keyed", "global"), ("global", "keyed")]
+    ("first", "second"),
+    [
+        ("keyed", "optional"),
+        ("keyed", "global"),
+        ("global", "keyed"),
+        ("optional", "keyed"),
+        ("optional", "global"),
+    ],
 )
 def test_a_process_configured_for_another_mode_is_refused(make, first, second):
     enqueue(make(first), group="g")
@@ -38,6 +47,18 @@ def test_a_process_configured_for_another_mode_is_refused(make, first, second):
     with pytest.raises(ConfigurationError, match=message):
         claim(make(second))
     assert len(claim(make(first), 10)) == 1
+
+
+def test_a_worker_may_come_before_the_first_job_of_a_queue(make):
+    worker = make("keyed")
+    worker.connect()
+    assert claim(worker) == []
+
+    enqueue(worker, group="g")
+
+    with pytest.raises(ConfigurationError):
+        make("global").connect()
+    assert len(claim(worker)) == 1
 
 
 def test_an_obliterated_queue_may_have_another_mode(make):
@@ -70,3 +91,63 @@ def test_a_claim_does_the_same_however_many_jobs_of_another_key_are_blocked(make
         after = commands_of_a_claim()
 
     assert before == after
+
+
+def test_a_queue_that_is_there_without_a_mode_has_that_of_its_next_use(make, redis_url):
+    enqueue(make(), group="g")
+    with closing(redis.Redis.from_url(redis_url)) as server:
+        server.hdel(f"{{q:{QUEUE}}}:meta", "mode")
+
+    assert len(claim(make("keyed"))) == 1
+    with pytest.raises(ConfigurationError, match=r"'keyed'.*'optional'"):
+        enqueue(make(), group="g")
+
+
+def test_a_worker_that_looks_for_jobs_leaves_nothing_behind(make, redis_url):
+    assert claim(make("keyed"), queues=[QUEUE]) == []
+
+    with closing(redis.Redis.from_url(redis_url)) as server:
+        assert server.keys(f"{{q:{QUEUE}}}:meta") == []
+    assert len(enqueue_many(make("optional"), 2)) == 2
+
+
+def test_a_job_is_not_moved_by_a_process_configured_for_another_mode(make):
+    enqueue(make("keyed"), group="g")
+    other = make("global")
+    enqueue(other, queue="another", group="g", id="moving")
+
+    with pytest.raises(ConfigurationError, match=f"'{QUEUE}'.*'keyed'.*'global'"):
+        other.move("another", ["moving"], QUEUE)
+
+
+def test_buckets_and_rests_leave_nothing_behind(redis_url):
+    clock = FakeClock()
+    policies = {QUEUE: QueuePolicy(group_concurrency=5, group_rate=Rate(3, 1_000))}
+    with (
+        closing(RedisStorage(url=redis_url, policies=policies, clock=clock)) as storage,
+        closing(redis.Redis.from_url(redis_url)) as server,
+    ):
+        ids = [job_id for group in "ab" for job_id in enqueue_many(storage, 5, group=group)]
+        assert len(claim(storage, 20)) == 6
+        prefix = f"{{q:{QUEUE}}}:"
+        assert server.zcard(prefix + "rates") == server.zcard(prefix + "due") == 2
+        storage.cancel(QUEUE, ids)
+        assert server.exists(prefix + "due") == 0
+        clock.advance(1_000)
+        storage.maintain()
+
+        assert server.exists(prefix + "rates") == 0
+        assert server.hget(prefix + "count", "r") is None
+
+
+def test_a_clock_that_is_set_back_keeps_no_key_waiting(redis_url):
+    clock = FakeClock()
+    policies = {QUEUE: QueuePolicy(group_concurrency=5, group_rate=Rate(1, 1_000))}
+    with closing(RedisStorage(url=redis_url, policies=policies, clock=clock)) as storage:
+        ids = enqueue_many(storage, 2, group="g")
+        claim(storage, 10)
+        clock.jump(-3_600_000)
+        storage.set_group_limit(QUEUE, "g", weight=2)
+        clock.advance(1_000)
+
+        assert [one.id for one in claim(storage, 10)] == ids[1:]

@@ -40,8 +40,9 @@ from .mortal import Death, Place
 NEAR, FAR, THIRD = "near", "far", "emails"
 """Of a cluster's three servers, each has one."""
 
-GIVEN = 5
-"""Commands of a move until the job has left: two look for what is in its way, two list the other queue."""
+GIVEN = 7
+"""Commands of a move until the job has left: two look for what is in its way, one for the mode of the other
+queue, two list that, one notes its mode."""
 STORED = 5
 """Commands of an enqueue until the job is stored: one looks for what it waits for, one for the queue's mode,
 two list it.
@@ -323,6 +324,17 @@ def test_who_follows_a_job_never_comes_before_it():
     assert found == [(FAR, [0, 2]), (THIRD, [1]), (FAR, [3, 5]), (THIRD, [4])]
 
 
+def test_a_job_never_comes_before_what_it_has_said_to_others():
+    """Else what it says from where it is then would be overtaken by that."""
+    ended, waits, given = ["ended", "x"], ["await", "up"], ["job", "down"]
+    told = enumerate([(FAR, ended), (THIRD, waits), (FAR, given), (FAR, given), (THIRD, waits)])
+    messages = [packb([str(number), queue, packb(what)]) for number, (queue, what) in told]
+
+    found = [(queue, [int(number) for number in told[::2]]) for queue, told in outbox._by_target(messages)]
+
+    assert found == [(FAR, [0]), (THIRD, [1]), (FAR, [2, 3]), (THIRD, [4])]
+
+
 def test_maintainers_that_die_one_after_another_bring_a_job_over(place):
     storage = place.storage()
     ids = enqueue_many(storage, 3, queue=NEAR)
@@ -540,3 +552,264 @@ def test_what_a_queue_has_heard_does_not_lapse_once_it_is_used_again(place):
 
     assert storage._connections.sync().pttl(storage.keys(FAR).key("inbox")) == -1
     assert counts(storage, FAR) == {State.WAITING: 1}
+
+
+# Dead letters that are moved.
+
+
+def dead_jobs(storage):
+    for job_id in ("plain", "special"):
+        held = an_active_job(storage, queue=NEAR, id=job_id, unique_key=job_id)
+        storage.report([report_of(held, 50, [(1, "begun")])])
+        finish(storage, failing(held))
+    return storage.dead_letters(NEAR)
+
+
+def test_a_moved_dead_letter_is_in_one_queue_whenever_the_mover_dies(place):
+    outcomes = []
+    ids = ["plain", "special"]
+    for storage, letters, died in place.deaths(dead_jobs, lambda storage, _: storage.move(NEAR, ids, FAR)):
+        storage.maintain()
+
+        found = {queue for job_id in ids for queue in where(storage, job_id, NEAR, FAR)}
+        assert len(found) == 1
+        [queue] = found
+        outcomes.append(queue)
+        assert queue == FAR or died
+        assert queue in storage.queues()
+        assert counts(storage, queue) == {State.FAILED: 2}
+        assert storage.dead_letters(queue) == [letter._replace(queue=queue) for letter in letters]
+        assert job(storage, "special", queue).progress == 50
+        assert_nothing_is_under_way(storage, NEAR, FAR)
+        assert storage.retry(queue, ids) == ["retried", "retried"]
+        assert sorted(worked_off(storage)) == ids
+    assert outcomes == sorted(outcomes, reverse=True)
+    assert {NEAR, FAR} == set(outcomes)
+
+
+def test_a_dead_letter_whose_id_is_taken_comes_back_whenever_the_mover_dies(place):
+    def prepare(storage):
+        a_failed_job(storage, queue=NEAR, id="a")
+        a_completed_job(storage, queue=FAR, id="a")
+        enqueue(storage, queue=THIRD, id="down", depends_on=((NEAR, "a"),), on_dependency_failure="wait")
+        return storage.dead_letters(NEAR)
+
+    for storage, letters, _ in place.deaths(prepare, give_in_vain):
+        storage.maintain()
+
+        assert storage.dead_letters(NEAR) == letters
+        assert counts(storage, FAR) == {State.COMPLETED: 1}
+        assert job(storage, "down", THIRD).options.depends_on == ((NEAR, "a"),)
+        assert storage.retry(NEAR, ["a"]) == ["retried"]
+        assert worked_off(storage) == ["a", "down"]
+        assert_nothing_is_under_way(storage, NEAR, FAR, THIRD)
+
+
+# Records that are kept for others.
+
+BRIEF = 10_000
+A_DAY = 86_400_000
+
+
+def kept(storage, queue):
+    """Which records of a queue are there when their own time is over, and what is noted of them."""
+    client = storage._connections.sync()
+    keys = storage.keys(queue)
+    return (
+        counts(storage, queue).get(State.COMPLETED, 0),
+        client.zcard(keys.key("holds")),
+        int(client.hget(keys.key("count"), "hc") or 0),
+    )
+
+
+def assert_nothing_is_kept(storage, *queues):
+    client = storage._connections.sync()
+    for queue in queues:
+        keys = storage.keys(queue)
+        assert counts(storage, queue).get(State.COMPLETED, 0) == 0
+        for name in ("holds", "needs", "finished", "deps", "unmet", "outbox"):
+            assert client.exists(keys.key(name)) == 0, (queue, name)
+
+
+def children_of_one(storage):
+    for queue in (NEAR, FAR):
+        enqueue(storage, queue=queue, id="child", result_ttl=BRIEF)
+    needs = ((NEAR, "child"), (FAR, "child"))
+    enqueue(storage, queue=THIRD, id="parent", result_ttl=BRIEF, depends_on=needs)
+    return claim(storage, 2)
+
+
+def pass_brief(storage, clock):
+    storage.maintain()
+    clock.advance(BRIEF + 1)
+    storage.maintain()
+    storage.maintain()
+
+
+@pytest.fixture
+def timed(place):
+    place.clock = AheadClock()
+    return place
+
+
+def test_what_is_kept_is_kept_whenever_who_ends_the_children_dies(timed):
+    def act(storage, claimed):
+        finish(storage, *map(completing, claimed))
+
+    for storage, claimed, died in timed.deaths(children_of_one, act):
+        accepted = finish(storage, *map(completing, claimed))
+        assert died or accepted == [False, False]
+        for _ in range(2):
+            pass_brief(storage, timed.clock)
+            assert kept(storage, NEAR) == kept(storage, FAR) == (1, 1, 1), died
+
+        assert worked_off(storage) == ["parent"]
+        pass_brief(storage, timed.clock)
+        assert_nothing_is_kept(storage, NEAR, FAR, THIRD)
+
+
+@pytest.mark.parametrize("end", ["complete", "cancel", "remove", "obliterate", "clean"])
+def test_what_was_kept_goes_whenever_who_ends_the_parent_dies(timed, end):
+    def prepare(storage):
+        finish(storage, *map(completing, children_of_one(storage)))
+        return claim(storage, 1) if end == "complete" else []
+
+    def act(storage, claimed):
+        if claimed:
+            finish(storage, *map(completing, claimed))
+        elif end == "obliterate":
+            storage.obliterate(THIRD)
+        elif end == "clean":
+            storage.clean(THIRD, frozenset({State.WAITING}), 2**53)
+        else:
+            getattr(storage, end)(THIRD, ["parent"])
+
+    for storage, claimed, _ in timed.deaths(prepare, act):
+        pass_brief(storage, timed.clock)
+        act(storage, claimed)
+        pass_brief(storage, timed.clock)
+
+        assert_nothing_is_kept(storage, NEAR, FAR, THIRD)
+
+
+def test_what_is_kept_for_a_late_parent_is_kept_whenever_its_producer_dies(timed):
+    def prepare(storage):
+        a_completed_job(storage, queue=NEAR, id="child", result_ttl=BRIEF)
+
+    def act(storage, _):
+        enqueue(storage, queue=THIRD, id="parent", result_ttl=BRIEF, depends_on=((NEAR, "child"),))
+
+    for storage, _, died in timed.deaths(prepare, act):
+        there = state(storage, "parent", THIRD) is not None
+        assert there or died
+        storage._run(storage._deliver(THIRD))
+        pass_brief(storage, timed.clock)
+
+        assert kept(storage, NEAR) == ((1, 1, 1) if there else (0, 0, 0))
+        assert worked_off(storage) == (["parent"] if there else [])
+        pass_brief(storage, timed.clock)
+        assert_nothing_is_kept(storage, NEAR, THIRD)
+
+
+@pytest.mark.parametrize("unmet", [True, False], ids=["blocked", "waiting"])
+def test_what_is_kept_for_a_moved_parent_is_kept_whenever_its_mover_dies(timed, unmet):
+    def prepare(storage):
+        near, far = sorted(children_of_one(storage), key=lambda one: one.queue == FAR)
+        finish(storage, completing(near))
+        if not unmet:
+            finish(storage, completing(far))
+        return [far] if unmet else []
+
+    for storage, left, died in timed.deaths(prepare, lambda storage, _: storage.move(THIRD, ["parent"], "x")):
+        pass_brief(storage, timed.clock)
+        assert kept(storage, NEAR) == (1, 1, 1), died
+        finish(storage, *map(completing, left))
+        pass_brief(storage, timed.clock)
+        assert kept(storage, NEAR) == kept(storage, FAR) == (1, 1, 1), died
+
+        assert worked_off(storage) == ["parent"]
+        pass_brief(storage, timed.clock)
+        assert_nothing_is_kept(storage, NEAR, FAR, THIRD, "x")
+
+
+def give_parent_in_vain(storage, _=None):
+    heading = [b"give", FAR.encode(), 1]
+    storage._run(storage._on_jobs("give", THIRD, ["parent"], heading, outbox.keys_of_given))
+
+
+def test_what_is_kept_for_a_parent_that_comes_back_is_kept_whenever_its_mover_dies(timed):
+    def prepare(storage):
+        finish(storage, *map(completing, children_of_one(storage)))
+        enqueue(storage, queue=FAR, id="parent", delay=DELAY)
+
+    for storage, _, died in timed.deaths(prepare, give_parent_in_vain):
+        pass_brief(storage, timed.clock)
+        assert kept(storage, NEAR) == kept(storage, FAR) == (1, 1, 1), died
+
+        assert worked_off(storage) == ["parent"]
+        storage.cancel(FAR, ["parent"])
+        storage.clean(FAR, frozenset({State.CANCELLED}), 2**53)
+        pass_brief(storage, timed.clock)
+        assert_nothing_is_kept(storage, NEAR, FAR, THIRD)
+
+
+def test_a_record_is_not_kept_for_ever_for_a_parent_whose_last_word_was_lost(timed):
+    storage = timed.storage()
+    finish(storage, *map(completing, children_of_one(storage)))
+    with pytest.raises(Death):
+        timed.storage(commands=1).remove(THIRD, ["parent"])
+    storage._connections.sync().delete(storage.keys(THIRD).key("outbox"))
+    pass_brief(storage, timed.clock)
+    assert kept(storage, NEAR) == (1, 1, 1)
+
+    timed.clock.advance(A_DAY)
+    pass_brief(storage, timed.clock)
+
+    assert_nothing_is_kept(storage, NEAR, FAR, THIRD)
+
+
+def test_a_record_of_which_nobody_knows_who_holds_it_is_not_kept_for_ever(timed):
+    storage = timed.storage()
+    finish(storage, *map(completing, children_of_one(storage)))
+    storage._connections.sync().delete(storage.keys(NEAR).key("holds"))
+    pass_brief(storage, timed.clock)
+    assert kept(storage, NEAR) == (1, 0, 1)
+
+    timed.clock.advance(A_DAY)
+    pass_brief(storage, timed.clock)
+
+    assert counts(storage, NEAR) == {}
+    assert kept(storage, FAR) == (1, 1, 1)
+
+
+def test_a_parent_that_lives_for_days_is_asked_and_keeps_what_it_needs(timed):
+    storage = timed.storage()
+    finish(storage, *map(completing, children_of_one(storage)))
+
+    for _ in range(5):
+        timed.clock.advance(A_DAY + 1)
+        pass_brief(storage, timed.clock)
+        assert kept(storage, NEAR) == kept(storage, FAR) == (1, 1, 1)
+
+    assert worked_off(storage) == ["parent"]
+    pass_brief(storage, timed.clock)
+    assert_nothing_is_kept(storage, NEAR, FAR, THIRD)
+
+
+def test_redis_itself_forgets_no_result_that_is_kept(place):
+    storage = place.storage()
+    client = storage._connections.sync()
+    key = storage.keys(NEAR).result("child")
+    finish(storage, *map(completing, children_of_one(storage)))
+    assert client.pttl(key) == -1
+
+    storage.cancel(THIRD, ["parent"])
+    assert client.pttl(key) <= BRIEF
+
+    a_completed_job(storage, queue=NEAR, id="late", result_ttl=DELAY)
+    key = storage.keys(NEAR).result("late")
+    assert 0 < client.pttl(key) <= DELAY
+    enqueue(storage, queue=THIRD, id="parent", depends_on=((NEAR, "late"),))
+    assert client.pttl(key) == -1
+    storage.cancel(THIRD, ["parent"])
+    assert 0 < client.pttl(key) <= DELAY

@@ -1,11 +1,11 @@
 -- Add up to a thousand jobs that are new, plain and due now. See `enqueue` for all others.
 --
--- Arguments: whether the caller has seen to it that the queue is listed ('1'), the jobs' name; then for each its id and the rest of its record, behind the time.
+-- Arguments: whether the caller has seen to it that the queue is listed ('1'), the jobs' name, their subject ('' none); then for each its id and the rest of its record, behind the time.
 --! include base
---! keys w
+--! keys w about
 
-local name, first = ARGV[ARGS + 1], ARGS + 2
-local many = (#ARGV - ARGS - 1) / 2
+local name, subject, first = ARGV[ARGS + 1], ARGV[ARGS + 2], ARGS + 3
+local many = (#ARGV - ARGS - 2) / 2
 if ARGV[ARGS] == '0' and call('EXISTS', META) == 0 then return {0, 'unlisted'} end
 local created = pack('>I8', now)
 local number = numbers('rear', many)
@@ -19,6 +19,13 @@ for i = 0, many - 1 do
 end
 variadic('HSET', JOBS, fields)
 variadic('RPUSH', W, entries)
+if subject ~= '' then
+  local places = {}
+  for i = 1, many do
+    places[2 * i - 1], places[2 * i] = 0, subject .. '\0' .. created .. entries[i] -- see `ends`
+  end
+  variadic('ZADD', ABOUT, places)
+end
 add('n:' .. name, many)
 woken = true
 return answer(0)

@@ -31,9 +31,9 @@ local everything = watching and tonumber(call('HGET', WATCH, '*') or 0) > clock
 local events, changed, woken, incidents = {}, {}, false, {}
 
 -- Events of jobs that somebody asked for; ids of changed jobs, for the mirror; what the answer tells beside.
-local function tell(id, name, event, state)
+local function tell(id, name, event, state, count)
   if watching and (everything or tonumber(call('HGET', WATCH, '=' .. id) or 0) > clock) then
-    events[#events + 1] = {id, name, event, state, now}
+    events[#events + 1] = {id, name, event, state, now, count}
   end
 end
 

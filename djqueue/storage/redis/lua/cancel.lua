@@ -1,8 +1,8 @@
--- Take jobs back. Arguments: the reason, the group limit; then the ids.
+-- Take jobs back. Arguments: the reason, what the settings say of groups; then the ids.
 --! include base job places ends
 
 local reason = ARGV[ARGS]
-group_limit = tonumber(ARGV[ARGS + 1])
+configure_groups(ARGV[ARGS + 1])
 local replies = {}
 for i = ARGS + 2, #ARGV do
   local job = load(ARGV[i])

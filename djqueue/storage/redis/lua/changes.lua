@@ -1,11 +1,12 @@
 -- The next changes for the mirror: those that it was given and has not acknowledged, or else new ones.
 --
--- Arguments: how many entries at most. Answers a word, the last entry that was given before and the one that is so
--- now, what the queue was told (paused, limited, capacity, per, concurrency), and the entries, each with its id and
--- its list of job ids. Words: 'new' if nobody follows the stream; 'gap' if entries were trimmed away that were never
--- given, or not acknowledged; 'go' otherwise.
+-- Arguments: how many entries at most, how often groups were told something when that was last looked at ('' if never).
+-- Answers a word, the last entry that was given before and the one that is so now, what the queue was told (paused,
+-- limited, capacity, per, concurrency), the entries, each with its id and its list of job ids, how often groups were
+-- told something, and what, if that is more often. Words: 'new' if nobody follows the stream; 'gap' if entries were
+-- trimmed away that were never given, or not acknowledged; 'go' otherwise.
 --! include mirror
---! keys log meta
+--! keys log meta groups
 
 local word, entries = 'new', {}
 local group = group_of_mirror()
@@ -30,4 +31,5 @@ if word == 'go' then
   end
 end
 local told = redis.call('HMGET', META, 'paused', 'limited', 'capacity', 'per', 'concurrency')
-return {word, before, after, told, entries}
+local said = redis.call('HGET', META, 'said') or '0'
+return {word, before, after, told, entries, said, said ~= ARGV[3] and redis.call('HGETALL', GROUPS)}

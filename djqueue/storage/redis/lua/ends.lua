@@ -6,9 +6,20 @@
 -- again     id by the time of its next retry by itself    uniq      key: free at (8) .. number (8) .. id; NUL .. key: see wait_behind
 -- uniqttl   key by the time at which it is free           deps      id .. NUL .. number .. who waits for it
 -- hist      id: count (2) .. ended runs                   prog      id: progress
---! keys lease finished dead letters again uniq uniqttl deps hist prog
+-- needs     ids of the live jobs that depend on others    holds     id .. NUL .. who lives and may read its record
+-- about     of jobs with a subject: that .. NUL .. when it was enqueued (8) .. number (8) .. id
+-- Where the queue bounds bytes, of ended jobs only:
+-- sizes     id: bytes of payload and error (4) .. of the result (4)    results   id by the time at which its result goes
+-- Where it keeps attempts, or log lines, for a time: details, 'h' .. id or 'l' .. id by the time at which they go.
+--! keys lease finished dead letters again uniq uniqttl deps holds needs hist prog sizes results details about
 
-local MAX_HISTORY = 1000
+-- Of records that are kept, or held. A table, as a script may have no more than two hundred locals.
+local keep = {
+  FOREVER = 4503599627370496, -- behind all that are forgotten by themselves: kept for ever, should there be too many
+  ASK = 86400000,
+  TOGETHER = 100,
+  attempts = 1000, -- of a job; set by scripts whose callers know it
+}
 
 local function note_attempt(job, outcome, error)
   local b = job.b
@@ -18,7 +29,7 @@ local function note_attempt(job, outcome, error)
   if kept then
     count, runs = unpack_number('>I2', kept), sub(kept, 3)
   end
-  if count >= MAX_HISTORY then
+  while count >= keep.attempts do
     local first = cmsgpack.unpack_one(runs)
     runs = sub(runs, first + 1)
     count = count - 1
@@ -101,8 +112,9 @@ end
 
 -- Tell up to so many of those that wait for a job of its end, by way of the outbox; the rest with another message.
 -- before: those that came later do not mean this end.
+-- holds: they hold its record from now on; an entry without a name does, while there are others to be told.
 local FAN = 500
-local function fan(id, state, before)
+local function fan(id, state, before, holds)
   local kept, told = 0, 0
   while told < FAN do
     local found = call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', kept, FAN)
@@ -114,26 +126,19 @@ local function fan(id, state, before)
         kept = kept + 1
       elseif told < FAN then
         call('ZREM', DEPS, entry)
+        if holds then call('ZADD', HOLDS, 0, id .. NUL .. sub(entry, #id + 10)) end
         send(who[1], {'ended', id, state, who[2], who[3]})
         told = told + 1
       end
     end
+    if #found < FAN and told < FAN then return end
   end
-  send('', {'fan', id, state, before})
+  if holds then call('ZADD', HOLDS, 0, id .. NUL) end
+  send('', {'fan', id, state, before or false, holds or false})
 end
 
 local function note_end(job, state)
-  fan(job.id, state)
-end
-
--- Behind all that are forgotten by themselves are those that are kept for ever, should there be too many.
-local FOREVER = 4503599627370496
-
-local function forget_at(job, kept)
-  local most = job.state ~= FAILED and tonumber(call('HGET', META, 'age:' .. job.state) or nil)
-  if most then kept = kept and math.min(kept, most) or most end
-  job.expires = kept and now + kept or 0
-  call('ZADD', FINISHED, kept and job.expires or FOREVER + now, job.id)
+  if job.hangs ~= false then fan(job.id, state, nil, job.hangs and job.state ~= FAILED) end
 end
 
 -- Milliseconds for which a finished job's record is kept; nil: for ever.
@@ -144,10 +149,174 @@ local function kept_for(job)
   return math.max(readable, job.o.retention or 0)
 end
 
+-- A job about a subject comes, with 'ZADD', or goes, with 'ZREM'.
+function keep.about(command, job)
+  local subject = job.o.subject
+  if not subject then return end
+  local entry = subject .. NUL .. pack('>I8', job.created) .. job.inc .. job.id
+  if command == 'ZADD' then call('ZADD', ABOUT, 0, entry) else call('ZREM', ABOUT, entry) end
+end
+
+function keep.any(key, id)
+  return #call('ZRANGEBYLEX', key, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', 0, 1) > 0
+end
+
+-- The record of a job on which live jobs depend is held for them: it is not over, whatever its time, and its place in
+-- `finished` is that to ask them whether they still live, should the message have been lost that says so.
+function keep.is_held(job)
+  if job.expires ~= 0 or job.state == FAILED then return false end
+  if kept_for(job) then return true end
+  local at = call('ZSCORE', FINISHED, job.id)
+  return at and tonumber(at) < keep.FOREVER
+end
+
+-- How many there are of each outcome. Scripts that may have a thousand of them make it one sum, between these two.
+function keep.count_together()
+  keep.sums = {c = 0, x = 0}
+end
+
+function keep.counted()
+  for state, number in pairs(keep.sums) do add('h' .. state, number) end
+  keep.sums = nil
+end
+
+function keep.count(job, number)
+  if keep.sums then
+    keep.sums[job.state] = keep.sums[job.state] + number
+  else
+    add('h' .. job.state, number)
+  end
+end
+
+-- What the queue keeps at most: 'c' and 'x', of records, 'r' of results, 'h' of attempts, 'l' of log lines (milliseconds);
+-- whether it counts bytes.
+function keep.bound(name)
+  if not keep.bounds then
+    local found = call('HMGET', META, 'age:c', 'age:x', 'age:r', 'age:h', 'age:l', 'bytes')
+    keep.bounds = {}
+    for at, field in ipairs({'c', 'x', 'r', 'h', 'l', 'bytes'}) do keep.bounds[field] = tonumber(found[at] or nil) end
+  end
+  return keep.bounds[name]
+end
+
+-- Milliseconds for which a result can be read; nil: for ever.
+function keep.readable(job)
+  local readable, most = job.o.result_ttl, keep.bound('r')
+  if readable == nil then readable = 3600000 end
+  readable = tonumber(readable)
+  if most then return readable and math.min(readable, most) or most end
+  return readable
+end
+
+-- What is to be known beside the record of a job that has ended. result: its size; nil: there is none.
+function keep.note(job, result)
+  local b = job.b
+  if keep.bound('bytes') then
+    local size = job.size + #b[ERROR_TYPE] + #b[ERROR_MESSAGE] + #b[ERROR_TRACEBACK]
+    call('HSET', SIZES, job.id, pack('>I4I4', size, result or 0))
+  end
+  if keep.bound('h') and call('HEXISTS', HIST, job.id) == 1 then
+    call('ZADD', DETAILS, job.finished + keep.bound('h'), 'h' .. job.id)
+  end
+  if keep.bound('l') then call('ZADD', DETAILS, job.finished + keep.bound('l'), 'l' .. job.id) end
+  local readable = job.state == COMPLETED and keep.bound('r') and keep.readable(job)
+  if readable then
+    b[ITEMS], b[READABLE] = b[ITEMS] or false, job.finished + readable
+  end
+end
+
+-- Bytes count with the outcome, those of results also by themselves; but not those of what is held.
+function keep.weigh(job, sign)
+  local kept = call('HGET', SIZES, job.id)
+  if not kept then return end
+  local size, result = unpack_number('>I4I4', kept)
+  add('B' .. job.state, sign * size)
+  add('Br', sign * result)
+  if sign < 0 then
+    call('ZREM', RESULTS, job.id)
+  elseif result > 0 then
+    call('ZADD', RESULTS, job.finished + (keep.readable(job) or keep.FOREVER), job.id)
+  end
+end
+
+-- What was noted beside the record of an ended job goes with it.
+function keep.forget(job, is_held)
+  if not is_held then keep.weigh(job, -1) end
+  call('HDEL', SIZES, job.id)
+  call('ZREM', DETAILS, 'h' .. job.id, 'l' .. job.id)
+end
+
+function keep.hold(job)
+  job.expires = 0
+  local readable = job.b[READABLE]
+  if readable then job.b[READABLE] = -math.abs(readable) end
+  keep.count(job, 1)
+  call('ZADD', FINISHED, now + keep.ASK, job.id)
+end
+
+-- The same to several queues about jobs of theirs, (queue, id) each: those of a queue together.
+function keep.tell(keys, kind, ...)
+  local found = {}
+  for _, key in ipairs(keys) do
+    local queue = key[1]
+    local ids = found[queue] or {}
+    found[queue] = ids
+    ids[#ids + 1] = key[2]
+    if #ids == keep.TOGETHER then
+      send(queue, {kind, ids, ...})
+      found[queue] = nil
+    end
+  end
+  for queue, ids in pairs(found) do send(queue, {kind, ids, ...}) end
+end
+
+-- A job that depends on others lives no more.
+function keep.release(job)
+  if job.o.depends_on and call('SREM', NEEDS, job.id) == 1 then
+    keep.tell(job.o.depends_on, 'unbind', job.id, job.inc, job.o.on_dependency_failure or 'fail')
+  end
+end
+
+function keep.until_its_time(job, kept)
+  local most = job.state ~= FAILED and keep.bound(job.state)
+  if most then kept = kept and math.min(kept, most) or most end
+  job.expires = kept and job.finished + kept or 0
+  local readable = job.b[READABLE]
+  if readable then job.b[READABLE] = math.abs(readable) end
+  call('ZADD', FINISHED, kept and job.expires or keep.FOREVER + job.finished, job.id)
+  keep.weigh(job, 1)
+end
+
+local function forget_at(job, kept, result)
+  keep.note(job, result)
+  job.hangs = keep.any(DEPS, job.id)
+  if job.hangs and job.state ~= FAILED then
+    keep.hold(job)
+  else
+    keep.until_its_time(job, kept)
+  end
+end
+
 local function ended(job, in_group)
   release_key(job)
   if in_group then leave_group(job) end
   note_end(job, NAMES[job.state])
+  keep.release(job)
+end
+
+-- If nobody holds a record any more its own time counts again.
+function keep.let_go(id, result_key)
+  if keep.any(HOLDS, id) then return end
+  local job = load(id)
+  if not job or not keep.is_held(job) then return end
+  keep.count(job, -1)
+  keep.until_its_time(job, kept_for(job))
+  save(job) --@ nothing changes but how long it is kept
+  local readable = job.b[READABLE] and job.b[READABLE] - job.finished or keep.readable(job)
+  if readable then
+    local left = job.finished + readable - now
+    if left > 0 then call('PEXPIRE', result_key, left) else call('DEL', result_key) end
+  end
 end
 
 local function cancel(job, reason, in_group)
@@ -184,6 +353,7 @@ local function bury(job, reason, error, policy, in_group)
   b[REASON] = reason
   set_error(job, error)
   job.state, job.finished = FAILED, now
+  call('HINCRBY', META, 'buried', 1)
   forget_at(job, policy[1])
   local retries = b[RETRIES]
   local again = retries < policy[2] and now + wait_of(policy[3], retries + 1, job.id) or 0
@@ -199,16 +369,18 @@ local function bury(job, reason, error, policy, in_group)
   tell(job.id, job.name, 'failed', 'failed')
 end
 
-local function take_letter(id)
-  call('ZREM', DEAD, id)
-  call('HDEL', LETTERS, id)
-  call('ZREM', AGAIN, id)
-  call('ZREM', FINISHED, id)
+local function take_letter(job)
+  call('ZREM', DEAD, job.id)
+  call('HDEL', LETTERS, job.id)
+  call('ZREM', AGAIN, job.id)
+  call('ZREM', FINISHED, job.id)
+  keep.forget(job)
 end
 
 local function revive(job, retries)
-  take_letter(job.id)
+  take_letter(job)
   local b = job.b
+  restart(job)
   b[FAILURES], b[STALLS], b[REASON], b[WORKER] = 0, 0, '', ''
   b[RUN_AT], b[RETRIES] = now, retries
   job.finished, job.expires = nil, nil
@@ -218,27 +390,39 @@ local function revive(job, retries)
   tell(job.id, job.name, 'retried', NAMES[job.state])
 end
 
--- Forget a job that is not active. keys: of its result and of its log lines.
-local function remove(job, result_key, log_key, keeps_dependents)
+-- Forget a job that is not active. keys: of its result, of its log lines and of its items.
+local function remove(job, result_key, log_key, items_key, keeps_dependents)
   local state = job.state
   local over = is_over(job)
   if state == FAILED then
-    take_letter(job.id)
+    take_letter(job)
     if not keeps_dependents then note_end(job, 'cancelled') end
   elseif ENDED[state] then
+    local is_held = keep.is_held(job)
+    if is_held then
+      keep.count(job, -1)
+      call('ZREMRANGEBYLEX', HOLDS, '[' .. job.id .. NUL, '(' .. job.id .. AFTER)
+    end
     call('ZREM', FINISHED, job.id)
+    keep.forget(job, is_held)
     add(state, -1)
   else
     displace(job)
     release_key(job)
     call('ZREM', TTL, job.id)
-    if not keeps_dependents then note_end(job, 'cancelled') end
+    if not keeps_dependents then
+      note_end(job, 'cancelled')
+      keep.release(job)
+    end
   end
+  call('HINCRBY', META, state == COMPLETED and 'gone:c' or state == CANCELLED and 'gone:x' or 'gone', 1)
+  keep.about('ZREM', job)
   call('HDEL', JOBS, job.id)
   call('HDEL', ST, job.id)
   call('HDEL', HIST, job.id)
   call('HDEL', PROG, job.id)
   call('DEL', result_key, log_key)
+  if job.b[ITEMS] then call('UNLINK', items_key) end
   note(job.id)
   tell(job.id, job.name, 'removed', NAMES[state])
   return over

@@ -1,16 +1,18 @@
 -- Add up to a thousand jobs of one batch.
 --
--- Arguments: whether the caller has seen to it that the queue is listed ('1'), the jobs' name, '' or a delay or '@' and a time, the group limit, the most jobs that may wait ('' any number), what
+-- Arguments: whether the caller has seen to it that the queue is listed ('1'), the jobs' name, when they start ('', a delay, '@' and a time; '*': each job's own stands behind its id), what the settings say of groups, the most jobs that may wait ('' any number), what
 -- goes when there are more ('' nothing, 'o' the oldest, 'l' that of the lowest priority); then for each its id and the
--- rest of its record, behind the time. Keys: of each, its result and its log lines. Answers 'full' if none is enqueued.
+-- rest of its record, behind the time. Keys: of each, should there have been one of its id, its
+-- result, its log lines and its items. Answers 'full' if none is enqueued.
 --! include base job places ends room
 --! keys gone
 
 local name, start = ARGV[ARGS + 1], ARGV[ARGS + 2]
-group_limit = tonumber(ARGV[ARGS + 3])
+configure_groups(ARGV[ARGS + 3])
 local most, rank = tonumber(ARGV[ARGS + 4]), ARGV[ARGS + 5]
 local first = ARGS + 6
-local many = (#ARGV - first + 1) / 2
+local stride = start == '*' and 3 or 2
+local many = (#ARGV - first + 1) / stride
 if ARGV[ARGS] == '0' and call('EXISTS', META) == 0 then return {0, 'unlisted'} end
 local created = pack('>I8', now)
 
@@ -28,11 +30,12 @@ local function pending()
   return call('HLEN', JOBS) - others
 end
 
-local function create(id, rest, result_key, log_key, rival, owner)
-  if has_leftovers and result_key then call('DEL', result_key, log_key) end
+local function create(id, start, rest, result_key, log_key, items_key, rival, owner)
+  if has_leftovers and result_key then call('DEL', result_key, log_key, items_key) end
   local blob = pack('>I8', numbers('rear', 1)) .. created .. rest
   call('HSET', JOBS, id, blob)
   local job = parse(id, blob)
+  keep.about('ZADD', job)
   local run_at = now
   if sub(start, 1, 1) == '@' then
     run_at = tonumber(sub(start, 2))
@@ -57,6 +60,7 @@ local function create(id, rest, result_key, log_key, rival, owner)
     if owner then wait_behind(job, owner) else take_key(job) end
     if o.ttl then call('ZADD', TTL, now + o.ttl, id) end
     local waits_for = o.depends_on or {}
+    if #waits_for > 0 then call('SADD', NEEDS, id) end
     for _, key in ipairs(waits_for) do
       if call('ZADD', UNMET, 0, id .. NUL .. key[1] .. NUL .. key[2]) == 1 then
         job.unmet = true
@@ -71,10 +75,10 @@ local function create(id, rest, result_key, log_key, rival, owner)
   return {'queued', id, rival and rival.id or nil}
 end
 
-local function enqueue(id, rest, result_key, log_key)
+local function enqueue(id, start, rest, result_key, log_key, items_key)
   local there = load(id)
   if there and is_over(there) then
-    remove(there, result_key, log_key)
+    remove(there, result_key, log_key, items_key)
     there = nil
   end
   if there and there.state == COMPLETED then
@@ -104,23 +108,23 @@ local function enqueue(id, rest, result_key, log_key)
     cancel(job, 'dropped')
   end
   if there then
-    remove(there, result_key, log_key, true)
+    remove(there, result_key, log_key, items_key, true)
   end
-  return create(id, rest, result_key, log_key, rival, owner)
+  return create(id, start, rest, result_key, log_key, items_key, rival, owner)
 end
 
 -- How many more jobs would wait, not counting duplicates and those that take the place of others.
 local function growth()
   local seen, new = {}, 0
   for i = 0, many - 1 do
-    local id = ARGV[first + 2 * i]
+    local id = ARGV[first + stride * i]
     local job = not seen[id] and load(id)
     if not seen[id] and (not job or is_over(job) or job.state == FAILED or job.state == CANCELLED) then
       new = new + 1
     end
     seen[id] = true
   end
-  local options = many > 0 and options_of(ARGV[first + 1]) or NO_OPTIONS
+  local options = many > 0 and options_of(ARGV[first + stride - 1]) or NO_OPTIONS
   local key = options.unique_key
   if not key or new == 0 then return new end
   local held = owner_of(key)
@@ -135,7 +139,9 @@ if most and rank == '' then
   if many > room and growth() > math.max(0, room) then return answer('full') end
 end
 for i = 0, many - 1 do
-  local reply = enqueue(ARGV[first + 2 * i], ARGV[first + 2 * i + 1], KEYS[FIXED + 2 * i + 1], KEYS[FIXED + 2 * i + 2])
+  local at, key = first + stride * i, FIXED + 3 * i
+  local own = stride == 3 and ARGV[at + 1] or start
+  local reply = enqueue(ARGV[at], own, ARGV[at + stride - 1], KEYS[key + 1], KEYS[key + 2], KEYS[key + 3])
   if reply == 'full' then return answer('full') end
   replies[i + 1] = reply
 end

@@ -4,7 +4,10 @@
 --            options (MessagePack) .. payload: see update for what may change. 'p': its end concerns no other key.
 -- st[id]   = letter of its state .. number (8) .. for ended ones: finished at (8) .. expires at (8) ..
 --            body (MessagePack): attempts, failures, stalls, worker, started at, run at, reason, the
---            error's type, message, traceback, cancel requested, retries by itself.
+--            error's type, message, traceback, cancel requested, retries by itself; and, only if there is
+--            a key with items, how many its run has sent: 0 if they are those of an earlier run; and, only if
+--            the queue keeps results for a time, that of the end of what a completed job returned and sent:
+--            below zero while the result is held, whatever its time. Before that, items without a key are false.
 -- The letter of an active job is 'A' if its end concerns other keys.
 -- A job that waits as it was enqueued has no entry in st. The number is that of its place while it
 -- waits, the token of its claim since it started; the one in jobs[id] names this job among those that
@@ -19,6 +22,7 @@ local NAMES = {
 local ENDED = {c = true, f = true, x = true}
 local ATTEMPTS, FAILURES, STALLS, WORKER, STARTED, RUN_AT, REASON = 1, 2, 3, 4, 5, 6, 7
 local ERROR_TYPE, ERROR_MESSAGE, ERROR_TRACEBACK, CANCEL, RETRIES = 8, 9, 10, 11, 12
+local ITEMS, READABLE = 13, 14
 local NO_OPTIONS = {}
 
 local function name_of(blob)
@@ -31,7 +35,7 @@ local function parse(id, blob, st)
   local job = {
     id = id, inc = sub(blob, 1, 8), created = unpack_number('>I8', blob, 9),
     name = sub(blob, 20, 19 + length), plain = sub(blob, 17, 17) == 'p',
-    o = decode(sub(blob, 24 + length, 23 + length + size)),
+    o = decode(sub(blob, 24 + length, 23 + length + size)), size = #blob - 23 - length - size,
   }
   if not st then
     job.state, job.mark = WAITING, job.inc
@@ -57,9 +61,14 @@ end
 local function save(job)
   local ended = ENDED[job.state] and pack('>I8I8', job.finished, job.expires) or ''
   local letter = job.state
-  if letter == ACTIVE and not job.plain then letter = 'A' end
+  if letter == ACTIVE and (not job.plain or job.b[ITEMS]) then letter = 'A' end
   call('HSET', ST, job.id, letter .. job.mark .. ended .. encode(job.b))
   note(job.id)
+end
+
+-- There is to be another run, whose items begin anew.
+local function restart(job)
+  if job.b[ITEMS] then job.b[ITEMS] = 0 end
 end
 
 -- Slots of the queue's concurrency that a job takes.

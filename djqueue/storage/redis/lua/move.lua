@@ -1,8 +1,8 @@
--- Pending jobs to another time. Arguments: the event, the time ('' is now), the group limit; then the ids.
+-- Pending jobs to another time. Arguments: the event, the time ('' is now), what the settings say of groups; then the ids.
 --! include base job places ends
 
 local event, run_at = ARGV[ARGS], tonumber(ARGV[ARGS + 1]) or now
-group_limit = tonumber(ARGV[ARGS + 2])
+configure_groups(ARGV[ARGS + 2])
 local replies = {}
 for i = ARGS + 3, #ARGV do
   local job = load(ARGV[i])

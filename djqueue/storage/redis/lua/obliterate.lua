@@ -1,14 +1,18 @@
 -- Forget the queue. Arguments: whether also with active jobs ('1'); a name for what is left to be deleted.
--- Keys: where the jobs are put until what belongs to each is deleted, too; the set of such names.
--- Answers how many jobs there were, or -1 if active ones forbade it.
+-- Keys: where the jobs are put until what belongs to each is deleted, too; the set of such names; buckets of
+-- metrics.
+-- Answers how many jobs there were, or -1 if active ones forbade it; and the tokens of the active ones.
 --! include base job places ends
 --! keys inbox drops
 
 local force, name = ARGV[ARGS] == '1', ARGV[ARGS + 1]
 if call('ZCARD', LEASE) > 0 and not force then
-  return answer(-1)
+  return answer({-1, {}})
 end
-local many = call('HLEN', JOBS)
+local many, tokens = call('HLEN', JOBS), {}
+for _, id in ipairs(call('ZRANGE', LEASE, 0, -1)) do
+  tokens[#tokens + 1] = sub(call('HGET', ST, id) or '', 2, 9)
+end
 
 -- Those that wait for one of these jobs, or for which one waits, are to hear of it.
 local last = false
@@ -25,12 +29,12 @@ for _, entry in ipairs(call('ZRANGE', DEPS, 0, -1)) do
     end
   end
 end
-for _, entry in ipairs(call('ZRANGE', UNMET, 0, -1)) do
-  local id, queue, other = string.match(entry, '^([^%z]+)%z([^%z]+)%z(.+)$')
-  if queue and queue ~= ARGV[ARGS + 2] then
-    local blob = call('HGET', JOBS, id)
-    if blob then send(queue, {'unbind', other, id, sub(blob, 1, 8)}) end
+for _, id in ipairs(call('SMEMBERS', NEEDS)) do
+  local job, others = load(id), {}
+  for _, key in ipairs(job and job.o.depends_on or {}) do
+    if key[1] ~= ARGV[ARGS + 2] then others[#others + 1] = key end
   end
+  if job then keep.tell(others, 'unbind', id, job.inc, job.o.on_dependency_failure or 'fail') end
 end
 
 if watching then
@@ -46,9 +50,10 @@ if many > 0 then
 end
 -- Numbers go on from here, so that no token or place is ever given twice; what is still to be sent stays.
 local sent = call('HGET', META, 'sent')
-call('UNLINK', META, COUNT, ST, W, Z, ASIDES, DUE, PARKS, HEADS, OUT, GROUPS, UNMET, TTL, LEASE, FINISHED, DEAD, LETTERS, AGAIN, UNIQ, UNIQTTL, DEPS, HIST, PROG, DROPS)
+call('UNLINK', META, COUNT, ST, W, Z, ASIDES, DUE, PARKS, HEADS, OUT, GROUPS, RATES, UNMET, TTL, LEASE, FINISHED, DEAD, LETTERS, AGAIN, UNIQ, UNIQTTL, DEPS, HOLDS, NEEDS, HIST, PROG, DROPS, SIZES, RESULTS, DETAILS, ABOUT)
 if call('LLEN', OUTBOX) > 0 and sent then call('HSET', META, 'sent', sent) end
+for i = FIXED + 3, #KEYS do call('UNLINK', KEYS[i]) end
 call('PEXPIRE', INBOX, 86400000)
 call('DEL', LOG)
 changed = {}
-return answer(many)
+return answer({many, tokens})

@@ -13,7 +13,7 @@ local first = ARGS + 9
 local FULL = {0, {'full'}}
 
 if call('ZCARD', Z) > 0 or call('ZCARD', ASIDES) > 0 or call('ZCARD', DEPS) > 0 then return FULL end
-local limits = call('HMGET', META, 'paused', 'limited', 'capacity', 'per', 'concurrency', 'bucket', 'parts', 'filled', 'held', 'age:c')
+local limits = call('HMGET', META, 'paused', 'limited', 'capacity', 'per', 'concurrency', 'bucket', 'parts', 'filled', 'held', 'bounds')
 if limits[1] or limits[9] or limits[10] then return FULL end
 local due = call('ZRANGE', DUE, 0, 0, 'WITHSCORES')
 if due[2] and tonumber(due[2]) <= now then return FULL end
@@ -154,4 +154,5 @@ if room and room_before <= 0 and room > many and call('LLEN', W) > 0 then woken 
 local flags = string.rep('1', outcomes)
 local overflow = math.max(0, call('ZCARD', DEAD) - tonumber(ARGV[ARGS + 4]))
 local last = string.format('%.0f', base)
-return answer({'done', flags, last, wait, overflow, claimed}, {'again', flags, last, wait, overflow, wanted})
+local at = string.format('%.0f', now)
+return answer({'done', flags, last, wait, overflow, claimed, at}, {'again', flags, last, wait, overflow, wanted, at})

@@ -1,13 +1,15 @@
 -- Messages of another queue's outbox, each applied once. Arguments: the queue that they come from, this one,
--- the group limit, the dead letters' policy (ttl, retries, wait); then of each message its number and itself.
--- Keys: of each job that is given away, its result and its log lines, should it have a forerunner here, and where it
--- was noted to have gone from here; of each that is waited for, the last of these.
+-- what the settings say of groups, the dead letters' policy (ttl, retries, wait); then of each message its number and
+-- itself.
+-- Keys: of each job that is given away, its result, its log lines and its items, should it have a forerunner here, and
+-- where it was noted to have gone from here; of each that is waited for, the first and the last of these; of each that is
+-- held, let go, or has ended for more than are told at once, the first.
 -- Answers whether the queue is to be listed, as it was not there before, or nobody may have come to list it.
 --! include base job places ends
 --! keys inbox
 
 local source, here = ARGV[ARGS], ARGV[ARGS + 1]
-group_limit = tonumber(ARGV[ARGS + 2])
+configure_groups(ARGV[ARGS + 2])
 local policy = {tonumber(ARGV[ARGS + 3]), tonumber(ARGV[ARGS + 4]), ARGV[ARGS + 5]}
 local NO_NUMBER = string.rep(NUL, 8)
 
@@ -16,7 +18,34 @@ local function hang(dependency, dependent, inc, rule)
   call('ZADD', DEPS, 0, dependency .. NUL .. number .. encode({source, dependent, inc, rule}))
 end
 
-local function await(dependency, dependent, inc, rule, moved_key)
+-- `dependent`, in the queue `from`, does not wait for a job any more, nor hold its record.
+local function let_go(dependency, from, dependent, inc, rule, result_key)
+  if call('ZREM', HOLDS, dependency .. NUL .. encode({from, dependent, inc, rule})) == 1 then
+    keep.let_go(dependency, result_key)
+    return
+  end
+  local found = call('ZRANGEBYLEX', DEPS, '[' .. dependency .. NUL, '(' .. dependency .. AFTER)
+  for _, entry in ipairs(found) do
+    local who = decode(sub(entry, #dependency + 10))
+    if who[1] == from and who[2] == dependent and who[3] == inc then
+      call('ZREM', DEPS, entry)
+    end
+  end
+end
+
+local function hold_for(job, dependent, inc, rule, result_key)
+  if not ENDED[job.state] or job.state == FAILED or is_over(job) then return end
+  if not keep.is_held(job) then
+    keep.weigh(job, -1)
+    keep.hold(job)
+    save(job) --@ nothing changes but how long it is kept
+    call('PERSIST', result_key)
+  end
+  call('ZADD', HOLDS, 0, job.id .. NUL .. encode({source, dependent, inc, rule}))
+end
+
+-- from: where a dependent was that has been moved, under another number: what it had there goes over.
+local function await(dependency, dependent, inc, rule, from, number, result_key, moved_key)
   local job = load(dependency)
   if not job then
     local target = call('GET', moved_key)
@@ -28,17 +57,23 @@ local function await(dependency, dependent, inc, rule, moved_key)
   elseif not ENDED[job.state] or job.state == FAILED and rule == 'wait' then
     hang(dependency, dependent, inc, rule)
   else
+    hold_for(job, dependent, inc, rule, result_key)
     send(source, {'ended', dependency, NAMES[job.state], dependent, inc})
   end
+  if from then let_go(dependency, from, dependent, number, rule, result_key) end
 end
 
-local function let_go(dependency, dependent, inc)
-  local found = call('ZRANGEBYLEX', DEPS, '[' .. dependency .. NUL, '(' .. dependency .. AFTER)
-  for _, entry in ipairs(found) do
-    local who = decode(sub(entry, #dependency + 10))
-    if who[1] == source and who[2] == dependent and who[3] == inc then
-      call('ZREM', DEPS, entry)
-    end
+local function hold_also(dependency, dependent, inc, rule, from, number, result_key)
+  local job = load(dependency)
+  if job then hold_for(job, dependent, inc, rule, result_key) end
+  let_go(dependency, from, dependent, number, rule, result_key)
+end
+
+-- Whether a job still needs another's record is asked there, should its word have been lost that it does not.
+local function answer_to(dependency, dependent, inc, rule)
+  local blob = call('HGET', JOBS, dependent)
+  if not blob or sub(blob, 1, 8) ~= inc or call('SISMEMBER', NEEDS, dependent) == 0 then
+    send(source, {'unbind', {dependency}, dependent, inc, rule})
   end
 end
 
@@ -126,37 +161,76 @@ local function resolve(dependency, state, dependent, inc)
   end
 end
 
+-- Among the dead letters, as it was: only its next retry by itself is as this queue has it, unless it comes back.
+local function enter(job, finished, letter, back)
+  job.state, job.finished, job.expires = FAILED, finished, letter[3]
+  if not back then
+    local retries = letter[4]
+    letter[5] = retries < policy[2] and now + wait_of(policy[3], retries + 1, job.id) or 0
+  end
+  call('ZADD', FINISHED, job.expires, job.id)
+  call('ZADD', DEAD, numbers('deaths', 1), job.id)
+  call('HSET', LETTERS, job.id, encode(letter))
+  if letter[5] ~= 0 then call('ZADD', AGAIN, letter[5], job.id) end
+  keep.note(job)
+  keep.weigh(job, 1)
+  save(job) --@ nothing changes but the queue
+  tell(job.id, job.name, 'failed', 'failed')
+end
+
 -- A job that another queue has given away, as it was; if its id or its unique key is taken here, it goes back. One
 -- that comes back goes without its key if need be, and is forgotten if its id was enqueued anew meanwhile.
-local function take_in(m, result_key, log_key, moved_key)
-  local id, rest, created, body, back, runs, progress, lines, unmet, before = unpack(m, 2, 11)
+local function take_in(m, result_key, log_key, items_key, moved_key)
+  local id, rest, created, body, back, runs, progress, lines, unmet, before, needs, letter = unpack(m, 2, 13)
   local there = load(id)
-  local is_taken = there and not is_over(there) and there.state ~= FAILED and there.state ~= CANCELLED
-  if back and is_taken then return end
-  local key = parse(id, NO_NUMBER .. created .. rest).o.unique_key
+  local is_taken = there and not is_over(there)
+    and (letter or there.state ~= FAILED and there.state ~= CANCELLED)
+  local options = parse(id, NO_NUMBER .. created .. rest).o
+  local rule = options.on_dependency_failure or 'fail'
+  if back and is_taken then
+    if needs then keep.tell(options.depends_on, 'unbind', id, needs, rule) end
+    return
+  end
+  local key = not letter and options.unique_key
   local has_owner = key and owner_of(key)
   if is_taken or has_owner and not back then
-    send(source, {'job', id, rest, created, body, true, runs, progress, lines, unmet, false})
+    send(source, {'job', id, rest, created, body, true, runs, progress, lines, unmet, false, needs, letter})
     return
   end
   if there then
-    remove(there, result_key, log_key, true)
+    remove(there, result_key, log_key, items_key, true)
   else
-    call('DEL', result_key, log_key) -- of an obliterated queue
+    call('DEL', result_key, log_key, items_key) -- of an obliterated queue
   end
   call('DEL', moved_key)
   local blob = pack('>I8', numbers('rear', 1)) .. created .. rest
   call('HSET', JOBS, id, blob)
   local job = parse(id, blob)
+  keep.about('ZADD', job)
   job.b = decode(body)
   if runs then call('HSET', HIST, id, runs) end
   if progress then call('HSET', PROG, id, progress) end
   variadic('RPUSH', log_key, lines)
+  if letter then
+    enter(job, letter[1], decode(letter[2]), back)
+    if before then send(source, {'gone', id, before}) end
+    return
+  end
   if not has_owner then take_key(job) end
+  local waited_for, from = {}, back and here or source
   for _, other in ipairs(unmet) do
     job.unmet = true
+    waited_for[other[1] .. NUL .. other[2]] = true
     call('ZADD', UNMET, 0, id .. NUL .. other[1] .. NUL .. other[2])
-    send(other[1], {'await', other[2], id, job.inc, job.o.on_dependency_failure or 'fail'})
+    send(other[1], {'await', other[2], id, job.inc, rule, needs and from, needs})
+  end
+  if needs then
+    call('SADD', NEEDS, id)
+    local held = {}
+    for _, other in ipairs(options.depends_on) do
+      if not waited_for[other[1] .. NUL .. other[2]] then held[#held + 1] = other end
+    end
+    keep.tell(held, 'hold', id, job.inc, rule, from, needs)
   end
   if job.o.ttl and job.b[STARTED] == 0 then
     call('ZADD', TTL, job.created + job.o.ttl, id)
@@ -168,21 +242,30 @@ local function take_in(m, result_key, log_key, moved_key)
   if before then send(source, {'gone', id, before}) end
 end
 
+local WITH = {job = 4, await = 2, fan = 1} -- keys
+keep.count_together()
 local was_there, is_again = call('EXISTS', META) == 1, true
 local mark = tonumber(call('HGET', INBOX, source) or 0)
 local key = FIXED
 for i = ARGS + 6, #ARGV, 2 do
   local number, m = tonumber(ARGV[i]), decode(ARGV[i + 1])
-  if m[1] == 'job' then key = key + 3 elseif m[1] == 'await' then key = key + 1 end
+  local first = key
+  key = key + (WITH[m[1]] or (m[1] == 'unbind' or m[1] == 'hold') and #m[2] or 0)
   if number > mark then
     is_again = false
     mark = number
     if m[1] == 'await' then
-      await(m[2], m[3], m[4], m[5], KEYS[key])
+      await(m[2], m[3], m[4], m[5], m[6], m[7], KEYS[first + 1], KEYS[first + 2])
     elseif m[1] == 'unbind' then
-      let_go(m[2], m[3], m[4])
+      for at, id in ipairs(m[2]) do let_go(id, source, m[3], m[4], m[5], KEYS[first + at]) end
+    elseif m[1] == 'hold' then
+      for at, id in ipairs(m[2]) do hold_also(id, m[3], m[4], m[5], m[6], m[7], KEYS[first + at]) end
+    elseif m[1] == 'asked' then
+      answer_to(m[2], m[3], m[4], m[5])
     elseif m[1] == 'fan' then
-      fan(m[2], m[3], m[4] or number)
+      call('ZREM', HOLDS, m[2] .. NUL)
+      fan(m[2], m[3], m[4] or number, m[5] and call('HEXISTS', JOBS, m[2]) == 1)
+      if m[5] then keep.let_go(m[2], KEYS[key]) end
     elseif m[1] == 'ended' then
       resolve(m[2], m[3], m[4], m[5])
     elseif m[1] == 'moved' then
@@ -192,10 +275,11 @@ for i = ARGS + 6, #ARGV, 2 do
     elseif m[1] == 'forward' then
       forward(m[2], m[3], m[4])
     elseif m[1] == 'job' then
-      take_in(m, KEYS[key - 2], KEYS[key - 1], KEYS[key])
+      take_in(m, KEYS[first + 1], KEYS[first + 2], KEYS[first + 3], KEYS[key])
     end
   end
 end
+keep.counted()
 call('HSET', INBOX, source, string.format('%.0f', mark))
 local is_there = call('EXISTS', META) == 1
 if is_there then

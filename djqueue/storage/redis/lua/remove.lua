@@ -1,10 +1,12 @@
 -- Forget jobs that are not active. Arguments: 'any', 'over' (its time is over), 'dead' (the oldest dead letters
--- above this number), 'surplus' (records above this number), 'gone' (what is left of those that are not there) or 'clean'; a number for 'dead' and 'surplus', a time for 'clean' (ended, or enqueued, before it); the
--- states for 'clean' and 'surplus' (MessagePack); the group limit; then the ids. Keys: of each its result and its log lines.
+-- above this number), 'surplus' (records of one outcome above this number), 'heavy' (the same above so many bytes), 'gone'
+-- (what is left of those that are not there) or 'clean'; a number for 'dead', 'surplus' and 'heavy', a time for 'clean'
+-- (ended, or enqueued, before it); the states for 'clean', 'surplus' and 'heavy' (MessagePack); what the settings say of
+-- groups; then the ids. Keys: of each its result, its log lines and its items.
 --! include base job places ends
 
 local mode, bound, states = ARGV[ARGS], tonumber(ARGV[ARGS + 1]), decode(ARGV[ARGS + 2])
-group_limit = tonumber(ARGV[ARGS + 3])
+configure_groups(ARGV[ARGS + 3])
 local wanted = {}
 for _, state in ipairs(states) do wanted[state] = true end
 
@@ -13,19 +15,42 @@ local function may_go(job)
   if mode == 'gone' then return false end
   if mode == 'over' then return is_over(job) end
   if mode == 'dead' then return job.state == FAILED and call('ZCARD', DEAD) > bound end
-  if mode == 'surplus' then
-    return wanted[NAMES[job.state]] and tonumber(call('HGET', COUNT, job.state) or 0) > bound
+  if mode == 'surplus' or mode == 'heavy' then
+    if not wanted[NAMES[job.state]] or keep.is_held(job) then return false end
+    local is_heavy, letter = mode == 'heavy', job.state
+    local found = call('HMGET', COUNT, is_heavy and 'B' .. letter or letter, is_heavy and 'Br' or 'h' .. letter)
+    local many, more = tonumber(found[1]) or 0, tonumber(found[2]) or 0
+    if not is_heavy then return many - more > bound end
+    return many + (letter == COMPLETED and more or 0) > bound
   end
   if mode == 'clean' then return wanted[NAMES[job.state]] and (job.finished or job.created) < bound end
   return true
 end
 
+-- A held record whose time to ask has come.
+local SOME = 100
+local function ask(job, result_key)
+  local at = ENDED[job.state] and keep.is_held(job) and call('ZSCORE', FINISHED, job.id)
+  if not at or tonumber(at) > now then return end
+  call('ZADD', FINISHED, now + keep.ASK, job.id)
+  if not keep.any(DEPS, job.id) then call('ZREM', HOLDS, job.id .. NUL) end
+  keep.let_go(job.id, result_key)
+  local holders = call('ZRANGEBYLEX', HOLDS, '[' .. job.id .. NUL, '(' .. job.id .. AFTER, 'LIMIT', 0, SOME)
+  for _, entry in ipairs(holders) do
+    if #entry > #job.id + 1 then
+      local who = decode(sub(entry, #job.id + 2))
+      send(who[1], {'asked', job.id, who[2], who[3], who[4]})
+    end
+  end
+end
+
 local replies = {}
 for i = ARGS + 4, #ARGV do
-  local job, key = load(ARGV[i]), FIXED + 2 * (i - ARGS - 4)
+  local job, key = load(ARGV[i]), FIXED + 3 * (i - ARGS - 4)
   local goes = may_go(job)
-  if goes then remove(job, KEYS[key + 1], KEYS[key + 2]) end
-  if not job and mode == 'gone' then call('UNLINK', KEYS[key + 1], KEYS[key + 2]) end
+  if goes then remove(job, KEYS[key + 1], KEYS[key + 2], KEYS[key + 3]) end
+  if job and mode == 'over' then ask(job, KEYS[key + 1]) end
+  if not job and mode == 'gone' then call('UNLINK', KEYS[key + 1], KEYS[key + 2], KEYS[key + 3]) end
   replies[#replies + 1] = goes and 1 or 0
 end
 return answer(replies)

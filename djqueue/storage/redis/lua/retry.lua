@@ -1,9 +1,9 @@
--- Dead letters to waiting. Arguments: '1' by themselves, '0' by hand, 'd' not really; the group limit; then the ids.
+-- Dead letters to waiting. Arguments: '1' by themselves, '0' by hand, 'd' not really; what the settings say of groups; then the ids.
 --! include base job places ends
 
 local by_itself, is_dry = ARGV[ARGS] == '1', ARGV[ARGS] == 'd'
 local seen, keys_seen = {}, {}
-group_limit = tonumber(ARGV[ARGS + 1])
+configure_groups(ARGV[ARGS + 1])
 local replies = {}
 for i = ARGS + 2, #ARGV do
   local id = ARGV[i]

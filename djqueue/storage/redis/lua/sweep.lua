@@ -1,41 +1,54 @@
 -- What time does: due jobs, lost leases, ttls, unique keys, dead letters whose retry is due.
 --
--- Arguments: the lease, the group limit, the dead letters' policy (ttl, retries, wait, most), how many of each at most,
--- the workers that are alive (MessagePack), the longest times for which records of completed and of cancelled jobs are
--- kept ('' each: as they say), and ids of active jobs whose leases are to be looked at.
--- Answers: promoted, stalled, expired, retried, dead letters above the most, ids whose records' time is over.
---! include base job places ends room
+-- Arguments: the lease, what the settings say of groups, the dead letters' policy (ttl, retries, wait, most), how many of
+-- each at most, the workers that are alive (MessagePack), how many attempts a job keeps, how long records of completed and
+-- of cancelled jobs, results, attempts and log lines are kept at most ('' each: as they say), whether bytes count, and
+-- whether anything of that concerns completed jobs ('1' or ''), the lengths of buckets of metrics (see measure); and ids of
+-- active jobs whose leases are to be looked at. Keys: of the buckets.
+-- Answers: promoted, stalled, expired, retried, dead letters above the most, ids whose records' time is over, tokens of
+-- the claims that were lost, and of what is over before its job's record 'r', 'h' or 'l' .. the id.
+--! include base job places ends room measure
 
 local lease = tonumber(ARGV[ARGS])
-group_limit = tonumber(ARGV[ARGS + 1])
+configure_groups(ARGV[ARGS + 1])
 local policy = {tonumber(ARGV[ARGS + 2]), tonumber(ARGV[ARGS + 3]), ARGV[ARGS + 4]}
 local most_dead, limit = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
 local alive = {}
 for _, worker in ipairs(decode(ARGV[ARGS + 7])) do alive[worker] = true end
 
+keep.attempts = tonumber(ARGV[ARGS + 8])
+
 -- From now on: what has ended keeps its time.
-local function keep_at_most(field, age)
-  if (call('HGET', META, field) or '') == age or call('HEXISTS', META, 'rear') == 0 then return end
-  if age == '' then call('HDEL', META, field) else call('HSET', META, field, age) end
+local BOUNDS = {'age:c', 'age:x', 'age:r', 'age:h', 'age:l', 'bytes', 'bounds'}
+do
+  local there = call('HMGET', META, unpack(BOUNDS))
+  for i, field in ipairs(BOUNDS) do
+    local bound = ARGV[ARGS + 8 + i]
+    if (there[i] or '') ~= bound and call('HEXISTS', META, 'rear') == 1 then
+      if bound == '' then call('HDEL', META, field) else call('HSET', META, field, bound) end
+      if bound == '' and field == 'bytes' then
+        call('UNLINK', SIZES, RESULTS)
+        call('HDEL', COUNT, 'Bc', 'Bx', 'Bf', 'Br')
+      end
+    end
+  end
 end
-keep_at_most('age:c', ARGV[ARGS + 8])
-keep_at_most('age:x', ARGV[ARGS + 9])
 
 -- An active job without a lease has lost it with a part of the data: it has one from now on.
-for i = ARGS + 10, #ARGV do
+for i = ARGS + 17, #ARGV do
   local st = call('HGET', ST, ARGV[i])
   if st and holds(st, sub(st, 2, 9)) then
     call('ZADD', LEASE, 'NX', now + lease, ARGV[i])
   end
 end
 
-local lost = {}
+local lost, tokens = {}, {}
 for _, id in ipairs(call('ZRANGEBYSCORE', LEASE, '-inf', now, 'LIMIT', 0, limit)) do
   call('ZREM', LEASE, id)
   local job = load(id)
   if job and job.state == ACTIVE then
     add('e', 1 - weight_of(job))
-    lost[#lost + 1] = job
+    lost[#lost + 1], tokens[#tokens + 1] = job, job.mark
   end
 end
 -- The last to be claimed goes back first: before it, then, go those that were claimed earlier.
@@ -44,6 +57,7 @@ table.sort(lost, function(a, b) return unpack_number('>I8', a.mark) > unpack_num
 local function stall(job)
   local b = job.b
   if b[CANCEL] == 1 then
+    call('HINCRBY', META, 'otherwise', 1)
     note_attempt(job, 'cancelled')
     cancel(job, 'cancelled', true)
     incident(job, 'cancelled')
@@ -56,6 +70,7 @@ local function stall(job)
     local error = {'djqueue.core.errors.StorageError', text, ''}
     note_attempt(job, 'stalled', error)
     b[STALLS] = times
+    call('HINCRBY', META, 'stalled', 1)
     tell(job.id, job.name, 'stalled', 'failed')
     bury(job, alive[b[WORKER]] and 'stalled' or 'worker_lost', error, policy, true) --@ stall: active -> failed
     incident(job, 'stalled')
@@ -65,9 +80,12 @@ local function stall(job)
   note_attempt(job, 'stalled')
   b[STALLS] = b[STALLS] + 1
   if is_followed(job) then
+    call('HINCRBY', META, 'otherwise', 1)
     cancel(job, 'replaced', true)
     return
   end
+  restart(job)
+  call('HINCRBY', META, 'stalled', 1)
   b[WORKER] = ''
   b[RUN_AT] = now
   put_back(job, true)
@@ -81,11 +99,15 @@ woken = woken or #lost > 0
 
 local promoted = promote_due(limit)
 
+local full = call('ZCOUNT', RATES, '-inf', now)
+if full > 0 then call('ZREMRANGEBYRANK', RATES, 0, math.min(full, 20 * limit) - 1) end
+
 local expired = 0
 for _, id in ipairs(call('ZRANGEBYSCORE', TTL, '-inf', now, 'LIMIT', 0, limit)) do
   call('ZREM', TTL, id)
   local job = load(id)
-  if job and not ENDED[job.state] and job.state ~= ACTIVE and job.b[STARTED] == 0 then
+  local is_new = job and job.b[STARTED] == 0 and job.b[ERROR_TYPE] == '' -- not one that died and was retried
+  if is_new and not ENDED[job.state] and job.state ~= ACTIVE then
     displace(job)
     bury(job, 'ttl_expired', EXPIRED, policy) --@ expire: waiting|delayed|blocked -> failed
     incident(job, 'failed')
@@ -126,6 +148,12 @@ end
 
 if call('EXISTS', DROPS) == 1 then tidy(limit) end
 
+measure(decode(ARGV[ARGS + 16]), FIXED + 1)
+
 local overflow = math.max(0, call('ZCARD', DEAD) - most_dead)
 local over = call('ZRANGEBYSCORE', FINISHED, '-inf', now, 'LIMIT', 0, limit)
-return answer({promoted, #lost, expired, retried, overflow, over})
+local unneeded = call('ZRANGEBYSCORE', DETAILS, '-inf', now, 'LIMIT', 0, limit)
+for _, id in ipairs(call('ZRANGEBYSCORE', RESULTS, '-inf', now, 'LIMIT', 0, limit)) do
+  unneeded[#unneeded + 1] = 'r' .. id
+end
+return answer({promoted, #lost, expired, retried, overflow, over, tokens, unneeded})

@@ -1,9 +1,9 @@
 -- Give pending jobs another priority, another payload, or both. Arguments: the priority ('' leaves it), whether there
--- is a payload ('1'), the payload, the group limit; then the ids.
+-- is a payload ('1'), the payload, what the settings say of groups; then the ids.
 --! include base job places room
 
 local priority, payload = tonumber(ARGV[ARGS]), ARGV[ARGS + 1] == '1' and ARGV[ARGS + 2]
-group_limit = tonumber(ARGV[ARGS + 3])
+configure_groups(ARGV[ARGS + 3])
 local NO_OPTIONS_PACKED = string.char(128)
 
 local function prioritize(job)

@@ -1,18 +1,22 @@
 -- End up to k runs, and claim up to n jobs in the same step.
 --
 -- Arguments: number of outcomes, worker, slots, lease, the rate that the settings set (capacity, per) and the
--- concurrency (each '' for none), the group limit, the dead letters' policy (ttl, retries, wait, most), the
--- worker's job names (MessagePack); then for each outcome its kind, id, token and data.
+-- concurrency (each '' for none), what the settings say of groups, the dead letters' policy (ttl, retries, wait, most), how
+-- many attempts a job keeps, the worker's job names (MessagePack), the permits that the claim has of a shared limiter, and
+-- how many there are of those in all ('' both: it needs none); then for each outcome its kind, id, token and data.
 -- Keys: of each outcome, its job's result.
 -- Kinds: c completes with a result, n without one; r retry, l release, f fail, x cancel.
 --! include base job places ends
 
 local outcomes, worker, slots = tonumber(ARGV[ARGS]), ARGV[ARGS + 1], tonumber(ARGV[ARGS + 2])
 local lease = tonumber(ARGV[ARGS + 3])
-group_limit = tonumber(ARGV[ARGS + 7])
+configure_groups(ARGV[ARGS + 7])
 local policy = {tonumber(ARGV[ARGS + 8]), tonumber(ARGV[ARGS + 9]), ARGV[ARGS + 10]}
 local most_dead = tonumber(ARGV[ARGS + 11])
-local first = ARGS + 13
+keep.attempts = tonumber(ARGV[ARGS + 12])
+-- Of the shared limiter; short: what the next job weighs, if that is more than the permits that are left.
+local shared = {permits = tonumber(ARGV[ARGS + 14]), whole = tonumber(ARGV[ARGS + 15]), short = 0}
+local first = ARGS + 16
 
 -- The queue's own limits, set while it ran, or those of the settings. held: whether the next waiting job was
 -- too heavy for what was free.
@@ -35,11 +39,11 @@ local room_before = concurrency and free()
 
 -- Outcomes.
 
-local accepted = {}
+local accepted, seen, streamed = {}, {}, {}
+do -- not indented: a block of its own, as two hundred local names may be there at a time
 local plain_sets, plain_gone, plain_kept, completed = {}, {}, {}, 0
 local nobody_waits = call('ZCARD', DEPS) == 0
-local has_age = call('HEXISTS', META, 'age:c') == 1
-local seen = {}
+local is_bounded = call('HEXISTS', META, 'bounds') == 1
 
 local RESULT_TTL = 3600000
 local plain_end = pack('>I8I8', now, now + RESULT_TTL)
@@ -63,17 +67,18 @@ end
 local function complete(i, job, kind, data)
   job.state, job.finished = COMPLETED, now
   clear_error(job)
-  forget_at(job, kept_for(job))
-  add('c', 1)
+  forget_at(job, kept_for(job), kind == 'c' and #data or nil)
+  completed = completed + 1
   save(job) --@ complete: active -> completed
   if kind == 'c' then
-    local readable = job.o.result_ttl
-    if readable == false then
+    local readable = keep.readable(job)
+    if not readable or job.hangs then
       call('SET', KEYS[FIXED + i], data)
     else
-      call('SET', KEYS[FIXED + i], data, 'PX', math.max(1, readable or RESULT_TTL))
+      call('SET', KEYS[FIXED + i], data, 'PX', math.max(1, readable))
     end
   end
+  if job.b[ITEMS] then streamed[#streamed + 1] = job.id end
   ended(job, true)
   tell(job.id, job.name, 'completed', 'completed')
 end
@@ -88,9 +93,12 @@ local function again(job, outcome, data)
   end
   if data[2] then set_error(job, data[2]) end
   if is_followed(job) then
+    call('HINCRBY', META, 'otherwise', 1)
     cancel(job, 'replaced', true) -- of two that wait with one key the newer is kept
     return
   end
+  restart(job)
+  call('HINCRBY', META, outcome == 'retried' and outcome or 'otherwise', 1)
   b[WORKER] = ''
   b[RUN_AT] = now + data[1]
   put_back(job, outcome ~= 'retried')
@@ -107,6 +115,7 @@ local function apply(i, job, kind, data)
     return
   end
   data = decode(data)
+  if kind ~= 'r' and kind ~= 'l' or job.b[CANCEL] == 1 then call('HINCRBY', META, 'otherwise', 1) end
   if kind == 'f' then
     note_attempt(job, 'failed', data[2])
     job.b[FAILURES] = job.b[FAILURES] + 1
@@ -121,6 +130,7 @@ local function apply(i, job, kind, data)
 end
 
 if outcomes > 0 then
+  keep.count_together()
   local ids = {}
   for i = 1, outcomes do ids[i] = ARGV[first + 4 * i - 3] end
   local sts = call('HMGET', ST, unpack(ids))
@@ -129,7 +139,7 @@ if outcomes > 0 then
     local kind, id, token, data = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
     local st = sts[i]
     if seen[id] then st = false end
-    local is_plain = st and nobody_waits and not has_age and byte(st) == 97 and (kind == 'c' or kind == 'n')
+    local is_plain = st and nobody_waits and not is_bounded and byte(st) == 97 and (kind == 'c' or kind == 'n')
     local blob = holds(st, token) and (is_plain or call('HGET', JOBS, id))
     if blob then
       seen[id] = true
@@ -149,6 +159,8 @@ if outcomes > 0 then
     variadic('ZADD', FINISHED, plain_kept)
     add('c', completed)
   end
+  keep.counted()
+end
 end
 
 -- Claims.
@@ -173,7 +185,7 @@ local function keep_bucket(capacity, per, parts)
 end
 
 local handled = {}
-local names = decode(ARGV[ARGS + 12])
+local names = decode(ARGV[ARGS + 13])
 for _, one in ipairs(names) do handled[one] = true end
 
 local aside = 0
@@ -313,6 +325,7 @@ local function start(id, number, blob, st)
     return
   end
   local extra = ''
+  local weight = 1
   if not st and sub(blob, 17, 17) == 'p' then
     token = token + 1
     local n = #fresh_sets
@@ -329,23 +342,27 @@ local function start(id, number, blob, st)
       incident(job, 'failed')
       return
     end
-    local weight = weight_of(job)
+    weight = weight_of(job)
     if room and math.min(weight, concurrency) > room then return true end
+    if shared.permits and math.min(weight, shared.whole) > shared.permits then
+      shared.short = weight
+      return true
+    end
     if room then room = room - weight + 1 end
     add('e', weight - 1)
     if o.ttl then call('ZREM', TTL, id) end
     if group_of(job) then
       job.mark = number
-      change_out(o.group, 1)
-      leave_heads(job)
+      claim_in_group(job)
     end
     token = token + 1
     b[ATTEMPTS], b[WORKER], b[STARTED], b[CANCEL] = b[ATTEMPTS] + 1, worker, now, 0
     job.state, job.mark = ACTIVE, pack('>I8', base + token)
     save(job) --@ claim: waiting -> active
-    extra = encode({b[ATTEMPTS], b[FAILURES], b[STALLS]})
+    extra = encode({b[ATTEMPTS], b[FAILURES], b[STALLS], b[RUN_AT]})
   end
   if room then room = room - 1 end
+  if shared.permits then shared.permits = shared.permits - weight end
   started_names[name] = (started_names[name] or 0) + 1
   local n, l = #claimed, #leased
   claimed[n + 1], claimed[n + 2], claimed[n + 3] = id, blob, extra
@@ -372,7 +389,10 @@ local function claim()
     base = numbers('token', allowed) - 1
     local rounds = 0
     local too_heavy = false
-    while token < allowed and aside < 1000 and not too_heavy and not (room and room <= 0) do
+    local function is_full()
+      return room and room <= 0 or shared.permits and shared.permits <= 0
+    end
+    while token < allowed and aside < 1000 and not too_heavy and not is_full() do
       local taken = take(allowed - token)
       if #taken == 0 then
         if call('LLEN', W) == 0 and call('ZCARD', Z) == 0 then break end
@@ -383,7 +403,7 @@ local function claim()
         for i = 1, #taken do wanted[i] = taken[i][1] end
         local blobs, sts = call('HMGET', JOBS, unpack(wanted)), call('HMGET', ST, unpack(wanted))
         for i = 1, #taken do
-          local full = room and room <= 0
+          local full = is_full()
           too_heavy = not full and blobs[i] and start(taken[i][1], taken[i][2], blobs[i], sts[i])
           if full or too_heavy then
             put_in_place(taken, i, blobs, sts)
@@ -393,7 +413,7 @@ local function claim()
       end
     end
     if too_heavy then
-      if not held then call('HSET', META, 'held', 1) end
+      if not held and shared.short == 0 then call('HSET', META, 'held', 1) end
     elseif held and token > 0 and call('ZCARD', ASIDES) == 0 then
       call('HDEL', META, 'held')
     end
@@ -427,7 +447,9 @@ if next(seen) and concurrency and (room_before <= 0 or held) and free() > 0 then
   if left == 0 then call('HDEL', META, 'held') end
 end
 
-local flags = table.concat(accepted)
-local overflow = math.max(0, call('ZCARD', DEAD) - most_dead)
-local last = base ~= '' and string.format('%.0f', base) or '0'
-return answer({'done', flags, last, wait, overflow, claimed}, {'again', flags, last, wait, overflow, ids})
+local function reply(word, found)
+  local last = base ~= '' and string.format('%.0f', base) or '0'
+  local overflow = math.max(0, call('ZCARD', DEAD) - most_dead)
+  return {word, table.concat(accepted), last, wait, overflow, shared.short, found, streamed, string.format('%.0f', now)}
+end
+return answer(reply('done', claimed), reply('again', ids))

@@ -1,5 +1,6 @@
 """Values as the pages show them."""
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import islice
@@ -8,6 +9,7 @@ from urllib.parse import urlencode
 
 from django.template.loader import render_to_string
 from django.utils import timezone
+from django.utils.formats import get_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -25,6 +27,8 @@ ONE_LINE = 80
 DEEPEST = 30
 """Levels of a value that a page shows."""
 NOTHING = "-"
+YEAR = re.compile(r"%[Yy][-/ ]?|[-/ ]%[Yy]")
+"""The year in a format of dates, with what sets it off."""
 
 REASONS = {
     "explicit_fail": gettext_lazy("failed on purpose"),
@@ -45,6 +49,15 @@ OUTCOMES = {
     "cancelled": gettext_lazy("cancelled"),
 }
 """Of runs that did not complete their jobs."""
+CRITERIA = {
+    "reason": gettext_lazy("Reason"),
+    "name": gettext_lazy("Job"),
+    "error_type": gettext_lazy("Error"),
+    "fingerprint": gettext_lazy("Fingerprint"),
+    "older_than": gettext_lazy("Older than, seconds"),
+    "newer_than": gettext_lazy("Newer than, seconds"),
+}
+"""What dead letters are chosen by."""
 
 
 def reason(word: str) -> str:
@@ -57,6 +70,11 @@ def outcome(word: str) -> str:
     return str(OUTCOMES.get(word, word))
 
 
+def criterion(word: str) -> str:
+    """What dead letters are chosen by, in words."""
+    return str(CRITERIA.get(word, word))
+
+
 def link(address: str, text: str, **query: str) -> SafeString:
     """A link."""
     target = f"{address}?{urlencode(query)}" if query else address
@@ -67,8 +85,26 @@ def moment(value: datetime | None) -> str:
     """A time in the viewer's zone, to the second, and exact for programs."""
     if value is None:
         return NOTHING
-    shown = timezone.localtime(value).strftime("%Y-%m-%d %H:%M:%S")
-    return format_html('<time datetime="{}">{}</time>', value.isoformat(), shown)
+    return format_html('<time datetime="{}">{}</time>', value.isoformat(), local(value))
+
+
+def local(value: datetime) -> str:
+    """A time in the viewer's zone, to the second, as it is written in the viewer's language."""
+    # Django's formats for showing times leave out seconds; the first of those for typing them has them.
+    written = get_format("DATETIME_INPUT_FORMATS")[0]
+    return timezone.localtime(value).strftime(written if "%S" in written else "%Y-%m-%d %H:%M:%S")
+
+
+def clock(value: datetime) -> str:
+    """Hours and minutes of a time in the viewer's zone."""
+    return timezone.localtime(value).strftime("%H:%M")
+
+
+def day(value: datetime) -> str:
+    """The day of a time in the viewer's zone without its year, as it is written in the viewer's language."""
+    written = YEAR.sub("", get_format("DATE_INPUT_FORMATS")[0])
+    is_numeric = "%d" in written and "%m" in written
+    return timezone.localtime(value).strftime(written if is_numeric else "%m-%d")
 
 
 def badge(state: str, label: str) -> SafeString:
@@ -97,7 +133,12 @@ def decoded(data: Any, content_type: str) -> str:
         value = decode(bytes(data), content_type)
     except SerializationError as error:
         return format_html('<p class="djq-note">{} {}</p>', _("Cannot be shown:"), str(error))
-    return preformatted("".join(islice(_characters(value), SHOWN + 1)))
+    return preformatted(text(value, SHOWN + 1))
+
+
+def text(value: Any, most: int = SHOWN) -> str:
+    """A value in Python's words; of a large one the beginning."""
+    return "".join(islice(_characters(value), most))
 
 
 def preformatted(text: str, *, end: bool = False) -> str:

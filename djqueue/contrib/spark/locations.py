@@ -1,0 +1,28 @@
+"""The storage that a URL names: made anew in every process, without a Django project."""
+
+from djqueue.core.errors import OptionError, StorageError
+from djqueue.storage.base import Storage
+from djqueue.storage.staging import Staging
+
+REDIS = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel")
+
+
+def storage_at(url: str, prefix: str = "") -> Storage:
+    """A storage for the caller alone, who closes it. Raises OptionError, without the URL's password."""
+    scheme = url.partition("://")[0].lower()
+    if scheme not in REDIS:
+        known = ", ".join(f"{one}://" for one in REDIS)
+        raise OptionError(f"url: {scheme}:// is not one of {known}")
+    from djqueue.storage.redis import RedisStorage
+
+    try:
+        return RedisStorage(url=url, prefix=prefix)
+    except StorageError as error:
+        raise OptionError(f"url: {error}") from None
+
+
+def staging_of(storage: Storage) -> Staging:
+    """Where jobs can be put aside. Raises OptionError if there is no such place."""
+    if storage.staging is None:
+        raise OptionError(f"url: nothing can be put aside in {storage.describe()}")
+    return storage.staging

@@ -1,0 +1,118 @@
+"""The Python Data Source `djqueue`: what Spark calls, which passes it on to what does not know Spark."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from djqueue.core.errors import OptionError
+
+from .options import WriteOptions
+from .writing import Told, Write
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql.types import StructType
+
+QUERY = "sql.streaming.queryId"
+"""The local property that names a streaming query; the same after a restart from its checkpoint."""
+
+
+class DjqueueDataSource(DataSource):
+    """`format("djqueue")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """See `DataSource`."""
+        return "djqueue"
+
+    def writer(self, schema: "StructType", overwrite: bool) -> "BatchWriter":
+        """See `DataSource`. Raises OptionError on the driver, before any task."""
+        return BatchWriter(Write(_options(self.options, overwrite=overwrite), schema.names))
+
+    def streamWriter(self, schema: "StructType", overwrite: bool) -> "StreamWriter":  # noqa: N802
+        """See `DataSource`."""
+        return StreamWriter(_options(self.options, overwrite=overwrite), schema.names)
+
+
+@dataclass
+class Message(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    told: Told
+    write: Write | None = None
+    """Of a stream: in which name its tasks have worked."""
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Of one `save()`: made on the driver, copied to tasks, and to the process that commits."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def write(self, iterator: "Iterator[RecordBatch]") -> Message:
+        """See `DataSourceArrowWriter`."""
+        return Message(self._write.run_task(_part(), iterator))
+
+    def commit(self, messages: "list[Message | None]") -> None:
+        """See `DataSourceArrowWriter`."""
+        self._write.commit([message.told for message in messages if message is not None])
+
+    def abort(self, messages: "list[Message | None]") -> None:
+        """See `DataSourceArrowWriter`."""
+        self._write.abort([message.told for message in messages if message is not None])
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Of one micro-batch; the object that commits is another one than that whose copies were the tasks'."""
+
+    def __init__(self, options: WriteOptions, columns: list[str]) -> None:
+        self._options = options
+        self._columns = columns
+        self._checked = Write(options, columns)
+
+    def write(self, iterator: "Iterator[RecordBatch]") -> Message:
+        """See `DataSourceStreamArrowWriter`."""
+        context = TaskContext.get()
+        assert context is not None
+        query = context.getLocalProperty(QUERY)
+        write = self._checked
+        write.app = f"stream-{query}"
+        return Message(write.run_task(_part(), iterator), write)
+
+    def commit(self, messages: "list[Message | None]", batchId: int) -> None:  # noqa: N803
+        """See `DataSourceStreamArrowWriter`: what was committed before is not committed again."""
+        by_write: dict[str, list[Message]] = {}
+        for message in messages:
+            if message is not None and message.write is not None:
+                by_write.setdefault(message.write.id, []).append(message)
+        for found in by_write.values():
+            write = found[0].write
+            assert write is not None
+            write.commit([message.told for message in found], batchId)
+
+    def abort(self, messages: "list[Message | None]", batchId: int) -> None:  # noqa: N803
+        """See `DataSourceStreamArrowWriter`."""
+        for message in messages:
+            if message is not None and message.write is not None:
+                message.write.abort([message.told])
+
+
+def _part() -> str:
+    """The name of this task's part, of this try alone: attempts of different stages have equal numbers."""
+    context = TaskContext.get()
+    assert context is not None
+    return f"{context.partitionId()}.{context.taskAttemptId()}"
+
+
+def _options(given: Any, *, overwrite: bool) -> WriteOptions:
+    if overwrite:
+        raise OptionError("mode: overwrite is not offered: jobs are added, so say .mode('append')")
+    return WriteOptions.read(dict(given))

@@ -1,0 +1,270 @@
+"""What a write does, on the driver and in its tasks: plain Python, without Spark.
+
+Tasks stage chunks, the driver publishes them: see `djqueue.storage.staging`. In direct mode tasks enqueue,
+and the driver only counts.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+from uuid import uuid4
+
+from djqueue.core.errors import OptionError, QueueFullError, StorageUnavailableError
+from djqueue.core.job import Batch
+from djqueue.core.queue import KEYED
+from djqueue.core.states import PENDING
+from djqueue.storage.base import Storage
+from djqueue.storage.staging import Counts, Manifest, Publication, chunks_of
+
+from .locations import staging_of, storage_at
+from .options import DIRECT, STAGED, WriteOptions
+from .rows import Chunk, Plan, Rows
+
+AT_ONCE = 64
+"""Chunks that are published between two looks at the queue."""
+NOBODYS = 7 * 86_400_000
+"""Milliseconds for which it is known that a write was published that has no name of its own."""
+FIRST_WAIT, LAST_WAIT = 0.05, 2.0
+"""Seconds between looks at a queue that is too long, doubling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What one task says of its work."""
+
+    part: str
+    """The number of the partition, and, behind a full stop, what tells tries apart."""
+    chunks: dict[str, str] = field(default_factory=dict)
+    """By queue, a letter for each chunk that was put aside."""
+    rows: int = 0
+    counts: Counts = Counts()
+    """Of jobs that were enqueued directly."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Rows that are no jobs, by reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What became of a write: `rows` is the sum of all others."""
+
+    write: str
+    app: str
+    version: int
+    queues: tuple[str, ...]
+    rows: int
+    counts: Counts
+    rejected: dict[str, int]
+    skipped: bool = False
+    """Whether this version had been published before, so that nothing was done."""
+
+    @property
+    def inserted(self) -> int:
+        """New jobs."""
+        return self.counts.queued
+
+    @property
+    def duplicates(self) -> int:
+        """Rows whose jobs were there, or had completed."""
+        return self.counts.duplicates + self.counts.completed
+
+
+class Write:
+    """One write. Made, and checked, on the driver; its copies work in tasks.
+
+    Raises OptionError for what cannot be, and StorageUnavailableError if nobody answers at the URL.
+    """
+
+    def __init__(self, options: WriteOptions, columns: Sequence[str], app: str | None = None) -> None:
+        self.options = options
+        self.plan = Plan(options, columns)
+        self.id = uuid4().hex
+        self.app = app or options.app or self.id
+        with closing(self.storage()) as storage:
+            if options.delivery == STAGED:
+                staging_of(storage)
+            storage.connect()
+            if options.queue is not None:
+                self._check(storage, options.queue)
+
+    def storage(self) -> Storage:
+        """For the caller, who closes it."""
+        return storage_at(self.options.url, self.options.prefix)
+
+    def _check(self, storage: Storage, queue: str) -> None:
+        # What is recorded with the queue counts: there may be no settings here.
+        mode = storage.groups(queue, 0, ()).mode
+        if mode == KEYED and self.plan.needs_group():
+            raise OptionError(
+                f"group: each job of the queue {queue!r} needs one, for its GROUP_MODE is keyed: name a "
+                "groupColumn"
+            )
+
+    def run_task(self, part: str, batches: Iterable[Any]) -> Told:
+        """What one task does with its record batches. Another run of the same task is another part."""
+        rows = Rows(self.plan, self.options.batch_size)
+        with closing(self.storage()) as storage:
+            if self.options.dry_run:
+                for _ in rows.chunks(batches):
+                    pass
+                return Told(part=part, rows=rows.read, rejected=dict(rows.rejected))
+            if self.options.delivery == DIRECT:
+                counts = self._enqueue(storage, rows.chunks(batches))
+                return Told(part=part, rows=rows.read, counts=counts, rejected=dict(rows.rejected))
+            staging, lifetime = staging_of(storage), int(self.options.stage_ttl * 1_000)
+            chunks: dict[str, str] = {}
+            for chunk in rows.chunks(batches):
+                done = chunks.get(chunk.queue, "")
+                chunks[chunk.queue] = done + staging.stage(self.id, part, len(done), chunk.batches, lifetime)
+        return Told(part=part, chunks=chunks, rows=rows.read, rejected=dict(rows.rejected))
+
+    def _enqueue(self, storage: Storage, chunks: Iterable[Chunk]) -> Counts:
+        pace = Pace(self.options, storage)
+        counts, seen = Counts(), Counter[bytes]()
+        for chunk in chunks:
+            pace.wait(chunk.queue, chunk.many)
+            batches = chunk.batches
+            if self.plan.id_column is None:
+                batches = [self._named(batch, seen) for batch in batches]
+            statuses = Counter(answer.status for answer in storage.enqueue(batches))
+            counts += Counts(statuses["queued"], statuses["duplicate"], statuses["completed"])
+        return counts
+
+    def _named(self, batch: Batch, seen: Counter[bytes]) -> Batch:
+        """With ids made of what the jobs are, the same ones in every try; equal rows are told apart."""
+        spoken = repr((self.app, self.options.version, batch.queue, batch.name, batch.options.as_dict()))
+        when = repr((batch.delay, batch.run_at))
+        key = blake2b((spoken + when).encode(), digest_size=32).digest()
+        ids: list[str] = []
+        for payload in batch.payloads:
+            digest = blake2b(payload, digest_size=16, key=key).digest()
+            seen[digest] += 1
+            ids.append(f"{digest.hex()}-{seen[digest]}")
+        return batch._replace(ids=ids, fresh=False)
+
+    def commit(self, told: Sequence[Told], version: int | None = None) -> Report:
+        """Publish what the tasks have put aside, each queue in one write; answers what became of it."""
+        rows, rejected = sum(one.rows for one in told), Counter[str]()
+        counts = Counts()
+        parts: dict[str, dict[str, str]] = {}
+        for one in sorted(told, key=_place):
+            rejected.update(one.rejected)
+            counts += one.counts
+            for queue, kinds in one.chunks.items():
+                parts.setdefault(queue, {})[one.part] = kinds
+        number = version if version is not None else self.options.version or 0
+        skipped = False
+        with closing(self.storage()) as storage:
+            for queue, mine in sorted(parts.items()):
+                manifest = Manifest(queue, self.app, number, self.id, mine)
+                published, was_there = self._publish(storage, manifest)
+                counts += published
+                skipped = skipped or was_there
+        return Report(
+            write=self.id,
+            app=self.app,
+            version=number,
+            queues=tuple(sorted(parts)),
+            rows=rows,
+            counts=counts,
+            rejected=dict(rejected),
+            skipped=skipped,
+        )
+
+    def _publish(self, storage: Storage, manifest: Manifest) -> tuple[Counts, bool]:
+        staging = staging_of(storage)
+        lifetime = NOBODYS if manifest.app == self.id else None
+        while True:
+            found = staging.begin(manifest, lifetime)
+            if found.status == "done":
+                staging.forget(manifest.queue, self.app, self.id)
+                return found.counts if found.manifest.version == manifest.version else Counts(), True
+            counts = self._finish(storage, found)
+            staging.forget(manifest.queue, self.app, found.manifest.write)
+            if found.status != "unfinished":
+                staging.forget(manifest.queue, self.app, self.id)
+                return counts, False
+
+    def _finish(self, storage: Storage, found: Publication) -> Counts:
+        staging, pace = staging_of(storage), Pace(self.options, storage)
+        chunks = chunks_of(found.manifest)
+        for first in range(0, len(chunks), AT_ONCE):
+            some = chunks[first : first + AT_ONCE]
+            pace.wait(found.manifest.queue, len(some) * self.options.batch_size)
+            pace.until_room(partial(staging.publish, found.manifest, some))
+        return staging.end(found.manifest)
+
+    def abort(self, told: Iterable[Told]) -> None:
+        """Let go of what the tasks have put aside, but for what is being published."""
+        queues = {queue for one in told for queue in one.chunks}
+        if self.options.queue is not None:
+            queues.add(self.options.queue)
+        with closing(self.storage()) as storage:
+            if self.options.delivery == STAGED and not self.options.dry_run:
+                for queue in queues:
+                    staging_of(storage).forget(queue, self.app, self.id)
+
+
+def _place(told: Told) -> tuple[int, str]:
+    """Where a part's jobs come: in the order of partitions."""
+    partition, _, rest = told.part.partition(".")
+    return int(partition), rest
+
+
+class Pace:
+    """Keeps a load from drowning the workers: `maxQueueDepth` and `rateLimit`."""
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        storage: Storage,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options = options
+        self._storage = storage
+        self._clock = clock
+        self._sleep = sleep
+        self._next = clock()
+
+    def wait(self, queue: str, count: int) -> None:
+        """Wait until so many jobs may come. Raises StorageUnavailableError after `backpressureTimeout`."""
+        rate = self._options.rate_limit
+        if rate is not None:
+            now = self._clock()
+            if self._next > now:
+                self._sleep(self._next - now)
+            self._next = max(now, self._next) + count / rate
+        most = self._options.max_queue_depth
+        if most is None:
+            return
+        for _ in self._looks(f"queue {queue!r} has more than maxQueueDepth={most} jobs"):
+            counts = self._storage.counts(queue)
+            if sum(counts[state] for state in PENDING) < most:
+                return
+
+    def until_room(self, publish: Callable[[], Any]) -> None:
+        """Publish, and again as long as the queue is full: what came already does not come twice."""
+        for _ in self._looks("the queue stays full"):
+            try:
+                publish()
+            except QueueFullError:
+                continue
+            return
+
+    def _looks(self, what: str) -> Iterator[None]:
+        """Once, and then again after longer and longer waits."""
+        until = self._clock() + self._options.backpressure_timeout
+        wait = FIRST_WAIT
+        while True:
+            yield
+            if self._clock() >= until:
+                raise StorageUnavailableError(
+                    f"{what}, for backpressureTimeout={self._options.backpressure_timeout:g} s"
+                )
+            self._sleep(wait)
+            wait = min(2 * wait, LAST_WAIT)

@@ -1,0 +1,49 @@
+"""How a storage is, as lines for people: each with a key that does not change, and a level."""
+
+from typing import NamedTuple
+
+OK, WARN, BAD = "ok", "warn", "bad"
+
+
+class Line(NamedTuple):
+    """One thing that is known."""
+
+    key: str
+    """Names it for good: `GROUP.WORD`, where there are several of a kind with `:` and which one behind it."""
+    group: str
+    """Under which heading it belongs."""
+    label: str
+    value: str
+    """With its unit."""
+    level: str = OK
+    """ok | warn | bad"""
+    note: str = ""
+    """What it means, or what to do."""
+
+
+class Diagnostics(NamedTuple):
+    """A storage, its servers or tables, and who looks after it."""
+
+    backend: str
+    """memory | database | redis"""
+    at: int
+    """The storage's time, in UTC milliseconds."""
+    lines: list[Line]
+
+
+def size(number: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if number < 1_000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1_000
+    return f"{number:.1f} TB"
+
+
+def workers_line(count: int) -> Line:
+    """How many workers have been heard of lately."""
+    if count:
+        return Line("workers.alive", "Workers", "alive", f"{count:,}")
+    return Line(
+        "workers.alive", "Workers", "alive", "0", WARN, "Nobody runs jobs: start `manage.py runworkers`."
+    )

@@ -1,0 +1,241 @@
+"""Why a job is not running: one verdict with its evidence, from what a storage knows at one moment."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .job import WorkerInfo
+from .states import PENDING, State
+
+MOST_BEFORE = 10_000
+"""Jobs before another one that are counted at most."""
+SHOWN = 5
+"""Active jobs that are named."""
+
+
+class Dependency(NamedTuple):
+    """What a blocked job waits for."""
+
+    queue: str
+    id: str
+    state: State | None
+    """None: it is not known any more."""
+
+
+class Holder(NamedTuple):
+    """An active job that takes what another one waits for."""
+
+    id: str
+    worker: str
+    queue: str = ""
+    """Where it is, if that is not where the other one waits."""
+
+
+class Verdict(NamedTuple):
+    """A reason for which a job does not run."""
+
+    word: str
+    meaning: str
+    evidence: tuple[str, ...]
+    """The fields of an explanation that show it."""
+
+
+VERDICTS = (
+    Verdict("not_pending", "it runs, or has ended", ("state",)),
+    Verdict("lease_of_dead_worker", "the worker that has it is gone", ("worker", "until")),
+    Verdict("paused", "its queue is paused", ()),
+    Verdict("group_paused", "its group is paused", ("group",)),
+    Verdict("delayed", "its time has not come", ("until",)),
+    Verdict("blocked", "jobs that it depends on have not ended", ("unmet",)),
+    Verdict("no_worker", "no live worker serves its queue", ()),
+    Verdict("no_handler", "no live worker of its queue knows its name", ("workers",)),
+    Verdict("group_rate", "its group has begun as many jobs as its rate allows", ("group", "until")),
+    Verdict(
+        "group_busy",
+        "as many jobs of its group run as may run at once",
+        ("group", "limit", "holders", "before"),
+    ),
+    Verdict("behind_rate", "its queue has begun as many jobs as its rate allows", ("until", "before")),
+    Verdict(
+        "concurrency_full",
+        "as many jobs of its queue run as may run at once",
+        ("limit", "holders", "before"),
+    ),
+    Verdict(
+        "too_heavy",
+        "it takes more slots of its queue's concurrency than are free",
+        ("weight", "free", "holders"),
+    ),
+    Verdict(
+        "limiter_rate",
+        "the queues of its limiter have together begun as many jobs as that allows",
+        ("limiter", "until", "before"),
+    ),
+    Verdict(
+        "limiter_full",
+        "the limiter of its queue has fewer free places than it takes",
+        ("limiter", "limit", "weight", "free", "holders", "before"),
+    ),
+    Verdict("workers_busy", "every worker that could run it has no free slot", ("workers", "before")),
+    Verdict("waiting_turn", "others are before it, or it is about to start", ("before",)),
+)
+"""In the order in which they are looked for, so that what needs somebody to act comes before what passes by
+itself: what was said to queue and group; what the job itself waits for; whether anybody could run it; limits,
+the group's before the queue's, and that before what it shares with others; its turn.
+"""
+
+
+class Facts(NamedTuple):
+    """What a storage knows of a job at one moment. What does not concern its state need not be there."""
+
+    at: int
+    """UTC milliseconds, as the other times."""
+    queue: str
+    id: str
+    name: str
+    state: State
+    run_at: int
+    paused: bool = False
+    """Whether the queue is."""
+    worker: str = ""
+    """Who runs it, or ran it last."""
+    lease_until: int | None = None
+    """When the claim of an active job is lost unless renewed."""
+    unmet: tuple[Dependency, ...] = ()
+    group: str | None = None
+    """None: it has none, or groups hold nobody back in its queue."""
+    group_paused: bool = False
+    group_limit: int = 0
+    group_active: int = 0
+    group_holders: tuple[Holder, ...] = ()
+    group_next_at: int | None = None
+    """When the group's rate lets another job begin; None: it does now."""
+    is_parked: bool = False
+    """Whether its group holds it back."""
+    next_token_at: int | None = None
+    """When the queue's rate lets another job begin; None: it does now."""
+    weight: int = 1
+    concurrency: int | None = None
+    """Of the queue."""
+    used: int = 0
+    """Slots of that which are taken."""
+    holders: tuple[Holder, ...] = ()
+    """The first active jobs of the queue."""
+    limiter: str | None = None
+    """What the queue shares with others; None: nothing."""
+    limiter_next_at: int | None = None
+    """When the limiter's rate lets another job begin; None: it does now."""
+    limiter_limit: int | None = None
+    """Permits of the limiter; None: there is no end of them."""
+    limiter_used: int = 0
+    limiter_holders: tuple[Holder, ...] = ()
+    """Some active jobs of the queues that share it."""
+    before: int | None = None
+    """Jobs that go first, `MOST_BEFORE` at most: of its group, if that holds it back."""
+
+
+class Explanation(NamedTuple):
+    """Why a job is not running. `VERDICTS` says which fields show it; the others have their defaults."""
+
+    queue: str
+    id: str
+    name: str
+    """The job's name."""
+    state: State
+    at: int
+    """When this was so: UTC milliseconds, as `until`."""
+    verdict: str
+    until: int | None = None
+    """When that may be over by itself."""
+    worker: str = ""
+    """Of an active job: who has it."""
+    group: str | None = None
+    limit: int | None = None
+    """Jobs, or slots, that may be active at once."""
+    weight: int | None = None
+    free: int | None = None
+    """Slots of the queue's concurrency, or of the limiter's."""
+    unmet: tuple[Dependency, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    """Active jobs that take what it waits for; the first five."""
+    workers: tuple[str, ...] = ()
+    """Ids of the workers that serve its queue, or, if they are busy, of those that could run it."""
+    before: int | None = None
+    """Jobs that go first: 10,000 stands for as many or more."""
+    limiter: str | None = None
+    """What several queues share."""
+
+
+def decide(facts: Facts, workers: Sequence[WorkerInfo]) -> Explanation:
+    """The first verdict of `VERDICTS` that is true, with its evidence.
+
+    workers: those that are alive, as they last told.
+    """
+    verdict, evidence = _judge(facts, workers)
+    return Explanation(facts.queue, facts.id, facts.name, facts.state, facts.at, verdict)._replace(**evidence)
+
+
+def _judge(facts: Facts, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:
+    if facts.state not in PENDING:
+        is_lost = facts.state is State.ACTIVE and all(worker.id != facts.worker for worker in workers)
+        if is_lost:
+            return "lease_of_dead_worker", {"worker": facts.worker, "until": facts.lease_until}
+        return "not_pending", {}
+    if facts.paused:
+        return "paused", {}
+    if facts.group_paused:
+        return "group_paused", {"group": facts.group}
+    if facts.state is State.DELAYED and facts.run_at > facts.at:
+        return "delayed", {"until": facts.run_at}
+    if facts.state is State.BLOCKED:
+        return "blocked", {"unmet": facts.unmet}
+    serving = [worker for worker in workers if worker.state == "running" and _serves(worker, facts.queue)]
+    if not serving:
+        return "no_worker", {}
+    able = [worker for worker in serving if facts.name in worker.names]
+    if not able:
+        return "no_handler", {"workers": _ids(serving)}
+    return _limited(facts) or _shared(facts) or _in_line(facts, able)
+
+
+def _limited(facts: Facts) -> tuple[str, dict[str, Any]] | None:
+    if facts.group_next_at is not None and facts.group_next_at > facts.at:
+        return "group_rate", {"group": facts.group, "until": facts.group_next_at}
+    if facts.is_parked and facts.group_active >= facts.group_limit:
+        found = {"group": facts.group, "limit": facts.group_limit, "holders": facts.group_holders}
+        return "group_busy", {**found, "before": facts.before}
+    if facts.next_token_at is not None and facts.next_token_at > facts.at:
+        return "behind_rate", {"until": facts.next_token_at, "before": facts.before}
+    if facts.concurrency is not None:
+        free = facts.concurrency - facts.used
+        if free <= 0:
+            shown = {"limit": facts.concurrency, "holders": facts.holders}
+            return "concurrency_full", {**shown, "before": facts.before}
+        if min(facts.weight, facts.concurrency) > free:
+            return "too_heavy", {"weight": facts.weight, "free": free, "holders": facts.holders}
+    return None
+
+
+def _shared(facts: Facts) -> tuple[str, dict[str, Any]] | None:
+    shown = {"limiter": facts.limiter, "before": facts.before}
+    if facts.limiter_next_at is not None and facts.limiter_next_at > facts.at:
+        return "limiter_rate", {**shown, "until": facts.limiter_next_at}
+    if facts.limiter_limit is not None:
+        free = facts.limiter_limit - facts.limiter_used
+        if min(facts.weight, facts.limiter_limit) > free:
+            found = {"limit": facts.limiter_limit, "weight": facts.weight, "free": max(0, free)}
+            return "limiter_full", {**shown, **found, "holders": facts.limiter_holders}
+    return None
+
+
+def _in_line(facts: Facts, able: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:
+    if all(worker.active >= worker.concurrency for worker in able):
+        return "workers_busy", {"workers": _ids(able), "before": facts.before}
+    return "waiting_turn", {"before": facts.before}
+
+
+def _serves(worker: WorkerInfo, queue: str) -> bool:
+    return worker.queues is None or queue in worker.queues
+
+
+def _ids(workers: Sequence[WorkerInfo]) -> tuple[str, ...]:
+    return tuple(worker.id for worker in workers)

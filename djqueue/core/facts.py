@@ -1,0 +1,116 @@
+"""What the engine knows of a job at one moment, for `explain`."""
+
+from collections.abc import Set
+
+from .base import EngineBase
+from .explain import MOST_BEFORE, SHOWN, Dependency, Facts, Holder
+from .groups import PARKED
+from .job import Job
+from .options import JobKey
+from .queue import JobQueue
+from .states import PENDING, State
+from .unique import PREDECESSOR
+
+
+class FactFinding(EngineBase):
+    """A read of one job and all that may keep it waiting."""
+
+    def facts(self, queue_name: str, job_id: str) -> Facts | None:
+        """What is known of a job; None if it is not there."""
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.find(queue_name)
+            job = queue.jobs.get(job_id)
+            if job is None:
+                return None
+            now, tick = self.clock.now(), self.clock.monotonic()
+            with self.place(job_id).lock:
+                # A plain job completes under this lock alone.
+                facts = Facts(now, queue_name, job_id, job.name, job.state, job.run_at, worker=job.worker)
+                if job.state is State.ACTIVE:
+                    return facts._replace(lease_until=now + max(0, job.lease_until - tick))
+            if facts.state not in PENDING:
+                return facts
+            unmet = sorted(job.unmet or ())
+            facts = self._grouped(queue, job, self._limits(queue, job, facts, tick))
+            predecessor = self._predecessor(queue, job, now) if PREDECESSOR in unmet else ()
+        # Those in other queues: each as it is a moment later.
+        others = tuple(self._dependency(key) for key in unmet if key != PREDECESSOR)
+        return facts._replace(unmet=(*predecessor, *others))
+
+    def _limits(self, queue: JobQueue, job: Job, facts: Facts, tick: int) -> Facts:
+        bucket = queue.limiter.bucket
+        wait = bucket.wait(tick) if bucket is not None else 0
+        active = self._active_of({queue.name})
+        extra = sum([place.extra.get(queue.name, 0) for place in self.processing])
+        is_ready = job.state is State.WAITING and job.generation != PARKED
+        return self._shared(queue, facts)._replace(
+            paused=queue.paused,
+            next_token_at=facts.at + wait if wait else None,
+            weight=job.options.weight,
+            concurrency=queue.limiter.concurrency,
+            used=len(active) + extra,
+            holders=_first(active),
+            before=queue.ready.before(job, MOST_BEFORE) if is_ready else None,
+        )
+
+    def _shared(self, queue: JobQueue, facts: Facts) -> Facts:
+        shared = queue.shared
+        if shared is None:
+            return facts
+        stands, wait = shared.state(), shared.next_token()
+        facts = facts._replace(
+            limiter=queue.policy.limiter,
+            limiter_next_at=facts.at + wait if wait else None,
+            limiter_limit=stands.concurrency,
+            limiter_used=stands.used,
+        )
+        if stands.free is None:
+            return facts
+        every = [one for shard in self.shards for one in list(shard.queues.values())]
+        active = self._active_of({one.name for one in every if one.shared is shared})
+        return facts._replace(limiter_holders=_first(active, queue.name))
+
+    def _grouped(self, queue: JobQueue, job: Job, facts: Facts) -> Facts:
+        group = job.options.group
+        if group is None or not queue.is_grouped:
+            return facts
+        active = [other for other in self._active_of({queue.name}) if other.options.group == group]
+        facts = facts._replace(
+            group=group,
+            group_paused=queue.groups.own(group).paused,
+            group_limit=queue.groups.limit_of(group),
+            group_active=len(active),
+            group_holders=_first(active),
+        )
+        if job.state is not State.WAITING or job.generation != PARKED:
+            return facts
+        rests = queue.groups.rests.of(group)
+        if rests is not None:
+            facts = facts._replace(group_next_at=facts.at + max(0, rests - self.clock.monotonic()))
+        return facts._replace(is_parked=True, before=min(MOST_BEFORE, queue.groups.before(job)))
+
+    def _active_of(self, names: Set[str]) -> list[Job]:
+        found: list[Job] = []
+        for place in self.processing:
+            with place.lock:
+                found += [job for job in place.active.values() if job.queue in names]
+        return found
+
+    def _predecessor(self, queue: JobQueue, job: Job, now: int) -> tuple[Dependency, ...]:
+        key = job.options.unique_key
+        owner = queue.unique.owner(key, now) if key is not None else None
+        return () if owner is None else (Dependency(queue.name, owner.id, owner.state),)
+
+    def _dependency(self, key: JobKey) -> Dependency:
+        queue = self.existing(key[0])
+        job = queue.jobs.get(key[1]) if queue is not None else None
+        return Dependency(*key, job.state if job is not None else None)
+
+
+def _first(jobs: list[Job], here: str | None = None) -> tuple[Holder, ...]:
+    """Those that were claimed first. here: the queue of which they may be; None: all of them are."""
+    jobs.sort(key=lambda job: job.token)
+    return tuple(
+        Holder(job.id, job.worker, "" if here in (None, job.queue) else job.queue) for job in jobs[:SHOWN]
+    )

@@ -1,0 +1,110 @@
+"""Jobs about a subject: what is told of them, and how they are found."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from .errors import OptionError
+from .job import Job, JobRecord
+from .pages import FORWARD
+from .states import State
+
+
+class Mention(NamedTuple):
+    """A job about a subject, in short: what a list of such jobs shows."""
+
+    queue: str
+    id: str
+    name: str
+    """The job's name."""
+    state: State
+    created_at: int
+    """UTC milliseconds, as every `…_at`."""
+    run_at: int
+    started_at: int
+    """0: it has not started."""
+    finished_at: int
+    """0: it has not ended."""
+    reason: str = ""
+    """Why it failed or was cancelled."""
+
+
+class MentionPage(NamedTuple):
+    """Some jobs about a subject, newest first."""
+
+    jobs: list[Mention]
+    next: str | None
+    """Where the next page begins, to be shown to the storage that said so; None: this is the last one."""
+
+
+def mention(record: Job | JobRecord) -> Mention:
+    """A job in short."""
+    return Mention(
+        record.queue,
+        record.id,
+        record.name,
+        record.state,
+        record.created_at,
+        record.run_at,
+        record.started_at,
+        record.finished_at,
+        record.reason,
+    )
+
+
+def mark_in(cursor: str | None) -> str | None:
+    """The mark of the job before a page. Raises OptionError for what is no cursor of `about`."""
+    if cursor is None:
+        return None
+    if cursor[:1] != FORWARD:
+        raise OptionError(f"cursor: {cursor!r} is not one that a page has given")
+    return cursor[1:]
+
+
+def mark_at(created_at: int, queue: str, last: str) -> str:
+    """A mark in the order of all queues' jobs: by time, then by queue, then by what orders a queue's own."""
+    return f"{created_at}:{quote(queue, safe='')}:{last}"
+
+
+def mark_before(mark: str) -> tuple[int, str, str]:
+    """The three that a mark is made of. Raises OptionError."""
+    created_at, queue, last = [*mark.split(":", 2), "", ""][:3]
+    if not (created_at.isdecimal() and queue and last):
+        raise OptionError(f"cursor: {mark!r} is not one that a page has given")
+    return int(created_at), unquote(queue), last
+
+
+def first_of(found: list[tuple[str, Mention]], limit: int) -> MentionPage:
+    """A page of up to `limit` jobs; found: their marks and they, and one more if there are more."""
+    some = found[:limit]
+    following = FORWARD + some[-1][0] if some and len(found) > limit else None
+    return MentionPage([one for _, one in some], following)
+
+
+class Subjects:
+    """The jobs of one queue by what they are about. Its shard's lock guards it."""
+
+    __slots__ = ("_jobs",)
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, dict[str, Job]] = {}
+        """By subject, then by id; none is empty."""
+
+    def add(self, jobs: Iterable[Job], subject: str) -> None:
+        """Jobs about one subject have come."""
+        self._jobs.setdefault(subject, {}).update((job.id, job) for job in jobs)
+
+    def drop(self, job: Job, subject: str) -> None:
+        """The record of a job is forgotten."""
+        jobs = self._jobs[subject]
+        del jobs[job.id]
+        if not jobs:
+            del self._jobs[subject]
+
+    def about(self, subject: str) -> list[Job]:
+        """The jobs about a subject, in no order."""
+        return list(self._jobs.get(subject, {}).values())
+
+    def __len__(self) -> int:
+        """How many subjects there are."""
+        return len(self._jobs)

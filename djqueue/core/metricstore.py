@@ -1,0 +1,110 @@
+"""Buckets of metrics in this process's memory."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from threading import Lock
+from typing import Protocol
+
+from .metrics import (
+    DEFAULT_TIERS,
+    MOST_NAMES,
+    OTHERS,
+    STEPS,
+    Row,
+    RunStats,
+    Span,
+    Tiers,
+    Values,
+    add_up,
+    new_values,
+    times_of,
+    values_of,
+)
+
+MOST = 50_000
+"""Buckets of each length, over all queues: about 40 MB. The oldest go first."""
+
+
+class MetricKeeper(Protocol):
+    """Where buckets are kept."""
+
+    def count(self, queue: str, counts: Sequence[int], now: int) -> None:
+        """Add to the counts of a queue."""
+
+    def record(self, stats: Sequence[RunStats], now: int) -> None:
+        """Add what workers tell."""
+
+    def rows(self, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterable[Row]:
+        """What was added in a stretch of time: of queues (None: all), or of their job names."""
+
+    def forget(self, queue: str) -> None:
+        """Nothing has ever happened in a queue."""
+
+
+class MetricStore:
+    """What was added, in buckets of each length at once, so that nothing has to be summed up later."""
+
+    def __init__(self, tiers: Tiers = DEFAULT_TIERS) -> None:
+        self._kept = tiers.kept()
+        self._lock = Lock()
+        self._buckets: dict[int, dict[tuple[int, str, str], Values]] = {step: {} for step in STEPS}
+        """By length, then by start, queue and name, in the order in which they began."""
+        self._names: dict[str, set[str]] = {}
+
+    def count(self, queue: str, counts: Sequence[int], now: int) -> None:
+        """See `MetricKeeper`."""
+        with self._lock:
+            self._add(queue, "", counts, now)
+
+    def record(self, stats: Sequence[RunStats], now: int) -> None:
+        """See `MetricKeeper`."""
+        with self._lock:
+            for one in stats:
+                self._add(one.queue, "", times_of(one), now)
+                self._add(one.queue, self._name(one.queue, one.name), values_of(one), now)
+
+    def rows(self, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterator[Row]:
+        """See `MetricKeeper`."""
+        wanted = None if queues is None else set(queues)
+        with self._lock:
+            kept = self._buckets[span.tier]
+            keys: Iterable[tuple[int, str, str]] = kept
+            if wanted is not None and not by_name and len(wanted) * len(span.starts()) < len(kept):
+                probed = ((start, queue, "") for start in span.starts() for queue in wanted)
+                keys = [key for key in probed if key in kept]
+            found = [
+                (queue, name, start, tuple(kept[start, queue, name]))
+                for start, queue, name in keys
+                if span.start <= start < span.end
+                and bool(name) is by_name
+                and (wanted is None or queue in wanted)
+            ]
+        yield from found
+
+    def forget(self, queue: str) -> None:
+        """See `MetricKeeper`."""
+        with self._lock:
+            self._names.pop(queue, None)
+            for buckets in self._buckets.values():
+                for key in [key for key in buckets if key[1] == queue]:
+                    del buckets[key]
+
+    def _name(self, queue: str, name: str) -> str:
+        names = self._names.setdefault(queue, set())
+        if name not in names and len(names) >= MOST_NAMES:
+            return OTHERS
+        names.add(name)
+        return name
+
+    def _add(self, queue: str, name: str, values: Sequence[int], now: int) -> None:
+        for step, buckets in self._buckets.items():
+            key = (now - now % step, queue, name)
+            there = buckets.get(key)
+            if there is None:
+                there = buckets[key] = new_values()
+                self._make_room(buckets, now - self._kept[step])
+            add_up(there, values)
+
+    @staticmethod
+    def _make_room(buckets: dict[tuple[int, str, str], Values], before: int) -> None:
+        while len(buckets) > MOST or next(iter(buckets))[0] < before:
+            del buckets[next(iter(buckets))]

@@ -1,0 +1,67 @@
+"""Pages of jobs in both directions: where one begins is a mark in an order, not a number of jobs."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .errors import OptionError
+from .job import JobRecord
+
+FORWARD, BACKWARD = ">", "<"
+Marked = tuple[str, JobRecord]
+"""A job and its mark."""
+
+
+class JobPage(NamedTuple):
+    """Some jobs of one state of a queue."""
+
+    jobs: list[JobRecord]
+    next: str | None
+    """Where the next page begins, to be shown to the storage that said so; None: this is the last one."""
+    previous: str | None
+    """The same of the page before; None: this is the first one."""
+
+
+class Place(NamedTuple):
+    """Where a page begins, and how it is read."""
+
+    mark: str | None
+    """Of the job next to it; None: at the end of the order."""
+    is_descending: bool
+    """Whether to read from the newer to the older."""
+    is_backward: bool
+    """Whether what is read is the page before the mark, from its end on."""
+
+
+def place_of(cursor: str | None, *, newest_first: bool) -> Place:
+    """What a cursor says. Raises OptionError for what is none."""
+    if cursor is None:
+        return Place(None, newest_first, is_backward=False)
+    if cursor[:1] not in (FORWARD, BACKWARD):
+        raise OptionError(f"cursor: {cursor!r} is not one that a page has given")
+    is_backward = cursor[0] == BACKWARD
+    return Place(cursor[1:], newest_first is not is_backward, is_backward)
+
+
+def mark_of(mark: str) -> tuple[int, str]:
+    """The number and the id that a mark is made of. Raises OptionError."""
+    number, colon, job_id = mark.partition(":")
+    if not (colon and number.isdecimal()):
+        raise OptionError(f"cursor: {mark!r} is not one that a page has given")
+    return int(number), job_id
+
+
+def page_of(found: Sequence[Marked], limit: int, place: Place) -> JobPage:
+    """A page of up to `limit` jobs; found: as many and one more, if there are, as they were read."""
+    has_more = len(found) > limit
+    some = list(found[:limit])
+    if place.is_backward:
+        some.reverse()
+    is_last = not has_more and not place.is_backward
+    is_first = not has_more if place.is_backward else place.mark is None
+    if not some:
+        return JobPage([], None, None)
+    return JobPage(
+        [record for _, record in some],
+        None if is_last else FORWARD + some[-1][0],
+        None if is_first else BACKWARD + some[0][0],
+    )

@@ -1,0 +1,61 @@
+"""Who did what here, and who was refused: a row, an entry of the admin's log, a log line, a signal."""
+
+import logging
+from typing import Any
+
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.http import HttpRequest
+
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime
+from djqueue.models import AuditEvent, Dashboard
+from djqueue.signals import dashboard_action
+
+from .tables import alias_of
+
+logger = logging.getLogger("djqueue.audit")
+
+
+def note(
+    request: HttpRequest,
+    action: str,
+    *,
+    queue: str = "",
+    job_id: str = "",
+    count: int = 0,
+    refused: bool = False,
+    detail: dict[str, Any] | None = None,
+) -> AuditEvent:
+    """Keep that a user did something.
+
+    action: the name of the page that did it.
+    count: the jobs that it concerned.
+    detail: what else is to be known, as JSON; never a payload.
+    """
+    user: Any = request.user
+    event = AuditEvent(
+        at=to_datetime(SYSTEM_CLOCK.now()),
+        user=user.get_username() or "-",
+        user_pk="" if user.pk is None else str(user.pk),
+        action=action,
+        queue=queue,
+        job_id=job_id,
+        count=count,
+        refused=refused,
+        detail=detail or {},
+    )
+    event.save(using=alias_of(AuditEvent))
+    word = "was refused" if refused else "did"
+    logger.info("%s %s %s: queue %r, job %r, %d jobs", event.user, word, action, queue, job_id, count)
+    if user.pk is not None and not refused:
+        LogEntry.objects.create(
+            user_id=user.pk,
+            content_type_id=ContentType.objects.get_for_model(Dashboard, for_concrete_model=False).pk,
+            object_id=None,
+            object_repr=" ".join(filter(None, (queue, job_id)))[:200],
+            action_flag=CHANGE,
+            change_message=action,
+        )
+    dashboard_action.send_robust(sender=Dashboard, event=event)
+    return event

@@ -1,0 +1,190 @@
+"""Where the pages are: one admin site, in whose look they are rendered."""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.contrib import admin, messages
+from django.contrib.admin import AdminSite
+from django.core.exceptions import PermissionDenied
+from django.core.handlers.asgi import ASGIRequest
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBadRequest,
+    HttpResponseBase,
+    HttpResponseNotAllowed,
+    HttpResponseRedirect,
+)
+from django.template.loader import render_to_string
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext as _
+
+from djqueue.conf import get_settings
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import DjqueueError, OptionError, StorageError
+
+from . import audit, rights
+from .pages import Page
+from .snapshot import snapshots
+
+if TYPE_CHECKING:
+    ModelAdmin = admin.ModelAdmin[Any]
+else:
+    ModelAdmin = admin.ModelAdmin
+
+PAGE_TAG = "HX-PTag"
+"""Header with what a live part was, so that it is not sent again as long as it is the same."""
+AS_OF = "Djq-As-Of"
+"""Header with the time of what a live part shows, in UTC milliseconds."""
+INTERVALS = (2, 5, 15, 60)
+"""Seconds between looks of an open page, of which the user chooses."""
+FOLLOWED = frozenset({"changelist", "queues", "jobs"})
+"""Pages that show what `streams` watches, and no more."""
+AWAY = "Djq-Away"
+"""Header: the storage could not be read, and the part shows what was read last."""
+
+
+class Crumb(NamedTuple):
+    """A step of the way to a page."""
+
+    label: str
+    url: str = ""
+
+
+class Desk:
+    """One admin site's dashboard."""
+
+    def __init__(self, model_admin: ModelAdmin, pages: Sequence[Page]) -> None:
+        self.site: AdminSite = model_admin.admin_site
+        self.opts = model_admin.opts
+        self.pages = {page.name: page for page in pages}
+
+    def url(self, page: str, *args: Any, **query: Any) -> str:
+        """The address of a page on this site; what is empty in a query is left out."""
+        given = {name: value for name, value in query.items() if value not in (None, "")}
+        name = f"{self.site.name}:djqueue_dashboard_{self.pages[page].name}"
+        return reverse(name, args=args, query=given or None)
+
+    def may_open(self, request: HttpRequest, page: str) -> bool:
+        """Whether the user has the right that a page takes."""
+        return rights.may(request, self.pages[page].right)
+
+    def serve(self, page: Page, request: HttpRequest, **captured: Any) -> HttpResponseBase:
+        """Answer a request for a page: the method first, then the right, then the view."""
+        changes = page.method == "POST"
+        if request.method not in (("POST",) if changes else ("GET", "HEAD")):
+            return HttpResponseNotAllowed([page.method])
+        queue, job_id = captured.get("queue", ""), captured.get("job_id", "")
+        if not rights.may(request, page.right) or (queue and not rights.sees(request, queue)):
+            if changes:
+                detail = {"worker": captured["worker"]} if "worker" in captured else None
+                audit.note(request, page.name, queue=queue, job_id=job_id, refused=True, detail=detail)
+            raise PermissionDenied
+        request.current_app = self.site.name
+        try:
+            return page.view(request, self, **captured)
+        except DjqueueError as error:
+            if changes:
+                messages.error(request, _("It was not done: %(error)s") % {"error": error})
+                return self.back(request, "changelist")
+            if isinstance(error, StorageError):
+                return self._away(request, page, error)
+            if isinstance(error, OptionError):
+                # Of an address that somebody has changed by hand.
+                return HttpResponseBadRequest(str(error), content_type="text/plain; charset=utf-8")
+            raise
+        finally:
+            if changes:
+                snapshots.forget()
+
+    def render(
+        self,
+        request: HttpRequest,
+        template: str,
+        title: str,
+        context: Mapping[str, Any],
+        *,
+        crumbs: Sequence[Crumb] = (),
+        tab: str = "",
+        as_of: int | None = None,
+        away: str = "",
+        status: int = 200,
+    ) -> HttpResponse:
+        """A page; or, if it is open already and asks for its live part, that part alone.
+
+        template: `dashboard/<template>` is the page, `dashboard/live/<template>` its live part.
+        crumbs: the way to the page, between the dashboard and itself.
+        tab: the page of the navigation that this one is, or belongs to.
+        as_of: UTC milliseconds of what is shown; None: of now.
+        away: why it could not be read anew.
+        """
+        part = f"djqueue/dashboard/live/{template}"
+        shown = SYSTEM_CLOCK.now() if as_of is None else as_of
+        whole = {**context, "desk": self, "may": rights.Rights(request), "away": away, "as_of": shown}
+        html = render_to_string(part, whole, request)
+        tag = blake2b(html.encode(), digest_size=12).hexdigest()
+        response: HttpResponse
+        if is_partial(request):
+            same = request.headers.get(PAGE_TAG) == tag
+            response = HttpResponse(status=304) if same else HttpResponse(html, status=status)
+            response[PAGE_TAG] = tag
+        else:
+            about = {
+                **self.site.each_context(request),
+                "title": title,
+                "subtitle": None,
+                "opts": self.opts,
+                "crumbs": [*crumbs, Crumb(title)],
+                "tab": tab,
+                "tabs": self._tabs(request),
+                "live": html,
+                "tag": tag,
+                "intervals": INTERVALS,
+                "poll": get_settings().dashboard.poll // 1_000,
+                "here": "" if request.method == "POST" else request.get_full_path(),
+                "stream": self._stream(request),
+            }
+            page = f"djqueue/dashboard/{template}"
+            response = TemplateResponse(request, page, {**about, **whole}, status=status)
+        response[AS_OF] = str(shown)
+        if away:
+            response[AWAY] = "1"
+        return response
+
+    def back(self, request: HttpRequest, page: str, *args: Any, **query: Any) -> HttpResponse:
+        """After a change: to the page that it was made on, if the form names it; else to another."""
+        chosen = request.POST.get("djq_back", "")
+        if chosen.startswith(self.url("changelist")) and url_has_allowed_host_and_scheme(chosen, None):
+            return HttpResponseRedirect(chosen)
+        return HttpResponseRedirect(self.url(page, *args, **query))
+
+    def _away(self, request: HttpRequest, page: Page, error: StorageError) -> HttpResponse:
+        """The page with nothing on it, as the storage cannot be reached: an answer, not a failure."""
+        if is_partial(request):
+            response = HttpResponse(status=204)
+            response[AWAY] = "1"
+            return response
+        title = str(page.label) or _("Dashboard")
+        return self.render(request, "away.html", title, {}, away=str(error))
+
+    def _stream(self, request: HttpRequest) -> str:
+        """The address that tells when this page has changed, if there is one."""
+        match = request.resolver_match
+        if match is None or not get_settings().dashboard.sse or not isinstance(request, ASGIRequest):
+            return ""
+        name = str(match.url_name).removeprefix("djqueue_dashboard_")
+        if name == "queue":
+            return self.url("queue_stream", match.kwargs["queue"])
+        return self.url("stream") if name in FOLLOWED else ""
+
+    def _tabs(self, request: HttpRequest) -> list[tuple[str, Any, str]]:
+        shown = [page for page in self.pages.values() if page.label and rights.may(request, page.right)]
+        return [(page.name, page.label, self.url(page.name)) for page in shown]
+
+
+def is_partial(request: HttpRequest) -> bool:
+    """Whether the page is open, and asks for its live part."""
+    return request.headers.get("HX-Request") == "true"

@@ -1,0 +1,66 @@
+"""Small drawings as SVG, made of attributes alone: no style that a strict policy would refuse."""
+
+from collections.abc import Sequence
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+WIDTH, HEIGHT = 72, 24
+"""Of a sparkline, in pixels."""
+
+
+def sparkline(values: Sequence[float], label: str) -> SafeString:
+    """A line through numbers, oldest first, from zero to the largest of them. Empty without numbers."""
+    if not values:
+        return SafeString("")
+    return format_html(
+        '<svg class="djq-spark" viewBox="0 0 {} {}" width="{}" height="{}" role="img" aria-label="{}" '
+        'preserveAspectRatio="none"><polyline points="{}"></polyline></svg>',
+        WIDTH,
+        HEIGHT,
+        WIDTH,
+        HEIGHT,
+        label,
+        " ".join(f"{x:g},{y:g}" for x, y in points(values, WIDTH, HEIGHT)),
+    )
+
+
+BAR = 6
+"""Pixels from one bar to the next."""
+
+
+def bars(kinds: Sequence[tuple[str, float]], label: str) -> SafeString:
+    """Bars side by side, oldest first, each with a kind and a height of 0 to 1. Empty without any."""
+    if not kinds:
+        return SafeString("")
+    width = BAR * len(kinds)
+    rects = format_html_join(
+        "",
+        '<rect class="djq-bar-{}" x="{}" y="{}" width="{}" height="{}"></rect>',
+        (
+            (kind, index * BAR, HEIGHT - tall, BAR - 2, tall)
+            for index, (kind, share) in enumerate(kinds)
+            if (tall := max(2, round(min(1.0, max(0.0, share)) * HEIGHT)))
+        ),
+    )
+    return format_html(
+        '<svg class="djq-bars" viewBox="0 0 {} {}" width="{}" height="{}" role="img" '
+        'aria-label="{}">{}</svg>',
+        width,
+        HEIGHT,
+        width,
+        HEIGHT,
+        label,
+        rects,
+    )
+
+
+def points(values: Sequence[float], width: int, height: int) -> list[tuple[float, float]]:
+    """Where the numbers lie in a picture whose lower edge is zero, with a pixel of margin above and below."""
+    most = max(values) or 1
+    step = width / max(1, len(values) - 1)
+    room = height - 2
+    return [
+        (round(index * step, 1), round(height - 1 - max(0.0, value) / most * room, 1))
+        for index, value in enumerate(values)
+    ]

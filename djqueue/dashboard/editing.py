@@ -1,0 +1,199 @@
+"""A job's arguments as a form: what of them can be edited, by whom, and what is done with it."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from django import forms
+from django.core.signing import BadSignature, Signer
+from django.http import HttpRequest
+from django.utils.crypto import constant_time_compare, salted_hmac
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from djqueue.client import registry
+from djqueue.codecs import decode
+from djqueue.conf import get_settings
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import SerializationError
+from djqueue.core.ids import IdSource
+from djqueue.core.job import JobRecord
+from djqueue.core.states import PENDING, State
+
+from . import jsontext, redaction, rights
+from .arguments import check_arguments
+from .jsontext import Draft, MalformedError, NotEditableError
+from .redaction import Hidden
+
+UPDATE, RETRY, COPY = "update", "retry", "copy"
+TAKES = {UPDATE: (rights.EDIT,), RETRY: (rights.EDIT, rights.RETRY), COPY: (rights.EDIT, rights.ENQUEUE)}
+"""What is done with new arguments, with the rights that it takes: a pending job gets them, a failed one is
+retried with them, of one that has ended otherwise a new job is made."""
+ARGUMENTS = ("args", "kwargs")
+LABELS: dict[str, Any] = {
+    "args": gettext_lazy("Positional arguments"),
+    "kwargs": gettext_lazy("Keyword arguments"),
+    "payload": gettext_lazy("Payload"),
+}
+IDS = IdSource()
+
+
+def way(state: State) -> str | None:
+    """What would be done with a job in this state; None: nothing, as it runs."""
+    if state in PENDING:
+        return UPDATE
+    return {State.FAILED: RETRY, State.COMPLETED: COPY, State.CANCELLED: COPY}.get(state)
+
+
+def refusal(request: HttpRequest, state: State) -> str:
+    """Why the user cannot edit a job in this state; empty: it can be done."""
+    how = way(state)
+    if how is None:
+        return _("It is running: what it was given cannot be changed any more.")
+    if all(rights.may(request, right) for right in TAKES[how]):
+        return ""
+    if how == RETRY:
+        return _("It has failed: to run it with other arguments takes the right to retry jobs.")
+    return _("It has ended: to make a new job of it takes the right to enqueue jobs.")
+
+
+class Editable(NamedTuple):
+    """What a job was given, as it is edited."""
+
+    drafts: dict[str, Draft]
+    """`args` and `kwargs` of a job of `@job`; else `payload`."""
+    is_checked: bool
+    """Whether its function is registered here, so that its arguments can be checked."""
+    shown: Any
+    """The whole of it as the viewer may see it."""
+    hides: bool
+    """Whether something of it is hidden."""
+    seal: str
+    """Of the payload as it was: nothing can be learned from it."""
+
+
+def editable(record: JobRecord) -> Editable:
+    """What a job was given, secrets hidden. Raises NotEditableError, with the reason."""
+    settings = get_settings()
+    content_type = record.options.content_type
+    try:
+        value = decode(record.payload, content_type, accept=settings.accept_content)
+        shown = redaction.payload(record, revealed=False)
+    except SerializationError as error:
+        raise NotEditableError(str(error)) from None
+    if isinstance(value, dict) and tuple(sorted(value)) == ARGUMENTS:
+        if not isinstance(shown, dict) or shown.keys() != value.keys():
+            shown = dict.fromkeys(ARGUMENTS, Hidden())
+        drafts = {name: jsontext.write(value[name], shown[name], (name,)) for name in ARGUMENTS}
+        is_checked = registry.find(record.name) is not None
+    else:
+        drafts = {"payload": jsontext.write(value, shown)}
+        is_checked = False
+    hides = any(draft.hidden for draft in drafts.values())
+    return Editable(drafts, is_checked, shown, hides, _seal(record.payload))
+
+
+def exposes(record: JobRecord, payload: bytes, found: Editable, texts: Mapping[str, str]) -> bool:
+    """Whether something that was hidden, and is kept, would be seen in what the job is to be given.
+
+    A job's own function may hide a value because of another one beside it.
+
+    texts: what was typed, with the marks of what is kept.
+    """
+    shown = redaction.payload(record._replace(payload=payload), revealed=False)
+    for name, draft in found.drafts.items():
+        kept = jsontext.marks(texts[name])
+        for mark, (path, _value) in draft.hidden.items():
+            if mark in kept and not _is_as_hidden(_at(shown, path), _at(found.shown, path)):
+                return True
+    return False
+
+
+def _at(shown: Any, path: jsontext.Path) -> Any:
+    for step in path:
+        if isinstance(shown, Hidden):
+            break
+        try:
+            shown = shown[step]
+        except (KeyError, IndexError, TypeError):
+            return Hidden()
+    return shown
+
+
+def _is_as_hidden(now: Any, before: Any) -> bool:
+    return isinstance(now, Hidden) or repr(now) == repr(before)
+
+
+def is_sealed(record: JobRecord, seal: str) -> bool:
+    """Whether a job has the payload that it had when the form was made."""
+    return constant_time_compare(_seal(record.payload), seal)
+
+
+class EditForm(forms.Form):
+    """Its arguments as JSON, and what is known of the job that they are for."""
+
+    seal = forms.CharField(widget=forms.HiddenInput, max_length=64)
+    new_id = forms.CharField(widget=forms.HiddenInput, max_length=600)
+    how = forms.ChoiceField(widget=forms.HiddenInput, choices=[(one, one) for one in TAKES])
+
+    def __init__(self, record: JobRecord, found: Editable, data: Any = None) -> None:
+        texts = {name: draft.text for name, draft in found.drafts.items()}
+        known = {"seal": found.seal, "how": way(record.state), "new_id": _new_id(record)}
+        super().__init__(data, initial={**texts, **known})
+        self._record, self._found = record, found
+        for name, draft in found.drafts.items():
+            rows = min(30, max(3, draft.text.count("\n") + 2))
+            self.fields[name] = forms.CharField(
+                label=LABELS[name],
+                max_length=jsontext.LONGEST,
+                strip=False,
+                widget=forms.Textarea(attrs={"rows": rows, "spellcheck": "false", "class": "djq-mono"}),
+            )
+        self.order_fields([*found.drafts])
+
+    def clean_new_id(self) -> str:
+        """The id that a new job would have: made here, so that a form that is sent twice makes one."""
+        try:
+            found: str = _signer(self._record).unsign(self.cleaned_data["new_id"])
+        except BadSignature:
+            raise forms.ValidationError(_("This is not the form that was shown.")) from None
+        return found
+
+    def clean(self) -> dict[str, Any]:
+        """Values in the place of texts; arguments that the function takes."""
+        typed: dict[str, Any] = self.cleaned_data
+        for name, draft in self._found.drafts.items():
+            if name in typed:
+                try:
+                    typed[name] = _read(name, typed[name], draft)
+                except MalformedError as error:
+                    self.add_error(name, str(error))
+        if self._found.is_checked and all(name in typed for name in ARGUMENTS):
+            check_arguments(self._record.name, typed["args"], typed["kwargs"])
+        return typed
+
+    def typed(self) -> Any:
+        """The payload that was typed."""
+        if "payload" in self._found.drafts:
+            return self.cleaned_data["payload"]
+        return {name: self.cleaned_data[name] for name in ARGUMENTS}
+
+
+def _read(name: str, text: str, draft: Draft) -> Any:
+    value = jsontext.read(text, draft.hidden, () if name == "payload" else (name,))
+    if name == "args" and not isinstance(value, (list, tuple)):
+        raise MalformedError(_("This is not a JSON list."))
+    if name == "kwargs" and not isinstance(value, dict):
+        raise MalformedError(_("This is not a JSON object."))
+    return value
+
+
+def _signer(record: JobRecord) -> Signer:
+    return Signer(salt=f"djqueue.dashboard.editing:{record.queue}:{record.id}")
+
+
+def _new_id(record: JobRecord) -> str:
+    return _signer(record).sign(IDS.new(SYSTEM_CLOCK.now()))
+
+
+def _seal(payload: bytes) -> str:
+    return salted_hmac("djqueue.dashboard.editing", payload, algorithm="sha256").hexdigest()

@@ -1,0 +1,138 @@
+"""Dead letters grouped by what went wrong, and the ones that are meant by a filter."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django.http import HttpRequest
+
+from djqueue.client import get_storage
+from djqueue.client.deadletters import LetterFilter, fingerprint, letters, read_filter
+from djqueue.core.job import DeadLetter
+from djqueue.core.states import State
+
+from . import queries
+from .snapshot import Shot, snapshots
+
+COUNTED = 10_000
+"""Dead letters that are looked at: as many as one queue keeps unless it is told otherwise."""
+FRESH = 5_000
+"""Milliseconds for which they are shown again."""
+LENGTH = 50
+"""Dead letters of a page."""
+FILTERS = ("reason", "name", "error_type", "fingerprint")
+"""Filters that an address has, as `Queue.retry_dead` takes them."""
+DAYS = 14
+"""Days of a group's small chart."""
+DAY = 86_400_000
+
+
+class Group(NamedTuple):
+    """Dead letters of one error, whichever numbers its message has."""
+
+    fingerprint: str
+    error_type: str
+    error_message: str
+    """Of the newest."""
+    letters: int
+    first: int
+    """UTC milliseconds of the oldest, as `last` of the newest."""
+    last: int
+    queues: list[str]
+    names: list[str]
+    days: list[int]
+    """Dead letters of each of the last days, oldest first."""
+
+
+class Failures(NamedTuple):
+    """Dead letters, newest first."""
+
+    letters: tuple[DeadLetter, ...]
+    at: int
+    capped: bool
+    """Whether there are more than were looked at."""
+
+    def matching(self, wanted: LetterFilter) -> Iterator[DeadLetter]:
+        """Those that are meant."""
+        return (letter for letter in self.letters if wanted.matches(letter, self.at))
+
+
+def failures(request: HttpRequest, queue: str = "", fresh: int = FRESH) -> Shot[Failures]:
+    """The dead letters of a queue, or of all that the user sees.
+
+    fresh: milliseconds for which what was read is shown again.
+    """
+    board = queries.board(request).value
+    names = [line.name for line in board.lines if line.count(State.FAILED) and queue in ("", line.name)]
+    key = ("failures", *names)
+    return snapshots.read(key, lambda: _read(names, board.at), fresh=fresh)
+
+
+def read_query(given: Mapping[str, str]) -> dict[str, str]:
+    """The filters that an address has. Raises OptionError for a word that there is not."""
+    said = {name: given[name] for name in FILTERS if given.get(name)}
+    read_filter(**said)  # type: ignore[arg-type]
+    return said
+
+
+def grouped(found: Sequence[DeadLetter], at: int) -> list[Group]:
+    """By fingerprint, the largest first; each newest first, as they come."""
+    newest: dict[str, DeadLetter] = {}
+    oldest: dict[str, DeadLetter] = {}
+    counts: Counter[str] = Counter()
+    queues: dict[str, Counter[str]] = {}
+    names: dict[str, Counter[str]] = {}
+    days: dict[str, list[int]] = {}
+    for letter in found:
+        mark = fingerprint(letter)
+        newest.setdefault(mark, letter)
+        oldest[mark] = letter
+        counts[mark] += 1
+        queues.setdefault(mark, Counter())[letter.queue] += 1
+        names.setdefault(mark, Counter())[letter.name] += 1
+        day = (at - letter.entered_at) // DAY
+        row = days.setdefault(mark, [0] * DAYS)
+        if 0 <= day < DAYS:
+            row[DAYS - 1 - day] += 1
+    return [
+        Group(
+            mark,
+            newest[mark].error_type,
+            newest[mark].error_message,
+            count,
+            oldest[mark].entered_at,
+            newest[mark].entered_at,
+            [name for name, _ in queues[mark].most_common()],
+            [name for name, _ in names[mark].most_common()],
+            days[mark],
+        )
+        for mark, count in counts.most_common()
+    ]
+
+
+def page(found: Sequence[DeadLetter], after: str) -> tuple[list[DeadLetter], str]:
+    """Those of a page, behind a letter, and what names the last if there are more."""
+    start = 0
+    if after:
+        start = next((at for at, letter in enumerate(found, 1) if mark_of(letter) == after), 0)
+    shown = list(found[start : start + LENGTH])
+    return shown, mark_of(shown[-1]) if len(found) > start + LENGTH else ""
+
+
+def mark_of(letter: DeadLetter) -> str:
+    """What names a dead letter in an address."""
+    return f"{letter.entered_at}:{letter.queue}:{letter.id}"
+
+
+def _read(names: Sequence[str], at: int) -> Failures:
+    found: list[DeadLetter] = []
+    capped = False
+    everything: Any = read_filter()
+    for name in names:
+        for letter in letters(get_storage(), name, everything):
+            if len(found) == COUNTED:
+                capped = True
+                break
+            found.append(letter)
+    found.sort(key=lambda letter: (-letter.entered_at, letter.queue, letter.id))
+    return Failures(tuple(found), at, capped)

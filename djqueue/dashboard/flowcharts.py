@@ -1,0 +1,117 @@
+"""A flow as SVG: attributes and classes alone, no style that a strict policy would refuse."""
+
+from collections.abc import Callable, Sequence
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from djqueue.core.graph import FlowGraph, FlowNode
+from djqueue.core.states import State
+from djqueue.models import JobState
+
+from .graphs import ACROSS, HEIGHT, WIDTH, Box, Drawing, Line
+
+MARKS = {
+    State.WAITING: "○",
+    State.DELAYED: "◔",
+    State.BLOCKED: "‖",
+    State.ACTIVE: "▶",
+    State.COMPLETED: "✓",
+    State.FAILED: "✕",
+    State.CANCELLED: "–",
+    None: "?",
+}
+"""Of states, beside their words and colours."""
+LETTERS = 22
+"""Characters of a name that a box has room for."""
+PADDING, FIRST, SECOND = 10, 19, 36
+"""Pixels from a box's left to its texts, and from its top to the feet of their letters."""
+ARROW = 5
+
+
+def svg(graph: FlowGraph, drawing: Drawing, url: Callable[[FlowNode], str]) -> SafeString:
+    """The drawing with a link to each job.
+
+    url: the address of a job's page.
+    """
+    count = len(graph.nodes)
+    title = ngettext("A flow of %(count)d job", "A flow of %(count)d jobs", count) % {"count": count}
+    return format_html(
+        '<svg class="djq-flow" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="group" '
+        'aria-labelledby="djq-flow-title djq-flow-desc"><title id="djq-flow-title">{2}</title>'
+        '<desc id="djq-flow-desc">{3}</desc>{4}{5}</svg>',
+        str(drawing.width),
+        str(drawing.height),
+        title,
+        _("What has to be done first is on the left. The table below says the same in words."),
+        format_html_join("", "{}", ((_line(line),) for line in drawing.lines)),
+        format_html_join("", "{}", ((_box(box, graph, url),) for box in drawing.in_order())),
+    )
+
+
+def word(state: State | None) -> str:
+    """A state in a word."""
+    return _("gone") if state is None else str(JobState(state.value).label)
+
+
+def several(box: Box) -> str:
+    """How many jobs a box is, if it is more than one."""
+    count = len(box.nodes)
+    return ngettext("%(count)d job", "%(count)d jobs", count) % {"count": count}
+
+
+def _box(box: Box, graph: FlowGraph, url: Callable[[FlowNode], str]) -> SafeString:
+    node = graph.nodes[box.nodes[0]] if len(box.nodes) == 1 else None
+    state = word(box.state)
+    name = several(box) if node is None else node.name or node.id
+    inner = format_html(
+        '<title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="6"></rect>'
+        '<text x="{}" y="{}">{}</text><text class="djq-flow-state" x="{}" y="{}">{} {}</text>',
+        f"{name}, {state}" if node is None else f"{name}, {state}, {node.queue} {node.id}",
+        str(box.x),
+        str(box.y),
+        str(WIDTH),
+        str(HEIGHT),
+        str(box.x + PADDING),
+        str(box.y + FIRST),
+        _fitting(name),
+        str(box.x + PADDING),
+        str(box.y + SECOND),
+        MARKS[box.state],
+        state,
+    )
+    kind = f"djq-flow-box djq-flow-{box.state or 'gone'}"
+    if graph.root in box.nodes:
+        kind += " djq-flow-here"
+    if node is None or node.state is None:
+        return format_html('<g class="{}">{}</g>', kind, inner)
+    return format_html('<a class="{}" href="{}">{}</a>', kind, url(node), inner)
+
+
+def _fitting(name: str) -> str:
+    """A name in a box: of a long dotted one its last part, which tells it from others."""
+    last = name if len(name) <= LETTERS else name.rpartition(".")[2] or name
+    return last if len(last) <= LETTERS else f"{last[: LETTERS - 1]}…"
+
+
+def _line(line: Line) -> SafeString:
+    return format_html(
+        '<path class="djq-flow-line{}" d="{}"></path>',
+        " djq-flow-unmet" if line.unmet else "",
+        _path(line.points),
+    )
+
+
+def _path(points: Sequence[tuple[int, int]]) -> str:
+    """Between layers in curves, across them straight, with an arrow at the end."""
+    (x, y), *others = points
+    path = [f"M{x} {y}"]
+    for left, top in others:
+        bend = ACROSS // 2
+        curve = f"C{x + bend} {y} {left - bend} {top} {left} {top}"
+        path.append(f"H{left}" if top == y else curve)
+        x, y = left, top
+    path.append(f"M{x - ARROW} {y - ARROW}L{x} {y}L{x - ARROW} {y + ARROW}")
+    return "".join(path)

@@ -1,0 +1,281 @@
+"""Where the jobs of a flow lie in a drawing: in layers, so that every line goes forward.
+
+The steps are those of Sugiyama, Tagawa and Toda ("Methods for Visual Understanding of Hierarchical System
+Structures", 1981): layers by the longest path, a place of its own in every layer that a long line crosses,
+the order within a layer by the mean place of the neighbours (barycentre), sweeping to and fro. Heights are
+then the means of the neighbours' again, as near as order and distance allow: isotonic regression, by pooling
+adjacent violators.
+"""
+
+from bisect import bisect_right, insort
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+from djqueue.core.graph import FlowGraph
+from djqueue.core.states import State
+
+T = TypeVar("T")
+
+WIDTH, HEIGHT = 168, 46
+"""Of a box, in pixels."""
+ACROSS, DOWN = 60, 14
+"""Between layers, and between the boxes of one."""
+THIN = 10
+"""Height that a line takes in a layer that it only crosses."""
+MARGIN = 8
+MOST = 300
+"""Jobs that are drawn one by one; of more, those of one layer and state are one box."""
+MOST_LINES = 1_000
+"""Lines that are drawn; of more, the shortest."""
+MOST_BENDS = 2_000
+"""Places of lines in layers that they cross; if there are more, lines go straight on."""
+SWEEPS = 8
+"""To and fro through the layers."""
+
+Neighbours = Sequence[Sequence[int]]
+
+
+class Box(NamedTuple):
+    """One job, or several that are alike."""
+
+    x: int
+    y: int
+    layer: int
+    state: State | None
+    nodes: tuple[int, ...]
+    """Places among the graph's nodes."""
+
+
+class Line(NamedTuple):
+    """From the right of a box to the left of another one."""
+
+    before: int
+    """Places among the boxes."""
+    after: int
+    points: tuple[tuple[int, int], ...]
+    unmet: bool
+
+
+class Drawing(NamedTuple):
+    """Boxes and lines in a frame."""
+
+    width: int
+    height: int
+    boxes: list[Box]
+    lines: list[Line]
+    collapsed: bool
+    """Whether some boxes are several jobs because there are so many."""
+    left_out: int
+    """Lines that are not drawn, as there are too many."""
+
+    def in_order(self) -> list[Box]:
+        """The boxes as they are read: layer by layer, from above."""
+        return sorted(self.boxes, key=lambda box: (box.layer, box.y))
+
+
+class _Part(NamedTuple):
+    """What is to be one box."""
+
+    layer: int
+    state: State | None
+    nodes: tuple[int, ...]
+
+
+def draw(graph: FlowGraph, most: int = MOST) -> Drawing:
+    """The drawing of a graph: the same for the same graph."""
+    parts, edges, collapsed = _parts(graph, most)
+    shown = sorted(edges, key=lambda edge: (parts[edge[1]].layer - parts[edge[0]].layer, edge))[:MOST_LINES]
+    shown.sort()
+    layers, routes = _layered(parts, shown)
+    places, heights = _placed(layers, routes, len(parts))
+    boxes = [
+        Box(MARGIN + part.layer * (WIDTH + ACROSS), heights[index] - HEIGHT // 2, *part)
+        for index, part in enumerate(parts)
+    ]
+    lines = [
+        Line(before, after, _points(route, places, heights), edges[before, after])
+        for (before, after), route in zip(shown, routes, strict=True)
+    ]
+    deepest = max(part.layer for part in parts)
+    return Drawing(
+        2 * MARGIN + deepest * (WIDTH + ACROSS) + WIDTH,
+        max([*heights, HEIGHT // 2 + MARGIN]) + HEIGHT // 2 + MARGIN,
+        boxes,
+        lines,
+        collapsed,
+        len(edges) - len(shown),
+    )
+
+
+def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """For each node the length of the longest path that leads to it."""
+    before, after = _neighbours(count, edges)
+    left = [len(some) for some in before]
+    found = [0] * count
+    ready = [node for node in range(count) if not left[node]]
+    for node in ready:
+        for other in after[node]:
+            found[other] = max(found[other], found[node] + 1)
+            left[other] -= 1
+            if not left[other]:
+                ready.append(other)
+    return found
+
+
+def _parts(graph: FlowGraph, most: int) -> tuple[list[_Part], dict[tuple[int, int], bool], bool]:
+    """What the boxes are, and which of them depend on which: whether that is waited for."""
+    pairs = [(edge.before, edge.after) for edge in graph.edges]
+    layers = layers_of(len(graph.nodes), pairs)
+    if len(graph.nodes) <= most:
+        single = [
+            _Part(layer, node.state, (place,))
+            for place, (layer, node) in enumerate(zip(layers, graph.nodes, strict=True))
+        ]
+        return single, {(edge.before, edge.after): edge.unmet for edge in graph.edges}, False
+    # Of a long one several layers are one, within which no lines are.
+    bands = min(max(layers) + 1, max(1, most // (len(State) + 1)))
+    bands_of = [layer * bands // (max(layers) + 1) for layer in layers]
+    groups: dict[tuple[int, str], list[int]] = {}
+    for place, node in enumerate(graph.nodes):
+        groups.setdefault((bands_of[place], node.state or ""), []).append(place)
+    parts = [
+        _Part(band, State(state) if state else None, tuple(groups[band, state]))
+        for band, state in sorted(groups)
+    ]
+    part_of = {place: index for index, part in enumerate(parts) for place in part.nodes}
+    edges: dict[tuple[int, int], bool] = {}
+    for edge in graph.edges:
+        pair = part_of[edge.before], part_of[edge.after]
+        if parts[pair[0]].layer < parts[pair[1]].layer:
+            edges[pair] = edges.get(pair, False) or edge.unmet
+    return parts, edges, True
+
+
+def _layered(
+    parts: Sequence[_Part], edges: Sequence[tuple[int, int]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The things of each layer in a good order, and for each line those that it goes through.
+
+    Things are boxes and, with higher numbers, places in layers that lines cross.
+    """
+    layers: list[list[int]] = [[] for _ in range(max(part.layer for part in parts) + 1)]
+    for index, part in enumerate(parts):
+        layers[part.layer].append(index)
+    spans = [parts[after].layer - parts[before].layer for before, after in edges]
+    bends = sum(span - 1 for span in spans) <= MOST_BENDS
+    count, routes = len(parts), []
+    for (before, after), span in zip(edges, spans, strict=True):
+        between = range(count, count + span - 1) if bends else range(0)
+        for step, thing in enumerate(between, parts[before].layer + 1):
+            layers[step].append(thing)
+        count += len(between)
+        routes.append([before, *between, after])
+    steps = [pair for route in routes for pair in pairwise(route)]
+    return _ordered(layers, count, steps), routes
+
+
+def _ordered(layers: list[list[int]], count: int, steps: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The layers, each in the order in which the fewest lines cross that was found."""
+    before, after = _neighbours(count, steps)
+    best, fewest = [list(layer) for layer in layers], _crossings(layers, after)
+    for sweep in range(SWEEPS):
+        if not fewest:
+            break
+        neighbours, order = (before, layers) if sweep % 2 == 0 else (after, layers[::-1])
+        places = {thing: place for layer in layers for place, thing in enumerate(layer)}
+        for layer in order:
+            ranks: dict[int, float] = {}
+            for place, thing in enumerate(layer):
+                mean = _mean([places[other] for other in neighbours[thing]])
+                ranks[thing] = place if mean is None else mean
+            layer.sort(key=ranks.__getitem__)
+            places.update((thing, place) for place, thing in enumerate(layer))
+        crossings = _crossings(layers, after)
+        if crossings < fewest:
+            best, fewest = [list(layer) for layer in layers], crossings
+    return best
+
+
+def _crossings(layers: Sequence[Sequence[int]], after: Neighbours) -> int:
+    """How often lines between neighbouring layers cross."""
+    total = 0
+    for layer, following in pairwise(layers):
+        places = {thing: place for place, thing in enumerate(following)}
+        ends: list[int] = []
+        for thing in layer:
+            mine = sorted(places[other] for other in after[thing] if other in places)
+            total += sum(len(ends) - bisect_right(ends, end) for end in mine)
+            for end in mine:
+                insort(ends, end)
+    return total
+
+
+def _placed(
+    layers: Sequence[Sequence[int]], routes: Sequence[Sequence[int]], boxes: int
+) -> tuple[dict[int, int], list[int]]:
+    """For each thing its layer, and the height of its middle."""
+    layer_of = {thing: number for number, layer in enumerate(layers) for thing in layer}
+    steps = [pair for route in routes for pair in pairwise(route)]
+    before, after = _neighbours(len(layer_of), steps)
+    sizes = [HEIGHT if thing < boxes else THIN for thing in range(len(layer_of))]
+    heights = [0.0] * len(layer_of)
+    for layer in layers:
+        _spread(layer, [0.0] * len(layer), sizes, heights)
+    for sweep in range(SWEEPS):
+        neighbours, order = (before, layers) if sweep % 2 == 0 else (after, layers[::-1])
+        for layer in order:
+            means = [_mean([heights[other] for other in neighbours[thing]]) for thing in layer]
+            wanted = [
+                heights[thing] if mean is None else mean for thing, mean in zip(layer, means, strict=True)
+            ]
+            _spread(layer, wanted, sizes, heights)
+    top = min(height - size / 2 for height, size in zip(heights, sizes, strict=True))
+    return layer_of, [round(height - top) + MARGIN for height in heights]
+
+
+def _spread(
+    layer: Sequence[int], wanted: Sequence[float], sizes: Sequence[int], heights: list[float]
+) -> None:
+    """Put the things of a layer as near to where they want to be as their order and their sizes allow."""
+    offsets, offset = [], 0.0
+    for at, thing in enumerate(layer):
+        if at:
+            offset += (sizes[layer[at - 1]] + sizes[thing]) / 2 + DOWN
+        offsets.append(offset)
+    blocks: list[tuple[float, int]] = []
+    for want, offset in zip(wanted, offsets, strict=True):
+        blocks.append((want - offset, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (mean, many), (other, more) = blocks.pop(), blocks.pop()
+            blocks.append(((mean * many + other * more) / (many + more), many + more))
+    means = [mean for mean, many in blocks for _ in range(many)]
+    for thing, mean, offset in zip(layer, means, offsets, strict=True):
+        heights[thing] = mean + offset
+
+
+def _points(
+    route: Sequence[int], layer_of: Mapping[int, int], heights: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Where a line goes: straight through the layers that it crosses."""
+    points = []
+    for at, thing in enumerate(route):
+        left = MARGIN + layer_of[thing] * (WIDTH + ACROSS)
+        if at:
+            points.append((left, heights[thing]))
+        if at < len(route) - 1:
+            points.append((left + WIDTH, heights[thing]))
+    return tuple(points)
+
+
+def _neighbours(count: int, edges: Sequence[tuple[int, int]]) -> tuple[list[list[int]], list[list[int]]]:
+    before: list[list[int]] = [[] for _ in range(count)]
+    after: list[list[int]] = [[] for _ in range(count)]
+    for one, other in edges:
+        after[one].append(other)
+        before[other].append(one)
+    return before, after
+
+
+def _mean(numbers: Sequence[float]) -> float | None:
+    return sum(numbers) / len(numbers) if numbers else None

@@ -1,0 +1,206 @@
+"""Values as JSON that a person edits, and back, without loss.
+
+What JSON has no word for is an object with one key: `{"$bytes": "aGk="}`, `{"$date": "2026-06-01"}`. What is
+hidden from the viewer is a numbered mark, which stands for the value only where it stood.
+"""
+
+import json
+import math
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.utils.translation import gettext as _
+
+from .redaction import DEEPEST, HIDDEN, Hidden
+
+LONGEST = 100_000
+"""Characters that are edited at once."""
+MARK = re.compile(rf"{HIDDEN}\d+")
+
+Path = tuple[str | int, ...]
+
+
+class NotEditableError(ValueError):
+    """The value cannot be shown as JSON without loss; the message says what of it, and why."""
+
+
+class MalformedError(ValueError):
+    """The text is not what a value can be made of; the message says why."""
+
+
+class Draft(NamedTuple):
+    """A value as it is edited."""
+
+    text: str
+    hidden: Mapping[str, tuple[Path, Any]]
+    """For each mark in the text: where it stands, and the value that it stands for."""
+
+
+def _tuple(parts: Any) -> tuple[Any, ...]:
+    if not isinstance(parts, list):
+        raise TypeError("a list is expected")
+    return tuple(parts)
+
+
+_WRITTEN: dict[type, Callable[[Any], Any]] = {
+    bytes: lambda value: {"$bytes": b64encode(value).decode()},
+    datetime: lambda value: {"$datetime": value.isoformat()},
+    date: lambda value: {"$date": value.isoformat()},
+    time: lambda value: {"$time": value.isoformat()},
+    timedelta: lambda value: {"$timedelta": [value.days, value.seconds, value.microseconds]},
+    Decimal: lambda value: {"$decimal": str(value)},
+    UUID: lambda value: {"$uuid": str(value)},
+}
+_READ: dict[str, Callable[[Any], Any]] = {
+    "$bytes": lambda text: b64decode(text, validate=True),
+    "$datetime": datetime.fromisoformat,
+    "$date": date.fromisoformat,
+    "$time": time.fromisoformat,
+    "$timedelta": lambda parts: timedelta(*_tuple(parts)),
+    "$decimal": Decimal,
+    "$uuid": lambda text: UUID(str(text)),
+    "$tuple": _tuple,
+}
+
+
+def write(value: Any, shown: Any, path: Path = ()) -> Draft:
+    """A value as JSON; `shown` is what of it is to be seen: a part that differs there is hidden.
+
+    path: where the value is in the whole.
+
+    Raises NotEditableError.
+    """
+    hidden: dict[str, tuple[Path, Any]] = {}
+    text = json.dumps(_plain(value, shown, path, hidden, 0), ensure_ascii=False, indent=2)
+    if len(text) > LONGEST:
+        raise NotEditableError(_("it has more than 100,000 characters"))
+    draft = Draft(text, hidden)
+    if repr(read(text, draft.hidden, path)) != repr(value):
+        raise NotEditableError(_("JSON would not give it back as it is"))
+    return draft
+
+
+def read(text: str, hidden: Mapping[str, tuple[Path, Any]], path: Path = ()) -> Any:
+    """The value of a text. Raises MalformedError."""
+    if len(text) > LONGEST:
+        raise MalformedError(_("There are more than 100,000 characters."))
+    try:
+        plain = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+        return _value(plain, hidden, path, 0)
+    except json.JSONDecodeError as error:
+        said = _("This is not JSON: line %(line)d, column %(column)d.")
+        raise MalformedError(said % {"line": error.lineno, "column": error.colno}) from None
+    except RecursionError:
+        raise MalformedError(_("It is nested too deeply.")) from None
+    except MalformedError:
+        raise
+    except ValueError as error:
+        # A number of thousands of digits.
+        raise MalformedError(str(error)) from None
+
+
+def marks(text: str) -> set[str]:
+    """The marks of hidden values that a text has, however they are written. It is one that `read` takes."""
+    found, parts = set(), [json.loads(text)]
+    for part in parts:
+        if isinstance(part, str) and MARK.fullmatch(part):
+            found.add(part)
+        elif isinstance(part, list):
+            parts += part
+        elif isinstance(part, dict):
+            parts += part.values()
+    return found
+
+
+def _plain(value: Any, shown: Any, path: Path, hidden: dict[str, tuple[Path, Any]], level: int) -> Any:
+    if isinstance(shown, Hidden) or not _is_seen(value, shown):
+        mark = f"{HIDDEN}{len(hidden) + 1}"
+        hidden[mark] = path, value
+        return mark
+    if level > DEEPEST:
+        raise NotEditableError(_("it is nested too deeply"))
+    kind = type(value)
+    if kind is dict:
+        for key in value:
+            if type(key) is not str:
+                raise _refused(path, _("an object of JSON has texts as keys, and %s is none") % repr(key))
+        if len(value) == 1 and next(iter(value)) in _READ:
+            raise _refused(path, _("it looks like a mark of this form"))
+        return {key: _plain(part, shown[key], (*path, key), hidden, level + 1) for key, part in value.items()}
+    if kind is list or kind is tuple:
+        parts = [
+            _plain(part, shown[index], (*path, index), hidden, level + 1) for index, part in enumerate(value)
+        ]
+        return parts if kind is list else {"$tuple": parts}
+    if kind is str and MARK.fullmatch(value):
+        raise _refused(path, _("it looks like a mark of this form"))
+    if kind is float and not math.isfinite(value):
+        raise _refused(path, _("JSON has no %s") % value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind in _WRITTEN:
+        return _WRITTEN[kind](value)
+    raise _refused(path, _("JSON has no %s") % kind.__qualname__)
+
+
+def _is_seen(value: Any, shown: Any) -> bool:
+    """Whether what is shown of a part is that part, but for parts of its own."""
+    if isinstance(value, dict):
+        return isinstance(shown, dict) and value.keys() == shown.keys()
+    if isinstance(value, (list, tuple)):
+        return isinstance(shown, (list, tuple)) and len(value) == len(shown)
+    return type(value) is type(shown) and repr(value) == repr(shown)
+
+
+def _value(plain: Any, hidden: Mapping[str, tuple[Path, Any]], path: Path, level: int) -> Any:
+    if level > 2 * DEEPEST:
+        raise MalformedError(_("It is nested too deeply."))
+    if isinstance(plain, str) and MARK.fullmatch(plain):
+        there, value = hidden.get(plain, (None, None))
+        if there != path:
+            said = _(
+                "%(mark)s stands for a hidden value only where that was: replace it by a value of yours."
+            )
+            raise MalformedError(said % {"mark": plain})
+        return value
+    if isinstance(plain, list):
+        return [_value(part, hidden, (*path, index), level + 1) for index, part in enumerate(plain)]
+    if not isinstance(plain, dict):
+        return plain
+    word, *others = [*plain, ""]
+    if word in _READ and others == [""]:
+        inner = plain[word]
+        if word == "$tuple":
+            inner = _value(inner, hidden, path, level + 1)
+        try:
+            return _READ[word](inner)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise MalformedError(_("%(word)s: %(error)s") % {"word": word, "error": error}) from None
+    return {key: _value(part, hidden, (*path, key), level + 1) for key, part in plain.items()}
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _value in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise MalformedError(_("The key %(key)s is there twice.") % {"key": json.dumps(twice)})
+    return found
+
+
+def _constant(word: str) -> Any:
+    raise MalformedError(_("JSON has no %s") % word)
+
+
+def _refused(path: Path, why: str) -> NotEditableError:
+    return NotEditableError(f"{''.join(_steps(path))}: {why}" if path else why)
+
+
+def _steps(path: Path) -> Iterator[str]:
+    for index, step in enumerate(path):
+        yield f"[{step}]" if isinstance(step, int) else f".{step}" if index else str(step)

@@ -1,0 +1,166 @@
+"""Limits that can be set on a page: of a queue, of its groups, of what it shares with others."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django import forms
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from djqueue.client import get_storage
+from djqueue.conf import RATE_UNITS, get_settings
+from djqueue.core.limiter import Rate
+from djqueue.core.queue import GLOBAL, KEYED
+from djqueue.core.sharing import LimiterState
+from djqueue.storage.inspector import GroupOverview, GroupsOverview
+
+from . import queries, rights
+from .snapshot import snapshots
+
+SHOWN_GROUPS = 50
+"""Groups of a page."""
+
+
+class LimitsForm(forms.Form):
+    """Limits that count at once, in every worker, until they are set again."""
+
+    rate = forms.CharField(
+        label=gettext_lazy("Rate"),
+        required=False,
+        help_text=gettext_lazy("As 100/s, 20/m or 5/h; empty: no limit."),
+    )
+    concurrency = forms.IntegerField(
+        label=gettext_lazy("Active at once"),
+        required=False,
+        min_value=1,
+        help_text=gettext_lazy("Over all workers; empty: no limit."),
+    )
+
+
+class LimiterForm(LimitsForm):
+    """The same of what several queues share."""
+
+    prefix = "limiter"
+
+
+class GroupForm(forms.Form):
+    """Limits of one group, or of each to which nothing else was said."""
+
+    prefix = "group"
+
+    name = forms.CharField(required=False, strip=False, widget=forms.HiddenInput)
+    concurrency = forms.IntegerField(
+        label=gettext_lazy("Active at once"),
+        required=False,
+        min_value=1,
+        help_text=gettext_lazy("Jobs of one group; empty: as the settings say."),
+    )
+    rate = forms.CharField(
+        label=gettext_lazy("Rate"),
+        required=False,
+        help_text=gettext_lazy("As 100/s, 20/m or 5/h; empty: as the settings say."),
+    )
+
+
+class OneGroupForm(GroupForm):
+    """Limits of one group."""
+
+    weight = forms.IntegerField(
+        label=gettext_lazy("Weight"),
+        required=False,
+        min_value=1,
+        help_text=gettext_lazy("Its turns for each one of another group; empty: as the settings say."),
+    )
+
+    field_order = ("name", "concurrency", "rate", "weight")
+
+
+class Shared(NamedTuple):
+    """What a queue shares with others, as a user sees it."""
+
+    name: str
+    state: LimiterState
+    takers: tuple[queries.Line, ...]
+    """Queues that take from it now, those that take most first."""
+    waiting: tuple[str, ...]
+    """Queues that were refused, in their order."""
+    hidden: bool
+    """Whether there are queues that the user is not to see."""
+
+
+def of_queue(name: str) -> dict[str, Any]:
+    """The limits of a queue, as a form has them."""
+    row = get_storage().overview([name]).queues[0]
+    return {"rate": written(row.rate), "concurrency": row.concurrency}
+
+
+def of_limiter(state: LimiterState) -> dict[str, Any]:
+    """The limits of a limiter, as a form has them."""
+    return {"rate": written(state.rate), "concurrency": state.concurrency}
+
+
+def of_group(group: GroupOverview) -> dict[str, Any]:
+    """What was said to a group, as a form has it."""
+    said = group.said
+    return {"concurrency": said.concurrency, "rate": written(said.rate), "weight": said.weight}
+
+
+def of_groups(found: GroupsOverview) -> dict[str, Any]:
+    """What was said to all groups, as a form has it."""
+    return {"concurrency": found.said.concurrency, "rate": written(found.said.rate)}
+
+
+def groups(queue: str, name: str = "") -> GroupsOverview:
+    """The busiest groups of a queue, and the one with a name, if there is one."""
+    names = [name] if name else []
+    key = ("groups", queue, *names)
+    return snapshots.read(key, lambda: get_storage().groups(queue, SHOWN_GROUPS, names)).value
+
+
+def are_used(found: GroupsOverview, queue: str) -> bool:
+    """Whether somebody has said anything of groups, or there are jobs with one that wait."""
+    policy = get_settings().policy(queue)
+    configured = policy.group_rate or policy.group_weights or policy.group_concurrency != 1
+    told = any(value is not None and value is not False for value in found.said)
+    return found.mode != GLOBAL and bool(found.busiest or told or configured or found.mode == KEYED)
+
+
+def shared(request: HttpRequest, queue: str, lines: Sequence[queries.Line]) -> Shared | None:
+    """What a queue shares with others; None: nothing.
+
+    lines: of the queues that the user sees.
+    """
+    name = get_settings().policy(queue).limiter
+    if name is None:
+        return None
+    state = snapshots.read(("limiter", name), lambda: get_storage().limiter_state(name)).value
+    sharing = queues_of(name)
+    takers = [line for line in lines if line.name in sharing and line.row.used]
+    return Shared(
+        name,
+        state,
+        tuple(sorted(takers, key=lambda line: (-line.row.used, line.name))),
+        tuple(one for one in state.waiting if rights.sees(request, one)),
+        not may_set(request, name),
+    )
+
+
+def queues_of(limiter: str) -> Mapping[str, Any]:
+    """The queues that share a limiter."""
+    return {name: policy for name, policy in get_settings().queues.items() if policy.limiter == limiter}
+
+
+def may_set(request: HttpRequest, limiter: str) -> bool:
+    """Whether the user sees all queues that a limiter holds back, or lets go."""
+    return all(rights.sees(request, name) for name in queues_of(limiter))
+
+
+def written(rate: Rate | None) -> str | None:
+    """A rate as it is read; one of another length in words."""
+    if rate is None:
+        return None
+    for unit, per in RATE_UNITS.items():
+        if rate.per == per:
+            return f"{rate.capacity}/{unit}"
+    return _("%(count)d in %(seconds)g s") % {"count": rate.capacity, "seconds": rate.per / 1_000}

@@ -1,0 +1,52 @@
+"""What a page is: its address, its view, and the right that it takes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpResponseBase
+
+View = Callable[..., HttpResponseBase]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One address of the dashboard.
+
+    name: of its address, behind `djqueue_dashboard_`.
+    route: below the dashboard's own address.
+    view: called with the request, the desk, and what the route captures.
+    right: without which it answers 403, and is linked from nowhere.
+    method: GET shows and changes nothing; POST changes something, and leads back to a page.
+    label: in the navigation, if it is there.
+    """
+
+    name: str
+    route: str
+    view: View
+    right: str
+    method: str = "GET"
+    label: Any = ""
+
+
+class Pages:
+    """The pages of one module of views, in the order in which they are defined."""
+
+    def __init__(self) -> None:
+        self.all: list[Page] = []
+
+    def show(self, name: str, route: str, right: str, label: Any = "") -> Callable[[View], View]:
+        """Decorates a view that shows something."""
+        return self._listed(name, route, right, "GET", label)
+
+    def act(self, name: str, route: str, right: str) -> Callable[[View], View]:
+        """Decorates a view that does something."""
+        return self._listed(name, route, right, "POST", "")
+
+    def _listed(self, name: str, route: str, right: str, method: str, label: Any) -> Callable[[View], View]:
+        def listed(view: View) -> View:
+            page = Page(name=name, route=route, view=view, right=right, method=method, label=label)
+            self.all.append(page)
+            return view
+
+        return listed

@@ -1,0 +1,243 @@
+"""Schedules as the pages show them: when they run next, and what became of their last runs."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import NamedTuple
+
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from djqueue.client import get_storage, registry
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.errors import DjqueueError, OptionError
+from djqueue.core.states import LIVE, State
+from djqueue.models import CronJob, JobState, ScheduleSource
+from djqueue.operations.agenda import next_runs
+from djqueue.operations.cron import job_id, options_of
+from djqueue.schedules import Schedule
+
+from . import cronwords, rights, spans
+from .snapshot import Shot, snapshots
+from .tables import rows_of
+
+MOST = 500
+"""Schedules that are listed."""
+NEXT = 5
+"""Next runs that are shown."""
+LAST = 30
+"""Last runs that are."""
+GRACE = 90_000
+"""Milliseconds after which a run that has not come is overdue."""
+FRESH = 5_000
+"""Milliseconds for which what became of runs is shown again."""
+TRIES = 6
+"""How often a search for past slots begins at another time."""
+STEPS = 300
+"""Slots that one such search goes through."""
+
+Outcomes = Mapping[tuple[str, str], State]
+"""By queue and id; what is not there is no longer known."""
+
+
+class Run(NamedTuple):
+    """A slot that is over."""
+
+    slot: int
+    """UTC milliseconds."""
+    id: str
+    """Of its job."""
+    state: State | None
+    """None: the job is no longer kept, or the slot was left out."""
+
+    @property
+    def kind(self) -> str:
+        """Of its bar."""
+        if self.state is None:
+            return "none"
+        return "live" if self.state in LIVE else self.state.value
+
+    @property
+    def label(self) -> str:
+        """Its state in words."""
+        return _("no longer kept") if self.state is None else str(JobState(self.state.value).label)
+
+
+class Planned(NamedTuple):
+    """A schedule, with its next and its last runs."""
+
+    row: CronJob
+    queue: str
+    """Which its jobs go to."""
+    words: str
+    """When it runs; empty if that cannot be told."""
+    runs: list[int]
+    """UTC milliseconds."""
+    problem: str
+    """Why they cannot be told."""
+    is_overdue: bool
+    is_known: bool
+    """Whether a function is registered here under the job's name."""
+    past: list[Run]
+    """Oldest first."""
+
+    @property
+    def last(self) -> Run | None:
+        """The last run."""
+        return self.past[-1] if self.past else None
+
+    @property
+    def bars(self) -> list[tuple[str, float]]:
+        """Of the last runs: those that failed are the tallest."""
+        tall = {"completed": 0.6, "failed": 1.0, "cancelled": 0.8, "live": 0.35, "none": 0.1}
+        return [(run.kind, tall[run.kind]) for run in self.past]
+
+    @property
+    def told(self) -> str:
+        """The last runs in words."""
+        count = len(self.past)
+        said = ngettext("The last run", "The last %(count)d runs", count) % {"count": count}
+        labels = Counter(run.label for run in self.past)
+        return f"{said}: " + ", ".join(f"{number} {label}" for label, number in labels.most_common())
+
+    @property
+    def can_be_edited(self) -> bool:
+        """Whether it was made by hand, and not by code."""
+        return self.row.source == ScheduleSource.HAND
+
+    @property
+    def can_be_deleted(self) -> bool:
+        """Whether it would not come back."""
+        return self.row.source != ScheduleSource.CODE
+
+    @property
+    def can_be_switched(self) -> bool:
+        """Whether it may be on: what code declares no more stays off."""
+        return self.row.enabled or self.row.source != ScheduleSource.WITHDRAWN
+
+
+def visible(request: HttpRequest) -> list[CronJob]:
+    """The schedules whose queues the user sees, by name."""
+    return [row for row in _rows().order_by("name")[:MOST] if rights.sees(request, queue_of(row))]
+
+
+def one(request: HttpRequest, pk: int) -> CronJob | None:
+    """One of them; None if it is gone, or not for this user."""
+    row = _rows().filter(pk=pk).first()
+    return row if row is not None and rights.sees(request, queue_of(row)) else None
+
+
+def overdue(request: HttpRequest) -> list[CronJob]:
+    """Those that are late, the latest first; found by the index of what is due."""
+    now = SYSTEM_CLOCK.now()
+    late = _rows().filter(enabled=True, next_run_at__lt=to_datetime(now - GRACE)).order_by("next_run_at")
+    shot = snapshots.read("overdue", lambda: [row for row in late[:MOST] if _is_late(row, now)], fresh=FRESH)
+    return [row for row in shot.value if rights.sees(request, queue_of(row))]
+
+
+def planned(rows: Sequence[CronJob]) -> Shot[list[Planned]]:
+    """Schedules with their runs: what became of the last ones is one read for each queue."""
+    now = SYSTEM_CLOCK.now()
+    slots = {row.pk: _past(row) for row in rows}
+    wanted: dict[str, list[str]] = {}
+    for row in rows:
+        wanted.setdefault(queue_of(row), []).extend(job_id(row, slot) for slot in slots[row.pk])
+    key = ("cron", *((row.pk, row.last_run_at) for row in rows))
+    shot = snapshots.read(key, lambda: _outcomes(wanted), fresh=FRESH)
+    found = [_planned(row, slots[row.pk], shot.value, now) for row in rows]
+    return shot._replace(value=found)  # type: ignore[arg-type, return-value]
+
+
+def queue_of(row: CronJob) -> str:
+    """Which queue its jobs go to; empty if that cannot be told."""
+    try:
+        return options_of(row).queue or ""
+    except DjqueueError:
+        return row.queue
+
+
+def words_of(row: CronJob) -> str:
+    """When it runs, in words. Raises OptionError."""
+    if row.every is not None:
+        return _("Every %s") % spans.shown(row.timing().every or 0)
+    return cronwords.words(row.schedule)
+
+
+def upcoming(row: CronJob) -> list[int]:
+    """Its next runs, in UTC milliseconds. Raises DjqueueError."""
+    return [to_milliseconds(at) for at in islice(next_runs(row), NEXT)]
+
+
+def _planned(row: CronJob, slots: Sequence[int], outcomes: Outcomes, now: int) -> Planned:
+    queue, problem, runs, words = queue_of(row), "", [], ""
+    try:
+        words = words_of(row)
+        runs = upcoming(row) if row.enabled else []
+    except DjqueueError as error:
+        problem = str(error)
+    past = [Run(slot, job_id(row, slot), outcomes.get((queue, job_id(row, slot)))) for slot in slots]
+    is_late = bool(runs) and runs[0] < now - GRACE
+    return Planned(row, queue, words, runs, problem, is_late, row.job_name in registry.names(), past)
+
+
+def _is_late(row: CronJob, now: int) -> bool:
+    """With the jitter that its run has."""
+    try:
+        assert row.next_run_at is not None
+        return row.timing().fires_at(to_milliseconds(row.next_run_at), row.name) < now - GRACE
+    except DjqueueError:
+        return False
+
+
+def _outcomes(wanted: Mapping[str, Sequence[str]]) -> Outcomes:
+    found: dict[tuple[str, str], State] = {}
+    for queue, ids in wanted.items():
+        if queue and ids:
+            states = get_storage().states(queue, ids)
+            found.update({(queue, one): state for one, state in zip(ids, states, strict=True) if state})
+    return found
+
+
+def _past(row: CronJob) -> tuple[int, ...]:
+    """Its last slots, oldest first: those that the ids of its jobs are made from."""
+    most = min(LAST, row.executions)
+    if row.last_run_at is None or not most:
+        return ()
+    try:
+        return _slots(row.timing(), to_milliseconds(row.last_run_at), most)
+    except OptionError:
+        return ()
+
+
+@lru_cache(maxsize=2_048)
+def _slots(schedule: Schedule, last: int, most: int) -> tuple[int, ...]:
+    """Up to so many slots that end with one: schedules only go forward, so it begins earlier and earlier."""
+    following = schedule.next_slot(last)
+    gap = following - last if following is not None else 86_400_000
+    found, width, is_narrowed = [last], (most + 1) * gap, False
+    for _attempt in range(TRIES):
+        begin = max(0, last - width)
+        slots = list(islice(_between(schedule, begin, last), STEPS))
+        if not slots or slots[-1] != last:  # more of them than are gone through
+            width, is_narrowed = width // 16, True
+            continue
+        found = slots[-most:]
+        if len(found) == most or not begin or is_narrowed:
+            break
+        width *= 4
+    return tuple(found)
+
+
+def _between(schedule: Schedule, begin: int, last: int) -> Iterator[int]:
+    slot = schedule.next_slot(begin)
+    while slot is not None and slot <= last:
+        yield slot
+        slot = schedule.next_slot(slot)
+
+
+def _rows() -> "QuerySet[CronJob]":
+    return rows_of(CronJob)

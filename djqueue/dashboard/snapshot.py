@@ -1,0 +1,125 @@
+"""Reads that all viewers of a process share, so that fifty open pages cost one read a second."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import Lock
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from django.core.signals import setting_changed
+
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.errors import StorageError
+
+T = TypeVar("T")
+
+FRESH = 1_000
+"""Milliseconds for which what was read is shown again."""
+SHARE = 10
+"""A read that took long is shown again for so many times as long: what is dear is had more seldom."""
+LONG_AGO = -(1 << 62)
+MOST = 200
+"""Different reads that are kept; the one that was asked for longest ago goes first."""
+
+
+class Shot(NamedTuple, Generic[T]):
+    """What was read, and when."""
+
+    value: T
+    at: int
+    """UTC milliseconds."""
+    away: str = ""
+    """Why it could not be read anew; then it is the last that could."""
+
+
+class _Entry:
+    __slots__ = ("lock", "shot", "tick", "took")
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.shot: Shot[Any] | None = None
+        self.tick = 0
+        self.took = 0
+
+
+class Snapshots:
+    """Reads by key. One thread reads anew; the others meanwhile take what there was."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+
+    def read(self, key: Hashable, fetch: Callable[[], T], fresh: int = FRESH) -> Shot[T]:
+        """What `fetch` answers, or answered a moment ago, or last if the storage is away.
+
+        fresh: milliseconds that such a moment has.
+
+        Raises StorageError if the storage is away and nothing was read before.
+        """
+        entry = self._entry(key)
+        shot = entry.shot
+        if shot is not None and self._is_fresh(entry, fresh):
+            return shot
+        if not entry.lock.acquire(blocking=shot is None):
+            assert shot is not None
+            return shot  # somebody is at it
+        try:
+            if entry.shot is None or not self._is_fresh(entry, fresh):
+                began = self._clock.monotonic()
+                entry.shot = self._fetch(entry.shot, fetch)
+                entry.tick = self._clock.monotonic()
+                entry.took = entry.tick - began
+            return entry.shot
+        finally:
+            entry.lock.release()
+
+    def last(self, key: Hashable) -> Shot[Any] | None:
+        """What was read last, however long ago."""
+        with self._lock:
+            entry = self._entries.get(key)
+        return None if entry is None else entry.shot
+
+    def forget(self) -> None:
+        """Read everything anew: somebody has just changed something, and looks at what became of it."""
+        with self._lock:
+            for entry in self._entries.values():
+                entry.tick = LONG_AGO
+
+    def clear(self) -> None:
+        """Know nothing."""
+        with self._lock:
+            self._entries.clear()
+
+    def _fetch(self, last: Shot[T] | None, fetch: Callable[[], T]) -> Shot[T]:
+        try:
+            return Shot(fetch(), self._clock.now())
+        except StorageError as error:
+            if last is None:
+                raise
+            return last._replace(away=str(error))
+
+    def _is_fresh(self, entry: _Entry, fresh: int) -> bool:
+        return self._clock.monotonic() - entry.tick < max(fresh, SHARE * entry.took)
+
+    def _entry(self, key: Hashable) -> _Entry:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._entries[key] = _Entry()
+                if len(self._entries) > MOST:
+                    self._entries.popitem(last=False)
+            else:
+                self._entries.move_to_end(key)
+            return entry
+
+
+snapshots = Snapshots()
+"""Those of this process."""
+
+
+def _on_setting_changed(*, setting: str, **_: object) -> None:
+    if setting in ("DJQUEUE", "DATABASES"):
+        snapshots.clear()
+
+
+setting_changed.connect(_on_setting_changed)

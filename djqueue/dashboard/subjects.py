@@ -1,0 +1,71 @@
+"""What jobs are about: its page in the admin, and the jobs about it that a viewer may see."""
+
+from typing import Any, NamedTuple
+
+from django.apps import apps
+from django.contrib.admin import AdminSite
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest
+from django.urls import reverse
+
+from djqueue.client import get_storage
+from djqueue.core.options import check_text
+from djqueue.core.subjects import parts_of
+from djqueue.storage.inspector import Mention, MentionPage
+
+from . import rights
+
+LOOKS = 10
+"""Pages of a subject's jobs that are read for one of those that the viewer may see."""
+
+
+class Subject(NamedTuple):
+    """What a job is about."""
+
+    text: str
+    url: str | None
+    """Of the object's page on the site; None: it is no object, or has none that the viewer may see."""
+
+
+def about(request: HttpRequest, subject: str, limit: int, cursor: str | None = None) -> MentionPage:
+    """Up to `limit` jobs about a subject in the queues that the user sees, the newest first.
+
+    Where the user sees few of the queues they may be less than `limit`, although there is a next page.
+    Raises OptionError for a cursor, or a subject, that is none.
+    """
+    check_text("subject", subject)
+    storage = get_storage()
+    found: list[Mention] = []
+    for _ in range(LOOKS):
+        page = storage.about(subject, limit - len(found), cursor)
+        found += [one for one in page.jobs if rights.sees(request, one.queue)]
+        cursor = page.next
+        if cursor is None or len(found) == limit:
+            break
+    return MentionPage(found, cursor)
+
+
+def shown(request: HttpRequest, site: AdminSite, subject: str) -> Subject:
+    """A subject with a link to its object, if it has a page on this site and the user may view that."""
+    parts = parts_of(subject)
+    model_admin = None if parts is None else _admin_of(site, *parts[:2])
+    if parts is None or model_admin is None or not model_admin.has_view_or_change_permission(request):
+        return Subject(subject, None)
+    there = model_admin.get_object(request, parts[2])
+    if there is None or not model_admin.has_view_or_change_permission(request, there):
+        return Subject(subject, None)
+    opts = model_admin.opts
+    name = f"{site.name}:{opts.app_label}_{opts.model_name}_change"
+    return Subject(subject, reverse(name, args=[quote(parts[2])]))
+
+
+def _admin_of(site: AdminSite, app: str, name: str) -> Any:
+    """The site's admin of a model, or of a proxy of it; None if there is none."""
+    try:
+        model = apps.get_model(app, name)
+    except LookupError:
+        return None
+    registered: dict[Any, Any] = site._registry
+    if model in registered:
+        return registered[model]
+    return next((one for proxy, one in registered.items() if proxy._meta.concrete_model is model), None)

@@ -1,0 +1,58 @@
+"""The payloads that jobs had before somebody gave them others."""
+
+from typing import Any
+
+from django.db.models import Q
+from django.http import HttpRequest
+
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime
+from djqueue.core.job import JobRecord
+from djqueue.models import PayloadVersion, Revision
+
+from .tables import alias_of, rows_of
+
+KEPT = 90 * 86_400_000
+"""Milliseconds after which an old payload goes; looked at whenever another one is kept."""
+SHOWN = 20
+"""Versions of a job that its page shows: the newest."""
+
+
+def keep(request: HttpRequest, record: JobRecord, copy_id: str = "") -> PayloadVersion:
+    """Keep the payload that a job has, before it is asked to have another one."""
+    user: Any = request.user
+    now = SYSTEM_CLOCK.now()
+    rows_of(PayloadVersion).filter(at__lt=to_datetime(now - KEPT)).delete()
+    version = PayloadVersion(
+        queue=record.queue,
+        job_id=record.id,
+        at=to_datetime(now),
+        user=user.get_username() or "-",
+        payload=record.payload,
+        content_type=record.options.content_type,
+        copy_id=copy_id,
+    )
+    version.save(using=alias_of(PayloadVersion))
+    return version
+
+
+def done(version: PayloadVersion, outcome: Revision) -> None:
+    """It has another one now."""
+    version.outcome = outcome
+    version.save(update_fields=["outcome"])
+
+
+def drop(version: PayloadVersion) -> None:
+    """It has the same as before: nothing was done."""
+    version.delete()
+
+
+def of_job(queue: str, job_id: str) -> list[PayloadVersion]:
+    """Those of a job and the one that it was made from, newest first."""
+    wanted = Q(job_id=job_id) | (Q(copy_id=job_id) & ~Q(copy_id=""))
+    return list(rows_of(PayloadVersion).filter(wanted, queue=queue).order_by("-pk")[:SHOWN])
+
+
+def as_it_was(record: JobRecord, version: PayloadVersion) -> JobRecord:
+    """The job with an old payload."""
+    return record._replace(payload=bytes(version.payload))

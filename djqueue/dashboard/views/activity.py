@@ -1,0 +1,39 @@
+"""Who did what."""
+
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from djqueue.dashboard import deeds, keyset, rights
+from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.tables import rows_of
+from djqueue.models import AuditEvent
+
+pages = Pages()
+
+FILTERS = ("user", "action", "queue", "job_id")
+
+
+@pages.show("activity", "activity/", rights.VIEW, gettext_lazy("Activity"))
+def activity(request: HttpRequest, desk: Desk) -> HttpResponse:
+    """What was done here, and what was refused, newest first."""
+    query = {name: request.GET[name] for name in FILTERS if request.GET.get(name)}
+    found = keyset.page(rows_of(AuditEvent).filter(**query), request.GET.get("at", ""))
+    shown = [row for row in found.rows if rights.sees_each(request, _queues(row))]
+    names = {action: str(name) for action, name in deeds.NAMES.items()}
+    if query.get("action"):
+        names.setdefault(query["action"], query["action"])
+    context = {
+        "deeds": [deeds.told(row) for row in shown],
+        "names": sorted(names.items(), key=lambda item: item[1]),
+        "query": query,
+        **keyset.links(desk, "activity", found, **query),
+    }
+    return desk.render(request, "activity.html", _("Activity"), context, tab="activity")
+
+
+def _queues(row: AuditEvent) -> set[str]:
+    """Those that it tells of."""
+    found = {row.queue, *row.detail.get("queues", ()), *(queue for queue, _id in row.detail.get("jobs", ()))}
+    return found - {""}

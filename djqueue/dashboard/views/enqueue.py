@@ -1,0 +1,127 @@
+"""A job by hand: one that is registered here, with arguments that its function takes."""
+
+import json
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from djqueue.client import registry
+from djqueue.core.errors import DjqueueError
+from djqueue.dashboard import audit, rights
+from djqueue.dashboard.arguments import check_arguments
+from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.pages import Pages
+
+pages = Pages()
+
+LONGEST = 100_000
+"""Characters of arguments."""
+
+
+class EnqueueForm(forms.Form):
+    """Which job, with what. There is no box for a dotted path: only what is registered can be chosen."""
+
+    name = forms.ChoiceField(label=gettext_lazy("Job"))
+    args = forms.JSONField(
+        label=gettext_lazy("Positional arguments"),
+        initial=list,
+        required=False,
+        help_text=gettext_lazy("A JSON list."),
+        widget=forms.Textarea(attrs={"rows": 3, "maxlength": LONGEST}),
+    )
+    kwargs = forms.JSONField(
+        label=gettext_lazy("Keyword arguments"),
+        initial=dict,
+        required=False,
+        help_text=gettext_lazy("A JSON object."),
+        widget=forms.Textarea(attrs={"rows": 3, "maxlength": LONGEST}),
+    )
+    queue = forms.CharField(
+        label=gettext_lazy("Queue"), required=False, help_text=gettext_lazy("Empty: the job's own.")
+    )
+    delay = forms.FloatField(label=gettext_lazy("Delay in seconds"), required=False, min_value=0)
+    priority = forms.IntegerField(
+        label=gettext_lazy("Priority"), required=False, help_text=gettext_lazy("Higher runs first.")
+    )
+    unique_key = forms.CharField(label=gettext_lazy("Unique key"), required=False, max_length=255)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["name"].choices = [(name, name) for name in registry.names()]  # type: ignore[attr-defined]
+
+    def clean_args(self) -> list[Any]:
+        """A list."""
+        value = self.cleaned_data["args"]
+        if value in (None, ""):
+            return []
+        if not isinstance(value, list):
+            raise forms.ValidationError(_("This is not a JSON list."))
+        return value
+
+    def clean_kwargs(self) -> dict[str, Any]:
+        """An object."""
+        value = self.cleaned_data["kwargs"]
+        if value in (None, ""):
+            return {}
+        if not isinstance(value, dict):
+            raise forms.ValidationError(_("This is not a JSON object."))
+        return value
+
+    def clean(self) -> dict[str, Any]:
+        """Arguments that the function takes."""
+        found = self.cleaned_data
+        if {"name", "args", "kwargs"} <= found.keys():
+            check_arguments(found["name"], found["args"], found["kwargs"])
+        return found
+
+    def options(self) -> dict[str, Any]:
+        """The options that were given."""
+        names = ("queue", "delay", "priority", "unique_key")
+        return {name: self.cleaned_data[name] for name in names if self.cleaned_data[name] not in (None, "")}
+
+
+@pages.show("enqueue", "enqueue/", rights.ENQUEUE, gettext_lazy("Enqueue"))
+def form(request: HttpRequest, desk: Desk) -> HttpResponse:
+    """The form; an address may bring what it begins with."""
+    return _page(request, desk, EnqueueForm(initial=request.GET.dict()))
+
+
+@pages.act("enqueue_now", "enqueue/now/", rights.ENQUEUE)
+def enqueue(request: HttpRequest, desk: Desk) -> HttpResponse:
+    """Enqueue it."""
+    form = EnqueueForm(request.POST)
+    if not form.is_valid():
+        return _page(request, desk, form)
+    given = form.cleaned_data
+    queue = given["queue"] or registry.get(given["name"]).options.queue or ""
+    if not rights.sees(request, queue):
+        form.add_error("queue", _("There is no such queue for you."))
+        return _page(request, desk, form)
+    try:
+        result = (
+            registry.get(given["name"]).using(**form.options()).enqueue(*given["args"], **given["kwargs"])
+        )
+    except DjqueueError as error:
+        form.add_error(None, str(error))
+        return _page(request, desk, form)
+    if result.status == "queued":
+        audit.note(
+            request,
+            "enqueue_now",
+            queue=result.queue,
+            job_id=result.id,
+            count=1,
+            detail={"name": given["name"], "options": json.loads(json.dumps(form.options(), default=str))},
+        )
+        messages.success(request, _("It is enqueued as %(id)s.") % {"id": result.id})
+    else:
+        messages.warning(request, _("It is there already: %(id)s.") % {"id": result.id})
+    return desk.back(request, "job", result.queue, result.id)
+
+
+def _page(request: HttpRequest, desk: Desk, form: EnqueueForm) -> HttpResponse:
+    return desk.render(request, "enqueue.html", _("Enqueue a job"), {"form": form}, tab="enqueue")

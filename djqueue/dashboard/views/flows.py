@@ -1,0 +1,153 @@
+"""Flows: jobs that depend on one another, how far they are, and those of them that failed."""
+
+from typing import Any, NamedTuple
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from djqueue.client import get_storage
+from djqueue.core.graph import FlowGraph, FlowNode
+from djqueue.core.states import State
+from djqueue.dashboard import audit, flowcharts, flows, graphs, queries, rights, verbs
+from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard.pages import Pages
+
+pages = Pages()
+
+LABELS = {
+    "live": gettext_lazy("In progress"),
+    "failed": gettext_lazy("Failed"),
+    "completed": gettext_lazy("Completed"),
+    "cancelled": gettext_lazy("Cancelled"),
+}
+"""Of `flows.KINDS`."""
+NAMED = 5
+"""Jobs before one that a row of the table names."""
+FAILED = 50
+"""Failed jobs that are listed where the drawing shows several as one."""
+
+
+class Row(NamedTuple):
+    """A box of the drawing in words."""
+
+    step: int
+    """Which layer it is in; 1 is the first."""
+    node: FlowNode | None
+    """None: it is several jobs."""
+    size: int
+    state: State | None
+    before: list[FlowNode]
+    more: int
+    """How many before it are not named."""
+
+
+@pages.show("flows", "flows/", rights.VIEW, gettext_lazy("Flows"))
+def listed(request: HttpRequest, desk: Desk) -> HttpResponse:
+    """Flows of the newest jobs; and that of any job by its id."""
+    term = request.GET.get("id", "").strip()
+    found = _named(request, desk, term) if term else []
+    if len(found) == 1:
+        return HttpResponseRedirect(found[0][2])
+    given = request.GET.get("state", "")
+    kind = given if given in flows.KINDS else "live"
+    shot = flows.newest(request, kind)
+    context = {
+        "rows": shot.value,
+        "kind": kind,
+        "kinds": [(one, label, desk.url("flows", state=one)) for one, label in LABELS.items()],
+        "term": term,
+        "found": found,
+        "each": flows.EACH,
+        "most": flows.LISTED,
+    }
+    return desk.render(request, "flows.html", _("Flows"), context, tab="flows", as_of=shot.at, away=shot.away)
+
+
+@pages.show("flow", "flows/<djq:queue>/<djq:job_id>/", rights.VIEW)
+def flow(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+    """The flow around a job, drawn and in words."""
+    crumbs = [Crumb(str(_("Flows")), desk.url("flows"))]
+    whole = get_storage().flow(queue, job_id)
+    if whole is None:
+        gone = {"queue": queue, "job_id": job_id}
+        return desk.render(
+            request, "gone.html", _("No such job"), gone, tab="flows", crumbs=crumbs, status=404
+        )
+    graph = flows.visible(request, whole)
+    drawing = graphs.draw(graph)
+    able, early = flows.failed(request, whole)
+    summary = flows.summary(graph)
+    context = {
+        "summary": summary,
+        "counts": [(state, flowcharts.word(state), count) for state, count in summary.counts],
+        "root": graph.nodes[graph.root],
+        "svg": flowcharts.svg(graph, drawing, lambda node: desk.url("job", *node.key)),
+        "drawing": drawing,
+        "rows": _rows(graph, drawing),
+        "failed": [*able, *early][:FAILED] if drawing.collapsed else [],
+        "early": len(early),
+        **_dry_run(able),
+    }
+    title = summary.last.name or job_id
+    return desk.render(request, "flow.html", title, context, tab="flows", crumbs=crumbs)
+
+
+@pages.act("flow_retry", "flows/<djq:queue>/<djq:job_id>/retry/", rights.RETRY)
+def retry(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+    """Those of its jobs that failed, and wait for none that has not completed, run again."""
+    graph = get_storage().flow(queue, job_id)
+    able = flows.failed(request, graph)[0] if graph is not None else []
+    answers = _retried(able, dry_run=False)
+    done = answers.pop("retried", 0)
+    if done:
+        audit.note(request, "flow_retry", queue=queue, job_id=job_id, count=done, detail={"refused": answers})
+        messages.success(request, verbs.RETRY.done["retried"] % done)
+    if answers or not done:
+        why = ", ".join(_refusals(answers)) or _("no failed job of it can run again")
+        messages.warning(request, _("The others were not retried: %(why)s.") % {"why": why})
+    return desk.back(request, "flow", queue, job_id)
+
+
+def _dry_run(able: list[FlowNode]) -> dict[str, Any]:
+    """How many would run again, and why not all."""
+    answers = _retried(able, dry_run=True)
+    count = answers.pop("retried", 0)
+    said = ngettext("Retry %(count)d failed job", "Retry %(count)d failed jobs", count)
+    return {"retriable": count, "retry_label": said % {"count": count}, "refused": _refusals(answers)}
+
+
+def _retried(able: list[FlowNode], *, dry_run: bool) -> dict[str, int]:
+    """What became of jobs that are retried, by the storage's words."""
+    by_queue: dict[str, list[str]] = {}
+    for node in able:
+        by_queue.setdefault(node.queue, []).append(node.id)
+    answers: dict[str, int] = {}
+    for queue, ids in by_queue.items():
+        for answer in get_storage().retry(queue, ids, dry_run=dry_run):
+            answers[answer] = answers.get(answer, 0) + 1
+    return answers
+
+
+def _refusals(answers: dict[str, int]) -> list[str]:
+    return [str(verbs.REFUSALS.get(word, f"%d {word}")) % count for word, count in answers.items()]
+
+
+def _rows(graph: FlowGraph, drawing: graphs.Drawing) -> list[Row]:
+    rows = []
+    for box in drawing.in_order():
+        one = len(box.nodes) == 1
+        before = graph.before(box.nodes[0]) if one else []
+        node = graph.nodes[box.nodes[0]] if one else None
+        more = max(0, len(before) - NAMED)
+        rows.append(Row(box.layer + 1, node, len(box.nodes), box.state, before[:NAMED], more))
+    return rows
+
+
+def _named(request: HttpRequest, desk: Desk, job_id: str) -> list[tuple[str, State, str]]:
+    """Where a whole id is: queue, state, address of its flow."""
+    names = [line.name for line in queries.board(request).value.lines]
+    return [
+        (queue, state, desk.url("flow", queue, job_id)) for queue, state in get_storage().find(job_id, names)
+    ]

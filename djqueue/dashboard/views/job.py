@@ -1,0 +1,272 @@
+"""One job: where it is in its life, why, and what can be done about it."""
+
+from typing import Any, NamedTuple
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from djqueue.client import get_storage
+from djqueue.client.info import JobInfo
+from djqueue.core.durations import to_milliseconds
+from djqueue.core.errors import SerializationError
+from djqueue.core.job import JobRecord
+from djqueue.core.states import TERMINAL
+from djqueue.dashboard import (
+    audit,
+    deletions,
+    diagram,
+    editing,
+    flows,
+    redaction,
+    rendering,
+    rights,
+    subjects,
+    told,
+    verbs,
+    verdicts,
+    versions,
+)
+from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.verbs import Verb
+from djqueue.dashboard.views import timing
+from djqueue.models import BulkKind, PayloadVersion
+
+pages = Pages()
+
+LINES = 200
+"""Log lines that are shown: the last."""
+STEPS = {
+    "enqueued": gettext_lazy("enqueued"),
+    "started": gettext_lazy("started"),
+    "released": gettext_lazy("given back unused"),
+    "retried": gettext_lazy("failed, to be retried"),
+    "stalled": gettext_lazy("lost with its worker"),
+    "completed": gettext_lazy("completed"),
+    "failed": gettext_lazy("failed"),
+    "cancelled": gettext_lazy("cancelled"),
+}
+BAD = frozenset({"retried", "stalled", "failed"})
+
+
+class Step(NamedTuple):
+    """One thing that has happened to the job."""
+
+    label: str
+    at: int
+    """UTC milliseconds."""
+    after: int | None
+    """Milliseconds since the step before."""
+    level: str
+    note: str
+
+
+class Shown(NamedTuple):
+    """A value of the job, as far as it may be seen."""
+
+    text: str
+    size: int
+    """Bytes that are stored."""
+    hides: bool
+    """Whether something of it is hidden."""
+
+
+class Old(NamedTuple):
+    """A payload that the job, or the one that it was made from, had before."""
+
+    row: PayloadVersion
+    payload: Shown | None
+
+
+class Offer(NamedTuple):
+    """Something that the user may do to the job, in this state or in another one."""
+
+    page: str
+    label: Any
+    legal: bool
+    kind: str
+
+
+OFFERS: tuple[tuple[str, Verb, Any, str], ...] = (
+    ("retry", verbs.RETRY, gettext_lazy("Retry"), "main"),
+    ("promote", verbs.PROMOTE, gettext_lazy("Run now"), "main"),
+    ("cancel", verbs.CANCEL, gettext_lazy("Cancel"), ""),
+    ("remove", verbs.REMOVE, gettext_lazy("Delete"), "danger"),
+)
+
+
+@pages.show("job", "jobs/<djq:queue>/<djq:job_id>/", rights.VIEW)
+def job(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+    """Everything that is known of it, its secrets hidden."""
+    return _page(request, desk, queue, job_id, revealed=False)
+
+
+@pages.act("reveal", "jobs/<djq:queue>/<djq:job_id>/reveal/", rights.VIEW_PAYLOAD)
+def reveal(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+    """The same with its secrets; that they are shown is kept first."""
+    return _page(request, desk, queue, job_id, revealed=True)
+
+
+@pages.act("retry", "jobs/<djq:queue>/<djq:job_id>/retry/", rights.RETRY)
+def retry(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+    """A failed job runs again."""
+    return _act(request, desk, "retry", verbs.RETRY, queue, job_id)
+
+
+@pages.act("promote", "jobs/<djq:queue>/<djq:job_id>/promote/", rights.EDIT)
+def promote(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+    """A delayed job runs now."""
+    return _act(request, desk, "promote", verbs.PROMOTE, queue, job_id)
+
+
+@pages.act("cancel", "jobs/<djq:queue>/<djq:job_id>/cancel/", rights.CANCEL)
+def cancel(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+    """A pending job never starts, a running one is asked to stop."""
+    return _act(request, desk, "cancel", verbs.CANCEL, queue, job_id)
+
+
+@pages.act("remove", "jobs/<djq:queue>/<djq:job_id>/delete/", rights.DELETE)
+def remove(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+    """The job is forgotten, with everything that is its, when the time to undo that is over."""
+    record = get_storage().jobs(queue, [job_id])[0]
+    if record is None or not verbs.REMOVE.legal(record.state):
+        word = "not_found" if record is None else str(record.state)
+        return _refused(request, desk, word, queue, job_id)
+    if deletions.leavings(request).job(queue, job_id) is not None:
+        messages.warning(request, _("It is to be deleted already."))
+        return desk.back(request, "job", queue, job_id)
+    said = _("It will be deleted in 30 seconds.")
+    which = {"ids": (job_id,), "state": str(record.state)}
+    row = deletions.begin(request, BulkKind.DELETE, queue, 1, said, **which)
+    audit.note(request, "remove", queue=queue, job_id=job_id, count=1, detail={"operation": row.pk})
+    return desk.back(request, "job", queue, job_id)
+
+
+def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed: bool) -> HttpResponse:
+    record = get_storage().jobs(queue, [job_id])[0]
+    crumbs = [Crumb(str(_("Queues")), desk.url("queues")), Crumb(queue, desk.url("queue", queue))]
+    if record is None:
+        gone = {"queue": queue, "job_id": job_id}
+        return desk.render(
+            request, "gone.html", _("No such job"), gone, tab="queues", crumbs=crumbs, status=404
+        )
+    if revealed:
+        audit.note(request, "reveal", queue=queue, job_id=job_id, count=1)
+    info = JobInfo(record)
+    payload = _shown(record, record.payload, revealed=revealed, of=redaction.payload)
+    result = _shown(record, record.result, revealed=revealed, of=redaction.result)
+    old_ones = _versions(record, revealed=revealed)
+    context = {
+        "job": record,
+        "versions": old_ones,
+        **timing.forms_for(record),
+        "edit_refusal": editing.refusal(request, record.state),
+        "why": _why(request, record),
+        "steps": _steps(info),
+        "life": _life(info),
+        "runs": list(reversed(record.all_attempts())),
+        "lines": record.logs[-LINES:],
+        "lines_cut": max(0, len(record.logs) - LINES),
+        "payload": payload,
+        "result": result,
+        "revealed": revealed,
+        "may_reveal": not revealed
+        and any(
+            one is not None and one.hides for one in (payload, result, *(old.payload for old in old_ones))
+        ),
+        "progress": _progress(record.progress),
+        "options": {name: value for name, value in record.options.as_dict().items() if name != "subject"},
+        "subject": _subject(request, desk, record.options.subject),
+        "flow": flows.around(request, queue, job_id),
+        "offers": _offers(request, desk, record),
+        "reason": rendering.reason(record.reason) if record.reason else "",
+        "is_over": record.state in TERMINAL,
+    }
+    return desk.render(request, "job.html", record.name, context, tab="queues", crumbs=crumbs)
+
+
+def _why(request: HttpRequest, record: JobRecord) -> verdicts.Reason | None:
+    """Why it is not running, if that can be asked; without jobs that the user is not to know of."""
+    if record.state in TERMINAL:
+        return None
+    found = get_storage().explain(record.queue, record.id)
+    return verdicts.reason(found, lambda name: rights.sees(request, name))
+
+
+def _subject(request: HttpRequest, desk: Desk, subject: str | None) -> subjects.Subject | None:
+    return None if subject is None else subjects.shown(request, desk.site, subject)
+
+
+def _act(request: HttpRequest, desk: Desk, page: str, verb: Verb, queue: str, job_id: str) -> HttpResponse:
+    word = verb.call(get_storage(), queue, [job_id])[0]
+    if word in verb.done:
+        audit.note(request, page, queue=queue, job_id=job_id, count=1)
+        messages.success(request, verb.done[word] % 1)
+        return desk.back(request, "job", queue, job_id)
+    return _refused(request, desk, word, queue, job_id)
+
+
+def _refused(request: HttpRequest, desk: Desk, word: str, queue: str, job_id: str) -> HttpResponse:
+    """Back to the page, with why nothing was done, and who came before."""
+    why = verbs.REFUSALS.get(word, word)
+    said = _("Nothing was done, as the job is not what it was: %(why)s.")
+    sentence = said % {"why": str(why).replace("%d ", "")}
+    messages.warning(request, f"{sentence} {told.by(queue, job_id)}".rstrip())
+    return desk.back(request, "job", queue, job_id)
+
+
+def _life(info: JobInfo) -> str:
+    """Its life as a drawing, whose twin is the list of its steps."""
+    events = [(moment.event, to_milliseconds(moment.at)) for moment in info.timeline]
+    return diagram.draw(diagram.life(info.record.state, events, info.record.run_at))
+
+
+def _steps(info: JobInfo) -> list[Step]:
+    steps: list[Step] = []
+    for moment in info.timeline:
+        at = to_milliseconds(moment.at)
+        note = moment.worker if moment.event == "started" else ""
+        if moment.error is not None:
+            note = f"{moment.error.type.rpartition('.')[2]}: {rendering.first_line(moment.error.message)}"
+        level = "bad" if moment.event in BAD else "ok"
+        after = at - steps[-1].at if steps else None
+        steps.append(Step(str(STEPS.get(moment.event, moment.event)), at, after, level, note))
+    return steps
+
+
+def _shown(record: JobRecord, data: bytes | None, *, revealed: bool, of: Any) -> Shown | None:
+    if data is None:
+        return None
+    try:
+        value = of(record, revealed=revealed)
+    except SerializationError as error:
+        return Shown(_("It cannot be read here: %(error)s") % {"error": error}, len(data), hides=False)
+    return Shown(rendering.text(value), len(data), redaction.hides(record, data, value))
+
+
+def _versions(record: JobRecord, *, revealed: bool) -> list[Old]:
+    """The payloads that it had, and that of the job that it was made from."""
+    found = []
+    for row in versions.of_job(record.queue, record.id):
+        was = versions.as_it_was(record, row)
+        found.append(Old(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
+    return found
+
+
+def _progress(value: Any) -> dict[str, Any] | None:
+    """What a handler said of how far it is: a share of one is a bar, anything else is shown as it is."""
+    if value is None:
+        return None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
+        return {"share": f"{value:.4f}", "percent": round(value * 100)}
+    return {"text": rendering.text(value)}
+
+
+def _offers(request: HttpRequest, desk: Desk, record: JobRecord) -> list[Offer]:
+    return [
+        Offer(page, label, verb.legal(record.state), kind)
+        for page, verb, label, kind in OFFERS
+        if desk.may_open(request, page)
+    ]

@@ -1,0 +1,190 @@
+"""How it went: any stretch of time beside the one before it, by queue and by job."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from operator import attrgetter
+from typing import NamedTuple
+
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from djqueue.client import get_storage
+from djqueue.core.durations import to_datetime
+from djqueue.core.metrics import BOUNDS, Bucket
+from djqueue.dashboard import marks, queries, rights
+from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.queries import merged, nothing
+from djqueue.dashboard.snapshot import Shot, snapshots
+
+pages = Pages()
+
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+
+
+class Window(NamedTuple):
+    """A stretch of time, and the steps that it is charted in."""
+
+    word: str
+    label: object
+    length: int
+    """Milliseconds, as `step`."""
+    step: int
+
+
+WINDOWS = (
+    Window("hour", gettext_lazy("1 hour"), HOUR, MINUTE),
+    Window("6h", gettext_lazy("6 hours"), 6 * HOUR, 5 * MINUTE),
+    Window("day", gettext_lazy("24 hours"), DAY, 15 * MINUTE),
+    Window("week", gettext_lazy("7 days"), 7 * DAY, 2 * HOUR),
+    Window("month", gettext_lazy("30 days"), 30 * DAY, 12 * HOUR),
+    Window("quarter", gettext_lazy("90 days"), 90 * DAY, DAY),
+)
+COUNTS = ("enqueued", "started", "completed", "retried", "failed", "cancelled", "stalled")
+
+
+class Row(NamedTuple):
+    """One queue, or one job name, in this window and the one before."""
+
+    label: str
+    now: Bucket
+    before: Bucket
+
+    @property
+    def change(self) -> float | None:
+        """Percent by which the number of ended jobs has changed."""
+        ended, earlier = _ended(self.now), _ended(self.before)
+        return (ended - earlier) / earlier * 100 if earlier else None
+
+    @property
+    def failing(self) -> float:
+        """Percent of the ended jobs that failed."""
+        ended = _ended(self.now)
+        return self.now.failed / ended * 100 if ended else 0.0
+
+
+class Report(NamedTuple):
+    """A window and the one before it."""
+
+    window: Window
+    start: int
+    end: int
+    series: list[Bucket]
+    queues: list[Row]
+    names: list[Row]
+    total: Bucket
+
+
+@pages.show("metrics", "metrics/", rights.VIEW, gettext_lazy("Metrics"))
+def metrics(request: HttpRequest, desk: Desk) -> HttpResponse:
+    """Charts and tables of a window."""
+    queue = request.GET.get("queue", "")
+    shot = _report(request, _window(request), queue)
+    report = shot.value
+    here = {"queue": queue, "window": report.window.word}
+    context = {
+        "report": report,
+        "series": report.series,
+        "marks": marks.within(report.series),
+        "queue": queue,
+        "queues": [line.name for line in queries.board(request).value.lines],
+        "windows": WINDOWS,
+        "histogram": _histogram(report.total),
+        "csv_url": desk.url("metrics_export", **here, format="csv"),
+        "json_url": desk.url("metrics_export", **here, format="json"),
+    }
+    return desk.render(
+        request, "metrics.html", _("Metrics"), context, tab="metrics", as_of=shot.at, away=shot.away
+    )
+
+
+@pages.show("metrics_export", "metrics/export/", rights.VIEW)
+def export(request: HttpRequest, _desk: Desk) -> HttpResponse:
+    """The numbers of a window's steps."""
+    report = _report(request, _window(request), request.GET.get("queue", "")).value
+    rows = [
+        {
+            "start": to_datetime(bucket.start).isoformat(),
+            **{name: getattr(bucket, name) for name in COUNTS},
+            **{f"wait_p{part}_ms": bucket.wait.percentile(part / 100) for part in (50, 95, 99)},
+            **{f"run_p{part}_ms": bucket.run.percentile(part / 100) for part in (50, 95, 99)},
+        }
+        for bucket in report.series
+    ]
+    if request.GET.get("format") == "json":
+        return HttpResponse(json.dumps(rows), content_type="application/json")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else ["start"])
+    writer.writeheader()
+    writer.writerows(rows)
+    response = HttpResponse(text.getvalue(), content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = 'attachment; filename="metrics.csv"'
+    return response
+
+
+def _window(request: HttpRequest) -> Window:
+    chosen = request.GET.get("window", "")
+    return next((one for one in WINDOWS if one.word == chosen), WINDOWS[0])
+
+
+def _report(request: HttpRequest, window: Window, queue: str) -> Shot[Report]:
+    board = queries.board(request).value
+    names = [line.name for line in board.lines if queue in ("", line.name)]
+    key = ("metrics", window.word, *names)
+    return snapshots.read(key, lambda: _read(window, names, board.at), fresh=5_000)
+
+
+def _read(window: Window, queues: list[str], at: int) -> Report:
+    end = at // window.step * window.step + window.step
+    start = end - window.length
+    storage = get_storage()
+    by_queue = storage.series(queues, start, end, window.step)
+    earlier = storage.series(queues, start - window.length, start, window.step)
+    by_name = storage.series(queues, start, end, window.step, by_name=True)
+    earlier_by_name = storage.series(queues, start - window.length, start, window.step, by_name=True)
+    steps: dict[int, list[Bucket]] = {
+        at: [nothing("", at, window.step)] for at in range(start, end, window.step)
+    }
+    for bucket in by_queue:
+        steps[bucket.start].append(bucket)
+    return Report(
+        window,
+        start,
+        end,
+        [merged(buckets) for buckets in steps.values()],
+        _rows(by_queue, earlier, attrgetter("queue"), window),
+        _rows(by_name, earlier_by_name, attrgetter("name"), window),
+        merged([nothing("", start, window.length), *by_queue]),
+    )
+
+
+def _rows(now: list[Bucket], before: list[Bucket], of: Callable[[Bucket], str], window: Window) -> list[Row]:
+    sums: dict[str, tuple[list[Bucket], list[Bucket]]] = {}
+    for index, buckets in enumerate((now, before)):
+        for bucket in buckets:
+            empty = [nothing("", bucket.start, window.length)]
+            sums.setdefault(of(bucket), (empty, [*empty]))[index].append(bucket)
+    rows = [Row(label, merged(these), merged(those)) for label, (these, those) in sums.items()]
+    return sorted((row for row in rows if _ended(row.now) or row.now.enqueued), key=_order)
+
+
+def _order(row: Row) -> tuple[int, str]:
+    return -_ended(row.now), row.label
+
+
+def _ended(bucket: Bucket) -> int:
+    return bucket.completed + bucket.failed + bucket.cancelled
+
+
+def _histogram(total: Bucket) -> list[tuple[int, int | None, int, int]]:
+    """For each class of times: its number, upper bound in milliseconds (None: slower), waits and runs."""
+    bounds = [*BOUNDS, None]
+    return [
+        (index, bound, waits, runs)
+        for index, (bound, waits, runs) in enumerate(
+            zip(bounds, total.wait.counts, total.run.counts, strict=True), 1
+        )
+    ]

@@ -1,0 +1,109 @@
+"""Bulk operations: how far they are, and ending them."""
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from djqueue.dashboard import audit, keyset, rights, verbs
+from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.tables import alias_of, rows_of
+from djqueue.models import BulkKind, BulkOperation, BulkState
+from djqueue.operations import bulk
+
+pages = Pages()
+
+
+@pages.show("operations", "operations/", rights.VIEW, gettext_lazy("Bulk operations"))
+def operations(request: HttpRequest, desk: Desk) -> HttpResponse:
+    """Those about queues that the user sees, newest first."""
+    found = keyset.page(_rows(), request.GET.get("at", ""))
+    shown = [row for row in found.rows if _sees(request, row)]
+    context = {"rows": shown, **keyset.links(desk, "operations", found)}
+    return desk.render(request, "operations.html", _("Bulk operations"), context, tab="operations")
+
+
+@pages.show("operation", "operations/<int:pk>/", rights.VIEW)
+def operation(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+    """One of them."""
+    crumbs = [Crumb(str(_("Bulk operations")), desk.url("operations"))]
+    row = _rows().filter(pk=pk).first()
+    if row is None or not _sees(request, row):
+        return desk.render(
+            request,
+            "no_operation.html",
+            _("No such operation"),
+            {},
+            tab="operations",
+            crumbs=crumbs,
+            status=404,
+        )
+    refused = [str(verbs.REFUSALS.get(word, f"%d {word}")) % count for word, count in row.refused.items()]
+    context = {
+        "row": row,
+        "refused": refused,
+        "is_planned": row.state == BulkState.PLANNED,
+        "abort_url": _abort_url(request, desk, row),
+        "is_open": row.state in (BulkState.PLANNED, BulkState.RUNNING),
+        "share": min(1.0, row.looked_at / row.expected) if row.expected else None,
+    }
+    title = str(row.get_kind_display()).capitalize()
+    return desk.render(request, "operation.html", title, context, tab="operations", crumbs=crumbs)
+
+
+def _may_abort(page: str, right: str) -> None:
+    @pages.act(page, f"operations/<int:pk>/{page.replace('_', '/')}/", right)
+    def abort(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+        """No more of it is done; before it has begun, it never was."""
+        return _abort(request, desk, page, pk)
+
+
+ABORTS = {
+    BulkKind.RETRY: "abort",
+    BulkKind.PURGE: "abort",
+    BulkKind.CANCEL: "abort_cancel",
+    BulkKind.DELETE: "abort_delete",
+    BulkKind.PROMOTE: "abort_promote",
+    BulkKind.CLEAN: "abort_clean",
+    BulkKind.OBLITERATE: "abort_clean",
+}
+"""By what is done: the page that ends it. Who may begin it may end it."""
+
+for _page, _right in (
+    ("abort", rights.LETTERS),
+    ("abort_cancel", rights.CANCEL),
+    ("abort_delete", rights.DELETE),
+    ("abort_promote", rights.EDIT),
+    ("abort_clean", rights.DRAIN),
+):
+    _may_abort(_page, _right)
+
+
+def _abort(request: HttpRequest, desk: Desk, page: str, pk: int) -> HttpResponse:
+    kinds = [kind.value for kind, name in ABORTS.items() if name == page]
+    row = _rows().filter(pk=pk, kind__in=kinds).first()
+    if row is not None and not _sees(request, row):
+        audit.note(request, page, refused=True, detail={"operation": pk})
+        raise PermissionDenied
+    if row is not None and bulk.abort(alias_of(BulkOperation), pk):
+        audit.note(request, page, detail={"operation": pk})
+        messages.success(request, _("It was ended: no more jobs are touched."))
+    else:
+        messages.warning(request, _("It has ended already."))
+    return desk.back(request, "operation", pk)
+
+
+def _abort_url(request: HttpRequest, desk: Desk, row: BulkOperation) -> str:
+    page = ABORTS[BulkKind(row.kind)]
+    return desk.url(page, row.pk) if desk.may_open(request, page) else ""
+
+
+def _sees(request: HttpRequest, row: BulkOperation) -> bool:
+    return rights.sees_each(request, row.filter["queues"])
+
+
+def _rows() -> "QuerySet[BulkOperation]":
+    return rows_of(BulkOperation)

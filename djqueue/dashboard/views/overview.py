@@ -1,0 +1,195 @@
+"""Is it healthy, what is stuck, and where to look."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from django.http import HttpRequest, HttpResponse
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext, pgettext
+
+from djqueue.client import get_storage
+from djqueue.core.diagnostics import Line
+from djqueue.core.errors import StorageError
+from djqueue.core.job import WorkerInfo
+from djqueue.core.metrics import Bucket
+from djqueue.core.states import State
+from djqueue.dashboard import crew, diagnoses, failures, marks, planning, queries, rights, spans
+from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.snapshot import snapshots
+
+pages = Pages()
+
+WORST = 5
+"""Queues whose age is charted; groups of errors, schedules and workers that are named."""
+SELDOM = 15_000
+"""Milliseconds for which what takes longer to read is shown again: the scheduler, the groups of errors."""
+
+
+class Fact(NamedTuple):
+    """A number, or a word, with where it leads."""
+
+    label: str
+    value: int | str
+    url: str = ""
+    level: str = "ok"
+    """ok | warn | bad"""
+
+    @property
+    def shown(self) -> str:
+        """The value for people."""
+        value = self.value
+        return value if isinstance(value, str) else str(number_format(value, force_grouping=True))
+
+
+class Minute(NamedTuple):
+    """How long jobs waited in the worst queues."""
+
+    start: int
+    """UTC milliseconds."""
+    waits: list[tuple[float | None, str]]
+    """Of each queue: milliseconds, and for the chart seconds."""
+
+
+@pages.show("changelist", "", rights.VIEW, gettext_lazy("Overview"))
+def overview(request: HttpRequest, desk: Desk) -> HttpResponse:
+    """The first page."""
+    shot = queries.board(request)
+    board = shot.value
+    hour = board.series()
+    worst = sorted((line for line in board.lines if line.age), key=lambda line: -line.age)[:WORST]
+    overdue = planning.overdue(request)
+    workers = [one.info for one in crew.crew(request).value.workers]
+    silent = _silent(board, workers)
+    context: dict[str, Any] = {
+        "board": board,
+        "facts": _facts(desk, board, hour),
+        "health": _health(request, desk, board, workers, len(silent), len(overdue)),
+        "series": hour,
+        "marks": marks.within(hour),
+        "worst": worst,
+        "minutes": _minutes(worst),
+        "groups": _groups(request, board),
+        "overdue": overdue[:WORST],
+        "silent": silent[:WORST],
+        "is_new": not board.lines and not workers,
+    }
+    return desk.render(
+        request,
+        "overview.html",
+        _("Dashboard"),
+        context,
+        tab="changelist",
+        as_of=board.at,
+        away=shot.away,
+    )
+
+
+def _facts(desk: Desk, board: queries.Board, hour: Sequence[Bucket]) -> list[Fact]:
+    retried = sum(bucket.retried for bucket in hour)
+    failed = sum(bucket.failed for bucket in hour)
+    dead = board.total(State.FAILED)
+
+    def of(state: State) -> str:
+        return desk.url("jobs", state=state.value)
+
+    return [
+        Fact(_("waiting"), board.total(State.WAITING), of(State.WAITING)),
+        Fact(pgettext("job", "active"), board.total(State.ACTIVE), of(State.ACTIVE)),
+        Fact(_("delayed"), board.total(State.DELAYED), of(State.DELAYED)),
+        Fact(_("retried in this hour"), retried, desk.url("metrics"), "warn" if retried else "ok"),
+        Fact(_("failed in this hour"), failed, desk.url("metrics"), "bad" if failed else "ok"),
+        Fact(
+            ngettext("dead letter", "dead letters", dead), dead, desk.url("letters"), "warn" if dead else "ok"
+        ),
+    ]
+
+
+def _health(
+    request: HttpRequest,
+    desk: Desk,
+    board: queries.Board,
+    seen: Sequence[WorkerInfo],
+    silent: int,
+    overdue: int,
+) -> list[Fact]:
+    alone = [line for line in board.lines if line.backlog and not line.workers and not line.row.paused]
+    oldest = max((line.age for line in board.lines), default=0)
+    waits = spans.shown(oldest) if oldest else _("nothing")
+    workers = desk.url("workers")
+    live, paused = len(seen) - silent, sum(line.row.paused for line in board.lines)
+    said_silent = ngettext("silent worker", "silent workers", silent)
+    said_alone = ngettext("queue with jobs and no worker", "queues with jobs and no worker", len(alone))
+    said_overdue = ngettext("overdue schedule", "overdue schedules", overdue)
+    facts = [
+        *_scheduler(request, desk),
+        Fact(_("waits longest"), waits, desk.url("queues", sort="age")),
+        Fact(ngettext("worker", "workers", live), live, workers, "ok" if seen else "bad"),
+        Fact(said_silent, silent, workers, "bad" if silent else "ok"),
+        Fact(said_alone, len(alone), "", "bad" if alone else "ok"),
+        Fact(ngettext("paused queue", "paused queues", paused), paused),
+        Fact(said_overdue, overdue, desk.url("cron"), "bad" if overdue else "ok"),
+    ]
+    if any(line.objective is not None for line in board.lines):
+        late = sum(line.is_late for line in board.lines)
+        said_late = ngettext("queue beyond its objective", "queues beyond their objective", late)
+        facts.append(Fact(said_late, late, "", "bad" if late else "ok"))
+    return facts
+
+
+def _scheduler(request: HttpRequest, desk: Desk) -> list[Fact]:
+    """Whether the storage answers, and who looks after it where one process does: never where that is."""
+    url = desk.url("storage") if desk.may_open(request, "storage") else ""
+    try:
+        shot = snapshots.read("diagnostics", lambda: get_storage().diagnostics(), fresh=SELDOM)
+    except StorageError:
+        return [Fact(_("the storage"), _("does not answer"), url, "bad")]
+    lines = {line.key: line for line in shot.value.lines}
+    found = [
+        Fact(_("the storage"), _("does not answer") if shot.away else _("answers"), url, _level(shot.away))
+    ]
+    holder, tick = lines.get("scheduler.holder"), lines.get("scheduler.tick")
+    if holder is not None:
+        there = _("there") if holder.level == "ok" else _("nobody")
+        found.append(Fact(_("the scheduler"), there, url, holder.level))
+    if tick is not None:
+        found.append(_tick(tick, url))
+    return found
+
+
+def _tick(tick: Line, url: str) -> Fact:
+    return Fact(_("its last upkeep"), diagnoses.translated(tick).value, url, tick.level)
+
+
+def _level(away: str) -> str:
+    return "bad" if away else "ok"
+
+
+def _silent(board: queries.Board, seen: Sequence[WorkerInfo]) -> list[WorkerInfo]:
+    found = [worker for worker in seen if board.at - worker.seen_at > queries.SILENT]
+    return sorted(found, key=lambda worker: worker.seen_at)
+
+
+def _groups(request: HttpRequest, board: queries.Board) -> list[failures.Group]:
+    """The errors that most dead letters have."""
+    if not board.total(State.FAILED):
+        return []
+    found = failures.failures(request, fresh=SELDOM).value
+    return failures.grouped(found.letters, found.at)[:WORST]
+
+
+def _minutes(worst: list[queries.Line]) -> list[Minute]:
+    """What 95 of 100 jobs waited no longer than in each minute; last of all, what the oldest waits now."""
+    if not worst:
+        return []
+    found = []
+    for buckets in zip(*(line.buckets for line in worst), strict=True):
+        waits = [bucket.wait.percentile(0.95) for bucket in buckets]
+        found.append(Minute(buckets[0].start, [(wait, _seconds(wait)) for wait in waits]))
+    ages = [float(line.age) for line in worst]
+    return [*found[:-1], Minute(worst[0].at, [(age, _seconds(age)) for age in ages])]
+
+
+def _seconds(milliseconds: float | None) -> str:
+    return "" if milliseconds is None else f"{max(1.0, milliseconds) / 1_000:.3f}"

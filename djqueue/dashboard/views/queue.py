@@ -1,0 +1,186 @@
+"""One queue: how it goes, what is in it, what it is told."""
+
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.conf import get_settings
+from djqueue.core.errors import DjqueueError
+from djqueue.core.states import PENDING, State
+from djqueue.dashboard import audit, deletions, limits, marks, queries, rights
+from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard.pages import Pages
+from djqueue.models import BulkKind, JobState
+
+pages = Pages()
+
+LENGTH = 50
+"""Jobs of a page."""
+FORGOTTEN = {
+    "drain": tuple(sorted(PENDING)),
+    "completed": (State.COMPLETED,),
+    "cancelled": (State.CANCELLED,),
+    "failed": (State.FAILED,),
+}
+"""The states of the jobs that are forgotten, by the choice; without one: all of the queue."""
+
+
+class CleanForm(forms.Form):
+    """Which jobs to forget; the queue's name, typed, is the confirmation."""
+
+    what = forms.ChoiceField(
+        label=gettext_lazy("Forget"),
+        choices=[
+            ("drain", gettext_lazy("every job that has not started")),
+            ("completed", gettext_lazy("completed jobs")),
+            ("cancelled", gettext_lazy("cancelled jobs")),
+            ("failed", gettext_lazy("failed jobs, with their dead letters")),
+            ("obliterate", gettext_lazy("the queue with everything in it")),
+        ],
+    )
+    confirm = forms.CharField(label=gettext_lazy("Type the queue's name to confirm"))
+
+    def __init__(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._queue = queue
+
+    def clean_confirm(self) -> str:
+        """Only this queue's name will do."""
+        typed: str = self.cleaned_data["confirm"]
+        if typed != self._queue:
+            raise forms.ValidationError(_("This is not the queue's name."))
+        return typed
+
+
+@pages.show("queue", "queues/<djq:queue>/", rights.VIEW)
+def queue(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+    """Its numbers, its charts, and the jobs of one state."""
+    return page(request, desk, queue, group=request.GET.get("group", ""))
+
+
+@pages.act("limits", "queues/<djq:queue>/limits/", rights.CONFIGURE)
+def set_limits(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+    """Other limits, from now on."""
+    form = limits.LimitsForm(request.POST)
+    if not form.is_valid():
+        return page(request, desk, queue, limits_form=form)
+    given = {"rate": form.cleaned_data["rate"] or None, "concurrency": form.cleaned_data["concurrency"]}
+    before = limits.of_queue(queue)
+    try:
+        Queue(queue).set_limits(**given)
+    except DjqueueError as error:
+        form.add_error(None, str(error))
+        return page(request, desk, queue, limits_form=form)
+    audit.note(request, "limits", queue=queue, detail={"old": before, "new": given})
+    messages.success(request, _("The limits of %(queue)s are set.") % {"queue": queue})
+    return desk.back(request, "queue", queue)
+
+
+@pages.act("clean", "queues/<djq:queue>/clean/", rights.DRAIN)
+def clean(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+    """Forget jobs of the queue, or all of it."""
+    form = CleanForm(queue, request.POST)
+    if not form.is_valid():
+        return page(request, desk, queue, clean_form=form)
+    what = form.cleaned_data["what"]
+    counts = get_storage().counts(queue)
+    if what == "obliterate" and counts.get(State.ACTIVE):
+        form.add_error(None, _("Some of its jobs are active: wait for them first."))
+        return page(request, desk, queue, clean_form=form)
+    states = FORGOTTEN.get(what, tuple(State))
+    count = sum(counts.get(state, 0) for state in states)
+    said = ngettext(
+        "%(count)d job will be forgotten in 30 seconds.",
+        "%(count)d jobs will be forgotten in 30 seconds.",
+        count,
+    )
+    if what == "obliterate":
+        said = _("The queue will be forgotten in 30 seconds.")
+    kind = BulkKind.OBLITERATE if what == "obliterate" else BulkKind.CLEAN
+    which = {} if what == "obliterate" else {"states": tuple(map(str, states))}
+    row = deletions.begin(request, kind, queue, count, said % {"count": count}, **which)
+    audit.note(request, "clean", queue=queue, count=count, detail={"what": what, "operation": row.pk})
+    return desk.back(request, "queue", queue)
+
+
+def page(
+    request: HttpRequest,
+    desk: Desk,
+    name: str,
+    *,
+    group: str = "",
+    limits_form: forms.Form | None = None,
+    clean_form: forms.Form | None = None,
+    group_form: forms.Form | None = None,
+    limiter_form: forms.Form | None = None,
+) -> HttpResponse:
+    """The page, with forms as they were sent if something is wrong with them.
+
+    group: the one that was looked for.
+    """
+    shot = queries.board(request)
+    line = shot.value.line(name) or queries.empty_line(name, shot.value.at)
+    state = _state(request.GET.get("state", ""))
+    found = get_storage().cursor_page(name, state, LENGTH, request.GET.get("at") or None)
+    context = {
+        "line": line,
+        "series": line.buckets,
+        "objective": line.objective,
+        "marks": marks.within(line.buckets),
+        "queue": name,
+        "state": state.value,
+        "states": [
+            (
+                one.value,
+                str(JobState(one.value).label),
+                line.count(one),
+                desk.url("queue", name, state=one.value),
+            )
+            for one in State
+        ],
+        "jobs": found.jobs,
+        "newer": found.previous and desk.url("queue", name, state=state.value, at=found.previous),
+        "older": found.next and desk.url("queue", name, state=state.value, at=found.next),
+        "names": sorted(line.row.names.items(), key=lambda item: -item[1])[:10],
+        "is_configured": name in get_settings().queues,
+        "limits_form": limits_form or limits.LimitsForm(initial=limits.of_queue(name)),
+        "clean_form": clean_form or CleanForm(name),
+        **_groups(name, group, group_form),
+        **_shared(request, name, shot.value, limiter_form),
+    }
+    crumbs = [Crumb(str(_("Queues")), desk.url("queues"))]
+    return desk.render(
+        request, "queue.html", name, context, tab="queues", crumbs=crumbs, as_of=shot.value.at, away=shot.away
+    )
+
+
+def _groups(name: str, group: str, form: forms.Form | None) -> dict[str, Any]:
+    found = limits.groups(name, group)
+    if form is None and group:
+        form = limits.OneGroupForm(initial={"name": group, **limits.of_group(found.named[0])})
+    return {
+        "groups": found,
+        "group": group,
+        "has_groups": bool(group) or limits.are_used(found, name),
+        "group_form": form or limits.GroupForm(initial=limits.of_groups(found)),
+    }
+
+
+def _shared(request: HttpRequest, name: str, board: queries.Board, form: forms.Form | None) -> dict[str, Any]:
+    shared = limits.shared(request, name, board.lines)
+    if shared is None:
+        return {"shared": None}
+    return {
+        "shared": shared,
+        "limiter_form": form or limits.LimiterForm(initial=limits.of_limiter(shared.state)),
+    }
+
+
+def _state(given: str) -> State:
+    return State(given) if given in {one.value for one in State} else State.WAITING

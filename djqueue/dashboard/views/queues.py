@@ -1,0 +1,109 @@
+"""The queues side by side, and what each can be told."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from djqueue.client import get_storage
+from djqueue.core.states import State
+from djqueue.dashboard import audit, queries, rights
+from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.queries import Line
+
+pages = Pages()
+
+ORDERS = {
+    "name": lambda line: (line.name,),
+    "waiting": lambda line: (-line.waiting, line.name),
+    "active": lambda line: (-line.count(State.ACTIVE), line.name),
+    "age": lambda line: (-line.age, line.name),
+    "dead": lambda line: (-line.count(State.FAILED), line.name),
+    "in": lambda line: (-line.arriving, line.name),
+    "out": lambda line: (-line.leaving, line.name),
+    "wait": lambda line: (-(line.wait_p95 or 0), line.name),
+    "workers": lambda line: (line.workers, line.name),
+    "drain": lambda line: (-_drain(line), line.name),
+}
+"""Of the list: what needs looking at first."""
+TWIN = 5
+"""Minutes of a column of the table beside the small charts."""
+
+
+class Twin(NamedTuple):
+    """The small charts as numbers."""
+
+    starts: list[int]
+    """UTC milliseconds of each column."""
+    rows: list[tuple[str, list[int]]]
+
+
+@pages.show("queues", "queues/", rights.VIEW, gettext_lazy("Queues"))
+def queues(request: HttpRequest, desk: Desk) -> HttpResponse:
+    """All queues."""
+    shot = queries.board(request)
+    term = request.GET.get("q", "").strip().lower()
+    chosen = request.GET.get("sort", "name")
+    order = chosen if chosen in ORDERS else "name"
+    lines = sorted((line for line in shot.value.lines if term in line.name.lower()), key=ORDERS[order])
+    context = {
+        "lines": lines,
+        "term": term,
+        "order": order,
+        "all": len(shot.value.lines),
+        "twin": _twin(lines),
+    }
+    return desk.render(
+        request,
+        "queues.html",
+        _("Queues"),
+        context,
+        tab="queues",
+        as_of=shot.value.at,
+        away=shot.away,
+    )
+
+
+def _drain(line: Line) -> float:
+    """Milliseconds until it is empty; one that never is comes first."""
+    left = line.drains_in
+    return float("inf") if left is None else left
+
+
+def _twin(lines: Sequence[Line]) -> Twin:
+    if not lines:
+        return Twin([], [])
+    starts = [bucket.start for bucket in lines[0].buckets[::TWIN]]
+    rows = [
+        (line.name, [sum(line.history[at : at + TWIN]) for at in range(0, len(line.history), TWIN)])
+        for line in lines
+    ]
+    return Twin(starts, rows)
+
+
+@pages.act("pause", "queues/<djq:queue>/pause/", rights.PAUSE)
+def pause(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+    """Nothing of the queue starts any more; what runs goes on."""
+    before = get_storage().is_paused(queue)
+    get_storage().pause(queue)
+    audit.note(request, "pause", queue=queue, detail=_changed(before, True))
+    messages.success(request, _("The queue %(queue)s is paused.") % {"queue": queue})
+    return desk.back(request, "queues")
+
+
+@pages.act("resume", "queues/<djq:queue>/resume/", rights.PAUSE)
+def resume(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+    """The end of a pause."""
+    before = get_storage().is_paused(queue)
+    get_storage().resume(queue)
+    audit.note(request, "resume", queue=queue, detail=_changed(before, False))
+    messages.success(request, _("The queue %(queue)s goes on.") % {"queue": queue})
+    return desk.back(request, "queues")
+
+
+def _changed(before: bool, after: bool) -> dict[str, Any]:
+    return {"old": {"paused": before}, "new": {"paused": after}}

@@ -1,0 +1,186 @@
+"""Schedules are made and changed: with a look at their next runs before they are saved."""
+
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+
+from djqueue.client import registry
+from djqueue.core.durations import to_datetime
+from djqueue.core.errors import DjqueueError
+from djqueue.dashboard import audit, planning, rights
+from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.tables import alias_of
+from djqueue.models import CronJob, ScheduleSource
+from djqueue.operations.agenda import shown
+
+pages = Pages()
+
+HIDDEN = frozenset({"args", "kwargs"})
+"""Fields that are what jobs are given: that they were changed is kept, and not to what."""
+
+if TYPE_CHECKING:
+    ModelForm = forms.ModelForm[CronJob]
+else:
+    ModelForm = forms.ModelForm
+
+
+class ScheduleForm(ModelForm):
+    """What the model checks, the admin's form checks too."""
+
+    class Meta:
+        model = CronJob
+        fields = (
+            "name",
+            "job_name",
+            "queue",
+            "enabled",
+            "schedule",
+            "every",
+            "timezone",
+            "jitter",
+            "start_at",
+            "end_at",
+            "max_executions",
+            "overlap",
+            "missed",
+            "missed_window",
+            "blackouts",
+            "on_blackout",
+            "args",
+            "kwargs",
+        )
+        widgets = {
+            name: forms.DateTimeInput(
+                attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"
+            )
+            for name in ("start_at", "end_at")
+        } | {name: forms.Textarea(attrs={"rows": 3}) for name in ("blackouts", "args", "kwargs")}
+
+    def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._request = request
+        self.fields["job_name"].widget.attrs["list"] = "djq-names"
+        for field in self.fields.values():
+            field.show_hidden_initial = False  # what was there is what the row says, not the browser
+
+    def clean(self) -> dict[str, Any] | None:
+        """A queue that the user does not see is none to enqueue into."""
+        cleaned = super().clean()
+        queue = self.cleaned_data.get("queue")
+        if queue and not rights.sees(self._request, queue):
+            self.add_error("queue", _("There is no such queue for you."))
+        return cleaned
+
+    def changes(self) -> dict[str, Any]:
+        """By field: the old value and the new one."""
+        found: dict[str, Any] = {}
+        for name in self.changed_data:
+            old, new = self.initial.get(name), getattr(self.instance, name)
+            if old != new:
+                found[name] = "changed" if name in HIDDEN else [_written(old), _written(new)]
+        return found
+
+
+@pages.show("cron_new", "cron/new/", rights.CRON)
+def new(request: HttpRequest, desk: Desk) -> HttpResponse:
+    """The form of a new one."""
+    return _page(request, desk, ScheduleForm(request, instance=CronJob()))
+
+
+@pages.act("cron_create", "cron/create/", rights.CRON)
+def create(request: HttpRequest, desk: Desk) -> HttpResponse:
+    """A new one, or a look at it."""
+    return _save(request, desk, CronJob(), "cron_create")
+
+
+@pages.show("cron_edit", "cron/<int:pk>/edit/", rights.CRON)
+def edit(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+    """The form of one that was made by hand."""
+    row = planning.one(request, pk)
+    if row is None or row.source != ScheduleSource.HAND:
+        return _refused(request, desk, row)
+    return _page(request, desk, ScheduleForm(request, instance=row))
+
+
+@pages.act("cron_save", "cron/<int:pk>/save/", rights.CRON)
+def save(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+    """Another time, another job; or a look at it."""
+    row = planning.one(request, pk)
+    if row is None or row.source != ScheduleSource.HAND:
+        return _refused(request, desk, row)
+    return _save(request, desk, row, "cron_save")
+
+
+def _save(request: HttpRequest, desk: Desk, row: CronJob, page: str) -> HttpResponse:
+    form = ScheduleForm(request, request.POST, instance=row)
+    if not form.is_valid() or request.POST.get("djq_do") != "save":
+        return _page(request, desk, form)
+    row.save(using=alias_of(CronJob))
+    if form.has_changed():
+        audit.note(
+            request, page, queue=planning.queue_of(row), detail={"name": row.name, "changed": form.changes()}
+        )
+    if row.job_name not in registry.names():
+        said = _("No handler is registered here as %(name)s: check the job's name.")
+        messages.warning(request, said % {"name": row.job_name})
+    messages.success(request, _("%(name)s is saved.") % {"name": row.name})
+    return desk.back(request, "schedule", row.pk)
+
+
+def _page(request: HttpRequest, desk: Desk, form: ScheduleForm) -> HttpResponse:
+    row = form.instance
+    context: dict[str, Any] = {
+        "form": form,
+        "row": row,
+        "names": registry.names(),
+        "save_url": desk.url("cron_save", row.pk) if row.pk else desk.url("cron_create"),
+        "errors": _errors(form) if form.is_bound else [],
+        **_preview(form),
+    }
+    crumbs = [Crumb(str(_("Cron")), desk.url("cron"))]
+    if row.pk:
+        crumbs.append(Crumb(form.initial["name"], desk.url("schedule", row.pk)))
+    title = _("Change the schedule") if row.pk else _("Add a schedule")
+    return desk.render(request, "schedule_form.html", title, context, tab="cron", crumbs=crumbs)
+
+
+def _errors(form: ScheduleForm) -> list[tuple[str, list[str]]]:
+    """What is wrong, by the labels of the fields; empty: of the form as a whole."""
+    return [
+        (str(form[name].label) if name in form.fields else "", list(map(str, problems)))
+        for name, problems in form.errors.items()
+    ]
+
+
+def _preview(form: ScheduleForm) -> dict[str, Any]:
+    """What a form's schedule says, and its next runs on the clocks of its zone."""
+    if form.is_bound and not form.is_valid():
+        return {}
+    row = copy(form.instance)
+    if not (row.schedule or row.every):
+        return {}
+    if form.is_bound:
+        row.next_run_at = None  # it is worked out anew
+    try:
+        runs = [shown(row, to_datetime(at)) for at in planning.upcoming(row)]
+        return {"words": planning.words_of(row), "runs": runs}
+    except DjqueueError as error:
+        return {"problem": str(error)}
+
+
+def _refused(request: HttpRequest, desk: Desk, row: CronJob | None) -> HttpResponse:
+    if row is None:
+        messages.warning(request, _("This schedule is gone."))
+        return desk.back(request, "cron")
+    messages.warning(request, _("Code declares it: it is changed there."))
+    return desk.back(request, "schedule", row.pk)
+
+
+def _written(value: Any) -> Any:
+    """As JSON has it."""
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -1,0 +1,136 @@
+"""When a job runs: another time, another priority."""
+
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from djqueue.client import get_storage
+from djqueue.core import states
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.job import JobRecord
+from djqueue.core.options import MAX_INTEGER
+from djqueue.core.states import PENDING, State
+from djqueue.dashboard import audit, rendering, rights, told, verbs
+from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.pages import Pages
+
+pages = Pages()
+
+LONGEST = 366 * 86_400
+"""Seconds of a delay."""
+
+
+class TimeForm(forms.Form):
+    """A time, or how long from now."""
+
+    run_at = forms.DateTimeField(
+        label=gettext_lazy("Not before"),
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": 1}, format="%Y-%m-%dT%H:%M:%S"),
+    )
+    delay = forms.FloatField(
+        label=gettext_lazy("Or seconds from now"), required=False, min_value=0, max_value=LONGEST
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        said = _("In the time zone %(zone)s.") % {"zone": timezone.get_current_timezone_name()}
+        self.fields["run_at"].help_text = said
+
+    def clean(self) -> dict[str, Any]:
+        """One of the two."""
+        given: dict[str, Any] = self.cleaned_data
+        if not self.errors and (given.get("run_at") is None) == (given.get("delay") is None):
+            raise forms.ValidationError(_("Give a time, or seconds from now."))
+        return given
+
+    def at(self) -> int:
+        """The time that is meant, in UTC milliseconds."""
+        run_at = self.cleaned_data["run_at"]
+        if run_at is not None:
+            # Without USE_TZ it has no zone.
+            return to_milliseconds(timezone.make_aware(run_at) if timezone.is_naive(run_at) else run_at)
+        return SYSTEM_CLOCK.now() + int(self.cleaned_data["delay"] * 1_000)
+
+
+class PriorityForm(forms.Form):
+    """A number."""
+
+    priority = forms.IntegerField(
+        label=gettext_lazy("Priority"),
+        min_value=-MAX_INTEGER,
+        max_value=MAX_INTEGER,
+        help_text=gettext_lazy("Higher runs first. It goes behind those that have it."),
+    )
+
+
+def can_reschedule(state: State) -> bool:
+    """Whether a job in this state can be given another time."""
+    return "reschedule" in states.actions(state)
+
+
+def forms_for(record: JobRecord) -> dict[str, Any]:
+    """Forms for a job's page, with what is so now, and whether they can be used."""
+    # A time without a zone is what the viewer's is: what the browser's field takes.
+    run_at = timezone.localtime(to_datetime(record.run_at)) if record.state is State.DELAYED else None
+    return {
+        "time_form": TimeForm(initial={"run_at": run_at}),
+        "priority_form": PriorityForm(initial={"priority": record.options.priority}),
+        "can_reschedule": can_reschedule(record.state),
+        "can_reprioritise": record.state in PENDING,
+    }
+
+
+@pages.act("reschedule", "jobs/<djq:queue>/<djq:job_id>/reschedule/", rights.EDIT)
+def reschedule(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+    """It runs at another time."""
+    form = TimeForm(request.POST)
+    if not form.is_valid():
+        return _wrong(request, desk, form, queue, job_id)
+    record = get_storage().jobs(queue, [job_id])[0]
+    at = form.at()
+    if record is None or not get_storage().reschedule(queue, [job_id], at)[0]:
+        return _refused(request, desk, queue, job_id)
+    shown = rendering.local(to_datetime(at))
+    old, new = to_datetime(record.run_at).isoformat(), to_datetime(at).isoformat()
+    audit.note(request, "reschedule", queue=queue, job_id=job_id, count=1, detail={"old": old, "new": new})
+    messages.success(request, _("It does not run before %(at)s.") % {"at": shown})
+    return desk.back(request, "job", queue, job_id)
+
+
+@pages.act("reprioritise", "jobs/<djq:queue>/<djq:job_id>/reprioritise/", rights.EDIT)
+def reprioritise(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+    """It goes before others, or behind them."""
+    form = PriorityForm(request.POST)
+    if not form.is_valid():
+        return _wrong(request, desk, form, queue, job_id)
+    record = get_storage().jobs(queue, [job_id])[0]
+    new = form.cleaned_data["priority"]
+    if record is None or not get_storage().update(queue, [job_id], priority=new)[0]:
+        return _refused(request, desk, queue, job_id)
+    detail = {"old": record.options.priority, "new": new}
+    audit.note(request, "reprioritise", queue=queue, job_id=job_id, count=1, detail=detail)
+    messages.success(request, _("Its priority is %(priority)d.") % {"priority": new})
+    return desk.back(request, "job", queue, job_id)
+
+
+def _wrong(request: HttpRequest, desk: Desk, form: forms.Form, queue: str, job_id: str) -> HttpResponse:
+    for name, errors in form.errors.items():
+        label = str(form.fields[name].label) if name in form.fields else ""
+        for error in errors:
+            messages.error(request, f"{label}: {error}" if label else str(error))
+    return desk.back(request, "job", queue, job_id)
+
+
+def _refused(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+    state = get_storage().states(queue, [job_id])[0]
+    why = str(verbs.REFUSALS["not_found" if state is None else str(state)]).replace("%d ", "")
+    said = _("Nothing was done, as the job is not what it was: %(why)s.") % {"why": why}
+    messages.warning(request, f"{said} {told.by(queue, job_id)}".rstrip())
+    return desk.back(request, "job", queue, job_id)

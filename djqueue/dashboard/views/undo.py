@@ -1,0 +1,42 @@
+"""Undoing a deletion that has not begun."""
+
+from collections.abc import Collection
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+
+from djqueue.dashboard import audit, rights
+from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.tables import alias_of, rows_of
+from djqueue.models import BulkKind, BulkOperation
+from djqueue.operations import bulk
+
+pages = Pages()
+
+
+@pages.act("undo", "operations/<int:pk>/undo/", rights.DELETE)
+def undo(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+    """Jobs stay."""
+    return _undo(request, desk, "undo", pk, (BulkKind.DELETE, BulkKind.PURGE))
+
+
+@pages.act("undo_clean", "operations/<int:pk>/undo-clean/", rights.DRAIN)
+def undo_clean(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+    """What is in a queue stays."""
+    return _undo(request, desk, "undo_clean", pk, bulk.WHOLE)
+
+
+def _undo(request: HttpRequest, desk: Desk, page: str, pk: int, kinds: Collection[BulkKind]) -> HttpResponse:
+    row = rows_of(BulkOperation).filter(pk=pk).first()
+    if row is not None and (row.kind not in kinds or not rights.sees_each(request, row.filter["queues"])):
+        audit.note(request, page, refused=True, detail={"operation": pk})
+        raise PermissionDenied
+    if row is not None and bulk.undo(alias_of(BulkOperation), pk):
+        audit.note(request, page, queue=row.filter["queues"][0], detail={"operation": pk})
+        messages.success(request, _("It is undone: nothing was deleted."))
+    else:
+        messages.warning(request, _("It is too late: it has begun, or was undone already."))
+    return desk.back(request, "operation", pk)

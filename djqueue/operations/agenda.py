@@ -1,0 +1,76 @@
+"""What schedules there are, and when they run next, for people."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import islice
+
+from djqueue.client import registry
+from djqueue.client.declared import declared
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.errors import DjqueueError, OptionError
+from djqueue.core.suggest import nearest
+from djqueue.models import CronJob
+from djqueue.schedules.zones import parse_timezone
+
+
+def agenda(alias: str, names: Sequence[str], runs: int) -> Iterator[str]:
+    """Lines about schedules, those of these names if some are given, each with its next runs.
+
+    Raises OptionError for a name that there is not.
+    """
+    rows = {row.name: row for row in CronJob.objects.using(alias).order_by("name")}
+    waiting = declared.of(registry.names()).keys() - rows.keys()
+    known = sorted({*rows, *waiting})
+    for name in names:
+        if name not in known:
+            raise OptionError(f"there is no schedule {name!r}{nearest(name, known)}")
+    for name in known:
+        if not names or name in names:
+            yield from about(rows[name], runs) if name in rows else (f"{name}: {UNSEEN}",)
+    if not known:
+        yield NONE
+
+
+def about(row: CronJob, runs: int) -> Iterator[str]:
+    """One schedule: what it enqueues and when, what has become of it, its next runs."""
+    when = row.schedule or f"every {row.every}"
+    queue = f" in queue {row.queue}" if row.queue else ""
+    yield f"{row.name}: {when} ({row.timezone}), {row.job_name}{queue}"
+    done = f"    {row.executions:,} executions"
+    yield f"{done}, the last {shown(row, row.last_run_at)}" if row.last_run_at is not None else done
+    if row.skipped_at is not None:
+        yield f"    left out {shown(row, row.skipped_at)}: {row.skip_reason}"
+    if not row.enabled:
+        yield "    switched off"
+        return
+    try:
+        for at in islice(next_runs(row), runs):
+            yield f"    next {shown(row, at)}"
+    except DjqueueError as error:
+        yield f"    not readable: {error}"
+
+
+def next_runs(row: CronJob) -> Iterator[datetime]:
+    """When its next jobs are enqueued, with the jitter; those first that are overdue. Raises OptionError."""
+    schedule = row.timing()
+    known = row.next_run_at
+    slot = row.next_slot(SYSTEM_CLOCK.now()) if known is None else to_milliseconds(known)
+    left = None if schedule.max_executions is None else schedule.max_executions - row.executions
+    while slot is not None and (left is None or left > 0):
+        yield to_datetime(schedule.fires_at(slot, row.name))
+        slot = schedule.next_slot(slot)
+        left = None if left is None else left - 1
+
+
+def shown(row: CronJob, at: datetime) -> str:
+    """A time on the clocks of the schedule's zone."""
+    try:
+        at = at.astimezone(parse_timezone(row.timezone))
+    except OptionError:
+        pass  # in UTC, then: `about` says what is wrong with it
+    return at.isoformat(" ", "seconds")
+
+
+UNSEEN = "declared by this code, and not in the table yet: runworkers puts it there when it starts"
+NONE = "There are no schedules."

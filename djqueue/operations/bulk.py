@@ -1,0 +1,356 @@
+"""Bulk operations: what is done to all jobs that match, part by part, by whoever runs jobs.
+
+A row says what is to be done to which jobs, as they were when it was begun; any number of processes may look
+at the rows. One of them holds a row at a time, does a part, and notes in one conditional step what came of it
+and where to go on. One that dies does so between two parts, or in one that is then done again: a job that was
+retried, or is gone, refuses to be so a second time.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+from django.db.models import Q, QuerySet
+
+from djqueue.client.deadletters import LetterFilter, read_filter
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.errors import OptionError
+from djqueue.core.states import State
+from djqueue.models import BulkKind, BulkOperation, BulkState
+from djqueue.storage.base import Storage
+
+logger = logging.getLogger("djqueue.bulk")
+
+PART = 500
+"""Jobs of one call of the storage."""
+PARTS = 20
+"""Parts of one look, after which other chores have their turn."""
+HOLD = 30_000
+"""Milliseconds for which a process holds a row without a sign of life."""
+COUNTED = 10_000
+"""Jobs that a preview looks at."""
+UNDO = 30_000
+"""Milliseconds before a deletion begins."""
+DELETIONS = frozenset({BulkKind.PURGE, BulkKind.DELETE, BulkKind.CLEAN, BulkKind.OBLITERATE})
+"""Kinds that begin after a time in which they can be undone."""
+WHOLE = frozenset({BulkKind.CLEAN, BulkKind.OBLITERATE})
+"""Kinds that are about a queue, and ask for no job by its id."""
+DONE = frozenset({"retried", "removed", "cancelled", "requested", "promoted"})
+"""Words of the storage that say that it was done."""
+
+Words = list[str]
+
+
+def _verb(kind: str) -> Callable[[Storage, str, Sequence[str]], Words]:
+    return {
+        BulkKind.RETRY: lambda storage, queue, ids: storage.retry(queue, ids),
+        BulkKind.PURGE: lambda storage, queue, ids: _removed(storage.remove(queue, ids)),
+        BulkKind.DELETE: lambda storage, queue, ids: _removed(storage.remove(queue, ids)),
+        BulkKind.CANCEL: lambda storage, queue, ids: [one.status for one in storage.cancel(queue, ids)],
+        BulkKind.PROMOTE: lambda storage, queue, ids: [
+            "promoted" if one else "not_delayed" for one in storage.promote(queue, ids)
+        ],
+    }[BulkKind(kind)]
+
+
+class Selection(NamedTuple):
+    """Which jobs are meant: dead letters by what they say, or jobs of one state."""
+
+    queues: tuple[str, ...]
+    letters: Mapping[str, Any] = {}
+    """Filters of dead letters, as `Queue.retry_dead` takes them."""
+    state: str = ""
+    """Of the jobs, where it is not about dead letters."""
+    ids: tuple[str, ...] = ()
+    """If given: these of the one queue, and no others. Of those of dead letters the ones that still are."""
+    states: tuple[str, ...] = ()
+    """Of a queue that is cleaned: jobs in these."""
+    name: str = ""
+    """Of the jobs of a state: only those of this name."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For a row."""
+        return {**self._asdict(), "letters": dict(self.letters)}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "Selection":
+        """From `as_json`."""
+        return cls(
+            tuple(stored["queues"]),
+            stored["letters"],
+            stored["state"],
+            tuple(stored["ids"]),
+            tuple(stored.get("states", ())),
+            stored.get("name", ""),
+        )
+
+
+Place = dict[str, Any]
+"""Where an operation goes on."""
+Done = tuple[Counter[str], Place | None]
+"""What became of the jobs of a part, in words, and where the next is; None: that was the last."""
+
+
+class Preview(NamedTuple):
+    """What would be done."""
+
+    matching: int
+    able: int
+    refused: dict[str, int]
+    """Reasons, with the number of jobs."""
+    capped: bool
+    """Whether there are more than were looked at."""
+
+
+class Part(NamedTuple):
+    """Some of the jobs that are meant, all of one queue, and where the next ones are."""
+
+    queue: str
+    ids: list[str]
+    place: dict[str, Any] | None
+    """None: these were the last."""
+
+
+def preview(storage: Storage, kind: str, selection: Selection, clock: Clock = SYSTEM_CLOCK) -> Preview:
+    """Look at the first 10,000 jobs that match, and change nothing. Raises OptionError for a wrong filter."""
+    before = clock.now()
+    place: dict[str, Any] | None = _beginning(selection)
+    matching, refused = 0, Counter[str]()
+    while place is not None and matching < COUNTED:
+        part = _part(storage, kind, selection, place, before)
+        matching += len(part.ids)
+        if kind == BulkKind.RETRY and part.ids:
+            refused.update(storage.retry(part.queue, part.ids, dry_run=True))
+        place = part.place
+    able = matching - sum(count for word, count in refused.items() if word not in DONE)
+    return Preview(
+        matching, able, {word: n for word, n in refused.items() if word not in DONE}, place is not None
+    )
+
+
+def begin(
+    alias: str,
+    kind: str,
+    selection: Selection,
+    *,
+    user: str = "",
+    rate: int | None = None,
+    expected: int = 0,
+    clock: Clock = SYSTEM_CLOCK,
+) -> BulkOperation:
+    """Have it done, by whoever runs jobs; what deletes begins after a time in which it can be undone.
+
+    rate: the most jobs a second; None: as fast as it goes.
+
+    Raises OptionError for a wrong filter.
+    """
+    if rate is not None and rate < 1:
+        raise OptionError(f"rate: {rate!r} is not a positive number of jobs a second")
+    _letter_filter(selection)
+    now = clock.now()
+    delay = UNDO if kind in DELETIONS else 0
+    return BulkOperation.objects.using(alias).create(
+        kind=kind,
+        filter=selection.as_json(),
+        user=user,
+        rate=rate,
+        created_at=to_datetime(now),
+        start_at=to_datetime(now + delay),
+        expected=expected,
+        place=_beginning(selection),
+    )
+
+
+def undo(alias: str, pk: int, clock: Clock = SYSTEM_CLOCK) -> bool:
+    """Have nothing of it done; False if it has begun, or is not there."""
+    ended = {"state": BulkState.ABORTED, "finished_at": clock.now()}
+    return bool(_open(alias).filter(pk=pk, state=BulkState.PLANNED).update(**ended))
+
+
+def abort(alias: str, pk: int, clock: Clock = SYSTEM_CLOCK) -> bool:
+    """Do no more of it; False if it has ended."""
+    ended = {"state": BulkState.ABORTED, "finished_at": clock.now(), "holder": "", "held_until": 0}
+    return bool(_open(alias).filter(pk=pk).update(**ended))
+
+
+class Bulk:
+    """Does what the rows of one database say, in a storage."""
+
+    def __init__(self, storage: Storage, alias: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._storage = storage
+        self._alias = alias
+        self._clock = clock
+        self._holder = token_hex(8)
+
+    def work(self) -> int:
+        """Some parts of what there is to do; returns the number of jobs that were looked at."""
+        now = self._clock.now()
+        looked_at = 0
+        due = _open(self._alias).filter(Q(held_until__lte=now) | Q(holder=self._holder), start_at__lte=now)
+        for row in due.order_by("pk")[:PARTS]:
+            if self._take(row):
+                looked_at += self._go_on(row)
+        return looked_at
+
+    def leave(self) -> None:
+        """Hold nothing any more: others may go on at once."""
+        _open(self._alias).filter(holder=self._holder).update(holder="", held_until=0)
+
+    def _take(self, row: BulkOperation) -> bool:
+        now = self._clock.now()
+        there = _open(self._alias).filter(pk=row.pk, holder=row.holder, held_until=row.held_until)
+        held = {"holder": self._holder, "held_until": now + HOLD, "state": BulkState.RUNNING}
+        if row.started_at is None:
+            held["started_at"] = now
+        if not there.update(**held):
+            return False
+        row.refresh_from_db(using=self._alias)
+        return True
+
+    def _go_on(self, row: BulkOperation) -> int:
+        selection = Selection.from_json(row.filter)
+        total = 0
+        for _ in range(PARTS):
+            most = self._allowed(row)
+            if not most:
+                break
+            words, place = self._do_part(row, selection, most)
+            total += sum(words.values())
+            if not self._note(row, words, place) or place is None:
+                break
+        return total
+
+    def _do_part(self, row: BulkOperation, selection: Selection, most: int) -> Done:
+        before = to_milliseconds(row.created_at)
+        if row.kind == BulkKind.CLEAN:
+            return self._clean(selection.queues[0], map(State, selection.states), before, most)
+        if row.kind == BulkKind.OBLITERATE:
+            assert row.started_at is not None
+            return self._obliterate(row, selection.queues[0], to_milliseconds(row.started_at), most)
+        part = _part(self._storage, row.kind, selection, row.place, before, most)
+        if selection.ids and row.kind in DELETIONS:
+            return Counter(self._remove(part, selection, before)), part.place
+        verb = _verb(row.kind)
+        return Counter(verb(self._storage, part.queue, part.ids) if part.ids else ()), part.place
+
+    def _remove(self, part: Part, selection: Selection, before: int) -> Words:
+        """What became of jobs of these ids: one that came later, or was retried meanwhile, is not meant."""
+        records = self._storage.jobs(part.queue, part.ids)
+        must_be_dead = selection.state == State.FAILED
+        meant = [
+            record.id
+            for record in records
+            if record is not None
+            and record.created_at <= before
+            and (record.state is State.FAILED or not must_be_dead)
+        ]
+        removed = dict(zip(meant, _removed(self._storage.remove(part.queue, meant)), strict=True))
+        return [
+            removed.get(job_id, "not_found" if record is None else "changed")
+            for job_id, record in zip(part.ids, records, strict=True)
+        ]
+
+    def _clean(self, queue: str, states: Iterable[State], before: int, most: int) -> Done:
+        count = self._storage.clean(queue, frozenset(states), before + 1, most)
+        return Counter(removed=count), {"queue": 0, "after": None} if count else None
+
+    def _obliterate(self, row: BulkOperation, queue: str, before: int, most: int) -> Done:
+        """A part of a queue; with the last one the queue itself, if nothing has come since this began."""
+        active = self._storage.counts(queue).get(State.ACTIVE, 0)
+        if active and not row.looked_at:
+            return Counter(active=active), None
+        words, place = self._clean(queue, set(State) - {State.ACTIVE}, before, most)
+        if place is None:
+            left = sum(self._storage.counts(queue).values())
+            if left:
+                return Counter(arrived=left), None
+            self._storage.obliterate(queue)
+        return words, place
+
+    def _allowed(self, row: BulkOperation) -> int:
+        """How many jobs the next part may have."""
+        if row.rate is None:
+            return PART
+        assert row.started_at is not None
+        elapsed = max(0, self._clock.now() - to_milliseconds(row.started_at))
+        return max(0, min(PART, row.rate + elapsed * row.rate // 1_000 - row.looked_at))
+
+    def _note(self, row: BulkOperation, words: Counter[str], place: Place | None) -> bool:
+        """What came of a part; False if the row is another process's by now, or was aborted."""
+        now = self._clock.now()
+        row.looked_at += sum(words.values())
+        row.done += sum(count for word, count in words.items() if word in DONE)
+        refused = Counter(row.refused)
+        refused.update({word: count for word, count in words.items() if word not in DONE})
+        row.refused, row.place = dict(refused), place or {}
+        said: dict[str, Any] = {
+            "looked_at": row.looked_at,
+            "done": row.done,
+            "refused": row.refused,
+            "place": row.place,
+            "held_until": now + HOLD,
+        }
+        if place is None:
+            said |= {"state": BulkState.DONE, "finished_at": now, "holder": "", "held_until": 0}
+        mine = BulkOperation.objects.using(self._alias).filter(pk=row.pk, holder=self._holder)
+        return bool(mine.update(**said))
+
+
+def _part(
+    storage: Storage,
+    kind: str,
+    selection: Selection,
+    place: Mapping[str, Any],
+    before: int,
+    most: int = PART,
+) -> Part:
+    """The next jobs from a place on: up to `most` of one page, or of the ids that were given."""
+    index, after = place["queue"], place["after"]
+    queue = selection.queues[index]
+    if selection.ids:
+        start = after or 0
+        ids = list(selection.ids[start : start + most])
+        return Part(queue, ids, _next(selection, index, start + most, start + most < len(selection.ids)))
+    if kind in (BulkKind.RETRY, BulkKind.PURGE):
+        page = storage.dead_letter_page(queue, most, after)
+        wanted = _letter_filter(selection)
+        ids = [
+            letter.id
+            for letter in page.letters
+            if letter.entered_at <= before and wanted.matches(letter, page.at)
+        ]
+        return Part(queue, ids, _next(selection, index, page.next, page.next is not None))
+    jobs = storage.cursor_page(queue, State(selection.state), most, after, newest_first=False)
+    ids = [
+        record.id
+        for record in jobs.jobs
+        if record.created_at <= before and selection.name in ("", record.name)
+    ]
+    return Part(queue, ids, _next(selection, index, jobs.next, jobs.next is not None))
+
+
+def _next(selection: Selection, index: int, after: Any, more: bool) -> dict[str, Any] | None:
+    if more:
+        return {"queue": index, "after": after}
+    return {"queue": index + 1, "after": None} if index + 1 < len(selection.queues) else None
+
+
+def _beginning(selection: Selection) -> dict[str, Any]:
+    if not selection.queues:
+        raise OptionError("queues: name at least one")
+    return {"queue": 0, "after": None}
+
+
+def _letter_filter(selection: Selection) -> LetterFilter:
+    return read_filter(**selection.letters)
+
+
+def _open(alias: str) -> "QuerySet[BulkOperation]":
+    return BulkOperation.objects.using(alias).filter(state__in=(BulkState.PLANNED, BulkState.RUNNING))
+
+
+def _removed(answers: Sequence[bool]) -> Words:
+    return ["removed" if one else "not_removed" for one in answers]

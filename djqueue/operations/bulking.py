@@ -1,0 +1,38 @@
+"""Bulk operations of a process that runs jobs: looked at beside each round of its worker's upkeep."""
+
+import logging
+from collections.abc import Callable
+
+from django.db import DatabaseError, router
+
+from djqueue.models import BulkOperation
+from djqueue.storage.base import Storage
+from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.database.away import in_one_line
+
+from .bulk import Bulk
+
+logger = logging.getLogger("djqueue.bulk")
+
+
+def bulking(storage: Storage) -> Callable[[], None]:
+    """What does the bulk operations of a storage; quiet where there are no tables to look at."""
+    alias = storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(BulkOperation)
+    bulk = Bulk(storage, alias)
+    has_worked = False
+
+    def look() -> None:
+        nonlocal has_worked
+        if not getattr(storage, "is_scheduler", True):
+            return
+        try:
+            bulk.work()
+        except DatabaseError as error:
+            if has_worked:
+                raise
+            # A project whose jobs are elsewhere need not have the tables.
+            logger.debug("Bulk operations are not looked at: %s", in_one_line(error))
+        else:
+            has_worked = True
+
+    return look

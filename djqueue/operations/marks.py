@@ -1,0 +1,68 @@
+"""Marks in the dashboard's charts: another version of the project that runs, or what somebody noted."""
+
+import logging
+
+from django.db import Error
+
+from djqueue.conf import get_settings
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime
+from djqueue.core.errors import OptionError
+from djqueue.core.options import check_text
+from djqueue.models import Mark
+from djqueue.storage.base import Storage
+from djqueue.storage.database.away import in_one_line
+
+from .scheduling import alias_of
+
+logger = logging.getLogger("djqueue.marks")
+
+
+def mark(alias: str, label: str, now: int | None = None) -> Mark:
+    """Note that something has happened now, or at a time in UTC milliseconds. Raises OptionError."""
+    at = SYSTEM_CLOCK.now() if now is None else now
+    row = Mark(at=to_datetime(at), label=_checked(label))
+    row.save(using=alias)
+    _forget_old(alias, at)
+    return row
+
+
+def mark_version(storage: Storage, now: int | None = None) -> None:
+    """Note that the project's VERSION runs from now on, if another one did before; of many, one notes it.
+
+    Quiet where there is no such setting, or no table.
+    """
+    version = get_settings().version
+    if not version:
+        return
+    alias = alias_of(storage)
+    at = SYSTEM_CLOCK.now() if now is None else now
+    rows = Mark.objects.using(alias)
+    try:
+        last = _last(alias)
+        while last is None or last.label != version:
+            # Of those who find the same last one, one is next; another version comes behind that.
+            follows = 0 if last is None else last.pk
+            last, _ = rows.get_or_create(follows=follows, defaults={"at": to_datetime(at), "label": version})
+        _forget_old(alias, at)
+    except Error as error:
+        # A project whose jobs are elsewhere need not have the tables.
+        logger.debug("The version is not noted: %s", in_one_line(error))
+
+
+def _forget_old(alias: str, now: int) -> None:
+    oldest, last = to_datetime(now - get_settings().metrics.day), _last(alias)
+    rows = Mark.objects.using(alias).filter(at__lt=oldest)
+    (rows if last is None else rows.exclude(pk=last.pk)).delete()
+
+
+def _last(alias: str) -> Mark | None:
+    """The version that was noted last."""
+    return Mark.objects.using(alias).filter(follows__isnull=False).order_by("-id").first()
+
+
+def _checked(label: str) -> str:
+    text = check_text("mark", label.strip())
+    if not text.isprintable():
+        raise OptionError(f"mark: {text!r} has characters that cannot be shown")
+    return text

@@ -1,0 +1,79 @@
+"""`manage.py djqueue workers`: who runs jobs, and telling one of them what to do."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime
+from djqueue.core.errors import StorageError
+from djqueue.core.job import WorkerInfo
+from djqueue.core.steering import DUMP, NOT_FOUND, STOPPING
+from djqueue.storage.base import Storage
+
+NOBODY = "No worker was heard of lately."
+LOOK_EVERY = 0.1
+"""Seconds between looks whether a dump has come."""
+PATIENCE = 10_000
+"""Milliseconds for which one is waited for, at least; and as long as two signs of life take."""
+
+
+def listing(infos: Sequence[WorkerInfo]) -> Iterator[str]:
+    """Lines about the workers, and about what each runs."""
+    if not infos:
+        yield NOBODY
+    now = SYSTEM_CLOCK.now()
+    for info in sorted(infos, key=lambda info: (info.host, info.pid, info.id)):
+        silent = max(0, now - info.seen_at) / 1_000
+        yield (
+            f"{info.id}: {info.state}, {info.active:,} of {info.concurrency:,} slots taken, "
+            f"heard of {silent:.0f} s ago"
+        )
+        yield f"    {', '.join(_about(info))}"
+        for job in info.jobs:
+            yield f"    {(now - job.started_at) / 1_000:.0f} s: {job.name} [{job.id}] of queue {job.queue}"
+
+
+def steer(storage: Storage, command: str, worker_id: str) -> str:
+    """Tell a worker something; what to say of it: for a dump, its text.
+
+    Raises StorageError if there is no such worker, it ends already, or no dump comes.
+    """
+    before = storage.worker_dump(worker_id) if command == DUMP else None
+    answer = storage.steer_worker(worker_id, command)
+    if answer == NOT_FOUND:
+        raise StorageError(f"there is no worker {worker_id!r}")
+    if answer == STOPPING:
+        raise StorageError(f"the worker {worker_id!r} ends already")
+    if command != DUMP:
+        return f"{worker_id} is told: {command}"
+    interval = max((info.heartbeat for info in storage.workers() if info.id == worker_id), default=0)
+    return _waited(
+        lambda: (dump := storage.worker_dump(worker_id)) and dump != before and dump.text,
+        max(PATIENCE, 2 * interval),
+        f"the worker {worker_id!r} was asked, and has not answered",
+    )
+
+
+def _about(info: WorkerInfo) -> Iterator[str]:
+    yield f"process {info.pid} on {info.host}"
+    if info.kind:
+        yield info.kind
+    yield "all queues" if info.queues is None else f"queues {' '.join(info.queues)}"
+    if info.rss:
+        yield f"{info.rss / 1_000_000:,.0f} MB"
+    if info.project:
+        yield f"version {info.project}"
+    if info.version:
+        yield f"djqueue {info.version}"
+    yield f"started {to_datetime(info.started_at).isoformat(' ', 'seconds')}"
+
+
+def _waited(look: Callable[[], object], milliseconds: int, failure: str) -> str:
+    end = SYSTEM_CLOCK.monotonic() + milliseconds
+    while True:
+        found = look()
+        if found:
+            return str(found)
+        if SYSTEM_CLOCK.monotonic() >= end:
+            raise StorageError(failure)
+        time.sleep(LOOK_EVERY)

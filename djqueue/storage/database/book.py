@@ -1,0 +1,267 @@
+"""What ended jobs take, by queue and outcome, where that is bounded: a row for each, and their sums.
+
+Rows and sums change in the transaction in which the jobs' own rows do. What is added to a sum is what the
+rows say afterwards, less what they said before: so a flush that is made again, because the answer of its
+commit was lost, counts nothing twice.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from django.db.models import F, Func, IntegerField, QuerySet
+
+from djqueue import models
+from djqueue.core.job import Job, JobError
+from djqueue.core.retention import Retention
+from djqueue.core.sizes import size_of, size_of_error
+from djqueue.core.states import State
+
+from . import rows
+from .dialects import Dialect
+from .held import PUT_OFF, own_end
+
+Key = tuple[str, str]
+FOREVER = 1 << 62
+PAGE = 1_000
+"""Rows of one transaction."""
+RESULTS = "results"
+"""Kind of the sum of results; the others are outcomes."""
+FILLED = "filled"
+"""Kind of what says how far the jobs were entered that had ended before their queue was bounded."""
+ENDED = (State.COMPLETED, State.CANCELLED)
+
+
+class Entry(NamedTuple):
+    """What one ended job takes, in the order of its row's fields."""
+
+    queue: str
+    job_id: str
+    outcome: str
+    held: bool
+    ended_at: int
+    expires_at: int
+    size: int
+    result_size: int
+    result_until: int
+
+
+class Book:
+    """The book of a database.
+
+    retention: of the queues that have one.
+    """
+
+    def __init__(self, dialect: Dialect, retention: Mapping[str, Retention]) -> None:
+        self._dialect = dialect
+        self._bounded = {queue: kept for queue, kept in retention.items() if kept.counts}
+
+    def concerns(self, queue: str) -> bool:
+        """Whether the queue's ended jobs are entered."""
+        return queue in self._bounded
+
+    def entry(self, job: Job) -> Entry:
+        """That of a completed or cancelled job."""
+        retention = self._bounded[job.queue]
+        expires_at = rows.expiry(job, retention.of(job.state))
+        size = 0 if job.result is None else len(job.result)
+        until = rows.result_expiry(job, retention.results) if size else None
+        ended = (job.queue, job.id, job.state, False, job.finished_at)
+        return _entry(*ended, expires_at, size_of(job), size, until)
+
+    # Writing, in a transaction.
+
+    def write(
+        self,
+        entries: Mapping[Key, Entry | None],
+        results_gone: Iterable[Key] = (),
+        put_off: Mapping[Key, bool] | None = None,
+    ) -> None:
+        """Enter jobs, or strike them out (None); the results of some others are gone; some are held, and do
+        not count, or do so again (False).
+        """
+        changed: dict[Key, Entry | None] = dict(entries)
+        gone = [key for key in results_gone if key not in changed and self.concerns(key[0])]
+        held = {key: is_held for key, is_held in (put_off or {}).items() if self.concerns(key[0])}
+        there = self._there([*{**changed, **dict.fromkeys(gone), **held}])
+        for key in gone:
+            if (entry := there.get(key)) is not None:
+                changed[key] = entry._replace(result_size=0, result_until=FOREVER)
+        for key, is_held in held.items():
+            entry = changed[key] if key in changed else there.get(key)
+            if entry is not None:
+                changed[key] = entry._replace(held=is_held)
+        sums: defaultdict[Key, list[int]] = defaultdict(lambda: [0, 0])
+        for sign, found in ((-1, [there[key] for key in changed if key in there]), (1, changed.values())):
+            for entry in found:
+                if entry is not None and not entry.held:
+                    _add(sums[entry.queue, entry.outcome], sign, sign * entry.size)
+                    _add(sums[entry.queue, RESULTS], sign * bool(entry.result_size), sign * entry.result_size)
+        struck = [key for key, entry in changed.items() if entry is None and key in there]
+        self._dialect.delete(models.KeptJob, rows.KEY, struck)
+        entered = [entry for entry in changed.values() if entry is not None]
+        self._dialect.insert(models.KeptJob, Entry._fields, entered, key=rows.KEY)
+        for (queue, kind), (count, size) in sums.items():
+            self._sum(queue, kind, count, size)
+
+    def _sum(self, queue: str, kind: str, count: int, size: int) -> None:
+        if count or size:
+            mine = self._totals().filter(queue=queue, kind=kind)
+            if not mine.update(count=F("count") + count, size=F("size") + size):
+                self._totals().create(queue=queue, kind=kind, count=count, size=size)
+            elif count < 0:
+                mine.filter(count=0).delete()
+
+    def _there(self, keys: Sequence[Key]) -> dict[Key, Entry]:
+        ids: defaultdict[str, list[str]] = defaultdict(list)
+        for queue, job_id in keys:
+            ids[queue].append(job_id)
+        found: dict[Key, Entry] = {}
+        for queue, mine in ids.items():
+            for chunk in rows.chunked(mine):
+                some = self._jobs().filter(queue=queue, job_id__in=chunk)
+                for row in some.values_list(*Entry._fields):
+                    found[row[0], row[1]] = Entry(*row)
+        return found
+
+    # What is above the bounds.
+
+    def surplus(self, queue: str, state: State, limit: int) -> list[str]:
+        """Ids of up to `limit` jobs above what the queue keeps of an outcome: those whose time would be over
+        first.
+        """
+        keep, totals = self._bounded[queue].of(state), self.totals(queue)
+        count, size = totals.get(state.value, (0, 0))
+        if state is State.COMPLETED:
+            size += totals.get(RESULTS, (0, 0))[1]
+        surplus = 0 if keep.count is None else count - keep.count
+        excess = 0 if keep.bytes is None else size - keep.bytes
+        if surplus <= 0 and excess <= 0:
+            return []
+        ids: list[str] = []
+        for job_id, own, result in self.in_order(queue, state)[:limit]:
+            if len(ids) >= surplus and excess <= 0:
+                break
+            ids.append(job_id)
+            excess -= own + result
+        return ids
+
+    def surplus_results(self, queue: str, limit: int) -> list[tuple[str, str, int]]:
+        """Queue, id and end of up to `limit` jobs whose results are above what the queue keeps."""
+        most = self._bounded[queue].results.bytes
+        if most is None:
+            return []
+        excess = self.totals(queue).get(RESULTS, (0, 0))[1] - most
+        found: list[tuple[str, str, int]] = []
+        for job_id, ended_at, size in self.results_in_order(queue)[:limit] if excess > 0 else ():
+            if excess <= 0:
+                break
+            found.append((queue, job_id, ended_at))
+            excess -= size
+        return found
+
+    def in_order(self, queue: str, state: State) -> QuerySet[Any, Any]:
+        """(id, size, the result's size) of jobs with an outcome, by the times at which they go."""
+        mine = self._jobs().filter(queue=queue, outcome=state.value, held=False).order_by("expires_at", "id")
+        return mine.values_list("job_id", "size", "result_size")
+
+    def results_in_order(self, queue: str) -> QuerySet[Any, Any]:
+        """(id, the job's end, the result's size) of jobs with results, by the times at which those go."""
+        mine = self._jobs().filter(queue=queue, held=False, result_size__gt=0).order_by("result_until", "id")
+        return mine.values_list("job_id", "ended_at", "result_size")
+
+    def totals(self, queue: str) -> dict[str, tuple[int, int]]:
+        """How many, and how many bytes, by outcome and of results; without those that are held."""
+        mine = self._totals().filter(queue=queue).exclude(kind=FILLED)
+        return {kind: (count, size) for kind, count, size in mine.values_list("kind", "count", "size")}
+
+    # When other queues are bounded than before.
+
+    def open(self, transaction: Callable[[], AbstractContextManager[None]]) -> None:
+        """Enter what had ended before its queue was bounded, and forget queues that are so no more."""
+        for queue in {*self._totals().values_list("queue", flat=True)} - {*self._bounded}:
+            self._close(queue, transaction)
+        filled = dict(self._totals().filter(kind=FILLED).values_list("queue", "size"))
+        for queue in self._bounded:
+            last: int | None = filled.get(queue, 0)
+            while last is not None and last < FOREVER:
+                with transaction():
+                    last = self._fill(queue, last)
+
+    def _close(self, queue: str, transaction: Callable[[], AbstractContextManager[None]]) -> None:
+        while numbers := list(self._jobs().filter(queue=queue).values_list("id", flat=True)[:PAGE]):
+            with transaction():
+                self._jobs().filter(id__in=numbers).delete()
+        self._totals().filter(queue=queue).delete()
+
+    def _fill(self, queue: str, last: int) -> int:
+        """Enter some of the jobs whose rows have higher numbers than one; the last one's number."""
+        there = models.Job.objects.using(self._dialect.alias).filter(
+            queue=queue, state__in=[state.value for state in ENDED], id__gt=last
+        )
+        weight = Func(F("payload"), function="LENGTH", output_field=IntegerField())
+        fields = ("id", "job_id", "state", "finished_at", "expires_at")
+        texts = ("error_type", "error_message", "traceback")
+        page = there.annotate(weight=weight).order_by("id")[:PAGE]
+        found = list(rows.raw_values(page, (*fields, "weight", *texts)))
+        results = self._results(queue, [row[1] for row in found])
+        entries: dict[Key, Entry | None] = {}
+        for number, job_id, state, ended_at, expires_at, size, *error in found:
+            last = number
+            size += size_of_error(JobError(*error)) if any(error) else 0
+            result_size, until = results.get(job_id, (0, None))
+            is_held = any(end is not None and end >= PUT_OFF for end in (expires_at, until))
+            times = (own_end(expires_at), size, result_size, own_end(until))
+            entries[queue, job_id] = _entry(queue, job_id, State(state), is_held, ended_at, *times)
+        self.write(entries)
+        last = last if len(found) == PAGE else FOREVER
+        self._totals().update_or_create(queue=queue, kind=FILLED, defaults={"size": last})
+        return last
+
+    def _results(self, queue: str, ids: Sequence[str]) -> dict[str, tuple[int, int | None]]:
+        found: dict[str, tuple[int, int | None]] = {}
+        weight = Func(F("result"), function="LENGTH", output_field=IntegerField())
+        for chunk in rows.chunked(ids):
+            mine = models.JobResult.objects.using(self._dialect.alias).filter(queue=queue, job_id__in=chunk)
+            for job_id, size, until in rows.raw_values(
+                mine.annotate(weight=weight), ("job_id", "weight", "expires_at")
+            ):
+                found[job_id] = size, until
+        return found
+
+    def _jobs(self) -> QuerySet[models.KeptJob]:
+        return models.KeptJob.objects.using(self._dialect.alias)
+
+    def _totals(self) -> QuerySet[models.KeptTotal]:
+        return models.KeptTotal.objects.using(self._dialect.alias)
+
+
+def _entry(
+    queue: str,
+    job_id: str,
+    state: State,
+    is_held: bool,
+    ended_at: int,
+    expires_at: int | None,
+    size: int,
+    result_size: int,
+    result_until: int | None,
+) -> Entry:
+    forever = FOREVER + ended_at
+    return Entry(
+        queue,
+        job_id,
+        state.value,
+        is_held,
+        ended_at,
+        forever if expires_at is None else expires_at,
+        size,
+        result_size,
+        forever if result_until is None else result_until,
+    )
+
+
+def _add(total: list[int], count: int, size: int) -> None:
+    total[0] += count
+    total[1] += size

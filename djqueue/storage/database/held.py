@@ -1,0 +1,82 @@
+"""Rows of ended jobs that are kept for others: their ends are put off, and put back.
+
+An end that came while the row was held is moved behind all others, in the table itself, so that no sweep
+meets it again, and a scheduler that starts knows it.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.db.models import BigIntegerField, F, Q, Value
+from django.db.models.functions import Cast, Coalesce, NullIf
+
+from djqueue import models
+from djqueue.core.options import JobKey
+from djqueue.core.states import State
+
+from . import rows
+
+PUT_OFF = 126_230_400_000_000
+"""Four thousand years, in milliseconds: what an end that is put off is later than it was."""
+ENDS = Q(expires_at__lt=PUT_OFF) | Q(expires_at=None)
+"""Rows whose ends are not put off."""
+
+
+def put_off(alias: str, keys: Iterable[JobKey]) -> None:
+    """Have jobs and their results stay, whatever their time; those that do so already are left alone."""
+    later = Coalesce(_milliseconds(), Value(0)) + Value(PUT_OFF)
+    for found in _rows(alias, keys):
+        found.filter(ENDS).update(expires_at=later)
+
+
+def put_back(alias: str, keys: Iterable[JobKey]) -> None:
+    """Have their own time count again."""
+    own = NullIf(_milliseconds() - Value(PUT_OFF), Value(0, output_field=BigIntegerField()))
+    for found in _rows(alias, keys):
+        found.exclude(ENDS).update(expires_at=own)
+
+
+def all_put_off(alias: str) -> list[JobKey]:
+    """Jobs of which the end of the record, or of the result, is put off."""
+    late = [
+        model._default_manager.using(alias).exclude(ENDS).values_list(*rows.KEY)
+        for model in (models.Job, models.JobResult)
+    ]
+    return list(dict.fromkeys(key for found in late for key in found))
+
+
+def ended(alias: str, keys: Iterable[JobKey]) -> set[JobKey]:
+    """Those of these jobs that have completed, or were cancelled."""
+    states = (State.COMPLETED.value, State.CANCELLED.value)
+    found: set[JobKey] = set()
+    for queue, ids in _by_queue(keys).items():
+        for chunk in rows.chunked(ids):
+            mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk, state__in=states)
+            found.update(mine.values_list("queue", "job_id"))
+    return found
+
+
+def own_end(expires_at: int | None) -> int | None:
+    """The end that a row would have if it was not put off."""
+    if expires_at is None or expires_at < PUT_OFF:
+        return expires_at
+    return expires_at - PUT_OFF or None
+
+
+def _milliseconds() -> Any:
+    return Cast(F("expires_at"), BigIntegerField())
+
+
+def _rows(alias: str, keys: Iterable[JobKey]) -> Iterable[Any]:
+    for queue, ids in _by_queue(keys).items():
+        for chunk in rows.chunked(ids):
+            mine = {"queue": queue, "job_id__in": chunk}
+            yield models.Job.objects.using(alias).filter(finished_at__isnull=False, **mine)
+            yield models.JobResult.objects.using(alias).filter(**mine)
+
+
+def _by_queue(keys: Iterable[JobKey]) -> dict[str, list[str]]:
+    ids: dict[str, list[str]] = {}
+    for queue, job_id in keys:
+        ids.setdefault(queue, []).append(job_id)
+    return ids

@@ -1,0 +1,156 @@
+"""Buckets of metrics in the tables: kept by the scheduler while they grow, written with its journal."""
+
+from collections.abc import Iterator, Sequence
+from threading import Lock
+from typing import Any
+
+import msgpack
+
+from djqueue import models
+from djqueue.core.metrics import (
+    COUNTS,
+    MOST_NAMES,
+    OTHERS,
+    PARTS,
+    STEPS,
+    RunStats,
+    Span,
+    Tiers,
+    Values,
+    add_up,
+    new_values,
+    times_of,
+    values_of,
+)
+from djqueue.core.metrics import Row as Found
+
+from .journal import BUCKET, DatabaseJournal
+from .rows import Row, chunked, raw_values
+
+Key = tuple[str, str, int, int]
+"""(queue, name, length, start)."""
+GROWING = 60_000
+"""Milliseconds for which a bucket is kept in memory after its end."""
+
+
+class DatabaseMetrics:
+    """What is added goes into the buckets of each length at once; each is written as a whole, so that writing
+    it twice is as good as once.
+    """
+
+    def __init__(self, alias: str, journal: DatabaseJournal) -> None:
+        self._alias = alias
+        self._journal = journal
+        self._lock = Lock()
+        self._growing: dict[Key, Values] = {}
+        self._names: dict[str, set[str]] = {}
+
+    def count(self, queue: str, counts: Sequence[int], now: int) -> None:
+        """See `MetricKeeper`."""
+        with self._lock:
+            self._add([(queue, "", counts)], now)
+
+    def record(self, stats: Sequence[RunStats], now: int) -> None:
+        """See `MetricKeeper`."""
+        with self._lock:
+            changes: list[tuple[str, str, Sequence[int]]] = []
+            for one in stats:
+                changes.append((one.queue, "", times_of(one)))
+                changes.append((one.queue, self._name(one.queue, one.name), values_of(one)))
+            self._add(changes, now)
+
+    def rows(self, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterator[Found]:
+        """See `MetricKeeper`."""
+        return read(self._alias, queues, span, by_name=by_name)
+
+    def forget(self, queue: str) -> None:
+        """See `MetricKeeper`."""
+        with self._lock:
+            self._names.pop(queue, None)
+            self._growing = {key: values for key, values in self._growing.items() if key[0] != queue}
+            self._journal.metrics_gone(queue)
+
+    def _add(self, changes: Sequence[tuple[str, str, Sequence[int]]], now: int) -> None:
+        keys = [(*change[:2], step, now - now % step) for change in changes for step in STEPS]
+        self._load({key for key in keys if key not in self._growing})
+        for place, key in enumerate(keys):
+            add_up(self._growing[key], changes[place // len(STEPS)][2])
+        for key in set(keys):
+            self._journal.metric_changed(key, _row(key, self._growing[key]))
+        if len(self._growing) > 2 * len(keys):
+            grown = [key for key in self._growing if key[2] + key[3] + GROWING < now]
+            for key in grown:
+                del self._growing[key]
+
+    def _load(self, missing: set[Key]) -> None:
+        """An earlier scheduler may have begun with these."""
+        wanted: dict[tuple[int, int], set[str]] = {}
+        for key in missing:
+            wanted.setdefault(key[2:], set()).add(key[0])
+        there = {key: new_values() for key in missing}
+        for (tier, start), queues in wanted.items():
+            for chunk in chunked(sorted(queues)):
+                found = _buckets(self._alias).filter(tier=tier, start=start, queue__in=chunk)
+                for queue, name, _, values in _read(found):
+                    if (queue, name, tier, start) in missing:
+                        there[queue, name, tier, start] = list(values)
+        self._growing.update(there)
+
+    def _name(self, queue: str, name: str) -> str:
+        names = self._names.get(queue)
+        if names is None:
+            there = _buckets(self._alias).filter(queue=queue, tier=STEPS[-1]).exclude(name="")
+            names = self._names[queue] = set(there.values_list("name", flat=True).distinct())
+        if name not in names and len(names - {OTHERS}) >= MOST_NAMES:
+            return OTHERS
+        names.add(name)
+        return name
+
+
+def read(alias: str, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterator[Found]:
+    """Buckets of a stretch of time, by queue or by job name."""
+    found = _buckets(alias).filter(tier=span.tier, start__gte=span.start, start__lt=span.end)
+    found = found.exclude(name="") if by_name else found.filter(name="")
+    if queues is None:
+        yield from _read(found)
+        return
+    for chunk in chunked(list(dict.fromkeys(queues))):
+        yield from _read(found.filter(queue__in=chunk))
+
+
+def purge(alias: str, tiers: Tiers, now: int, limit: int) -> int:
+    """Forget some of the buckets whose time is over, and say how many."""
+    removed = 0
+    for tier, kept in tiers.kept().items():
+        old = _buckets(alias).filter(tier=tier, start__lt=now - kept).order_by("start")
+        numbers = list(old.values_list("id", flat=True)[:limit])
+        if numbers:
+            removed += _buckets(alias).filter(id__in=numbers).delete()[0]
+    return removed
+
+
+def _buckets(alias: str) -> Any:
+    return models.MetricBucket.objects.using(alias)
+
+
+def _read(found: Any) -> Iterator[Found]:
+    for queue, name, _, start, *values in raw_values(found, BUCKET):
+        counts, (wait, run) = values[:COUNTS], values[COUNTS:]
+        yield queue, name, start, [*counts, *_unpack(wait), *_unpack(run)]
+
+
+def _row(key: Key, values: Values) -> Row:
+    middle = COUNTS + PARTS
+    return (*key, *values[:COUNTS], _pack(values[COUNTS:middle]), _pack(values[middle:]))
+
+
+def _pack(counts: Sequence[int]) -> bytes:
+    """The parts of a histogram up to the last that is not empty."""
+    many = max((part for part, count in enumerate(counts, 1) if count), default=0)
+    packed: bytes = msgpack.packb(list(counts[:many]))
+    return packed
+
+
+def _unpack(data: bytes) -> list[int]:
+    counts: list[int] = msgpack.unpackb(data)
+    return counts + [0] * (PARTS - len(counts))

@@ -1,0 +1,349 @@
+"""What is read of the queues for dashboards: see `djqueue.storage.inspector`."""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any
+
+from djqueue.core.errors import OptionError
+from djqueue.core.explain import MOST_BEFORE, SHOWN, Dependency, Facts, Holder
+from djqueue.core.graph import FlowGraph, FlowNode, Link, explore, link
+from djqueue.core.groups import NO_LIMIT, GroupOverview
+from djqueue.core.limiter import Rate
+from djqueue.core.mentions import Mention, MentionPage, first_of, mark_at, mark_before, mark_in, mention
+from djqueue.core.options import JobKey
+from djqueue.core.overview import GroupsOverview, Overview, QueueOverview, Totals
+from djqueue.core.queue import GLOBAL, QueuePolicy
+from djqueue.core.states import PENDING, State
+
+from .keys import QueueKeys
+from .limits import Standing
+from .records import NUMBER, group_limit, mapping, pack_text, text, unpack
+from .records import record as record_of
+from .roundtrips import Call, Command, Steps
+from .scripts import script
+
+MOST_GROUPS = 250
+"""Groups of a queue that are looked at one after another; if there are more, as many at even distances."""
+
+MOST_SHARING = 100
+"""Queues of a limiter whose active jobs are looked at."""
+
+
+class Inspector:
+    """Reads, as steps to be run. Each script answers for one queue, at one moment."""
+
+    def __init__(
+        self,
+        keys: Callable[[str], QueueKeys],
+        policy: Callable[[str], QueuePolicy],
+        queues: Callable[[], Steps[list[str]]],
+        states: Callable[[str, Sequence[str]], Steps[list[State | None]]],
+        standing: Callable[[str], Steps[Standing]],
+    ) -> None:
+        self._keys = keys
+        self._policy = policy
+        self._queues = queues
+        self._states = states
+        self._standing = standing
+
+    def overview(self, queues: Sequence[str] | None) -> Steps[Overview]:
+        """See `Storage.overview`."""
+        names = list(queues) if queues is not None else (yield from self._queues())
+        # Of no queue at all: what time it is.
+        keys = map(self._keys, names or [""])
+        answers = yield [Call(script("overview"), mine, (), lane=False) for mine in keys]
+        found = [
+            _overview(name, self._policy(name), reply)
+            for name, reply in zip(names, answers, strict=bool(names))
+        ]
+        return Overview(int(answers[-1][0]), found)
+
+    def groups(self, queue: str, limit: int, names: Sequence[str]) -> Steps[GroupsOverview]:
+        """See `Storage.groups`."""
+        policy = self._policy(queue)
+        arguments = [limit, MOST_GROUPS, *map(pack_text, names)]
+        [reply] = yield [Call(script("groups"), self._keys(queue), arguments, lane=False)]
+        mode, every, whole, busiest, named = reply
+        common = group_limit(every) if every else NO_LIMIT
+        shown = text(mode) if mode else policy.group_mode
+        most = 0 if shown == GLOBAL else common.concurrency or policy.group_concurrency
+
+        def row(found: Sequence[Any]) -> GroupOverview:
+            name, waiting, active, own = found
+            group, said = text(name), group_limit(own) if own else NO_LIMIT
+            return GroupOverview(
+                group,
+                waiting,
+                active,
+                most and (said.concurrency or most),
+                said.rate or common.rate or policy.group_rate,
+                said.weight or policy.group_weights.get(group, 1),
+                said.paused,
+                said,
+            )
+
+        rate = common.rate or policy.group_rate
+        return GroupsOverview(shown, most, rate, common, [*map(row, busiest)], [*map(row, named)], whole == 1)
+
+    def flow(self, root: JobKey, limit: int) -> Steps[FlowGraph | None]:
+        """See `Storage.flow`: each step is one round trip, with a call for each queue."""
+        steps = explore(root, limit)
+        try:
+            wanted = next(steps)
+            while True:
+                by_queue: dict[str, list[str]] = {}
+                for queue, job_id in wanted:
+                    by_queue.setdefault(queue, []).append(job_id)
+                answers = yield [
+                    Call(script("links"), self._keys(queue), [limit, *map(pack_text, ids)], lane=False)
+                    for queue, ids in by_queue.items()
+                ]
+                links: dict[JobKey, Link] = {}
+                for (queue, ids), (now, replies) in zip(by_queue.items(), answers, strict=True):
+                    links.update(_links(queue, ids, replies, int(now)))
+                wanted = steps.send(links)
+        except StopIteration as end:
+            found: FlowGraph | None = end.value
+            return found
+
+    def facts(self, queue: str, job_id: str) -> Steps[Facts | None]:
+        """What is known of a job: at one moment, but for the states of what it waits for elsewhere."""
+        policy = self._policy(queue)
+        arguments = [pack_text(job_id), policy.group_limit, MOST_BEFORE, SHOWN]
+        [reply] = yield [Call(script("explain"), self._keys(queue), arguments, lane=False)]
+        facts = None if len(reply) == 1 else _facts(queue, job_id, policy, reply)
+        if facts is None or facts.state not in PENDING:
+            return facts
+        if policy.limiter is not None:
+            facts = yield from self._shared(policy.limiter, facts)
+        if not facts.unmet:
+            return facts
+        wanted: dict[str, list[str]] = {}
+        for one in facts.unmet:
+            wanted.setdefault(one.queue, []).append(one.id)
+        known: dict[JobKey, State | None] = {}
+        for name, ids in wanted.items():
+            states = yield from self._states(name, ids)
+            known.update({(name, other): state for other, state in zip(ids, states, strict=True)})
+        unmet = tuple(one._replace(state=known[one.queue, one.id]) for one in facts.unmet)
+        return facts._replace(unmet=unmet)
+
+    def about(
+        self, subject: str, limit: int, cursor: str | None, queues: Sequence[str] | None
+    ) -> Steps[MentionPage]:
+        """See `Storage.about`: in the order of when they were enqueued, the queue, the number in it."""
+        mark = mark_in(cursor)
+        before = None if mark is None else mark_before(mark)
+        names = list(queues) if queues is not None else (yield from self._queues())
+        calls = [
+            Call(
+                script("about"),
+                self._keys(name),
+                [pack_text(subject), _behind(name, before), limit + 1],
+                lane=False,
+            )
+            for name in names
+        ]
+        answers = (yield [*calls]) if calls else []
+        found: list[tuple[tuple[int, str, str], Mention]] = []
+        for name, (now, jobs) in zip(names, answers, strict=True):
+            for at in range(0, len(jobs), 3):
+                job_id, blob, st = jobs[at : at + 3]
+                record = record_of(name, text(job_id), (blob, st or None, None, None, None, ()), int(now))
+                if record is not None:
+                    found.append(((record.created_at, name, blob[: NUMBER.size].hex()), mention(record)))
+        found.sort(key=itemgetter(0), reverse=True)
+        return first_of([(mark_at(*place), one) for place, one in found], limit)
+
+    def _shared(self, limiter: str, facts: Facts) -> Steps[Facts]:
+        """With how the limiter stands, and who has what there is of it: each a moment later."""
+        state, wait = yield from self._standing(limiter)
+        facts = facts._replace(
+            limiter=limiter,
+            limiter_next_at=facts.at + wait if wait else None,
+            limiter_limit=state.concurrency,
+            limiter_used=state.used,
+        )
+        if state.free is None:
+            return facts
+        # Permits of a claim have no names until they are told with the next one: so the queues are asked.
+        every = yield from self._queues()
+        queues = [name for name in every if self._policy(name).limiter == limiter][:MOST_SHARING]
+        keys = [self._keys(name) for name in queues]
+        leases = yield [Command((b"ZRANGE", mine.key("lease"), 0, SHOWN - 1)) for mine in keys]
+        wanted = [(name, mine, ids) for name, mine, ids in zip(queues, keys, leases, strict=True) if ids]
+        if not wanted:
+            return facts
+        answers = yield [Command((b"HMGET", mine.key("st"), *ids)) for _, mine, ids in wanted]
+        found = [
+            (st[1:9], Holder(text(job_id), unpack(st[9:])[3], "" if name == facts.queue else name))
+            for (name, _, ids), states in zip(wanted, answers, strict=True)
+            for job_id, st in zip(ids, states, strict=True)
+            if st is not None and st[:1] in b"aA"
+        ]
+        # Their tokens rise with time, whichever queue gave them.
+        found.sort(key=itemgetter(0))
+        return facts._replace(limiter_holders=tuple(holder for _, holder in found[:SHOWN]))
+
+
+def _behind(queue: str, before: tuple[int, str, str] | None) -> bytes:
+    """What those entries of a queue are below whose jobs are behind a mark in the order of all queues."""
+    if before is None:
+        return b""
+    created_at, name, number = before
+    try:
+        its_number = bytes.fromhex(number)
+        if queue == name:
+            return NUMBER.pack(created_at) + its_number
+        return NUMBER.pack(created_at + (queue < name))
+    except (ValueError, struct.error):
+        raise OptionError("cursor: it is not one that a page has given") from None
+
+
+def _links(queue: str, ids: Sequence[str], replies: Sequence[Any], now: int) -> Iterator[tuple[JobKey, Link]]:
+    for job_id, reply in zip(ids, replies, strict=True):
+        if reply is None:
+            continue
+        blob, st, told = reply
+        record = record_of(queue, job_id, (blob, st, None, None, None, ()), now)
+        if record is None:
+            continue
+        node = FlowNode(
+            queue,
+            job_id,
+            record.name,
+            record.state,
+            record.reason,
+            created_at=record.created_at,
+            finished_at=record.finished_at,
+        )
+        waiting = [(text(told[at]), text(told[at + 1])) for at in range(0, len(told), 2)]
+        yield (queue, job_id), link(node, record.options, waiting)
+
+
+def _facts(queue: str, job_id: str, policy: QueuePolicy, reply: Sequence[Any]) -> Facts | None:
+    now, blob, st, told, used, lease, holders, group, mates, before, unmet, followed = reply
+    at = int(now)
+    record = record_of(queue, job_id, (blob, st or None, None, None, None, ()), at)
+    if record is None:
+        return None
+    facts = Facts(at, queue, job_id, record.name, record.state, record.run_at, worker=record.worker)
+    if record.state not in PENDING:
+        return facts._replace(lease_until=int(float(lease)) if lease else None)
+    rate, concurrency, _ = limits(policy, told[1:], at)
+    missing = 0 if rate is None else rate.per - parts_of(rate, told[5:], at)
+    waits_for = [Dependency(text(unmet[at]), text(unmet[at + 1]), None) for at in range(0, len(unmet), 2)]
+    if followed:
+        waits_for.insert(0, Dependency(queue, text(followed), None))
+    facts = facts._replace(
+        paused=told[0] is not None,
+        unmet=tuple(waits_for),
+        next_token_at=at - -missing // rate.capacity if rate is not None and missing > 0 else None,
+        weight=record.options.weight,
+        concurrency=concurrency,
+        used=used,
+        holders=_holders(holders),
+        before=before if before >= 0 else None,
+    )
+    if record.options.group is None or not policy.group_limit:
+        return facts
+    own, every, active, rests = group
+    said = group_limit(own) if own else NO_LIMIT
+    common = group_limit(every) if every else NO_LIMIT
+    return facts._replace(
+        group=record.options.group,
+        group_paused=said.paused,
+        group_limit=said.concurrency or common.concurrency or policy.group_limit,
+        group_active=active,
+        group_next_at=int(float(rests)) if rests and st[:1] == b"g" else None,
+        group_holders=_holders(mates),
+        is_parked=st[:1] == b"g",
+    )
+
+
+def _holders(found: Sequence[bytes]) -> tuple[Holder, ...]:
+    pairs = [(found[at], found[at + 1]) for at in range(0, len(found), 2)]
+    return tuple(Holder(text(job_id), unpack(st[9:])[3] if st else "") for job_id, st in pairs)
+
+
+def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOverview:
+    now, counters, delayed, active, failed, there, due, oldest, told, kept = reply
+    paused, mode, *limited = told
+    found = mapping(counters)
+    rate, concurrency, tokens = limits(policy, limited, int(now))
+    names = {word[2:]: number for word, number in found.items() if word.startswith("n:")}
+    counts = counts_of(found, delayed, active, failed)
+    return QueueOverview(
+        name,
+        counts,
+        paused is not None,
+        int(oldest) if oldest else None,
+        int(float(due)) if due else None,
+        rate,
+        tokens,
+        concurrency,
+        active + found.get("e", 0),
+        text(mode) if mode is not None else policy.group_mode,
+        found.get("p", 0),
+        names,
+        totals_of(kept, there, active, counts),
+    )
+
+
+def counts_of(counters: dict[str, int], delayed: int, active: int, failed: int) -> dict[State, int]:
+    """How many jobs are in each state."""
+    ready = sum(number for name, number in counters.items() if name.startswith("n:"))
+    return {
+        State.WAITING: ready + counters.get("p", 0),
+        State.DELAYED: delayed - counters.get("r", 0),
+        State.BLOCKED: counters.get("b", 0),
+        State.ACTIVE: active,
+        State.COMPLETED: counters.get("c", 0),
+        State.FAILED: failed,
+        State.CANCELLED: counters.get("x", 0),
+    }
+
+
+def totals_of(kept: Sequence[Any], there: int, active: int, counts: dict[State, int]) -> Totals:
+    """What has happened: what is there, and what was counted when it went.
+
+    So neither an enqueue, nor a start, nor a completion has to count anything of its own.
+
+    kept: jobs that are forgotten, less those that had completed and been cancelled, which follow; runs that
+    were retried, that stalled, and that ended otherwise without completing the job; jobs that were buried.
+    there: jobs that are not forgotten.
+    """
+    gone, completed, cancelled, retried, stalled, otherwise, buried = (int(number or 0) for number in kept)
+    done = counts[State.COMPLETED] + completed
+    return Totals(
+        there + gone + completed + cancelled,
+        done + retried + stalled + otherwise + active,
+        done,
+        retried,
+        buried,
+        counts[State.CANCELLED] + cancelled,
+        stalled,
+    )
+
+
+def limits(
+    policy: QueuePolicy, limited: Sequence[Any], now: int
+) -> tuple[Rate | None, int | None, int | None]:
+    """Rate, concurrency, and the starts that the rate has left: as the queue was told, or is configured."""
+    told, capacity, per, concurrency, *bucket = limited
+    if told is None:
+        rate, most = policy.rate, policy.concurrency
+    else:
+        rate = Rate(int(capacity), int(per)) if capacity else None
+        most = int(concurrency) if concurrency else None
+    return rate, most, None if rate is None else parts_of(rate, bucket, now) // rate.per
+
+
+def parts_of(rate: Rate, bucket: Sequence[Any], now: int) -> int:
+    """Parts of tokens, `per` to a token, as the script that claims counts them."""
+    most = rate.capacity * rate.per
+    kept_for, parts, filled = bucket
+    if kept_for is None or text(kept_for) != f"{rate.capacity}/{rate.per}":
+        return most
+    return min(most, int(float(parts)) + max(0, now - int(filled)) * rate.capacity)

@@ -1,0 +1,261 @@
+"""Limiters that queues share: what a claim asks of one before it is made, and tells it afterwards.
+
+A limiter has keys of its own, in another slot than its queues. So a claim takes three steps: permits are
+asked for under the name of the request; the queue's script claims as many jobs; the permits get the names of
+these claims, and those that were not used go back. The last step goes with the next request, unless somebody
+may wait for something. Whoever dies in between leaves permits that are lost by themselves, not before the
+leases of the jobs that they stand for.
+"""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from djqueue.core.errors import StorageError
+from djqueue.core.job import Claimed
+from djqueue.core.limiter import Rate
+from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState
+
+from .keys import LimiterKeys, QueueKeys, limiter_keys_of
+from .records import pack_raw, pack_text, pack_token, text
+from .roundtrips import Call, Command, Steps
+from .scripts import script
+
+GRACE = 10_000
+"""Milliseconds for which a permit outlives its lease, for a sweep to end the job and free it."""
+AT_ONCE = 1_000
+"""Things that are told in one call."""
+
+logger = logging.getLogger("djqueue.redis")
+
+
+class Grant(NamedTuple):
+    """What a request was given."""
+
+    request: bytes
+    starts: int
+    """Jobs that may start."""
+    permits: int
+    """What they may weigh together."""
+    held: int
+    """Permits that are held for the request: also those that it brought."""
+    whole: int | None
+    """All permits that there are; None: there is no end of them."""
+    wait: int | None
+    """Milliseconds until the clock may bring more."""
+
+
+SERVED, SHORT = b"s", b"f"
+"""Some jobs, or some permits which were too few for the first."""
+NOTHING_GRANTED = Grant(b"", 0, 0, 0, None, None)
+
+
+class Told(NamedTuple):
+    """Something that a limiter is to hear; see `limiter.lua`."""
+
+    used: Sequence[Any] = ()
+    renewed: Sequence[Any] = ()
+    ended: Sequence[bytes] = ()
+
+
+class Standing(NamedTuple):
+    """How a limiter stands, and for how long its rate keeps others from it."""
+
+    state: LimiterState
+    wait: int
+    """Milliseconds until its rate lets a job start; 0: it does now."""
+
+
+class SharedLimits:
+    """The limiters of one storage.
+
+    timeout: milliseconds within which a call is answered or fails.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        policies: Mapping[str, LimiterPolicy],
+        keys: Callable[[str], QueueKeys],
+        publish: bytes,
+        timeout: int,
+    ) -> None:
+        self._prefix = prefix
+        self._policies = dict(policies)
+        self._keys = keys
+        self._publish = publish
+        self._timeout = timeout
+        self._untold: dict[str, deque[Told]] = {}
+        self.in_line: set[str] = set()
+        """Queues that were refused when this process last asked."""
+
+    # Claims.
+
+    def ask(
+        self,
+        limiter: str,
+        queue: str,
+        wanted: int,
+        least: int,
+        lease: int,
+        ended: Sequence[bytes],
+        had: bytes,
+    ) -> Steps[Grant]:
+        """Room for up to `wanted` jobs, the first of which weighs `least`.
+
+        ended: permits of runs that end with this claim; they are its own until it is settled.
+        had: what it had in this claim: nothing, `SERVED`, or `SHORT`.
+        """
+        request = os.urandom(12)
+        lasts = lease + 2 * self._timeout + GRACE
+        asked = [pack_text(queue), request, wanted, least, lasts, had]
+        reply = yield from self._say(limiter, Told(ended=ended), asked)
+        starts, permits, held, whole, wait, _ = reply
+        if starts < wanted:
+            self.in_line.add(queue)
+        else:
+            self.in_line.discard(queue)
+        return Grant(request, starts, permits, held, None if whole < 0 else whole, None if wait < 0 else wait)
+
+    def settle(
+        self, limiter: str, queue: str, grant: Grant, jobs: Sequence[Claimed], lease: int, *, is_over: bool
+    ) -> Steps[None]:
+        """Say what came of a grant.
+
+        is_over: whether the queue has no more for now.
+        """
+        weights = [job.options.weight for job in jobs]
+        names = [part for job in jobs for part in (permit(queue, job.token), job.options.weight)]
+        idle = grant.starts - len(jobs)
+        self._owe(
+            limiter,
+            Told(used=[grant.request, idle, is_over, pack_text(queue), lease + GRACE, *names]),
+        )
+        if is_over:
+            self.in_line.discard(queue)
+        if idle or grant.held > sum(weights):
+            yield from self.pay(limiter)
+
+    def leave(self, limiter: str, queue: str) -> Steps[None]:
+        """Say that a queue that was refused has nothing any more: what is free is not kept for it."""
+        self.in_line.discard(queue)
+        self._owe(limiter, Told(used=[b"", 0, True, pack_text(queue), 0]))
+        yield from self.pay(limiter)
+
+    def free(self, limiter: str, ended: Sequence[bytes]) -> Steps[None]:
+        """Say that runs are over."""
+        for first in range(0, len(ended), AT_ONCE):
+            self._owe(limiter, Told(ended=ended[first : first + AT_ONCE]))
+        yield from self.pay(limiter)
+
+    def renew(self, limiter: str, lease: int, permits: Sequence[bytes]) -> Steps[None]:
+        """Say that leases were renewed."""
+        for first in range(0, len(permits), AT_ONCE):
+            self._owe(limiter, Told(renewed=[lease + GRACE, *permits[first : first + AT_ONCE]]))
+        yield from self.pay(limiter)
+
+    def pay(self, limiter: str) -> Steps[None]:
+        """Tell a limiter what it is to hear; should it not be there, it is told later."""
+        if self._untold.get(limiter):
+            yield from self.pass_on(limiter)
+
+    def pass_on(self, limiter: str) -> Steps[None]:
+        """Wake the next in line, should those whose turn it was not have come."""
+        try:
+            yield from self._say(limiter, None, [b""])
+        except StorageError as error:
+            # What has been claimed and ended is so: the caller's operation did not fail.
+            logger.warning("The limiter %r hears later of what was done: %s", limiter, error)
+
+    # Controls.
+
+    def change(self, limiter: str, rate: Rate | None, concurrency: int | None) -> Steps[None]:
+        """Have other limits count, for all processes, until they are those of the settings again."""
+        said = self._of(limiter).key("said")
+        policy = self._policies.get(limiter, NO_LIMITS)
+        if (rate, concurrency) == (policy.rate, policy.concurrency):
+            yield [Command((b"DEL", said))]
+        else:
+            limits = _limits(rate, concurrency)
+            fields = (b"limited", 1, b"capacity", limits[0], b"per", limits[1], b"concurrency", limits[2])
+            yield [Command((b"HSET", said, *fields))]
+        yield from self._say(limiter, None, [b""])
+
+    def state(self, limiter: str) -> Steps[LimiterState]:
+        """How a limiter stands."""
+        return (yield from self.standing(limiter)).state
+
+    def standing(self, limiter: str) -> Steps[Standing]:
+        """The same, and for how long its rate keeps others from it."""
+        reply = yield from self._say(limiter, None, [b""])
+        capacity, per, most, used, tokens, waiting, wait, _ = reply
+        state = LimiterState(
+            Rate(int(capacity), int(per)) if capacity >= 0 else None,
+            int(most) if most >= 0 else None,
+            used,
+            tokens if capacity >= 0 else None,
+            tuple(map(text, waiting)),
+        )
+        return Standing(state, wait)
+
+    # Inside.
+
+    def _say(self, limiter: str, told: Told | None, asked: Sequence[Any]) -> Steps[Any]:
+        """Tell what is to be told, ask, and wake those whose turn it is."""
+        untold = list(self._collected(limiter))
+        entries = untold if told is None else [*untold, told]
+        policy = self._policies.get(limiter, NO_LIMITS)
+        told_now = pack_raw(
+            [
+                [list(entry.used) for entry in entries if entry.used],
+                [list(entry.renewed) for entry in entries if entry.renewed],
+                [name for entry in entries for name in entry.ended],
+            ]
+        )
+        arguments = [*_limits(policy.rate, policy.concurrency), told_now, *asked]
+        try:
+            [[_, reply]] = yield [Call(script("limiter"), self._of(limiter), arguments)]
+        except StorageError:
+            for entry in untold:
+                self._owe(limiter, entry)
+            raise
+        if reply[-1]:
+            channels = [self._keys(text(queue)).wake.encode() for queue in reply[-1]]
+            try:
+                yield [Command((self._publish, channel, b"")) for channel in channels]
+            except StorageError as error:
+                logger.warning("Queues of the limiter %r wait for their next poll: %s", limiter, error)
+        return reply
+
+    def _owe(self, limiter: str, told: Told) -> None:
+        self._untold.setdefault(limiter, deque()).append(told)
+
+    def _collected(self, limiter: str) -> Iterable[Told]:
+        untold = self._untold.get(limiter)
+        for _ in range(AT_ONCE):
+            if not untold:
+                return
+            try:
+                yield untold.popleft()
+            except IndexError:
+                return  # another thread tells it
+
+    def _of(self, limiter: str) -> LimiterKeys:
+        return limiter_keys_of(self._prefix, limiter)
+
+
+def permit(queue: str, token: int) -> bytes:
+    """The name of what a claim has of its queue's limiter."""
+    return permit_of(queue, pack_token(queue, token))
+
+
+def permit_of(queue: str, token: bytes) -> bytes:
+    """The same with the token as scripts have it."""
+    return token + pack_text(queue)
+
+
+def _limits(rate: Rate | None, concurrency: int | None) -> list[Any]:
+    capacity, per = (rate.capacity, rate.per) if rate is not None else (b"", b"")
+    return [capacity, per, b"" if concurrency is None else concurrency]

@@ -1,0 +1,83 @@
+-- Buckets of metrics: a hash for each length and stretch of time, gone by itself when its time is over.
+--
+-- Its fields: a bucket's start, or its start .. NUL .. a job's name; each has counts and histograms as one list of
+-- numbers: see `values_of` in core/metrics. 'names': the job names that it has.
+-- tiers: of each length {itself, that of a stretch, the number of the first stretch that has a key, milliseconds for
+-- which a hash is kept}, and the numbers of the keys of three stretches of each, from `first_key` on.
+
+local measure
+do
+  local MOST_NAMES, NUMBERS = 200, 59
+
+  local function totals()
+    local kept = call('HMGET', META, 'gone', 'gone:c', 'gone:x', 'retried', 'stalled', 'otherwise', 'buried')
+    for i = 1, 7 do kept[i] = tonumber(kept[i] or 0) end
+    local ended = call('HMGET', COUNT, 'c', 'x')
+    local done, cancelled = (ended[1] or 0) + kept[2], (ended[2] or 0) + kept[3]
+    local started = done + kept[4] + kept[5] + kept[6] + call('ZCARD', LEASE)
+    return {call('HLEN', JOBS) + kept[1] + kept[2] + kept[3], started, done, kept[4], kept[7], cancelled, kept[5]}
+  end
+
+  -- What the totals have risen by since this was last asked, or nothing.
+  local function news()
+    local found, noted = totals(), call('HGET', META, 'noted')
+    noted = noted and decode(noted) or {0, 0, 0, 0, 0, 0, 0}
+    local risen, any = {}, false
+    for i = 1, 7 do
+      risen[i] = found[i] - noted[i]
+      any = any or risen[i] ~= 0
+    end
+    if not any then return nil end
+    call('HSET', META, 'noted', encode(found))
+    return risen
+  end
+
+  local function add_to(key, field, more)
+    local kept = call('HGET', key, field)
+    local values = kept and decode(kept) or {}
+    for i = 1, NUMBERS do values[i] = (values[i] or 0) + (more[i] or 0) end
+    call('HSET', key, field, encode(values))
+  end
+
+  local function named(key, name)
+    local kept = call('HGET', key, 'names')
+    local names = kept and decode(kept) or {}
+    for _, one in ipairs(names) do
+      if one == name then return name end
+    end
+    if #names >= MOST_NAMES then return nil end
+    names[#names + 1] = name
+    call('HSET', key, 'names', encode(names))
+    return name
+  end
+
+  -- The key and the start of the present bucket of a length; none if the caller's clock is far from this one.
+  local function place_of(tier, first_key)
+    local index = floor(now / tier[2]) - tier[3]
+    if index < 0 or index > 2 then return nil end
+    return KEYS[first_key + index], string.format('%.0f', now - now % tier[1])
+  end
+
+  -- Add what the totals have risen by, or what workers tell: a list of name and values in turn, and the name of the
+  -- bucket for names above the most. Once, or not at all. Nothing of a queue that is not there.
+  function measure(tiers, first_key, runs, others)
+    if call('HEXISTS', META, 'rear') == 0 and call('HLEN', JOBS) == 0 then return end
+    for i, tier in ipairs(tiers) do
+      if not place_of(tier, first_key + 3 * (i - 1)) then return end
+    end
+    local risen = not runs and news()
+    if not runs and not risen then return end
+    for i, tier in ipairs(tiers) do
+      local key, start = place_of(tier, first_key + 3 * (i - 1))
+      if risen then add_to(key, start, risen) end
+      for at = 1, runs and #runs or 0, 2 do
+        local values, times = runs[at + 1], {}
+        for place = 8, NUMBERS do times[place] = values[place] end
+        for place = 1, 7 do times[place] = 0 end
+        add_to(key, start, times)
+        add_to(key, start .. '\0' .. (named(key, runs[at]) or others), values)
+      end
+      call('PEXPIRE', key, tier[4])
+    end
+  end
+end

@@ -1,0 +1,134 @@
+"""Buckets of metrics in Redis: see `lua/measure.lua`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from djqueue.core.clock import Clock
+from djqueue.core.metrics import (
+    HOUR,
+    MINUTE,
+    OTHERS,
+    Bucket,
+    Row,
+    RunStats,
+    Span,
+    Tiers,
+    assemble,
+    span_of,
+    values_of,
+)
+from djqueue.core.options import DAY
+
+from .keys import QueueKeys
+from .records import pack, pack_text, unpack
+from .roundtrips import Call, Command, Steps
+from .scripts import script
+
+LENGTHS = {MINUTE: ("m", DAY), HOUR: ("h", 30 * DAY), DAY: ("d", 400 * DAY)}
+"""Of each length of buckets, its letter in keys and the stretch of time that one hash has."""
+
+
+class Metrics:
+    """Steps that add to buckets and read them.
+
+    clock: this machine's: the script looks whether Redis's is near.
+    """
+
+    def __init__(
+        self,
+        keys: Callable[[str], QueueKeys],
+        queues: Callable[[], Steps[list[str]]],
+        tiers: Tiers,
+        clock: Clock,
+    ) -> None:
+        self._keys = keys
+        self._queues = queues
+        self._kept = tiers.kept()
+        self._clock = clock
+
+    def present(self, keys: QueueKeys) -> tuple[bytes, list[bytes]]:
+        """The lengths of buckets, packed, and the keys of three stretches of each around the present one."""
+        now = self._clock.now()
+        tiers: list[tuple[int, int, int, int]] = []
+        names: list[bytes] = []
+        for step, (_, stretch) in LENGTHS.items():
+            first = now // stretch - 1
+            tiers.append((step, stretch, first, self._kept[step] + stretch))
+            names += [_key(keys, step, number) for number in range(first, first + 3)]
+        return pack(tiers), names
+
+    def all_keys(self, keys: QueueKeys) -> list[bytes]:
+        """Every key that may be there."""
+        now = self._clock.now()
+        return [
+            _key(keys, step, number)
+            for step, (_, stretch) in LENGTHS.items()
+            for number in range((now - self._kept[step]) // stretch - 1, now // stretch + 2)
+        ]
+
+    def record(self, stats: Sequence[RunStats]) -> Steps[None]:
+        """See `Storage.record_runs`."""
+        by_queue: dict[str, list[Any]] = {}
+        for one in stats:
+            by_queue.setdefault(one.queue, []).extend((one.name, values_of(one)))
+        for queue, runs in by_queue.items():
+            keys = self._keys(queue)
+            tiers, names = self.present(keys)
+            yield [Call(script("record"), keys, [tiers, pack(runs), pack(OTHERS)], names)]
+
+    def series(
+        self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool
+    ) -> Steps[list[Bucket]]:
+        """See `Storage.series`."""
+        span = span_of(start, end, step)
+        names = list(dict.fromkeys(queues)) if queues is not None else (yield from self._queues())
+        parts = [(queue, key, starts) for queue in names for key, starts in self._parts(queue, span)]
+        if by_name:
+            rows = yield from self._by_name(parts)
+        else:
+            rows = yield from self._rows([(queue, key, starts, "") for queue, key, starts in parts])
+        return assemble(rows, queues, span, by_name=by_name)
+
+    def _parts(self, queue: str, span: Span) -> Iterator[tuple[bytes, list[int]]]:
+        """The hashes that have buckets of a stretch of time, each with the starts that are in it."""
+        oldest = self._clock.now() - self._kept[span.tier]
+        parts: dict[int, list[int]] = {}
+        for start in span.starts():
+            if start >= oldest - span.tier:
+                parts.setdefault(start // LENGTHS[span.tier][1], []).append(start)
+        keys = self._keys(queue)
+        for number, starts in parts.items():
+            yield _key(keys, span.tier, number), starts
+
+    def _by_name(self, parts: Sequence[tuple[str, bytes, list[int]]]) -> Steps[list[Row]]:
+        known = yield [Command((b"HGET", key, b"names")) for _, key, _ in parts]
+        wanted = [
+            (queue, key, starts, name)
+            for (queue, key, starts), names in zip(parts, known, strict=True)
+            if names is not None
+            for name in (*unpack(names), OTHERS)
+        ]
+        return (yield from self._rows(wanted))
+
+    def _rows(self, wanted: Sequence[tuple[str, bytes, list[int], str]]) -> Steps[list[Row]]:
+        if not wanted:
+            return []
+        fields: dict[tuple[int, int, str], list[bytes]] = {}
+        commands: list[Call | Command] = []
+        for _, key, starts, name in wanted:
+            place = (starts[0], len(starts), name)
+            if place not in fields:
+                behind = b"\0" + pack_text(name) if name else b""
+                fields[place] = [b"%d%b" % (start, behind) for start in starts]
+            commands.append(Command((b"HMGET", key, *fields[place])))
+        answers = yield commands
+        rows: list[Row] = []
+        for (queue, _, starts, name), found in zip(wanted, answers, strict=True):
+            for start, values in zip(starts, found, strict=True):
+                if values is not None:
+                    rows.append((queue, name, start, [int(number) for number in unpack(values)]))
+        return rows
+
+
+def _key(keys: QueueKeys, step: int, number: int) -> bytes:
+    return keys.key(f"metrics:{LENGTHS[step][0]}:{number}")

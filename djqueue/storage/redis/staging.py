@@ -1,0 +1,173 @@
+"""Staging in Redis: chunks in hashes of their queue, enqueued by the scripts that serve all callers."""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+from djqueue.core.capacity import full_error
+from djqueue.core.job import Batch
+from djqueue.core.queue import QueuePolicy
+from djqueue.storage.staging import (
+    CHUNK,
+    STAGE_TTL,
+    ChunkMissingError,
+    Counts,
+    Manifest,
+    Publication,
+    Staging,
+    check_chunk,
+)
+
+from . import records
+from .keys import QueueKeys
+from .records import pack, pack_raw, pack_text, text, unpack
+from .roundtrips import Call, Command, Steps
+from .scripts import script
+
+AT_ONCE = 64
+"""Chunks of one operation: so many answers are waited for together."""
+PLAIN, OTHER = "p", "x"
+"""Letters of chunks: of jobs that are new, plain, due now and about nothing; of all others."""
+
+
+class RedisStaging(Staging):
+    """See `Staging`.
+
+    run, keys, policy: of the storage.
+    begin: sees that queues that may be new are listed, and used in their mode.
+    heading: what the settings of a queue say to `enqueue`, behind the start.
+    deliver: sends what a queue has for other queues.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Steps[Any]], Any],
+        keys: Callable[[str], QueueKeys],
+        policy: Callable[[str], QueuePolicy],
+        begin: Callable[[set[str]], Steps[None]],
+        heading: Callable[[str], list[Any]],
+        deliver: Callable[[str], Steps[None]],
+    ) -> None:
+        self._run = run
+        self._keys = keys
+        self._policy = policy
+        self._begin = begin
+        self._heading = heading
+        self._deliver = deliver
+
+    def stage(
+        self, write: str, part: str, number: int, batches: Sequence[Batch], lifetime: int = STAGE_TTL
+    ) -> str:
+        """See `Staging`."""
+        check_chunk(batches)
+        keys = self._keys(batches[0].queue)
+        chunk: list[bytes] = [pack_text(batches[0].name)]
+        kind = PLAIN
+        for batch in batches:
+            rest, start = records.envelope(batch), records.start(batch)
+            plain = batch.fresh and not start and batch.options.subject is None
+            if not plain or not rest.startswith(records.PLAIN):
+                kind = OTHER
+            for job_id, payload in zip(batch.ids or (), batch.payloads, strict=True):
+                chunk += (pack_text(job_id), start, rest + payload)
+        places = [keys.staged(write, part), keys.parts(write)]
+        arguments = [number, pack_raw(chunk), pack_text(part), lifetime]
+        self._run(_ask([Call(script("stage"), keys, arguments, places, lane=False)]))
+        return kind
+
+    def begin(self, manifest: Manifest, lifetime: int | None) -> Publication:
+        """See `Staging`."""
+        parts = pack(dict(manifest.parts))
+        arguments = [
+            manifest.version,
+            pack_text(manifest.write),
+            parts,
+            b"" if lifetime is None else lifetime,
+        ]
+        staged = [self._keys(manifest.queue).staged(manifest.write, part) for part in manifest.parts]
+        [answer] = self._run(_ask([self._call("begin", manifest, arguments, staged)]))
+        return _publication(manifest, answer)
+
+    def publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> list[Counts]:
+        """See `Staging`."""
+        found: list[Counts] = []
+        left = iter(chunks)
+        while some := list(islice(left, AT_ONCE)):
+            found += self._run(self._publish(manifest, some))
+        return found
+
+    def _publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> Steps[list[Counts]]:
+        queue = manifest.queue
+        answers = yield [self._chunk(manifest, *chunk) for chunk in chunks]
+        if unlisted := [place for place, answer in enumerate(answers) if answer[1] == b"unlisted"]:
+            yield from self._begin({queue})
+            again = yield [self._chunk(manifest, *chunks[place], listed=b"1") for place in unlisted]
+            for place, answer in zip(unlisted, again, strict=True):
+                answers[place] = answer
+        if any(sent for sent, *_ in answers):
+            yield from self._deliver(queue)
+        for (part, number), (_, answer) in zip(chunks, answers, strict=True):
+            if answer == b"missing":
+                raise ChunkMissingError(
+                    f"queue {queue!r}: chunk {number} of part {part!r} of the write {manifest.write!r} is "
+                    "gone: it expired, or the server has evicted it"
+                )
+            if answer == b"full":
+                raise full_error(queue, self._policy(queue).max_size, CHUNK)
+        return [Counts(*answer) for _, answer in answers]
+
+    def _chunk(self, manifest: Manifest, part: str, number: int, listed: bytes = b"0") -> Call:
+        queue = manifest.queue
+        keys = self._keys(queue)
+        places = [keys.staged(manifest.write, part), keys.published(manifest.app, told=True)]
+        name = pack_text(f"{part}:{number}")
+        if manifest.parts[part][number] == PLAIN and self._policy(queue).max_size is None:
+            return Call(script("staged_add"), keys, [listed, name, number], places)
+        return Call(script("staged_enqueue"), keys, [listed, *self._heading(queue), name, number], places)
+
+    def end(self, manifest: Manifest) -> Counts:
+        """See `Staging`."""
+        [answer] = self._run(_ask([self._call("end", manifest, [manifest.version], [])]))
+        return _publication(manifest, answer).counts
+
+    def forget(self, queue: str, app: str, write: str) -> int:
+        """See `Staging`."""
+        forgotten: int = self._run(self._forget(self._keys(queue), app, write))
+        return forgotten
+
+    def _forget(self, keys: QueueKeys, app: str, write: str) -> Steps[int]:
+        names, [state, begun] = yield [
+            Command((b"SMEMBERS", keys.parts(write))),
+            Command((b"HMGET", keys.published(app), b"state", b"write")),
+        ]
+        if state == b"open" and begun == pack_text(write):
+            return 0
+        gone = [keys.staged(write, text(name)) for name in names]
+        for first in range(0, len(gone), AT_ONCE):
+            yield [Command((b"UNLINK", *gone[first : first + AT_ONCE]))]
+        yield [Command((b"UNLINK", keys.parts(write)))]
+        return len(gone)
+
+    def _call(self, verb: str, manifest: Manifest, arguments: list[Any], staged: list[bytes]) -> Call:
+        keys = self._keys(manifest.queue)
+        places = [keys.published(manifest.app), keys.published(manifest.app, told=True), *staged]
+        return Call(script("manifest"), keys, [verb.encode(), *arguments], places, lane=False)
+
+
+def _ask(calls: list[Call | Command]) -> Steps[list[Any]]:
+    return (yield calls)
+
+
+def _publication(manifest: Manifest, answer: Sequence[Any]) -> Publication:
+    status, version, write, parts, counts = answer
+    if status in (b"missing", b"gone"):
+        raise ChunkMissingError(
+            f"queue {manifest.queue!r}: what the write {manifest.write!r} had put aside is gone: it expired, "
+            "or another version was published meanwhile"
+        )
+    found = manifest._replace(
+        version=int(version),
+        write=text(write),
+        parts=dict(unpack(parts)) if parts else {},
+    )
+    return Publication(text(status), found, Counts(*unpack(counts)) if counts else Counts())

@@ -1,0 +1,1 @@
+"""Tags for the dashboard's templates."""

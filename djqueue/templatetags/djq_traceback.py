@@ -1,0 +1,13 @@
+"""Tracebacks for templates: `{% load djq_traceback %}`."""
+
+from django import template
+
+from djqueue.dashboard import tracebacks
+
+register = template.Library()
+
+
+@register.filter
+def of_the_app(text: str) -> str | None:
+    """Without the frames of libraries; None if there is nothing to leave out."""
+    return tracebacks.of_the_app(text)

@@ -1,0 +1,198 @@
+"""Reading the graph of jobs around one of them."""
+
+from djqueue.core.job import Batch
+from djqueue.core.options import JobKey
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+from djqueue.storage.inspector import FlowGraph
+
+from ..factories import QUEUE, UPSTREAM, claim_one, completing, enqueue, enqueue_many, failing, finish, job
+from .case import StorageCase
+from .flows import DOWNSTREAM, FLOW, a_flow, worked_off
+
+
+def flow(storage: Storage, job_id: str, queue: str = QUEUE, limit: int = 1_000) -> FlowGraph:
+    """The graph around a job that must be there."""
+    found = storage.flow(queue, job_id, limit)
+    assert found is not None, f"there is no job {job_id!r} in queue {queue!r}"
+    root = found.nodes[found.root]
+    assert (root.queue, root.id) == (queue, job_id)
+    return found
+
+
+def keys(graph: FlowGraph) -> set[JobKey]:
+    """The jobs of a graph."""
+    return {node.key for node in graph.nodes}
+
+
+def states(graph: FlowGraph) -> dict[str, State | None]:
+    """States by id."""
+    return {node.id: node.state for node in graph.nodes}
+
+
+def edges(graph: FlowGraph) -> set[tuple[str, str, bool]]:
+    """Which id comes before which, and whether it is waited for."""
+    return {(graph.nodes[one.before].id, graph.nodes[one.after].id, one.unmet) for one in graph.edges}
+
+
+def a_known_flow() -> list[Batch]:
+    """`a_flow` as flows enqueue it: each job knows what comes after it."""
+    first, second, third = a_flow()
+    return [
+        _leading(first, (QUEUE, "c")),
+        _leading(second, (DOWNSTREAM, "d")),
+        third,
+    ]
+
+
+def _leading(one: Batch, *after: JobKey) -> Batch:
+    options = type(one.options).from_dict({**one.options.as_dict(), "dependents": after})
+    return one._replace(options=options)
+
+
+class FlowGraphsContract(StorageCase):
+    """Cases about `flow`."""
+
+    def test_a_graph_is_found_from_each_of_its_jobs(self, storage: Storage) -> None:
+        storage.enqueue(a_flow())
+
+        for queue, job_id in FLOW:
+            found = flow(storage, job_id, queue)
+            assert keys(found) == set(FLOW)
+            assert edges(found) == {("a", "c", True), ("b", "c", True), ("c", "d", True)}
+            assert {node.id for node in found.nodes if node.unmet} == {"c", "d"}
+            assert not found.cut
+
+    def test_a_job_that_is_alone_is_its_whole_graph(self, storage: Storage) -> None:
+        alone = enqueue(storage)
+        enqueue(storage)
+
+        found = flow(storage, alone)
+
+        assert keys(found) == {(QUEUE, alone)}
+        assert found.edges == []
+        [node] = found.nodes
+        record = job(storage, alone)
+        assert (node.name, node.state, node.created_at) == (record.name, State.WAITING, record.created_at)
+        assert not node.unmet
+
+    def test_a_job_that_is_not_known_has_no_graph(self, storage: Storage) -> None:
+        enqueue(storage)
+
+        assert storage.flow(QUEUE, "nobody") is None
+        assert storage.flow("never-used", "nobody") is None
+
+    def test_what_has_ended_is_met_and_shows_its_state(self, storage: Storage) -> None:
+        storage.enqueue(a_flow())
+        claimed = claim_one(storage)
+        finish(storage, completing(claimed))
+        other = ({"a", "b"} - {claimed.id}).pop()
+
+        found = flow(storage, "d", DOWNSTREAM)
+
+        assert edges(found) == {(claimed.id, "c", False), (other, "c", True), ("c", "d", True)}
+        assert states(found)[claimed.id] is State.COMPLETED
+
+    def test_an_ended_job_leads_to_those_that_live_and_depend_on_it(self, storage: Storage) -> None:
+        before = enqueue(storage)
+        worked_off(storage)
+        after = enqueue(storage, queue=DOWNSTREAM, depends_on=((QUEUE, before),), delay=3_600_000)
+
+        found = flow(storage, before)
+
+        assert keys(found) == {(QUEUE, before), (DOWNSTREAM, after)}
+        assert edges(found) == {(before, after, False)}
+
+    def test_a_flow_that_has_ended_is_found_from_its_first_job(self, storage: Storage) -> None:
+        storage.enqueue(a_known_flow())
+        assert worked_off(storage) == [{"a", "b"}, {"c"}, {"d"}]
+
+        found = flow(storage, "a", UPSTREAM)
+
+        assert keys(found) == set(FLOW)
+        assert set(states(found).values()) == {State.COMPLETED}
+        assert edges(found) == {("a", "c", False), ("b", "c", False), ("c", "d", False)}
+
+    def test_a_flow_that_has_failed_says_of_each_job_why(self, storage: Storage) -> None:
+        storage.enqueue(a_known_flow())
+        claimed = claim_one(storage)
+        finish(storage, failing(claimed, "timeout"))
+
+        found = flow(storage, claimed.id, UPSTREAM)
+
+        reasons = {node.id: node.reason for node in found.nodes if node.state is State.FAILED}
+        assert reasons == {claimed.id: "timeout", "c": "dependency_failed", "d": "dependency_failed"}
+        assert {node.finished_at > 0 for node in found.nodes if node.state is State.FAILED} == {True}
+
+    def test_who_waits_though_another_failed_waits_for_it_still(self, storage: Storage) -> None:
+        before = enqueue(storage)
+        after = enqueue(storage, depends_on=((QUEUE, before),), on_dependency_failure="wait")
+        finish(storage, failing(claim_one(storage)))
+
+        found = flow(storage, before)
+
+        assert states(found) == {before: State.FAILED, after: State.BLOCKED}
+        assert edges(found) == {(before, after, True)}
+
+    def test_who_ignores_a_failure_does_not_wait_for_it(self, storage: Storage) -> None:
+        first, second = enqueue_many(storage, 2)
+        needs = ((QUEUE, first), (QUEUE, second))
+        after = enqueue(storage, depends_on=needs, on_dependency_failure="ignore")
+        claimed = claim_one(storage)
+        finish(storage, failing(claimed))
+        other = ({first, second} - {claimed.id}).pop()
+
+        found = flow(storage, after)
+
+        assert edges(found) == {(claimed.id, after, False), (other, after, True)}
+        assert next(node for node in found.nodes if node.id == after).ignores
+
+    def test_a_job_that_is_gone_is_known_from_those_that_depend_on_it(self, storage: Storage) -> None:
+        before = enqueue(storage, queue=UPSTREAM)
+        worked_off(storage)
+        after = enqueue(storage, depends_on=((UPSTREAM, before),))
+        storage.remove(UPSTREAM, [before])
+
+        found = flow(storage, after)
+
+        assert states(found) == {before: None, after: State.WAITING}
+        assert storage.flow(UPSTREAM, before) is None
+
+    def test_one_with_the_id_of_another_that_was_named_is_no_part_of_the_flow(self, storage: Storage) -> None:
+        [first, second, third] = a_known_flow()
+        storage.enqueue([first, second, third])
+        storage.remove(DOWNSTREAM, ["d"])
+        enqueue(storage, id="d", queue=DOWNSTREAM)
+
+        assert keys(flow(storage, "c")) == set(FLOW[:3])
+
+    def test_a_moved_job_is_found_where_it_is(self, storage: Storage) -> None:
+        storage.enqueue(a_flow())
+        storage.move(UPSTREAM, ["a"], "elsewhere")
+        storage.maintain()
+
+        found = flow(storage, "a", "elsewhere")
+
+        assert ("elsewhere", "a") in keys(found)
+        assert (DOWNSTREAM, "d") in keys(found)
+        assert ("a", "c", True) in edges(found)
+
+    def test_no_more_jobs_are_looked_at_than_was_said(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 30)
+        last = enqueue(storage, depends_on=tuple((QUEUE, one) for one in ids))
+
+        some = flow(storage, last, limit=10)
+        whole = flow(storage, last, limit=31)
+
+        assert (len(some.nodes), some.cut) == (10, True)
+        assert len(some.edges) == 9
+        assert (len(whole.nodes), whole.cut) == (31, False)
+
+    def test_reading_changes_nothing(self, storage: Storage) -> None:
+        storage.enqueue(a_flow())
+        before = [storage.page(queue, None, 10) for queue in (UPSTREAM, QUEUE, DOWNSTREAM)]
+
+        flow(storage, "c")
+
+        assert [storage.page(queue, None, 10) for queue in (UPSTREAM, QUEUE, DOWNSTREAM)] == before
+        assert worked_off(storage) == [{"a", "b"}, {"c"}, {"d"}]

@@ -1,0 +1,298 @@
+"""Bounds of a queue where its records are held for others, where jobs have sent items, and where dead letters
+come from elsewhere.
+"""
+
+import pytest
+
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    QUEUE,
+    RESULT,
+    a_completed_job,
+    a_failed_job,
+    a_waiting_job,
+    an_active_job,
+    batch,
+    cancelling,
+    claim_one,
+    completing,
+    counts,
+    emit,
+    enqueue,
+    failing,
+    finish,
+    items_of,
+    job,
+    page_of,
+    report_of,
+    retrying,
+    state,
+)
+from .case import (
+    BRIEF_DETAILS,
+    BRIEF_RESULTS,
+    FEW_BYTES,
+    FEW_RECORDS,
+    FEW_RESULTS,
+    LATER,
+    SOON,
+    StorageCase,
+    bounded,
+    swept_clean,
+)
+
+LONG = 10 * SOON
+
+
+class HeldBoundsContract(StorageCase):
+    """Cases about bounds that meet what is kept for dependents, streams and moves."""
+
+    # Records that are held.
+
+    def test_bytes_of_a_held_record_do_not_count_until_it_is_let_go(self, storage: Storage) -> None:
+        bounded(storage, FEW_BYTES)
+        _held_child(storage, FEW_BYTES, payload=bytes(500), result=bytes(450))
+        for number in range(4):
+            self.advance(1)
+            a_completed_job(
+                storage, queue=FEW_BYTES, id=f"other {number}", payload=bytes(200), result=bytes(100)
+            )
+        swept_clean(storage)
+        others = [f"other {number}" for number in range(4)]
+        assert storage.states(FEW_BYTES, others) == [None, *[State.COMPLETED] * 3]
+        assert job(storage, "child", FEW_BYTES).result == bytes(450)
+
+        storage.cancel(QUEUE, ["parent"])
+        swept_clean(storage)
+
+        assert state(storage, "child", FEW_BYTES) is None
+        assert counts(storage, FEW_BYTES) == {State.COMPLETED: 3}
+
+    def test_bytes_of_a_held_cancelled_record_do_not_count(self, storage: Storage) -> None:
+        bounded(storage, FEW_BYTES)
+        _parent(storage, FEW_BYTES, on_dependency_failure="ignore", payload=bytes(450))
+        finish(storage, cancelling(claim_one(storage, queues=[FEW_BYTES])))
+        self.advance(1)
+        enqueue(storage, queue=FEW_BYTES, id="other", payload=bytes(450))
+        storage.cancel(FEW_BYTES, ["other"])
+        swept_clean(storage)
+        assert counts(storage, FEW_BYTES) == {State.CANCELLED: 2}
+
+        storage.cancel(QUEUE, ["parent"])
+        swept_clean(storage)
+
+        assert storage.states(FEW_BYTES, ["child", "other"]) == [None, State.CANCELLED]
+
+    def test_one_that_is_held_when_it_has_ended_counts_no_more(self, storage: Storage) -> None:
+        bounded(storage, FEW_BYTES)
+        a_completed_job(storage, queue=FEW_BYTES, id="child", payload=bytes(500), result=bytes(450))
+        storage.enqueue([batch(ids=["slow"], delay=LATER)])
+        enqueue(storage, id="parent", depends_on=((FEW_BYTES, "child"), (QUEUE, "slow")))
+        self.advance(1)
+
+        a_completed_job(storage, queue=FEW_BYTES, id="other", payload=bytes(500), result=bytes(450))
+        swept_clean(storage)
+        assert counts(storage, FEW_BYTES) == {State.COMPLETED: 2}
+
+        storage.cancel(QUEUE, ["parent"])
+        swept_clean(storage)
+        assert storage.states(FEW_BYTES, ["child", "other"]) == [None, State.COMPLETED]
+
+    @pytest.mark.parametrize("queue", [FEW_BYTES, FEW_RECORDS, FEW_RESULTS])
+    def test_what_was_too_much_meanwhile_stays_if_there_is_room_in_the_end(
+        self, storage: Storage, queue: str
+    ) -> None:
+        bounded(storage, queue)
+        _held_child(storage, queue, payload=bytes(150), result=bytes(250))
+        for number in range(5):
+            self.advance(1)
+            a_completed_job(storage, queue=queue, id=f"other {number}", payload=bytes(200), result=bytes(100))
+        swept_clean(storage)
+        storage.remove(queue, [f"other {number}" for number in range(5)])
+
+        storage.cancel(QUEUE, ["parent"])
+        swept_clean(storage)
+
+        assert counts(storage, queue) == {State.COMPLETED: 1}
+        assert job(storage, "child", queue).result == bytes(250)
+
+        for number in range(3):
+            self.advance(1)
+            a_completed_job(storage, queue=queue, id=f"new {number}", payload=bytes(100), result=bytes(100))
+        swept_clean(storage)
+
+        [child] = storage.jobs(queue, ["child"])
+        assert (child is None) == (queue == FEW_RECORDS)
+        assert child is None or (child.result is None) == (queue == FEW_RESULTS)
+
+    def test_one_removed_while_it_is_held_leaves_no_bytes_behind(self, storage: Storage) -> None:
+        bounded(storage, FEW_BYTES)
+        _held_child(storage, FEW_BYTES, payload=bytes(500), result=bytes(450))
+        storage.remove(FEW_BYTES, ["child"])
+        storage.cancel(QUEUE, ["parent"])
+
+        a_completed_job(storage, queue=FEW_BYTES, id="a", payload=bytes(500), result=bytes(500))
+        swept_clean(storage)
+        assert counts(storage, FEW_BYTES) == {State.COMPLETED: 1}
+        self.advance(1)
+        a_completed_job(storage, queue=FEW_BYTES, id="b", payload=b"1", result=None)
+        swept_clean(storage)
+
+        assert storage.states(FEW_BYTES, ["a", "b"]) == [None, State.COMPLETED]
+
+    # Results that are held.
+
+    def test_a_held_result_is_not_among_those_that_are_too_many(self, storage: Storage) -> None:
+        bounded(storage, FEW_RESULTS)
+        _held_child(storage, FEW_RESULTS, result=bytes(290))
+        for number in range(3):
+            self.advance(1)
+            a_completed_job(storage, queue=FEW_RESULTS, id=f"other {number}", result=bytes(140))
+        swept_clean(storage)
+        assert len(job(storage, "child", FEW_RESULTS).result or b"") == 290
+        assert _sizes(storage, FEW_RESULTS) == [0, 140, 140]
+
+        storage.cancel(QUEUE, ["parent"])
+        swept_clean(storage)
+
+        child = job(storage, "child", FEW_RESULTS)
+        assert (child.state, child.result) == (State.COMPLETED, None)
+        assert _sizes(storage, FEW_RESULTS) == [0, 140, 140]
+
+    @pytest.mark.parametrize("kept", [None, LATER])
+    def test_a_held_result_outlives_the_age_of_results(self, storage: Storage, kept: int | None) -> None:
+        bounded(storage, BRIEF_RESULTS)
+        _held_child(storage, BRIEF_RESULTS, result_ttl=kept)
+        for _ in range(3):
+            self.pass_time(storage, LONG)
+        assert job(storage, "child", BRIEF_RESULTS).result == RESULT
+
+        storage.cancel(QUEUE, ["parent"])
+        swept_clean(storage)
+
+        child = job(storage, "child", BRIEF_RESULTS)
+        assert (child.state, child.result) == (State.COMPLETED, None)
+
+    def test_the_age_of_results_goes_on_when_one_is_let_go(self, storage: Storage) -> None:
+        bounded(storage, BRIEF_RESULTS)
+        _held_child(storage, BRIEF_RESULTS)
+        storage.cancel(QUEUE, ["parent"])
+        assert job(storage, "child", BRIEF_RESULTS).result == RESULT
+
+        self.pass_time(storage, SOON + 1)
+
+        child = job(storage, "child", BRIEF_RESULTS)
+        assert (child.state, child.result) == (State.COMPLETED, None)
+
+    # Items.
+
+    @pytest.mark.parametrize("result", [None, RESULT])
+    def test_items_are_kept_no_longer_than_the_queue_keeps_results(
+        self, storage: Storage, result: bytes | None
+    ) -> None:
+        bounded(storage, BRIEF_RESULTS)
+        run = an_active_job(storage, queue=BRIEF_RESULTS, result_ttl=LATER)
+        emit(storage, run, b"one")
+        finish(storage, completing(run, result))
+        assert items_of(storage, run.id, BRIEF_RESULTS) == [b"one"]
+
+        self.pass_time(storage, SOON + 1)
+
+        page = page_of(storage, run.id, queue=BRIEF_RESULTS)
+        assert (page.state, page.items, page.sent) == (State.COMPLETED, (), 1)
+
+    def test_items_go_with_a_result_that_is_too_much(self, storage: Storage) -> None:
+        bounded(storage, FEW_RESULTS)
+        for job_id, result in (("silent", None), ("old", bytes(200)), ("new", bytes(200))):
+            run = an_active_job(storage, queue=FEW_RESULTS, id=job_id)
+            emit(storage, run, b"one", b"two")
+            finish(storage, completing(run, result))
+            self.advance(1)
+
+        swept_clean(storage)
+
+        assert job(storage, "old", FEW_RESULTS).result is None
+        assert items_of(storage, "old", FEW_RESULTS) == []
+        for job_id in ("silent", "new"):
+            assert items_of(storage, job_id, FEW_RESULTS) == [b"one", b"two"]
+
+    def test_items_of_a_held_job_have_their_time_all_the_same(self, storage: Storage) -> None:
+        bounded(storage, BRIEF_RESULTS)
+        _parent(storage, BRIEF_RESULTS, result_ttl=LATER)
+        run = claim_one(storage, queues=[BRIEF_RESULTS])
+        emit(storage, run, b"one")
+        finish(storage, completing(run))
+
+        self.pass_time(storage, SOON + 1)
+
+        assert job(storage, "child", BRIEF_RESULTS).result == RESULT
+        assert items_of(storage, "child", BRIEF_RESULTS) == []
+
+    @pytest.mark.parametrize("queue", [FEW_RECORDS, FEW_BYTES])
+    def test_records_with_items_are_bounded_as_others_are(self, storage: Storage, queue: str) -> None:
+        bounded(storage, queue)
+        for number in range(6):
+            run = an_active_job(storage, queue=queue, id=f"done {number}", payload=bytes(200))
+            emit(storage, run, b"one")
+            finish(storage, completing(run, bytes(100)))
+            self.advance(1)
+
+        swept_clean(storage)
+
+        ids = [f"done {number}" for number in range(6)]
+        assert storage.states(queue, ids) == [None] * 3 + [State.COMPLETED] * 3
+        assert items_of(storage, "done 5", queue) == [b"one"]
+
+    # Dead letters that come from another queue.
+
+    def test_a_dead_letter_weighs_where_it_was_moved_to(self, storage: Storage) -> None:
+        bounded(storage, FEW_BYTES)
+        for number in range(3):
+            a_failed_job(storage, id=f"dead {number}", payload=bytes(400), error=None)
+            assert storage.move(QUEUE, [f"dead {number}"], FEW_BYTES) == ["moved"]
+            self.advance(1)
+
+        swept_clean(storage)
+
+        dead = [f"dead {number}" for number in range(3)]
+        assert storage.states(FEW_BYTES, dead) == [None, State.FAILED, State.FAILED]
+        storage.move(FEW_BYTES, ["dead 1"], QUEUE)
+        a_failed_job(storage, queue=FEW_BYTES, id="last", payload=bytes(500), error=None)
+        swept_clean(storage)
+        assert counts(storage, FEW_BYTES) == {State.FAILED: 2}
+
+    def test_what_is_said_of_attempts_counts_for_a_dead_letter_that_was_moved(self, storage: Storage) -> None:
+        bounded(storage, BRIEF_DETAILS)
+        run = an_active_job(storage, id="dead")
+        storage.report([report_of(run, None, [(1, "line")])])
+        finish(storage, retrying(run))
+        finish(storage, failing(claim_one(storage)))
+        storage.move(QUEUE, ["dead"], BRIEF_DETAILS)
+        record = job(storage, "dead", BRIEF_DETAILS)
+        assert (len(record.history), len(record.logs)) == (2, 1)
+
+        self.pass_time(storage, 3 * SOON + 1)
+
+        record = job(storage, "dead", BRIEF_DETAILS)
+        assert (record.state, record.history, record.logs) == (State.FAILED, (), ())
+
+
+def _parent(storage: Storage, queue: str, on_dependency_failure: str = "fail", **options: object) -> None:
+    """A job that waits for a child in a queue, and for one that does not start."""
+    a_waiting_job(storage, id="child", queue=queue, **options)
+    storage.enqueue([batch(ids=["slow"], delay=LATER)])
+    needs = ((queue, "child"), (QUEUE, "slow"))
+    enqueue(storage, id="parent", depends_on=needs, on_dependency_failure=on_dependency_failure)
+
+
+def _held_child(storage: Storage, queue: str, result: bytes = RESULT, **options: object) -> None:
+    """One that has completed, and is kept for its parent."""
+    _parent(storage, queue, **options)  # type: ignore[arg-type]
+    assert finish(storage, completing(claim_one(storage, queues=[queue]), result)) == [True]
+
+
+def _sizes(storage: Storage, queue: str) -> list[int]:
+    """Bytes of the others' results."""
+    return [len(job(storage, f"other {number}", queue).result or b"") for number in range(3)]

@@ -1,0 +1,805 @@
+"""Insight: what is told of queues and jobs agrees with what was done to them."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from djqueue.core.errors import OptionError
+from djqueue.core.explain import Dependency, Explanation, Holder
+from djqueue.core.limiter import Rate
+from djqueue.core.metrics import HOUR, MINUTE, PARTS, Histogram, RunStats, part_of
+from djqueue.core.options import DAY
+from djqueue.core.overview import QueueOverview, Totals
+from djqueue.core.pages import JobPage
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    JOB_IN,
+    NAME,
+    QUEUE,
+    a_cancelled_job,
+    a_completed_job,
+    a_delayed_job,
+    a_failed_job,
+    a_waiting_job,
+    an_active_job,
+    batch,
+    cancelling,
+    claim,
+    claim_one,
+    completing,
+    enqueue,
+    enqueue_many,
+    failing,
+    finish,
+    job,
+    releasing,
+    retrying,
+    worker,
+)
+from .case import KEYED_ONLY, LATER, LIMITER, SHARING, SOON, StorageCase, recorded, so_far
+
+COUNTED = {
+    "queued": "enqueued",
+    "active": "started",
+    "completed": "completed",
+    "failing": "retried",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "stalled": "stalled",
+}
+"""The total that each event belongs to."""
+
+
+def overview(storage: Storage, queue: str = QUEUE) -> QueueOverview:
+    """Of one queue."""
+    [found] = storage.overview([queue]).queues
+    return found
+
+
+def totals(storage: Storage, queue: str = QUEUE) -> Totals:
+    """Of one queue."""
+    return overview(storage, queue).totals
+
+
+def histogram(*times: int) -> Histogram:
+    """Of these times, in milliseconds."""
+    counts = [0] * PARTS
+    for time in times:
+        counts[part_of(time)] += 1
+    return Histogram(tuple(counts))
+
+
+def stats(
+    name: str, queue: str = QUEUE, wait: Sequence[int] = (), run: Sequence[int] = (), failed: int = 0
+) -> RunStats:
+    """What a worker tells of runs that completed, and of some that failed."""
+    completed = 0 if failed else max(1, len(run))
+    return RunStats(queue, name, completed, 0, failed, 0, histogram(*wait), histogram(*run))
+
+
+def explain(storage: Storage, job_id: str, queue: str = QUEUE) -> Explanation:
+    """Why a job that must be there is not running."""
+    found = storage.explain(queue, job_id)
+    assert found is not None
+    return found
+
+
+class InsightContract(StorageCase):
+    """Cases about dashboards' reads."""
+
+    forgets_metrics = True
+    """Whether old buckets go by the clock that the tests move."""
+
+    # Overview.
+
+    def test_the_overview_of_nothing_is_empty(self, storage: Storage) -> None:
+        found = storage.overview()
+
+        assert found.queues == []
+        assert not found.capped
+        assert abs(found.at - self.now(storage)) < 60_000
+
+    def test_a_queue_that_was_never_used_has_an_empty_overview(self, storage: Storage) -> None:
+        nothing = dict.fromkeys(State, 0)
+        assert storage.overview(["nobodys"]).queues == [
+            QueueOverview(
+                "nobodys", nothing, False, None, None, None, None, None, 0, "optional", 0, {}, Totals()
+            )
+        ]
+        assert "nobodys" not in storage.queues()
+
+    def test_all_queues_come_by_name_and_those_asked_for_in_order(self, storage: Storage) -> None:
+        for queue in ("b", "a", "c"):
+            enqueue(storage, queue=queue)
+
+        assert [one.name for one in storage.overview().queues] == ["a", "b", "c"]
+        assert [one.name for one in storage.overview(["c", "a"]).queues] == ["c", "a"]
+        assert storage.overview([]).queues == []
+
+    @pytest.mark.parametrize("there", sorted(State))
+    def test_an_overview_counts_what_counts_says(self, storage: Storage, there: State) -> None:
+        JOB_IN[there](storage)
+
+        found = overview(storage)
+
+        assert found.counts == storage.counts(QUEUE) == {**dict.fromkeys(State, 0), there: 1}
+        assert found.names == ({NAME: 1} if there is State.WAITING else {})
+
+    def test_counts_of_what_has_ended_follow_its_end_and_its_removal(self, storage: Storage) -> None:
+        done = [a_completed_job(storage) for _ in range(3)]
+        gone = [a_cancelled_job(storage) for _ in range(2)]
+        storage.remove(QUEUE, [done[0], gone[0]])
+        enqueue(storage, id=gone[1])
+        storage.jobs(QUEUE, done)
+        storage.retry(QUEUE, done)
+
+        found = overview(storage).counts
+
+        assert (found[State.COMPLETED], found[State.CANCELLED], found[State.WAITING]) == (2, 0, 1)
+        assert found == storage.counts(QUEUE)
+
+    def test_claimable_jobs_are_told_by_name_and_held_back_ones_by_number(self, storage: Storage) -> None:
+        enqueue_many(storage, 3, name="a")
+        enqueue_many(storage, 2, name="b")
+        enqueue_many(storage, 4, name="c", group="g")
+
+        found = overview(storage)
+
+        assert found.names == {"a": 3, "b": 2, "c": 1}
+        assert found.parked == 3
+        assert found.counts[State.WAITING] == 9
+
+    def test_the_longest_wait_is_that_of_the_first_to_come(self, storage: Storage) -> None:
+        first = a_waiting_job(storage)
+        self.advance(50)
+        second = a_waiting_job(storage)
+        assert overview(storage).oldest_at == job(storage, first).created_at
+
+        claim(storage)
+        assert overview(storage).oldest_at == job(storage, second).created_at
+        claim(storage)
+        assert overview(storage).oldest_at is None
+
+    def test_a_low_priority_that_nobody_comes_to_is_seen(self, storage: Storage) -> None:
+        low = a_waiting_job(storage, priority=-5)
+        for priority in (0, 7, -1):
+            self.advance(20)
+            a_waiting_job(storage, priority=priority)
+
+        assert overview(storage).oldest_at == job(storage, low).created_at
+
+    def test_a_name_that_nobody_handles_is_seen(self, storage: Storage) -> None:
+        strange = a_waiting_job(storage, name="strange")
+        self.advance(50)
+        a_waiting_job(storage)
+        later = a_waiting_job(storage)
+
+        claim_one(storage)
+
+        assert overview(storage).oldest_at == job(storage, strange).created_at
+        storage.remove(QUEUE, [strange])
+        assert overview(storage).oldest_at == job(storage, later).created_at
+
+    def test_jobs_put_before_the_others_do_not_hide_these(self, storage: Storage) -> None:
+        first = a_waiting_job(storage)
+        for _ in range(3):
+            self.advance(20)
+            a_waiting_job(storage, lifo=True)
+        assert overview(storage).oldest_at == job(storage, first).created_at
+
+        storage.remove(QUEUE, [first])
+        lifo = storage.page(QUEUE, State.WAITING, 1)[0]
+        assert overview(storage).oldest_at == lifo.created_at
+
+    def test_a_job_given_back_has_waited_since_then(self, storage: Storage) -> None:
+        claimed = an_active_job(storage)
+        self.advance(50)
+        finish(storage, releasing(claimed))
+
+        assert overview(storage).oldest_at == job(storage, claimed.id).run_at > claimed.created_at
+
+    def test_a_delayed_job_waits_from_the_time_at_which_it_was_due(self, storage: Storage) -> None:
+        delayed = a_delayed_job(storage, delay=SOON)
+        a_delayed_job(storage, delay=LATER)
+        due = job(storage, delayed).run_at
+        assert (overview(storage).oldest_at, overview(storage).due_at) == (None, due)
+
+        self.pass_time(storage, SOON + 50)
+
+        found = overview(storage)
+        assert found.oldest_at == due
+        assert found.due_at is not None
+        assert found.due_at > due
+
+    def test_the_wait_is_found_behind_many_that_were_removed(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 200)
+        self.advance(30)
+        last = a_waiting_job(storage)
+        storage.remove(QUEUE, ids)
+
+        assert overview(storage).oldest_at == job(storage, last).created_at
+
+    def test_a_pause_is_told(self, storage: Storage) -> None:
+        a_waiting_job(storage)
+        storage.pause(QUEUE)
+        assert overview(storage).paused
+        storage.resume(QUEUE)
+        assert not overview(storage).paused
+
+    def test_limits_are_told_with_what_is_left_of_them(self, storage: Storage) -> None:
+        enqueue_many(storage, 5, weight=2)
+        storage.set_limits(QUEUE, Rate(3, 60_000), 8)
+        assert overview(storage).tokens == 3
+        claim(storage, 2)
+
+        found = overview(storage)
+
+        assert (found.rate, found.tokens) == (Rate(3, 60_000), 1)
+        assert (found.concurrency, found.used) == (8, 4)
+        storage.set_limits(QUEUE, None, None)
+        found = overview(storage)
+        assert (found.rate, found.tokens, found.concurrency, found.used) == (None, None, None, 4)
+
+    def test_tokens_come_back(self, storage: Storage) -> None:
+        enqueue_many(storage, 3)
+        storage.set_limits(QUEUE, Rate(2, SOON), None)
+        claim(storage, 2)
+        self.advance(SOON)
+
+        assert overview(storage).tokens == 2
+
+    def test_the_mode_of_groups_is_told(self, storage: Storage) -> None:
+        enqueue(storage, queue=KEYED_ONLY, group="g")
+
+        assert overview(storage, KEYED_ONLY).group_mode == "keyed"
+
+    # Totals.
+
+    def test_totals_count_each_transition_once(self, storage: Storage) -> None:
+        enqueue_many(storage, 6)
+        one, two, three, four, *_ = claim(storage, 5)
+        finish(storage, completing(one), retrying(two), failing(three), releasing(four))
+        storage.cancel(QUEUE, [storage.page(QUEUE, State.WAITING, 1)[0].id])
+
+        assert totals(storage) == Totals(
+            enqueued=6, started=5, completed=1, retried=1, failed=1, cancelled=1, stalled=0
+        )
+
+    def test_totals_do_not_fall_when_records_go(self, storage: Storage) -> None:
+        ids = [a_completed_job(storage), a_failed_job(storage), a_cancelled_job(storage)]
+        a_completed_job(storage, result_ttl=SOON)
+        before = totals(storage)
+
+        storage.remove(QUEUE, ids)
+        self.pass_time(storage, SOON + 1)
+
+        assert totals(storage) == before
+        assert before == Totals(4, 3, 2, 0, 1, 1, 0)
+
+    def test_an_id_enqueued_again_is_another_job(self, storage: Storage) -> None:
+        cancelled = a_cancelled_job(storage)
+        enqueue(storage, id=cancelled)
+        assert storage.enqueue([batch(ids=[cancelled])])[0].status == "duplicate"
+
+        assert totals(storage)[:1] == (2,)
+        assert totals(storage).cancelled == 1
+
+    def test_a_run_that_was_lost_is_counted(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, max_stalls=1)
+        self.lose_lease(storage, claimed.lease)
+        assert totals(storage) == Totals(1, 1, 0, 0, 0, 0, 1)
+
+        claimed = claim_one(storage)
+        self.lose_lease(storage, claimed.lease)
+        assert totals(storage) == Totals(1, 2, 0, 0, 1, 0, 2)
+
+    def test_a_job_that_is_asked_to_stop_is_counted_as_cancelled(self, storage: Storage) -> None:
+        one, two = an_active_job(storage), an_active_job(storage)
+        storage.cancel(QUEUE, [one.id, two.id])
+        finish(storage, cancelling(one), retrying(two))
+
+        assert totals(storage) == Totals(2, 2, 0, 0, 0, 2, 0)
+
+    def test_a_moved_job_came_into_both_queues(self, storage: Storage) -> None:
+        moved = a_waiting_job(storage)
+        storage.move(QUEUE, [moved], "other")
+
+        assert (totals(storage).enqueued, totals(storage, "other").enqueued) == (1, 1)
+
+    def test_an_obliterated_queue_begins_anew(self, storage: Storage) -> None:
+        a_completed_job(storage)
+        an_active_job(storage)
+        storage.obliterate(QUEUE, force=True)
+        assert totals(storage) == Totals()
+
+        a_completed_job(storage)
+        assert totals(storage) == Totals(1, 1, 1, 0, 0, 0, 0)
+
+    def test_totals_are_those_of_the_events_that_are_told(self, storage: Storage) -> None:
+        with recorded(storage) as recorder:
+            a_completed_job(storage)
+            a_completed_job(storage, group="g", retention=LATER)
+            storage.retry(QUEUE, [a_failed_job(storage)])
+            claimed = claim_one(storage)
+            finish(storage, retrying(claimed))
+            claimed = claim_one(storage)
+            self.lose_lease(storage, claimed.lease)
+            storage.promote(QUEUE, [a_delayed_job(storage)])
+            enqueue(storage, unique_key="k")
+            enqueue(storage, unique_key="k", on_duplicate="replace")
+            enqueue(storage, ttl=SOON)
+            self.pass_time(storage, SOON + 1)
+            for one in claim(storage, 9):
+                finish(storage, completing(one))
+            events = so_far(storage, recorder)
+
+        told = dict.fromkeys(COUNTED.values(), 0)
+        for event in events:
+            if event.event in COUNTED:
+                told[COUNTED[event.event]] += 1
+        # The fence behind the events is one more job.
+        told["enqueued"] += 1
+        assert totals(storage) == Totals(**told)
+
+    # Why a job is not running.
+
+    def test_there_is_nothing_to_say_of_a_job_that_is_not_known(self, storage: Storage) -> None:
+        assert storage.explain(QUEUE, "nobody") is None
+
+    @pytest.mark.parametrize("there", sorted(set(State) - {State.WAITING, State.DELAYED, State.BLOCKED}))
+    def test_a_job_that_runs_or_has_ended_is_not_pending(self, storage: Storage, there: State) -> None:
+        storage.register_worker(worker())
+        job_id = JOB_IN[there](storage)
+
+        found = explain(storage, job_id)
+
+        assert (found.verdict, found.state) == ("not_pending", there)
+        assert (found.queue, found.id, found.name) == (QUEUE, job_id, NAME)
+
+    def test_an_active_job_whose_worker_is_gone_waits_for_the_end_of_its_lease(
+        self, storage: Storage
+    ) -> None:
+        claimed = an_active_job(storage, worker="gone")
+
+        found = explain(storage, claimed.id)
+
+        assert (found.verdict, found.worker) == ("lease_of_dead_worker", "gone")
+        assert found.until is not None
+        assert 0 < found.until - found.at <= claimed.lease
+
+    def test_a_paused_queue_and_a_paused_group_are_named(self, storage: Storage) -> None:
+        grouped, other = enqueue(storage, group="g"), enqueue(storage)
+        storage.pause_group(QUEUE, "g")
+        found = explain(storage, grouped)
+        assert (found.verdict, found.group) == ("group_paused", "g")
+
+        storage.pause(QUEUE)
+        assert explain(storage, grouped).verdict == explain(storage, other).verdict == "paused"
+
+    def test_a_delayed_job_waits_for_its_time(self, storage: Storage) -> None:
+        delayed = a_delayed_job(storage)
+
+        found = explain(storage, delayed)
+
+        assert (found.verdict, found.until) == ("delayed", job(storage, delayed).run_at)
+
+    def test_a_blocked_job_names_what_it_waits_for_in_other_queues_too(self, storage: Storage) -> None:
+        here, there = enqueue(storage), enqueue(storage, queue="other", delay=LATER)
+        done = a_completed_job(storage, queue="third")
+        keys = ((QUEUE, here), ("other", there), ("third", done))
+        blocked = enqueue(storage, depends_on=keys)
+
+        found = explain(storage, blocked)
+
+        assert found.verdict == "blocked"
+        assert set(found.unmet) == {
+            Dependency(QUEUE, here, State.WAITING),
+            Dependency("other", there, State.DELAYED),
+        }
+
+    def test_a_job_that_follows_the_active_one_with_its_key_names_that(self, storage: Storage) -> None:
+        claimed = an_active_job(storage, unique_key="k")
+        follower = enqueue(storage, unique_key="k", on_duplicate="keep_last_if_active")
+
+        found = explain(storage, follower)
+
+        assert found.unmet == (Dependency(QUEUE, claimed.id, State.ACTIVE),)
+
+    def test_there_may_be_nobody_to_run_it(self, storage: Storage) -> None:
+        waiting = a_waiting_job(storage)
+        storage.register_worker(worker("elsewhere", queues=("other",)))
+        storage.register_worker(worker("ending", state="stopping"))
+        assert explain(storage, waiting).verdict == "no_worker"
+
+        storage.register_worker(worker("unable", names=("x",)))
+        found = explain(storage, waiting)
+        assert (found.verdict, found.workers) == ("no_handler", ("unable",))
+
+    def test_a_busy_group_names_who_runs(self, storage: Storage) -> None:
+        storage.register_worker(worker(concurrency=9))
+        first, *others = [enqueue(storage, group="g") for _ in range(3)]
+        enqueue(storage, group="h")
+        claim(storage, 9)
+
+        found = explain(storage, others[1])
+
+        assert (found.verdict, found.group, found.limit) == ("group_busy", "g", 1)
+        assert found.holders == (Holder(first, worker().id),)
+        assert found.before == 1
+
+    def test_the_second_of_an_idle_group_waits_for_its_turn(self, storage: Storage) -> None:
+        storage.register_worker(worker())
+        _, second = enqueue(storage, group="g"), enqueue(storage, group="g")
+
+        found = explain(storage, second)
+
+        assert (found.verdict, found.before) == ("waiting_turn", 1)
+
+    def test_a_rate_that_is_used_up_says_when_it_goes_on(self, storage: Storage) -> None:
+        storage.register_worker(worker())
+        _, second, third = enqueue_many(storage, 3)
+        storage.set_limits(QUEUE, Rate(1, 60_000), None)
+        claim(storage, 3)
+        self.advance(20_000)
+
+        found = explain(storage, third)
+
+        assert (found.verdict, found.before) == ("behind_rate", 1)
+        assert found.until is not None
+        assert 39_000 <= found.until - found.at <= 40_000
+        assert explain(storage, second).before == 0
+
+    def test_a_full_concurrency_names_who_has_it(self, storage: Storage) -> None:
+        storage.register_worker(worker(concurrency=9))
+        ids = enqueue_many(storage, 8)
+        storage.set_limits(QUEUE, None, 7)
+        claimed = claim(storage, 9)
+
+        found = explain(storage, ids[7])
+
+        assert (found.verdict, found.limit, found.before) == ("concurrency_full", 7, 0)
+        assert len(found.holders) == 5
+        assert set(found.holders) < {Holder(one.id, worker().id) for one in claimed}
+
+    def test_a_heavy_job_waits_for_room(self, storage: Storage) -> None:
+        storage.register_worker(worker(concurrency=9))
+        light, heavy = enqueue(storage, weight=2), enqueue(storage, weight=3)
+        storage.set_limits(QUEUE, None, 4)
+        claim(storage, 9)
+
+        found = explain(storage, heavy)
+
+        assert (found.verdict, found.weight, found.free) == ("too_heavy", 3, 2)
+        assert found.holders == (Holder(light, worker().id),)
+
+    def test_the_rate_of_a_shared_limiter_says_when_it_goes_on(self, storage: Storage) -> None:
+        charges, refunds, _ = SHARING
+        storage.register_worker(worker(concurrency=9))
+        storage.set_limiter(LIMITER, Rate(1, 60_000), None)
+        enqueue(storage, queue=charges)
+        claim(storage, 1, queues=[charges])
+        _, second = enqueue_many(storage, 2, queue=refunds)
+        self.advance(20_000)
+
+        found = explain(storage, second, refunds)
+
+        assert (found.verdict, found.limiter, found.before) == ("limiter_rate", LIMITER, 1)
+        assert found.until is not None
+        assert 39_000 <= found.until - found.at <= 40_000
+        self.advance(60_000)
+        storage.register_worker(worker(concurrency=9))
+        assert explain(storage, second, refunds).verdict == "waiting_turn"
+
+    def test_a_full_limiter_names_who_has_it_in_other_queues_too(self, storage: Storage) -> None:
+        charges, refunds, _ = SHARING
+        storage.register_worker(worker(concurrency=9))
+        storage.set_limiter(LIMITER, None, 3)
+        there, here = enqueue(storage, queue=charges, weight=2), enqueue(storage, queue=refunds)
+        claimed = claim(storage, 1, queues=[charges]) + claim(storage, 1, queues=[refunds])
+        waiting = enqueue(storage, queue=refunds)
+
+        found = explain(storage, waiting, refunds)
+
+        assert (found.verdict, found.limiter, found.limit, found.free) == ("limiter_full", LIMITER, 3, 0)
+        assert (found.weight, found.before) == (1, 0)
+        assert set(found.holders) == {Holder(there, worker().id, charges), Holder(here, worker().id)}
+        finish(storage, completing(claimed[1]))
+        assert explain(storage, waiting, refunds).verdict == "waiting_turn"
+
+    def test_a_heavy_job_waits_for_more_of_a_limiter_than_is_free(self, storage: Storage) -> None:
+        charges, refunds, _ = SHARING
+        storage.register_worker(worker(concurrency=9))
+        storage.set_limiter(LIMITER, None, 3)
+        enqueue(storage, queue=charges, weight=2)
+        claim(storage, 1, queues=[charges])
+        heavy, light = enqueue(storage, queue=refunds, weight=9), enqueue(storage, queue=refunds)
+
+        found = explain(storage, heavy, refunds)
+
+        assert (found.verdict, found.limit, found.weight, found.free) == ("limiter_full", 3, 9, 1)
+        assert explain(storage, light, refunds).verdict == "waiting_turn"
+
+    def test_workers_may_have_no_free_slot(self, storage: Storage) -> None:
+        waiting = a_waiting_job(storage)
+        storage.register_worker(worker("w", active=1))
+        found = explain(storage, waiting)
+        assert (found.verdict, found.workers) == ("workers_busy", ("w",))
+
+        storage.register_worker(worker("idle"))
+        assert explain(storage, waiting).verdict == "waiting_turn"
+
+    def test_the_jobs_before_one_are_counted_as_they_would_be_claimed(self, storage: Storage) -> None:
+        storage.register_worker(worker())
+        enqueue_many(storage, 2, priority=1)
+        first = enqueue_many(storage, 3)
+        enqueue(storage, name="other")
+        mine, after = enqueue_many(storage, 2)
+        low = enqueue(storage, priority=-1)
+        lifo = enqueue(storage, lifo=True)
+
+        def before(job_id: str) -> int | None:
+            found = explain(storage, job_id)
+            assert found.verdict == "waiting_turn"
+            return found.before
+
+        assert [before(one) for one in (first[0], mine, after, low, lifo)] == [3, 7, 8, 9, 2]
+        storage.remove(QUEUE, [first[1]])
+        assert [before(one) for one in (first[0], mine, low)] == [3, 6, 8]
+        claim(storage, 3)
+        assert before(mine) == 3
+
+    def test_jobs_before_one_count_whoever_handles_them(self, storage: Storage) -> None:
+        """Also those that a worker has met and left for others."""
+        storage.register_worker(worker())
+        enqueue_many(storage, 3, name="other")
+        one, two = enqueue_many(storage, 2)
+        claim_one(storage)
+
+        found = explain(storage, two)
+
+        assert (found.verdict, found.before) == ("waiting_turn", 3)
+        assert explain(storage, one).state is State.ACTIVE
+
+    # Metrics.
+
+    def test_the_counts_of_all_buckets_are_the_totals(self, storage: Storage) -> None:
+        start = self.now(storage)
+        for number in range(4):
+            a_completed_job(storage)
+            claimed = an_active_job(storage)
+            finish(storage, retrying(claimed, delay=LATER) if number % 2 else failing(claimed))
+            storage.maintain()
+            storage.maintain()
+            self.advance(25_000)
+        claimed = an_active_job(storage)
+        self.lose_lease(storage, claimed.lease)
+
+        for step in (MINUTE, 2 * MINUTE, HOUR, DAY):
+            buckets = storage.series([QUEUE], start, self.now(storage) + 1, step)
+            assert Totals(*map(sum, zip(*(one[4:11] for one in buckets), strict=True))) == totals(storage)
+            assert [one.start for one in buckets] == list(
+                range(buckets[0].start, buckets[-1].start + 1, step)
+            )
+            assert buckets[0].start <= start < buckets[0].start + step
+        assert totals(storage) == Totals(9, 9, 4, 2, 2, 0, 1)
+
+    def test_what_happened_is_in_the_bucket_of_its_minute(self, storage: Storage) -> None:
+        first = self._whole_minute(storage)
+        enqueue_many(storage, 3)
+        storage.maintain()
+        self.advance(MINUTE)
+        enqueue_many(storage, 2)
+        storage.maintain()
+
+        buckets = storage.series([QUEUE], first, first + 3 * MINUTE, MINUTE)
+
+        assert [(one.start - first, one.enqueued) for one in buckets] == [
+            (0, 3),
+            (MINUTE, 2),
+            (2 * MINUTE, 0),
+        ]
+        assert {(one.queue, one.name, one.step) for one in buckets} == {(QUEUE, "", MINUTE)}
+
+    def test_queues_come_one_by_one_or_all_together(self, storage: Storage) -> None:
+        first = self._whole_minute(storage)
+        enqueue_many(storage, 2, queue="a")
+        enqueue_many(storage, 3, queue="b")
+        storage.maintain()
+        span = (first, first + 2 * MINUTE, MINUTE)
+
+        found = storage.series(["b", "nobodys", "a"], *span)
+        assert [(one.queue, one.enqueued) for one in found] == [
+            *[("b", 3), ("b", 0), ("nobodys", 0), ("nobodys", 0)],
+            *[("a", 2), ("a", 0)],
+        ]
+        together = storage.series(None, *span)
+        assert [(one.queue, one.enqueued) for one in together] == [("", 5), ("", 0)]
+
+    def test_runs_are_told_by_queue_and_by_name(self, storage: Storage) -> None:
+        first = self._whole_minute(storage)
+        enqueue(storage)
+        storage.record_runs([stats("a", wait=[30], run=[100, 7_000]), stats("b", run=[1_000_000])])
+        storage.record_runs([stats("a", wait=[30], failed=1), stats("b", queue="nobodys")])
+        span = (first, first + MINUTE, MINUTE)
+
+        [bucket] = storage.series([QUEUE], *span)
+        assert bucket.wait == histogram(30, 30)
+        assert bucket.run == histogram(100, 7_000, 1_000_000)
+        assert bucket.completed == bucket.started == 0  # nothing has told the totals so
+
+        a, b = storage.series([QUEUE], *span, by_name=True)
+        assert (a.name, a.completed, a.failed, a.started) == ("a", 2, 1, 3)
+        assert (a.wait, a.run) == (histogram(30, 30), histogram(100, 7_000))
+        assert (b.name, b.completed, b.run) == ("b", 1, histogram(1_000_000))
+        assert storage.series(["nobodys"], *span, by_name=True) == []
+
+    def test_a_queue_has_two_hundred_names_and_the_rest(self, storage: Storage) -> None:
+        first = self._whole_minute(storage)
+        enqueue(storage)
+        storage.record_runs([stats(f"job-{number:03}", run=[5]) for number in range(198)])
+        storage.record_runs([stats(f"late-{number:03}", run=[5]) for number in range(5)])
+
+        found = storage.series([QUEUE], first, first + MINUTE, HOUR, by_name=True)
+
+        assert len(found) == 201
+        assert {one.name: one.completed for one in found}["…"] == 3
+
+    def test_minutes_are_forgotten_before_hours(self, storage: Storage) -> None:
+        first = self._whole_minute(storage)
+        enqueue_many(storage, 3)
+        storage.maintain()
+        self.advance(8 * DAY)
+        enqueue(storage)
+        for _ in range(3):
+            storage.maintain()
+        if self.forgets_metrics:
+            assert storage.series([QUEUE], first, first + MINUTE, MINUTE)[0].enqueued == 0
+
+        [bucket] = storage.series([QUEUE], first, first + 1, HOUR)
+
+        assert bucket.enqueued == 3
+
+    def test_an_obliterated_queue_has_no_metrics(self, storage: Storage) -> None:
+        first = self._whole_minute(storage)
+        enqueue(storage)
+        storage.record_runs([stats(NAME, run=[5])])
+        storage.maintain()
+        storage.obliterate(QUEUE)
+        storage.maintain()
+
+        for step in (MINUTE, HOUR, DAY):
+            [bucket] = storage.series([QUEUE], first, first + 1, step)
+            assert (bucket.enqueued, bucket.run) == (0, histogram())
+            assert storage.series([QUEUE], first, first + 1, step, by_name=True) == []
+
+    @pytest.mark.parametrize("step", [0, -MINUTE, 1_000, MINUTE + 1])
+    def test_a_step_that_is_no_multiple_of_a_minute_is_refused(self, storage: Storage, step: int) -> None:
+        with pytest.raises(OptionError, match="step"):
+            storage.series(None, 0, 1, step)
+
+    def test_more_buckets_than_anybody_looks_at_are_refused(self, storage: Storage) -> None:
+        with pytest.raises(OptionError, match="step"):
+            storage.series(None, 0, 50_001 * MINUTE, MINUTE)
+
+    def test_a_claim_says_how_long_the_job_has_waited(self, storage: Storage) -> None:
+        enqueue(storage)
+        enqueue(storage, priority=-1)
+        delayed = a_delayed_job(storage, delay=SOON)
+        self.pass_time(storage, SOON + 100)
+
+        waited = {one.id: one.waited for one in claim(storage, 3)}
+
+        assert 100 <= waited.pop(delayed) < SOON
+        assert all(SOON + 100 <= one < 60_000 for one in waited.values())
+
+    def _whole_minute(self, storage: Storage) -> int:
+        """The beginning of the minute that the storage is in now."""
+        self.advance(-self.now(storage) % MINUTE)
+        return self.now(storage) // MINUTE * MINUTE
+
+    # Pages.
+
+    @pytest.mark.parametrize("there", sorted(State))
+    def test_pages_go_forward_and_back_through_every_state(self, storage: Storage, there: State) -> None:
+        ids = []
+        for number in range(7):
+            maker = {State.DELAYED: {"delay": LATER + 10_000 * number}}.get(there, {})
+            ids.append(JOB_IN[there](storage, **maker))
+            self.advance(5)
+        for other in set(State) - {there, State.ACTIVE, State.COMPLETED, State.FAILED}:
+            JOB_IN[other](storage)
+
+        for newest_first in (True, False):
+            expected = ids[::-1] if newest_first else ids
+            pages = [storage.cursor_page(QUEUE, there, 3, newest_first=newest_first)]
+            while pages[-1].next is not None:
+                pages.append(storage.cursor_page(QUEUE, there, 3, pages[-1].next, newest_first))
+            shown = [[record.id for record in page.jobs] for page in pages]
+            if there is State.BLOCKED:
+                assert sorted(one for some in shown for one in some) == sorted(ids)
+            else:
+                assert shown == [expected[:3], expected[3:6], expected[6:]]
+            assert {record.state for page in pages for record in page.jobs} == {there}
+
+            assert pages[0].previous is None
+            for before, after in pairwise(pages):
+                back = storage.cursor_page(QUEUE, there, 3, after.previous, newest_first)
+                assert [record.id for record in back.jobs] == [record.id for record in before.jobs]
+                assert (back.previous is None) == (before is pages[0])
+                assert back.next is not None
+
+    def test_a_page_goes_on_behind_jobs_that_are_gone(self, storage: Storage) -> None:
+        ids = []
+        for _ in range(6):
+            ids.append(a_waiting_job(storage))
+            self.advance(5)
+        first = storage.cursor_page(QUEUE, State.WAITING, 2, newest_first=False)
+        storage.remove(QUEUE, ids[:3])
+        last = a_waiting_job(storage)
+
+        second = storage.cursor_page(QUEUE, State.WAITING, 10, first.next, newest_first=False)
+
+        assert [record.id for record in second.jobs] == [*ids[3:], last]
+        assert second.next is None
+
+    def test_waiting_jobs_are_paged_wherever_they_wait(self, storage: Storage) -> None:
+        ids = [*enqueue_many(storage, 3), *enqueue_many(storage, 2, priority=5)]
+        ids += [*enqueue_many(storage, 3, group="g"), *enqueue_many(storage, 2, name="other", priority=9)]
+        ids.append(enqueue(storage, lifo=True))
+        claimed = claim(storage, 1)
+        ids.remove(claimed[0].id)
+
+        seen: list[str] = []
+        cursor = None
+        while True:
+            page = storage.cursor_page(QUEUE, State.WAITING, 2, cursor)
+            seen += [record.id for record in page.jobs]
+            cursor = page.next
+            if cursor is None:
+                break
+
+        assert sorted(seen) == sorted(ids)
+
+    def test_a_page_of_an_empty_state_has_no_neighbours(self, storage: Storage) -> None:
+        a_waiting_job(storage)
+
+        assert storage.cursor_page(QUEUE, State.FAILED, 5) == JobPage([], None, None)
+        assert storage.cursor_page("nobodys", State.WAITING, 5) == JobPage([], None, None)
+
+    @pytest.mark.parametrize("cursor", ["", "x", ">", "<nothing", ">1"])
+    def test_a_cursor_that_no_page_has_given_is_refused(self, storage: Storage, cursor: str) -> None:
+        with pytest.raises(OptionError, match="cursor"):
+            storage.cursor_page(QUEUE, State.WAITING, 5, cursor)
+
+    def test_an_id_is_found_in_every_queue_that_has_it(self, storage: Storage) -> None:
+        enqueue(storage, id="x", queue="b")
+        a_completed_job(storage, id="x", queue="a")
+        a_delayed_job(storage, id="x", queue="c")
+        enqueue(storage, id="y", queue="d")
+
+        everywhere = [("a", State.COMPLETED), ("b", State.WAITING), ("c", State.DELAYED)]
+        assert storage.find("x") == everywhere
+        assert storage.find("x", ["c", "d", "b"]) == [everywhere[2], everywhere[1]]
+        assert storage.find("z") == storage.find("x", []) == []
+
+    # Diagnostics.
+
+    def test_a_storage_says_how_it_is(self, storage: Storage) -> None:
+        a_waiting_job(storage)
+        storage.maintain()
+
+        found = storage.diagnostics()
+
+        keys = [line.key for line in found.lines]
+        assert len(set(keys)) == len(keys)
+        assert {"storage.where", "storage.queues", "workers.alive"} <= set(keys)
+        assert {line.level for line in found.lines} <= {"ok", "warn", "bad"}
+        assert all(line.group and line.label and line.value for line in found.lines)
+        assert abs(found.at - self.now(storage)) < 60_000
+        by_key = {line.key: line for line in found.lines}
+        assert by_key["storage.queues"].value == "1"
+        assert by_key["storage.where"].value == storage.describe()
+        assert (by_key["workers.alive"].value, by_key["workers.alive"].level) == ("0", "warn")

@@ -1,0 +1,181 @@
+"""Revisions: another payload in the place of a known one, for a pending job or a dead letter."""
+
+import pytest
+
+from djqueue.core.job import JobRecord
+from djqueue.core.states import PENDING, State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    JOB_IN,
+    PAYLOAD,
+    QUEUE,
+    a_failed_job,
+    a_waiting_job,
+    batch,
+    claim,
+    claim_one,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    failing,
+    finish,
+    job,
+    state,
+)
+from ..waiting import together
+from .case import StorageCase, nothing_changes
+from .transitions import shows
+
+
+class RevisingContract(StorageCase):
+    """Cases about `revise`."""
+
+    @pytest.mark.parametrize("there", sorted(PENDING))
+    def test_a_pending_job_is_given_another_payload_in_the_place_of_the_known_one(
+        self, storage: Storage, there: State
+    ) -> None:
+        job_id = JOB_IN[there](storage, id="a", priority=3)
+        before = job(storage, job_id)
+
+        assert storage.revise(QUEUE, job_id, b"new", before.payload) == "updated"
+
+        assert job(storage, job_id) == before._replace(payload=b"new")
+
+    @shows("retry_dead", State.FAILED, State.WAITING)
+    def test_a_dead_letter_waits_with_its_new_payload(self, storage: Storage) -> None:
+        a_failed_job(storage, id="a", priority=3, tags=("t",))
+        before = job(storage, "a")
+
+        assert storage.revise(QUEUE, "a", b"new", before.payload, retry=True) == "retried"
+
+        record = job(storage, "a")
+        assert (record.state, record.payload, record.options) == (State.WAITING, b"new", before.options)
+        assert (record.failures, record.reason, record.finished_at) == (0, "", 0)
+        assert record.history == before.history
+        assert storage.dead_letters(QUEUE) == []
+        assert counts(storage) == {State.WAITING: 1}
+        claimed = claim_one(storage)
+        assert (claimed.payload, claimed.attempts) == (b"new", 2)
+        assert finish(storage, completing(claimed)) == [True]
+
+    def test_one_whose_payload_is_another_by_now_is_left_alone(self, storage: Storage) -> None:
+        a_failed_job(storage, id="dead")
+        enqueue(storage, id="pending")
+
+        assert storage.revise(QUEUE, "pending", b"mine", PAYLOAD) == "updated"
+        with nothing_changes(storage):
+            assert storage.revise(QUEUE, "pending", b"yours", PAYLOAD) == "changed"
+            assert storage.revise(QUEUE, "dead", b"yours", b"never", retry=True) == "changed"
+        assert job(storage, "pending").payload == b"mine"
+
+    @pytest.mark.parametrize("there", sorted(set(State) - PENDING))
+    def test_only_what_has_not_started_is_revised(self, storage: Storage, there: State) -> None:
+        job_id = JOB_IN[there](storage)
+
+        with nothing_changes(storage):
+            assert storage.revise(QUEUE, job_id, b"new", job(storage, job_id).payload) == there
+
+    @pytest.mark.parametrize("there", sorted(set(State) - {State.FAILED}))
+    def test_only_what_has_failed_is_retried(self, storage: Storage, there: State) -> None:
+        job_id = JOB_IN[there](storage)
+
+        with nothing_changes(storage):
+            assert storage.revise(QUEUE, job_id, b"new", job(storage, job_id).payload, retry=True) == there
+
+    @pytest.mark.parametrize("retry", [False, True])
+    def test_one_that_is_not_there_is_told(self, storage: Storage, retry: bool) -> None:
+        assert storage.revise(QUEUE, "nobody", b"new", b"old", retry=retry) == "not_found"
+        assert storage.revise("nowhere", "nobody", b"new", b"old", retry=retry) == "not_found"
+
+    def test_a_unique_key_is_not_taken_from_its_owner(self, storage: Storage) -> None:
+        a_failed_job(storage, id="old", unique_key="k")
+        a_waiting_job(storage, id="new", unique_key="k")
+
+        with nothing_changes(storage):
+            assert storage.revise(QUEUE, "old", b"new", PAYLOAD, retry=True) == "unique_key_taken"
+
+    def test_a_retried_one_has_its_unique_key_again(self, storage: Storage) -> None:
+        a_failed_job(storage, id="old", unique_key="k")
+
+        assert storage.revise(QUEUE, "old", b"new", PAYLOAD, retry=True) == "retried"
+
+        [answer] = storage.enqueue([batch(ids=["other"], unique_key="k")])
+        assert (answer.status, answer.id) == ("duplicate", "old")
+
+    def test_it_keeps_its_place(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 3)
+
+        assert storage.revise(QUEUE, ids[0], b"new", PAYLOAD) == "updated"
+
+        assert [(one.id, one.payload) for one in claim(storage, 3)] == [
+            (ids[0], b"new"),
+            (ids[1], PAYLOAD),
+            (ids[2], PAYLOAD),
+        ]
+
+    @pytest.mark.parametrize("payload", [b"", b"\x00\xff" * 5_000])
+    def test_any_bytes_are_a_payload(self, storage: Storage, payload: bytes) -> None:
+        a_failed_job(storage, id="b")
+        enqueue(storage, id="a")
+
+        assert storage.revise(QUEUE, "a", payload, PAYLOAD) == "updated"
+        assert storage.revise(QUEUE, "a", b"back", payload) == "updated"
+        assert storage.revise(QUEUE, "b", payload, PAYLOAD, retry=True) == "retried"
+
+        assert {one.id: one.payload for one in claim(storage, 3)} == {"a": b"back", "b": payload}
+
+    def test_one_that_fails_again_is_revised_again(self, storage: Storage) -> None:
+        a_failed_job(storage, id="a")
+        old = PAYLOAD
+        for new in (b"one", b"two, which is longer", b"3"):
+            assert storage.revise(QUEUE, "a", new, old, retry=True) == "retried"
+            claimed = claim_one(storage)
+            assert claimed.payload == new
+            finish(storage, failing(claimed))
+            old = new
+        assert state(storage, "a") is State.FAILED
+        assert len(storage.dead_letters(QUEUE)) == 1
+
+    def test_a_job_of_a_group_waits_for_its_turn(self, storage: Storage) -> None:
+        a_failed_job(storage, id="a", group="g")
+        enqueue(storage, id="b", group="g")
+        busy = claim_one(storage)
+
+        assert storage.revise(QUEUE, "a", b"new", PAYLOAD, retry=True) == "retried"
+
+        assert claim(storage, 9) == []
+        finish(storage, completing(busy))
+        assert claim_one(storage).payload == b"new"
+
+    def test_of_two_at_once_one_is_told_and_no_run_has_the_old_payload(self, storage: Storage) -> None:
+        for round_ in range(20):
+            job_id = f"job-{round_}"
+            a_failed_job(storage, id=job_id)
+
+            def revise(payload: bytes, job_id: str = job_id) -> str:
+                return storage.revise(QUEUE, job_id, payload, PAYLOAD, retry=True)
+
+            answers = together([lambda: revise(b"mine"), lambda: revise(b"yours")])
+
+            assert sorted(answers) == ["retried", "waiting"]
+            claimed = claim_one(storage)
+            assert claimed.payload == (b"mine" if answers[0] == "retried" else b"yours")
+            finish(storage, completing(claimed))
+
+    def test_a_worker_that_comes_at_the_same_time_has_one_of_the_two_as_it_is_told(
+        self, storage: Storage
+    ) -> None:
+        for round_ in range(20):
+            job_id = enqueue(storage, id=f"job-{round_}")
+
+            def revise(job_id: str = job_id) -> str:
+                return storage.revise(QUEUE, job_id, b"new", PAYLOAD)
+
+            word, [claimed] = together([revise, lambda: claim(storage, 1)])
+
+            assert (word, claimed.payload) in {("updated", b"new"), ("active", PAYLOAD)}
+            record: JobRecord = job(storage, job_id)
+            assert record.payload == claimed.payload
+            finish(storage, completing(claimed))

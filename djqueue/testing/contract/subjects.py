@@ -1,0 +1,230 @@
+"""Jobs about a subject: which they are, in what order, and until when."""
+
+import pytest
+
+from djqueue.core.errors import OptionError
+from djqueue.core.mentions import Mention, MentionPage
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    JOB_IN,
+    NAME,
+    QUEUE,
+    a_completed_job,
+    a_failed_job,
+    a_waiting_job,
+    an_active_job,
+    claim,
+    completing,
+    counts,
+    enqueue,
+    enqueue_many,
+    finish,
+    job,
+    releasing,
+    retrying,
+)
+from .case import BRIEF_LETTERS, BRIEF_RECORDS, FEW_LETTERS, FEW_RECORDS, SOON, StorageCase
+
+ORDER = "shop.order:7"
+ANOTHER = "shop.order:77"
+"""Whose text begins with that of the first."""
+
+
+class SubjectsContract(StorageCase):
+    """Cases about the option `subject`, and `about`."""
+
+    @pytest.mark.parametrize("there", sorted(State))
+    def test_a_job_is_found_by_its_subject_in_every_state(self, storage: Storage, there: State) -> None:
+        job_id = JOB_IN[there](storage, subject=ORDER)
+        JOB_IN[there](storage)
+        JOB_IN[there](storage, subject=ANOTHER)
+
+        page = storage.about(ORDER, 10)
+
+        record = job(storage, job_id)
+        assert record.options.subject == ORDER
+        times = record.created_at, record.run_at, record.started_at, record.finished_at
+        assert page == MentionPage([Mention(QUEUE, job_id, NAME, there, *times, record.reason)], None)
+
+    def test_nothing_is_about_a_subject_that_nobody_has_named(self, storage: Storage) -> None:
+        enqueue(storage)
+        enqueue(storage, subject=ANOTHER)
+
+        for subject in (ORDER, "", "%", "shop.order:7%", "SHOP.ORDER:77"):
+            assert storage.about(subject, 10) == MentionPage([], None)
+
+    def test_pages_have_the_newest_of_all_queues_first(self, storage: Storage) -> None:
+        ids = []
+        for number in range(9):
+            ids.append(enqueue(storage, queue=f"q{number % 3}", subject=ORDER))
+            enqueue(storage, queue=f"q{number % 3}", subject=ANOTHER)
+            self.pass_time(storage, 5)
+
+        pages = self._pages(storage, ORDER, 4)
+
+        assert [[one.id for one in page] for page in pages] == [ids[:4:-1], ids[4:0:-1], ids[:1]]
+
+    def test_jobs_of_one_moment_are_each_on_one_page(self, storage: Storage) -> None:
+        ids = [
+            *enqueue_many(storage, 5, queue="b", subject=ORDER),
+            *enqueue_many(storage, 4, queue="a", subject=ORDER),
+            *enqueue_many(storage, 3, queue="b", subject=ORDER, priority=4),
+            enqueue(storage, queue="a:%", id="x:y", subject=ORDER),
+        ]
+
+        found = [one.id for page in self._pages(storage, ORDER, 2) for one in page]
+
+        assert sorted(found) == sorted(ids)
+
+    def test_only_the_queues_that_are_asked_for_are_looked_at(self, storage: Storage) -> None:
+        ids = [enqueue(storage, queue=queue, subject=ORDER) for queue in ("a", "b", "c")]
+
+        found = storage.about(ORDER, 10, queues=["c", "a", "nobodys"])
+
+        assert {one.id for one in found.jobs} == {ids[0], ids[2]}
+        assert storage.about(ORDER, 10, queues=[]) == MentionPage([], None)
+
+    def test_a_page_goes_on_behind_jobs_that_are_gone(self, storage: Storage) -> None:
+        ids = []
+        for _ in range(5):
+            ids.append(a_waiting_job(storage, subject=ORDER))
+            self.pass_time(storage, 5)
+        first = storage.about(ORDER, 2)
+        storage.remove(QUEUE, [ids[3], ids[2]])
+
+        second = storage.about(ORDER, 2, first.next)
+
+        assert [one.id for one in second.jobs] == [ids[1], ids[0]]
+        assert second.next is None
+
+    @pytest.mark.parametrize("cursor", ["", "x", ">", "<nothing", ">1", ">x:a:b", ">1:a", "<1:a:b"])
+    def test_a_cursor_that_no_page_has_given_is_refused(self, storage: Storage, cursor: str) -> None:
+        enqueue(storage, subject=ORDER)
+
+        with pytest.raises(OptionError, match="cursor"):
+            storage.about(ORDER, 5, cursor)
+
+    @pytest.mark.parametrize("subject", ["größer 🦆:1", "a\tb\nc", "x" * 255, "'", "a:b:c", "[(", "\x01"])
+    def test_any_text_may_be_a_subject(self, storage: Storage, subject: str) -> None:
+        ids = [*enqueue_many(storage, 2, subject=subject), enqueue(storage, id="named", subject=subject)]
+        enqueue(storage, subject=subject[:-1] or "-")
+
+        found = [one.id for page in self._pages(storage, subject, 2) for one in page]
+
+        assert sorted(found) == sorted(ids)
+
+    # It is kept.
+
+    def test_a_subject_is_kept_through_every_run(self, storage: Storage) -> None:
+        job_id = enqueue(storage, subject=ORDER)
+        for how in (retrying, releasing):
+            [claimed] = claim(storage)
+            assert claimed.options.subject == ORDER
+            finish(storage, how(claimed))
+        storage.update(QUEUE, [job_id], priority=5, payload=b"\x01")
+        [claimed] = claim(storage)
+        finish(storage, completing(claimed))
+
+        assert self._about(storage) == [(job_id, State.COMPLETED)]
+        assert job(storage, job_id).options.subject == ORDER
+
+    def test_a_failed_job_keeps_its_subject_and_has_it_when_it_is_retried(self, storage: Storage) -> None:
+        job_id = a_failed_job(storage, subject=ORDER)
+        assert self._about(storage) == [(job_id, State.FAILED)]
+
+        storage.retry(QUEUE, [job_id])
+
+        assert self._about(storage) == [(job_id, State.WAITING)]
+
+    @pytest.mark.parametrize("there", [State.WAITING, State.DELAYED, State.BLOCKED, State.FAILED])
+    def test_a_moved_job_takes_its_subject_with_it(self, storage: Storage, there: State) -> None:
+        job_id = JOB_IN[there](storage, subject=ORDER)
+
+        assert storage.move(QUEUE, [job_id], "elsewhere") == ["moved"]
+
+        assert [(one.queue, one.id, one.state) for one in storage.about(ORDER, 10).jobs] == [
+            ("elsewhere", job_id, there)
+        ]
+
+    @pytest.mark.parametrize("policy", ["replace", "debounce"])
+    def test_of_two_with_one_key_the_newer_ones_subject_counts(self, storage: Storage, policy: str) -> None:
+        old = enqueue(storage, unique_key="k", subject=ANOTHER, delay=SOON)
+        new = enqueue(storage, unique_key="k", subject=ORDER, delay=SOON, on_duplicate=policy)
+
+        assert self._about(storage) == [(new, State.DELAYED)]
+        assert self._about(storage, ANOTHER) == [(old, State.CANCELLED)]
+
+    def test_an_id_enqueued_anew_has_the_new_subject_alone(self, storage: Storage) -> None:
+        a_failed_job(storage, id="x", subject=ANOTHER)
+        self.pass_time(storage, 5)
+        older = enqueue(storage, subject=ORDER)
+        self.pass_time(storage, 5)
+
+        enqueue(storage, id="x", subject=ORDER)
+
+        assert self._about(storage, ANOTHER) == []
+        assert self._about(storage) == [("x", State.WAITING), (older, State.WAITING)]
+
+    # It goes.
+
+    @pytest.mark.parametrize("there", sorted(set(State) - {State.ACTIVE}))
+    def test_a_removed_job_is_about_nothing(self, storage: Storage, there: State) -> None:
+        job_id = JOB_IN[there](storage, subject=ORDER)
+        other = JOB_IN[there](storage, subject=ORDER)
+
+        storage.remove(QUEUE, [job_id])
+
+        assert self._about(storage) == [(other, there)]
+
+    def test_a_job_is_about_nothing_once_its_record_is_over(self, storage: Storage) -> None:
+        plain = a_completed_job(storage, result_ttl=SOON)
+        brief = [
+            a_completed_job(storage, subject=ORDER, result_ttl=SOON),
+            JOB_IN[State.CANCELLED](storage, subject=ORDER, result_ttl=SOON),
+            a_completed_job(storage, subject=ORDER, queue=BRIEF_RECORDS),
+            a_failed_job(storage, subject=ORDER, queue=BRIEF_LETTERS),
+        ]
+        kept = a_completed_job(storage, subject=ORDER)
+        assert {one.id for one in storage.about(ORDER, 10).jobs} == {*brief, kept}
+
+        self.pass_time(storage, SOON + 1)
+        storage.maintain()
+
+        assert self._about(storage) == [(kept, State.COMPLETED)]
+        assert storage.jobs(QUEUE, [plain]) == [None]
+
+    def test_what_is_kept_no_longer_for_there_are_too_many_is_about_nothing(self, storage: Storage) -> None:
+        for queue in (FEW_RECORDS, FEW_LETTERS):
+            for _ in range(6):
+                {FEW_RECORDS: a_completed_job, FEW_LETTERS: a_failed_job}[queue](
+                    storage, queue=queue, subject=ORDER
+                )
+                self.advance(5)
+            storage.maintain()
+
+            there = storage.about(ORDER, 10, queues=[queue]).jobs
+
+            assert len(there) == sum(counts(storage, queue).values()) == 3
+            assert all(storage.jobs(queue, [one.id for one in there]))
+
+    def test_an_obliterated_queue_has_no_jobs_about_anything(self, storage: Storage) -> None:
+        an_active_job(storage, subject=ORDER)
+        enqueue_many(storage, 3, subject=ORDER)
+        other = enqueue(storage, queue="other", subject=ORDER)
+
+        storage.obliterate(QUEUE, force=True)
+
+        assert self._about(storage) == [(other, State.WAITING)]
+        again = enqueue(storage, subject=ORDER)
+        assert {job_id for job_id, _ in self._about(storage)} == {other, again}
+
+    def _about(self, storage: Storage, subject: str = ORDER) -> list[tuple[str, State]]:
+        return [(one.id, one.state) for one in storage.about(subject, 100).jobs]
+
+    def _pages(self, storage: Storage, subject: str, limit: int) -> list[list[Mention]]:
+        pages = [storage.about(subject, limit)]
+        while pages[-1].next is not None:
+            pages.append(storage.about(subject, limit, pages[-1].next))
+        return [page.jobs for page in pages]

@@ -1,0 +1,388 @@
+"""`enqueue_and_stream`, `stream`: what a generator yields, as it comes, and again for who comes late."""
+
+import asyncio
+import gc
+import threading
+from contextlib import aclosing, contextmanager
+from datetime import timedelta
+
+import pytest
+
+from djqueue import (
+    JobFailedError,
+    JobNotFoundError,
+    JobTimeoutError,
+    OptionError,
+    Queue,
+    QueueFullError,
+    Retry,
+    StorageUnavailableError,
+    StreamRestartedError,
+    Worker,
+    job,
+)
+from djqueue.client import streaming
+from djqueue.core.job import Event
+from djqueue.core.states import State
+from djqueue.testing.factories import claim_one, completing, emit, enqueue, finish
+
+VALUES = [None, False, 0, "", [], b"\xff\0", "x" * (1024 * 1024 - 10)]
+
+
+@contextmanager
+def working(*job_types, **handlers):
+    handlers.update({job_type.name: job_type for job_type in job_types})
+    with Worker(handlers=handlers, concurrency=4):
+        yield
+
+
+@pytest.fixture
+def queue():
+    return Queue("orders")
+
+
+@pytest.fixture(params=["sync", "async"])
+def collect(request):
+    """All items of a stream, by the sync method or its async twin."""
+
+    def call(thing, method, *args, into=None, **kwargs):
+        found = [] if into is None else into
+        if request.param == "sync":
+            for item in getattr(thing, method)(*args, **kwargs):
+                found.append(item)
+            return found
+
+        async def twin():
+            async for item in getattr(thing, f"a{method}")(*args, **kwargs):
+                found.append(item)
+
+        asyncio.run(twin())
+        return found
+
+    return call
+
+
+@pytest.fixture
+def listeners(storage, monkeypatch):
+    """How many subscriptions there are."""
+    there = []
+    subscribe = storage.subscribe
+
+    def counting(*args):
+        unsubscribe = subscribe(*args)
+        there.append(args)
+
+        def ended():
+            unsubscribe()
+            there.remove(args)
+
+        return ended
+
+    monkeypatch.setattr(storage, "subscribe", counting)
+    return there
+
+
+@pytest.fixture
+def numbers():
+    @job(queue="orders")
+    def numbers(count, *, of="sync"):
+        for number in range(count):
+            yield of, number
+        return f"{count} numbers"
+
+    return numbers
+
+
+def test_whatever_is_yielded_is_given(queue, collect):
+    def handler(job):
+        yield from VALUES
+
+    with working(orders=handler):
+        found = collect(queue, "enqueue_and_stream", 1, wait=10)
+
+    assert found == VALUES
+    assert list(map(type, found)) == list(map(type, VALUES))
+
+
+def test_a_job_types_items_are_given_and_its_options_and_arguments_used(numbers, collect):
+    with working(numbers):
+        found = collect(numbers, "enqueue_and_stream", 3, of="kwargs", wait=timedelta(seconds=10))
+        assert found == [("kwargs", 0), ("kwargs", 1), ("kwargs", 2)]
+        named = numbers.using(id="the one")
+        assert collect(named, "enqueue_and_stream", 1, wait=10) == [("sync", 0)]
+
+    assert collect(Queue("orders"), "stream", "the one", wait=0) == [("sync", 0)]
+
+
+def test_an_enqueued_jobs_items_are_given_by_its_result(numbers, collect):
+    with working(numbers):
+        result = numbers.enqueue(2)
+        assert collect(numbers, "stream", result, wait=10) == [("sync", 0), ("sync", 1)]
+        assert collect(numbers, "stream", result, wait=0) == [("sync", 0), ("sync", 1)]
+
+
+def test_who_waits_for_a_generator_gets_what_it_returns(numbers, do):
+    with working(numbers):
+        assert do(numbers, "enqueue_and_wait", 3, wait=10) == "3 numbers"
+
+
+def test_a_stream_returns_what_the_job_returns(numbers):
+    with working(numbers):
+        stream = numbers.enqueue_and_stream(2, wait=10)
+        assert [next(stream), next(stream)] == [("sync", 0), ("sync", 1)]
+        with pytest.raises(StopIteration) as end:
+            next(stream)
+
+    assert end.value.value == "2 numbers"
+
+
+def test_a_job_that_yields_nothing_has_an_empty_stream(queue, collect):
+    with working(orders=lambda job: "result"):
+        assert collect(queue, "enqueue_and_stream", wait=10) == []
+
+
+def test_nothing_is_enqueued_before_the_first_item_is_asked_for(queue, storage):
+    stream = queue.enqueue_and_stream()
+    assert storage.counts("orders")[State.WAITING] == 0
+    with pytest.raises(JobTimeoutError):
+        list(queue.enqueue_and_stream(wait=0))
+    assert storage.counts("orders")[State.WAITING] == 1
+    stream.close()
+
+
+def test_items_are_given_while_the_generator_works(queue):
+    go_on = threading.Event()
+
+    def handler(job):
+        yield 1
+        assert go_on.wait(10)
+        yield 2
+
+    with working(orders=handler):
+        stream = queue.enqueue_and_stream(wait=10)
+        assert next(stream) == 1
+        go_on.set()
+        assert list(stream) == [2]
+
+
+async def test_items_are_given_to_coroutines_while_the_generator_works(queue):
+    go_on = asyncio.Event()
+
+    async def handler(job):
+        yield 1
+        await go_on.wait()
+        yield 2
+
+    found = []
+    async with Worker(handlers={"orders": handler}):
+        async for item in queue.aenqueue_and_stream(wait=10):
+            found.append(item)
+            go_on.set()
+
+    assert found == [1, 2]
+
+
+def test_the_error_comes_after_the_items(queue, collect):
+    def handler(job):
+        yield 1
+        raise ValueError("no such order")
+
+    found = []
+    with working(orders=handler), pytest.raises(JobFailedError) as caught:
+        collect(queue, "enqueue_and_stream", into=found, wait=10, max_attempts=1)
+
+    assert found == [1]
+    assert (caught.value.error_type, caught.value.error_message) == ("builtins.ValueError", "no such order")
+    assert "no such order" in caught.value.traceback
+
+
+def test_a_restart_is_an_error_unless_the_caller_goes_on(queue, collect):
+    seen = threading.Event()
+
+    def handler(job):
+        yield "first", job.attempts
+        if job.attempts == 1:
+            assert seen.wait(10)
+            raise Retry(delay=0)
+        yield "second", job.attempts
+
+    def seeing(item):
+        seen.set()
+        return item
+
+    class Seeing(list):
+        def append(self, item):
+            super().append(seeing(item))
+
+    found = Seeing()
+    with working(orders=handler):
+        with pytest.raises(StreamRestartedError, match="1 item"):
+            collect(queue, "enqueue_and_stream", into=found, wait=10)
+        assert found == [("first", 1)]
+        seen.clear()
+        found = Seeing()
+        collect(queue, "enqueue_and_stream", into=found, wait=10, on_restart="continue")
+
+    assert found == [("first", 1), ("first", 2), ("second", 2)]
+
+
+@pytest.mark.parametrize("wrong", [{"on_restart": "again"}, {"wait": -1}, {"wait": "soon"}])
+def test_what_is_wrong_with_a_stream_is_said_at_once(queue, wrong):
+    for method in (queue.stream, queue.astream, queue.enqueue_and_stream, queue.aenqueue_and_stream):
+        with pytest.raises(OptionError, match=next(iter(wrong))):
+            method("an id", **wrong)
+
+
+def test_without_a_limit_it_waits_as_long_as_it_takes(queue, collect, storage):
+    with working(orders=lambda job: iter(())):
+        pass
+    run_id = enqueue(storage, queue="orders")
+    run = claim_one(storage, queues=["orders"])
+    emit(storage, run, b"\x01")
+    finish(storage, completing(run))
+
+    assert collect(queue, "stream", run_id, wait=None) == [1]
+
+
+def test_one_who_leaves_early_is_no_longer_subscribed(queue, storage, listeners):
+    enqueue(storage, queue="orders", id="a")
+    emit(storage, claim_one(storage, queues=["orders"]), b"\x01", b"\x02")
+
+    for item in queue.stream("a"):
+        assert item == 1
+        assert len(listeners) == 1
+        break
+    gc.collect()
+    assert listeners == []
+    stream = queue.stream("a")
+    assert next(stream) == 1
+    stream.close()
+    assert listeners == []
+
+
+async def test_a_coroutine_that_leaves_early_is_no_longer_subscribed(queue, storage, listeners):
+    enqueue(storage, queue="orders", id="a")
+    emit(storage, claim_one(storage, queues=["orders"]), b"\x01", b"\x02")
+
+    async with aclosing(queue.astream("a")) as stream:
+        async for item in stream:
+            assert item == 1
+            assert len(listeners) == 1
+            break
+
+    assert listeners == []
+
+
+def test_one_who_was_never_asked_is_not_subscribed(queue, listeners):
+    queue.stream("a")
+    queue.astream("a")
+
+    assert listeners == []
+
+
+def test_a_slow_reader_holds_up_nobody(queue):
+    def handler(job):
+        yield from range(5_000)
+        return "done"
+
+    with working(orders=handler):
+        stream = queue.enqueue_and_stream(id="a", wait=10)
+        assert next(stream) == 0
+        assert Queue("orders").enqueue_and_wait(id="a", wait=10) == "done"
+        assert list(stream) == list(range(1, 5_000))
+
+
+def test_it_looks_only_when_there_is_something(queue, storage, monkeypatch, collect):
+    """An event brings a look, and no clock but the slow one behind it."""
+    enqueue(storage, queue="orders", id="a")
+    run = claim_one(storage, queues=["orders"])
+    looks = 0
+    items = storage.items
+
+    def counting(*args):
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            threading.Timer(0.3, finish, (storage, completing(run))).start()
+        return items(*args)
+
+    monkeypatch.setattr(storage, "items", counting)
+    threading.Timer(0.1, emit, (storage, run, b"\x01")).start()
+
+    assert collect(queue, "stream", "a", wait=10) == [1]
+    assert looks == 3
+
+
+def test_an_event_that_was_lost_is_made_good_by_a_slow_look(queue, storage, monkeypatch, collect):
+    monkeypatch.setattr(streaming, "CHECK_EVERY", 0.05)
+    monkeypatch.setattr(storage, "subscribe", lambda *args: lambda: None)
+    enqueue(storage, queue="orders", id="a")
+    run = claim_one(storage, queues=["orders"])
+
+    def work():
+        emit(storage, run, b"\x01", b"\x02")
+        finish(storage, completing(run))
+
+    threading.Timer(0.1, work).start()
+
+    assert collect(queue, "stream", "a", wait=10) == [1, 2]
+
+
+def test_a_storage_that_is_away_is_asked_again(queue, storage, monkeypatch, collect):
+    enqueue(storage, queue="orders", id="a")
+    run = claim_one(storage, queues=["orders"])
+    emit(storage, run, b"\x01", b"\x02")
+    finish(storage, completing(run))
+    failures = iter([True, True, False, True, False, False])
+    for name in ("items", "jobs"):
+        verb = getattr(storage, name)
+
+        def failing(*args, verb=verb):
+            if next(failures, False):
+                raise StorageUnavailableError("a moment, please")
+            return verb(*args)
+
+        monkeypatch.setattr(storage, name, failing)
+
+    assert collect(queue, "stream", "a", wait=10) == [1, 2]
+
+
+def test_out_of_time_while_the_storage_is_away_says_why(queue, storage, monkeypatch, collect):
+    def failing(*args):
+        raise StorageUnavailableError("a moment, please")
+
+    monkeypatch.setattr(storage, "items", failing)
+
+    with pytest.raises(JobTimeoutError) as caught:
+        collect(queue, "stream", "a", wait=0)
+
+    assert isinstance(caught.value.__cause__, StorageUnavailableError)
+
+
+def test_a_job_that_cannot_be_enqueued_is_not_waited_for(storage, listeners, collect, monkeypatch):
+    def full(batches):
+        raise QueueFullError
+
+    monkeypatch.setattr(storage, "enqueue", full)
+
+    with pytest.raises(QueueFullError):
+        collect(Queue("orders"), "enqueue_and_stream", wait=10)
+
+    assert listeners == []
+
+
+def test_an_unknown_job_is_an_error(queue, collect):
+    with pytest.raises(JobNotFoundError):
+        collect(queue, "stream", "nobody", wait=10)
+
+
+def test_events_of_items_can_be_asked_for(queue, storage):
+    told = []
+    off = queue.on("item", told.append)
+    run_id = enqueue(storage, queue="orders")
+    emit(storage, claim_one(storage, queues=["orders"]), b"\x01", b"\x02")
+    off()
+
+    [event] = told
+    assert isinstance(event, Event)
+    assert (event.id, event.event, event.items) == (run_id, "item", 2)

@@ -1,0 +1,126 @@
+"""Jobs about an object: what names it, and how its jobs are found."""
+
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.contrib.sessions.models import Session
+from django.utils.functional import SimpleLazyObject
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djqueue import OptionError, Queue, flow, job
+from djqueue.core.options import EnqueueOptions, JobOptions, check_text, parse_options
+from djqueue.core.subjects import parts_of
+from djqueue.storage.database.rows import pack_options, unpack_options
+from djqueue.storage.redis import records
+
+
+class Reader(User):
+    """A proxy."""
+
+    class Meta:
+        app_label = "auth"
+        proxy = True
+
+
+def saved(model, **fields):
+    """An instance as one that was read."""
+    return model.from_db("default", list(fields), list(fields.values()))
+
+
+USER = {"id": 7, "username": "ada"}
+
+
+def subject_of(value):
+    return parse_options({"subject": value}, EnqueueOptions()).job.subject
+
+
+@pytest.mark.parametrize(
+    ("instance", "expected"),
+    [
+        (saved(User, **USER), "auth.user:7"),
+        (saved(Reader, **USER), "auth.user:7"),
+        (SimpleLazyObject(lambda: saved(User, **USER)), "auth.user:7"),
+        (saved(Session, session_key="a:b/c"), "sessions.session:a:b/c"),
+        (saved(Group, id=UUID(int=5), name="g"), f"auth.group:{UUID(int=5)}"),
+    ],
+)
+def test_an_instance_is_named_by_its_model_and_its_key(instance, expected):
+    assert subject_of(instance) == expected
+
+
+@pytest.mark.parametrize("instance", [User(username="ada"), Session(session_key="made-by-hand")])
+def test_an_instance_that_is_not_saved_names_nothing(instance):
+    with pytest.raises(OptionError, match=r"^subject: <.*> is not saved"):
+        subject_of(instance)
+
+
+def test_an_instance_with_too_long_a_key_is_refused():
+    with pytest.raises(OptionError, match=r"^subject: has 270 characters; from 1 to 255 are allowed$"):
+        subject_of(saved(Session, session_key="k" * (270 - len("sessions.session:"))))
+
+
+def test_a_model_itself_is_no_instance():
+    with pytest.raises(OptionError, match=r"^subject: expected an instance of a model or a text, got <class"):
+        subject_of(User)
+
+
+def test_every_way_to_enqueue_takes_a_subject(storage):
+    user = saved(User, **USER)
+
+    @job(name="greet", subject="greetings")
+    def greet():
+        pass
+
+    queue = Queue("work")
+    results = [
+        greet.using(subject=user).enqueue(),
+        *greet.using(subject=user).enqueue_many([((), {})] * 2),
+        queue.enqueue(1, name="x", subject=user),
+        *queue.enqueue_many([1, 2], name="x", subject="auth.user:7"),
+        *flow(queue.node(1, name="x", subject=user)).enqueue(),
+    ]
+    greet.enqueue()
+
+    assert {one.id for one in storage.about("auth.user:7", 99).jobs} == {one.id for one in results}
+    assert [one.name for one in storage.about("greetings", 99).jobs] == ["greet"]
+
+
+def test_the_queue_that_is_read_tells_the_subject():
+    queue = Queue("work")
+    result = queue.enqueue(1, name="x", subject="shop.order:7")
+    plain = queue.enqueue(1, name="x")
+
+    assert queue.get_job(result.id).subject == "shop.order:7"
+    assert queue.get_job(plain.id).subject is None
+
+
+TEXTS = st.text(
+    st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=255
+)
+
+
+@given(TEXTS)
+def test_any_text_stays_what_it_is(text):
+    assert subject_of(text) == check_text("subject", text) == text
+    options = JobOptions(subject=text)
+    assert unpack_options(pack_options(options)) == options
+    assert records.unpack_options(records.pack_options(options)) == options
+
+
+@given(TEXTS)
+def test_any_text_is_an_instances_name_or_is_not(text):
+    parts = parts_of(text)
+
+    assert parts is None or "{}.{}:{}".format(*parts) == text
+
+
+@given(st.integers() | st.uuids() | TEXTS.filter(lambda text: len(text) < 200))
+def test_the_name_of_an_instance_has_its_parts(key):
+    meta = SimpleNamespace(label_lower="shop.order")
+    meta.concrete_model = SimpleNamespace(_meta=meta)
+    instance = SimpleNamespace(pk=key, _meta=meta, _state=SimpleNamespace(adding=False))
+
+    assert parts_of(subject_of(instance)) == ("shop", "order", str(key))

@@ -1,0 +1,171 @@
+"""Rows as jobs: payloads, options, ids, and rows that are none."""
+
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+
+import pyarrow
+import pytest
+
+from djqueue.codecs import MSGPACK, decode
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.rows import Plan, RowError, Rows
+from djqueue.core.errors import OptionError
+
+GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send"}
+
+
+def chunks_of(columns, size=1_000, rows_of=None, **options):
+    table = pyarrow.table(columns)
+    plan = Plan(WriteOptions.read({**GIVEN, **options}), table.column_names)
+    rows = Rows(plan, size)
+    found = list(rows.chunks(table.to_batches()))
+    if rows_of is not None:
+        rows_of.append(rows)
+    return found
+
+
+def values(chunks):
+    return [decode(data, MSGPACK) for chunk in chunks for batch in chunk.batches for data in batch.payloads]
+
+
+def test_all_columns_are_arguments_by_name():
+    assert values(chunks_of({"order": [1, 2], "name": ["ann", None]})) == [
+        {"args": [], "kwargs": {"order": 1, "name": "ann"}},
+        {"args": [], "kwargs": {"order": 2, "name": None}},
+    ]
+
+
+def test_columns_that_say_something_else_are_no_arguments():
+    found = chunks_of({"order": [1], "p": [5], "at": [None]}, priorityColumn="p", runAtColumn="at")
+
+    assert values(found) == [{"args": [], "kwargs": {"order": 1}}]
+
+
+def test_columns_may_be_chosen():
+    columns = {"a": [1], "b": [2], "c": [3]}
+
+    assert values(chunks_of(columns, includeColumns="c,a"))[0]["kwargs"] == {"c": 3, "a": 1}
+    assert values(chunks_of(columns, excludeColumns="b"))[0]["kwargs"] == {"a": 1, "c": 3}
+    assert values(chunks_of(columns, priorityColumn="a", includeColumns="a,b"))[0]["kwargs"] == {
+        "a": 1,
+        "b": 2,
+    }
+
+
+def test_arguments_may_be_columns():
+    kwargs = pyarrow.array([[("x", 1)], []], pyarrow.map_(pyarrow.string(), pyarrow.int64()))
+    found = chunks_of({"args": [[1, 2], None], "kwargs": kwargs, "more": [0, 0]})
+
+    assert values(found) == [{"args": [1, 2], "kwargs": {"x": 1}}, {"args": [], "kwargs": {}}]
+
+
+def test_a_payload_may_be_a_column():
+    assert values(chunks_of({"payload": [{"a": 1}], "more": [0]})) == [{"a": 1}]
+    assert values(chunks_of({"p": ['{"a": [1]}']}, payloadColumn="p", payloadFormat="json")) == [{"a": [1]}]
+    assert values(chunks_of({"payload": [b"\x07"]}, payloadFormat="msgpack")) == [7]
+
+
+def test_values_keep_their_types():
+    row = {
+        "time": datetime(2026, 6, 1, 12, 30, tzinfo=UTC),
+        "day": date(2026, 6, 1),
+        "amount": Decimal("1.50"),
+        "lasts": timedelta(seconds=90),
+        "raw": b"\xff",
+        "list": [1, None],
+        "struct": {"a": {"b": "c"}},
+        "large": 2**63 - 1,
+    }
+
+    assert values(chunks_of({name: [value] for name, value in row.items()}))[0]["kwargs"] == row
+
+
+def test_options_come_from_columns():
+    [chunk] = chunks_of(
+        {
+            "n": [1, 2, 3],
+            "p": [5, 5, None],
+            "tags": [["a"], ["a"], None],
+            "about": ["x", "x", None],
+            "in": [timedelta(seconds=1), timedelta(seconds=1), None],
+        },
+        priorityColumn="p",
+        tagsColumn="tags",
+        subjectColumn="about",
+        delayColumn="in",
+        maxAttempts="9",
+    )
+
+    first, last = chunk.batches
+    assert (len(first.payloads), first.options.priority, first.options.tags) == (2, 5, ("a",))
+    assert (first.options.subject, first.delay, first.options.max_attempts) == ("x", 1_000, 9)
+    assert (len(last.payloads), last.options.priority, last.delay, last.options.max_attempts) == (
+        1,
+        0,
+        None,
+        9,
+    )
+
+
+def test_ids_come_from_a_column_or_are_new():
+    [chunk] = chunks_of({"n": [1, 2]})
+    [named] = chunks_of({"key": ["a", "b"]}, idColumn="key")
+
+    assert len(set(chunk.batches[0].ids)) == 2
+    assert chunk.batches[0].fresh
+    assert named.batches[0].ids == ["a", "b"]
+    assert not named.batches[0].fresh
+
+
+def test_each_queue_and_job_has_chunks_of_its_own_in_the_order_of_their_rows():
+    table = pyarrow.table({"q": ["a", "b", "a", "a", "b"], "j": ["x"] * 5, "n": range(5)})
+    options = WriteOptions.read({"url": GIVEN["url"], "queueColumn": "q", "jobColumn": "j"})
+
+    found = list(Rows(Plan(options, table.column_names), 2).chunks(table.to_batches()))
+
+    assert [(chunk.queue, [value["kwargs"]["n"] for value in values([chunk])]) for chunk in found] == [
+        ("a", [0, 2]),
+        ("b", [1, 4]),
+        ("a", [3]),
+    ]
+
+
+WRONG = [
+    ({"key": ["a", None]}, {"idColumn": "key"}, "row 2 of its partition: id: expected a text"),
+    ({"p": [1, 2**40]}, {"priorityColumn": "p"}, "row 2 of its partition: priority: "),
+    ({"payload": ["{", "{}"]}, {"payloadFormat": "json"}, "row 1 of its partition: payload: not JSON"),
+    ({"payload": ["x"]}, {"payloadFormat": "msgpack"}, "row 1 of its partition: payload: expected binary"),
+    ({"args": ["x"]}, {}, "row 1 of its partition: args: expected an array"),
+    ({"n": ["x" * 200]}, {"maxPayloadBytes": "100"}, "row 1 of its partition: "),
+]
+
+
+@pytest.mark.parametrize(("columns", "options", "message"), WRONG)
+def test_a_row_that_is_no_job_is_named(columns, options, message):
+    with pytest.raises(RowError) as raised:
+        chunks_of(columns, **options)
+
+    assert message in str(raised.value)
+
+
+def test_rows_that_are_no_jobs_may_be_left_out_and_are_counted():
+    seen = []
+    found = chunks_of({"key": ["a", None, "c", ""]}, idColumn="key", onError="skip", rows_of=seen)
+
+    assert found[0].batches[0].ids == ["a", "c"]
+    assert (seen[0].read, dict(seen[0].rejected)) == (4, {"id": 2})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"idColumn": "ky"}, "idColumn: there is no column 'ky'; did you mean 'key'"),
+        ({"excludeColumns": "key,other"}, "excludeColumns: there is no column 'other'"),
+        ({"payloadColumn": "key", "argsColumn": "n"}, "payloadColumn: the payload is one column"),
+    ],
+)
+def test_columns_that_are_not_there_are_refused_before_a_row_is_read(options, message):
+    with pytest.raises(OptionError) as raised:
+        Plan(WriteOptions.read({**GIVEN, **options}), ["key", "n"])
+
+    assert message in str(raised.value)

@@ -1,0 +1,128 @@
+"""Spark itself writes: `make test-spark` installs it."""
+
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from djqueue.contrib.spark import enqueue, register
+from djqueue.storage.redis import RedisStorage
+from tests.contrib.spark.test_writing import leftovers, numbers
+
+pyspark = pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory):
+    from pyspark.sql import SparkSession
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("TZ", "UTC")
+        builder = SparkSession.builder.master("local[2,4]")
+        for name, value in {
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.log.level": "OFF",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        }.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        register(session)
+        yield session
+        session.stop()
+
+
+@pytest.fixture
+def storage(redis_server):
+    redis_server.clean()
+    with closing(RedisStorage(url=redis_server.url)) as storage:
+        yield storage
+
+
+def test_a_dataframe_becomes_jobs(spark, storage, redis_server):
+    enqueue(spark.range(0, 3_000, 1, 3).toDF("n"), "emails", "shop.send", {"url": redis_server.url})
+
+    assert numbers(storage) == [*range(3_000)]
+    assert leftovers(storage) == []
+
+
+def test_a_task_that_fails_and_is_run_again_brings_its_rows_once(spark, storage, redis_server, tmp_path):
+    marker = str(tmp_path / "failed")
+
+    def once(batches):
+        for batch in batches:
+            yield batch
+            try:
+                os.mkdir(marker)
+            except FileExistsError:
+                continue
+            raise RuntimeError("a task fails once")
+
+    rows = spark.range(0, 3_000, 1, 3).toDF("n").mapInArrow(once, "n long")
+    enqueue(rows, "emails", "shop.send", {"url": redis_server.url})
+
+    assert os.path.exists(marker)
+    assert numbers(storage) == [*range(3_000)]
+    assert leftovers(storage) == []
+
+
+def test_a_write_that_fails_brings_nothing(spark, storage, redis_server):
+    rows = spark.range(0, 2_000).selectExpr("if(id = 1500, null, cast(id as string)) as key")
+
+    with pytest.raises(Exception, match="id: expected a text, got None"):
+        enqueue(rows, "emails", "shop.send", {"url": redis_server.url, "idColumn": "key"})
+
+    assert storage.queues() == []
+    assert leftovers(storage) == []
+
+
+def test_what_is_wrong_is_said_before_a_task(spark, storage, redis_server):
+    rows = spark.range(0, 10).toDF("n")
+
+    for options, message in (
+        ({"priorty": "1"}, "unknown option 'priorty'; did you mean 'priority'"),
+        ({"idColumn": "key"}, "there is no column 'key'"),
+        ({"url": "redis://:hunter2@127.0.0.1:1/0"}, "does not answer"),
+    ):
+        with pytest.raises(Exception, match=message) as raised:
+            enqueue(rows, "emails", "shop.send", {"url": redis_server.url, **options})
+        assert "hunter2" not in str(raised.value)
+    with pytest.raises(Exception, match="overwrite is not offered"):
+        rows.write.format("djqueue").options(url=redis_server.url, queue="q", job="j").mode(
+            "overwrite"
+        ).save()
+
+
+def test_a_stream_that_is_started_again_goes_on(spark, storage, redis_server, tmp_path):
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    options = {"url": redis_server.url, "queue": "emails", "job": "shop.send"}
+
+    def run():
+        stream = spark.readStream.schema("n long").option("maxFilesPerTrigger", 1).parquet(str(source))
+        writer = stream.writeStream.format("djqueue").options(**options)
+        query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+
+    for first in (0, 1_000):
+        spark.range(first, first + 1_000, 1, 2).toDF("n").write.mode("append").parquet(str(source))
+        run()
+    # The last batch is made again, as if its driver had died before it noted that it was done.
+    done = [path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()]
+    last = max(done, key=lambda path: int(path.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    run()
+
+    assert numbers(storage) == [*range(2_000)]
+    assert leftovers(storage) == []

@@ -1,0 +1,276 @@
+"""Writes, their tasks and their driver, on a real Redis without Spark: what a fault leaves is there once."""
+
+from contextlib import closing
+from copy import deepcopy
+from itertools import count
+
+import pyarrow
+import pytest
+
+from djqueue.codecs import MSGPACK, decode
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.writing import Pace, Write
+from djqueue.core.errors import OptionError, StorageUnavailableError
+from djqueue.core.queue import KEYED, QueuePolicy
+from djqueue.core.states import State
+from djqueue.storage.redis import RedisStorage
+from djqueue.storage.staging import Counts
+from djqueue.testing.factories import batch, claim
+
+QUEUE = "emails"
+ROWS = 50
+SIZE = 10
+
+
+class Died(Exception):
+    """In the place of a process that ends."""
+
+
+@pytest.fixture
+def url(redis_server):
+    redis_server.clean()
+    return redis_server.url
+
+
+@pytest.fixture
+def storage(url):
+    with closing(RedisStorage(url=url)) as storage:
+        yield storage
+
+
+@pytest.fixture
+def write(url):
+    """Makes writes of one column `n`."""
+
+    def make(**more):
+        given = {"url": url, "queue": QUEUE, "job": "shop.send", "batchSize": str(SIZE), **more}
+        return Write(WriteOptions.read(given), ["n"])
+
+    return make
+
+
+def rows(first=0, many=ROWS):
+    return pyarrow.table({"n": range(first, first + many)}).to_batches(max_chunksize=7)
+
+
+def tasks(made, parts=3):
+    """What the tasks of a write say, each with a copy of its own."""
+    return [deepcopy(made).run_task(f"{at}.{at}", rows(at * ROWS)) for at in range(parts)]
+
+
+def numbers(storage, queue=QUEUE):
+    found = []
+    for job in storage.page(queue, State.WAITING, 10_000):
+        found.append(decode(job.payload, MSGPACK)["kwargs"]["n"])
+    return sorted(found)
+
+
+def test_a_write_brings_each_row_once_in_order(storage, write):
+    made = write()
+    told = tasks(made)
+    assert numbers(storage) == []
+
+    report = made.commit(list(reversed(told)))
+
+    assert (report.rows, report.inserted, report.duplicates, report.rejected) == (150, 150, 0, {})
+    assert [
+        decode(one.payload, MSGPACK)["kwargs"]["n"] for one in claim(storage, 200, names=["shop.send"])
+    ] == [*range(150)]
+
+
+def test_what_a_task_left_that_was_run_again_is_not_published(storage, write):
+    made = write()
+    lost = deepcopy(made)
+    rest = iter(rows())
+
+    def dies():
+        yield next(rest)
+        yield next(rest)
+        raise Died
+
+    with pytest.raises(Died):
+        lost.run_task("0.0", dies())
+    told = [deepcopy(made).run_task("0.1", rows())]
+
+    made.commit(told)
+
+    assert numbers(storage) == [*range(ROWS)]
+    assert leftovers(storage) == []
+
+
+def test_a_write_that_failed_leaves_nothing(storage, write):
+    made = write()
+    told = tasks(made)
+
+    made.abort(told[:1])
+
+    assert numbers(storage) == []
+    assert leftovers(storage) == []
+
+
+def leftovers(storage):
+    """Keys of what was put aside."""
+    return storage._connections.sync().keys("*:stage:*")
+
+
+STEPS = ("begin", "publish", "end", "forget")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_that_dies_is_followed_by_another(storage, write, monkeypatch, step, when):
+    named = {"txnAppId": "nightly", "txnVersion": "7"}
+    made = write(**named)
+    told = tasks(made)
+    staging = type(storage.staging)
+    plain = getattr(staging, step)
+
+    def dies(self, *args, **kwargs):
+        if step == "publish":  # in the midst of it
+            plain(self, args[0], args[1][:7])
+        elif when == "after":
+            plain(self, *args, **kwargs)
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, step, dies)
+        with pytest.raises(Died):
+            made.commit(told)
+        patch.setattr(staging, step, plain)
+        made.abort(told)
+
+    again = write(**named)
+    report = again.commit(tasks(again))
+
+    assert numbers(storage) == [*range(150)]
+    assert report.inserted == 150
+    assert leftovers(storage) == []
+
+
+def test_the_same_version_again_brings_nothing(storage, write):
+    for version, first in (("7", False), ("7", True), ("6", True)):
+        made = write(txnAppId="nightly", txnVersion=version)
+        report = made.commit(tasks(made))
+        assert report.skipped is first
+    assert numbers(storage) == [*range(150)]
+    assert leftovers(storage) == []
+
+    made = write(txnAppId="nightly", txnVersion="8")
+    assert not made.commit(tasks(made)).skipped
+    assert len(numbers(storage)) == 300
+
+
+def test_several_queues_in_one_write(storage, url):
+    options = WriteOptions.read({"url": url, "queueColumn": "q", "job": "j", "batchSize": "3"})
+    made = Write(options, ["q", "n"])
+    table = pyarrow.table({"q": ["a", "b"] * 10, "n": range(20)})
+
+    report = made.commit([made.run_task("0.0", table.to_batches())])
+
+    assert (report.queues, report.inserted) == (("a", "b"), 20)
+    assert numbers(storage, "a") == [*range(0, 20, 2)]
+    assert numbers(storage, "b") == [*range(1, 20, 2)]
+
+
+def test_duplicates_and_rejected_rows_add_up(storage, url):
+    storage.enqueue([batch(2, queue=QUEUE, ids=["a", "b"])])
+    given = {"url": url, "queue": QUEUE, "job": "j", "idColumn": "key", "onError": "skip"}
+    made = Write(WriteOptions.read(given), ["key"])
+
+    report = made.commit(
+        [made.run_task("0.0", pyarrow.table({"key": ["a", "c", None, "c", "d"]}).to_batches())]
+    )
+
+    assert (report.rows, report.inserted, report.duplicates, report.rejected) == (5, 2, 2, {"id": 1})
+
+
+def test_a_dry_run_writes_nothing(storage, write):
+    made = write(dryRun="true")
+    report = made.commit(tasks(made))
+
+    assert (report.rows, report.inserted) == (150, 0)
+    assert storage.queues() == []
+    assert leftovers(storage) == []
+
+
+def test_a_direct_write_run_again_brings_nothing_new(storage, write):
+    named = {"deliveryMode": "direct", "txnAppId": "nightly", "txnVersion": "7"}
+    first = write(**named)
+    told = [first.run_task("0.0", rows()), first.run_task("1.0", rows(ROWS))]
+    # The same rows in another order, and in other parts, as behind a shuffle.
+    mixed = [*reversed(rows(ROWS)), *reversed(rows())]
+    second = write(**named).run_task("0.1", mixed)
+
+    assert first.commit(told).inserted == 2 * ROWS
+    assert second.counts == Counts(duplicates=2 * ROWS)
+    assert numbers(storage) == [*range(2 * ROWS)]
+
+
+def test_equal_rows_of_a_direct_write_are_jobs_of_their_own(storage, write):
+    told = write(deliveryMode="direct").run_task("0.0", pyarrow.table({"n": [1, 1, 1]}).to_batches())
+
+    assert told.counts == Counts(queued=3)
+    assert numbers(storage) == [1, 1, 1]
+
+
+def test_a_queue_that_wants_groups_is_noticed_before_a_task(url, write):
+    policies = {QUEUE: QueuePolicy(group_mode=KEYED)}
+    with closing(RedisStorage(url=url, policies=policies)) as owner:
+        owner.enqueue([batch(1, queue=QUEUE, group="g")])
+
+    with pytest.raises(OptionError, match=r"group: each job of the queue 'emails' needs one.*groupColumn"):
+        write()
+
+
+def test_where_nobody_answers_is_said_without_the_password():
+    given = {"url": "redis://:hunter2@127.0.0.1:1/0", "queue": QUEUE, "job": "j"}
+
+    with pytest.raises(StorageUnavailableError) as raised:
+        Write(WriteOptions.read(given), ["n"])
+
+    assert "127.0.0.1" in str(raised.value)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["postgres://x/y", "nowhere", "redis:/x"])
+def test_urls_of_nothing_that_is_known_are_refused(url):
+    with pytest.raises(OptionError, match=r"^url: "):
+        Write(WriteOptions.read({"url": url, "queue": QUEUE, "job": "j"}), ["n"])
+
+
+def paced(storage, url, naps, **more):
+    ticks = count()
+    options = WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", **more})
+    return Pace(options, storage, clock=lambda: next(ticks) / 10, sleep=naps.append)
+
+
+def test_a_load_waits_while_the_queue_is_long(storage, url):
+    storage.enqueue([batch(5, queue=QUEUE)])
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            claim(storage, 2, queues=[QUEUE])
+
+    options = WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", "maxQueueDepth": "4"})
+    Pace(options, storage, sleep=nap).wait(QUEUE, 1)
+
+    assert naps == [0.05, 0.1, 0.2]
+
+
+def test_a_load_does_not_wait_for_ever(storage, url):
+    storage.enqueue([batch(5, queue=QUEUE)])
+
+    with pytest.raises(StorageUnavailableError, match="maxQueueDepth=4 jobs, for backpressureTimeout=1 s"):
+        paced(storage, url, [], maxQueueDepth="4", backpressureTimeout="1").wait(QUEUE, 1)
+
+
+def test_a_load_keeps_to_its_rate(storage, url):
+    naps = []
+    pace = paced(storage, url, naps, rateLimit="10")
+
+    for _ in range(3):
+        pace.wait(QUEUE, 20)
+
+    assert naps == pytest.approx([1.9, 3.8])

@@ -1,0 +1,129 @@
+"""Histograms of fixed parts, and buckets put together from them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djqueue.core.errors import OptionError
+from djqueue.core.metrics import (
+    BOUNDS,
+    HOUR,
+    MINUTE,
+    NO_TIMES,
+    OTHERS,
+    PARTS,
+    Histogram,
+    RunStats,
+    Tiers,
+    assemble,
+    new_values,
+    part_of,
+    span_of,
+)
+from djqueue.core.metricstore import MOST, MetricStore
+from djqueue.core.options import DAY
+
+TIMES = st.lists(st.integers(0, 400_000), max_size=50)
+
+
+def of(times: list[int]) -> Histogram:
+    counts = [0] * PARTS
+    for time in times:
+        counts[part_of(time)] += 1
+    return Histogram(tuple(counts))
+
+
+def test_there_are_26_parts_from_20_ms_to_335_s_and_slower() -> None:
+    assert (PARTS, BOUNDS[0], BOUNDS[-1]) == (26, 20, 335_000)
+    assert list(BOUNDS) == sorted(set(BOUNDS))
+    assert [part_of(time) for time in (0, 19, 20, 334_999, 335_000, 10**9)] == [0, 0, 1, 24, 25, 25]
+
+
+@given(TIMES, TIMES)
+def test_merging_two_is_counting_both(one: list[int], other: list[int]) -> None:
+    assert of(one).merge(of(other)) == of(one + other)
+    assert of(one).total == len(one)
+
+
+@given(TIMES, st.floats(0, 1))
+def test_a_percentile_is_in_the_part_of_the_time_that_it_stands_for(times: list[int], share: float) -> None:
+    found = of(times).percentile(share)
+
+    if not times:
+        assert found is None
+        return
+    wanted = sorted(times)[max(0, -(-int(share * len(times) * 1_000_000) // 1_000_000) - 1)]
+    assert found is not None
+    part = part_of(wanted)
+    low, high = (0, *BOUNDS)[part], (*BOUNDS, BOUNDS[-1])[part]
+    assert low <= found <= high
+
+
+@given(TIMES)
+def test_percentiles_rise(times: list[int]) -> None:
+    if times:
+        found = [of(times).percentile(share / 20) or 0.0 for share in range(21)]
+        assert found == sorted(found)
+
+
+def test_a_percentile_lies_evenly_within_its_part() -> None:
+    four = of([25, 25, 25, 25])
+
+    assert [four.percentile(share) for share in (0, 0.25, 0.5, 1)] == [20, 22.5, 25, 30]
+    assert of([10**9]).percentile(0.5) == 335_000
+
+
+def test_a_span_has_the_longest_buckets_that_fit_it() -> None:
+    assert span_of(MINUTE + 1, 3 * MINUTE - 1, MINUTE)[:3] == (MINUTE, 3 * MINUTE, MINUTE)
+    steps = (MINUTE, 90 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY)
+    assert [span_of(0, 1, step).tier for step in steps] == [MINUTE, MINUTE, HOUR, HOUR, DAY, DAY]
+    with pytest.raises(OptionError, match="step: 1000 ms"):
+        span_of(0, 1, 1_000)
+
+
+def test_longer_steps_are_made_of_shorter_buckets() -> None:
+    one = new_values()
+    one[0], one[-1] = 2, 1
+    rows = [("q", "", start, one) for start in (0, MINUTE, 4 * MINUTE)]
+
+    found = assemble(rows, ["q"], span_of(0, 6 * MINUTE, 3 * MINUTE), by_name=False)
+
+    assert [(bucket.start, bucket.enqueued, bucket.run.total) for bucket in found] == [
+        (0, 4, 2),
+        (3 * MINUTE, 2, 1),
+    ]
+
+
+def test_a_store_forgets_each_length_in_its_time() -> None:
+    store = MetricStore(Tiers(minute=5 * MINUTE, hour=3 * HOUR, day=2 * DAY))
+    for at in (0, 10 * MINUTE, 5 * HOUR, 4 * DAY):
+        store.count("q", [1], at)
+
+    def starts(step: int) -> list[int]:
+        return [row[2] for row in store.rows(None, span_of(0, 10 * DAY, step), by_name=False)]
+
+    assert starts(HOUR) == starts(DAY) == [4 * DAY]
+    store.count("q", [1], 4 * DAY + 2 * HOUR)
+    assert starts(HOUR) == [4 * DAY, 4 * DAY + 2 * HOUR]
+    assert [row[3][0] for row in store.rows(None, span_of(0, 10 * DAY, DAY), by_name=False)] == [2]
+
+
+def test_a_store_is_bounded_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djqueue.core.metricstore.MOST", 10)
+    store = MetricStore()
+    for number in range(30):
+        store.count(f"q{number}", [1], 0)
+
+    kept = [row[0] for row in store.rows(None, span_of(0, 1, MINUTE), by_name=False)]
+    assert kept == [f"q{number}" for number in range(20, 30)]
+    assert MOST == 50_000
+
+
+def test_names_above_the_most_share_a_bucket() -> None:
+    store = MetricStore()
+    store.record([RunStats("q", f"{n}", 1, 0, 0, 0, NO_TIMES, NO_TIMES) for n in range(300)], 0)
+
+    rows = {row[1]: row[3] for row in store.rows(["q"], span_of(0, 1, DAY), by_name=True)}
+
+    assert len(rows) == 201
+    assert rows[OTHERS][2] == 100

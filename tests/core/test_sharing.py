@@ -1,0 +1,229 @@
+"""A limiter that queues share, alone and in the engine."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from djqueue.core.engine import Engine
+from djqueue.core.job import Batch, ClaimRequest, Outcome
+from djqueue.core.limiter import Rate
+from djqueue.core.maintenance import sweep
+from djqueue.core.options import JobOptions
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import TURN, LimiterPolicy, SharedLimiter
+from djqueue.core.states import State
+from djqueue.testing.clock import FakeClock
+
+QUEUES = ("one", "two", "three")
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def shared(clock):
+    """Three permits, and no rate."""
+    return SharedLimiter(LimiterPolicy(concurrency=3), clock)
+
+
+def ask(shared, clock, queue, wanted=1, weight=1, woken=None):
+    return shared.reserve(queue, wanted, weight, clock.monotonic(), set() if woken is None else woken)
+
+
+def test_what_is_taken_is_counted(shared, clock):
+    assert ask(shared, clock, "one", 2) == 2
+    assert ask(shared, clock, "two", 2) == 1
+    state = shared.state()
+    assert (state.used, state.free, state.waiting) == (3, 0, ("two",))
+
+
+def test_one_that_was_refused_is_told_when_there_is_something(shared, clock):
+    ask(shared, clock, "one", 3)
+    ask(shared, clock, "two")
+    woken = set()
+    shared.release(1, woken)
+
+    assert woken == {"two"}
+    assert ask(shared, clock, "one") == 0
+    assert ask(shared, clock, "two") == 1
+
+
+def test_a_turn_lasts_for_a_while(shared, clock):
+    ask(shared, clock, "one", 3)
+    ask(shared, clock, "two")
+    shared.release(1, set())
+    assert ask(shared, clock, "one") == 0
+    assert shared.waits("one", clock.monotonic()) == [TURN]
+
+    clock.advance(TURN)
+
+    assert ask(shared, clock, "one") == 1
+    assert shared.state().waiting == ()
+
+
+def test_all_are_told_of_as_much_as_there_is(shared, clock):
+    ask(shared, clock, "one", 3)
+    ask(shared, clock, "two")
+    ask(shared, clock, "three")
+    woken = set()
+    shared.release(1, woken)
+    assert woken == {"two"}
+    shared.release(1, woken)
+    assert woken == {"two", "three"}
+    assert [ask(shared, clock, queue) for queue in ("one", "three", "two")] == [0, 1, 1]
+
+
+def test_one_that_got_something_is_told_but_nothing_is_kept_for_it(shared, clock):
+    ask(shared, clock, "one", 5)
+    woken = set()
+    shared.release(1, woken)
+
+    assert woken == {"one"}
+    assert ask(shared, clock, "two") == 1
+
+
+def test_what_is_given_back_goes_to_those_who_wait(shared, clock):
+    ask(shared, clock, "one", 3)
+    ask(shared, clock, "two")
+    woken = set()
+    shared.give_back("one", 2, 1, woken)
+
+    assert woken == {"two"}
+    assert shared.state().used == 1
+
+
+def test_tokens_that_are_given_back_are_there_again(clock):
+    shared = SharedLimiter(LimiterPolicy(rate=Rate(2, 60_000)), clock)
+    assert ask(shared, clock, "one", 5) == 2
+    shared.give_back("one", 1, 1, set())
+
+    assert shared.state().tokens == 1
+    assert ask(shared, clock, "two", 5) == 1
+
+
+def test_a_queue_that_is_gone_keeps_nobody_waiting(shared, clock):
+    ask(shared, clock, "one", 3)
+    ask(shared, clock, "two")
+    shared.forget("two", set())
+    shared.release(1, set())
+
+    assert ask(shared, clock, "one") == 1
+
+
+def test_a_queue_that_gets_another_limiter_takes_what_runs_along():
+    limiters = {"a": LimiterPolicy(concurrency=2), "b": LimiterPolicy(concurrency=5)}
+    engine = Engine(clock=FakeClock(), policies={"one": QueuePolicy(limiter="a")}, limiters=limiters)
+    engine.enqueue([Batch("one", "send", JobOptions(), [b""] * 9)])
+    claim = ClaimRequest("w", 9, frozenset({"send"}), None)
+    first = engine.claim(claim).jobs
+    woken = []
+    engine.listen(["one"], lambda: woken.append(1))
+
+    engine.configure("one", QueuePolicy(limiter="b"))
+    assert woken
+    assert (engine.limiter_state("a").used, engine.limiter_state("b").used) == (0, 2)
+    jobs = [*first, *engine.claim(claim).jobs]
+    assert len(jobs) == 5
+    engine.finish([Outcome("one", job.id, job.token, "complete") for job in jobs[:1]])
+    assert engine.limiter_state("b").used == 4
+    engine.configure("one", QueuePolicy())
+    assert engine.limiter_state("b") == (None, 5, 0, None, ())
+    assert len(engine.claim(claim).jobs) == 4
+
+
+def test_a_limiter_that_is_not_configured_limits_nothing_until_it_is_told_to():
+    engine = Engine(clock=FakeClock(), default_policy=QueuePolicy(limiter="new"))
+    engine.set_limiter("new", None, 1)
+    engine.enqueue([Batch(queue, "send", JobOptions(), [b""]) for queue in QUEUES])
+
+    assert len(engine.claim(ClaimRequest("w", 9, frozenset({"send"}), None)).jobs) == 1
+
+
+class SharingMachine(RuleBasedStateMachine):
+    """Queues that share a limiter: never more than is allowed, and never nothing while there is room."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock = FakeClock()
+        policy = QueuePolicy(limiter="l", lease=500)
+        self.engine = Engine(clock=self.clock, policies=dict.fromkeys(QUEUES, policy), cores=1)
+        self.limits = (None, None)
+        self.tokens = 0.0
+        self.claims = []
+        self.set_limits(None, 3)
+
+    @rule(
+        rate=st.sampled_from([None, Rate(2, 1_000), Rate(5, 1_000)]),
+        concurrency=st.sampled_from([None, 1, 3, 5]),
+    )
+    def set_limits(self, rate, concurrency):
+        if rate is not None and rate != self.limits[0]:
+            self.tokens = float(rate.capacity)
+        self.limits = (rate, concurrency)
+        self.engine.set_limiter("l", rate, concurrency)
+
+    @rule(queue=st.sampled_from(QUEUES), many=st.integers(1, 4), weight=st.sampled_from([1, 1, 1, 2, 4]))
+    def enqueue(self, queue, many, weight):
+        self.engine.enqueue([Batch(queue, "send", JobOptions(weight=weight, max_stalls=9), [b""] * many)])
+
+    @rule(queues=st.none() | st.tuples(st.sampled_from(QUEUES)), slots=st.integers(1, 6))
+    def claim(self, queues, slots):
+        used = self.engine.limiter_state("l").used
+        jobs = self.engine.claim(ClaimRequest("w", slots, frozenset({"send"}), queues)).jobs
+        rate, most = self.limits
+        for job in jobs:
+            weight = job.options.weight
+            assert most is None or used + min(weight, most) <= most
+            used += weight
+        if rate is not None:
+            self.tokens -= len(jobs)
+            assert self.tokens > -0.001
+        self.claims += jobs
+
+    @rule(number=st.integers(0, 20), kind=st.sampled_from(["complete", "retry", "release", "fail", "cancel"]))
+    def finish(self, number, kind):
+        if self.claims:
+            job = self.claims.pop(number % len(self.claims))
+            self.engine.finish([Outcome(job.queue, job.id, job.token, kind)])
+
+    @rule(milliseconds=st.sampled_from([10, 100, TURN, 600]))
+    def pass_time(self, milliseconds):
+        self.clock.advance(milliseconds)
+        if (rate := self.limits[0]) is not None:
+            self.tokens = min(rate.capacity, self.tokens + rate.capacity * milliseconds / rate.per)
+        sweep(self.engine, 60_000)
+
+    @rule(queue=st.sampled_from(QUEUES))
+    def obliterate(self, queue):
+        self.engine.obliterate(queue, force=True)
+
+    @rule()
+    def something_runs_when_everybody_asks(self):
+        """Whatever was kept for those who do not come."""
+        self.clock.advance(TURN)
+        if (rate := self.limits[0]) is not None:
+            self.tokens = min(rate.capacity, self.tokens + rate.capacity * TURN / rate.per)
+            if self.tokens < 1:
+                return
+        waits = any(self.engine.counts(queue)[State.WAITING] for queue in QUEUES)
+        before = len(self.claims)
+        idle = not self.engine.limiter_state("l").used
+        self.claim(None, 1)
+        assert not (waits and idle) or len(self.claims) == before + 1
+
+    @invariant()
+    def what_is_used_is_what_is_active(self):
+        active = [record for queue in QUEUES for record in self.engine.page(queue, State.ACTIVE, 1_000)]
+        assert self.engine.limiter_state("l").used == sum(record.options.weight for record in active)
+
+
+def test_queues_that_share_a_limiter():
+    run_state_machine_as_test(
+        SharingMachine,
+        settings=settings(
+            max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

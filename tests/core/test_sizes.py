@@ -1,0 +1,58 @@
+"""Amounts of bytes, as users write them."""
+
+import pytest
+
+from djqueue.core.errors import OptionError
+from djqueue.core.job import JobError
+from djqueue.core.sizes import LARGEST, parse_size, size_of, size_of_error
+from tests.core.making import make_job
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        (0, 0),
+        (1_000, 1_000),
+        ("1000", 1_000),
+        ("1_000 B", 1_000),
+        ("500 MB", 500_000_000),
+        ("500mb", 500_000_000),
+        (" 2 KiB ", 2_048),
+        ("1.5 GiB", 1_610_612_736),
+        ("0.1 kb", 100),
+        (LARGEST, LARGEST),
+    ],
+)
+def test_numbers_and_texts_with_units_are_read(given, size):
+    assert parse_size("BYTES", given) == size
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("5 megs", "'megs' is not a unit: B, KB"),
+        ("MB", "expected bytes, or a text like '500 MB', got 'MB'"),
+        ("-1", "expected bytes"),
+        ("1e3", "'e' is not a unit|expected bytes"),
+        (-1, "-1 is not from 0 to"),
+        (1.5, "expected bytes"),
+        (True, "expected bytes"),
+        (None, "expected bytes"),
+        (LARGEST + 1, "is not from 0"),
+        ("10_000 TB", "is not from 0"),
+    ],
+)
+def test_anything_else_is_refused_by_name(given, problem):
+    with pytest.raises(OptionError, match=rf"BYTES: .*({problem})"):
+        parse_size("BYTES", given)
+
+
+def test_a_job_weighs_its_payload_and_the_texts_of_its_error():
+    job = make_job()
+    job.payload = bytes(10)
+    assert size_of(job) == 10
+
+    job.error = JobError("T", "\N{SNOWMAN}", "\udc80")
+
+    assert size_of_error(job.error) == 1 + 3 + 3
+    assert size_of(job) == 17

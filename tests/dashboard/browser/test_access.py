@@ -1,0 +1,108 @@
+"""Every page for everybody: in light and dark, wide and narrow, and without scripts."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from djqueue import Queue
+from djqueue.core.job import RunningJob
+from djqueue.models import BulkKind, BulkOperation, CronJob
+from djqueue.operations import bulk
+from djqueue.testing.factories import worker
+from tests.admin.factories import NOON
+from tests.dashboard.acting import fail
+from tests.dashboard.visiting import CAPTURED, PAGES, address
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+
+AXE = Path(__file__).parents[1] / "vendor" / "axe-core-4.14.1" / "axe-core-4.14.1.min.js"
+DOWNLOADS = {"letters_export", "metrics_export", "stream", "queue_stream"}
+SHOWN = [
+    pytest.param(page, id=page.name) for page in PAGES if page.method == "GET" and page.name not in DOWNLOADS
+]
+MIRRORED = """() => {
+  const first = document.querySelector(".djq-tabs li").getBoundingClientRect();
+  const status = document.querySelector(".djq-status")?.getBoundingClientRect();
+  return first.left > innerWidth / 2 && (!status || status.right < innerWidth / 2);
+}"""
+OURS = "() => axe.run({include: [['#djq']]}, {resultTypes: ['violations']})"
+
+
+@lru_cache
+def axe() -> str:
+    return AXE.read_text()
+
+
+def tell_of_a_worker(storage):
+    """One with everything that its page shows, and another of an older version."""
+    now = storage.engine.clock.now()
+    running = (RunningJob("emails", "job-1", "shop.jobs.send_receipt", now - 90_000),)
+    about = {"kind": "runworkers", "heartbeat": 5_000, "rss": 123_000_000, "version": "0.5"}
+    older = {**about, "host": "web-1", "concurrency": 10, "started_at": now - 9_000_000, "project": "2026.10"}
+    newer = {**about, "started_at": now - 60_000, "project": "2026.11", "queues": ("emails", "images")}
+    storage.register_worker(worker(CAPTURED["worker"], active=2, jobs=running, **older))
+    storage.register_worker(worker("w2:12346:a1b2c3", host="web-2", state="quiet", concurrency=4, **newer))
+    storage.keep_dump(CAPTURED["worker"], FRAMES)
+
+
+FRAMES = """Worker w1, process 12345, running, at 2026-11-22T05:00:00+00:00
+djqueue 0.5, Python 3.13.0
+2 of 10 slots taken
+
+Thread djqueue-job_0
+  File "/srv/shop/shop/jobs.py", line 12, in send_receipt
+    answer = smtp.send(message_of(order), timeout=seconds_that_the_partner_has, retries=number_of_retries)
+"""
+
+
+@pytest.fixture
+def jobs():
+    """Jobs to look at."""
+    queue = Queue("emails")
+    queue.enqueue({"to": "ann@example.com"}, id="job-1")
+    queue.enqueue_many(range(5))
+    tell_of_a_worker(queue.storage)
+    schedule = CronJob(pk=CAPTURED["pk"], name="night", job_name="emails", schedule="0 * * * *")
+    schedule.save(force_insert=True)
+    CronJob.objects.update(next_run_at=NOON)  # it is late
+    Queue("images").enqueue(1, id="bad")
+    fail("bad", queue="images")
+    begun = bulk.begin("default", BulkKind.RETRY, bulk.Selection(("emails",)), expected=3)
+    BulkOperation.objects.filter(pk=begun.pk).update(id=CAPTURED["pk"])
+    return queue
+
+
+@pytest.mark.parametrize("page", SHOWN)
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+def test_axe_finds_nothing(page, scheme, width, open_page, jobs):
+    window = open_page(address(page), scheme=scheme, width=width)
+    window.wait_for_function("window.htmx !== undefined")
+    window.evaluate(axe())
+    found: Any = window.evaluate(OURS)
+    assert [
+        (violation["id"], [node["html"] for node in violation["nodes"]]) for violation in found["violations"]
+    ] == []
+    assert window.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_a_page_can_be_read_without_scripts(page, open_page, jobs):
+    window = open_page(address(page), scripts=False)
+    expect(window.locator("#djq-live")).to_be_visible()
+    assert window.locator("#djq-live").inner_text().strip()
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_a_page_from_right_to_left_is_mirrored_and_scrolls_no_more_than_others(
+    page, open_page, jobs, settings
+):
+    settings.LANGUAGE_CODE = "ar"
+    window = open_page(address(page))
+    assert window.evaluate("document.documentElement.dir") == "rtl"
+    assert window.evaluate(MIRRORED)
+    for width in (1280, 390):
+        window.set_viewport_size({"width": width, "height": 900})
+        assert window.evaluate("document.documentElement.scrollWidth <= innerWidth"), width

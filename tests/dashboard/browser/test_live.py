@@ -1,0 +1,177 @@
+"""An open page looks again by itself, and costs nothing while nothing happens or nobody looks."""
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.testing.factories import a_failed_job
+from tests.dashboard.test_streams import served
+from tests.dashboard.visiting import PAGES, address
+from tests.support import eventually
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+
+BY_NAME = {page.name: page for page in PAGES}
+COUNT = """
+window.djqChanges = 0;
+const live = document.getElementById("djq-live"); // itself is marked while it asks; times tick
+const counts = (change) => change.target !== live && !change.target.closest?.("time");
+new MutationObserver((all) => { djqChanges += all.filter(counts).length; }).observe(
+  live,
+  {subtree: true, childList: true, attributes: true, characterData: true},
+);
+"""
+
+
+def look(page: Page) -> Any:
+    """Have the page look again, as its clock would; the answer."""
+    with page.expect_response(lambda answer: "hx-request" in answer.request.headers) as found:
+        page.keyboard.press("r")
+    return found.value
+
+
+def ready(page: Page) -> Page:
+    page.wait_for_function("window.htmx !== undefined")
+    page.locator("[data-djq-every]").select_option("0")
+    page.locator("h1").click()
+    return page
+
+
+def test_what_has_changed_is_shown_and_what_has_not_costs_nothing(open_page):
+    queue = Queue("emails")
+    queue.enqueue(1, delay=3_600)  # with no age, which would grow
+    page = ready(open_page(address(BY_NAME["queues"])))
+    row = page.locator("tr[data-djq-row]")
+    expect(row).to_contain_text("emails")
+
+    snapshots.clear()
+    look(page)
+    for _ in range(2):  # a minute may begin once
+        page.evaluate(COUNT)
+        snapshots.clear()
+        if (status := look(page).status) == 304:
+            break
+    assert status == 304
+    assert page.evaluate("djqChanges") == 0
+
+    queue.pause()
+    snapshots.clear()
+    assert look(page).status == 200
+    expect(row).to_contain_text("paused")
+
+
+def test_a_hidden_page_asks_for_nothing(open_page):
+    page = ready(open_page(address(BY_NAME["queues"])))
+    page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.djqHidden})")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.evaluate("window.djqHidden = true")
+    page.keyboard.press("r")
+    page.evaluate("htmx.trigger(document.getElementById('djq-live'), 'djqpoll')")
+    page.evaluate("window.djqHidden = false")
+    assert look(page).status == 304
+    assert len(asked) == 1
+
+
+def test_a_session_that_is_over_is_told_and_no_login_page_is_inside_the_page(open_page):
+    page = ready(open_page(address(BY_NAME["queues"]), expected=("401",)))
+    page.context.clear_cookies()
+    assert look(page).status == 401
+    expect(page.locator("#djq-banner")).to_contain_text("session is over")
+    assert page.locator("#id_password").count() == 0
+
+
+def test_a_button_in_the_live_part_does_what_it_says_and_leads_back(open_page):
+    Queue("emails").enqueue(1)
+    page = ready(open_page(address(BY_NAME["queues"], q="mail")))
+    page.get_by_role("button", name="Pause emails").click()
+    expect(page.locator(".messagelist")).to_contain_text("emails is paused")
+    assert page.url.endswith("?q=mail")
+    expect(page.get_by_role("button", name="Resume emails")).to_be_visible()
+
+
+def test_a_menu_that_is_open_stays_open_while_the_page_looks_again(open_page):
+    queue = Queue("emails")
+    queue.enqueue(1, id="job-1")
+    page = ready(open_page(address(BY_NAME["jobs"], state="waiting")))
+    page.locator("details.djq-menu summary").click()
+    queue.enqueue(2, id="job-2")
+    snapshots.clear()
+    look(page)
+    expect(page.locator("details.djq-menu")).to_have_count(2)
+    expect(page.locator("details.djq-menu[open]")).to_have_count(1)
+    expect(page.get_by_role("button", name="Cancel job-1", exact=True)).to_be_visible()
+
+
+def test_what_is_ticked_stays_ticked_when_the_page_looks_again(open_page):
+    storage = get_storage()
+    ticked = a_failed_job(storage)
+    page = ready(open_page(address(BY_NAME["letters"])))
+    box = page.locator(f"[data-djq-one][value$='{ticked}']")
+    box.check()
+    page.locator("h1").click()
+    a_failed_job(storage)
+    snapshots.clear()
+    assert look(page).status == 200
+    expect(page.locator("[data-djq-one]")).to_have_count(2)
+    expect(page.locator("[data-djq-one]:checked")).to_have_count(1)
+    expect(box).to_be_checked()
+
+
+def test_the_way_back_leads_to_what_was_filtered(open_page):
+    for name in ("emails", "reports"):
+        Queue(name).enqueue(1)
+    page = ready(open_page(address(BY_NAME["queues"])))
+    page.locator("[data-djq-filter]").fill("mail")
+    page.get_by_role("button", name="Show").click()
+    page.locator("a[data-djq-open]").click()
+    expect(page.locator("h1")).to_contain_text("emails")
+    page.go_back()
+    expect(page.locator("[data-djq-filter]")).to_have_value("mail")
+    expect(page.locator("tr[data-djq-row]")).to_have_count(1)
+    assert "q=mail" in page.url
+
+
+def test_a_page_with_a_stream_looks_when_it_is_told_and_closes_it_while_hidden(browser):
+    Queue("emails").enqueue(1)
+    with served(most=5) as server:
+        site = f"http://127.0.0.1:{server.port}"
+        name, _, session = server.headers["Cookie"].partition("=")
+        context = browser.new_context(base_url=site)
+        context.add_cookies([{"name": name, "value": session, "url": site}])
+        page = context.new_page()
+        # By the clock it would look after a minute.
+        with page.expect_response(lambda answer: "hx-request" in answer.request.headers) as first:
+            page.goto(address(BY_NAME["queues"]))
+        assert first.value.status in (200, 304)
+        assert page.locator("[data-djq-every]").input_value() == "60"
+        assert server.followers()["streams"] == 1
+
+        page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.djqHidden})")
+        for hidden, streams in ((True, 0), (False, 1)):
+            page.evaluate(f"window.djqHidden = {str(hidden).lower()}")
+            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+            eventually(lambda streams=streams: server.followers()["streams"] == streams)
+        page.locator("[data-djq-every]").select_option("0")
+        eventually(lambda: server.followers()["streams"] == 0)
+        context.close()
+
+
+def test_a_page_that_finds_no_room_for_a_stream_polls(browser):
+    Queue("emails").enqueue(1)
+    with served(most=0) as server:
+        site = f"http://127.0.0.1:{server.port}"
+        name, _, session = server.headers["Cookie"].partition("=")
+        context = browser.new_context(base_url=site)
+        context.add_cookies([{"name": name, "value": session, "url": site}])
+        page = context.new_page()
+        with page.expect_response(lambda answer: answer.status == 503):
+            page.goto(address(BY_NAME["queues"]))
+        with page.expect_response(lambda answer: "hx-request" in answer.request.headers) as polled:
+            page.locator("[data-djq-every]").select_option("2")
+        assert polled.value.status in (200, 304)
+        context.close()

@@ -1,0 +1,86 @@
+"""The page of a queue with groups, a shared limiter, an objective and marks."""
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.core.groups import GroupLimit
+from djqueue.core.job import ClaimRequest
+from djqueue.operations.marks import mark
+from tests.dashboard.browser.test_access import OURS, axe
+from tests.dashboard.visiting import PAGES, address
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+
+BY_NAME = {page.name: page for page in PAGES}
+HAS_COLOUR = """
+([figure, name]) => {
+  const canvas = document.querySelector(`#${figure} canvas`);
+  if (!canvas) return false;
+  const probe = document.createElement("canvas").getContext("2d");
+  probe.fillStyle = getComputedStyle(document.getElementById("djq")).getPropertyValue(name).trim();
+  probe.fillRect(0, 0, 1, 1);
+  const wanted = [...probe.getImageData(0, 0, 1, 1).data].join();
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  for (let at = 0; at < pixels.length; at += 4) {
+    if (pixels.slice(at, at + 4).join() === wanted) return true;
+  }
+  return false;
+}
+"""
+
+
+@pytest.fixture
+def queue(settings: Any, memory: None) -> Queue:
+    settings.DJQUEUE = {
+        **settings.DJQUEUE,
+        "LIMITERS": {"mail": {"RATE": "100/h", "CONCURRENCY": 2}},
+        "QUEUES": {"emails": {"LIMITER": "mail", "OBJECTIVE": 30}, "reports": {"LIMITER": "mail"}},
+    }
+    queue = Queue("emails")
+    for number, name in enumerate(("acme", "globex", "a company with a rather long name indeed, Ltd.")):
+        queue.enqueue_many(range(3 + number), group=name)
+    queue.set_group_limit("globex", concurrency=3, rate="10/m")
+    get_storage().claim(ClaimRequest("w1", 9, frozenset({"emails"}), ("emails",)))
+    mark("default", "v1.2")
+    return queue
+
+
+SLOW = ("willReadFrequently",)
+"""Chromium's advice to whoever reads a canvas, which only this test does."""
+
+
+def has_colour(window: Page, figure: str, name: str) -> None:
+    window.wait_for_function(HAS_COLOUR, arg=[figure, name], timeout=5_000)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+def test_axe_finds_nothing_and_charts_have_their_lines(scheme, width, open_page, queue):
+    where = address(BY_NAME["queue"], group="globex")
+    window = open_page(where, scheme=scheme, width=width, expected=SLOW)
+    has_colour(window, "djq-throughput", "--djq-fourth")
+    has_colour(window, "djq-times", "--djq-fourth")
+    has_colour(window, "djq-times", "--djq-bad")
+    window.evaluate(axe())
+    found: Any = window.evaluate(OURS)
+    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
+    assert window.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_group_is_looked_up_limited_and_paused(open_page, queue, scripts):
+    window = open_page(address(BY_NAME["queue"]), scripts=scripts)
+    window.get_by_label("Group", exact=True).fill("acme")
+    window.get_by_role("button", name="Look it up").click()
+    card = window.locator("#djq-group-limits")
+    expect(card).to_contain_text("Limits of the group acme")
+    card.get_by_label("Active at once").fill("4")
+    card.get_by_role("button", name="Set the limits").click()
+    expect(window.locator(".messagelist")).to_contain_text("The limits of the group acme are set.")
+
+    window.get_by_role("button", name="Pause acme", exact=True).click()
+    expect(window.get_by_role("button", name="Resume acme", exact=True)).to_be_visible()
+    assert queue.group_limits()["acme"] == GroupLimit(4, paused=True)

@@ -1,0 +1,52 @@
+"""A worker is steered by hand, with scripts and without."""
+
+import pytest
+from playwright.sync_api import expect
+
+from djqueue.client import get_storage
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.testing.factories import worker
+from tests.dashboard.browser.test_access import OURS, axe
+from tests.dashboard.visiting import PAGES, address
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+
+BY_NAME = {page.name: page for page in PAGES}
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_worker_is_made_quiet_and_stopped_after_a_question(open_page, scripts):
+    storage = get_storage()
+    storage.register_worker(worker("w1", host="web-1", heartbeat=5_000))
+    page = open_page(address(BY_NAME["workers"]), scripts=scripts)
+    page.get_by_role("button", name="Quiet").click()
+    expect(page.locator(".messagelist")).to_contain_text("told to claim no more")
+    assert storage.register_worker(worker("w1", host="web-1", state="quiet")) == ("quiet",)
+    snapshots.clear()
+
+    page.goto(address(BY_NAME["workers"]))
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    page.get_by_role("button", name="Stop…").click()
+    expect(page.locator("#djq")).to_contain_text("It runs no job at the moment.")
+    assert storage.register_worker(worker("w1", host="web-1", state="quiet")) == ()
+    if scripts:
+        page.evaluate(axe())
+        assert page.evaluate(OURS)["violations"] == []
+
+    page.get_by_role("button", name="Stop it").click()
+    expect(page.locator(".messagelist")).to_contain_text("told to end")
+    assert page.url.endswith(address(BY_NAME["workers"]))
+    assert storage.register_worker(worker("w1", host="web-1", state="quiet")) == ("stop",)
+
+
+def test_a_dump_comes_to_the_open_page(open_page):
+    storage = get_storage()
+    storage.register_worker(worker("w1"))
+    page = open_page(address(BY_NAME["worker"]))
+    page.get_by_role("button", name="Dump stacks").click()
+    expect(page.locator(".messagelist")).to_contain_text("asked where it is")
+    assert storage.register_worker(worker("w1")) == ("dump",)
+    storage.keep_dump("w1", 'File "shop/jobs.py", line 3, in send')
+    page.wait_for_function("window.htmx !== undefined")
+    page.keyboard.press("r")
+    expect(page.locator("#djq-live")).to_contain_text("line 3, in send")

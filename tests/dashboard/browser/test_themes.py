@@ -1,0 +1,91 @@
+"""Sites whose theme brings an htmx of its own: there is one on the page, and it serves both."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from djqueue import Queue
+from djqueue.dashboard.snapshot import snapshots
+from tests.dashboard.browser.test_live import BY_NAME, COUNT, look
+from tests.dashboard.visiting import address
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+
+HERE = Path(__file__).parent
+VENDORED = {
+    "2.0.11": HERE.parent / "vendor" / "htmx-2.0.11",
+    "4.0.1": HERE.parents[2] / "static" / "djqueue" / "vendor" / "htmx-4.0.1",
+}
+
+
+@pytest.fixture(params=VENDORED)
+def theme(request: Any, settings: Any) -> str:
+    version: str = request.param
+    settings.STATICFILES_DIRS = [("theme", VENDORED[version])]
+    [templates] = settings.TEMPLATES
+    options = {
+        **templates["OPTIONS"],
+        "context_processors": [*templates["OPTIONS"]["context_processors"], f"{__name__}.v{version[0]}"],
+    }
+    settings.TEMPLATES = [{**templates, "DIRS": [HERE / "theme"], "OPTIONS": options}]
+    return version
+
+
+def v2(request: Any) -> dict[str, str]:
+    return {"theme_htmx": "theme/htmx-2.0.11.min.js"}
+
+
+def v4(request: Any) -> dict[str, str]:
+    return {"theme_htmx": "theme/htmx-4.0.1.min.js"}
+
+
+def opened(open_page: Any, page: str, **query: str) -> Page:
+    window: Page = open_page(address(BY_NAME[page], **query))
+    window.wait_for_function("window.htmx !== undefined")
+    window.locator("[data-djq-every]").select_option("0")
+    window.locator("h1").click()
+    return window
+
+
+def test_the_page_takes_the_themes_htmx_and_each_look_is_one_request(open_page, theme):
+    queue = Queue("emails")
+    queue.enqueue(1, delay=3_600)  # with no age, which would grow
+    page = opened(open_page, "queues")
+    assert page.evaluate("htmx.version").startswith(theme)
+    assert page.locator("script[src*=htmx]").count() == 1
+
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    snapshots.clear()
+    look(page)
+    for _ in range(2):  # a minute may begin once
+        page.evaluate(COUNT)
+        snapshots.clear()
+        if (status := look(page).status) == 304:
+            break
+    assert status == 304
+    assert page.evaluate("djqChanges") == 0
+    queue.pause()
+    snapshots.clear()
+    assert look(page).status == 200
+    expect(page.locator("tr[data-djq-row]")).to_contain_text("paused")
+    looks = len(asked)
+    assert looks in (3, 4)
+
+    with page.expect_response(lambda answer: "jsi18n" in answer.url):
+        page.evaluate("htmx.trigger(document.getElementById('theirs'), 'theirpoll')")
+    assert len(asked) == looks + 1
+
+
+def test_a_session_that_is_over_is_told_whatever_the_theme_swaps(open_page, theme):
+    page = open_page(address(BY_NAME["queues"]), expected=("401", "Response Status Error"))
+    page.wait_for_function("window.htmx !== undefined")
+    page.evaluate("htmx.config.noSwap = [204, 304]")
+    page.locator("[data-djq-every]").select_option("0")
+    page.locator("h1").click()
+    page.context.clear_cookies()
+    assert look(page).status == 401
+    expect(page.locator("#djq-banner")).to_contain_text("session is over")
+    expect(page.locator("#djq-live table, #djq-live p").first).to_be_visible()

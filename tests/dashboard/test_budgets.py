@@ -1,0 +1,183 @@
+"""How much a page may ask of a database: few statements, none of which looks at all jobs."""
+
+import re
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from djqueue import Queue
+from djqueue.core.states import State
+from djqueue.dashboard import queries
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.urls import PAGES
+from djqueue.models import BulkKind, BulkOperation, CronJob
+from djqueue.operations import bulk
+from djqueue.storage.database.inspector import Inspector
+from tests.admin.factories import (
+    change_url,
+    list_url,
+    make_attempt,
+    make_job,
+    make_log,
+    make_result,
+)
+from tests.dashboard.visiting import CAPTURED, logged_in, make_superuser, visit
+
+pytestmark = pytest.mark.django_db
+
+LIST, DETAIL = 5, 6
+"""Statements of a page, with the two that know who asks."""
+UNSCHEDULED = 2
+"""More of a detail where no scheduler lives, and what it would say is read from the tables."""
+READ = 11
+"""Statements of what all viewers share for a second, of up to fifty queues, where no scheduler lives."""
+DETAILS = {"job", "edit", "flow", "worker", "queue", "operation", "letters_preview"}
+FOLLOWING = {"job", "flow"}
+"""Pages that there look for jobs which wait for one: a statement for each of the three queues, and more."""
+FOLLOWED = 8
+BACKENDS = {
+    "memory": "djqueue.storage.memory.MemoryStorage",
+    "tables": "djqueue.storage.database.DatabaseStorage",
+}
+SHOWN = [
+    pytest.param(page, id=page.name) for page in PAGES if page.method == "GET" and "stream" not in page.name
+]
+MODELS = ("job", "jobresult", "jobattempt", "joblog", "deadletter", "queuestate", "workerstate", "outboxjob")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request, settings):
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": BACKENDS[request.param]}}
+    for name in ("emails", "reports", "images"):
+        queue = Queue(name)
+        queue.enqueue({"to": "ann@example.com"}, id="job-1")
+        queue.enqueue_many(range(60))
+    begun = bulk.begin("default", BulkKind.RETRY, bulk.Selection(("emails",)), expected=3)
+    BulkOperation.objects.filter(pk=begun.pk).update(id=CAPTURED["pk"])
+    CronJob(pk=CAPTURED["pk"], name="night", job_name="emails", schedule="0 4 * * *").save(force_insert=True)
+    return request.param
+
+
+def statements(act: Any) -> list[str]:
+    with CaptureQueriesContext(connection) as captured:
+        act()
+    return [entry["sql"] for entry in captured.captured_queries]
+
+
+def check(found: list[str]) -> None:
+    """None counts without an end, none reads all jobs to say which values there are, none skips rows."""
+    for sql in found:
+        assert "OFFSET" not in sql, sql
+        assert "DISTINCT" not in sql, sql
+        assert "COUNT(" not in sql or "LIMIT" in sql or "djqueue_cron" in sql, sql
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_a_page_that_shares_what_was_read_asks_little(page, backend):
+    client = logged_in(make_superuser())
+    assert visit(client, page).status_code == (404 if page.name == "worker" else 200)
+    found = statements(lambda: visit(client, page))
+    check(found)
+    own = [sql for sql in found if "djqueue_scheduler_lease" not in sql]
+    detail = DETAIL
+    if backend == "tables":
+        detail += UNSCHEDULED + (FOLLOWED if page.name in FOLLOWING else 0)
+    assert len(own) <= (detail if page.name in DETAILS else LIST), own
+
+
+@pytest.mark.parametrize("many", [1, 40])
+def test_what_is_shared_takes_as_many_statements_however_many_queues_there_are(many, backend):
+    for number in range(many):
+        Queue(f"queue-{number:02}").enqueue(1)
+    snapshots.clear()
+    found = statements(lambda: snapshots.read("board", queries._board))
+    check([sql for sql in found if "UNION ALL" not in sql])
+    assert all(
+        "LIMIT 10001" in part for sql in found for part in sql.split(" UNION ALL ") if "COUNT(" in part
+    )
+    assert len(found) <= READ
+
+
+def plan_of(sql: str) -> str:
+    """How the database would find the rows, had it very many."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            for way in ("seqscan", "bitmapscan", "sort"):
+                cursor.execute(f"SET LOCAL enable_{way} = off")
+            cursor.execute(f"EXPLAIN {sql}")
+        else:
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+        return "\n".join(" ".join(map(str, row)) for row in cursor.fetchall())
+
+
+PLANNED = [
+    ("djqueue_job", {}),
+    ("djqueue_job", {"state__exact": "failed", "queue": "emails"}),
+    ("djqueue_job_result", {}),
+    ("djqueue_job_attempt", {}),
+    ("djqueue_job_log", {}),
+    ("djqueue_dead_letter", {}),
+]
+
+
+def reads(found: list[str], table: str) -> list[str]:
+    """What is read of a table's rows; a bounded count of all of them takes any 10,001."""
+    return [sql for sql in found if f'"{table}"' in sql and "COUNT(" not in sql]
+
+
+@pytest.mark.parametrize(("table", "query"), PLANNED)
+def test_a_list_finds_its_rows_by_an_index(table, query, memory):
+    make_log(make_job("failed"), "hello")
+    model = table.replace("djqueue_", "").replace("_", "")
+    client = logged_in(make_superuser())
+    asked = reads(statements(lambda: client.get(list_url(model, **query))), table)
+    assert len(asked) == 2
+    for sql in asked:
+        check_plan(table, sql)
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("at", [None, ">5:", "<5:"])
+def test_a_page_of_a_queue_is_a_part_of_an_index(state, at):
+    found = statements(lambda: Inspector("default").cursor_page("emails", state, 50, at, newest_first=True))
+    assert len(found) == 1
+    check_plan("djqueue_job", found[0])
+
+
+def check_plan(table: str, sql: str) -> None:
+    plan = plan_of(sql)
+    assert f"Seq Scan on {table}" not in plan, plan
+    # Without a filter: rows in the order of their numbers, from the newest, as many as are wanted.
+    assert "WHERE" not in sql or not re.search(rf"SCAN {table}(?! USING)", plan), plan
+    assert "TEMP B-TREE" not in plan, plan
+    assert "Sort" not in plan, plan
+
+
+@pytest.mark.parametrize("query", [{}, {"queue": "emails"}])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_plain_list_asks_little(model, query, memory):
+    for state in ("waiting", "completed", "failed"):
+        job = make_job(state)
+        make_result(job, 1)
+        make_attempt(job)
+        make_log(job, "hello")
+    client = logged_in(make_superuser())
+    address = list_url(model, **(query if model not in ("queuestate", "workerstate", "outboxjob") else {}))
+    assert client.get(address).status_code == 200
+    found = statements(lambda: client.get(address))
+    check(found)
+    assert len(found) <= LIST, found
+
+
+@pytest.mark.parametrize("state", ["waiting", "completed", "failed"])
+def test_a_plain_page_of_a_row_asks_little(state, memory):
+    job = make_job(state)
+    rows = [job, make_result(job, 1), make_attempt(job), make_log(job, "hello")]
+    client = logged_in(make_superuser())
+    for row in rows:
+        assert client.get(change_url(row)).status_code == 200
+        found = statements(lambda row=row: client.get(change_url(row)))
+        check(found)
+        assert len(found) <= DETAIL, found

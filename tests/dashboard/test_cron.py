@@ -1,0 +1,304 @@
+"""Schedules: what is told of them, and what can be done."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.states import State
+from djqueue.dashboard import planning
+from djqueue.models import AuditEvent, CronJob, ScheduleSource
+from djqueue.operations.cron import job_id
+from djqueue.schedules import Schedule
+from tests.admin.test_cron import GOOD, Refuses
+from tests.dashboard.acting import complete, fail
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+
+pytestmark = pytest.mark.django_db
+
+BY_NAME = {page.name: page for page in PAGES}
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def client():
+    return logged_in(one_with(*ALL_RIGHTS))
+
+
+def schedule(**fields):
+    given = {"name": "night", "job_name": "emails", "queue": "emails", "schedule": "0 * * * *", "pk": 1}
+    row = CronJob(**{**given, **fields})
+    row.save(force_insert=True)
+    return row
+
+
+def has_run(row, times):
+    """As if its last so many slots had come; oldest first."""
+    last = SYSTEM_CLOCK.now() // HOUR * HOUR
+    CronJob.objects.filter(pk=row.pk).update(last_run_at=to_datetime(last), executions=times)
+    return [last - HOUR * back for back in reversed(range(times))]
+
+
+def page(client, name="cron"):
+    response = client.get(address(BY_NAME[name]))
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def do(client, page, **given):
+    return client.post(address(BY_NAME[page]), given, follow=True)
+
+
+def said(response):
+    return [str(message) for message in response.context["messages"]]
+
+
+# What is told.
+
+
+def test_it_is_told_in_words_when_it_runs(client, anywhere):
+    schedule(schedule="30 2 * * 1-5", timezone="Europe/Berlin")
+    html = page(client)
+    assert "At 02:30, on Monday to Friday" in html
+    assert "30 2 * * 1-5, Europe/Berlin" in html
+    assert html.count("<li><time") == 5
+
+
+def test_an_interval_is_told_too(client, memory):
+    schedule(schedule="", every=timedelta(minutes=90))
+    assert "Every 90 min" in page(client)
+
+
+def test_what_cannot_be_read_says_so_and_the_others_are_shown(client, memory):
+    schedule()
+    schedule(pk=2, name="broken")
+    CronJob.objects.filter(pk=2).update(schedule="0 0 1--100000000 * *")
+    html = page(client)
+    assert "0 0 1--100000000 * *&#x27; is not a cron line" in html
+    assert "Every hour" in html
+
+
+def test_one_that_is_late_is_marked_and_one_within_its_jitter_is_not(client, memory):
+    schedule()
+    schedule(pk=2, name="patient", jitter=timedelta(minutes=50))
+    CronJob.objects.update(next_run_at=to_datetime(SYSTEM_CLOCK.now() - 100_000))
+    html = page(client)
+    patient = planning.one(client.get(address(BY_NAME["cron"])).wsgi_request, 2)
+    is_late = (
+        patient.timing().fires_at(to_milliseconds(patient.next_run_at), "patient")
+        < SYSTEM_CLOCK.now() - 90_000
+    )
+    assert html.count("✖ overdue") == 1 + is_late
+
+
+def test_its_last_runs_are_shown_with_what_became_of_them(client, anywhere):
+    row = schedule()
+    slots = has_run(row, 4)
+    if anywhere == "memory":
+        for slot, end in zip(slots[1:3], (complete, fail), strict=True):
+            Queue("emails").enqueue(1, id=job_id(row, slot))
+            end(job_id(row, slot))
+    Queue("emails").enqueue(1, id=job_id(row, slots[3]))
+
+    html = page(client)
+    waits = "djq-state" in html
+    assert waits
+    if anywhere == "memory":
+        assert "The last 4 runs: 1 no longer kept, 1 completed, 1 failed, 1 waiting" in html
+        detail = page(client, "schedule")
+        assert "NoAddressError: no address" in detail
+        assert detail.count("data-djq-row") == 4
+        assert [part[:9] for part in html.split('<rect class="djq-bar-')[1:]] == [
+            'none" x="',
+            "completed",
+            'failed" x',
+            'live" x="',
+        ]
+    else:
+        assert "The last 4 runs: 3 no longer kept, 1 waiting" in html
+
+
+def test_what_became_of_runs_is_one_read_for_each_queue(client, memory, monkeypatch):
+    for number in range(5):
+        has_run(schedule(pk=number + 1, name=f"night-{number}"), 50)
+    asked = []
+    storage = get_storage()
+    states = storage.states
+    monkeypatch.setattr(storage, "states", lambda queue, ids: asked.append(len(ids)) or states(queue, ids))
+    page(client)
+    page(client)
+    assert asked == [5 * planning.LAST]
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [
+        Schedule(cron="0 * * * *"),
+        Schedule(cron="* 9-17 * * 1-5", timezone="Europe/Berlin"),
+        Schedule(cron="0 0 1 1 *"),
+        Schedule(cron="* * * * * *"),
+        Schedule(every=7_000),
+        Schedule(cron="0 12 * * *", blackouts=("sat,sun",), on_blackout="put_off"),
+    ],
+    ids=str,
+)
+def test_past_slots_are_those_that_schedules_have(timing):
+    slots, after = [], to_milliseconds(datetime(2026, 1, 1, tzinfo=UTC))
+    while len(slots) < 40:
+        after = timing.next_slot(after)
+        slots.append(after)
+    for last in range(30, 40):
+        found = planning._slots(timing, slots[last], 30)
+        assert found == tuple(slots[last - len(found) + 1 : last + 1])
+        assert len(found) >= 15
+
+
+def test_a_schedule_that_is_gone_says_so(client, memory):
+    response = client.get(address(BY_NAME["schedule"]))
+    assert response.status_code == 404
+    assert "it is gone, or never was" in response.content.decode()
+    for name in ("cron_run", "cron_switch", "cron_delete", "cron_save"):
+        assert said(do(client, name)) == ["This schedule is gone."], name
+
+
+# What can be done.
+
+
+def test_it_runs_now(client, anywhere):
+    schedule(args=[7])
+    do(client, "cron_run")
+    [job] = get_storage().page("emails", None, 10)
+    assert job.name == "emails"
+    event = AuditEvent.objects.get()
+    assert (event.action, event.queue, event.job_id, event.detail) == (
+        "cron_run",
+        "emails",
+        job.id,
+        {"name": "night"},
+    )
+
+
+def test_what_a_middleware_refuses_is_said(client, memory, settings):
+    path = f"{Refuses.__module__}.Refuses"
+    settings.DJQUEUE = {**settings.DJQUEUE, "MIDDLEWARE": [path]}
+    schedule()
+    assert said(do(client, "cron_run")) == ["It was not done: not now"]
+    assert not AuditEvent.objects.exists()
+
+
+def test_it_is_switched_off_and_on(client, memory):
+    schedule()
+    do(client, "cron_switch", on="0")
+    assert not CronJob.objects.get().enabled
+    do(client, "cron_switch", on="0")
+    do(client, "cron_switch", on="1")
+    assert CronJob.objects.get().enabled
+    on, off = {"enabled": True}, {"enabled": False}
+    kept = [(event.detail["old"], event.detail["new"]) for event in AuditEvent.objects.order_by("pk")]
+    assert kept == [(on, off), (off, on)]
+
+
+def test_what_code_declares_no_more_stays_off(client, memory):
+    schedule(source=ScheduleSource.WITHDRAWN, enabled=False)
+    assert "Switch on" not in page(client)
+    assert said(do(client, "cron_switch", on="1")) == ["What code declares no more stays off."]
+    assert not CronJob.objects.get().enabled
+
+
+def test_it_is_deleted_when_its_name_is_typed(client, memory):
+    schedule()
+    do(client, "cron_delete", confirm="day")
+    assert CronJob.objects.exists()
+    do(client, "cron_delete", confirm="night")
+    assert not CronJob.objects.exists()
+    event = AuditEvent.objects.get()
+    assert (event.action, event.detail) == ("cron_delete", {"name": "night", "job": "emails"})
+
+
+def test_what_code_declares_is_neither_deleted_nor_changed_here(client, memory):
+    schedule(source=ScheduleSource.CODE)
+    html = page(client, "schedule")
+    assert "djq-danger" not in html
+    assert address(BY_NAME["cron_edit"]) not in html
+    do(client, "cron_delete", confirm="night")
+    do(client, "cron_save", **{**GOOD, "djq_do": "save"})
+    assert client.get(address(BY_NAME["cron_edit"])).status_code == 302
+    assert CronJob.objects.get().job_name == "emails"
+
+
+def test_a_preview_tells_its_next_runs_and_saves_nothing(client, memory):
+    html = do(client, "cron_create", **{**GOOD, "djq_do": "preview"}).content.decode()
+    assert "At 02:30, every day" in html
+    assert html.count(" 02:30:00+0") == 5
+    assert 'value="night report"' in html
+    assert not CronJob.objects.exists()
+
+
+def test_a_preview_of_what_is_no_schedule_says_why(client, memory):
+    for wrong, why in (
+        ({"schedule": "0 0 1--100000000 * *"}, "is not a cron line: Bad day-of-month"),
+        ({"timezone": "Atlantis/Capital"}, "is not the name of a time zone"),
+        ({"args": "{}"}, "Expected a list"),
+        ({"every": "1:00:00"}, "not both"),
+    ):
+        html = do(client, "cron_create", **{**GOOD, **wrong, "djq_do": "preview"}).content.decode()
+        assert why in html, wrong
+        assert "At 02:30" not in html
+
+
+def test_an_open_form_gets_its_preview_alone(client, memory):
+    response = client.post(address(BY_NAME["cron_create"]), GOOD, headers={"HX-Request": "true"})
+    assert "At 02:30, every day" in response.content.decode()
+    assert "<form" not in response.content.decode()
+
+
+def test_one_is_made(client, memory):
+    response = do(client, "cron_create", **{**GOOD, "djq_do": "save"})
+    row = CronJob.objects.get()
+    assert response.redirect_chain == [(f"/admin/djqueue/dashboard/cron/{row.pk}/", 302)]
+    assert (row.name, row.args, row.source) == ("night report", [1], ScheduleSource.HAND)
+    assert row.next_run_at is not None
+    assert "No handler is registered here as shop.jobs.report: check the job's name." in said(response)
+    event = AuditEvent.objects.get()
+    assert event.detail["changed"]["schedule"] == ["", "30 2 * * *"]
+    assert event.detail["changed"]["args"] == "changed"
+
+
+def test_what_was_changed_is_kept_with_the_old_and_the_new(client, memory):
+    schedule(name="night report", job_name="shop.jobs.report", queue="", schedule="0 1 * * *", args=[1])
+    html = page(client, "cron_edit")
+    assert 'value="0 1 * * *"' in html
+    assert "At 01:00, every day" in html
+    do(client, "cron_save", **{**GOOD, "kwargs": '{"card": "4000"}', "djq_do": "save"})
+    row = CronJob.objects.get()
+    assert (row.schedule, row.timezone, row.kwargs) == ("30 2 * * *", "Europe/Berlin", {"card": "4000"})
+    changed = AuditEvent.objects.get().detail["changed"]
+    assert changed == {
+        "schedule": ["0 1 * * *", "30 2 * * *"],
+        "timezone": ["UTC", "Europe/Berlin"],
+        "kwargs": "changed",
+    }
+
+
+def test_two_of_one_name_are_refused(client, memory):
+    schedule(name="night report")
+    assert "already exists" in do(client, "cron_create", **{**GOOD, "djq_do": "save"}).content.decode()
+    assert CronJob.objects.count() == 1
+
+
+def test_a_schedule_of_a_queue_that_the_user_does_not_see_is_not_there(client, memory, settings):
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    schedule()
+    assert "night" not in page(client).partition('id="djq-live"')[2].partition("djq-announce")[0]
+    assert client.get(address(BY_NAME["schedule"])).status_code == 404
+    for name in ("cron_run", "cron_switch", "cron_delete", "cron_save"):
+        do(client, name, confirm="night", on="0")
+    assert CronJob.objects.get().enabled
+    assert get_storage().states("emails", []) == []
+    assert get_storage().counts("emails").get(State.WAITING, 0) == 0
+    do(client, "cron_create", **{**GOOD, "queue": "emails", "djq_do": "save"})
+    assert CronJob.objects.count() == 1

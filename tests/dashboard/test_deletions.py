@@ -1,0 +1,208 @@
+"""What is deleted from the dashboard is there for half a minute more, and can be undone until then."""
+
+import html
+import re
+
+import pytest
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.core.job import ClaimRequest, WorkerInfo
+from djqueue.core.states import State
+from djqueue.dashboard import rights
+from djqueue.models import AuditEvent, BulkOperation, BulkState
+from djqueue.operations.bulk import UNDO, Bulk
+from djqueue.testing.factories import a_failed_job
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with, one_without
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
+
+BY_NAME = {page.name: page for page in PAGES}
+
+
+@pytest.fixture
+def queue():
+    return Queue("emails")
+
+
+@pytest.fixture
+def client():
+    return logged_in(one_with(*ALL_RIGHTS))
+
+
+def row():
+    return BulkOperation.objects.get()
+
+
+def in_half_a_minute():
+    """The workers do what there is to do by then."""
+    for one in BulkOperation.objects.all():
+        assert one.start_at.timestamp() - one.created_at.timestamp() == UNDO / 1_000
+        BulkOperation.objects.filter(pk=one.pk).update(start_at=one.created_at)
+    Bulk(get_storage(), "default").work()
+
+
+def text(response):
+    return html.unescape(response.content.decode())
+
+
+def post(client, page, **form):
+    return client.post(address(BY_NAME[page]), form, follow=True)
+
+
+def undo(client, response):
+    """Press the button that is beside the message."""
+    [action] = re.findall(
+        r'<form method="post" action="([^"]+)" class="djq-undo">', response.content.decode()
+    )
+    return client.post(action, follow=True)
+
+
+def test_a_job_is_deleted_after_half_a_minute_and_its_page_says_so_until_then(queue, client):
+    queue.enqueue(1, id="job-1")
+    response = post(client, "remove")
+    assert "It will be deleted in 30 seconds" in text(response)
+    assert "It will be deleted by the workers" in text(response)
+    assert "Until then it may start" in text(response)
+    assert queue.get_job("job-1") is not None
+    listed = client.get(address(BY_NAME["queue"], state="waiting"))
+    assert "to be deleted" in text(listed)
+    [event] = AuditEvent.objects.all()
+    assert (event.action, event.job_id, event.detail) == ("remove", "job-1", {"operation": row().pk})
+
+    in_half_a_minute()
+    assert queue.get_job("job-1") is None
+    assert client.get(address(BY_NAME["job"])).status_code == 404
+    assert "to be deleted" not in text(client.get(address(BY_NAME["queue"])))
+
+
+def test_it_is_undone_by_the_button_beside_the_message(queue, client):
+    queue.enqueue(1, id="job-1")
+    response = undo(client, post(client, "remove"))
+    assert "It is undone" in text(response)
+    in_half_a_minute()
+    assert queue.get_job("job-1").state is State.WAITING
+    assert "will be deleted" not in text(client.get(address(BY_NAME["job"])))
+    assert AuditEvent.objects.filter(action="undo").count() == 1
+
+
+def test_what_has_begun_is_not_undone_and_that_is_told(queue, client):
+    queue.enqueue(1, id="job-1")
+    response = post(client, "remove")
+    in_half_a_minute()
+    assert "It is too late" in text(undo(client, response))
+    assert row().state == BulkState.DONE
+
+
+def test_one_who_deletes_it_again_is_told_and_one_who_retried_it_keeps_it(queue, client):
+    storage = get_storage()
+    a_failed_job(storage, queue="emails", id="job-1")
+    post(client, "remove")
+    assert "It is to be deleted already" in text(post(client, "remove"))
+    post(client, "retry")
+    in_half_a_minute()
+    assert queue.get_job("job-1").state is State.WAITING
+    assert row().refused == {"changed": 1}
+
+
+def test_a_running_job_is_not_deleted(queue, client):
+    queue.enqueue(1, id="job-1")
+    get_storage().claim(ClaimRequest("w1", 1, frozenset({"emails"}), ("emails",)))
+    assert "not what it was: running" in text(post(client, "remove"))
+    assert not BulkOperation.objects.exists()
+
+
+def test_that_no_worker_runs_is_told(queue, client):
+    queue.enqueue(1, id="job-1")
+    assert "No worker runs now" in text(post(client, "remove"))
+    BulkOperation.objects.all().delete()
+    get_storage().register_worker(WorkerInfo("w1", "host", 1, None, ("emails",), 1, 0))
+    assert "No worker runs now" not in text(post(client, "remove"))
+
+
+def test_letters_that_are_ticked_are_deleted_and_what_is_retried_meanwhile_is_not(queue, client):
+    storage = get_storage()
+    for name in ("job-1", "job-2", "job-3"):
+        a_failed_job(storage, queue="emails", id=name)
+    response = post(client, "letters_delete", job=["emails/job-1", "emails/job-2"])
+    assert "2 dead letters of emails will be deleted in 30 seconds" in text(response)
+    assert text(response).count("to be deleted</span>") == 2
+    storage.retry("emails", ["job-2"])
+    in_half_a_minute()
+    assert storage.states("emails", ["job-1", "job-2", "job-3"]) == [None, State.WAITING, State.FAILED]
+    assert "Nothing was ticked" in text(post(client, "letters_delete"))
+
+
+@pytest.mark.parametrize(
+    ("what", "left"),
+    [
+        ("drain", [State.FAILED]),
+        ("failed", [State.WAITING, State.DELAYED]),
+        ("obliterate", []),
+    ],
+)
+def test_a_queue_is_cleaned_after_half_a_minute_and_its_page_says_so(queue, client, what, left):
+    storage = get_storage()
+    a_failed_job(storage, queue="emails", id="dead")
+    queue.enqueue(1)
+    queue.enqueue(1, delay=60)
+    response = post(client, "clean", what=what, confirm="emails")
+    assert "will be forgotten in 30 seconds" in text(response)
+    assert "to be forgotten by the workers" in text(response)
+    told = text(client.get(f"/admin/djqueue/dashboard/operations/{row().pk}/"))
+    assert ("States" in told) is (what != "obliterate")
+    assert len(storage.page("emails", None, 10)) == 3
+    in_half_a_minute()
+    assert sorted(job.state for job in storage.page("emails", None, 10)) == sorted(left)
+    assert ("emails" in storage.queues()) is (what != "obliterate")
+
+
+def test_what_is_to_be_forgotten_of_a_queue_is_undone_too(queue, client):
+    queue.enqueue(1)
+    undo(client, post(client, "clean", what="obliterate", confirm="emails"))
+    in_half_a_minute()
+    assert len(get_storage().page("emails", None, 10)) == 1
+
+
+def test_a_queue_with_active_jobs_is_not_forgotten_and_that_is_told_at_once(queue, client):
+    queue.enqueue(1)
+    get_storage().claim(ClaimRequest("w1", 1, frozenset({"emails"}), ("emails",)))
+    assert "Some of its jobs are active" in text(post(client, "clean", what="obliterate", confirm="emails"))
+    assert not BulkOperation.objects.exists()
+
+
+def test_who_may_not_do_it_may_not_undo_it(queue, client):
+    queue.enqueue(1, id="job-1")
+    post(client, "remove")
+    begun = row().pk
+    pages = {name: f"/admin/djqueue/dashboard/operations/{begun}/{name}/" for name in ("undo", "undo-clean")}
+    assert logged_in(one_without(rights.DELETE)).post(pages["undo"]).status_code == 403
+    assert client.post(pages["undo-clean"]).status_code == 403, "it is no cleaning of a queue"
+    assert row().state == BulkState.PLANNED
+    assert AuditEvent.objects.filter(refused=True).count() == 2
+
+
+def test_nobody_undoes_what_is_of_a_queue_that_is_hidden_from_them(queue, client, settings):
+    queue.enqueue(1, id="job-1")
+    post(client, "remove")
+    hidden = {"QUEUE_FILTER": lambda request, name: name != "emails"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": hidden}
+    assert client.post(f"/admin/djqueue/dashboard/operations/{row().pk}/undo/").status_code == 403
+    assert row().state == BulkState.PLANNED
+
+
+def test_a_read_only_dashboard_undoes_nothing(queue, client, settings):
+    queue.enqueue(1, id="job-1")
+    post(client, "remove")
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"READ_ONLY": True}}
+    assert client.post(f"/admin/djqueue/dashboard/operations/{row().pk}/undo/").status_code == 403
+    assert row().state == BulkState.PLANNED
+
+
+@pytest.mark.parametrize("page", ["remove", "letters_delete", "clean", "edit_now"])
+def test_a_viewers_forged_request_changes_nothing_and_is_kept(queue, page):
+    queue.enqueue(1, id="job-1")
+    viewer = logged_in(one_with(rights.VIEW))
+    assert post(viewer, page, job=["emails/job-1"], what="drain", confirm="emails").status_code == 403
+    assert not BulkOperation.objects.exists()
+    assert AuditEvent.objects.get().refused

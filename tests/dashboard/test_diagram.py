@@ -1,0 +1,75 @@
+"""A job's life as a drawing: what it says is what has happened."""
+
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djqueue.core.states import State
+from djqueue.dashboard import diagram
+
+T = 1_780_000_000_000
+
+
+def kinds(found):
+    return [stage.kind for stage in found.stages]
+
+
+def test_a_job_that_ran_twice_waited_and_ran_as_long_as_both_times_together():
+    found = diagram.life(
+        State.COMPLETED,
+        [
+            ("enqueued", T),
+            ("started", T + 3_000),
+            ("retried", T + 4_000),
+            ("started", T + 10_000),
+            ("completed", T + 12_000),
+        ],
+    )
+    assert kinds(found) == ["past", "past", "past", "good"]
+    _, waiting, active, end = found.stages
+    assert waiting.lines == ("9 s",)
+    assert active.lines == ("2 runs", "3 s")
+    assert (end.label, end.lines[1]) == ("completed", "after 12 s")
+    assert found.returns == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "events", "shown"),
+    [
+        (State.WAITING, ["enqueued"], ["past", "now", "none", "none"]),
+        (State.DELAYED, ["enqueued", "started", "retried"], ["past", "now", "past", "none"]),
+        (State.BLOCKED, ["enqueued"], ["past", "now", "none", "none"]),
+        (State.ACTIVE, ["enqueued", "started"], ["past", "past", "now", "none"]),
+        (State.FAILED, ["enqueued", "started", "failed"], ["past", "past", "past", "bad"]),
+        (State.FAILED, ["enqueued", "failed"], ["past", "past", "none", "bad"]),
+        (State.CANCELLED, ["enqueued", "cancelled"], ["past", "past", "none", "past"]),
+    ],
+)
+def test_where_it_is_and_where_it_was_is_told_apart(state, events, shown):
+    found = diagram.life(state, [(word, T + 5 * index) for index, word in enumerate(events)], T + 100)
+    assert kinds(found) == shown
+    assert state.value in [stage.label for stage in found.stages]
+
+
+def test_one_that_waits_again_went_back_once():
+    events = [("enqueued", T), ("started", T + 1), ("stalled", T + 2)]
+    assert diagram.life(State.WAITING, events).returns == 1
+    assert diagram.life(State.WAITING, events[:1]).returns == 0
+
+
+@given(
+    st.sampled_from(sorted(State)),
+    st.lists(st.sampled_from(["started", "retried", "stalled", "failed", "<x>"]), max_size=6),
+)
+def test_it_is_drawn_inside_its_frame_with_attributes_alone(state, words):
+    events = [("enqueued", T), *((word, T + 1_000 * index) for index, word in enumerate(words, 1))]
+    found = diagram.life(state, events, T)
+    root = ElementTree.fromstring(str(diagram.draw(found)))
+    assert root.attrib["aria-label"] == diagram.said(found)
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    for box in root.iter("rect"):
+        assert 0 <= float(box.attrib["x"]) <= width - float(box.attrib["width"])
+        assert 0 <= float(box.attrib["y"]) <= height - float(box.attrib["height"])
+    assert not any("style" in part.attrib for part in root.iter())

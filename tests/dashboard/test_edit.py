@@ -1,0 +1,330 @@
+"""Editing what a job was given: told who is late, nothing lost, nothing seen that is hidden."""
+
+import html
+import re
+
+import pytest
+
+from djqueue import Queue, job
+from djqueue.client import get_storage
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.job import ClaimRequest, JobError, Outcome
+from djqueue.core.states import State
+from djqueue.dashboard import rights
+from djqueue.models import AuditEvent, PayloadVersion, Revision
+from tests.dashboard.visiting import PAGES, address, logged_in, one_with
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
+
+BY_NAME = {page.name: page for page in PAGES}
+SECRET = {"to": "ann", "password": "hunter2"}
+EDITOR = (rights.VIEW, rights.EDIT)
+
+
+@job(name="tests.edit.mail", queue="emails")
+def mail(to, text="", *, password=None):
+    """Registered, so that its arguments can be checked."""
+
+
+def last_digits(value, part):
+    """A payload as the job itself would have it shown: a card's last digits, a note unless it is public."""
+    kwargs = dict(value["kwargs"])
+    if "number" in kwargs:
+        kwargs["number"] = f"…{kwargs['number'][-4:]}"
+    if kwargs.get("kind") != "public" and "note" in kwargs:
+        kwargs["note"] = "(a note)"
+    return {"args": value["args"], "kwargs": kwargs}
+
+
+@job(name="tests.edit.pay", queue="emails", redact=last_digits)
+def pay(**said):
+    """A job that says itself what of its values is shown."""
+
+
+@job(name="tests.edit.broken", queue="emails", redact=lambda value, part: 1 / 0)
+def broken(*said):
+    """One whose function fails: nothing of it is shown."""
+
+
+@pytest.fixture
+def queue():
+    return Queue("emails")
+
+
+@pytest.fixture
+def client():
+    return logged_in(one_with(*EDITOR, rights.RETRY, rights.ENQUEUE))
+
+
+def enqueue(queue, *args, **kwargs):
+    queue.enqueue({"args": list(args), "kwargs": kwargs}, id="job-1", name="tests.edit.mail")
+
+
+def claim():
+    names = frozenset({"tests.edit.mail", "emails"})
+    return get_storage().claim(ClaimRequest("w1", 1, names, ("emails",))).jobs
+
+
+def end(kind="fail"):
+    [claimed] = claim()
+    error = JobError("shop.NoAddressError", "no address", "") if kind == "fail" else None
+    reason = "explicit_fail" if kind == "fail" else ""
+    get_storage().finish([Outcome("emails", "job-1", claimed.token, kind, None, 0, error, reason)])
+
+
+def opened(client):
+    """The fields of the form as a browser has them."""
+    text = client.get(address(BY_NAME["edit"])).content.decode()
+    found = {}
+    for name, value in re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)" id="id_', text):
+        found[name] = html.unescape(value)
+    for name, value in re.findall(r'<textarea name="(\w+)"[^>]*>\n?(.*?)</textarea>', text, re.DOTALL):
+        found[name] = html.unescape(value)
+    assert {"seal", "how", "new_id"} <= found.keys(), text
+    return found
+
+
+def send(client, **form):
+    return client.post(address(BY_NAME["edit_now"]), form, follow=True)
+
+
+def said(response):
+    return html.unescape(response.content.decode())
+
+
+def payload(job_id="job-1"):
+    return Queue("emails").get_job(job_id).payload
+
+
+def test_a_pending_job_gets_what_was_typed_and_the_old_is_kept(queue, client):
+    enqueue(queue, "ann", text="hello")
+    form = opened(client)
+    assert form["how"] == "update"
+    response = send(client, **{**form, "args": '["bob"]'})
+    assert "Its arguments are changed" in said(response)
+    assert payload() == {"args": ["bob"], "kwargs": {"text": "hello"}}
+    assert queue.get_job("job-1").state is State.WAITING
+    assert "until" in said(response)
+    assert "['ann']" in said(response)
+    event = AuditEvent.objects.get()
+    assert (event.action, event.job_id, event.detail["how"]) == ("edit_now", "job-1", "updated")
+    assert "bob" not in str(event.detail)
+
+
+def test_a_failed_job_is_retried_with_what_was_typed_and_never_runs_with_the_old(queue, client):
+    enqueue(queue, "ann")
+    end()
+    form = opened(client)
+    assert form["how"] == "retry"
+    response = send(client, **{**form, "args": '["bob"]'})
+    assert "It will run again, with the new arguments" in said(response)
+    [claimed] = claim()
+    assert b"bob" in claimed.payload
+    assert PayloadVersion.objects.get().outcome == Revision.RETRIED
+    assert b"ann" in bytes(PayloadVersion.objects.get().payload)
+
+
+@pytest.mark.parametrize("ended", ["complete", "cancel"])
+def test_of_one_that_has_ended_a_new_job_is_made_with_a_link_both_ways(queue, client, ended):
+    queue.enqueue(
+        {"args": ["ann"], "kwargs": {}}, id="job-1", name="tests.edit.mail", priority=3, tags=["vip"]
+    )
+    end(ended)
+    before = queue.get_job("job-1").state
+    form = opened(client)
+    assert form["how"] == "copy"
+    response = send(client, **{**form, "args": '["bob"]'})
+    version = PayloadVersion.objects.get()
+    made = queue.get_job(version.copy_id)
+    assert (made.payload["args"], made.state, made.record.options.priority) == (["bob"], State.WAITING, 3)
+    assert made.record.options.tags == ("vip",)
+    assert queue.get_job("job-1").state is before
+    assert payload() == {"args": ["ann"], "kwargs": {}}
+    assert response.redirect_chain[-1][0].endswith(f"/{version.copy_id}/")
+    assert address(BY_NAME["job"]) in said(response), "no link to the job that it was made from"
+    assert version.copy_id in said(client.get(address(BY_NAME["job"]))), "no link to the new job"
+
+    assert "has been enqueued already" in said(send(client, **{**form, "args": '["bob"]'}))
+    assert len(get_storage().page("emails", None, 10)) == 2
+    assert PayloadVersion.objects.count() == 1
+
+
+def test_of_two_who_edit_one_job_the_second_is_told_and_what_was_typed_is_there(queue, client):
+    enqueue(queue, "ann")
+    other = logged_in(one_with(*EDITOR, rights.RETRY, rights.ENQUEUE))
+    first, second = opened(client), opened(other)
+    send(client, **{**first, "args": '["bob"]'})
+    response = send(other, **{**second, "args": '["eve"]'})
+    assert "have been changed since this form was opened. Its arguments were edited by" in said(response)
+    assert '["eve"]' in said(response)
+    assert '"bob"' in said(response)
+    assert payload()["args"] == ["bob"]
+    assert PayloadVersion.objects.count() == 1
+
+    again = {**second, **dict(re.findall(r'name="(seal|new_id)" value="([^"]*)"', said(response)))}
+    send(other, **{**again, "args": '["eve"]'})
+    assert payload()["args"] == ["eve"]
+
+
+def test_a_worker_that_has_taken_it_meanwhile_is_told_of_and_what_was_typed_is_there(queue, client):
+    enqueue(queue, "ann")
+    form = opened(client)
+    [claimed] = claim()
+    response = send(client, **{**form, "args": '["bob"]'})
+    assert "Nothing was done: the job is another by now, active" in said(response)
+    assert "It is running" in said(response)
+    assert '["bob"]' in said(response)
+    assert b"ann" in claimed.payload
+    assert not PayloadVersion.objects.exists()
+
+
+def test_a_worker_that_takes_it_in_the_last_moment_is_told_of(queue, client, monkeypatch):
+    enqueue(queue, "ann")
+    form = opened(client)
+    storage = get_storage()
+    revise = storage.revise
+    monkeypatch.setattr(storage, "revise", lambda *said, **how: (claim(), revise(*said, **how))[1])
+    response = send(client, **{**form, "args": '["bob"]'})
+    assert "Nothing was done" in said(response)
+    assert payload()["args"] == ["ann"]
+    assert not PayloadVersion.objects.exists()
+
+
+def test_one_that_was_retried_meanwhile_is_told_of_with_who_did(queue, client):
+    enqueue(queue, "ann")
+    end()
+    form = opened(client)
+    client.post(address(BY_NAME["retry"]))
+    response = send(client, **{**form, "args": '["bob"]'})
+    assert "by now, waiting. It was retried already by" in said(response)
+    assert payload()["args"] == ["ann"]
+
+
+def test_a_job_that_is_gone_says_so(queue, client):
+    enqueue(queue, "ann")
+    form = opened(client)
+    queue.remove("job-1")
+    response = send(client, **form)
+    assert response.status_code == 404
+    assert "There is no job job-1" in said(response)
+
+
+def test_arguments_that_the_function_does_not_take_are_refused(queue, client):
+    enqueue(queue, "ann")
+    response = send(client, **{**opened(client), "kwargs": '{"cc": 1}'})
+    assert "does not take these arguments" in said(response)
+    assert payload()["args"] == ["ann"]
+    for broken in ("{", '{"a": 1, "a": 2}', "5"):
+        response = send(client, **{**opened(client), "args": broken})
+        assert 'class="errorlist"' in said(response), broken
+    assert not PayloadVersion.objects.exists()
+
+
+def test_a_hidden_value_is_not_in_the_form_and_stays_if_it_is_left(queue, client):
+    enqueue(queue, "ann", password="hunter2")
+    assert "hunter2" not in said(client.get(address(BY_NAME["edit"])))
+    send(client, **{**opened(client), "args": '["bob"]'})
+    assert payload() == {"args": ["bob"], "kwargs": {"password": "hunter2"}}
+    response = send(client, **{**opened(client), "kwargs": '{"text": "•••1"}'})
+    assert "stands for a hidden value only where that was" in said(response)
+    send(client, **{**opened(client), "kwargs": '{"password": "new"}'})
+    response = client.get(address(BY_NAME["job"]))
+    assert payload()["kwargs"] == {"password": "new"}
+    assert "hunter2" not in said(response)
+    keeper = logged_in(one_with(rights.VIEW, rights.VIEW_PAYLOAD))
+    assert "hunter2" in said(keeper.post(address(BY_NAME["reveal"])))
+
+
+def test_what_the_job_itself_hides_is_not_in_the_form_and_stays_if_it_is_left(queue, client):
+    given = {"number": "4111111111111111", "note": "he is ill", "amount": 5}
+    queue.enqueue({"args": [], "kwargs": given}, id="job-1", name="tests.edit.pay")
+    form = opened(client)
+    assert "4111" not in form["kwargs"]
+    assert "ill" not in form["kwargs"]
+    send(client, **{**form, "kwargs": form["kwargs"].replace("5", "6")})
+    assert payload()["kwargs"] == {**given, "amount": 6}
+
+
+def test_what_is_hidden_because_of_another_value_cannot_be_seen_by_changing_that(queue, client):
+    given = {"kind": "private", "note": "he is ill"}
+    queue.enqueue({"args": [], "kwargs": given}, id="job-1", name="tests.edit.pay")
+    form = opened(client)
+    response = send(client, **{**form, "kwargs": form["kwargs"].replace("private", "public")})
+    assert "With these arguments a hidden value would be seen" in said(response)
+    assert "he is ill" not in said(response)
+    assert payload()["kwargs"] == given
+    escaped = '{"kind": "public", "note": "\\u2022\\u2022\\u20221"}'
+    assert "would be seen" in said(send(client, **{**form, "kwargs": escaped}))
+    assert payload()["kwargs"] == given
+    send(client, **{**form, "kwargs": '{"kind": "public", "note": "well"}'})
+    assert payload()["kwargs"] == {"kind": "public", "note": "well"}
+
+
+def test_of_a_job_whose_own_function_fails_nothing_is_in_the_form(queue, client):
+    queue.enqueue({"args": ["secret"], "kwargs": {}}, id="job-1", name="tests.edit.broken")
+    form = opened(client)
+    assert (form["args"], form["kwargs"]) == ('"•••1"', '"•••1"')
+    send(client, **form)
+    assert payload() == {"args": ["secret"], "kwargs": {}}
+
+
+def test_any_payload_can_be_edited_if_json_has_words_for_it(queue, client):
+    queue.enqueue({**SECRET, "n": 2**63, "raw": b"\xff"}, id="job-1")
+    form = opened(client)
+    assert str(2**63) in form["payload"]
+    response = send(client, **{**form, "payload": form["payload"].replace("ann", "bob")})
+    assert "are changed" in said(response)
+    assert payload() == {**SECRET, "to": "bob", "n": 2**63, "raw": b"\xff"}
+
+
+def test_a_payload_that_json_has_no_words_for_says_why(queue, client):
+    queue.enqueue({"rates": {1: 2}}, id="job-1")
+    text = said(client.get(address(BY_NAME["edit"])))
+    assert "It cannot be edited here: rates: an object of JSON has texts as keys, and 1 is none." in text
+    assert "<textarea" not in text
+
+
+def test_another_right_is_needed_for_what_runs_again(queue):
+    enqueue(queue, "ann")
+    end()
+    editor = logged_in(one_with(*EDITOR))
+    assert "takes the right to retry jobs" in said(editor.get(address(BY_NAME["edit"])))
+    assert send(editor, how="retry", args='["bob"]', kwargs="{}").status_code == 403
+    assert AuditEvent.objects.get().refused
+    assert queue.get_job("job-1").state is State.FAILED
+    assert payload()["args"] == ["ann"]
+
+
+def test_when_the_storage_does_not_answer_what_was_typed_and_the_old_payload_are_kept(
+    queue, client, monkeypatch
+):
+    enqueue(queue, "ann")
+    form = opened(client)
+
+    def lost(*said, **how):
+        raise StorageUnavailableError("no answer")
+
+    monkeypatch.setattr(get_storage(), "revise", lost)
+    response = send(client, **{**form, "args": '["bob"]'})
+    assert "no answer" in said(response)
+    assert '["bob"]' in said(response)
+    assert PayloadVersion.objects.get().outcome == Revision.UNKNOWN
+    assert "whether that was done is not known" in said(client.get(address(BY_NAME["job"])))
+    assert not AuditEvent.objects.exists()
+
+
+def test_a_unique_key_that_another_job_has_is_told(queue, client):
+    queue.enqueue({"args": ["ann"], "kwargs": {}}, id="job-1", name="tests.edit.mail", unique_key="k")
+    end()
+    queue.enqueue({"args": ["eve"], "kwargs": {}}, id="other", name="tests.edit.mail", unique_key="k")
+    response = send(client, **{**opened(client), "args": '["bob"]'})
+    assert "another job has its unique key" in said(response)
+    assert queue.get_job("job-1").state is State.FAILED
+
+
+def test_old_payloads_go_after_a_while(queue, client, monkeypatch):
+    enqueue(queue, "ann")
+    send(client, **{**opened(client), "args": '["bob"]'})
+    PayloadVersion.objects.update(at=PayloadVersion.objects.get().at.replace(year=2020))
+    send(client, **{**opened(client), "args": '["eve"]'})
+    assert [b"bob" in bytes(row.payload) for row in PayloadVersion.objects.all()] == [True]

@@ -1,0 +1,262 @@
+"""Flows as pages: the list, the drawing, the failed jobs that run again, and a job's neighbours."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from djqueue import Queue, chain, chord
+from djqueue.client import get_storage
+from djqueue.core.states import State
+from djqueue.dashboard import flowcharts, flows, graphs, rights
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.models import AuditEvent
+from djqueue.testing.factories import claim, completing, failing, finish
+from tests.dashboard.visiting import PAGES, address, logged_in, one_with, visit
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+BY_NAME = {page.name: page for page in PAGES}
+
+
+def hides_books(request, queue):
+    return queue != "books"
+
+
+@pytest.fixture
+def viewer():
+    return logged_in(one_with(rights.VIEW))
+
+
+@pytest.fixture
+def retrier():
+    return logged_in(one_with(rights.VIEW, rights.RETRY))
+
+
+@pytest.fixture(autouse=True, params=["memory", "database"])
+def storage(request, settings, viewer, retrier):
+    # Users first: SQLite lets nobody begin to write in the middle of a transaction while another one does.
+    if request.param == "memory":
+        settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
+    storage = get_storage()
+    storage.connect()
+    return storage
+
+
+@pytest.fixture
+def pages():
+    """Two pages that a book waits for; the first of them is the job of the addresses."""
+    emails, books = Queue("emails"), Queue("books")
+    first = emails.node(1, name="fetch", id="job-1")
+    second = emails.node(2, name="fetch", id="job-2")
+    chord([first, second], then=books.node(3, name="merge", id="book")).enqueue()
+
+
+def work(storage, kind="complete", slots=1, **given):
+    claimed = claim(storage, slots, names=["fetch", "merge"], **given)
+    finish(storage, *(completing(one) if kind == "complete" else failing(one, "timeout") for one in claimed))
+    return [one.id for one in claimed]
+
+
+def page(client, name="flow", **query):
+    snapshots.clear()
+    return client.get(address(BY_NAME[name], **query)).content.decode()
+
+
+def svg_of(html):
+    html = html[html.index('<svg class="djq-flow"') :]
+    return ElementTree.fromstring(html[: html.index("</svg>") + 6])
+
+
+def test_a_flow_is_drawn_and_told_from_each_of_its_jobs(pages, viewer):
+    html = page(viewer)
+    drawn = svg_of(html)
+    assert [link.find("title").text for link in drawn.iter("a")] == [
+        "fetch, waiting, emails job-1",
+        "fetch, waiting, emails job-2",
+        "merge, blocked, books book",
+    ]
+    assert len(list(drawn.iter("path"))) == 2
+    assert "<title>merge" in html
+    assert "The same as a table" in html
+    assert "style=" not in html[html.index('id="djq-live"') :]
+    assert "A flow of 3 jobs" in html
+
+
+def test_a_job_that_is_in_no_flow_says_so(viewer):
+    Queue("emails").enqueue(1, id="job-1")
+    html = page(viewer)
+    assert "It depends on no other job" in html
+    assert '<svg class="djq-flow"' not in html
+    assert viewer.get(address(BY_NAME["job"])).content.decode().count("Its flow") == 0
+
+
+def test_a_job_that_is_not_known_has_no_flow(viewer):
+    response = viewer.get(address(BY_NAME["flow"]))
+    assert response.status_code == 404
+    assert "There is no job job-1" in response.content.decode()
+
+
+def test_a_flow_is_listed_by_what_it_leads_to_and_how_far_it_is(storage, pages, viewer):
+    assert "1/3" not in page(viewer, "flows")
+    work(storage)
+
+    html = page(viewer, "flows")
+
+    assert html.count("data-djq-row") == 1
+    assert ">merge</a>" in html
+    assert "1/3" in html
+    assert "There are no such flows" in page(viewer, "flows", state="failed")
+
+
+def test_a_flow_that_is_over_is_listed_among_those_that_are(storage, pages, viewer):
+    while work(storage):
+        pass
+    assert "There are no such flows" in page(viewer, "flows")
+    html = page(viewer, "flows", state="completed")
+    assert html.count("data-djq-row") == 1
+    assert "3/3" in html
+
+
+def test_jobs_without_a_flow_are_not_listed(storage, viewer):
+    Queue("emails").enqueue_many(range(3))
+    assert "data-djq-row" not in page(viewer, "flows")
+
+
+def test_a_flow_is_found_by_the_id_of_a_job(pages, viewer):
+    response = viewer.get(address(BY_NAME["flows"], id="job-1"))
+    assert response["Location"] == address(BY_NAME["flow"])
+    assert "There is none" in page(viewer, "flows", id="nobody")
+
+
+def test_failed_jobs_run_again_first_those_that_the_others_depend_on(storage, pages, retrier):
+    work(storage, "fail", slots=2)
+    html = page(retrier)
+    assert ">Retry 2 failed jobs</button>" in html
+    assert "1 failed job depends on one that has not completed" in html
+
+    assert visit(retrier, BY_NAME["flow_retry"]).status_code == 302
+
+    event = AuditEvent.objects.get(action="flow_retry")
+    assert (event.queue, event.job_id, event.count) == ("emails", "job-1", 2)
+    assert storage.states("emails", ["job-1", "job-2"]) == [State.WAITING] * 2
+    assert storage.states("books", ["book"]) == [State.FAILED]
+    assert "Retry" not in page(retrier).partition("djq-facts")[2].partition("<svg")[0].replace("retry it", "")
+
+    work(storage, slots=2)
+    assert ">Retry 1 failed job</button>" in page(retrier)
+    visit(retrier, BY_NAME["flow_retry"])
+    assert storage.states("books", ["book"]) == [State.WAITING]
+
+
+def test_there_is_nothing_to_retry_twice(storage, pages, retrier):
+    work(storage, "fail", slots=2)
+    visit(retrier, BY_NAME["flow_retry"])
+    visit(retrier, BY_NAME["flow_retry"])
+    assert AuditEvent.objects.filter(action="flow_retry").count() == 1
+    assert "no failed job of it can run again" in page(retrier)
+
+
+def test_one_who_may_not_retry_is_not_asked(storage, pages, viewer):
+    work(storage, "fail", slots=2)
+    assert "Retry 2" not in page(viewer)
+
+
+def test_what_cannot_be_retried_is_said_before(storage, retrier):
+    emails = Queue("emails")
+    first = emails.node(1, name="fetch", id="job-1", unique_key="one")
+    chain(first, emails.node(2, name="merge")).enqueue()
+    work(storage, "fail", slots=1)
+    emails.enqueue(3, unique_key="one", delay=1_000)
+    html = page(retrier)
+    assert "1 whose unique key another job has" in html
+    assert "Retry 1" not in html
+
+
+def test_jobs_of_hidden_queues_are_not_there(monkeypatch, storage, pages, retrier):
+    monkeypatch.setattr(rights, "sees", hides_books)
+    for name in ("flow", "flows", "job"):
+        html = page(retrier, name)
+        assert "merge" not in html, name
+        assert "/books/" not in html, name
+
+
+def test_a_failed_job_waits_for_one_that_the_user_does_not_see(monkeypatch, storage, retrier):
+    first = Queue("books").node(1, name="fetch")
+    chain(first, Queue("emails").node(2, name="merge", id="job-1")).enqueue()
+    work(storage, "fail")
+    monkeypatch.setattr(rights, "sees", hides_books)
+
+    assert "1 failed job depends on one that has not completed" in page(retrier)
+    visit(retrier, BY_NAME["flow_retry"])
+
+    assert storage.states("emails", ["job-1"]) == [State.FAILED]
+    assert storage.states("books", [first.id]) == [State.FAILED]
+
+
+def test_a_job_names_those_before_it_and_those_behind_it_after_their_end(storage, viewer):
+    emails = Queue("emails")
+    one, two, three = (emails.node(number, name="fetch", id=f"job-{number}") for number in range(3))
+    chain(one, two, three).enqueue()
+    for _ in range(3):
+        work(storage)
+
+    html = page(viewer, "job")
+
+    assert ">A flow of 3 jobs</a>" in html
+    before, after = html.index("<h3>Waits for</h3>"), html.index("<h3>Waited for by</h3>")
+    assert before < html.index(">job-0</span>") < after < html.index(">job-2</span>")
+
+
+def test_of_many_jobs_the_failed_ones_are_named(storage, monkeypatch, viewer):
+    monkeypatch.setattr(graphs.draw, "__defaults__", (10,))
+    emails = Queue("emails")
+    parts = [emails.node(number, name="fetch", id=f"job-{number}") for number in range(12)]
+    chord(parts, then=emails.node(0, name="merge")).enqueue()
+    failed = work(storage, "fail", slots=2)
+
+    html = page(viewer)
+
+    assert "10 jobs" in html
+    assert "Jobs of one step and state are one box" in html
+    listed = html[html.index("<h2>Failed jobs</h2>") :]
+    assert all(job_id in listed for job_id in failed)
+
+
+def test_names_are_shown_as_they_are():
+    node = flows.FlowNode("q", "1", "<b>&\"'" + "x" * 30, State.FAILED)
+    graph = flows.FlowGraph(0, [node], [])
+    drawn = flowcharts.svg(graph, graphs.draw(graph), lambda _: '/"><script>')
+    [link] = ElementTree.fromstring(str(drawn)).iter("a")
+    assert link.attrib["href"] == '/"><script>'
+    texts = [text.text for text in link.iter("text")]
+    assert texts[0].startswith("<b>&\"'x")
+    assert len(texts[0]) == flowcharts.LETTERS
+    assert texts[1] == "✕ failed"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("shop.fetch", "shop.fetch"),
+        ("demo_project.flights.jobs.draw_delay_chart", "draw_delay_chart"),
+        ("shop.jobs.send_the_digest_of_an_airline", "send_the_digest_of_an…"),
+    ],
+)
+def test_a_long_name_is_told_by_its_last_part(name, said):
+    graph = flows.FlowGraph(0, [flows.FlowNode("q", "1", name, State.WAITING)], [])
+    drawn = flowcharts.svg(graph, graphs.draw(graph), lambda _: "/")
+    [link] = ElementTree.fromstring(str(drawn)).iter("a")
+    assert link.find("text").text == said
+    assert link.find("title").text == f"{name}, waiting, q 1"
+
+
+@pytest.mark.parametrize("count", [5, 40])
+def test_the_list_costs_no_more_queries_with_more_jobs_of_a_flow(
+    storage, count, django_assert_max_num_queries
+):
+    emails = Queue("emails")
+    parts = [emails.node(number, name="fetch") for number in range(count)]
+    chord(parts, then=emails.node(0, name="merge")).enqueue()
+    client = logged_in(one_with(rights.VIEW))
+    with django_assert_max_num_queries(30):
+        page(client, "flows")

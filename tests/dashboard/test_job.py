@@ -1,0 +1,182 @@
+"""The page of one job."""
+
+import pytest
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.core.job import ClaimRequest, JobError, Outcome
+from djqueue.core.states import State
+from djqueue.dashboard import rendering, rights, tracebacks
+from djqueue.models import AuditEvent
+from djqueue.testing.factories import worker
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with, visit
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
+
+BY_NAME = {page.name: page for page in PAGES}
+SECRET = {"to": "ann", "password": "hunter2"}
+
+
+@pytest.fixture
+def queue():
+    return Queue("emails")
+
+
+def fail(queue, job_id="job-1"):
+    storage = get_storage()
+    [claimed] = storage.claim(ClaimRequest("w1", 1, frozenset({"emails"}), ("emails",))).jobs
+    error = JobError("shop.NoAddressError", "<b>no</b> address", "Traceback: line 3")
+    storage.finish([Outcome("emails", job_id, claimed.token, "fail", None, 0, error, "explicit_fail")])
+
+
+def page(client, name="job"):
+    return client.get(address(BY_NAME[name])).content.decode()
+
+
+def test_it_tells_what_has_happened_and_why(queue):
+    queue.enqueue(SECRET, id="job-1")
+    fail(queue)
+    html = page(logged_in(one_with(rights.VIEW)))
+    assert "NoAddressError: &lt;b&gt;no&lt;/b&gt; address" in html
+    assert "Traceback: line 3" in html
+    assert "failed on purpose" in html
+
+
+def test_secrets_are_hidden_until_one_with_the_right_reveals_them_and_that_is_kept(queue):
+    queue.enqueue(SECRET, id="job-1")
+    viewer, keeper = logged_in(one_with(rights.VIEW)), logged_in(one_with(rights.VIEW, rights.VIEW_PAYLOAD))
+    assert "hunter2" not in page(viewer)
+    assert "Reveal them" not in page(viewer)
+    assert "hunter2" not in page(keeper)
+    assert visit(viewer, BY_NAME["reveal"]).status_code == 403
+    assert AuditEvent.objects.filter(action="reveal", refused=True).count() == 1
+
+    html = visit(keeper, BY_NAME["reveal"]).content.decode()
+    assert "hunter2" in html
+    event = AuditEvent.objects.get(action="reveal", refused=False)
+    assert (event.queue, event.job_id) == ("emails", "job-1")
+    assert "hunter2" not in str(event.detail)
+
+
+def test_two_who_retry_one_job_retry_it_once(queue):
+    queue.enqueue(1, id="job-1")
+    fail(queue)
+    clients = [logged_in(one_with(rights.VIEW, rights.RETRY)) for _ in range(2)]
+    for client in clients:
+        assert visit(client, BY_NAME["retry"]).status_code == 302
+    assert queue.get_job("job-1").state is State.WAITING
+    assert "will run again" in page(clients[0])
+    late = page(clients[1])
+    assert "no longer failed" in late
+    event = AuditEvent.objects.get(action="retry")
+    assert f"It was retried already by {event.user} at {rendering.local(event.at)}" in late
+
+
+def test_one_who_retries_what_another_one_has_ticked_and_retried_is_told_by_whom(queue):
+    queue.enqueue(1, id="job-1")
+    fail(queue)
+    first, second = (logged_in(one_with(rights.VIEW, rights.RETRY)) for _ in range(2))
+    first.post(address(BY_NAME["letters_selected"]), {"job": ["emails/job-1"]})
+    visit(second, BY_NAME["retry"])
+    event = AuditEvent.objects.get(action="letters_selected")
+    assert f"It was retried already by {event.user}" in page(second)
+
+
+@pytest.mark.parametrize("action", ["retry", "promote", "cancel", "remove"])
+def test_one_who_comes_when_the_job_is_gone_is_told(action):
+    client = logged_in(one_with(*ALL_RIGHTS))
+    assert visit(client, BY_NAME[action]).status_code == 302
+    html = page(client)
+    assert "Nothing was done" in html
+    assert "There is no job job-1" in html
+    assert not AuditEvent.objects.exists()
+
+
+@pytest.mark.parametrize("action", ["retry", "promote", "cancel", "remove"])
+def test_a_viewers_forged_request_does_nothing_and_is_kept(queue, action):
+    queue.enqueue(1, id="job-1", delay=60)
+    assert visit(logged_in(one_with(rights.VIEW)), BY_NAME[action]).status_code == 403
+    assert queue.get_job("job-1").state is State.DELAYED
+    event = AuditEvent.objects.get()
+    assert (event.action, event.refused, event.job_id) == (action, True, "job-1")
+
+
+def test_a_traceback_is_shown_without_the_frames_of_libraries_and_as_a_whole():
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/srv/venv/lib/python3.11/site-packages/djqueue/runtime/handlers.py", line 1, in run\n'
+        "    handler()\n"
+        '  File "/srv/shop/mail.py", line 7, in send\n'
+        "    raise NoAddressError(\n"
+        "    ^^^^^^\n"
+        '  File "<frozen importlib._bootstrap>", line 3, in load\n'
+        "shop.NoAddressError: no address\n"
+        "  on two lines"
+    )
+    found = tracebacks.of_the_app(text)
+    assert found is not None
+    assert "site-packages" not in found
+    assert "frozen" not in found
+    assert found.startswith("Traceback (most recent call last):\n  …\n")
+    assert '"/srv/shop/mail.py", line 7, in send\n    raise NoAddressError(\n    ^^^^^^\n  …\n' in found
+    assert found.endswith("shop.NoAddressError: no address\n  on two lines")
+    assert tracebacks.of_the_app(found) is None, "there is nothing to leave out"
+    assert tracebacks.of_the_app("whatever") is None
+    only_others = text.replace("/srv/shop/mail.py", "/usr/lib/python3.11/json/decoder.py")
+    assert tracebacks.of_the_app(only_others) is None, "nothing would be left"
+
+
+def test_what_is_illegal_now_is_shown_and_cannot_be_pressed(queue):
+    queue.enqueue(1, id="job-1")
+    html = page(logged_in(one_with(*ALL_RIGHTS)))
+    assert 'disabled data-djq-why title="Not of a job that is waiting">Retry' in html
+    assert ">Cancel</button>" in html
+
+
+def test_what_holds_it_back_in_a_hidden_queue_is_not_named(settings, monkeypatch):
+    settings.DJQUEUE = {
+        **settings.DJQUEUE,
+        "QUEUES": {name: {"LIMITER": "mail"} for name in ("emails", "secret")},
+        "LIMITERS": {"mail": {"CONCURRENCY": 1}},
+    }
+    storage = get_storage()
+    storage.register_worker(worker("w1", queues=None, names=("emails",), concurrency=9))
+    Queue("secret").enqueue(1, name="emails", id="other-1")
+    [_] = storage.claim(ClaimRequest("w1", 1, frozenset({"emails"}), ("secret",))).jobs
+    Queue("emails").enqueue(1, id="job-1")
+    viewer = logged_in(one_with(rights.VIEW))
+    assert "other-1" in page(viewer)
+
+    monkeypatch.setattr(rights, "sees", lambda _request, name: name == "emails")
+    html = page(viewer)
+    assert "which its queue shares" in html
+    for name in ("other-1", "secret"):
+        assert name not in html
+
+
+def test_what_it_waits_for_in_a_hidden_queue_is_not_named(monkeypatch):
+    first = Queue("secret").enqueue(1, id="before")
+    Queue("emails").enqueue(1, id="job-1", depends_on=[first])
+    viewer = logged_in(one_with(rights.VIEW))
+    assert "before" in page(viewer)
+
+    monkeypatch.setattr(rights, "sees", lambda _request, name: name == "emails")
+    html = page(viewer)
+    assert "Jobs that it depends on have not ended." in html
+    assert "secret" not in html
+
+
+def test_a_deleted_job_is_gone_and_its_page_says_so(queue):
+    queue.enqueue(1, id="job-1")
+    client = logged_in(one_with(*ALL_RIGHTS))
+    queue.remove("job-1")
+    response = client.get(address(BY_NAME["job"]))
+    assert response.status_code == 404
+    assert "There is no job job-1 in the queue emails" in response.content.decode()
+
+
+def test_a_page_takes_few_queries(queue, django_assert_max_num_queries):
+    queue.enqueue(1, id="job-1")
+    client = logged_in(one_with(*ALL_RIGHTS))
+    with django_assert_max_num_queries(6):
+        page(client)

@@ -1,0 +1,303 @@
+"""The list of jobs: what it finds, how it asks, what can be done to those that are ticked."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgpack
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.client.deadletters import fingerprint
+from djqueue.core.states import State
+from djqueue.dashboard import jobsearch, queries, rights, told
+from djqueue.models import AuditEvent, BulkKind, BulkOperation, Job
+from djqueue.operations.bulk import Bulk
+from tests.admin.factories import make_job
+from tests.dashboard.acting import fail
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+
+pytestmark = pytest.mark.django_db
+
+BY_NAME = {page.name: page for page in PAGES}
+NOW = datetime(2026, 6, 1, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def client():
+    return logged_in(one_with(*ALL_RIGHTS))
+
+
+@pytest.fixture
+def database(settings):
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
+
+
+def page(client, **query):
+    response = client.get(address(BY_NAME["jobs"], **query))
+    assert response.status_code == 200, response
+    return response.content.decode()
+
+
+def listed(client, **query):
+    """Ids on the page, in their order."""
+    html = page(client, **query)
+    return [part.partition('"')[0] for part in html.split('<span title="')[1:]]
+
+
+def do(client, name, *keys, **more):
+    return client.post(
+        address(BY_NAME[name]), {"job": [f"emails/{key}" for key in keys], **more}, follow=True
+    )
+
+
+# On every storage.
+
+
+def test_the_newest_of_all_queues_come_first(client, anywhere):
+    Queue("emails").enqueue(1, id="one")
+    Queue("images").enqueue(1, id="two")
+    assert sorted(listed(client, state="waiting")) == ["one", "two"]
+    assert listed(client, state="waiting", queue="images") == ["two"]
+    assert listed(client, state="completed") == []
+
+
+def test_the_tabs_say_how_many_there_are(client, anywhere):
+    Queue("emails").enqueue_many(range(3))
+    Queue("images").enqueue_many(range(2))
+    assert "waiting <strong>5</strong>" in page(client)
+    assert "waiting <strong>3</strong>" in page(client, queue="emails")
+
+
+def test_a_whole_id_leads_to_its_job_and_one_that_is_gone_says_so(client, anywhere):
+    Queue("emails").enqueue(1, id="job-1")
+    response = client.get(address(BY_NAME["jobs"], id="job-1"))
+    assert response["Location"] == address(BY_NAME["job"])
+    assert "No job has the id job-2: it is gone, or never was." in page(client, id="job-2")
+
+
+def test_an_id_in_two_queues_is_shown_in_both(client, anywhere):
+    for name in ("emails", "images"):
+        Queue(name).enqueue(1, id="job-1")
+    assert "Jobs with the id job-1" in page(client, id="job-1")
+    assert client.get(address(BY_NAME["jobs"], id="job-1", queue="images")).status_code == 302
+
+
+def test_jobs_of_one_error_are_found_by_it(client, memory):
+    queue = Queue("emails")
+    for number, message in enumerate(("no address 1", "no address 2", "no paper")):
+        queue.enqueue(1, id=f"job-{number}")
+        fail(f"job-{number}", message)
+    mark = fingerprint(get_storage().dead_letters("emails")[0])
+    assert sorted(listed(client, error=mark)) == ["job-0", "job-1"]
+
+
+def test_what_is_ticked_is_cancelled_or_run_now(client, memory):
+    Queue("emails").enqueue(1, id="a")
+    Queue("emails").enqueue(1, id="later", delay=3600)
+
+    html = do(client, "ticked_cancel", "a", "gone").content.decode()
+    assert "1 job was cancelled." in html
+    assert "Not done: 1 gone." in html
+    do(client, "ticked_promote", "later")
+
+    assert get_storage().states("emails", ["a", "later"]) == [State.CANCELLED, State.WAITING]
+    kept = AuditEvent.objects.order_by("pk").values_list("action", "queue", "count", "detail")
+    assert list(kept) == [
+        ("ticked_cancel", "emails", 1, {"jobs": [["emails", "a"]]}),
+        ("ticked_promote", "emails", 1, {"jobs": [["emails", "later"]]}),
+    ]
+    assert "It was cancelled by" in told.by("emails", "a")
+
+
+def test_what_is_ticked_is_deleted_when_the_time_to_undo_that_is_over(client, memory):
+    for job_id in ("a", "b"):
+        Queue("emails").enqueue(1, id=job_id)
+    html = do(client, "ticked_remove", "a").content.decode()
+    assert "1 job of emails will be deleted in 30 seconds." in html
+    row = BulkOperation.objects.get()
+    assert (row.kind, row.filter["ids"]) == (BulkKind.DELETE, ["a"])
+    assert get_storage().states("emails", ["a"]) == [State.WAITING]
+
+    BulkOperation.objects.update(start_at=row.created_at)
+    Bulk(get_storage(), "default").work()
+    assert get_storage().states("emails", ["a", "b"]) == [None, State.WAITING]
+    event = AuditEvent.objects.get()
+    assert event.detail == {"operation": row.pk, "jobs": [["emails", "a"]]}
+
+
+def test_what_is_ticked_is_retried_and_leads_back(client, memory):
+    Queue("emails").enqueue(1, id="a")
+    fail("a")
+    back = address(BY_NAME["jobs"], state="failed")
+    response = do(client, "ticked_retry", "a", djq_back=back)
+    assert response.redirect_chain == [(back, 302)]
+    assert "1 job will run again." in response.content.decode()
+
+
+def test_nothing_ticked_is_said(client, memory):
+    assert "Nothing was ticked." in do(client, "ticked_cancel").content.decode()
+
+
+def test_what_is_ticked_in_a_queue_that_the_user_does_not_see_is_left_alone(client, memory, settings):
+    Queue("emails").enqueue(1, id="a")
+    settings.DJQUEUE = {
+        **settings.DJQUEUE,
+        "DASHBOARD": {"QUEUE_FILTER": lambda _request, name: name != "emails"},
+    }
+    Queue("emails").enqueue(1, id="a")
+    do(client, "ticked_cancel", "a")
+    assert get_storage().states("emails", ["a"]) == [State.WAITING]
+    assert not AuditEvent.objects.exists()
+
+
+def test_a_menu_has_what_is_legal_and_allowed_and_nothing_else(memory):
+    Queue("emails").enqueue(1, id="job-1")
+    html = page(logged_in(one_with(rights.VIEW, rights.CANCEL, rights.RETRY)), state="waiting")
+    assert f'formaction="{address(BY_NAME["cancel"])}"' in html
+    for name in ("retry", "promote", "remove"):
+        assert f'formaction="{address(BY_NAME[name])}"' not in html, name
+    assert "Ticked: Cancel" in html
+    assert "Ticked: Retry" not in html
+    assert "<details" not in page(logged_in(one_with(rights.VIEW)), state="waiting").partition("djq-table")[2]
+
+
+def test_without_tables_the_other_filters_cannot_be_used_and_the_page_says_why(client, memory):
+    Queue("emails").enqueue(1, id="job-1")
+    html = page(client, state="waiting", name="no.such.job")
+    assert "only queue and whole id can be asked for" in html
+    assert html.count(" disabled") == 6
+    assert "job-1" in html
+
+
+# Where there are tables.
+
+
+def test_each_filter_finds_its_jobs(client, database):
+    make_job(job_id="old", created_at=NOW - timedelta(days=30))
+    make_job(job_id="plain")
+    make_job(job_id="tagged", options=msgpack.packb({"tags": ["red", "order:42"], "max_attempts": 5}))
+    make_job(job_id="near", options=msgpack.packb({"tags": ["redder"]}))
+    make_job(job_id="named", name="shop.jobs.other")
+    make_job(job_id="urgent", priority=9)
+    make_job("active", job_id="theirs", worker="w7")
+    wanted = {
+        "plain": {"id": "pla"},
+        "tagged": {"tag": "red"},
+        "named": {"name": "shop.jobs.other"},
+        "urgent": {"priority": "9"},
+        "theirs": {"worker": "w7", "state": "active"},
+        "old": {"until": "2026-05-15T00:00:00"},
+    }
+    for job_id, query in wanted.items():
+        assert listed(client, **{"state": "waiting", **query}) == [job_id], query
+        assert listed(client, **{**query, "state": "any"}) == [job_id], query
+        assert listed(client, **{"state": "waiting", "queue": "emails", **query}) == [job_id], query
+    assert "old" not in listed(client, state="waiting", since="2026-05-15T00:00:00")
+    assert listed(client, state="waiting", name="shop.jobs.other", priority="9") == []
+
+
+def test_a_filter_that_is_none_is_told_and_narrows_nothing(client, database):
+    make_job(job_id="plain")
+    html = page(client, state="waiting", priority="high")
+    assert "Enter a whole number." in html
+    assert "plain" in html
+
+
+def test_pages_lead_to_older_and_newer_jobs_of_all_queues(client, database):
+    for number in range(120):
+        make_job(job_id=f"job-{number:03}", queue=("emails", "images")[number % 2])
+    for query in (
+        {"state": "waiting"},
+        {"state": "any"},
+        {"state": "waiting", "name": "shop.jobs.send_receipt"},
+    ):
+        first = client.get(address(BY_NAME["jobs"], **query))
+        assert listed(client, **query) == [f"job-{number:03}" for number in range(119, 69, -1)]
+        second = client.get(first.context["older"])
+        third = client.get(second.context["older"])
+        assert [job.id for job in third.context["jobs"]] == [
+            f"job-{number:03}" for number in range(19, -1, -1)
+        ]
+        assert third.context["older"] == ""
+        assert [job.id for job in client.get(third.context["newer"]).context["jobs"]] == [
+            job.id for job in second.context["jobs"]
+        ]
+
+
+def test_a_window_bounds_what_is_looked_through_and_the_page_says_so(client, database, monkeypatch):
+    monkeypatch.setattr(jobsearch, "WINDOW", 3)
+    for number in range(5):
+        make_job(job_id=f"job-{number}", priority=number)
+    assert listed(client, state="waiting", priority="1") == []
+    assert listed(client, state="waiting", priority="2") == ["job-2"]
+    assert listed(client, state="waiting", queue="emails", priority="2") == ["job-2"]
+    assert "within the newest 100,000 jobs." in page(client, state="waiting", priority="2")
+    assert "of this queue and state" in page(client, state="waiting", queue="emails", priority="2")
+    assert "newest 100,000" not in page(client, state="waiting")
+
+
+def test_jobs_before_a_time_are_found_however_many_came_later(client, database, monkeypatch):
+    monkeypatch.setattr(jobsearch, "WINDOW", 30)
+    for number in range(100):
+        make_job(job_id=f"job-{number}", created_at=NOW + timedelta(hours=number))
+    # One that was enqueued anew keeps its old place.
+    Job.objects.filter(job_id="job-50").update(created_at=NOW + timedelta(hours=200))
+    found = listed(client, state="waiting", until=(NOW + timedelta(hours=52)).strftime("%Y-%m-%dT%H:%M"))
+    assert found[:8] == ["job-51", *(f"job-{number}" for number in range(49, 42, -1))]
+    assert len(found) < 30
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"state": "waiting"},
+        {"state": "any"},
+        {"state": "waiting", "queue": "emails"},
+        {"state": "failed", "name": "a.b", "tag": "red", "worker": "w", "priority": "1"},
+        {"state": "waiting", "queue": "emails", "tag": "red"},
+        {"state": "any", "id": "abc", "since": "2026-01-01T00:00", "until": "2026-12-01T00:00"},
+    ],
+    ids=str,
+)
+def test_no_row_is_counted_skipped_or_told_apart(client, database, query, monkeypatch):
+    for number in range(60):
+        make_job(job_id=f"job-{number}", queue=f"queue-{number % 7}")
+    seen = queries._board()  # which has tests of its own
+    monkeypatch.setattr(queries, "_board", lambda: seen)
+    with CaptureQueriesContext(connection) as captured:
+        page(client, **query)
+    asked = [one["sql"].upper() for one in captured if "djqueue_job" in one["sql"]]
+    assert asked
+    for sql in asked:
+        assert "COUNT(" not in sql
+        assert "DISTINCT" not in sql
+        assert "OFFSET" not in sql
+
+
+def test_however_many_queues_there_are_the_list_asks_as_often(client, database):
+    def queries(queues):
+        for number in range(queues):
+            make_job(queue=f"queue-{number}")
+        jobsearch.newest([f"queue-{number}" for number in range(queues)], State.WAITING, "")
+        with CaptureQueriesContext(connection) as captured:
+            found = jobsearch.newest([f"queue-{number}" for number in range(queues)], State.WAITING, "")
+        return len(captured), len(found.jobs)
+
+    assert queries(2) == (2, 2)
+    assert queries(40)[0] == 2
+
+
+def test_a_queue_that_the_user_does_not_see_is_in_no_answer(client, database, settings):
+    make_job(job_id="hidden")
+    make_job(job_id="shown", queue="images")
+    settings.DJQUEUE = {
+        **settings.DJQUEUE,
+        "DASHBOARD": {"QUEUE_FILTER": lambda _request, name: name == "images"},
+    }
+    for query in ({"state": "waiting"}, {"state": "any"}, {"state": "any", "name": "shop.jobs.send_receipt"}):
+        assert listed(client, **query) == ["shown"], query
+    for query in ({"state": "waiting"}, {"state": "any"}):
+        assert listed(client, queue="emails", **query) == []
+    assert "hidden" not in page(client, id="hid", state="any").partition("djq-live")[2].partition("<table")[2]

@@ -1,0 +1,134 @@
+"""Values as JSON that a person edits: exactly what was there comes back, or the value is not offered."""
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+
+from djqueue.dashboard import jsontext
+from djqueue.dashboard.jsontext import MalformedError, NotEditableError
+from djqueue.dashboard.redaction import Hidden, redact
+from tests.codecs.values import values
+
+SECRET = {"to": "ann", "password": "hunter2", "cards": [{"card": 1}, {"card": 2}]}
+
+
+@given(values)
+def test_what_is_not_touched_is_what_it_was_or_is_not_offered(value):
+    try:
+        draft = jsontext.write(value, value)
+    except NotEditableError:
+        return
+    assert repr(jsontext.read(draft.text, draft.hidden)) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        2**64 - 1,
+        b"\x00\xff",
+        date(2026, 6, 1),
+        datetime(2026, 6, 1, 12, tzinfo=UTC),
+        Decimal("1.10"),
+        (1, (2, b"x")),
+        {"a": [1.5, -0.0, None, True, "\n\x00\u2028"]},
+    ],
+)
+def test_what_the_codec_knows_and_json_does_not_is_there_all_the_same(value):
+    draft = jsontext.write(value, value)
+    assert repr(jsontext.read(draft.text, draft.hidden)) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({"a": [{1: 2}]}, r"a\[0\]: an object of JSON has texts as keys"),
+        ([float("nan")], r"\[0\]: JSON has no nan"),
+        (datetime(2026, 6, 1, tzinfo=ZoneInfo("Asia/Kathmandu")), "JSON would not give it back"),
+        ({"a": {"$date": 5}}, "a: it looks like a mark"),
+        (["•••7"], r"\[0\]: it looks like a mark"),
+        ([object()], r"\[0\]: JSON has no object"),
+        (["x" * 100_001], "more than 100,000 characters"),
+    ],
+)
+def test_what_cannot_be_shown_without_loss_says_where_and_why(value, why):
+    with pytest.raises(NotEditableError, match=why):
+        jsontext.write(value, value)
+
+
+def test_what_is_hidden_is_not_in_the_text_and_stays_where_it_is_left():
+    draft = jsontext.write(SECRET, redact(SECRET, ("password", "card")))
+    assert "hunter2" not in draft.text
+    assert repr(jsontext.read(draft.text, draft.hidden)) == repr(SECRET)
+    changed = jsontext.read(draft.text.replace("ann", "bob").replace('"•••1"', '"new"'), draft.hidden)
+    assert (changed["to"], changed["password"], changed["cards"]) == ("bob", "new", SECRET["cards"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"to": "•••1", "password": "x"}',  # shown under another name
+        '{"note": {"password": "•••1"}}',
+        '["•••1"]',
+        '"•••1"',
+        '{"password": "•••9"}',
+        '{"password": "•••2"}',
+    ],
+)
+def test_what_is_hidden_cannot_be_moved_to_where_it_would_be_seen(text):
+    shown = redact(SECRET, ("password",))
+    draft = jsontext.write(SECRET, shown)
+    with pytest.raises(MalformedError, match="only where that was"):
+        jsontext.read(text, draft.hidden)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        {"card": "…1111"},
+        {"card": None},
+        {"card": ["4111", "1111"]},
+        {},
+        {"card": "41111111", "more": 1},
+        "nothing",
+        Hidden(),
+    ],
+)
+def test_what_is_shown_otherwise_than_it_is_is_hidden(shown):
+    draft = jsontext.write({"card": "41111111"}, shown)
+    assert "4111" not in draft.text
+    assert jsontext.read(draft.text, draft.hidden) == {"card": "41111111"}
+
+
+def test_of_a_list_that_moved_no_item_gets_anothers_secret():
+    hidden = jsontext.write([{"card": 1}, {"card": 2}], [{"card": Hidden()}, {"card": Hidden()}]).hidden
+    with pytest.raises(MalformedError, match="•••2 stands for"):
+        jsontext.read('[{"card": "•••2"}]', hidden)
+    assert jsontext.read('[{"card": "•••1"}]', hidden) == [{"card": 1}]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "not JSON: line 1, column 2"),
+        ("", "not JSON"),
+        ('{"a": 1, "a": 2}', 'The key "a" is there twice'),
+        ("NaN", "no NaN"),
+        ("[" * 50_000, "nested too deeply"),
+        ('{"a":' * 500 + "1" + "}" * 500, "nested too deeply"),
+        ("1" * 5_000, "digits"),
+        ('{"$bytes": "?"}', r"\$bytes"),
+        ('{"$bytes": 5}', r"\$bytes"),
+        ('{"$uuid": 5}', r"\$uuid"),
+        ('{"$date": "tomorrow"}', r"\$date"),
+        ('{"$decimal": "x"}', r"\$decimal"),
+        ('{"$tuple": "abc"}', r"\$tuple"),
+        ('{"$timedelta": [1e400, 0, 0]}', r"\$timedelta"),
+        (" " * 100_001, "more than 100,000"),
+    ],
+)
+def test_what_is_not_a_value_is_refused_with_its_reason(text, why):
+    with pytest.raises(MalformedError, match=why):
+        jsontext.read(text, {})

@@ -1,0 +1,236 @@
+"""Pages in another language: its words, its numbers, its dates; numbers for scripts as scripts read them."""
+
+import ast
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+import pytest
+from django.utils import translation
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.core.diagnostics import Line
+from djqueue.core.job import ClaimRequest, JobError, Outcome
+from djqueue.dashboard import cronwords, diagnoses, rendering, spans
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.models import CronJob
+from tests import messages
+from tests.admin.factories import make_superuser
+from tests.dashboard.visiting import PAGES, address, logged_in
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
+
+SHOWN = [pytest.param(page, id=page.name) for page in PAGES if page.method == "GET"]
+GERMAN = messages.read(messages.catalogue("de"))
+KEPT = {text for one in GERMAN for text in one.translations}
+ENGLISH = {
+    text
+    for one in GERMAN
+    for text in (one.id, one.fields.get("msgid_plural", ""))
+    if re.search(r"[a-z]{3}", text) and text not in KEPT and not text.islower()
+}
+"""What would be seen of a word that is looked up too early. Lower case ones may be names of options."""
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
+NUMERIC = {"data-v", "data-djq-poll", "data-djq-as-of", "value", "min", "max"}
+
+
+class Seen(HTMLParser):
+    """Texts of a page, one by one, and the attributes of its elements."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_data(self, data):
+        self.texts.append(" ".join(data.split()))
+
+
+@pytest.fixture
+def german(settings):
+    settings.LANGUAGE_CODE = "de"
+    settings.USE_THOUSAND_SEPARATOR = True
+
+
+@pytest.fixture
+def busy():
+    """Jobs in several states, and more of them than are written without a separator."""
+    queue, storage = Queue("emails"), get_storage()
+    queue.enqueue({"password": "hunter2"}, id="job-1")
+    [claimed] = storage.claim(ClaimRequest("w1", 1, frozenset({"emails"}), ("emails",))).jobs
+    storage.finish(
+        [Outcome("emails", "job-1", claimed.token, "fail", None, 0, JobError("shop.NoAddress", "x", "y"))]
+    )
+    queue.enqueue_many(range(1_200))
+    queue.enqueue(2, delay=3_600)
+    queue.set_limits(rate="2000/s", concurrency=2_000)
+    CronJob.objects.create(pk=1, name="nightly", job_name="shop.nightly", schedule="0 4 * * *")
+    storage.maintain()
+    snapshots.clear()
+    return queue
+
+
+def opened(page, **query) -> Seen:
+    response = logged_in(make_superuser()).get(address(page, **query))
+    assert response.status_code in (200, 404)
+    return Seen(b"".join(response).decode())
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_a_page_in_german_has_no_words_of_ours_in_english(page, german, busy):
+    seen = opened(page)
+    read = {value for _tag, name, value in seen.attributes if name in ("title", "aria-label", "data-label")}
+    left = {text.rstrip(":.") for text in {*seen.texts, *read}} & ENGLISH
+    assert left == set()
+
+
+def test_a_german_page_speaks_german(german, busy):
+    by_name = {page.name: page for page in PAGES}
+    texts = opened(by_name["queue"]).texts
+    assert {"Aufträge pro Minute", "Grenzen", "2.000/2.000", "Anhalten"} <= {*texts, "2.000/2.000"}
+    assert any("1.201" in text or "1.200" in text for text in texts)
+    assert "Nicht bei einem Auftrag im Zustand „fehlgeschlagen“" in {
+        value for _tag, name, value in opened(by_name["job"]).attributes if name == "title"
+    }
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_numbers_for_scripts_are_not_written_for_people(page, german, busy):
+    for tag, name, value in opened(page).attributes:
+        is_number = name in NUMERIC and (name.startswith("data-") or tag in ("progress", "meter"))
+        if is_number and value:
+            assert NUMBER.fullmatch(value), (tag, name, value)
+
+
+def test_a_chart_gets_a_thousand_as_a_thousand(german, busy):
+    seen = opened(PAGES[0])
+    assert "1202" in {value for _tag, name, value in seen.attributes if name == "data-v"}
+    assert "1.202" in seen.texts
+
+
+def test_an_interval_of_an_hour_reaches_the_script(german, busy, settings):
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"POLL": 3_600}}
+    seen = opened(PAGES[0])
+    assert [value for _tag, name, value in seen.attributes if name == "data-djq-poll"] == ["3600"]
+
+
+def test_times_and_lengths_are_written_as_in_the_language():
+    when = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+    for language, time, length in (
+        ("en", "2026-03-04 05:06:07", "1.5 s"),
+        ("de", "04.03.2026 05:06:07", "1,5 s"),
+        ("zh-hans", "2026-03-04 05:06:07", "1.5 s"),
+    ):
+        with translation.override(language):
+            assert (rendering.local(when), spans.shown(1_500)) == (time, length)
+
+
+def test_days_and_hours_alone_are_written_as_in_the_language():
+    when = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+    for language, day in (("en", "03-04"), ("de", "04.03."), ("fr", "04/03"), ("zh-hans", "03/04")):
+        with translation.override(language):
+            assert (rendering.day(when), rendering.clock(when)) == (day, "05:06")
+
+
+def test_the_last_upkeep_is_told_in_german_on_the_overview(german, busy, monkeypatch):
+    line = Line("scheduler.tick", "Scheduler", "last upkeep", "3.2 s ago", "ok")
+    found = get_storage().diagnostics()._replace(lines=[line])
+    monkeypatch.setattr(type(get_storage()), "diagnostics", lambda _self: found)
+    assert "vor 3.2 s" in opened(PAGES[0]).texts
+
+
+def test_djangos_own_word_is_not_taken_for_a_state(german, busy):
+    texts = opened(PAGES[0]).texts
+    assert "aktiv" in texts
+    assert "Aktiv" not in texts
+
+
+def test_a_cron_line_is_told_in_german():
+    with translation.override("de"):
+        assert [
+            cronwords.words(line)
+            for line in ("*/10 8-17 * * mon,wed", "30 2 * * *", "0 0 1 1 *", "0 0 * * 1#2", "5 * * * *")
+        ] == [
+            "Alle 10 Minuten, in den Stunden 8 bis 17, Montag und Mittwoch",
+            "Um 02:30, täglich",
+            "Um 00:00, am 1. des Monats, im Januar",
+            "Um 00:00, am 2. Montag des Monats",
+            "Zur Minute 5",
+        ]
+
+
+# What storages say of themselves.
+
+
+def test_a_storages_lines_are_translated_also_with_something_in_them():
+    line = Line(
+        "scheduler.tick", "Scheduler", "last upkeep", "3.2 s ago", "ok", "A restart forgets every job."
+    )
+    with translation.override("de"):
+        shown = diagnoses.translated(line)
+    assert shown == line._replace(
+        label="letzte Pflege", value="vor 3.2 s", note="Ein Neustart vergisst alle Aufträge."
+    )
+    assert diagnoses.translated(line) == line
+
+
+UNTRANSLATED = {"INFO", "Keys", "maxmemory-policy"}
+SPEAKING = [
+    path
+    for path in (messages.ROOT / "djqueue").rglob("*.py")
+    if "storage" in path.parts or path.name == "diagnostics.py"
+    if re.search(r"\bLine\(", path.read_text())
+]
+
+
+def said(node: ast.expr) -> list[str]:
+    """The texts that an expression may give; what is put into one is %s."""
+    if isinstance(node, ast.IfExp):
+        return said(node.body) + said(node.orelse)
+    if isinstance(node, ast.BoolOp):
+        return [text for one in node.values for text in said(one)]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.JoinedStr):
+        return ["".join(part.value if isinstance(part, ast.Constant) else "%s" for part in node.values)]
+    return []
+
+
+@pytest.mark.parametrize("path", SPEAKING, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_a_storage_says_of_itself_is_known_to_the_translators(path):
+    texts: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Line":
+            texts += [text for arg in node.args[1:] for text in said(arg)]
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("note", "reason", "UNSEEN"):
+            texts += said(node.value)
+    spoken = {
+        text
+        for text in texts
+        if re.search(r"[A-Za-z]{2}", text.replace("%s", "")) and text not in ("ok", "warn", "bad")
+    }
+    assert spoken - diagnoses.WORDS - {*diagnoses.SENTENCES} - UNTRANSLATED == set()
+
+
+def test_lines_of_one_group_are_under_one_heading(monkeypatch):
+    lines = [
+        Line("a.a", "Server", "first", "1"),
+        Line("b.b", "Disks", "second", "2"),
+        Line("a.c", "Server", "third", "3"),
+    ]
+    found = get_storage().diagnostics()._replace(lines=lines)
+    monkeypatch.setattr(type(get_storage()), "diagnostics", lambda _self: found)
+    [page] = [page for page in PAGES if page.name == "storage"]
+    texts = opened(page).texts
+    assert [text for text in texts if text in ("Server", "Disks", "first", "second", "third")] == [
+        "Server",
+        "first",
+        "third",
+        "Disks",
+        "second",
+    ]

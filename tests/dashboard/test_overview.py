@@ -1,0 +1,157 @@
+"""The first page: health, what is stuck, and where to look."""
+
+import re
+
+import pytest
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.job import WorkerInfo
+from djqueue.dashboard import queries, rights
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.models import CronJob
+from tests.dashboard.acting import fail
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+
+pytestmark = pytest.mark.django_db
+
+BY_NAME = {page.name: page for page in PAGES}
+
+
+@pytest.fixture
+def client():
+    return logged_in(one_with(*ALL_RIGHTS))
+
+
+def shown(client):
+    response = client.get(address(BY_NAME["changelist"]))
+    assert response.status_code == 200
+    return response
+
+
+def health(client):
+    return {fact.label: (fact.shown, fact.level) for fact in shown(client).context["health"]}
+
+
+def test_a_new_one_tells_the_commands_to_start_with(client, anywhere):
+    html = shown(client).content.decode()
+    assert "python manage.py runworkers" in html
+    Queue("emails").enqueue(1)
+    snapshots.clear()
+    assert "python manage.py runworkers" not in shown(client).content.decode()
+
+
+def test_it_says_whether_the_storage_answers_and_who_looks_after_it(client, anywhere):
+    found = health(client)
+    assert found["the storage"] == ("answers", "ok")
+    assert found.get("the scheduler") == {"memory": None, "database": ("nobody", "bad")}[anywhere]
+    assert found["workers"] == ("0", "bad")
+
+
+def test_what_only_those_who_see_the_storage_may_know_is_not_told_to_others(memory):
+    Queue("emails").enqueue(1)
+    page = logged_in(one_with(rights.VIEW))
+    assert address(BY_NAME["storage"]) not in shown(page).content.decode()
+
+
+def test_it_counts_and_finds_queues_that_nobody_serves(client, anywhere):
+    Queue("emails").enqueue_many(range(3))
+    response = shown(client)
+    numbers = {fact.label: fact.value for fact in response.context["facts"]}
+    assert numbers["waiting"] == 3
+    assert health(client)["queue with jobs and no worker"] == ("1", "bad")
+
+
+def test_the_worst_queues_are_charted_and_in_a_table(client, memory, monkeypatch):
+    for name in ("a", "b", "c", "d", "e", "f"):
+        Queue(name).enqueue(1)
+    board = queries._board()
+    old = [
+        line._replace(row=line.row._replace(oldest_at=board.at - 60_000 * number))
+        for number, line in enumerate(board.lines, 1)
+    ]
+    monkeypatch.setattr(queries, "_board", lambda: board._replace(lines=tuple(old)))
+    response = shown(client)
+    assert [line.name for line in response.context["worst"]] == ["f", "e", "d", "c", "b"]
+    minutes = response.context["minutes"]
+    assert len(minutes) == queries.SHOWN
+    assert minutes[-1].waits == [
+        (360_000.0, "360.000"),
+        (300_000.0, "300.000"),
+        (240_000.0, "240.000"),
+        (180_000.0, "180.000"),
+        (120_000.0, "120.000"),
+    ]
+    assert 'id="djq-waits"' in response.content.decode()
+
+
+def test_the_errors_of_most_dead_letters_are_named(client, memory):
+    for number in range(3):
+        Queue("emails").enqueue(1, id=f"job-{number}")
+        fail(f"job-{number}", f"no address {number}")
+    [group] = shown(client).context["groups"]
+    assert (group.letters, group.error_type) == (3, "shop.NoAddressError")
+    html = shown(client).content.decode()
+    assert re.search(r'href="[^"]*dead-letters/\?fingerprint=\w+">NoAddressError', html)
+
+
+def test_schedules_that_are_late_are_named(client, memory):
+    row = CronJob(name="night", job_name="emails", schedule="0 * * * *")
+    row.save()
+    assert health(client)["overdue schedules"] == ("0", "ok")
+    CronJob.objects.update(next_run_at=to_datetime(SYSTEM_CLOCK.now() - 100_000))
+    snapshots.clear()
+    assert health(client)["overdue schedule"] == ("1", "bad")
+    assert f'<a href="/admin/djqueue/dashboard/cron/{row.pk}/">night</a>' in shown(client).content.decode()
+
+
+def test_workers_that_have_been_silent_are_named(client, memory, monkeypatch):
+    board = queries._board()
+    heard = WorkerInfo("w1", "host", 7, None, ("emails",), 4, board.at, board.at, 2)
+    quiet = heard._replace(id="w2", seen_at=board.at - queries.SILENT - 1, pid=8)
+    monkeypatch.setattr(queries, "_board", lambda: board._replace(workers=(heard, quiet)))
+    response = shown(client)
+    assert [one.pid for one in response.context["silent"]] == [8]
+    assert "host:8" in response.content.decode()
+    assert "with 2 jobs" in response.content.decode()
+
+
+def test_silent_workers_of_hidden_queues_are_neither_named_nor_counted(client, memory, monkeypatch, settings):
+    board = queries._board()
+    silent = WorkerInfo(
+        "w1", "host", 7, ("secret",), ("emails",), 4, board.at, board.at - queries.SILENT - 1, 2
+    )
+    monkeypatch.setattr(queries, "_board", lambda: board._replace(workers=(silent,)))
+    assert health(client)["silent worker"] == ("1", "bad")
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "secret"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    assert shown(client).context["silent"] == []
+    assert health(client)["silent workers"] == ("0", "ok")
+
+
+def test_while_the_storage_is_away_what_was_read_last_stays(client, memory, monkeypatch):
+    Queue("emails").enqueue(1)
+    shown(client)
+
+    def away(*_args, **_kwargs):
+        raise StorageUnavailableError("nobody is at home")
+
+    for verb in ("overview", "diagnostics", "workers"):
+        monkeypatch.setattr(get_storage(), verb, away)
+    snapshots.forget()
+    response = shown(client)
+    assert "The storage cannot be reached: nobody is at home" in response.content.decode()
+    assert response["Djq-Away"] == "1"
+    assert response.context["facts"][0].value == 1
+    assert health(client)["the storage"] == ("does not answer", "bad")
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "dead letter"), (2, "dead letters")])
+def test_a_number_and_its_words_agree(client, memory, count, said):
+    for _number in range(count):
+        fail(Queue("emails").enqueue(1).id)
+    facts = {fact.label: fact.value for fact in shown(client).context["facts"]}
+    assert facts[said] == count

@@ -1,0 +1,111 @@
+"""What the pages read: as much as is new, and no more."""
+
+from itertools import pairwise
+
+import pytest
+
+from djqueue import Queue
+from djqueue.core.metrics import NO_TIMES, PARTS, Histogram, RunStats
+from djqueue.core.options import DAY
+from djqueue.dashboard import queries
+from djqueue.dashboard.queries import HOUR, MINUTE, RECENT, SHOWN
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.storage.memory import MemoryStorage
+from djqueue.testing.clock import FakeClock
+
+NOON = 1_800_000_000_000 // DAY * DAY + DAY // 2
+TIMES = Histogram((1,) * PARTS)
+
+
+class Viewer:
+    """Somebody who looks, at a storage that notes which minutes it is asked for."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(now=NOON)
+        self.storage = MemoryStorage(clock=self.clock)
+        self.minutes: list[int] = []
+        self._series = self.storage.series
+        self.storage.series = self.noted  # type: ignore[method-assign]
+
+    def noted(self, queues, start, end, step, by_name=False):
+        self.minutes.append((end - start) // MINUTE * len(queues))
+        return self._series(queues, start, end, step, by_name)
+
+    def run(self, queue: str) -> None:
+        """Something happens now."""
+        self.storage.record_runs([RunStats(queue, "job", 1, 0, 0, 0, TIMES, TIMES)])
+        self.storage.maintain()
+
+    def pass_minutes(self, many: int = 1) -> None:
+        self.clock.advance(many * MINUTE)
+
+    def look(self) -> queries.Board:
+        """A new read, which has to be what the storage says of the whole hour."""
+        self.minutes.clear()
+        snapshots.forget()
+        board = snapshots.read("board", queries._board).value
+        end = board.at // MINUTE * MINUTE + MINUTE
+        for line in board.lines:
+            assert list(line.buckets) == self._series([line.name], end - HOUR, end, MINUTE)
+        whole = [
+            one._replace(wait=NO_TIMES, run=NO_TIMES) for one in self._series(None, end - HOUR, end, MINUTE)
+        ]
+        assert board.series() == (whole if board.lines else [])
+        assert board._replace(past=None).series() == board.series()
+        return board
+
+
+@pytest.fixture
+def viewer(monkeypatch):
+    viewer = Viewer()
+    monkeypatch.setattr(queries, "get_storage", lambda: viewer.storage)
+    for name in ("a", "b"):
+        Queue(name, storage=viewer.storage).enqueue(1)
+        viewer.run(name)
+    return viewer
+
+
+def test_minutes_that_are_over_are_read_once(viewer):
+    viewer.look()
+    assert sum(viewer.minutes) == 2 * SHOWN
+    viewer.run("a")
+    viewer.look()
+    assert sum(viewer.minutes) == 2 * RECENT
+
+
+def test_when_a_minute_is_over_only_the_one_that_followed_is_read(viewer):
+    viewer.look()
+    for _ in range(SHOWN + 2):
+        viewer.run("b")
+        viewer.pass_minutes()
+        viewer.look()
+        assert sum(viewer.minutes) == 2 * (RECENT + 1)
+
+
+def test_after_a_while_without_a_look_the_whole_hour_is_read(viewer):
+    viewer.look()
+    viewer.pass_minutes(2)
+    viewer.look()
+    assert sum(viewer.minutes) == 2 * SHOWN
+
+
+def test_a_queue_that_comes_and_one_that_goes_are_seen_at_once(viewer):
+    viewer.look()
+    Queue("new", storage=viewer.storage).enqueue(1)
+    viewer.run("new")
+    viewer.storage.obliterate("a")
+    assert [line.name for line in viewer.look().lines] == ["b", "new"]
+    viewer.storage.obliterate("b")
+    viewer.storage.obliterate("new")
+    assert (viewer.look().lines, viewer.minutes) == ((), [])
+
+
+def test_the_present_rates_and_times_are_of_the_minutes_shown(viewer):
+    for _ in range(4):
+        viewer.pass_minutes()
+        viewer.run("a")
+    line = viewer.look().line("a")
+    assert line is not None
+    assert sum(bucket.wait.total for bucket in line.buckets) == 5 * PARTS
+    assert line.wait_p95 == queries.merged(line.buckets).wait.percentile(0.95)
+    assert all(later.start - earlier.start == MINUTE for earlier, later in pairwise(line.buckets))

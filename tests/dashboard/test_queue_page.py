@@ -1,0 +1,306 @@
+"""The page of one queue: its groups, what it shares with others, and how soon its jobs should start."""
+
+import pytest
+from django.db import connection
+
+from djqueue import Limiter, Queue
+from djqueue.client import get_storage
+from djqueue.core.groups import GroupLimit
+from djqueue.core.job import ClaimRequest
+from djqueue.core.limiter import Rate
+from djqueue.dashboard import queries, rights
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.models import AuditEvent
+from djqueue.operations.marks import mark
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+from tests.support import eventually
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
+
+BY_NAME = {page.name: page for page in PAGES}
+SLOW = {"rate": "1/h", "concurrency": None}
+
+
+def hides_reports(request, queue):
+    return queue != "reports"
+
+
+@pytest.fixture
+def queue():
+    return Queue("emails")
+
+
+@pytest.fixture
+def sharing(settings):
+    settings.DJQUEUE = {
+        **settings.DJQUEUE,
+        "LIMITERS": {"mail": {"RATE": "100/h", "CONCURRENCY": 3}},
+        "QUEUES": {"emails": {"LIMITER": "mail"}, "reports": {"LIMITER": "mail"}},
+    }
+
+
+@pytest.fixture
+def boss():
+    return logged_in(one_with(*ALL_RIGHTS))
+
+
+@pytest.fixture
+def viewer():
+    return logged_in(one_with(rights.VIEW))
+
+
+def shown(client, name="queue", **query):
+    snapshots.clear()
+    return client.get(address(BY_NAME[name], **query)).content.decode()
+
+
+def post(client, page, **data):
+    return client.post(address(BY_NAME[page]), data)
+
+
+def claim(queue, many=1):
+    request = ClaimRequest("w1", many, frozenset({queue}), (queue,))
+    return get_storage().claim(request).jobs
+
+
+def noted(action):
+    return AuditEvent.objects.get(action=action, refused=False)
+
+
+# Groups.
+
+
+def test_the_busiest_groups_come_first_with_what_counts_for_them(queue, viewer):
+    queue.enqueue_many([1, 2, 3], group="<acme>")
+    queue.enqueue(1, group="other")
+    queue.set_group_limit("other", concurrency=7, rate="2/m", weight=3)
+    claim("emails")
+
+    html = shown(viewer)
+
+    assert html.index("&lt;acme&gt;") < html.index(">other</a>")
+    assert "1/1" in html
+    assert "0/7" in html
+    assert "2/m" in html
+    assert "Pause" not in html
+
+
+def test_a_queue_without_groups_shows_none(queue, viewer):
+    queue.enqueue(1)
+    assert 'id="djq-groups"' not in shown(viewer)
+
+
+def test_one_group_is_looked_up_whether_it_has_jobs_or_not(queue, viewer):
+    queue.pause_group("quiet")
+    html = shown(viewer, group="quiet")
+    assert html.count(">quiet</a>") == 1
+    assert "❚❚ paused" in html
+
+
+def test_a_group_is_paused_and_goes_on(queue, boss):
+    queue.enqueue(1, group="a/b")
+
+    assert post(boss, "pause_group", group="a/b").status_code == 302
+    assert queue.group_limits() == {"a/b": GroupLimit(paused=True)}
+    assert claim("emails") == []
+    event = noted("pause_group")
+    assert (event.queue, event.detail["group"]) == ("emails", "a/b")
+    assert (event.detail["old"], event.detail["new"]) == ({"paused": False}, {"paused": True})
+    assert f'formaction="{address(BY_NAME["resume_group"])}"' in shown(boss)
+
+    assert post(boss, "resume_group", group="a/b").status_code == 302
+    assert queue.group_limits() == {}
+    assert len(claim("emails")) == 1
+
+
+@pytest.mark.parametrize("page", ["pause_group", "resume_group"])
+def test_a_group_without_a_name_is_refused(queue, boss, page):
+    response = post(boss, page)
+    assert response.status_code == 302
+    assert queue.group_limits() == {}
+    assert "It was not done" in shown(boss)
+    assert not AuditEvent.objects.exists()
+
+
+def test_the_limits_of_a_group_are_set_and_kept_with_what_they_were(queue, boss):
+    queue.set_group_limit("vip", concurrency=2)
+    form = shown(boss, group="vip")
+    assert 'name="group-concurrency" value="2"' in form
+
+    data = {"group-name": "vip", "group-concurrency": "5", "group-rate": "10/m", "group-weight": "3"}
+    assert post(boss, "group_limits", **data).status_code == 302
+
+    assert queue.group_limits() == {"vip": GroupLimit(5, rate=Rate(10, 60_000), weight=3)}
+    detail = noted("group_limits").detail
+    assert detail["group"] == "vip"
+    assert detail["old"] == {"concurrency": 2, "rate": None, "weight": None}
+    assert detail["new"] == {"concurrency": 5, "rate": "10/m", "weight": 3}
+
+
+def test_the_limits_of_each_group_are_set(queue, boss):
+    assert post(boss, "group_limits", **{"group-concurrency": "4"}).status_code == 302
+    assert queue.group_limits() == {None: GroupLimit(4)}
+    assert "4 jobs of a group are active at once" in shown(boss)
+
+    assert post(boss, "group_limits").status_code == 302
+    assert queue.group_limits() == {}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"group-rate": "often"}, {"group-concurrency": "0"}, {"group-name": "g", "group-weight": "-1"}]
+)
+def test_limits_of_groups_that_are_wrong_are_told_and_change_nothing(queue, boss, wrong):
+    response = post(boss, "group_limits", **wrong)
+    assert response.status_code == 200
+    assert "errorlist" in response.content.decode()
+    assert queue.group_limits() == {}
+    assert not AuditEvent.objects.exists()
+
+
+def test_groups_that_are_words_only_are_not_steered(queue, boss, settings):
+    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"GROUP_MODE": "global"}}}
+    Queue("emails").enqueue(1, group="g")
+    html = shown(boss)
+    assert 'id="djq-groups"' not in html
+    assert "group-concurrency" not in html
+
+
+# What it shares with others.
+
+
+def test_a_shared_limiter_shows_who_has_it(sharing, viewer):
+    Queue("emails").enqueue_many([1, 2])
+    Queue("reports").enqueue_many([1, 2])
+    claim("reports", 2)
+    claim("emails", 2)
+
+    html = shown(viewer)
+
+    assert "Shared limiter mail" in html
+    assert "3/3 (full)" in html
+    assert "100/h, 97 starts left" in html
+    taken = html[html.index("Taken by") : html.index("In line")]
+    assert taken.index("reports <strong>2</strong></a>") < taken.index("emails <strong>1</strong></a>")
+    assert ">emails</a></li></ul>" in html[html.index("In line") :]
+    assert "Limits of mail" not in html
+
+
+def test_a_queue_that_shares_nothing_says_nothing_of_it(queue, boss):
+    assert "djq-limiter" not in shown(boss)
+    assert post(boss, "limiter").status_code == 404
+
+
+def test_a_shared_limiter_is_set_and_kept_with_what_it_was(sharing, boss):
+    assert 'name="limiter-concurrency" value="3"' in shown(boss)
+
+    data = {"limiter-rate": "5/m", "limiter-concurrency": ""}
+    assert post(boss, "limiter", **data).status_code == 302
+
+    state = Limiter("mail").state()
+    assert (state.rate, state.concurrency) == (Rate(5, 60_000), None)
+    detail = noted("limiter").detail
+    assert detail["limiter"] == "mail"
+    assert detail["old"] == {"rate": "100/h", "concurrency": 3}
+    assert detail["new"] == {"rate": "5/m", "concurrency": None}
+
+
+def test_a_limiter_that_holds_back_queues_that_the_user_is_not_to_see_is_not_set(sharing, boss, settings):
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"QUEUE_FILTER": hides_reports}}
+    Queue("reports").enqueue(1)
+    claim("reports")
+
+    html = shown(boss)
+    assert "Shared limiter mail" in html
+    assert "reports" not in html
+    assert "Limits of mail" not in html
+    assert post(boss, "limiter", **{"limiter-rate": "1/m"}).status_code == 403
+    assert Limiter("mail").state().rate == Rate(100, 3_600_000)
+    assert AuditEvent.objects.get().refused
+
+
+def test_a_limiter_that_is_set_wrong_is_told(sharing, boss):
+    response = post(boss, "limiter", **{"limiter-rate": "now and then"})
+    assert "neither like" in response.content.decode()
+    assert Limiter("mail").state().concurrency == 3
+
+
+def test_limits_of_the_queue_are_kept_with_what_they_were(queue, boss):
+    queue.set_limits(rate="1/h")
+    assert post(boss, "limits", rate="2/m", concurrency="9").status_code == 302
+    detail = noted("limits").detail
+    assert (detail["old"], detail["new"]) == (SLOW, {"rate": "2/m", "concurrency": 9})
+
+
+@pytest.mark.parametrize(("action", "paused"), [("pause", True), ("resume", False)])
+def test_a_queue_that_is_paused_or_goes_on_is_kept_with_what_it_was(queue, boss, action, paused):
+    queue.pause() if not paused else queue.resume()
+    assert post(boss, action).status_code == 302
+    assert queue.is_paused() is paused
+    detail = noted(action).detail
+    assert (detail["old"], detail["new"]) == ({"paused": not paused}, {"paused": paused})
+
+
+# Objectives.
+
+
+@pytest.mark.parametrize(("objective", "is_late"), [(60, False), (0.001, True)])
+def test_a_queue_whose_oldest_job_has_waited_too_long_is_marked(settings, viewer, objective, is_late):
+    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"OBJECTIVE": objective}}}
+    Queue("emails").enqueue(1)
+    if is_late:
+        eventually(lambda: get_storage().overview().at > get_storage().overview().queues[0].oldest_at + 1)
+
+    for name in ("queue", "queues", "changelist"):
+        assert ("(beyond 1 ms)" in shown(viewer, name)) is is_late, name
+    assert 'data-djq-line="bound">Objective' in shown(viewer)
+    said = "queue beyond its objective" if is_late else "queues beyond their objective"
+    assert said in shown(viewer, "changelist")
+
+
+def test_nobody_is_late_where_nobody_said_how_soon(queue, viewer):
+    queue.enqueue(1)
+    assert "bjective" not in shown(viewer)
+    assert "beyond" not in shown(viewer, "changelist")
+
+
+def test_when_a_queue_will_be_empty_is_told(queue, viewer):
+    assert "nothing waits" in shown(viewer)
+    queue.enqueue(1)
+    assert "never empty at this rate" in shown(viewer)
+    assert "never at this rate" in shown(viewer, "queues")
+    queue.pause()
+    assert "not emptied while paused" in shown(viewer)
+    assert "not while paused" in shown(viewer, "queues")
+
+
+def test_a_queue_that_gets_shorter_says_when_it_is_empty(queue, viewer, monkeypatch):
+    queue.enqueue_many([1, 2, 3])
+    monkeypatch.setattr(queries.Line, "leaving", 2.0)
+    monkeypatch.setattr(queries.Line, "arriving", 0.5)
+    assert "empty in 2 min" in shown(viewer)
+    assert "(0 come and 2 go a minute)" in " ".join(shown(viewer).split())
+
+
+# Marks.
+
+
+def test_a_mark_is_in_the_row_of_its_minute_in_every_chart(queue, viewer):
+    queue.enqueue(1)
+    mark("default", "v<1>")
+    mark("default", "long ago", 1_700_000_000_000)
+
+    for name in ("queue", "changelist", "metrics"):
+        html = shown(viewer, name)
+        assert html.count("⚑ v&lt;1&gt;</span>") == (1 if name == "changelist" else 2), name
+        assert "long ago" not in html
+    assert 'data-djq-mark="' in html
+
+
+def test_charts_show_no_marks_where_there_is_no_table(queue, viewer):
+    queue.enqueue(1)
+
+    def no_such_table(execute, sql, *given):
+        return execute(sql.replace("djqueue_mark", "djqueue_nothing"), *given)
+
+    with connection.execute_wrapper(no_such_table):
+        assert "djq-throughput" in shown(viewer)

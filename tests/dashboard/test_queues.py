@@ -1,0 +1,133 @@
+"""The queues side by side."""
+
+from collections import Counter
+
+import pytest
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.dashboard import queries
+from djqueue.dashboard.views.queues import ORDERS
+from djqueue.models import AuditEvent
+from tests.dashboard.acting import claim, fail
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+
+pytestmark = pytest.mark.django_db
+
+BY_NAME = {page.name: page for page in PAGES}
+
+
+@pytest.fixture
+def client():
+    return logged_in(one_with(*ALL_RIGHTS))
+
+
+def shown(client, **query):
+    response = client.get(address(BY_NAME["queues"], **query))
+    assert response.status_code == 200
+    return response
+
+
+def names(client, **query):
+    return [line.name for line in shown(client, **query).context["lines"]]
+
+
+def test_however_many_queues_there_are_they_are_read_at_once(client, memory, monkeypatch):
+    for number in range(30):
+        Queue(f"queue-{number}").enqueue(1)
+    storage, asked = get_storage(), Counter()
+    for verb in ("overview", "series", "workers", "counts", "page", "cursor_page", "is_paused", "limits"):
+        real = getattr(storage, verb, None)
+        if real is not None:
+            monkeypatch.setattr(
+                storage,
+                verb,
+                lambda *args, _real=real, _verb=verb, **more: asked.update([_verb]) or _real(*args, **more),
+            )
+    assert len(names(client)) == 30
+    # The minutes that are over are read once, apart from the others.
+    assert asked == {"overview": 1, "series": 2, "workers": 1}
+
+
+def test_they_are_found_by_a_part_of_their_name(client, anywhere):
+    for name in ("emails", "images", "mail"):
+        Queue(name).enqueue(1)
+    assert names(client, q="MAIL") == ["emails", "mail"]
+    assert "There is no such queue." in shown(client, q="nothing").content.decode()
+
+
+def test_they_are_sorted_by_the_server(client, memory):
+    Queue("a").enqueue(1)
+    Queue("b").enqueue_many(range(3))
+    Queue("c").enqueue_many(range(2), ids=["c1", "c2"])
+    fail("c1", queue="c")
+    claim("b")
+    assert names(client) == ["a", "b", "c"]
+    assert names(client, sort="waiting") == ["b", "a", "c"]
+    assert names(client, sort="active")[0] == "b"
+    assert names(client, sort="dead")[0] == "c"
+    assert names(client, sort="nonsense") == ["a", "b", "c"]
+    for order in ORDERS:
+        html = shown(client, sort=order).content.decode()
+        assert sorted(names(client, sort=order)) == ["a", "b", "c"]
+        assert html.count("aria-sort") == (order not in ("in", "out"))
+
+
+def test_those_that_are_never_empty_come_first(client, memory, monkeypatch):
+    for name in ("empty", "never", "soon"):
+        Queue(name).enqueue(1)
+    board = queries._board()
+    empty, never, soon = board.lines
+    minutes = [bucket._replace(enqueued=0, completed=5) for bucket in soon.buckets]
+    lines = (empty._replace(row=empty.row._replace(counts={})), never, soon._replace(buckets=tuple(minutes)))
+    monkeypatch.setattr(queries, "_board", lambda: board._replace(lines=lines))
+    assert names(client, sort="drain") == ["never", "soon", "empty"]
+    html = shown(client).content.decode()
+    assert "never at this rate" in html
+    assert "12 s" in html
+
+
+def test_limits_are_gauges(client, memory):
+    queue = Queue("emails")
+    queue.set_limits(rate="10/m", concurrency=4)
+    queue.enqueue(1)
+    claim("emails")
+    html = shown(client).content.decode()
+    assert "slots 1/4" in html
+    assert "starts left 9/10" in html
+    assert 'max="4" value="1"' in html
+
+
+def test_the_small_charts_are_in_a_table_too(client, memory, monkeypatch):
+    Queue("emails").enqueue(1)
+    board = queries._board()
+    [line] = board.lines
+    minutes = [bucket._replace(completed=1) for bucket in line.buckets]
+    monkeypatch.setattr(
+        queries, "_board", lambda: board._replace(lines=(line._replace(buckets=tuple(minutes)),))
+    )
+    twin = shown(client).context["twin"]
+    assert twin.rows == [("emails", [5] * 12)]
+    assert len(twin.starts) == 12
+
+
+def test_one_is_paused_and_goes_on(client, anywhere):
+    Queue("emails").enqueue(1)
+    assert "no worker" in shown(client).content.decode()
+    client.post(address(BY_NAME["pause"]))
+    assert get_storage().is_paused("emails")
+    html = shown(client).content.decode()
+    assert "❚❚ paused" in html
+    assert f'formaction="{address(BY_NAME["resume"])}"' in html
+    client.post(address(BY_NAME["resume"]))
+    assert not get_storage().is_paused("emails")
+    kept = AuditEvent.objects.order_by("pk").values_list("action", "queue")
+    assert list(kept) == [("pause", "emails"), ("resume", "emails")]
+
+
+def test_one_that_the_user_does_not_see_is_not_there(client, memory, settings):
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    Queue("emails").enqueue(1)
+    Queue("images").enqueue(1)
+    assert names(client) == ["images"]

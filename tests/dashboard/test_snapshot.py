@@ -1,0 +1,125 @@
+"""What all viewers of a process share."""
+
+from threading import Barrier, Event, Thread
+
+import pytest
+
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.dashboard.snapshot import FRESH, MOST, Snapshots
+from djqueue.testing.clock import FakeClock
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def snapshots(clock):
+    return Snapshots(clock)
+
+
+def test_what_was_read_is_shown_for_a_second(snapshots, clock):
+    values = iter("abc")
+    assert snapshots.read("k", lambda: next(values)).value == "a"
+    clock.advance(FRESH - 1)
+    assert snapshots.read("k", lambda: next(values)).value == "a"
+    clock.advance(1)
+    shot = snapshots.read("k", lambda: next(values))
+    assert (shot.value, shot.at, shot.away) == ("b", clock.now(), "")
+
+
+def test_what_takes_long_is_read_more_seldom(snapshots, clock):
+    def slow():
+        clock.advance(400)
+        return clock.now()
+
+    first = snapshots.read("k", slow).value
+    clock.advance(3_999)
+    assert snapshots.read("k", slow).value == first
+    clock.advance(1)
+    assert snapshots.read("k", slow).value > first
+    snapshots.forget()
+    assert snapshots.read("k", slow).at == clock.now()
+
+
+def test_of_many_viewers_one_reads_and_the_others_take_what_there_was(snapshots, clock):
+    snapshots.read("k", lambda: "old")
+    clock.advance(FRESH)
+    inside, go_on = Event(), Event()
+
+    def slow():
+        inside.set()
+        assert go_on.wait(10)
+        return "new"
+
+    reader = Thread(target=snapshots.read, args=("k", slow))
+    reader.start()
+    assert inside.wait(10)
+    try:
+        assert snapshots.read("k", pytest.fail).value == "old"
+    finally:
+        go_on.set()
+        reader.join()
+    assert snapshots.read("k", pytest.fail).value == "new"
+
+
+def test_while_the_storage_is_away_the_last_is_shown_with_the_reason(snapshots, clock):
+    def away():
+        raise StorageUnavailableError("no server")
+
+    with pytest.raises(StorageUnavailableError):
+        snapshots.read("k", away)
+    at = clock.now()
+    snapshots.read("k", lambda: "last")
+    clock.advance(FRESH)
+    assert snapshots.read("k", away) == ("last", at, "no server")
+    clock.advance(FRESH)
+    assert snapshots.read("k", lambda: "back").away == ""
+
+
+def test_after_a_change_everything_is_read_anew(snapshots):
+    snapshots.read("k", lambda: "old")
+    snapshots.forget()
+    assert snapshots.read("k", lambda: "new").value == "new"
+
+
+def test_reads_that_nobody_asks_for_are_forgotten(snapshots):
+    for number in range(MOST + 1):
+        snapshots.read(number, lambda: "old")
+    assert snapshots.read(0, lambda: "new").value == "new"
+    assert snapshots.read(MOST, pytest.fail).value == "old"
+
+
+def test_fifty_who_ask_at_once_cost_one_read_a_second(snapshots, clock):
+    reads, all_at_once = [], Barrier(50)
+
+    def fetch():
+        reads.append(clock.now())
+        return len(reads)
+
+    def look():
+        all_at_once.wait(10)
+        answers.append(snapshots.read("k", fetch).value)
+
+    for second in range(1, 4):
+        answers: list[int] = []
+        viewers = [Thread(target=look) for _ in range(50)]
+        for viewer in viewers:
+            viewer.start()
+        for viewer in viewers:
+            viewer.join()
+        assert len(reads) == second
+        assert len(answers) == 50
+        assert set(answers) <= {second - 1, second}
+        clock.advance(FRESH)
+
+
+def test_what_was_read_last_is_known_however_long_ago(snapshots, clock):
+    assert snapshots.last("k") is None
+    snapshots.read("k", lambda: "old")
+    clock.advance(100 * FRESH)
+    snapshots.forget()
+    assert snapshots.last("k").value == "old"
+    snapshots.clear()
+    assert snapshots.last("k") is None

@@ -1,0 +1,25 @@
+"""Lengths of time in words."""
+
+import pytest
+from django.utils import translation
+
+from djqueue.dashboard.spans import shown
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "words"),
+    [
+        (0, "0 ms"),
+        (12.4, "12 ms"),
+        (1_000, "1 s"),
+        (1_230, "1.2 s"),
+        (90_000, "90 s"),
+        (150_000, "2.5 min"),
+        (3_600_000, "60 min"),
+        (9_000_000, "2.5 h"),
+        (86_400_000 * 3, "3 d"),
+    ],
+)
+def test_each_length_has_its_unit(milliseconds, words):
+    with translation.override("en"):
+        assert shown(milliseconds) == words

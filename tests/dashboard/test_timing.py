@@ -1,0 +1,136 @@
+"""Another time and another priority for a job that has not started."""
+
+import html
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from django.utils import timezone
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.states import State
+from djqueue.dashboard import rights
+from djqueue.models import AuditEvent
+from djqueue.testing.factories import JOB_IN
+from tests.dashboard.visiting import PAGES, address, logged_in, one_with
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
+
+BY_NAME = {page.name: page for page in PAGES}
+NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def queue():
+    return Queue("emails")
+
+
+@pytest.fixture
+def client():
+    return logged_in(one_with(rights.VIEW, rights.EDIT))
+
+
+def post(client, page, **form):
+    return html.unescape(client.post(address(BY_NAME[page]), form, follow=True).content.decode())
+
+
+def record():
+    return get_storage().jobs("emails", ["job-1"])[0]
+
+
+def test_a_job_is_given_a_time_in_the_viewers_zone(queue, client, settings):
+    settings.TIME_ZONE = "Asia/Kathmandu"
+    queue.enqueue(1, id="job-1", run_at=NOON)
+    page = html.unescape(client.get(address(BY_NAME["job"])).content.decode())
+    assert 'value="2030-06-01T17:45:00"' in page
+    assert "In the time zone +0545" in page or "In the time zone Asia/Kathmandu" in page
+
+    response = post(client, "reschedule", run_at="2030-06-02T17:45")
+    assert "It does not run before 2030-06-02 17:45:00" in response
+    assert to_datetime(record().run_at) == NOON.replace(day=2)
+    event = AuditEvent.objects.get()
+    assert (event.action, event.detail) == (
+        "reschedule",
+        {"old": "2030-06-01T12:00:00+00:00", "new": "2030-06-02T12:00:00+00:00"},
+    )
+
+
+def test_a_job_is_given_a_delay(queue, client):
+    queue.enqueue(1, id="job-1")
+    before = SYSTEM_CLOCK.now()
+    post(client, "reschedule", delay="90.5")
+    assert record().state is State.DELAYED
+    assert 90_500 <= record().run_at - before <= 120_500
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ({}, "Give a time, or seconds from now"),
+        ({"run_at": "2030-06-02T17:45", "delay": "5"}, "Give a time, or seconds from now"),
+        ({"run_at": "soon"}, "Enter a valid date/time"),
+        ({"delay": "-1"}, "greater than or equal to 0"),
+        ({"delay": "nan"}, "Enter a number"),
+        ({"delay": "1e99"}, "less than or equal to"),
+    ],
+)
+def test_what_is_no_time_is_refused(queue, client, form, why):
+    queue.enqueue(1, id="job-1")
+    assert why in post(client, "reschedule", **form)
+    assert record().state is State.WAITING
+    assert not AuditEvent.objects.exists()
+
+
+def test_a_job_is_given_a_priority_and_what_it_was_is_kept(queue, client):
+    queue.enqueue(1, id="other", priority=4)
+    queue.enqueue(1, id="job-1", priority=3)
+    assert "Its priority is 5" in post(client, "reprioritise", priority="5")
+    assert record().options.priority == 5
+    event = AuditEvent.objects.get()
+    assert (event.action, event.job_id, event.detail) == ("reprioritise", "job-1", {"old": 3, "new": 5})
+
+
+@pytest.mark.parametrize("priority", ["", "high", "99999999999", "1.5"])
+def test_what_is_no_priority_is_refused(queue, client, priority):
+    queue.enqueue(1, id="job-1")
+    assert "Priority: " in post(client, "reprioritise", priority=priority)
+    assert record().options.priority == 0
+
+
+@pytest.mark.parametrize("state", sorted(State))
+def test_what_is_illegal_now_cannot_be_pressed_and_is_refused(client, state):
+    JOB_IN[state](get_storage(), queue="emails", id="job-1")
+    before = record()
+    page = client.get(address(BY_NAME["job"])).content.decode()
+    times = state in (State.WAITING, State.DELAYED)
+    priorities = times or state is State.BLOCKED
+    assert page.count("<fieldset disabled>") == 2 - times - priorities
+    if not times:
+        assert "has no other time" in page
+        assert "Nothing was done" in post(client, "reschedule", delay="60")
+    if not priorities:
+        assert "a priority could change" in page
+        assert "Nothing was done" in post(client, "reprioritise", priority="7")
+        assert record() == before
+        assert not AuditEvent.objects.exists()
+
+
+@pytest.mark.parametrize(("page", "form"), [("reschedule", {"delay": 5}), ("reprioritise", {"priority": 5})])
+def test_a_job_that_is_gone_says_so(queue, client, page, form):
+    response = post(client, page, **form)
+    assert "Nothing was done" in response
+    assert "There is no job job-1" in response
+
+
+def test_the_time_that_is_shown_is_the_one_that_is_taken(queue, client, settings):
+    settings.TIME_ZONE = "America/New_York"
+    at = NOON.replace(second=7)
+    queue.enqueue(1, id="job-1", run_at=at)
+    with timezone.override(ZoneInfo("America/New_York")):
+        shown = timezone.localtime(at).strftime("%Y-%m-%dT%H:%M:%S")
+    assert f'value="{shown}"' in client.get(address(BY_NAME["job"])).content.decode()
+    post(client, "reschedule", run_at=shown)
+    assert record().run_at == to_milliseconds(at)

@@ -1,0 +1,359 @@
+"""The other pages: what they show, and what they do; and any of them while the storage is away."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from djqueue import Queue
+from djqueue.client import get_storage, job, registry
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.dashboard import deeds, rights
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState
+from djqueue.operations import bulk
+from tests.admin.factories import make_job
+from tests.dashboard.acting import complete, fail
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+
+pytestmark = pytest.mark.django_db
+
+BY_NAME = {page.name: page for page in PAGES}
+READ = ("changelist", "queues", "queue", "jobs", "letters", "workers", "metrics", "storage")
+
+
+@pytest.fixture
+def client():
+    return logged_in(one_with(*ALL_RIGHTS))
+
+
+@pytest.fixture
+def add(monkeypatch):
+    """A job that is registered."""
+    monkeypatch.setattr(registry, "_types", {})
+
+    @job(name="sums.add", queue="sums")
+    def add(first, second=0):
+        return first + second
+
+    return add
+
+
+def shown(client, name, **query):
+    response = client.get(address(BY_NAME[name], **query))
+    assert response.status_code == 200
+    return response
+
+
+# The storage is away.
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_page_is_there_while_the_storage_is_not(name, client, memory, monkeypatch):
+    def away(*_args, **_kwargs):
+        raise StorageUnavailableError("nobody is at home")
+
+    storage = get_storage()
+    for verb in ("overview", "workers", "series", "diagnostics", "cursor_page", "dead_letter_page"):
+        monkeypatch.setattr(storage, verb, away)
+    response = shown(client, name)
+    assert "The storage cannot be reached: nobody is at home" in response.content.decode()
+    assert response["Djq-Away"] == "1"
+
+
+def test_an_open_page_is_told_that_the_storage_is_away_and_keeps_what_it_shows(client, memory, monkeypatch):
+    def away(*_args, **_kwargs):
+        raise StorageUnavailableError("nobody is at home")
+
+    monkeypatch.setattr(get_storage(), "overview", away)
+    response = client.get(address(BY_NAME["queues"]), headers={"HX-Request": "true"})
+    assert (response.status_code, response["Djq-Away"]) == (204, "1")
+
+
+def test_a_change_while_the_storage_is_away_says_that_it_was_not_done(client, memory, monkeypatch):
+    def away(*_args, **_kwargs):
+        raise StorageUnavailableError("nobody is at home")
+
+    for verb in ("pause", "cancel"):
+        monkeypatch.setattr(get_storage(), verb, away)
+    for name in ("pause", "cancel", "ticked_cancel"):
+        response = client.post(address(BY_NAME[name]), {"job": "emails/a"}, follow=True)
+        assert "It was not done: nobody is at home" in response.content.decode(), name
+    assert not AuditEvent.objects.exists()
+
+
+# Metrics.
+
+
+def test_metrics_are_of_a_window_by_queue_and_by_job(client, memory):
+    Queue("emails").enqueue_many(range(2), ids=["a", "b"])
+    Queue("images").enqueue(1)
+    complete("a")
+    fail("b")
+    get_storage().maintain()
+    report = shown(client, "metrics", window="day").context["report"]
+    assert {row.label: row.now.enqueued for row in report.queues} == {"emails": 2, "images": 1}
+    assert (report.total.completed, report.total.failed) == (1, 1)
+    assert {row.label: row.failing for row in report.queues}["emails"] == 50
+    assert len(report.series) == 96
+    one = shown(client, "metrics", queue="images").context["report"]
+    assert [row.label for row in one.queues] == ["images"]
+
+
+def test_metrics_leave_as_csv_and_json(client, memory):
+    Queue("emails").enqueue_many(range(2))
+    get_storage().maintain()
+    text = shown(client, "metrics_export", format="csv").content.decode()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == 60
+    assert sum(int(row["enqueued"]) for row in rows) == 2
+    found = json.loads(shown(client, "metrics_export", format="json").content)
+    assert sum(row["enqueued"] for row in found) == 2
+    assert found[0].keys() == rows[0].keys()
+
+
+def test_metrics_of_a_queue_that_the_user_does_not_see_are_none(client, memory, settings):
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    Queue("emails").enqueue(1)
+    get_storage().maintain()
+    for query in ({}, {"queue": "emails"}):
+        assert shown(client, "metrics", **query).context["report"].total.enqueued == 0
+
+
+# Enqueue.
+
+
+def test_a_registered_job_is_enqueued_with_what_its_function_takes(client, memory, add):
+    given = {"name": "sums.add", "args": "[1]", "kwargs": '{"second": 2}', "priority": "7"}
+    response = client.post(address(BY_NAME["enqueue_now"]), given)
+    [record] = get_storage().page("sums", None, 10)
+    assert response["Location"].endswith(f"/jobs/sums/{record.id}/")
+    assert (record.name, record.options.priority) == ("sums.add", 7)
+    event = AuditEvent.objects.get()
+    assert (event.action, event.queue, event.job_id) == ("enqueue_now", "sums", record.id)
+    assert "second" not in str(event.detail)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"args": "[1, 2, 3]"}, "does not take these arguments"),
+        ({"args": "{}"}, "not a JSON list"),
+        ({"args": "[1"}, "Enter a valid JSON"),
+        ({"name": "os.system", "args": '["ls"]'}, "Select a valid choice"),
+        ({"args": "[1]", "delay": "-1"}, "greater than or equal to 0"),
+    ],
+)
+def test_what_its_function_does_not_take_is_refused(client, memory, add, given, why):
+    response = client.post(address(BY_NAME["enqueue_now"]), {"name": "sums.add", "kwargs": "{}", **given})
+    assert response.status_code == 200
+    assert why in response.content.decode()
+    assert get_storage().queues() == []
+    assert not AuditEvent.objects.exists()
+
+
+@pytest.mark.parametrize("queue", ["", "hidden"])
+def test_a_queue_that_the_user_does_not_see_is_enqueued_into_by_others(client, memory, add, settings, queue):
+    seen = {"QUEUE_FILTER": lambda _request, name: name == "emails"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    given = {"name": "sums.add", "args": "[1]", "kwargs": "{}", "queue": queue}
+    assert (
+        "There is no such queue for you."
+        in client.post(address(BY_NAME["enqueue_now"]), given).content.decode()
+    )
+    assert get_storage().queues() == []
+
+
+# Bulk operations.
+
+
+def test_an_operation_tells_how_far_it_is_and_what_could_not_be_done(client, memory):
+    row = bulk.begin("default", BulkKind.RETRY, bulk.Selection(("emails",)), user="ann", expected=4)
+    BulkOperation.objects.update(
+        id=1, state=BulkState.RUNNING, looked_at=2, done=1, refused={"unique_key_taken": 1}
+    )
+    response = shown(client, "operation")
+    assert response.context["share"] == 0.5
+    html = response.content.decode()
+    assert "1 whose unique key another job has" in html
+    assert "Abort" in html
+    assert "ann" in shown(client, "operations").content.decode()
+    assert row.kind == BulkKind.RETRY
+
+
+def test_an_operation_is_ended_once(client, memory):
+    bulk.begin("default", BulkKind.PURGE, bulk.Selection(("emails",)))
+    BulkOperation.objects.update(id=1)
+    assert "Undo" in shown(client, "operation").content.decode()
+    said = [client.post(address(BY_NAME["abort"]), follow=True).content.decode() for _ in range(2)]
+    assert "no more jobs are touched" in said[0]
+    assert "It has ended already." in said[1]
+    assert BulkOperation.objects.get().state == BulkState.ABORTED
+    assert AuditEvent.objects.filter(action="abort").count() == 1
+
+
+def test_an_operation_that_is_not_there_says_so(client, memory):
+    response = client.get(address(BY_NAME["operation"]))
+    assert response.status_code == 404
+
+
+def test_an_operation_of_a_queue_that_the_user_does_not_see_is_not_there(client, memory, settings):
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    bulk.begin("default", BulkKind.PURGE, bulk.Selection(("images", "emails")), user="one of 2")
+    BulkOperation.objects.update(id=1)
+    seen_too = bulk.begin("default", BulkKind.PURGE, bulk.Selection(("images",)), user="one of 1")
+    assert seen_too.pk != 1
+
+    assert client.get(address(BY_NAME["operation"])).status_code == 404
+    html = shown(client, "operations").content.decode()
+    assert "one of 1" in html
+    assert "one of 2" not in html
+    assert client.post(address(BY_NAME["abort"])).status_code == 403
+    assert BulkOperation.objects.get(pk=1).state == BulkState.PLANNED
+    assert AuditEvent.objects.filter(action="abort", refused=True).count() == 1
+
+
+# Activity.
+
+
+def test_who_did_what_is_told_newest_first_and_found(client, memory):
+    at = SYSTEM_CLOCK.now()
+    for number, (user, action) in enumerate((("ann", "pause"), ("bob", "resume"), ("ann", "retry"))):
+        AuditEvent.objects.create(
+            at=to_datetime(at + number), user=user, action=action, queue="emails", refused=number == 2
+        )
+    assert told(shown(client, "activity")) == ["retry", "resume", "pause"]
+    assert told(shown(client, "activity", user="ann")) == ["retry", "pause"]
+    assert "refused: Retry a job" in shown(client, "activity", action="retry").content.decode()
+
+
+def told(response):
+    return [deed.row.action for deed in response.context["deeds"]]
+
+
+def test_each_action_has_a_name_to_read_and_to_choose(client, memory):
+    assert set(deeds.NAMES) == {page.name for page in PAGES if page.method == "POST"}
+    AuditEvent.objects.create(at=to_datetime(1), user="ann", action="letters_begin")
+    AuditEvent.objects.create(at=to_datetime(2), user="ann", action="of_a_version_to_come")
+    html = shown(client, "activity", action="of_a_version_to_come").content.decode()
+    assert '<option value="of_a_version_to_come" selected>of_a_version_to_come</option>' in html
+    html = shown(client, "activity").content.decode().partition('id="djq-live"')[2]
+    assert "Retry or delete dead letters that match" in html
+    assert "letters_begin" not in html
+
+
+def test_activity_tells_details_in_words_and_leads_to_the_operation(client, memory):
+    AuditEvent.objects.create(
+        at=to_datetime(1),
+        user="ann",
+        action="limits",
+        queue="emails",
+        detail={"old": {"rate": None}, "new": {"rate": "5/s"}, "operation": 1, "jobs": [["emails", "job-7"]]},
+    )
+    response = shown(client, "activity")
+    [deed] = response.context["deeds"]
+    assert deed.detail == [("old", "rate null"), ("new", "rate 5/s"), ("jobs", "job-7")]
+    assert address(BY_NAME["operation"]) in response.content.decode()
+
+
+def test_activity_is_read_a_page_at_a_time(client, memory, django_assert_max_num_queries):
+    AuditEvent.objects.bulk_create(
+        AuditEvent(at=to_datetime(0), user="ann", action=str(number)) for number in range(120)
+    )
+    with django_assert_max_num_queries(6):
+        first = shown(client, "activity", user="ann")
+    assert told(first)[0] == "119"
+    second = client.get(first.context["older"])
+    assert told(second) == [str(n) for n in range(69, 19, -1)]
+    assert told(client.get(second.context["newer"]))[0] == "119"
+
+
+def test_activity_of_a_queue_that_the_user_does_not_see_is_not_told(client, memory, settings):
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    AuditEvent.objects.create(at=to_datetime(0), user="ann", action="pause", queue="emails")
+    for detail in ({"queues": ["images", "emails"]}, {"jobs": [["images", "a"], ["emails", "b"]]}):
+        AuditEvent.objects.create(at=to_datetime(0), user="ann", action="letters_begin", detail=detail)
+    assert told(shown(client, "activity")) == []
+    AuditEvent.objects.create(at=to_datetime(0), user="ann", action="x", detail={"queues": ["images"]})
+    assert told(shown(client, "activity")) == ["x"]
+
+
+# Storage.
+
+
+def test_the_storage_says_how_it_is(client, anywhere):
+    html = shown(client, "storage").content.decode()
+    assert get_storage().describe().partition("(")[0].strip() in html.replace("&#x27;", "'")
+    assert "Nobody runs jobs" in html
+
+
+def test_no_secret_of_the_storage_is_told(client, settings):
+    settings.DATABASES["default"]["PASSWORD"] = "hunter2"
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
+    assert "hunter2" not in shown(client, "storage").content.decode()
+
+
+# A job that is gone.
+
+
+def test_a_job_that_went_while_it_was_listed_says_so(client, anywhere):
+    Queue("emails").enqueue(1, id="job-1")
+    assert "job-1" in shown(client, "jobs", state="waiting").content.decode()
+    get_storage().remove("emails", ["job-1"])
+    snapshots.clear()
+    response = client.get(address(BY_NAME["job"]))
+    assert response.status_code == 404
+    assert "There is no job job-1 in the queue emails" in response.content.decode()
+
+
+def test_one_with_the_right_alone_sees_each_page(memory):
+    make_job(job_id="a")
+    viewer = logged_in(one_with(rights.VIEW))
+    for name in ("metrics", "operations", "activity", "workers"):
+        assert shown(viewer, name).content
+
+
+# Pages that a change shows.
+
+
+@pytest.mark.parametrize(
+    ("page", "given"),
+    [
+        ("enqueue_now", {"name": "no such job", "args": "[", "kwargs": "{}"}),
+        ("cron_create", {"schedule": "no line", "djq_do": "save"}),
+        ("limits", {"rate": "often"}),
+        ("letters_begin", {"kind": "retry", "rate": "-1"}),
+        ("reveal", {}),
+    ],
+)
+def test_a_page_that_a_change_shows_is_not_asked_for_again(client, memory, page, given):
+    Queue("emails").enqueue(1, id="job-1")
+    response = client.post(address(BY_NAME[page]), given)
+    html = response.content.decode()
+    assert response.status_code == 200
+    assert 'id="djq-live"' in html
+    assert 'hx-get="' not in html
+    assert "data-djq-every" not in html
+    assert "data-djq-as-of" not in html
+    assert '<input type="hidden" name="djq_back" value="">' in html
+
+
+def test_a_page_that_is_open_is_asked_for_again(client, memory):
+    html = shown(client, "queue").content.decode()
+    assert f'hx-get="{address(BY_NAME["queue"])}"' in html
+    assert "data-djq-every" in html
+
+
+def test_after_a_change_that_was_shown_by_another_one_a_page_follows_that_can_be_opened(client, memory):
+    Queue("emails").enqueue(1, id="job-1")
+    html = client.post(address(BY_NAME["reveal"])).content.decode()
+    back = re.search(r'name="djq_back" value="([^"]*)"', html)[1]
+    response = client.post(address(BY_NAME["cancel"]), {"djq_back": back}, follow=True)
+    assert response.status_code == 200

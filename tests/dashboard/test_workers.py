@@ -1,0 +1,252 @@
+"""The pages of workers: what they show, and what can be done there."""
+
+import re
+
+import pytest
+
+from djqueue.client import get_storage
+from djqueue.core.job import RunningJob
+from djqueue.core.steering import DUMP_TTL
+from djqueue.dashboard import rights
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.models import AuditEvent
+from djqueue.testing.factories import enqueue, worker
+from tests.dashboard.visiting import PAGES, address, logged_in, one_with, visit
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
+
+BY_NAME = {page.name: page for page in PAGES}
+COMMANDS = ("quiet", "resume", "stop", "dump")
+
+
+def hides_secret(request, queue):
+    return queue != "secret"
+
+
+@pytest.fixture
+def storage():
+    return get_storage()
+
+
+@pytest.fixture
+def keeper():
+    return logged_in(one_with(rights.VIEW, rights.WORKERS))
+
+
+@pytest.fixture
+def viewer():
+    return logged_in(one_with(rights.VIEW))
+
+
+@pytest.fixture
+def hidden(memory, settings):
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"QUEUE_FILTER": hides_secret}}
+
+
+def page(client, name="workers"):
+    snapshots.clear()
+    return client.get(address(BY_NAME[name])).content.decode()
+
+
+def press(client, command, **data):
+    snapshots.clear()
+    return client.post(address(BY_NAME[f"worker_{command}"]), data)
+
+
+def words(html):
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+def test_it_shows_what_a_worker_tells_of_itself(storage, viewer):
+    now = storage.engine.clock.now()
+    storage.register_worker(
+        worker(
+            "w1",
+            host="web-1",
+            pid=12345,
+            queues=("emails", "images"),
+            concurrency=10,
+            active=4,
+            started_at=now - 60_000,
+            kind="runworkers",
+            heartbeat=5_000,
+            rss=123 * 1024 * 1024,
+            version="0.5",
+            project="2026.11",
+            jobs=(RunningJob("emails", "job-1", "shop.send", now - 4_000),),
+        )
+    )
+    text = words(page(viewer))
+    for part in ("1 worker, 4 of 10 slots", "web-1:12345", "123", "emails, images", "2026.11", "running"):
+        assert part in text, part
+    html = page(viewer, "worker")
+    text = words(html)
+    for part in ("a process of its own", "every 5 s", "shop.send", "And 3 more jobs", "4/10"):
+        assert part in text, part
+    assert f'href="{address(BY_NAME["job"])}"' in html
+
+
+@pytest.mark.parametrize(
+    ("silent", "level"), [(4_900, "ok"), (7_000, "warn"), (14_900, "warn"), (17_000, "bad")]
+)
+def test_silence_is_marked_by_the_workers_own_interval(storage, viewer, silent, level, monkeypatch):
+    storage.register_worker(worker("w1", heartbeat=5_000))
+    clock = storage.engine.clock
+    later = clock.now() + silent
+    monkeypatch.setattr(type(clock), "now", lambda _: later)
+    html = page(viewer)
+    assert re.search(rf'<span class="djq-level-{level}">[✖! ]*<time', html)
+    assert ("✖ silent" in words(html)) is (level == "bad")
+
+
+def test_mixed_versions_are_flagged(storage, viewer):
+    storage.register_worker(worker("old", version="0.5", project="a", started_at=1))
+    storage.register_worker(worker("new", version="0.5", project="b", started_at=2))
+    html = page(viewer)
+    assert "Workers of different versions run: b (djqueue 0.5) × 1, a (djqueue 0.5) × 1" in words(html)
+    assert html.count("not the version of the worker that started last") == 1
+    storage.unregister_worker("old")
+    html = page(viewer)
+    assert "different versions" not in html
+    assert "not the version" not in html
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_reaches_the_worker_and_is_kept(storage, keeper, command):
+    storage.register_worker(worker("w1"))
+    response = press(keeper, command, confirm="1")
+    assert (response.status_code, response["Location"]) == (302, address(BY_NAME["worker"]))
+    assert storage.register_worker(worker("w1")) == (command,)
+    event = AuditEvent.objects.get()
+    assert (event.action, event.refused, event.detail) == (f"worker_{command}", False, {"worker": "w1"})
+    assert "The worker w1 is " in words(page(keeper))
+
+
+def test_a_stop_is_asked_once_more_before(storage, keeper):
+    storage.register_worker(worker("w1", active=2, concurrency=2))
+    response = press(keeper, "stop", djq_back=address(BY_NAME["workers"]))
+    html = response.content.decode()
+    assert response.status_code == 200
+    assert "It runs 2 jobs at the moment." in words(html)
+    assert f'name="djq_back" value="{address(BY_NAME["workers"])}"' in html
+    assert storage.register_worker(worker("w1")) == ()
+    assert not AuditEvent.objects.exists()
+
+    response = press(keeper, "stop", confirm="1", djq_back=address(BY_NAME["workers"]))
+    assert response["Location"] == address(BY_NAME["workers"])
+    assert storage.register_worker(worker("w1")) == ("stop",)
+
+
+@pytest.mark.parametrize(
+    ("state", "offered"), [("running", {"quiet", "stop"}), ("quiet", {"resume", "stop"}), ("stopping", set())]
+)
+def test_only_what_a_worker_can_do_is_offered_to_those_who_may(storage, keeper, viewer, state, offered):
+    storage.register_worker(worker("w1", state=state))
+    for name, more in (("workers", set()), ("worker", {"dump"})):
+        html = page(keeper, name)
+        found = {one for one in COMMANDS if f'formaction="{address(BY_NAME[f"worker_{one}"])}"' in html}
+        assert found == offered | more
+        assert "formaction" not in page(viewer, name)
+
+
+def test_one_that_ends_already_or_is_gone_is_said_to_and_nothing_is_kept(storage, keeper):
+    storage.register_worker(worker("w1", state="stopping"))
+    press(keeper, "quiet")
+    assert "w1 ends already." in words(page(keeper))
+    storage.unregister_worker("w1")
+    response = press(keeper, "stop")
+    assert response["Location"] == address(BY_NAME["workers"])
+    assert "There is no worker w1 any more." in words(page(keeper))
+    assert not AuditEvent.objects.exists()
+
+
+def test_a_dump_is_read_by_those_who_may_steer_and_only_for_a_while(storage, keeper, viewer, monkeypatch):
+    storage.register_worker(worker("w1"))
+    storage.keep_dump("w1", 'File "<jobs>.py", line 3')
+    assert "File &quot;&lt;jobs&gt;.py&quot;, line 3" in page(keeper, "worker")
+    assert "jobs&gt;.py" not in page(viewer, "worker")
+    clock = storage.engine.clock
+    later = clock.now() + DUMP_TTL
+    monkeypatch.setattr(type(clock), "now", lambda _: later)
+    assert "jobs&gt;.py" not in page(keeper, "worker")
+
+
+def test_a_read_only_dashboard_offers_nothing(storage, keeper, settings):
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"READ_ONLY": True}}
+    storage = get_storage()
+    storage.register_worker(worker("w1"))
+    storage.keep_dump("w1", "frames")
+    for name in ("workers", "worker"):
+        assert "formaction" not in page(keeper, name)
+    assert "frames" not in page(keeper, "worker")
+
+
+def test_a_worker_that_is_not_there_is_said_to_be_gone(storage, viewer):
+    response = viewer.get(address(BY_NAME["worker"]))
+    assert response.status_code == 404
+    assert "There is no worker w1" in words(response.content.decode())
+
+
+# Queues that the user is not to know of.
+
+
+@pytest.mark.usefixtures("hidden")
+def test_jobs_and_queues_that_are_hidden_are_not_named(viewer):
+    storage = get_storage()
+    jobs = (RunningJob("secret", "job-9", "spy", 1), RunningJob("emails", "job-1", "send", 1))
+    storage.register_worker(worker("w1", queues=("emails", "secret"), active=2, jobs=jobs))
+    for name in ("workers", "worker"):
+        text = words(page(viewer, name))
+        assert "emails" in text
+        assert "secret" not in text
+        assert "job-9" not in text
+    assert "And 1 more job." in words(page(viewer, "worker"))
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_worker_of_hidden_queues_alone_is_not_there(keeper):
+    storage = get_storage()
+    storage.register_worker(worker("w1", queues=("secret",)))
+    assert "No worker was heard of lately" in page(keeper)
+    assert keeper.get(address(BY_NAME["worker"])).status_code == 404
+    press(keeper, "stop", confirm="1")
+    assert storage.register_worker(worker("w1", queues=("secret",))) == ()
+
+
+@pytest.mark.usefixtures("hidden")
+@pytest.mark.parametrize("queues", [None, ("emails", "secret")])
+def test_one_that_also_serves_hidden_queues_cannot_be_steered(keeper, queues):
+    storage = get_storage()
+    enqueue(storage, queue="secret")
+    storage.register_worker(worker("w1", queues=queues))
+    storage.keep_dump("w1", "frames")
+    html = page(keeper, "worker")
+    assert "so you cannot steer it" in html
+    assert "formaction" not in html + page(keeper)
+    assert "frames" not in html
+    for command in COMMANDS:
+        assert press(keeper, command, confirm="1").status_code == 403
+    assert AuditEvent.objects.filter(refused=True, detail={"worker": "w1"}).count() == len(COMMANDS)
+    assert storage.register_worker(worker("w1", queues=queues)) == ()
+
+
+def test_a_refused_command_is_kept_with_its_worker(storage, viewer):
+    storage.register_worker(worker("w1"))
+    assert visit(viewer, BY_NAME["worker_stop"]).status_code == 403
+    assert AuditEvent.objects.get().detail == {"worker": "w1"}
+
+
+def test_a_quiet_worker_does_not_count_as_one_of_a_queue(storage, viewer):
+    enqueue(storage, queue="emails")
+    storage.register_worker(worker("w1", state="quiet"))
+    assert "no worker" in words(page(viewer, "queues"))
+    storage.register_worker(worker("w1"))
+    assert "no worker" not in words(page(viewer, "queues"))
+
+
+@pytest.mark.parametrize("name", ["workers", "worker"])
+def test_a_page_takes_few_queries(storage, keeper, name, django_assert_max_num_queries):
+    for number in range(20):
+        storage.register_worker(worker(f"w{number}"))
+    with django_assert_max_num_queries(6):
+        page(keeper, name)

@@ -1,0 +1,60 @@
+"""Every page of the dashboard with an address, and users who visit it."""
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+
+from djqueue.dashboard import rights
+from djqueue.dashboard.pages import Page
+from djqueue.dashboard.urls import PAGES
+from tests.admin.factories import logged_in, make_superuser, make_user
+
+CAPTURED = {"queue": "emails", "job_id": "job-1", "pk": 1, "group": "abc", "root": "job-1", "worker": "w1"}
+"""What an address has for what its route captures."""
+
+
+def address(page: Page, site: str = "admin", **query: Any) -> str:
+    names = re.findall(r"<(?:\w+:)?(\w+)>", page.route)
+    where = f"{site}:djqueue_dashboard_{page.name}"
+    return reverse(where, kwargs={name: CAPTURED[name] for name in names}, query=query or None)
+
+
+def visit(client: Client, page: Page, method: str | None = None, **headers: str) -> Any:
+    return client.generic(method or page.method, address(page), headers=headers or None)
+
+
+def every_page() -> list[Any]:
+    return [pytest.param(page, id=page.name) for page in PAGES]
+
+
+def every_change() -> list[Any]:
+    return [pytest.param(page, id=page.name) for page in PAGES if page.method == "POST"]
+
+
+def one_with(*chosen: str) -> User:
+    """One of the staff with these rights."""
+    return make_user(*set(chosen))
+
+
+def one_without(right: str) -> User:
+    """One of the staff with every right but this."""
+    return make_user(*(one for one in ALL_RIGHTS if one != right))
+
+
+ALL_RIGHTS = tuple(value for name, value in vars(rights).items() if name.isupper() and isinstance(value, str))
+
+__all__ = [
+    "ALL_RIGHTS",
+    "address",
+    "every_change",
+    "every_page",
+    "logged_in",
+    "make_superuser",
+    "one_with",
+    "one_without",
+    "visit",
+]

@@ -1,0 +1,74 @@
+"""Pictures of the dashboard in the docs: all pages of the navigation, light and dark, small, described."""
+
+import re
+
+import pytest
+from PIL import Image
+
+from djqueue.dashboard.urls import PAGES
+from tests.screenshots.pictures import FOLDER, LARGEST, difference, save, shapes
+
+from .pages import ROOT
+
+TEXT = (ROOT / "docs" / "dashboard.md").read_text()
+SHOWN = re.findall(r'<img alt="([^"]*)" src="_static/screenshots/([\w-]+)-light(-phone)?\.webp"', TEXT)
+NAVIGATION = [page.name for page in PAGES if page.label]
+ALL = 4_000_000
+"""Bytes of all pictures."""
+HOW = """<picture>
+<source media="(prefers-color-scheme: dark)" srcset="_static/screenshots/{0}-dark.webp">
+<img alt="What is to be seen" src="_static/screenshots/{0}-light.webp" width="1280">
+</picture>"""
+
+
+@pytest.mark.parametrize("name", NAVIGATION)
+def test_a_page_of_the_navigation_has_its_pictures(name):
+    missing = [path.name for shape in shapes(name) if not (path := shape.path(name)).is_file()]
+    assert missing == [], "run `make screenshots`"
+
+
+@pytest.mark.parametrize("name", NAVIGATION)
+def test_a_page_of_the_navigation_is_shown_in_the_docs(name):
+    assert name in {shown for _alt, shown, _phone in SHOWN}, HOW.format(name)
+
+
+def test_what_the_docs_show_is_there_in_light_and_dark_and_described():
+    assert len(SHOWN) == TEXT.count("<picture>") > 0
+    for alt, name, phone in SHOWN:
+        assert len(alt) > 20, name
+        dark = f"{name}-dark{phone}.webp"
+        assert f'media="(prefers-color-scheme: dark)" srcset="_static/screenshots/{dark}"' in TEXT
+        assert (FOLDER / dark).is_file()
+        assert (FOLDER / f"{name}-light{phone}.webp").is_file()
+
+
+def test_pictures_are_small_and_none_is_left_over():
+    sizes = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
+    assert [name for name, size in sizes.items() if size > LARGEST] == []
+    assert sum(sizes.values()) < ALL
+    assert [name for name in sizes if f"_static/screenshots/{name}" not in TEXT] == []
+
+
+# When one takes another's place.
+
+
+def png(tmp_path, colour, spot=0):
+    path = tmp_path / "taken.png"
+    image = Image.new("RGB", (400, 400), colour)
+    image.paste("black", (0, 0, spot, spot))
+    image.save(path)
+    return path.read_bytes()
+
+
+def test_a_picture_that_differs_by_a_time_stays_and_another_page_takes_its_place(tmp_path):
+    path = tmp_path / "folder" / "page.webp"
+    assert save(png(tmp_path, "white"), path)
+    before = path.read_bytes()
+    assert not save(png(tmp_path, "white", spot=40), path)
+    assert path.read_bytes() == before
+    assert save(png(tmp_path, "white", spot=200), path)
+    assert path.read_bytes() != before
+
+
+def test_pictures_of_other_sizes_differ():
+    assert difference(Image.new("RGB", (3, 3)), Image.new("RGB", (3, 4))) == 1.0

@@ -1,0 +1,48 @@
+"""The storages that the settings can name, each empty and ready: what the client promises holds on all."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from djqueue.client import registry
+from djqueue.client.declared import declared
+from djqueue.client.storages import close_storage, get_storage
+from djqueue.storage.base import Storage
+from djqueue.storage.database import DatabaseStorage
+from tests.operations.conftest import tables  # noqa: F401 - the fixture
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
+            item.add_marker(pytest.mark.database)
+
+
+@pytest.fixture(params=["memory", "database", "redis"])
+def storage(request: pytest.FixtureRequest, tables: None, settings: Any) -> Iterator[Storage]:  # noqa: F811
+    """The storage of this process, as the settings name it."""
+    options: dict[str, Any] = {}
+    if request.param == "redis":
+        server = request.getfixturevalue("redis_server")
+        server.clean()
+        options = {"URL": server.url}
+    backend = {"memory": "memory.Memory", "database": "database.Database", "redis": "redis.Redis"}
+    path = f"djqueue.storage.{backend[request.param]}Storage"
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": path, "OPTIONS": options}}
+    made = get_storage()
+    if isinstance(made, DatabaseStorage):
+        made.standby = "never"
+    made.connect()
+    yield made
+    close_storage()
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_types", {})
+    monkeypatch.setattr(declared, "_entries", {})

@@ -1,0 +1,412 @@
+"""Bulk operations: each job once, whoever does them and whenever one of them dies."""
+
+import pytest
+
+from djqueue.core.deadletters import DeadLetterPolicy
+from djqueue.core.errors import OptionError, StorageUnavailableError
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import State
+from djqueue.models import BulkKind, BulkOperation, BulkState
+from djqueue.operations import bulk
+from djqueue.operations.bulk import Bulk, Selection
+from djqueue.storage.memory import MemoryStorage
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.factories import a_failed_job, an_active_job, enqueue, lease_of
+
+pytestmark = pytest.mark.django_db
+
+ALIAS = "default"
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def storage(clock):
+    policy = QueuePolicy(dead_letters=DeadLetterPolicy(max_entries=100_000))
+    return MemoryStorage(clock=clock, policies={"emails": policy, "images": policy})
+
+
+@pytest.fixture
+def worker(storage, clock):
+    return Bulk(storage, ALIAS, clock)
+
+
+def fail(storage, queue="emails", count=3, **said):
+    return [a_failed_job(storage, queue=queue, id=f"{queue}-{number}", **said) for number in range(count)]
+
+
+def begin(kind, clock, queues=("emails",), **given):
+    named = {name: given.pop(name) for name in ("letters", "state", "ids", "states", "name") if name in given}
+    return bulk.begin(ALIAS, kind, Selection(tuple(queues), **named), clock=clock, **given)
+
+
+def row():
+    return BulkOperation.objects.get()
+
+
+def states(storage, queue="emails"):
+    return [record.state for record in storage.page(queue, None, 10_000)]
+
+
+def test_dead_letters_of_all_queues_are_retried(storage, clock, worker):
+    fail(storage, "emails", 3)
+    fail(storage, "images", 2)
+    begin(BulkKind.RETRY, clock, ("emails", "images"), user="ann", expected=5)
+
+    assert worker.work() == 5
+
+    done = row()
+    assert (done.state, done.looked_at, done.done, done.refused) == (BulkState.DONE, 5, 5, {})
+    assert states(storage) == [State.WAITING] * 3
+    assert states(storage, "images") == [State.WAITING] * 2
+    assert worker.work() == 0
+
+
+def test_letters_that_come_later_are_not_touched(storage, clock, worker):
+    fail(storage, count=2)
+    begin(BulkKind.RETRY, clock)
+    clock.advance(1)
+    a_failed_job(storage, queue="emails", id="late")
+
+    worker.work()
+
+    assert storage.states("emails", ["late"]) == [State.FAILED]
+    assert row().done == 2
+
+
+def test_a_preview_counts_and_changes_nothing(storage, clock):
+    fail(storage, count=2)
+    a_failed_job(storage, queue="emails", id="taken", unique_key="k")
+    enqueue(storage, queue="emails", id="owner", unique_key="k")
+
+    found = bulk.preview(storage, BulkKind.RETRY, Selection(("emails",)), clock)
+
+    assert found == (3, 2, {"unique_key_taken": 1}, False)
+    assert storage.counts("emails")[State.FAILED] == 3
+
+
+def test_what_could_not_be_done_is_counted_by_its_reason(storage, clock, worker):
+    a_failed_job(storage, queue="emails", id="taken", unique_key="k")
+    enqueue(storage, queue="emails", id="owner", unique_key="k")
+    begin(BulkKind.RETRY, clock)
+
+    worker.work()
+
+    assert (row().done, row().refused) == (0, {"unique_key_taken": 1})
+
+
+def test_a_deletion_can_be_undone_before_it_begins(storage, clock, worker):
+    fail(storage)
+    begin(BulkKind.PURGE, clock)
+    clock.advance(bulk.UNDO - 1)
+    assert worker.work() == 0
+    assert bulk.abort(ALIAS, row().pk, clock)
+    clock.advance(bulk.UNDO)
+
+    assert worker.work() == 0
+    assert (row().state, row().looked_at) == (BulkState.ABORTED, 0)
+    assert len(storage.dead_letters("emails")) == 3
+    assert not bulk.abort(ALIAS, row().pk, clock)
+
+
+def test_a_deletion_that_nobody_undoes_is_done(storage, clock, worker):
+    fail(storage)
+    begin(BulkKind.PURGE, clock)
+    clock.advance(bulk.UNDO)
+
+    worker.work()
+
+    assert row().state == BulkState.DONE
+    assert states(storage) == []
+
+
+def test_a_rate_is_kept(storage, clock, worker):
+    fail(storage, count=30)
+    begin(BulkKind.RETRY, clock, rate=10)
+    for _ in range(3):
+        worker.work()
+    assert row().looked_at == 10
+
+    clock.advance(1_000)
+    worker.work()
+    assert row().looked_at == 20
+
+    clock.advance(60_000)
+    worker.work()
+    assert (row().looked_at, row().state) == (30, BulkState.DONE)
+
+
+def test_many_are_done_in_parts_and_an_abort_counts_between_two(storage, clock, worker, monkeypatch):
+    monkeypatch.setattr(bulk, "PART", 10)
+    fail(storage, count=35)
+    begin(BulkKind.RETRY, clock)
+    seen = []
+
+    def retry(queue, ids, *, dry_run=False):
+        seen.append(len(ids))
+        if len(seen) == 2:
+            bulk.abort(ALIAS, row().pk, clock)
+        return MemoryStorage.retry(storage, queue, ids)
+
+    monkeypatch.setattr(storage, "retry", retry)
+
+    worker.work()
+
+    assert seen == [10, 10]
+    assert row().state == BulkState.ABORTED
+    assert storage.counts("emails")[State.FAILED] == 15
+
+
+def test_of_two_processes_one_does_it(storage, clock, worker):
+    fail(storage)
+    begin(BulkKind.RETRY, clock, rate=1)
+    other = Bulk(storage, ALIAS, clock)
+
+    assert worker.work() == 1
+    assert other.work() == 0
+    assert row().looked_at == 1
+
+
+def test_what_a_dead_process_began_another_one_ends(storage, clock, worker, monkeypatch):
+    monkeypatch.setattr(bulk, "PART", 2)
+    fail(storage, count=5)
+    begin(BulkKind.RETRY, clock)
+    monkeypatch.setattr(worker, "_note", lambda *_: pytest.fail("it dies behind the first part"))
+    with pytest.raises(pytest.fail.Exception):
+        worker.work()
+    other = Bulk(storage, ALIAS, clock)
+    assert other.work() == 0, "it may live"
+
+    clock.advance(bulk.HOLD)
+    other.work()
+
+    assert states(storage) == [State.WAITING] * 5
+    done = row()
+    assert (done.state, done.done, done.refused) == (BulkState.DONE, 3, {})
+
+
+def test_a_process_that_was_stopped_and_taken_over_notes_nothing(storage, clock, worker):
+    fail(storage)
+    begin(BulkKind.RETRY, clock, rate=1)
+    worker.work()
+    held = row()
+    clock.advance(bulk.HOLD)
+    Bulk(storage, ALIAS, clock).work()
+
+    assert not worker._take(held)
+
+
+def test_while_the_storage_is_away_nothing_is_counted_and_it_goes_on_later(
+    storage, clock, worker, monkeypatch
+):
+    fail(storage)
+    begin(BulkKind.RETRY, clock)
+
+    def away(*_, **__):
+        raise StorageUnavailableError("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "retry", away)
+        with pytest.raises(StorageUnavailableError):
+            worker.work()
+    worker.work()
+
+    assert (row().state, row().done) == (BulkState.DONE, 3)
+
+
+def test_jobs_of_a_state_are_cancelled_and_deleted(storage, clock, worker):
+    ids = [enqueue(storage, queue="emails") for _ in range(3)]
+    begin(BulkKind.CANCEL, clock, state="waiting")
+    worker.work()
+    assert storage.states("emails", ids) == [State.CANCELLED] * 3
+
+    begin(BulkKind.DELETE, clock, state="cancelled")
+    clock.advance(bulk.UNDO)
+    worker.work()
+    assert storage.states("emails", ids) == [None] * 3
+
+
+def test_delayed_jobs_are_promoted_and_ids_that_were_given_alone(storage, clock, worker):
+    ids = [enqueue(storage, queue="emails", delay=60_000) for _ in range(3)]
+    begin(BulkKind.PROMOTE, clock, state="delayed", ids=tuple(ids[:2]))
+
+    worker.work()
+
+    assert storage.states("emails", ids) == [State.WAITING, State.WAITING, State.DELAYED]
+
+
+@pytest.mark.parametrize(
+    ("selection", "rate", "word"),
+    [
+        (Selection(()), None, "queues"),
+        (Selection(("emails",), {"reason": "tired"}), None, "reason"),
+        (Selection(("emails",)), 0, "rate"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_is_stored(selection, rate, word, clock):
+    with pytest.raises(OptionError, match=word):
+        bulk.begin(ALIAS, BulkKind.RETRY, selection, rate=rate, clock=clock)
+    assert not BulkOperation.objects.exists()
+
+
+def delete(clock, *ids, state=""):
+    return begin(BulkKind.DELETE, clock, ids=ids, state=state)
+
+
+def test_jobs_of_some_ids_are_deleted_after_a_time_in_which_that_can_be_undone(storage, clock, worker):
+    ids = [enqueue(storage, queue="emails", id=name) for name in ("a", "b", "c")]
+    delete(clock, "a", "b")
+    clock.advance(bulk.UNDO - 1)
+    assert worker.work() == 0
+    clock.advance(1)
+
+    assert worker.work() == 2
+
+    assert storage.states("emails", ids) == [None, None, State.WAITING]
+    assert (row().state, row().done) == (BulkState.DONE, 2)
+
+
+def test_what_is_undone_is_not_done_and_what_has_begun_cannot_be_undone(storage, clock, worker):
+    enqueue(storage, queue="emails", id="a")
+    begun = delete(clock, "a")
+    assert bulk.undo(ALIAS, begun.pk, clock)
+    assert not bulk.undo(ALIAS, begun.pk, clock)
+    clock.advance(bulk.UNDO)
+    worker.work()
+    assert storage.states("emails", ["a"]) == [State.WAITING]
+
+    begun = delete(clock, "a")
+    clock.advance(bulk.UNDO)
+    worker.work()
+    assert not bulk.undo(ALIAS, begun.pk, clock)
+    assert storage.states("emails", ["a"]) == [None]
+
+
+def test_a_job_that_has_its_id_by_now_is_not_the_one_that_was_meant(storage, clock, worker):
+    enqueue(storage, queue="emails", id="a")
+    delete(clock, "a", "gone")
+    storage.remove("emails", ["a"])
+    clock.advance(1)
+    enqueue(storage, queue="emails", id="a")
+    clock.advance(bulk.UNDO)
+
+    worker.work()
+
+    assert storage.states("emails", ["a"]) == [State.WAITING]
+    assert row().refused == {"changed": 1, "not_found": 1}
+
+
+def test_a_dead_letter_that_was_retried_meanwhile_is_not_deleted(storage, clock, worker):
+    ids = fail(storage, count=2)
+    delete(clock, *ids, state="failed")
+    storage.retry("emails", ids[:1])
+    clock.advance(bulk.UNDO)
+
+    worker.work()
+
+    assert storage.states("emails", ids) == [State.WAITING, None]
+    assert (row().done, row().refused) == (1, {"changed": 1})
+
+
+def test_a_job_that_runs_when_it_is_time_is_not_deleted(storage, clock, worker):
+    running = an_active_job(storage, queue="emails")
+    delete(clock, running.id)
+    clock.advance(bulk.UNDO)
+    storage.renew([lease_of(running)])
+
+    worker.work()
+
+    assert storage.states("emails", [running.id]) == [State.ACTIVE]
+    assert row().refused == {"not_removed": 1}
+
+
+def test_a_queue_is_cleaned_of_what_was_there_in_parts(storage, clock, worker, monkeypatch):
+    monkeypatch.setattr(bulk, "PART", 4)
+    fail(storage, count=3)
+    for _ in range(10):
+        enqueue(storage, queue="emails")
+    begin(BulkKind.CLEAN, clock, states=("waiting", "delayed", "blocked"))
+    clock.advance(1)
+    enqueue(storage, queue="emails", id="late")
+    clock.advance(bulk.UNDO)
+
+    assert worker.work() == 10
+
+    assert sorted(states(storage)) == [State.FAILED] * 3 + [State.WAITING]
+    assert storage.states("emails", ["late"]) == [State.WAITING]
+    assert (row().state, row().done) == (BulkState.DONE, 10)
+
+
+def test_a_queue_is_forgotten_with_what_came_until_it_began(storage, clock, worker):
+    fail(storage, count=2)
+    storage.pause("emails")
+    begin(BulkKind.OBLITERATE, clock)
+    clock.advance(bulk.UNDO)
+    enqueue(storage, queue="emails")
+
+    assert worker.work() == 3
+
+    assert storage.queues() == []
+    assert not storage.is_paused("emails")
+
+
+def test_a_queue_with_active_jobs_is_not_forgotten(storage, clock, worker):
+    running = an_active_job(storage, queue="emails")
+    enqueue(storage, queue="emails")
+    begin(BulkKind.OBLITERATE, clock)
+    clock.advance(bulk.UNDO)
+    storage.renew([lease_of(running)])
+
+    worker.work()
+
+    assert sorted(states(storage)) == [State.ACTIVE, State.WAITING]
+    assert (row().state, row().refused) == (BulkState.DONE, {"active": 1})
+
+
+def test_one_that_died_after_forgetting_a_queue_does_not_have_its_new_jobs_forgotten(
+    storage, clock, worker, monkeypatch
+):
+    fail(storage, count=2)
+    begin(BulkKind.OBLITERATE, clock)
+    clock.advance(bulk.UNDO)
+    obliterate = storage.obliterate
+
+    def die(queue, **how):
+        obliterate(queue, **how)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "obliterate", die)
+        with pytest.raises(KeyboardInterrupt):
+            worker.work()
+    clock.advance(bulk.HOLD)
+    enqueue(storage, queue="emails", id="new")
+
+    Bulk(storage, ALIAS, clock).work()
+
+    assert storage.states("emails", ["new"]) == [State.WAITING]
+    assert (row().state, row().refused) == (BulkState.DONE, {"arrived": 1})
+
+
+def test_jobs_of_one_name_are_cancelled_and_others_left(storage, clock, worker):
+    for number in range(3):
+        enqueue(storage, queue="emails", id=f"mine-{number}", name="mine")
+        enqueue(storage, queue="emails", id=f"other-{number}", name="other")
+    begin(BulkKind.CANCEL, clock, state="waiting", name="mine")
+
+    worker.work()
+
+    assert row().done == 3
+    assert storage.states("emails", ["mine-0", "other-0"]) == [State.CANCELLED, State.WAITING]
+
+
+def test_an_operation_that_was_begun_before_there_were_names_goes_on(storage, clock, worker):
+    enqueue(storage, queue="emails", id="a")
+    begun = begin(BulkKind.CANCEL, clock, state="waiting")
+    del begun.filter["name"]
+    begun.save(update_fields=["filter"])
+
+    assert worker.work() == 1

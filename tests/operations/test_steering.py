@@ -1,0 +1,87 @@
+"""`manage.py djqueue workers`: who is there, and telling them something."""
+
+import re
+import threading
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from djqueue import Queue, Worker
+from djqueue._version import __version__
+from djqueue.client import get_storage
+from djqueue.client.storages import close_storage
+from djqueue.core.job import RunningJob
+from djqueue.management.commands import djqueue
+from djqueue.operations import steering
+from djqueue.testing.factories import worker
+
+
+@pytest.fixture
+def storage(settings):
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
+    yield get_storage()
+    close_storage()
+
+
+def run(*arguments):
+    output = StringIO()
+    call_command(djqueue.Command(), "workers", *arguments, stdout=output)
+    return output.getvalue()
+
+
+def test_workers_are_listed_with_what_they_run(storage):
+    assert run() == "No worker was heard of lately.\n"
+    now = storage.engine.clock.now()
+    jobs = (RunningJob("emails", "id-1", "shop.send", now - 90_000),)
+    about = {"host": "web-1", "pid": 7, "kind": "runworkers", "rss": 50_000_000, "project": "2026.11"}
+    storage.register_worker(
+        worker("w1", queues=("emails",), active=1, concurrency=10, version=__version__, jobs=jobs, **about)
+    )
+    storage.register_worker(worker("w0", host="web-2", state="quiet"))
+    first, more, running, second, _ = run().splitlines()
+    assert re.fullmatch(r"w1: running, 1 of 10 slots taken, heard of \d+ s ago", first)
+    for part in ("process 7 on web-1", "runworkers", "queues emails", "50 MB", "2026.11", __version__):
+        assert part in more
+    seconds, _, what = running.partition(" s: ")
+    assert int(seconds) >= 90
+    assert what == "shop.send [id-1] of queue emails"
+    assert second.startswith("w0: quiet")
+
+
+@pytest.mark.parametrize("command", ["quiet", "resume", "stop"])
+def test_a_worker_is_told_something(storage, command):
+    storage.register_worker(worker("w1"))
+    assert run(f"--{command}", "w1") == f"w1 is told: {command}\n"
+    assert storage.register_worker(worker("w1")) == (command,)
+
+
+def test_a_dump_is_printed(storage):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handler(job):
+        begun.set()
+        assert go_on.wait(10)
+
+    with Worker(storage, ["emails"], {"handler": handler}, worker_id="w1", maintain=False):
+        Queue("emails").enqueue(name="handler")
+        assert begun.wait(10)
+        storage.keep_dump("w1", "an earlier one")
+        assert "in handler" in run("--dump", "w1")
+        go_on.set()
+
+
+def test_one_that_is_not_there_ends_already_or_does_not_answer_is_an_error(storage, monkeypatch):
+    with pytest.raises(CommandError, match="there is no worker 'w1'"):
+        run("--quiet", "w1")
+    storage.register_worker(worker("w1", state="stopping"))
+    with pytest.raises(CommandError, match="ends already"):
+        run("--stop", "w1")
+    monkeypatch.setattr(steering, "PATIENCE", 1)
+    with pytest.raises(CommandError, match="has not answered"):
+        run("--dump", "w1")
+
+
+def test_one_thing_is_told_at_a_time(storage):
+    with pytest.raises(CommandError, match="not allowed with"):
+        run("--quiet", "w1", "--stop", "w2")

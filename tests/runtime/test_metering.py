@@ -1,0 +1,80 @@
+"""What workers tell of how long their jobs waited and ran."""
+
+import pytest
+
+from djqueue.core.backoff import Backoff
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.metrics import RunStats
+from djqueue.runtime import metering
+from djqueue.runtime.worker import Worker
+from djqueue.storage.memory import MemoryStorage
+from djqueue.testing.factories import QUEUE, a_completed_job, enqueue, enqueue_many
+from tests.support import eventually
+
+
+class Told(MemoryStorage):
+    """Keeps what it is told, unless it is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[RunStats] = []
+        self.away = 0
+
+    def record_runs(self, stats):
+        if self.away:
+            self.away -= 1
+            raise StorageUnavailableError("away")
+        self.told += stats
+
+
+async def ok(job):
+    return None
+
+
+async def fail(job):
+    raise ValueError("no")
+
+
+HANDLERS = {"ok": ok, "fail": fail}
+
+
+def test_a_worker_tells_of_its_runs_by_name_at_its_end():
+    storage = Told()
+    enqueue_many(storage, 5, name="ok")
+    enqueue(storage, name="fail", max_attempts=1)
+
+    with Worker(storage, handlers=HANDLERS, until_empty=True) as worker:
+        worker.join()
+
+    told = {one.name: one for one in storage.told}
+    assert told.keys() == {"ok", "fail"}
+    assert told["ok"][:6] == (QUEUE, "ok", 5, 0, 0, 0)
+    assert told["fail"][2:6] == (0, 0, 1, 0)
+    assert (told["ok"].wait.total, told["ok"].run.total) == (5, 5)
+
+
+def test_waits_are_of_first_runs_and_of_jobs_that_depend_on_nothing():
+    storage = Told()
+    enqueue(storage, name="fail", max_attempts=3, backoff=Backoff(kind="linear", base=1, jitter=0.0))
+    done = a_completed_job(storage, queue="before")
+    enqueue(storage, name="ok", depends_on=(("before", done),))
+
+    with Worker(storage, handlers=HANDLERS, until_empty=True) as worker:
+        worker.join()
+
+    told = {one.name: one for one in storage.told}
+    assert (told["fail"].wait.total, told["fail"].run.total) == (1, 3)
+    assert (told["fail"].retried, told["fail"].failed) == (2, 1)
+    assert (told["ok"].wait.total, told["ok"].run.total) == (0, 1)
+
+
+def test_a_worker_tells_now_and_then_and_again_what_was_not_taken(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metering, "INTERVAL", 0.01)
+    storage = Told()
+    storage.away = 2
+    enqueue_many(storage, 3, name="ok")
+
+    with Worker(storage, handlers=HANDLERS):
+        eventually(lambda: sum(one.completed for one in storage.told) == 3)
+        enqueue_many(storage, 2, name="ok")
+        eventually(lambda: sum(one.run.total for one in storage.told) == 5)

@@ -1,0 +1,248 @@
+"""What a worker does when it is told something by way of its storage."""
+
+import asyncio
+import threading
+
+import pytest
+
+from djqueue import Worker
+from djqueue._version import __version__
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.steering import MAX_DUMP
+from djqueue.runtime.stacks import stacks
+from tests.runtime.running import HANDLER, messages, reached, record, working
+from tests.runtime.storages import RecordingStorage
+from tests.support import aeventually, eventually
+
+
+def nothing(job):
+    """A job that is done."""
+
+
+def state_of(storage):
+    [info] = storage.workers()
+    return info.state
+
+
+async def test_a_quiet_worker_finishes_what_runs_and_claims_no_more_until_it_is_told(storage, queue):
+    go_on = threading.Event()
+
+    def handler(job):
+        assert go_on.wait(10)
+
+    ids = [result.id for result in queue.enqueue_many(range(3), name=HANDLER)]
+    async with working(storage, handler, concurrency=1, worker_id="w") as worker:
+        await aeventually(lambda: worker.running == 1)
+        assert storage.steer_worker("w", "quiet") == "asked"
+        await aeventually(lambda: state_of(storage) == "quiet")
+        go_on.set()
+        await reached(queue, ids[0], "completed")
+        queue.enqueue(name=HANDLER)
+        claims = len(storage.trips)
+        assert queue.counts()["waiting"] == 3
+        assert worker.running == 0
+
+        assert storage.steer_worker("w", "resume") == "asked"
+        await reached(queue, ids[2], "completed")
+        await aeventually(lambda: state_of(storage) == "running")
+        # While it was quiet it asked for nothing.
+        assert all(slots is None or given for _, slots, given in storage.trips[1:claims])
+    assert worker.counters.completed == 4
+
+
+async def test_a_command_is_done_at_once_and_not_with_the_next_sign_of_life(storage, queue):
+    async with working(storage, nothing, worker_id="w", heartbeat=3_600):
+        storage.steer_worker("w", "quiet")
+        await aeventually(lambda: state_of(storage) == "quiet")
+
+
+async def test_a_worker_that_is_told_to_stop_drains(storage, queue):
+    go_on = threading.Event()
+
+    def handler(job):
+        assert go_on.wait(10)
+
+    ids = [result.id for result in queue.enqueue_many(range(2), name=HANDLER)]
+    worker = Worker(storage, handlers={HANDLER: handler}, concurrency=1, worker_id="w")
+    running = asyncio.ensure_future(worker.run())
+    await aeventually(lambda: worker.running == 1)
+    assert storage.steer_worker("w", "stop") == "asked"
+    await aeventually(lambda: state_of(storage) == "stopping")
+    assert storage.steer_worker("w", "resume") == "stopping"
+    go_on.set()
+    await asyncio.wait_for(running, 10)
+    assert [record(queue, job_id).state for job_id in ids] == ["completed", "waiting"]
+    assert storage.workers() == []
+
+
+async def test_a_quiet_worker_can_be_stopped(storage, queue):
+    worker = Worker(storage, handlers={HANDLER: nothing}, worker_id="w")
+    running = asyncio.ensure_future(worker.run())
+    await aeventually(lambda: storage.workers() != [])
+    storage.steer_worker("w", "quiet")
+    await aeventually(lambda: state_of(storage) == "quiet")
+    storage.steer_worker("w", "stop")
+    await asyncio.wait_for(running, 10)
+
+
+async def test_a_quiet_worker_that_runs_until_its_queues_are_empty_waits(storage, queue):
+    worker = Worker(storage, handlers={HANDLER: nothing}, worker_id="w", until_empty=True)
+    worker.quiet()
+    queue.enqueue(name=HANDLER)
+    running = asyncio.ensure_future(worker.run())
+    await aeventually(lambda: storage.workers() != [])
+    assert state_of(storage) == "quiet"
+    await asyncio.sleep(0)
+    assert storage.trips == []
+    worker.resume()
+    await asyncio.wait_for(running, 10)
+    assert worker.counters.completed == 1
+
+
+async def test_a_dump_tells_where_threads_and_tasks_are_and_no_value(storage, queue):
+    begun, go_on = threading.Event(), threading.Event()
+    entered, waiting = asyncio.Event(), asyncio.Event()
+
+    def in_a_thread(job):
+        password = "hunter" + "2"
+        begun.set()
+        assert go_on.wait(10), password
+
+    async def innermost():
+        entered.set()
+        await waiting.wait()
+
+    async def on_the_loop(job):
+        await innermost()
+
+    queue.enqueue({"secret": "hunter2"}, name="thread")
+    queue.enqueue(name="task", id="id-1")
+    async with working(storage, {"thread": in_a_thread, "task": on_the_loop}, concurrency=2, worker_id="w"):
+        await aeventually(lambda: begun.is_set() and entered.is_set())
+        assert storage.steer_worker("w", "dump") == "asked"
+        await aeventually(lambda: storage.worker_dump("w") is not None)
+        text = storage.worker_dump("w").text
+        go_on.set()
+        waiting.set()
+    assert text.startswith("Worker w, process ")
+    assert "2 of 2 slots taken" in text
+    assert "task [id-1] of queue work, for " in text
+    assert "in in_a_thread" in text
+    assert text.index("in on_the_loop") < text.index("in innermost")
+    assert "hunter2" not in text
+
+
+async def test_a_worker_whose_loop_is_held_up_tells_where(storage, queue):
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def blocks_the_loop(job):
+        begun.set()
+        assert go_on.wait(10)
+
+    def look():
+        assert begun.wait(10)
+        storage.steer_worker("w", "dump")
+        eventually(lambda: storage.worker_dump("w") is not None)
+        found.append(storage.worker_dump("w").text)
+        go_on.set()
+
+    found = []
+    async with working(storage, blocks_the_loop, worker_id="w"):
+        looking = asyncio.create_task(asyncio.to_thread(look))
+        # From another thread, so that it is looked at while the loop is held up.
+        queue.enqueue(name=HANDLER)
+        await looking
+    assert "in blocks_the_loop" in found[0]
+
+
+async def test_a_command_of_a_later_version_is_logged_and_the_others_are_done(queue, caplog):
+    class Later(RecordingStorage):
+        words = [("dance", "quiet"), ()]
+        """What is answered, from behind."""
+
+        def register_worker(self, info):
+            super().register_worker(info)
+            return self.words.pop() if self.words else ()
+
+    storage = Later()
+    async with working(storage, nothing, worker_id="w", heartbeat=0.05):
+        await aeventually(lambda: state_of(storage) == "quiet")
+    assert any("does not know the command 'dance'" in line for line in messages(caplog))
+
+
+async def test_a_dump_that_cannot_be_kept_is_logged_and_the_others_are_done(queue, caplog):
+    class Forgetful(RecordingStorage):
+        def keep_dump(self, worker_id, text):
+            raise StorageUnavailableError("away")
+
+    storage = Forgetful()
+    async with working(storage, nothing, worker_id="w", heartbeat=0.05):
+        storage.steer_worker("w", "dump")
+        storage.steer_worker("w", "quiet")
+        await aeventually(lambda: state_of(storage) == "quiet")
+    assert any("could not be told" in line for line in messages(caplog))
+
+
+async def test_a_worker_tells_of_itself_and_of_what_it_runs(storage, queue, settings):
+    settings.DJQUEUE = {"VERSION": "2026.11"}
+    go_on = threading.Event()
+    queue.enqueue_many(range(30), name=HANDLER)
+    before = storage.engine.clock.now()
+    async with working(storage, lambda job: go_on.wait(10), concurrency=30, heartbeat=0.05) as worker:
+        await aeventually(lambda: worker.running == 30)
+        await aeventually(lambda: storage.workers()[0].active == 30)
+        [info] = storage.workers()
+        go_on.set()
+    assert (info.kind, info.version, info.project) == ("embedded", __version__, "2026.11")
+    assert info.heartbeat == 50
+    assert info.rss > 1_000_000
+    assert len(info.jobs) == 20
+    assert {(job.queue, job.name) for job in info.jobs} == {("work", HANDLER)}
+    assert all(before - 1_000 <= job.started_at <= info.seen_at + 1_000 for job in info.jobs)
+
+
+# Stacks.
+
+
+def deep(levels, then):
+    return deep(levels - 1, then) if levels else then()
+
+
+@pytest.mark.parametrize("threads", [1, 12])
+def test_threads_at_the_same_place_are_told_of_together(threads):
+    go_on = threading.Event()
+    started = [threading.Thread(target=deep, args=(100, go_on.wait), daemon=True) for _ in range(threads)]
+    for thread in started:
+        thread.start()
+    loop = asyncio.new_event_loop()
+    try:
+        eventually(lambda: stacks("", loop).count("self._cond.wait(") >= 1)
+        eventually(lambda: threads == 1 or f"{threads} threads at the same place" in stacks("", loop))
+        text = stacks("heading", loop)
+    finally:
+        go_on.set()
+        loop.close()
+    assert text.startswith("heading\n")
+    assert text.count("in deep") <= 10, "what repeats is not repeated"
+
+
+def test_a_dump_has_a_bound():
+    go_on = threading.Event()
+    scope = {}
+    started = []
+    for number in range(60):
+        lines = [f"def f{number}_{depth}(then): return f{number}_{depth + 1}(then)" for depth in range(80)]
+        exec("\n".join([*lines, f"def f{number}_80(then): return then()"]), scope)
+        started.append(threading.Thread(target=scope[f"f{number}_0"], args=(go_on.wait,), daemon=True))
+    for thread in started:
+        thread.start()
+    loop = asyncio.new_event_loop()
+    try:
+        # Each has begun, and may yet have some way to go.
+        eventually(lambda: len(stacks("heading", loop)) == MAX_DUMP)
+        text = stacks("heading", loop)
+    finally:
+        go_on.set()
+        loop.close()
+    assert len(text) == MAX_DUMP
+    assert text.endswith("… the rest is left out\n")

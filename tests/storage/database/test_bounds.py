@@ -1,0 +1,166 @@
+"""What a queue keeps: the book of the database, its sums, and what is taken away at a time."""
+
+from contextlib import closing, suppress
+from random import Random
+
+import pytest
+from django.db import connection, transaction
+
+from djqueue import models
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
+from djqueue.core.states import State
+from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.database import scheduler as scheduling
+from djqueue.testing import factories as f
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract import POLICIES
+from djqueue.testing.contract.case import MEASURED
+from tests.storage.measured import sums, walk
+
+QUEUE = "bounded"
+COUNTED = ("completed", "cancelled", "results")
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def make(tables, make_storage, clock):
+    def make(retention):
+        storage = make_storage(clock=clock, policies={QUEUE: QueuePolicy(retention=retention)})
+        storage.connect()
+        return storage
+
+    return make
+
+
+def the_scheduler(storage):
+    return storage._active
+
+
+def totals(storage, queue=MEASURED):
+    found = the_scheduler(storage)._journal.book.totals(queue)
+    return {kind: found.get(kind, (0, 0)) for kind in COUNTED}
+
+
+def expected(storage):
+    storage.counts(MEASURED)  # writes what is noted
+    held = {*models.KeptJob.objects.filter(queue=MEASURED, held=True).values_list("job_id", flat=True)}
+    found = sums(storage, held)
+    results = models.JobResult.objects.filter(queue=MEASURED).exclude(result=b"").exclude(job_id__in=held)
+    free = models.Job.objects.filter(queue=MEASURED).exclude(job_id__in=held)
+    numbers = {state: free.filter(state=state).count() for state in ("completed", "cancelled")}
+    numbers["results"] = results.count()
+    return {kind: (numbers[kind], found[kind]) for kind in COUNTED}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_sums_are_right_whatever_happens(tables, seed):
+    clock, random = FakeClock(), Random(seed)
+    for begun in range(2):
+        with closing(DatabaseStorage(clock=clock, policies=POLICIES)) as storage:
+            storage.connect()
+            for _ in walk(storage, 10 * seed + begun, clock.advance, 60):
+                the_scheduler(storage)._take_in_all()
+                held = the_scheduler(storage).engine.put_off(MEASURED)
+                known = expected(storage)
+                assert totals(storage) == known
+                assert held == {
+                    *models.KeptJob.objects.filter(queue=MEASURED, held=True).values_list("job_id", flat=True)
+                }
+                queue = the_scheduler(storage).engine.existing(MEASURED)
+                assert (queue.dead.bytes if queue else 0) == sums(storage, ())["failed"]
+                with transaction.atomic():
+                    storage.enqueue([f.batch(ids=[random.choice("ab")], queue=MEASURED)])
+        clock.advance(1)
+    assert (
+        models.KeptJob.objects.count()
+        == models.Job.objects.filter(queue=MEASURED, state__in=["completed", "cancelled"]).count()
+    )
+
+
+def test_a_commit_whose_answer_was_lost_counts_nothing_twice(make, monkeypatch):
+    storage = make(Retention(completed=Keep(bytes=1_000)))
+    journal = the_scheduler(storage)._journal
+    write, failed = journal._write, []
+
+    def writing(buffer):
+        write(buffer)
+        if buffer.kept and not failed:
+            failed.append(True)
+            raise OSError("the answer was lost")
+
+    monkeypatch.setattr(journal, "_write", writing)
+    monkeypatch.setattr("djqueue.storage.database.journal.FIRST_RETRY", 0.01)
+    f.a_completed_job(storage, queue=QUEUE, payload=bytes(100), result=bytes(50))
+    with suppress(StorageUnavailableError):
+        storage.counts(QUEUE)
+    storage.counts(QUEUE)
+
+    assert failed
+    assert totals(storage, QUEUE) == {"completed": (1, 100), "cancelled": (0, 0), "results": (1, 50)}
+
+
+def test_what_ended_before_the_queue_was_bounded_counts(make, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.database.book.PAGE", 3)
+    with closing(make(Retention())) as storage:
+        for number in range(8):
+            f.a_completed_job(storage, queue=QUEUE, id=str(number), payload=bytes(10), result=bytes(5))
+        f.a_cancelled_job(storage, queue=QUEUE, payload=bytes(7))
+        assert models.KeptJob.objects.count() == models.KeptTotal.objects.count() == 0
+
+    with closing(make(Retention(completed=Keep(bytes=45)))) as storage:
+        assert totals(storage, QUEUE) == {"completed": (8, 80), "cancelled": (1, 7), "results": (8, 40)}
+        while any(storage.maintain()):
+            pass
+        assert storage.counts(QUEUE)[State.COMPLETED] == 3
+
+    with closing(make(Retention(logs=KeepOfJob(age=1_000)))):
+        assert models.KeptJob.objects.count() == models.KeptTotal.objects.count() == 0
+
+
+def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypatch):
+    storage = make(Retention(completed=Keep(count=10), results=KeepResults(bytes=100)))
+    monkeypatch.setattr(scheduling, "PURGE_LIMIT", 50)
+    f.enqueue_many(storage, 1_000, queue=QUEUE)
+    f.finish(storage, *(f.completing(one, bytes(10)) for one in f.claim(storage, 1_000)))
+    scheduler = the_scheduler(storage)
+    remove, taken = scheduler._remove, []
+
+    def removing(queue, ids):
+        taken.append(len(ids))
+        f.a_completed_job(storage, queue="other")
+        return remove(queue, ids)
+
+    monkeypatch.setattr(scheduler, "_remove", removing)
+    left = []
+    while any(storage.maintain()):
+        left.append(storage.counts(QUEUE)[State.COMPLETED])
+
+    assert left == [500, 10]
+    assert max(taken) == 50
+    assert storage.counts("other")[State.COMPLETED] == len(taken)
+    assert totals(storage, QUEUE)["results"] == (10, 100)
+
+
+def test_what_is_above_a_bound_is_found_by_an_index(make):
+    storage = make(Retention(completed=Keep(bytes=1)))
+    book = the_scheduler(storage)._journal.book
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SET enable_seqscan = off")
+            cursor.execute("SET enable_bitmapscan = off")
+            cursor.execute("SET enable_sort = off")  # whatever the table has had in it before
+
+    in_order = book.in_order(QUEUE, State.COMPLETED)[:1_000].explain()
+    results = book.results_in_order(QUEUE)[:1_000].explain()
+
+    assert "djqueue_kept_order" in in_order
+    assert "djqueue_kept_results" in results
+    for plan in (in_order, results):
+        assert "TEMP B-TREE" not in plan.upper()
+        assert "Sort" not in plan

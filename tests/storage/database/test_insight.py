@@ -1,0 +1,296 @@
+"""What other processes than the scheduler see of queues and jobs, while it lives and while none does."""
+
+import os
+import re
+
+import pytest
+from django.db import OperationalError, connection
+from django.test.utils import CaptureQueriesContext
+
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.explain import Dependency
+from djqueue.core.limiter import Rate
+from djqueue.core.metrics import NO_TIMES, RunStats, Tiers
+from djqueue.core.options import DAY, MSGPACK
+from djqueue.core.overview import Totals
+from djqueue.core.pages import place_of
+from djqueue.core.states import State
+from djqueue.models import Job, MetricBucket
+from djqueue.storage.database import DatabaseStorage, capped
+from djqueue.storage.database.inspector import Inspector
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.factories import (
+    QUEUE,
+    a_cancelled_job,
+    a_completed_job,
+    a_delayed_job,
+    a_failed_job,
+    a_waiting_job,
+    an_active_job,
+    enqueue,
+    enqueue_many,
+    job,
+    worker,
+)
+
+from .conftest import MakeStorage
+
+
+def some_of_each(storage: DatabaseStorage) -> None:
+    an_active_job(storage)
+    a_completed_job(storage)
+    a_failed_job(storage)
+    a_cancelled_job(storage)
+    a_delayed_job(storage)
+    enqueue_many(storage, 3, name="other")
+
+
+def test_a_client_has_the_schedulers_numbers(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+    some_of_each(scheduler)
+    scheduler.set_limits(QUEUE, Rate(10, 60_000), 5)
+
+    found = client.overview()
+
+    assert found.queues == scheduler.overview().queues
+    assert not found.capped
+    assert found.queues[0].totals.enqueued == 8
+
+
+def test_without_a_scheduler_the_tables_are_read(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+    some_of_each(scheduler)
+    scheduler.pause(QUEUE)
+    scheduler.set_limits(QUEUE, Rate(10, 60_000), 5)
+    oldest = job(scheduler, scheduler.page(QUEUE, State.WAITING, 1)[0].id)
+    [before] = scheduler.overview().queues
+    scheduler.close()
+
+    found = client.overview()
+
+    assert found.capped
+    assert found.queues == [before._replace(totals=Totals(), tokens=10, oldest_at=oldest.created_at, used=1)]
+
+
+def test_without_a_scheduler_no_more_than_so_many_are_counted(
+    client: DatabaseStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capped, "CAP", 10)
+    enqueue_many(client, 12)
+    enqueue_many(client, 8, queue="few")
+
+    with CaptureQueriesContext(
+        connection,
+    ) as captured:
+        many, few = client.overview([QUEUE, "few"]).queues
+
+    assert (many.counts[State.WAITING], few.counts[State.WAITING]) == (10, 8)
+    counting = [query["sql"] for query in captured if "COUNT(" in query["sql"]]
+    assert len(counting) == 1
+    assert counting[0].count("COUNT(") == counting[0].count("LIMIT 11")
+
+
+def test_a_new_scheduler_knows_how_many_have_ended(make_storage: MakeStorage) -> None:
+    first = make_storage()
+    first.connect()
+    some_of_each(first)
+    first.close()
+    second = make_storage()
+    second.connect()
+    ended = (State.COMPLETED, State.CANCELLED)
+    assert [second.overview().queues[0].counts[state] for state in ended] == [1, 1]
+
+    a_completed_job(second, queue="another")
+    second.clean(QUEUE, frozenset({State.COMPLETED}), before=1 << 60)
+
+    for found in second.overview().queues:
+        assert found.counts == second.counts(found.name)
+
+
+def test_the_overview_of_the_scheduler_asks_no_table(scheduler: DatabaseStorage) -> None:
+    a_waiting_job(scheduler)
+
+    with CaptureQueriesContext(connection) as captured:
+        scheduler.overview()
+
+    assert list(captured) == []
+
+
+def test_a_client_has_the_schedulers_explanation(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+    waiting = a_waiting_job(client)
+    scheduler.register_worker(worker())
+
+    found = client.explain(QUEUE, waiting)
+
+    assert found is not None
+    assert (found.verdict, found.before) == ("waiting_turn", 0)
+    assert client.explain(QUEUE, "nobody") is None
+
+
+def test_without_a_scheduler_there_is_no_worker(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+    scheduler.register_worker(worker())
+    waiting, active = a_waiting_job(scheduler, priority=-1), an_active_job(scheduler).id
+    blocked = enqueue(scheduler, depends_on=((QUEUE, waiting), (QUEUE, a_completed_job(scheduler))))
+    delayed, done = a_delayed_job(scheduler), a_completed_job(scheduler)
+    scheduler.close()
+
+    def verdict(job_id: str) -> str:
+        found = client.explain(QUEUE, job_id)
+        assert found is not None
+        if job_id == blocked:
+            assert found.unmet == (Dependency(QUEUE, waiting, State.WAITING),)
+        return found.verdict
+
+    assert [verdict(one) for one in (waiting, active, blocked, delayed, done)] == [
+        "no_worker",
+        "lease_of_dead_worker",
+        "blocked",
+        "delayed",
+        "not_pending",
+    ]
+    assert client.explain(QUEUE, "nobody") is None
+    client.pause(QUEUE)
+    assert verdict(waiting) == "paused"
+
+
+def test_every_process_reads_the_buckets(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+    enqueue_many(scheduler, 3)
+    client.record_runs([RunStats(QUEUE, "a", 1, 0, 0, 0, NO_TIMES, NO_TIMES)])
+    scheduler.maintain()
+    span = (scheduler.overview().at, scheduler.overview().at + 1, DAY)
+
+    for queues in (None, [QUEUE]):
+        for by_name in (False, True):
+            expected = scheduler.series(queues, *span, by_name=by_name)
+            assert client.series(queues, *span, by_name=by_name) == expected
+            assert sum(one.enqueued + one.completed for one in expected) == (1 if by_name else 3)
+
+
+def test_a_new_scheduler_goes_on_with_the_buckets(make_storage: MakeStorage) -> None:
+    for _ in range(2):
+        storage = make_storage()
+        storage.connect()
+        enqueue_many(storage, 3)
+        storage.close()  # what has not been noted is noted at the end
+
+    now = storage.overview().at
+    [bucket] = storage.series([QUEUE], now, now + 1, DAY)
+
+    assert bucket.enqueued == 6
+
+
+def test_what_cannot_be_noted_is_noted_later(
+    scheduler: DatabaseStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OperationalError("away")
+
+    enqueue_many(scheduler, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr("djqueue.storage.database.metrics.DatabaseMetrics._load", broken)
+        with pytest.raises(StorageUnavailableError):
+            scheduler.maintain()
+    scheduler.maintain()
+
+    now = scheduler.overview().at
+    assert scheduler.series([QUEUE], now, now + 1, DAY)[0].enqueued == 3
+
+
+def test_old_buckets_are_removed_in_parts(make_storage: MakeStorage) -> None:
+    clock = FakeClock()
+    storage = make_storage(clock=clock, metrics=Tiers(minute=DAY, hour=DAY, day=3 * DAY))
+    storage.connect()
+    enqueue(storage)
+    storage.maintain()
+    clock.advance(2 * DAY)
+    storage.maintain()
+
+    assert list(MetricBucket.objects.values_list("tier", flat=True)) == [DAY]
+
+
+@pytest.mark.parametrize("cursor", [None, ">50:", "<50:"])
+def test_a_page_is_read_by_an_index(client: DatabaseStorage, cursor: str | None) -> None:
+    place = place_of(cursor, newest_first=True)
+
+    plan = Inspector("default").placed(QUEUE, State.COMPLETED, place)[:11].explain()
+
+    if connection.vendor == "sqlite":
+        assert "djqueue_job_state_id" in plan
+        assert "TEMP B-TREE" not in plan
+    else:
+        # Of an empty table, or of one that it knows nothing of, it would take any index.
+        about = {
+            "name": "n",
+            "state": "completed",
+            "payload": b"",
+            "options": b"\x80",
+            "content_type": MSGPACK,
+        }
+        times = {"created_at": 1, "run_at": 1}
+        for queue, many in (("other", 3_000), (QUEUE, 30)):
+            rows = (Job(queue=queue, job_id=str(n), **about, **times) for n in range(many))
+            Job.objects.bulk_create(rows)
+        with connection.cursor() as cursor_of_database:
+            cursor_of_database.execute("ANALYZE djqueue_job")
+            cursor_of_database.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+        plan = Inspector("default").placed(QUEUE, State.COMPLETED, place)[:11].explain()
+        connection.close()
+        # Where an id leaves few rows, the primary key serves as well.
+        assert "djqueue_job_state_id" in plan or (cursor and "djqueue_job_pkey" in plan)
+        assert "Sort" not in plan
+
+
+def test_the_scheduler_tells_of_itself_and_of_its_journal(
+    scheduler: DatabaseStorage, client: DatabaseStorage
+) -> None:
+    enqueue(scheduler)
+    scheduler.maintain()
+
+    for storage in (scheduler, client):
+        lines = {line.key: line for line in storage.diagnostics().lines}
+        assert lines["scheduler.holder"].value.startswith(f"process {os.getpid()} on ")
+        assert lines["scheduler.tick"].level == lines["journal.flushed"].level == "ok"
+        assert lines["journal.backlog"].value == "0"
+        assert lines["server.version"].value
+
+
+def test_without_a_scheduler_that_is_what_is_told(client: DatabaseStorage) -> None:
+    with CaptureQueriesContext(connection) as captured:
+        lines = {line.key: line for line in client.diagnostics().lines}
+
+    assert lines["scheduler.holder"].level == "bad"
+    assert "journal.backlog" not in lines
+    assert not any("COUNT(" in query["sql"] for query in captured)
+    if connection.vendor == "postgresql":
+        assert re.match(r"about \d+ rows", lines["tables.djqueue_job"].value.replace(",", ""))
+
+
+def test_without_a_scheduler_a_flow_is_read_from_the_tables(
+    scheduler: DatabaseStorage, client: DatabaseStorage
+) -> None:
+    first = a_completed_job(scheduler)
+    second = enqueue(scheduler)
+    third = enqueue(scheduler, depends_on=((QUEUE, first), (QUEUE, second)))
+    fourth = enqueue(scheduler, queue="elsewhere", depends_on=((QUEUE, third),))
+    there = scheduler.flow(QUEUE, second)
+    scheduler.close()
+
+    found = client.flow(QUEUE, second)
+
+    assert found is not None
+    assert found == there
+    assert {node.id for node in found.nodes} == {first, second, third, fourth}
+
+
+def test_without_a_scheduler_so_many_blocked_jobs_are_looked_at(
+    client: DatabaseStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capped, "BLOCKED", 3)
+    first = enqueue(client)
+    for _ in range(5):
+        enqueue(client, depends_on=((QUEUE, first),))
+
+    with CaptureQueriesContext(connection) as captured:
+        found = client.flow(QUEUE, first)
+
+    assert found is not None
+    assert len(found.nodes) == 4
+    assert any("LIMIT 3" in query["sql"] for query in captured)

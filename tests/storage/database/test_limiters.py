@@ -1,0 +1,75 @@
+"""Limiters in the database: what was said to them outlives a restart."""
+
+import pytest
+
+from djqueue import models
+from djqueue.core.limiter import Rate
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import LimiterPolicy
+from djqueue.testing.factories import claim, enqueue_many
+
+QUEUES = ("charges", "refunds")
+POLICIES = {queue: QueuePolicy(limiter="stripe") for queue in QUEUES}
+
+
+@pytest.fixture
+def make(make_storage):
+    def make(**limits):
+        return make_storage(policies=POLICIES, limiters={"stripe": LimiterPolicy(**limits)})
+
+    return make
+
+
+@pytest.mark.parametrize("said", [(Rate(2, 60_000), None), (None, 5), (None, None)])
+def test_what_was_said_to_a_limiter_outlives_a_restart(make, said):
+    first = make(concurrency=3)
+    first.connect()
+    first.set_limiter("stripe", *said)
+    first.close()
+    second = make(concurrency=1)
+    assert second.limiter_state("stripe")[:2] == said
+    second.connect()
+
+    assert second.limiter_state("stripe")[:2] == said
+    for queue in QUEUES:
+        enqueue_many(second, 5, queue=queue)
+    assert len(claim(second, 20)) == (2 if said[0] else said[1] or 10)
+
+
+def test_what_the_settings_say_counts_again_once_it_has_been_said(make):
+    first = make(concurrency=3)
+    first.connect()
+    first.set_limiter("stripe", None, 5)
+    first.set_limiter("stripe", None, 3)
+    assert not models.LimiterState.objects.exists()
+    first.close()
+
+    assert make(concurrency=4).limiter_state("stripe") == (None, 4, 0, None, ())
+
+
+def test_a_client_limits_with_a_scheduler_and_without(make):
+    client, scheduler = make(concurrency=3), make(concurrency=3)
+    client.set_limiter("stripe", Rate(9, 60_000), 2)
+    assert client.limiter_state("stripe") == (Rate(9, 60_000), 2, 0, 9, ())
+    scheduler.connect()
+    enqueue_many(scheduler, 5, queue=QUEUES[0])
+    assert len(claim(scheduler, 10)) == 2
+    state = client.limiter_state("stripe")
+    assert (state.used, state.free, state.tokens, state.waiting) == (2, 0, 7, QUEUES[:1])
+
+    client.set_limiter("stripe", None, 4)
+
+    assert len(claim(scheduler, 10)) == 2
+
+
+def test_a_scheduler_that_died_leaves_no_permit_taken(make):
+    first = make(concurrency=2)
+    first.connect()
+    enqueue_many(first, 5, queue=QUEUES[0])
+    claim(first, 2)
+    first.close()
+    second = make(concurrency=2)
+    second.connect()
+
+    assert second.limiter_state("stripe").used == 0
+    assert len(claim(second, 9)) == 2

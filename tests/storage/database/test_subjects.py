@@ -1,0 +1,74 @@
+"""Jobs about a subject in the tables: what a read of them costs, and what other processes see."""
+
+import pytest
+from django.db import connection
+
+from djqueue.core.options import MSGPACK
+from djqueue.core.states import State
+from djqueue.models import Job
+from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.database.inspector import Inspector
+from djqueue.testing.factories import QUEUE, a_completed_job, a_delayed_job, enqueue
+
+ORDER = "shop.order:7"
+
+
+def rows(count: int) -> None:
+    about = {"name": "n", "state": "completed", "payload": b"", "options": b"\x80", "content_type": MSGPACK}
+    Job.objects.bulk_create(
+        [
+            Job(
+                queue=QUEUE,
+                job_id=f"j{n}",
+                created_at=1_000 + n,
+                run_at=1_000 + n,
+                subject=f"shop.order:{n % 50}" if n % 2 else None,
+                **about,
+            )
+            for n in range(count)
+        ]
+    )
+
+
+@pytest.mark.parametrize("cursor", [None, ">1500:500"])
+@pytest.mark.parametrize("queues", [None, [QUEUE]])
+def test_a_page_is_read_by_the_index(
+    client: DatabaseStorage, cursor: str | None, queues: list[str] | None
+) -> None:
+    rows(5_000)
+    with connection.cursor() as run:
+        run.execute("ANALYZE djqueue_job")
+        if connection.vendor == "postgresql":
+            # It would sort so few rows rather than read them in order.
+            run.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+
+    plan = Inspector("default").mentions(ORDER, cursor, queues)[:11].explain()
+    connection.close()
+
+    assert "djqueue_job_subject" in plan
+    assert "TEMP B-TREE" not in plan
+    assert "Sort" not in plan
+
+
+def test_jobs_without_a_subject_are_not_in_the_index(client: DatabaseStorage) -> None:
+    [index] = [one for one in Job._meta.indexes if one.name == "djqueue_job_subject"]
+
+    assert str(index.condition) == "(AND: ('subject__isnull', False))"
+
+
+def test_every_process_reads_what_the_tables_have(
+    scheduler: DatabaseStorage, client: DatabaseStorage
+) -> None:
+    ids = [a_completed_job(scheduler, subject=ORDER), a_delayed_job(scheduler, subject=ORDER)]
+    scheduler.about(ORDER, 9)  # as a scheduler has it, it is written
+    ids.append(enqueue(client, subject=ORDER))
+
+    found = client.about(ORDER, 9).jobs
+
+    assert {one.id for one in found} >= set(ids[:2])
+    scheduler.close()
+    assert {(one.id, one.state) for one in client.about(ORDER, 9).jobs} == {
+        (ids[0], State.COMPLETED),
+        (ids[1], State.DELAYED),
+        (ids[2], State.WAITING),
+    }

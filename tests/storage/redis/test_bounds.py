@@ -1,0 +1,148 @@
+"""What a queue keeps: the counters in Redis, and what its scripts take at a time."""
+
+from contextlib import closing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
+from djqueue.core.states import State
+from djqueue.storage.redis import RedisStorage
+from djqueue.storage.redis import storage as redis_storage
+from djqueue.testing import factories as f
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract import POLICIES
+from djqueue.testing.contract.case import MEASURED, bounded
+from tests.storage.measured import sums, walk
+
+KEPT = 100
+QUEUE = "bounded"
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def make(redis_options, clock):
+    made = []
+
+    def make(retention, **given):
+        policies = {QUEUE: QueuePolicy(retention=retention)}
+        made.append(RedisStorage(policies=policies, clock=clock, **redis_options, **given))
+        return made[-1]
+
+    yield make
+    for storage in made:
+        storage.close()
+
+
+def raw(storage, command, name, *arguments):
+    client = storage._connections.sync()
+    return client.execute_command(command, storage.keys(QUEUE).key(name), *arguments)
+
+
+def counters(storage, queue):
+    counts = storage._connections.sync().hgetall(storage.keys(queue).key("count"))
+    letters = {"completed": b"Bc", "cancelled": b"Bx", "failed": b"Bf", "results": b"Br"}
+    return {name: int(counts.get(letter, 0)) for name, letter in letters.items()}
+
+
+def held(storage):
+    client, keys = storage._connections.sync(), storage.keys(MEASURED)
+    entries = client.zrange(keys.key("holds"), 0, -1)
+    return {entry.split(b"\0")[0].decode() for entry in entries}
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=12, deadline=None)
+def test_the_counters_are_the_sums_whatever_happens(redis_server, seed):
+    redis_server.clean()
+    clock = FakeClock()
+    with closing(RedisStorage(policies=POLICIES, clock=clock, **redis_server.options)) as storage:
+        for _ in walk(storage, seed, clock.advance, 80):
+            assert counters(storage, MEASURED) == sums(storage, held(storage))
+        keys, client = storage.keys(MEASURED), storage._connections.sync()
+        ended = sum(storage.counts(MEASURED)[state] for state in ("completed", "cancelled", "failed"))
+        assert client.hlen(keys.key("sizes")) == ended
+        storage.obliterate(MEASURED, force=True)
+        left = [client.exists(keys.key(name)) for name in ("sizes", "results", "details", "count")]
+        assert left == [0, 0, 0, 0]
+
+
+def test_a_queue_without_bounds_keeps_no_sizes(make):
+    storage = make(Retention())
+    bounded(storage, QUEUE)
+    f.a_completed_job(storage, queue=QUEUE)
+    f.a_failed_job(storage, queue=QUEUE)
+
+    assert [raw(storage, "EXISTS", name) for name in ("sizes", "results", "details")] == [0, 0, 0]
+    assert raw(storage, "HMGET", "meta", "bounds", "bytes") == [None, None]
+    assert set(counters(storage, QUEUE).values()) == {0}
+
+
+def test_bounds_that_are_taken_back_leave_nothing(make):
+    first = make(Retention(completed=Keep(bytes=1_000), logs=KeepOfJob(age=1_000)))
+    bounded(first, QUEUE)
+    f.a_completed_job(first, queue=QUEUE, id="a")
+    assert raw(first, "EXISTS", "sizes") == 1
+
+    second = make(Retention())
+    second.maintain()
+
+    assert [raw(second, "EXISTS", name) for name in ("sizes", "results")] == [0, 0]
+    assert set(counters(second, QUEUE).values()) == {0}
+    second.remove(QUEUE, ["a"])
+    assert raw(second, "EXISTS", "details") == 0
+
+
+@pytest.mark.parametrize("bound", [Keep(count=KEPT), Keep(bytes=KEPT * 20)])
+def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypatch, bound):
+    storage = make(Retention(completed=bound))
+    bounded(storage, QUEUE)
+    for _ in range(20):
+        f.enqueue_many(storage, 5_000, queue=QUEUE, payloads=[b"0123456789"] * 5_000)
+        f.finish(storage, *(f.completing(one, b"0123456789") for one in f.claim(storage, 5_000)))
+    most, calls, ran = 0, 0, 0
+    run = storage._trips._one
+
+    def look(call):
+        nonlocal most, calls, ran
+        if getattr(call, "script", None) is not None and call.script.name == "expire":
+            calls += 1
+            most = max(most, len(call.keys) // 2)
+            if calls % 10 == 0:
+                # In between, another worker's job comes and ends.
+                f.a_completed_job(other, queue="other")
+                ran += 1
+        return run(call)
+
+    other = make(Retention())
+    monkeypatch.setattr(storage._trips, "_one", look)
+    rounds = 0
+    while any(storage.maintain()):
+        rounds += 1
+
+    assert storage.counts(QUEUE)[State.COMPLETED] == KEPT
+    assert most <= redis_storage.SWEEP
+    assert (calls >= 199, ran >= 19, rounds) == (True, True, 2)
+
+
+def test_many_results_attempts_and_lines_go_in_one_round(make, clock):
+    storage = make(Retention(results=KeepResults(age=50, bytes=10**9), logs=KeepOfJob(age=50)))
+    bounded(storage, QUEUE)
+    f.enqueue_many(storage, 1_500, queue=QUEUE)
+    claimed = f.claim(storage, 1_500)
+    storage.report([f.report_of(one, None, [(1, "line")]) for one in claimed])
+    f.finish(storage, *map(f.completing, claimed))
+    clock.advance(51)
+
+    storage.maintain()
+
+    assert [raw(storage, "EXISTS", name) for name in ("results", "details")] == [0, 0]
+    assert counters(storage, QUEUE)["results"] == 0
+    records = storage.jobs(QUEUE, [one.id for one in claimed])
+    assert {(record.result, record.logs) for record in records} == {(None, ())}

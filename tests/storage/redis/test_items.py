@@ -1,0 +1,148 @@
+"""What is left in Redis of the items of generators: nothing that outlives its job, or its result."""
+
+from contextlib import closing
+
+import pytest
+
+from djqueue.core.states import State
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.factories import (
+    QUEUE,
+    an_active_job,
+    cancelling,
+    claim_one,
+    completing,
+    counts,
+    emit,
+    failing,
+    finish,
+    job,
+    retrying,
+)
+
+DAY = 86_400_000
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def storage(redis_options, clock):
+    with closing(RedisStorage(clock=clock, **redis_options)) as made:
+        yield made
+
+
+@pytest.fixture
+def key_of(storage):
+    """(type, entries, seconds until it expires) of the key of a job's items; None without one."""
+    client = storage._connections.sync()
+
+    def find(job_id="a"):
+        key = storage.keys(QUEUE).items(job_id)
+        if not client.exists(key):
+            return None
+        return client.type(key), client.llen(key), client.ttl(key)
+
+    return find
+
+
+def a_run(storage, **options):
+    run = an_active_job(storage, id="a", **options)
+    assert emit(storage, run, b"one", b"two")
+    return run
+
+
+def test_a_plain_job_with_items_is_completed_with_its_letter(storage, key_of):
+    run = a_run(storage)
+    assert key_of() == (b"list", 2, -1)
+
+    assert finish(storage, completing(run)) == [True]
+
+    assert counts(storage) == {State.COMPLETED: 1}
+    kind, many, ttl = key_of()
+    assert (kind, many) == (b"list", 2)
+    assert 3_500 < ttl <= 3_600
+
+
+def test_the_key_lasts_as_long_as_the_result(storage, key_of):
+    finish(storage, completing(a_run(storage, result_ttl=60_000, retention=DAY)))
+
+    assert 50 < key_of()[2] <= 60
+
+
+def test_it_stays_with_a_result_that_does(storage, key_of):
+    finish(storage, completing(a_run(storage, result_ttl=None)))
+
+    assert key_of() == (b"list", 2, -1)
+
+
+def test_an_earlier_runs_items_go_when_the_job_completes_without_any(storage, key_of):
+    finish(storage, retrying(a_run(storage)))
+    finish(storage, completing(claim_one(storage)))
+
+    assert key_of() is None
+    assert job(storage, "a").items == 0
+
+
+def test_another_runs_first_item_takes_their_place(storage, key_of):
+    finish(storage, retrying(a_run(storage)))
+
+    emit(storage, claim_one(storage), b"three")
+
+    assert key_of() == (b"list", 1, -1)
+
+
+@pytest.mark.parametrize("how", [completing, failing, cancelling])
+def test_they_go_with_the_record(storage, key_of, how, clock):
+    finish(storage, how(a_run(storage)))
+
+    clock.advance(365 * DAY)
+    storage.maintain()
+
+    assert counts(storage) == {}
+    assert key_of() is None
+
+
+def test_many_plain_records_beside_one_with_items_are_forgotten_together(storage, key_of, clock):
+    for number in range(20):
+        finish(storage, completing(an_active_job(storage, id=str(number))))
+    finish(storage, completing(a_run(storage)))
+
+    clock.advance(DAY)
+    storage.maintain()
+
+    assert counts(storage) == {}
+    assert key_of() is None
+
+
+@pytest.mark.parametrize("how", [completing, failing, cancelling, retrying, None])
+def test_they_go_with_the_queue(storage, key_of, how):
+    run = a_run(storage)
+    if how is not None:
+        finish(storage, how(run))
+
+    storage.obliterate(QUEUE, force=True)
+
+    assert key_of() is None
+    left = {key for key in storage._connections.sync().keys("*") if b":lane:" not in key}
+    assert left <= {storage.keys(QUEUE).key(name) for name in ("meta", "inbox")}
+
+
+def test_a_job_that_is_moved_leaves_none_behind(storage, key_of):
+    finish(storage, retrying(a_run(storage)))
+
+    storage.move(QUEUE, ["a"], "other")
+
+    assert key_of() is None
+
+
+def test_what_an_obliterated_queue_left_is_no_item_of_its_next_job(storage, key_of):
+    client = storage._connections.sync()
+    client.rpush(storage.keys(QUEUE).items("a"), b"left behind")
+
+    a_run(storage)
+
+    assert key_of() == (b"list", 2, -1)

@@ -1,0 +1,55 @@
+"""Jobs that are put aside in Redis, and published together."""
+
+from contextlib import closing
+
+import pytest
+
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing import contract
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract.staging import WRITE, fresh, place, staged
+from djqueue.testing.factories import QUEUE
+
+
+class RedisStagingContract(contract.StagingContract):
+    @pytest.fixture
+    def storage(self, options):
+        self.clock = FakeClock()
+        with closing(RedisStorage(policies=contract.POLICIES, clock=self.clock, **options)) as storage:
+            yield storage
+
+    def advance(self, milliseconds):
+        self.clock.advance(milliseconds)
+
+
+class TestSingle(RedisStagingContract):
+    @pytest.fixture
+    def options(self, redis_options):
+        return redis_options
+
+
+class TestCluster(RedisStagingContract):
+    @pytest.fixture
+    def options(self, cluster_options):
+        return cluster_options
+
+
+def test_all_of_a_part_expires_with_its_first_chunk(redis_options, redis_server):
+    with closing(RedisStorage(**redis_options)) as storage:
+        staged(storage, {"a": [fresh(1)]}, lifetime=50_000)
+        staged(storage, {"a": [fresh(1), fresh(1)]}, lifetime=90_000)
+        keys = storage.keys(QUEUE)
+        with redis_server.client() as redis:
+            lifetimes = [redis.pttl(key) for key in (keys.staged(WRITE, "a"), keys.parts(WRITE))]
+
+    assert all(0 < lifetime <= 50_000 for lifetime in lifetimes)
+
+
+def test_a_manifest_keeps_what_it_names_for_a_week(redis_options, redis_server):
+    with closing(RedisStorage(**redis_options)) as storage:
+        manifest = staged(storage, {"a": [fresh(1)]}, lifetime=50_000)
+        place(storage).begin(manifest, 1_000)
+        with redis_server.client() as redis:
+            keys = storage.keys(QUEUE)
+            assert redis.pttl(keys.staged(WRITE, "a")) > 600_000_000
+            assert redis.pttl(keys.published(manifest.app)) == -1, "what was begun is known until it is done"

@@ -17,8 +17,8 @@ install: $(VENV)/.installed ## Make the virtual environment with all that develo
 
 test: lint ## Check the code, then run every test: all on SQLite, the database's on PostgreSQL too
 	@scripts/system-packages.sh redis postgresql chromium gettext
-	$(BIN)/python -m pytest $(XDIST) $(ARGS)
-	$(BIN)/python -m tests.servers postgresql $(BIN)/python -m pytest $(XDIST) -m "database and not slow" $(ARGS)
+	@scripts/run-tests.sh $(BIN)/python $(XDIST) $(ARGS)
+	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "database and not slow" $(ARGS)
 
 test-spark: $(VENV)/.spark-installed ## Run the tests of the Spark connector, in Spark itself too
 	@scripts/system-packages.sh redis

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -144,23 +145,24 @@ class Server:
             raise
         return listener
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = self._loop.create_task(Session(self, reader, writer).run())
         self._sessions.add(task)
-        try:
-            await Session(self, reader, writer).run()
-        except asyncio.CancelledError:
-            # This is how the server hangs up; the task has nobody who would want to know.
-            pass
-        finally:
-            self._sessions.discard(task)
+        task.add_done_callback(partial(self._ended, writer.transport))
+
+    def _ended(self, transport: asyncio.WriteTransport, task: asyncio.Task[None]) -> None:
+        self._sessions.discard(task)
+        # Also of one that was cancelled before its first step, or twice: nothing of it stays open.
+        transport.abort()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("A session with another process failed.", exc_info=error)
 
     async def _end_sessions(self) -> None:
-        for task in self._sessions:
+        sessions = set(self._sessions)
+        for task in sessions:
             task.cancel()
-        if self._sessions:
-            await asyncio.wait(self._sessions, timeout=GRACE)
+        if sessions:
+            await asyncio.wait(sessions, timeout=GRACE)
 
     def _remove_socket(self) -> None:
         if self._inode:

@@ -135,3 +135,24 @@ def settings_of(url: str) -> dict[str, Any]:
         "USER": parts.username,
         "NAME": parts.path.removeprefix("/"),
     }
+
+
+@pytest.fixture
+def analyze():
+    """Lets the database learn what the table of jobs has; other tests plan without."""
+
+    def run():
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE djqueue_job")
+            if connection.vendor == "postgresql":
+                # It would sort so few rows rather than read them in order.
+                cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+
+    yield run
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sqlite_stat1'")
+            if cursor.fetchone():
+                cursor.execute("DELETE FROM sqlite_stat1")
+                cursor.execute("ANALYZE sqlite_schema")
+    connection.close()

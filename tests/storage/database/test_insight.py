@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 
 import pytest
 from django.db import OperationalError, connection
@@ -207,7 +208,9 @@ def test_old_buckets_are_removed_in_parts(make_storage: MakeStorage) -> None:
 
 
 @pytest.mark.parametrize("cursor", [None, ">50:", "<50:"])
-def test_a_page_is_read_by_an_index(client: DatabaseStorage, cursor: str | None) -> None:
+def test_a_page_is_read_by_an_index(
+    client: DatabaseStorage, analyze: Callable[[], None], cursor: str | None
+) -> None:
     place = place_of(cursor, newest_first=True)
 
     plan = Inspector("default").placed(QUEUE, State.COMPLETED, place)[:11].explain()
@@ -228,11 +231,8 @@ def test_a_page_is_read_by_an_index(client: DatabaseStorage, cursor: str | None)
         for queue, many in (("other", 3_000), (QUEUE, 30)):
             rows = (Job(queue=queue, job_id=str(n), **about, **times) for n in range(many))
             Job.objects.bulk_create(rows)
-        with connection.cursor() as cursor_of_database:
-            cursor_of_database.execute("ANALYZE djqueue_job")
-            cursor_of_database.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+        analyze()
         plan = Inspector("default").placed(QUEUE, State.COMPLETED, place)[:11].explain()
-        connection.close()
         # Where an id leaves few rows, the primary key serves as well.
         assert "djqueue_job_state_id" in plan or (cursor and "djqueue_job_pkey" in plan)
         assert "Sort" not in plan

@@ -28,7 +28,7 @@ from djqueue.core.errors import (
 )
 from djqueue.core.limiter import Rate
 from djqueue.core.states import State
-from djqueue.storage.database import DatabaseStorage, journal, session
+from djqueue.storage.database import DatabaseStorage, journal, server, session
 from djqueue.storage.database.address import parse_address
 from djqueue.storage.database.remote import connect
 from djqueue.storage.database.wire import LENGTH, MAX_FRAME, pack, unpack
@@ -404,6 +404,32 @@ def test_a_scheduler_ends_whatever_its_clients_do(make_storage: MakeStorage) -> 
         assert silent.is_hung_up_on()
         assert half.is_hung_up_on()
     connected(make_storage)
+
+
+def test_a_client_whose_answer_takes_too_long_is_hung_up_on(
+    make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "GRACE", 0.01)
+    scheduler = connected(make_storage)
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def counts(queue: str) -> dict[State, int]:
+        asked.set()
+        assert goes_on.wait(PATIENCE)
+        return {}
+
+    assert scheduler._server is not None
+    monkeypatch.setattr(scheduler._server.storage, "counts", counts)
+    with Stranger(scheduler) as stranger:
+        stranger.says(pack([1, "counts", [QUEUE], {}]))
+        assert asked.wait(PATIENCE)
+        closing = threading.Thread(target=scheduler.close)
+        closing.start()
+        try:
+            assert stranger.is_hung_up_on()
+        finally:
+            goes_on.set()
+            closing.join()
 
 
 # What goes over it.

@@ -1,7 +1,8 @@
 """Jobs about a subject in the tables: what a read of them costs, and what other processes see."""
 
+from collections.abc import Callable
+
 import pytest
-from django.db import connection
 
 from djqueue.core.options import MSGPACK
 from djqueue.core.states import State
@@ -33,17 +34,12 @@ def rows(count: int) -> None:
 @pytest.mark.parametrize("cursor", [None, ">1500:500"])
 @pytest.mark.parametrize("queues", [None, [QUEUE]])
 def test_a_page_is_read_by_the_index(
-    client: DatabaseStorage, cursor: str | None, queues: list[str] | None
+    client: DatabaseStorage, analyze: Callable[[], None], cursor: str | None, queues: list[str] | None
 ) -> None:
     rows(5_000)
-    with connection.cursor() as run:
-        run.execute("ANALYZE djqueue_job")
-        if connection.vendor == "postgresql":
-            # It would sort so few rows rather than read them in order.
-            run.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+    analyze()
 
     plan = Inspector("default").mentions(ORDER, cursor, queues)[:11].explain()
-    connection.close()
 
     assert "djqueue_job_subject" in plan
     assert "TEMP B-TREE" not in plan

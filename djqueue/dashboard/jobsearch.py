@@ -5,12 +5,15 @@ rows alone, and the answer says so.
 """
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 import msgpack
 from django.db import connections
-from django.db.models import BinaryField, F, Func, IntegerField, Min, QuerySet, Value
+from django.db.models import BinaryField, F, Func, IntegerField, Min, Q, QuerySet, Value
 from django.db.models.functions import Left
+from django.db.models.lookups import GreaterThan
 
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.job import JobError, JobRecord
@@ -22,12 +25,15 @@ from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.rows import unpack_options
 
 from . import keyset
+from .byargument import Argument
 from .tables import rows_of
 
 WINDOW = 100_000
 """Rows, the newest, among which is looked for what no index helps with."""
 QUEUES = 50
 """Queues whose newest jobs are listed together: those with most of them."""
+OPENED = 10_000
+"""Rows, the newest, whose payloads are looked through."""
 MESSAGE = 300
 """Characters of an error that a list reads."""
 LARGE = ("payload", "progress", "error_message", "traceback")
@@ -51,6 +57,7 @@ class Wanted(NamedTuple):
     until: int | None = None
     id: str = ""
     """The beginning of it."""
+    argument: Argument | None = None
 
     @property
     def needs_rows(self) -> bool:
@@ -64,7 +71,8 @@ class Found(NamedTuple):
     jobs: list[JobRecord]
     page: keyset.Found
     window: str
-    """Among which rows was looked: `all` | `queue`: the newest of the queue and state | `newest` of all."""
+    """Among which rows was looked: `all` | `queue`: the newest of the queue and state | `newest` of all |
+    `opened`: the newest of either, as their payloads had to be looked through."""
 
 
 def states_with_rows(storage: Storage) -> frozenset[State]:
@@ -95,15 +103,20 @@ def search(wanted: Wanted, queues: Sequence[str] | None, at: str) -> Found:
         rows, window = rows.filter(queue=wanted.queue, state=wanted.state.value), "queue"
     elif wanted == Wanted() and queues is None:
         window = "all"  # the newest of everything
+    many = WINDOW
+    if wanted.argument is not None:
+        window, many = "opened", OPENED
     if wanted.until is not None:
         rows = rows.filter(pk__lte=_last_before(wanted.until + SLACK))
     if window != "all":
-        floor = rows.order_by("-pk")[:WINDOW].aggregate(floor=Min("pk"))["floor"]
+        floor = rows.order_by("-pk")[:many].aggregate(floor=Min("pk"))["floor"]
         rows = rows.filter(pk__gte=floor or 0)
     if queues is not None:
         rows = rows.filter(queue__in=list(queues))
-    page = keyset.page(_listed(_matching(rows, wanted)), at)
-    jobs = [_record(row) for row in page.rows]
+    page = keyset.page(_listed(_matching(rows, wanted), wanted.argument is not None), at)
+    jobs = [
+        _record(row) for row in page.rows if wanted.argument is None or wanted.argument.is_in(_opened(row))
+    ]
     return Found([job for job in jobs if wanted.tag in ("", *job.options.tags)], page, window)
 
 
@@ -123,10 +136,14 @@ def _matching(rows: "QuerySet[Job]", wanted: Wanted) -> "QuerySet[Job]":
     if wanted.until is not None:
         given["created_at__lt"] = to_datetime(wanted.until)
     if wanted.tag:
-        needle: bytes = msgpack.packb(wanted.tag)
-        rows = rows.alias(holds=Holds(F("options"), Value(needle, output_field=BinaryField())))
-        given["holds__gt"] = 0
+        rows = rows.filter(_holding("options", msgpack.packb(wanted.tag)))
+    if wanted.argument is not None:
+        rows = rows.filter(reduce(or_, (_holding("payload", one) for one in wanted.argument.needles)))
     return rows.filter(**given)
+
+
+def _holding(column: str, needle: bytes) -> Q:
+    return Q(GreaterThan(Holds(F(column), Value(needle, output_field=BinaryField())), 0))
 
 
 class Holds(Func):
@@ -179,8 +196,9 @@ def _together(parts: "Sequence[QuerySet[Job]]") -> "QuerySet[Job, Any]":
     return first.union(*others, all=True) if others else first
 
 
-def _listed(rows: "QuerySet[Job]") -> "QuerySet[Job]":
-    return rows.defer(*LARGE).annotate(message=Left("error_message", MESSAGE))
+def _listed(rows: "QuerySet[Job]", with_payloads: bool = False) -> "QuerySet[Job]":
+    large = [column for column in LARGE if not with_payloads or column != "payload"]
+    return rows.defer(*large).annotate(message=Left("error_message", MESSAGE))
 
 
 def _record(row: Any) -> JobRecord:
@@ -209,6 +227,10 @@ def _record(row: Any) -> JobRecord:
         history=(),
         logs=(),
     )
+
+
+def _opened(row: Any) -> JobRecord:
+    return _record(row)._replace(payload=bytes(row.payload))
 
 
 def _rows() -> "QuerySet[Job]":

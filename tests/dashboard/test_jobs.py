@@ -7,7 +7,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from djqueue import Queue
+from djqueue import Queue, job
 from djqueue.client import get_storage
 from djqueue.client.deadletters import fingerprint
 from djqueue.core.states import State
@@ -167,7 +167,7 @@ def test_without_tables_the_other_filters_cannot_be_used_and_the_page_says_why(c
     Queue("emails").enqueue(1, id="job-1")
     html = page(client, state="waiting", name="no.such.job")
     assert "only queue and whole id can be asked for" in html
-    assert html.count(" disabled") == 6
+    assert html.count(" disabled") == 7
     assert "job-1" in html
 
 
@@ -196,6 +196,67 @@ def test_each_filter_finds_its_jobs(client, database):
         assert listed(client, **{"state": "waiting", "queue": "emails", **query}) == [job_id], query
     assert "old" not in listed(client, state="waiting", since="2026-05-15T00:00:00")
     assert listed(client, state="waiting", name="shop.jobs.other", priority="9") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("order_id:7", ["number"]),
+        ("kwargs.order_id:7", ["number"]),
+        ("order_id: 7 ", ["number"]),
+        ('order_id:"7"', ["text"]),
+        ("order_id:70", []),
+        ("city:New York", ["city"]),
+        ("order.id:7", ["deep"]),
+        ("order.lines.0:7", ["deep"]),
+        ("id:7", []),
+        ("flag:true", ["flag"]),
+        ("flag:1", []),
+        ("password:7", []),
+        ("args.0:7", []),
+        ("order_id:18446744073709551616", []),
+    ],
+)
+def test_jobs_are_found_by_their_arguments(client, database, text, ids):
+    for name, kwargs in {
+        "number": {"order_id": 7},
+        "other": {"order_id": 8},
+        "text": {"order_id": "7"},
+        "city": {"city": "New York"},
+        "deep": {"order": {"lines": [7], "id": 7}},
+        "flag": {"flag": True},
+        "secret": {"password": 7},
+        "unknown": {},
+    }.items():
+        make_job(job_id=name, payload={"args": [7] if name == "unknown" else [], "kwargs": kwargs})
+
+    assert sorted(listed(client, state="waiting", argument=text)) == (
+        ["number", "text"] if ids == ["number"] else ids
+    )
+    assert "newest 10,000 jobs" in page(client, state="waiting", argument=text)
+
+
+@job(name="tests.dashboard.add")
+def add(left, right):
+    return left + right
+
+
+def test_jobs_are_found_by_the_place_of_an_argument_that_their_function_names(client, database):
+    name = "tests.dashboard.add"
+    make_job(job_id="mine", name=name, payload={"args": [7, 8], "kwargs": {}})
+    make_job(job_id="theirs", name=name, payload={"args": [8, 7], "kwargs": {}})
+
+    assert listed(client, state="waiting", argument="args.0:7") == ["mine"]
+    assert listed(client, state="waiting", argument="args.1:7") == ["theirs"]
+    assert listed(client, state="waiting", argument="args.2:7") == []
+
+
+def test_what_is_no_argument_is_told_and_narrows_nothing(client, database):
+    make_job(job_id="plain")
+    for text in ("7", ":7", "order..id:7"):
+        html = page(client, state="waiting", argument=text)
+        assert "Write it as order_id:7" in html
+        assert "plain" in html
 
 
 def test_a_filter_that_is_none_is_told_and_narrows_nothing(client, database):
@@ -257,6 +318,7 @@ def test_jobs_before_a_time_are_found_however_many_came_later(client, database, 
         {"state": "waiting", "queue": "emails"},
         {"state": "failed", "name": "a.b", "tag": "red", "worker": "w", "priority": "1"},
         {"state": "waiting", "queue": "emails", "tag": "red"},
+        {"state": "waiting", "argument": "order_id:7"},
         {"state": "any", "id": "abc", "since": "2026-01-01T00:00", "until": "2026-12-01T00:00"},
     ],
     ids=str,

@@ -12,9 +12,10 @@ from djqueue.client import get_storage, registry
 from djqueue.client.deadletters import read_filter
 from djqueue.conf import get_settings
 from djqueue.core.durations import to_milliseconds
+from djqueue.core.errors import OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import State
-from djqueue.dashboard import failures, jobsearch, queries, rights, ticked, verbs
+from djqueue.dashboard import byargument, failures, jobsearch, queries, rights, ticked, verbs
 from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.jobsearch import Wanted
 from djqueue.dashboard.pages import Pages
@@ -49,6 +50,12 @@ class FilterForm(forms.Form):
     )
     since = forms.DateTimeField(label=gettext_lazy("Enqueued from"), required=False)
     until = forms.DateTimeField(label=gettext_lazy("Before"), required=False)
+    argument = forms.CharField(
+        label=gettext_lazy("Argument"),
+        required=False,
+        max_length=255,
+        widget=forms.TextInput(attrs={"placeholder": "order_id:7"}),
+    )
     error = forms.CharField(required=False, max_length=64, widget=forms.HiddenInput)
 
     def __init__(self, *args: Any, queues: Sequence[str], has_rows: bool, **kwargs: Any) -> None:
@@ -66,6 +73,13 @@ class FilterForm(forms.Form):
             field.disabled = not has_rows and name not in ALWAYS
         if not has_rows:
             self.fields["id"].label = _("A whole id")
+
+    def clean_argument(self) -> byargument.Argument | None:
+        """Where a value is, and what it is."""
+        try:
+            return byargument.read(self.cleaned_data["argument"])
+        except OptionError:
+            raise forms.ValidationError(_("Write it as order_id:7, order.id:7 or args.0:7.")) from None
 
     def wanted(self, state: State | None) -> Wanted:
         """What was filled in; a field that is wrong says nothing."""

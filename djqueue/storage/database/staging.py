@@ -193,7 +193,9 @@ class DatabaseStaging(Staging):
         much, is looked at again when they are not, which they cannot be brought to while they are locked.
         """
         try:
-            return self._enqueued(manifest, places, chunk, certain=False)
+            # In a transaction of the caller's nobody can write, so there is nothing to be looked at again.
+            locked = self._dialect.connection.in_atomic_block
+            return self._enqueued(manifest, places, chunk, certain=locked)
         except _UncertainError as error:
             self._settle(manifest.queue, error.believed)
         return self._enqueued(manifest, places, chunk, certain=True)

@@ -9,7 +9,8 @@ import pytest
 
 from djqueue.contrib.spark import enqueue, register
 from djqueue.storage.redis import RedisStorage
-from tests.contrib.spark.test_writing import leftovers, numbers
+from tests.contrib.spark.conftest import leftovers
+from tests.contrib.spark.test_writing import numbers
 
 pyspark = pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]

@@ -15,11 +15,6 @@ pytest.importorskip("pyspark", reason="Spark is not installed here: see make tes
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
-@pytest.fixture(autouse=True)
-def _without_a_project(monkeypatch):
-    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request):
     return request.getfixturevalue(f"{request.param}_url")

@@ -26,6 +26,7 @@ def spark(tmp_path_factory):
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("TZ", "UTC")
+        patch.delenv("DJANGO_SETTINGS_MODULE", raising=False)  # executors have no project
         builder = SparkSession.builder.master("local[2,4]")
         for name, value in {
             "spark.ui.enabled": "false",

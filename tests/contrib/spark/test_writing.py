@@ -213,6 +213,28 @@ def test_a_queue_that_wants_groups_is_noticed_before_a_task(url, write):
         write()
 
 
+def test_a_queue_that_wants_groups_gets_jobs_with_groups(url):
+    with closing(open_storage(url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
+        owner.enqueue([batch(1, queue=QUEUE, group="g")])
+
+        assert write_groups(url) == 2
+
+
+def test_a_direct_write_brings_groups_to_a_database(sqlite_url):
+    with closing(open_storage(sqlite_url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
+        owner.enqueue([batch(1, queue=QUEUE, group="g")])
+
+        assert write_groups(sqlite_url, deliveryMode="direct") == 2
+
+
+def write_groups(url, **more):
+    """Write a job of each of two groups; answers how many came."""
+    made = Write(
+        WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", "groupColumn": "n", **more}), ["n"]
+    )
+    return made.commit([made.run_task("0.0", pyarrow.table({"n": ["a", "b"]}).to_batches())]).inserted
+
+
 def test_where_nobody_answers_is_said_without_the_password():
     given = {"url": "redis://:hunter2@127.0.0.1:1/0", "queue": QUEUE, "job": "j"}
 

@@ -301,6 +301,78 @@ class OutboxJob(models.Model):
         return f"{self.name} {self.job_id}"
 
 
+class StagedPart(models.Model):
+    """What one try of one task has put aside of a write: see `djqueue.storage.staging`."""
+
+    queue = models.CharField(max_length=NAME)
+    write = models.CharField(max_length=NAME)
+    part = models.CharField(max_length=NAME)
+    expires_at = models.BigIntegerField(help_text="UTC milliseconds.")
+
+    class Meta:
+        db_table = "djqueue_staged_part"
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["queue", "write", "part"], name="djqueue_part_key"),)
+        indexes = (models.Index(fields=["expires_at"], name="djqueue_part_expires"),)
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.write} {self.part}"
+
+
+class StagedChunk(models.Model):
+    """Jobs that come together; once they have come, what became of them."""
+
+    part = models.ForeignKey(StagedPart, on_delete=models.CASCADE, db_index=False)
+    number = models.IntegerField()
+    jobs = models.BinaryField(
+        help_text="Batches, as on the scheduler's socket; empty once they are published."
+    )
+    queued = models.IntegerField(null=True, help_text="Empty until they are published, as the next two.")
+    duplicates = models.IntegerField(null=True)
+    completed = models.IntegerField(null=True)
+
+    class Meta:
+        db_table = "djqueue_staged_chunk"
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["part", "number"], name="djqueue_chunk_key"),)
+
+    def __str__(self) -> str:
+        return f"{self.part_id} #{self.number}"
+
+
+class Publication(models.Model):
+    """The write of an application that is being published to a queue, or was the last that was."""
+
+    queue = models.CharField(max_length=NAME)
+    app = models.CharField(max_length=NAME)
+    version = models.BigIntegerField()
+    write = models.CharField(max_length=NAME)
+    parts = models.BinaryField(help_text="Those that count, in order, as MessagePack; empty once it is done.")
+    done = models.BooleanField(default=False)
+    queued = models.BigIntegerField(default=0)
+    duplicates = models.BigIntegerField(default=0)
+    completed = models.BigIntegerField(default=0)
+    lifetime = models.BigIntegerField(
+        null=True, help_text="Milliseconds for which it is known when it is done."
+    )
+    expires_at = models.BigIntegerField(null=True, help_text="UTC milliseconds.")
+
+    class Meta:
+        db_table = "djqueue_publication"
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["queue", "app"], name="djqueue_publication_key"),)
+        indexes = (
+            models.Index(
+                fields=["expires_at"],
+                name="djqueue_publication_ends",
+                condition=Q(expires_at__isnull=False),
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.app} {self.version}"
+
+
 class Overlap(models.TextChoices):
     """What becomes of a slot while a job of the schedule is unfinished."""
 

@@ -5,14 +5,29 @@ from djqueue.storage.base import Storage
 from djqueue.storage.staging import Staging
 
 REDIS = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel")
+DATABASES = ("postgresql", "postgres", "sqlite")
 
 
 def storage_at(url: str, prefix: str = "") -> Storage:
     """A storage for the caller alone, who closes it. Raises OptionError, without the URL's password."""
     scheme = url.partition("://")[0].lower()
-    if scheme not in REDIS:
-        known = ", ".join(f"{one}://" for one in REDIS)
+    if "mysql" in scheme or "mariadb" in scheme:
+        raise OptionError(
+            f"url: {scheme}:// is not offered: of databases, those of PostgreSQL and SQLite are"
+        )
+    if scheme not in REDIS + DATABASES:
+        known = ", ".join(f"{one}://" for one in REDIS + DATABASES)
         raise OptionError(f"url: {scheme}:// is not one of {known}")
+    if scheme in DATABASES:
+        if prefix:
+            raise OptionError("keyPrefix: a database's tables have none; it is for Redis alone")
+        from .aliases import alias_of
+
+        alias = alias_of(url)
+        # Only now: its models want Django to be set up.
+        from .databases import UrlDatabase
+
+        return UrlDatabase(database=alias)  # type: ignore[abstract]
     from djqueue.storage.redis import RedisStorage
 
     try:

@@ -59,6 +59,7 @@ from .lease import SchedulerLease, present_holder
 from .producer import Inserter, is_bounded
 from .remote import Remote
 from .scheduler import SchedulerStorage
+from .staging import DatabaseStaging
 
 logger = logging.getLogger("djqueue.client")
 
@@ -88,6 +89,7 @@ class ClientStorage(Storage):
         self._inspector = Inspector(dialect.alias)
         self._remote = Remote(self._find, token, leave=lambda: connections[self._alias].close())
         self._inserter = _AskingInserter(dialect, clock, self.policy, self._remote)
+        self._staging = DatabaseStaging(dialect, clock, self._enqueue_at_once, self._changed_by_now)
         self._ids = IdSource()
         self._agreed: set[str] = set()
         """Queues that this process uses in the mode in which they are used elsewhere."""
@@ -95,6 +97,11 @@ class ClientStorage(Storage):
     def close(self) -> None:
         """See `Storage.close`."""
         self._remote.close()
+
+    @property
+    def staging(self) -> DatabaseStaging:
+        """See `Storage.staging`."""
+        return self._staging
 
     def policy(self, queue: str) -> QueuePolicy:
         """What a queue is configured to do."""
@@ -218,7 +225,12 @@ class ClientStorage(Storage):
         ]
 
     def _agree(self, queue: str) -> bool:
-        """See that the queue is used in the mode recorded with it; False if none is."""
+        """See that the queue is used in the mode recorded with it; False if none is.
+
+        Without any settings it is used in whatever mode it has; the scheduler records one.
+        """
+        if self._policies is None:
+            return True
         connections[self._alias].validate_no_broken_transaction()
         try:
             with self._dialect.transaction():

@@ -59,6 +59,7 @@ from .journal import DatabaseJournal, LeaseLost, Waiter
 from .lease import SchedulerLease
 from .metrics import DatabaseMetrics
 from .producer import Found, Inserter, Owner
+from .staging import DatabaseStaging, purge
 
 logger = logging.getLogger("djqueue.scheduler")
 
@@ -98,6 +99,7 @@ class SchedulerStorage(EngineStorage):
         self._lease = lease
         self._clock = clock
         self._inserter = _EngineInserter(dialect, clock, self)
+        self._staging = DatabaseStaging(dialect, clock, self.enqueue_at_once, self._settle)
         self._inspector = Inspector(dialect.alias)
         self._identity = threading.Condition()
         """Held while the engine and the tables are asked for ids, and while the engine forgets ended jobs;
@@ -242,6 +244,14 @@ class SchedulerStorage(EngineStorage):
         except (Error, OSError, StorageUnavailableError) as error:
             self._take_back(results, error)
         return results
+
+    @property
+    def staging(self) -> DatabaseStaging:
+        """See `Storage.staging`."""
+        return self._staging
+
+    def _settle(self, queue: str, believed: Mapping[str, State | None]) -> None:
+        self.settled(queue, list(believed), list(believed.values()))
 
     # Runs.
 
@@ -736,6 +746,7 @@ class SchedulerStorage(EngineStorage):
                 for state in states if age is not None else ():
                     self._in_steps(partial(self._forget_belongings, queue, state, model, now - (age or 0)))
         self._in_steps(lambda: self._purge_results(now))
+        removed += self._in_steps(lambda: purge(self._dialect, now, PURGE_LIMIT))
         metrics.purge(self._alias, self._tiers, now, PURGE_LIMIT)
         models.WorkerState.objects.using(self._alias).filter(seen_at__lte=now - WORKER_TTL).delete()
         return removed

@@ -24,6 +24,7 @@ from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.storage.base import P, Storage, T
+from djqueue.storage.staging import Staging
 
 from .address import default_address, parse_address
 from .away import drop_if_broken, in_one_line, named, raise_named
@@ -156,6 +157,11 @@ class DatabaseStorage(Storage):
     def clock(self) -> Clock:
         """By which jobs are due."""
         return self._clock
+
+    @property
+    def staging(self) -> Staging | None:
+        """See `Storage.staging`."""
+        return self._active.staging
 
     @property
     def is_scheduler(self) -> bool:

@@ -93,10 +93,16 @@ _CODES = {cls: code for code, cls in enumerate(RECORDS, FIRST_RECORD)}
 
 def pack(value: Any) -> bytes:
     """A frame."""
-    body: bytes = _pack(value)
+    body = pack_body(value)
     if len(body) > MAX_FRAME:
         raise SerializationError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME}")
     return LENGTH.pack(len(body)) + body
+
+
+def pack_body(value: Any) -> bytes:
+    """What `unpack` reads, of any size: for what is kept."""
+    body: bytes = _pack(value)
+    return body
 
 
 def unpack(body: bytes) -> Any:

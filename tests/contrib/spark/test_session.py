@@ -9,7 +9,8 @@ import pytest
 
 from djqueue.contrib.spark import enqueue, register
 from djqueue.storage.redis import RedisStorage
-from tests.contrib.spark.test_writing import leftovers, numbers
+from tests.contrib.spark.conftest import leftovers
+from tests.contrib.spark.test_writing import numbers
 
 pyspark = pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -25,6 +26,7 @@ def spark(tmp_path_factory):
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("TZ", "UTC")
+        patch.delenv("DJANGO_SETTINGS_MODULE", raising=False)  # executors have no project
         builder = SparkSession.builder.master("local[2,4]")
         for name, value in {
             "spark.ui.enabled": "false",

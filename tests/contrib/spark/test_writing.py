@@ -1,4 +1,4 @@
-"""Writes, their tasks and their driver, on a real Redis without Spark: what a fault leaves is there once."""
+"""Writes, their tasks and their driver, on real storages without Spark: what a fault leaves is there once."""
 
 from contextlib import closing
 from copy import deepcopy
@@ -13,9 +13,10 @@ from djqueue.contrib.spark.writing import Pace, Write
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.core.states import State
-from djqueue.storage.redis import RedisStorage
+from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.staging import Counts
 from djqueue.testing.factories import batch, claim
+from tests.contrib.spark.conftest import leftovers, open_storage
 
 QUEUE = "emails"
 ROWS = 50
@@ -24,18 +25,6 @@ SIZE = 10
 
 class Died(Exception):
     """In the place of a process that ends."""
-
-
-@pytest.fixture
-def url(redis_server):
-    redis_server.clean()
-    return redis_server.url
-
-
-@pytest.fixture
-def storage(url):
-    with closing(RedisStorage(url=url)) as storage:
-        yield storage
 
 
 @pytest.fixture
@@ -58,6 +47,12 @@ def tasks(made, parts=3):
     return [deepcopy(made).run_task(f"{at}.{at}", rows(at * ROWS)) for at in range(parts)]
 
 
+def take_in(storage):
+    """Let the scheduler of a database see at once what it would see soon."""
+    if isinstance(storage, DatabaseStorage):
+        storage._active._take_in_all()
+
+
 def numbers(storage, queue=QUEUE):
     found = []
     for job in storage.page(queue, State.WAITING, 10_000):
@@ -71,6 +66,7 @@ def test_a_write_brings_each_row_once_in_order(storage, write):
     assert numbers(storage) == []
 
     report = made.commit(list(reversed(told)))
+    take_in(storage)
 
     assert (report.rows, report.inserted, report.duplicates, report.rejected) == (150, 150, 0, {})
     assert [
@@ -106,11 +102,6 @@ def test_a_write_that_failed_leaves_nothing(storage, write):
 
     assert numbers(storage) == []
     assert leftovers(storage) == []
-
-
-def leftovers(storage):
-    """Keys of what was put aside."""
-    return storage._connections.sync().keys("*:stage:*")
 
 
 STEPS = ("begin", "publish", "end", "forget")
@@ -215,11 +206,33 @@ def test_equal_rows_of_a_direct_write_are_jobs_of_their_own(storage, write):
 
 def test_a_queue_that_wants_groups_is_noticed_before_a_task(url, write):
     policies = {QUEUE: QueuePolicy(group_mode=KEYED)}
-    with closing(RedisStorage(url=url, policies=policies)) as owner:
+    with closing(open_storage(url, policies=policies)) as owner:
         owner.enqueue([batch(1, queue=QUEUE, group="g")])
 
     with pytest.raises(OptionError, match=r"group: each job of the queue 'emails' needs one.*groupColumn"):
         write()
+
+
+def test_a_queue_that_wants_groups_gets_jobs_with_groups(url):
+    with closing(open_storage(url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
+        owner.enqueue([batch(1, queue=QUEUE, group="g")])
+
+        assert write_groups(url) == 2
+
+
+def test_a_direct_write_brings_groups_to_a_database(sqlite_url):
+    with closing(open_storage(sqlite_url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
+        owner.enqueue([batch(1, queue=QUEUE, group="g")])
+
+        assert write_groups(sqlite_url, deliveryMode="direct") == 2
+
+
+def write_groups(url, **more):
+    """Write a job of each of two groups; answers how many came."""
+    made = Write(
+        WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", "groupColumn": "n", **more}), ["n"]
+    )
+    return made.commit([made.run_task("0.0", pyarrow.table({"n": ["a", "b"]}).to_batches())]).inserted
 
 
 def test_where_nobody_answers_is_said_without_the_password():
@@ -232,7 +245,7 @@ def test_where_nobody_answers_is_said_without_the_password():
     assert "hunter2" not in str(raised.value)
 
 
-@pytest.mark.parametrize("url", ["postgres://x/y", "nowhere", "redis:/x"])
+@pytest.mark.parametrize("url", ["mysql://x/y", "nowhere", "redis:/x"])
 def test_urls_of_nothing_that_is_known_are_refused(url):
     with pytest.raises(OptionError, match=r"^url: "):
         Write(WriteOptions.read({"url": url, "queue": QUEUE, "job": "j"}), ["n"])

@@ -186,6 +186,20 @@ def forker() -> None:
             obey(made, command)
 
 
+def publisher() -> None:
+    """A client that publishes what was put aside, chunk by chunk, and says each when it is published."""
+    from djqueue.storage.staging import chunks_of
+    from tests.storage.database.test_staging import MANIFEST
+
+    with storage() as made:
+        staging = made.staging
+        found = staging.begin(MANIFEST, None)
+        say("ready")
+        for chunk in chunks_of(found.manifest):
+            say(staging.publish(found.manifest, [chunk])[0].queued)
+        staging.end(found.manifest)
+
+
 def waiter() -> None:
     """A client that enqueues a job and waits for what it returns."""
     from djqueue.client import Queue

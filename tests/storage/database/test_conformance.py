@@ -142,5 +142,30 @@ class TestForAClient(
     test_one_follows_the_job_that_runs_and_the_newest_wins = None
 
 
+class StagingCase(SchedulerCase, contract.StagingContract):
+    """What the scheduler itself publishes comes through its inbox, as what other processes do."""
+
+    @pytest.fixture
+    def storage(self, tables):
+        self.clock = FakeClock()
+        options = {"clock": self.clock, "policies": contract.POLICIES, "sql": self.sql}
+        with closing(Client(**options)) as storage:
+            storage.connect()
+            storage.scheduler = storage
+            yield storage
+
+
+class TestStaging(StagingCase):
+    sql = "auto"
+
+
+class TestStagingWithTheOrmAlone(StagingCase):
+    sql = "orm"
+
+
+class TestStagingForAClient(ClientCase, contract.StagingContract):
+    """Jobs that another process puts aside."""
+
+
 class TestWorkersOfOtherProcesses(ClientCase, contract.WorkersContract):
     """What they say and hear through the socket; who they are is read from the tables."""

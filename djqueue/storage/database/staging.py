@@ -1,0 +1,288 @@
+"""Staging in the database: chunks in a table, enqueued in the transaction that notes what became of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+from django.db.models import Sum
+
+from djqueue import models
+from djqueue.core.clock import Clock
+from djqueue.core.errors import QueueFullError
+from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.states import State
+from djqueue.storage.staging import (
+    STAGE_TTL,
+    ChunkMissingError,
+    Counts,
+    Manifest,
+    Publication,
+    Staging,
+    check_chunk,
+)
+
+from . import wire
+from .away import named
+from .clock import set_right
+from .dialects import Dialect
+from .rows import chunked
+
+RESUMABLE = 7 * 86_400_000
+"""Milliseconds that somebody has to go on with what was begun."""
+AT_ONCE = 100
+"""Chunks that are let go of in one transaction."""
+KIND = "j"
+"""The letter of every chunk."""
+COUNTS = Counts._fields
+
+
+class DatabaseStaging(Staging):
+    """See `Staging`.
+
+    enqueue: the storage's, which inserts rows in the transaction that is open.
+    settle: sees that the tables know what has become of jobs of a queue, if that is not what they say.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        clock: Clock,
+        enqueue: Callable[[Sequence[Batch]], list[EnqueueResult]],
+        settle: Callable[[str, Mapping[str, State | None]], object],
+    ) -> None:
+        self._dialect = dialect
+        self._alias = dialect.alias
+        self._clock = clock
+        self._enqueue = enqueue
+        self._settle = settle
+
+    def stage(
+        self, write: str, part: str, number: int, batches: Sequence[Batch], lifetime: int = STAGE_TTL
+    ) -> str:
+        """See `Staging`."""
+        check_chunk(batches)
+        jobs = wire.pack_body([_alike(batch) for batch in batches])
+        mine = {"queue": batches[0].queue, "write": write, "part": part}
+        with self._writing() as now:
+            # Held, so that whoever takes it away takes all of it.
+            place = self._parts(**mine).select_for_update()
+            there = place.first()
+            if there is None:
+                new = models.StagedPart(**mine, expires_at=now + lifetime)
+                self._parts().bulk_create([new], ignore_conflicts=True)
+                there = place.get()
+            chunk = models.StagedChunk(part_id=there.pk, number=number, jobs=jobs)
+            self._chunks().bulk_create([chunk], ignore_conflicts=True)
+        return KIND
+
+    def begin(self, manifest: Manifest, lifetime: int | None) -> Publication:
+        """See `Staging`."""
+        with self._writing() as now:
+            there = self._publication(manifest, now)
+            if there is None or (there.done and there.version < manifest.version):
+                self._keep(manifest, now)
+                self._open(manifest, lifetime, now)
+                there = self._publication(manifest, now)
+                assert there is not None
+                if there.write == manifest.write:
+                    return Publication("new", manifest)
+            found = manifest._replace(
+                version=there.version,
+                write=there.write,
+                parts=msgpack.unpackb(there.parts) if there.parts else {},
+            )
+            if there.done or there.version > manifest.version:
+                return Publication("done", found, _counts(there))
+            return Publication("resumed" if there.version == manifest.version else "unfinished", found)
+
+    def publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> list[Counts]:
+        """See `Staging`."""
+        with named(self._alias):
+            places = self._places(manifest, sorted({part for part, _ in chunks}))
+            return [self._published(manifest, places, chunk) for chunk in chunks]
+
+    def end(self, manifest: Manifest) -> Counts:
+        """See `Staging`."""
+        with self._writing() as now:
+            there = self._publication(manifest, now)
+            if there is None or there.version != manifest.version:
+                raise _gone(manifest)
+            if not there.done:
+                sums = self._chunks(part__queue=there.queue, part__write=there.write).aggregate(
+                    **{name: Sum(name, default=0) for name in COUNTS}
+                )
+                there.done, there.parts = True, b""
+                there.expires_at = None if there.lifetime is None else now + there.lifetime
+                for name, value in sums.items():
+                    setattr(there, name, value)
+                there.save(using=self._alias)
+            return _counts(there)
+
+    def forget(self, queue: str, app: str, write: str) -> int:
+        """See `Staging`."""
+        mine = {"queue": queue, "write": write}
+        try:
+            with self._writing():
+                # First: a publication that begins meanwhile has its parts, or is seen behind this.
+                parts: int = self._parts(**mine).update(expires_at=0)
+                if self._publications(queue=queue, app=app, write=write, done=False).exists():
+                    raise _Begun
+        except _Begun:
+            return 0
+        with named(self._alias):
+            while _drop(self._dialect, self._parts(**mine, expires_at=0)):
+                pass
+        return parts
+
+    # Inside.
+
+    @contextmanager
+    def _writing(self) -> Iterator[int]:
+        """A transaction, and the time."""
+        with named(self._alias):
+            set_right(self._clock)
+            with self._dialect.transaction():
+                yield self._clock.now()
+
+    def _publication(self, manifest: Manifest, now: int) -> models.Publication | None:
+        """What the application publishes to the queue, or has published; nobody else changes it meanwhile."""
+        place = self._publications(queue=manifest.queue, app=manifest.app)
+        there: models.Publication | None = place.select_for_update().first()
+        if there is not None and there.expires_at is not None and there.expires_at <= now:
+            there.delete()
+            return None
+        return there
+
+    def _keep(self, manifest: Manifest, now: int) -> None:
+        """Have what a manifest names not expire soon. Raises ChunkMissingError if it has."""
+        place = self._parts(queue=manifest.queue, write=manifest.write, expires_at__gt=now)
+        kept = 0
+        for names in chunked(sorted(manifest.parts)):
+            kept += place.filter(part__in=names).update(expires_at=now + RESUMABLE)
+        if kept < len(manifest.parts):
+            raise _gone(manifest)
+
+    def _open(self, manifest: Manifest, lifetime: int | None, now: int) -> None:
+        """Note that it is published, in the place of an earlier one, unless another has begun meanwhile."""
+        said = {
+            "version": manifest.version,
+            "write": manifest.write,
+            "parts": msgpack.packb(dict(manifest.parts)),
+            "done": False,
+            "lifetime": lifetime,
+            # What nobody can name nobody goes on with.
+            "expires_at": None if lifetime is None else now + RESUMABLE,
+            **Counts()._asdict(),
+        }
+        mine = {"queue": manifest.queue, "app": manifest.app}
+        if not self._publications(**mine, done=True).update(**said):
+            self._publications().bulk_create([models.Publication(**mine, **said)], ignore_conflicts=True)
+
+    def _places(self, manifest: Manifest, names: Sequence[str]) -> dict[str, int]:
+        """The numbers of parts, by name."""
+        place = self._parts(queue=manifest.queue, write=manifest.write)
+        found: dict[str, int] = {}
+        for some in chunked(names):
+            found.update(place.filter(part__in=some).values_list("part", "pk"))
+        return found
+
+    def _published(self, manifest: Manifest, places: Mapping[str, int], chunk: tuple[str, int]) -> Counts:
+        """Publish one chunk. The tables are a moment behind the scheduler: what they call a duplicate, or too
+        much, is looked at again when they are not, which they cannot be brought to while they are locked.
+        """
+        try:
+            # In a transaction of the caller's nobody can write, so there is nothing to be looked at again.
+            locked = self._dialect.connection.in_atomic_block
+            return self._enqueued(manifest, places, chunk, certain=locked)
+        except _UncertainError as error:
+            self._settle(manifest.queue, error.believed)
+        return self._enqueued(manifest, places, chunk, certain=True)
+
+    def _enqueued(
+        self, manifest: Manifest, places: Mapping[str, int], chunk: tuple[str, int], *, certain: bool
+    ) -> Counts:
+        part, number = chunk
+        with self._writing():
+            row = self._chunks(part_id=places.get(part), number=number).select_for_update().first()
+            if row is None:
+                raise ChunkMissingError(
+                    f"queue {manifest.queue!r}: chunk {number} of part {part!r} of the write "
+                    f"{manifest.write!r} is gone: it expired, or somebody else has published the write"
+                )
+            if row.queued is not None:
+                return _counts(row)
+            batches = wire.unpack(bytes(row.jobs))
+            try:
+                answers = self._enqueue(batches)
+            except QueueFullError:
+                if certain:
+                    raise
+                # That a new job waits is not what the scheduler knows.
+                raise _UncertainError({batches[0].ids[0]: State.WAITING}) from None
+            statuses = [answer.status for answer in answers]
+            believed = {one.id: one.existing_state for one in answers if one.status == "duplicate"}
+            if believed and not certain:
+                raise _UncertainError(believed)
+            counts = Counts(*map(statuses.count, ("queued", "duplicate", "completed")))
+            self._chunks(pk=row.pk).update(jobs=b"", **counts._asdict())
+        return counts
+
+    def _parts(self, **which: Any) -> Any:
+        return models.StagedPart.objects.using(self._alias).filter(**which)
+
+    def _chunks(self, **which: Any) -> Any:
+        return models.StagedChunk.objects.using(self._alias).filter(**which)
+
+    def _publications(self, **which: Any) -> Any:
+        return models.Publication.objects.using(self._alias).filter(**which)
+
+
+def purge(dialect: Dialect, now: int, limit: int) -> int:
+    """Take away some of what has expired; returns how many rows there were."""
+    gone = _drop(dialect, models.StagedPart.objects.using(dialect.alias).filter(expires_at__lte=now))
+    over = models.Publication.objects.using(dialect.alias).filter(expires_at__lte=now)
+    gone += over.filter(pk__in=list(over.values_list("pk", flat=True)[:limit])).delete()[0]
+    return gone
+
+
+def _drop(dialect: Dialect, parts: Any) -> int:
+    """Take away some chunks of these parts, and parts that have no more; returns how many rows there were."""
+    with dialect.transaction():
+        mine = list(parts.select_for_update().order_by("pk").values_list("pk", flat=True)[:AT_ONCE])
+        chunks = models.StagedChunk.objects.using(dialect.alias)
+        some = list(chunks.filter(part_id__in=mine).values_list("pk", flat=True)[:AT_ONCE])
+        gone: int = chunks.filter(pk__in=some).delete()[0]
+        if len(some) < AT_ONCE:
+            gone += parts.filter(pk__in=mine).delete()[0]
+    return gone
+
+
+class _Begun(Exception):
+    """What was to be forgotten is being published."""
+
+
+class _UncertainError(Exception):
+    """Some jobs of a chunk have no place, if the tables are right; it undoes the transaction."""
+
+    def __init__(self, believed: dict[str, State | None]) -> None:
+        super().__init__(believed)
+        self.believed = believed
+
+
+def _alike(batch: Batch) -> Batch:
+    """As it is kept. Also what need not be on the disk comes in the transaction."""
+    options = batch.options if batch.options.durable is not False else replace(batch.options, durable=None)
+    return batch._replace(payloads=list(batch.payloads), ids=list(batch.ids or ()), options=options)
+
+
+def _counts(row: models.StagedChunk | models.Publication) -> Counts:
+    return Counts(*(getattr(row, name) or 0 for name in COUNTS))
+
+
+def _gone(manifest: Manifest) -> ChunkMissingError:
+    return ChunkMissingError(
+        f"queue {manifest.queue!r}: what the write {manifest.write!r} had put aside is gone: it expired, or "
+        "another version was published meanwhile"
+    )

@@ -1,0 +1,102 @@
+"""Places to write to and read from: Redis, and databases that are no project's, with their tables."""
+
+import shutil
+from contextlib import closing
+
+import pytest
+from django.core.management import call_command
+from django.db import connections, transaction
+from django.db.models import Model
+
+from djqueue import models
+from djqueue.contrib.spark import aliases
+from djqueue.contrib.spark.aliases import alias_of
+from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.redis import RedisStorage
+
+PLACES = ("redis", "sqlite", "postgresql")
+
+
+@pytest.fixture
+def redis_url(redis_server):
+    redis_server.clean()
+    return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory, django_db_blocker):
+    """A file with tables, to be copied."""
+    path = tmp_path_factory.mktemp("sqlite") / "migrated.db"
+    path.touch()
+    with django_db_blocker.unblock():
+        alias = alias_of(f"sqlite://{path}")
+        call_command("migrate", database=alias, verbosity=0)
+        forget_aliases()
+    return path
+
+
+@pytest.fixture
+def sqlite_url(migrated_sqlite, tmp_path, django_db_blocker):
+    path = shutil.copy(migrated_sqlite, tmp_path / "djqueue.db")
+    with django_db_blocker.unblock():
+        yield f"sqlite://{path}"
+        forget_aliases()
+
+
+@pytest.fixture(scope="session")
+def migrated_postgresql(postgres_server, django_db_blocker):
+    url = postgres_server.create_database()
+    with django_db_blocker.unblock():
+        call_command("migrate", database=alias_of(url), verbosity=0)
+        forget_aliases()
+    return url
+
+
+@pytest.fixture
+def postgresql_url(migrated_postgresql, django_db_blocker):
+    with django_db_blocker.unblock():
+        yield migrated_postgresql
+        alias = alias_of(migrated_postgresql)
+        connections[alias].close()  # a test may have left it in any state
+        with transaction.atomic(using=alias):
+            for model in vars(models).values():
+                if isinstance(model, type) and issubclass(model, Model) and model._meta.managed:
+                    model._default_manager.using(alias).all().delete()
+        forget_aliases()
+
+
+@pytest.fixture(params=PLACES)
+def url(request):
+    return request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.fixture
+def storage(url):
+    with closing(open_storage(url)) as storage:
+        yield storage
+
+
+def open_storage(url, **options):
+    """One that hands out jobs, as the workers' does."""
+    if url.startswith("redis"):
+        return RedisStorage(url=url, **options)
+    storage = DatabaseStorage(database=alias_of(url), **options)
+    storage.connect()
+    return storage
+
+
+def leftovers(storage):
+    """What was put aside, and is there."""
+    if isinstance(storage, RedisStorage):
+        return storage._connections.sync().keys("*:stage:*")
+    parts = models.StagedPart.objects.using(storage.alias).values_list("write", "part")
+    chunks = models.StagedChunk.objects.using(storage.alias).values_list("part_id", "number")
+    return [*parts, *chunks]
+
+
+def forget_aliases():
+    for alias in list(aliases._added):
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
+        del aliases._added[alias]

@@ -1,0 +1,211 @@
+"""Which database a URL names, and which Django it gets, with a project and without one."""
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from django.db import connections
+
+from djqueue.contrib.spark.aliases import alias_of, parse, place_of
+from djqueue.contrib.spark.locations import storage_at
+from djqueue.core.errors import OptionError, StorageUnavailableError
+
+
+@pytest.mark.parametrize(
+    ("url", "expected", "place"),
+    [
+        (
+            "postgresql://ann:p%40ss%2Fw@db.example:5433/shop",
+            {"HOST": "db.example", "PORT": "5433", "NAME": "shop", "USER": "ann", "PASSWORD": "p@ss/w"},
+            "postgresql://db.example:5433/shop",
+        ),
+        (
+            "postgres://ann@[::1]/shop%20one?sslmode=require&connect_timeout=3",
+            {
+                "HOST": "::1",
+                "NAME": "shop one",
+                "PASSWORD": "",
+                "OPTIONS": {"sslmode": "require", "connect_timeout": "3"},
+            },
+            "postgresql://[::1]/shop one",
+        ),
+        (
+            "postgresql:///shop?host=/var/run/postgresql&user=ann",
+            {"HOST": "/var/run/postgresql", "PORT": "", "USER": "ann", "OPTIONS": {"connect_timeout": 10}},
+            "postgresql:///var/run/postgresql/shop",
+        ),
+    ],
+)
+def test_a_url_says_what_databases_would(url, expected, place):
+    said = parse(url)
+
+    assert said == {**said, **expected}
+    assert place_of(said) == place
+
+
+@pytest.mark.parametrize("slashes", ["/", "//"])
+def test_a_file_is_named_by_its_whole_path(tmp_path, slashes):
+    path = tmp_path / "a b?.db"
+    path.touch()
+
+    said = parse(f"sqlite://{slashes}{str(path)[1:].replace('?', '%3F')}?timeout=7")
+
+    assert said["NAME"] == str(path)
+    assert said["OPTIONS"] == {"timeout": 7, "transaction_mode": "IMMEDIATE"}
+    assert place_of(said) == f"sqlite://{path}"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://u:hunter2/x@db.example/shop", "written as %XX, a slash as %2F"),
+        ("postgresql://u:hunter2#@db.example/shop", "a # in it is written as %23|its port is no number"),
+        ("postgresql://u:hunter2@db.example", "it names no database"),
+        ("postgresql://u@db.example/shop?password=hunter2", "the password is written before the host"),
+        ("mysql://u:hunter2@db.example/shop", "mysql:// is not offered"),
+        ("oracle://u:hunter2@db.example/shop", "oracle:// is not one of redis://, .*, sqlite://"),
+        ("sqlite:///srv/nowhere/hunter.db", "there is no file /srv/nowhere/hunter.db here"),
+        ("sqlite://db.sqlite3", "by its whole path"),
+        ("sqlite:///:memory:", "by its whole path"),
+        (f"sqlite://{__file__}?mode=ro", "only timeout, in whole seconds, not 'mode'"),
+    ],
+)
+def test_what_is_wrong_is_said_without_the_password(url, message):
+    with pytest.raises(OptionError, match=message) as raised:
+        storage_at(url)
+
+    assert str(raised.value).startswith("url: ")
+    assert "hunter2" not in str(raised.value)
+
+
+def test_the_tables_have_no_prefix(sqlite_url):
+    with pytest.raises(OptionError, match="keyPrefix: a database's tables have none"):
+        storage_at(sqlite_url, "shop:")
+
+
+def test_a_projects_own_alias_is_used(db):
+    said = connections["default"].settings_dict
+    if connections["default"].vendor == "sqlite":
+        url = f"sqlite://{said['NAME']}"
+    else:
+        url = f"postgresql://{said['USER']}:{said['PASSWORD']}@{said['HOST']}:{said['PORT']}/{said['NAME']}"
+
+    assert alias_of(url) == "default"
+    with closing(storage_at(url)) as storage:
+        storage.connect()
+        assert storage.queues() == []
+    assert connections["default"].connection is not None, "the project's connection is its own"
+
+
+def test_other_databases_get_aliases_of_their_own(sqlite_url):
+    first = "postgresql://ann:hunter2@127.0.0.1:1/shop"
+    second = "postgresql://ann:hunter3@127.0.0.1:1/shop"
+    place = "postgresql://127.0.0.1:1/shop"
+
+    found = [alias_of(url) for url in (first, sqlite_url, second, first)]
+
+    assert found == [place, sqlite_url, f"{place} (2)", place]
+    assert [connections[alias].settings_dict["PASSWORD"] for alias in found] == [
+        "hunter2",
+        "",
+        "hunter3",
+        "hunter2",
+    ]
+
+
+def test_a_database_that_does_not_answer_is_named_without_its_password(sqlite_url):
+    with closing(storage_at("postgresql://ann:hunter2@127.0.0.1:1/shop")) as storage:
+        with pytest.raises(
+            StorageUnavailableError, match=r"postgresql://127\.0\.0\.1:1/shop does not"
+        ) as raised:
+            storage.connect()
+        with pytest.raises(StorageUnavailableError) as asked:
+            storage.queues()
+
+        said = f"{raised.value} {asked.value} {storage.describe()} {storage!r}"
+    assert "hunter2" not in said
+    assert "ann" not in storage.describe()
+
+
+def test_a_storage_leaves_no_connection_open(sqlite_url):
+    with closing(storage_at(sqlite_url)) as storage:
+        storage.connect()
+        assert storage.queues() == []
+        assert not storage.is_scheduler
+    assert connections[alias_of(sqlite_url)].connection is None
+
+
+# In processes of their own.
+
+WITHOUT_A_PROJECT = """
+import sys, time
+from contextlib import closing
+from djqueue.contrib.spark.locations import storage_at
+from djqueue.testing.factories import batch
+before = time.tzname
+for at, url in enumerate(sys.argv[1:]):
+    with closing(storage_at(url)) as storage:
+        storage.connect()
+        storage.enqueue([batch(at + 1)])
+for url in sys.argv[1:]:
+    with closing(storage_at(url)) as storage:
+        print(len(storage.page("default", None, 10)), end=" ")
+from django.conf import settings
+print(settings.USE_TZ, settings.TIME_ZONE, time.tzname == before)
+"""
+
+
+def run(program, *arguments, **environment):
+    ours = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *arguments],
+        env={**ours, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("environment", [{}, {"DJANGO_SETTINGS_MODULE": "shop.settings"}], ids=str)
+def test_where_there_is_no_project_django_is_set_up_for_the_process(sqlite_url, postgresql_url, environment):
+    said = run(WITHOUT_A_PROJECT, sqlite_url, postgresql_url, TZ="Asia/Kathmandu", **environment)
+
+    assert said == "1 2 True UTC True"
+
+
+def test_where_psycopg_is_missing_it_is_named():
+    program = """
+import sys
+sys.modules["psycopg"] = sys.modules["psycopg2"] = None
+from djqueue.contrib.spark.locations import storage_at
+try:
+    storage_at("postgresql://ann:hunter2@db.example/shop")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    said = run(program)
+
+    assert said.startswith("OptionError url: postgresql://db.example/shop needs psycopg: pip install")
+    assert "hunter2" not in said
+
+
+def test_a_project_without_djqueue_is_noticed(tmp_path):
+    (tmp_path / "shop_settings.py").write_text("INSTALLED_APPS = []\nSECRET_KEY = 'x'\n")
+    program = """
+from djqueue.contrib.spark.locations import storage_at
+try:
+    storage_at("postgresql://ann@db.example/shop")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+
+    said = run(program, PYTHONPATH=path, DJANGO_SETTINGS_MODULE="shop_settings")
+
+    assert said == (
+        "OptionError url: this process has the settings of a project that has no djqueue in INSTALLED_APPS"
+    )

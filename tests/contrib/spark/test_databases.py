@@ -1,0 +1,73 @@
+"""Spark writes to databases: each task in a process of its own, which has no project's settings."""
+
+import os
+from contextlib import closing
+
+import pytest
+
+from djqueue.contrib.spark import enqueue
+from djqueue.contrib.spark.locations import storage_at
+from tests.contrib.spark.conftest import leftovers
+from tests.contrib.spark.test_session import spark  # noqa: F401
+from tests.contrib.spark.test_writing import numbers
+
+pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request):
+    return request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.fixture
+def storage(url):
+    with closing(storage_at(url)) as storage:
+        yield storage
+
+
+def test_a_dataframe_becomes_jobs_though_a_task_fails(spark, storage, url, tmp_path):  # noqa: F811
+    marker = str(tmp_path / "failed")
+
+    def once(batches):
+        for batch in batches:
+            yield batch
+            try:
+                os.mkdir(marker)
+            except FileExistsError:
+                continue
+            raise RuntimeError("a task fails once")
+
+    # Four tasks, two at a time: all of them write.
+    rows = spark.range(0, 6_000, 1, 4).toDF("n").mapInArrow(once, "n long")
+    enqueue(rows, "emails", "shop.send", {"url": url})
+
+    assert os.path.exists(marker)
+    assert numbers(storage) == [*range(6_000)]
+    assert leftovers(storage) == []
+
+
+def test_one_python_process_writes_to_several_databases(spark, sqlite_url, postgresql_url):  # noqa: F811
+    for url, first in ((sqlite_url, 0), (postgresql_url, 10), (sqlite_url, 20)):
+        rows = spark.range(first, first + 10, 1, 2).toDF("n")
+        enqueue(rows, "emails", "shop.send", {"url": url, "deliveryMode": "direct"})
+
+    for url, expected in ((sqlite_url, [*range(10), *range(20, 30)]), (postgresql_url, [*range(10, 20)])):
+        with closing(storage_at(url)) as storage:
+            assert numbers(storage) == expected
+
+
+def test_what_is_wrong_with_a_database_is_said_before_a_task(spark, tmp_path):  # noqa: F811
+    rows = spark.range(0, 10).toDF("n")
+    empty = tmp_path / "empty.db"
+    empty.touch()
+
+    for url, message in (
+        (f"sqlite://{empty}", "has no table .*: run manage.py migrate"),
+        (f"sqlite://{tmp_path}/nowhere.db", "there is no file .*nowhere.db"),
+        ("postgresql://u:hunter2@127.0.0.1:1/shop", "postgresql://127.0.0.1:1/shop does not answer"),
+        ("mysql://u:hunter2@db.example/shop", "mysql:// is not offered"),
+    ):
+        with pytest.raises(Exception, match=message) as raised:
+            enqueue(rows, "emails", "shop.send", {"url": url})
+        assert "hunter2" not in str(raised.value)

@@ -1,0 +1,242 @@
+"""Jobs that are put aside in the tables, and published together, whoever dies or does the same meanwhile."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from random import Random
+
+import pytest
+from django.db import connection, transaction
+
+from djqueue import models
+from djqueue.core.job import Batch
+from djqueue.storage.database import DatabaseStorage, staging
+from djqueue.storage.staging import STAGE_TTL, ChunkMissingError, Counts, Manifest, chunks_of
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract.staging import APP, WRITE, fresh, place, publish, staged
+from djqueue.testing.factories import QUEUE, batch
+from tests.support import eventually
+
+PARTS, CHUNKS, JOBS = 2, 20, 5
+MANIFEST = Manifest(QUEUE, APP, 1, WRITE, {str(part): staging.KIND * CHUNKS for part in range(PARTS)})
+WEEK = staging.RESUMABLE
+
+
+class Died(Exception):
+    """In the place of a process that ends."""
+
+
+def stage(storage: DatabaseStorage, part: str) -> None:
+    """One part of `MANIFEST`."""
+    for number in range(CHUNKS):
+        place(storage).stage(WRITE, part, number, [chunk(part, number)])
+
+
+def chunk(part: str, number: int) -> Batch:
+    return batch(JOBS, ids=[f"{part}-{number:02}-{at}" for at in range(JOBS)])._replace(fresh=True)
+
+
+def ids() -> list[str]:
+    """Of the jobs in the tables, in the order of their rows."""
+    return list(models.Job.objects.order_by("id").values_list("job_id", flat=True))
+
+
+def rows() -> int:
+    """How many there are of what was put aside."""
+    return models.StagedPart.objects.count() + models.StagedChunk.objects.count()
+
+
+ALL = [job_id for part, number in chunks_of(MANIFEST) for job_id in chunk(part, number).ids or ()]
+
+
+@pytest.mark.parametrize("round_number", range(3))
+def test_what_a_killed_publisher_began_is_finished_once(start_child, client, request, round_number):
+    moments = Random(f"{request.config.getoption('randomly_seed', 0)} {round_number}")
+    for part in MANIFEST.parts:
+        stage(client, part)
+    child = start_child("publisher")
+    child.hears_until("ready")
+    for _ in range(moments.randrange(1, CHUNKS)):
+        child.hears()
+    threading.Event().wait(moments.uniform(0, 0.02))
+    child.kill()
+    published = ids()
+    assert published == ALL[: len(published)]
+    assert len(published) % JOBS == 0, "half of a chunk came"
+
+    found = place(client).begin(MANIFEST._replace(write="again", parts={}), None)
+    answers = place(client).publish(found.manifest, chunks_of(found.manifest))
+
+    assert (found.status, found.manifest) == ("resumed", MANIFEST)
+    assert answers == [Counts(queued=JOBS)] * (PARTS * CHUNKS)
+    assert place(client).end(MANIFEST) == Counts(queued=len(ALL))
+    assert ids() == ALL
+    assert place(client).forget(QUEUE, APP, WRITE) == PARTS
+    assert rows() == 0
+
+
+def test_who_dies_within_a_step_has_not_done_it(client, monkeypatch):
+    manifest = staged(client, {"a": [fresh(3), fresh(2)]})
+    place(client).begin(manifest, None)
+
+    def dies(row):
+        raise Died
+
+    with monkeypatch.context() as patch:
+        plain = place(client)._enqueue
+        patch.setattr(place(client), "_enqueue", lambda batches: dies(plain(batches)))
+        with pytest.raises(Died):
+            place(client).publish(manifest, chunks_of(manifest))
+
+    assert ids() == []
+    assert place(client).publish(manifest, chunks_of(manifest)) == [Counts(queued=3), Counts(queued=2)]
+
+
+def test_two_publishers_at_once_bring_each_job_once(make_storage):
+    first = make_storage()
+    for part in MANIFEST.parts:
+        stage(first, part)
+
+    def run(storage):
+        try:
+            found = place(storage).begin(MANIFEST, None)
+            return place(storage).publish(found.manifest, chunks_of(found.manifest))
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(run, [first, make_storage(), make_storage()]))
+
+    assert answers == [[Counts(queued=JOBS)] * (PARTS * CHUNKS)] * 3
+    assert ids() == ALL
+    assert {place(first).end(MANIFEST) for _ in range(2)} == {Counts(queued=len(ALL))}
+
+
+def test_tasks_put_their_parts_aside_at_once(make_storage):
+    def run(part):
+        try:
+            stage(make_storage(), part)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(PARTS) as pool:
+        list(pool.map(run, MANIFEST.parts))
+
+    assert rows() == PARTS + PARTS * CHUNKS
+    assert publish(make_storage(), MANIFEST) == Counts(queued=len(ALL))
+
+
+def test_a_scheduler_in_another_process_takes_the_jobs_up(start_child, client):
+    child = start_child("scheduler")
+    child.hears_until("ready")
+
+    publish(client, staged(client, {"a": [batch(3, ids=["1", "2", "3"])]}))
+
+    eventually(lambda: not models.Job.objects.filter(inbox=True).exists())
+    child.tell("claim 10")
+    assert child.hears_until("done") == ["1", "2", "3"]
+
+
+def test_what_a_caller_rolls_back_is_to_be_published_again(client):
+    manifest = staged(client, {"a": [fresh(3)]})
+    place(client).begin(manifest, None)
+
+    with transaction.atomic():
+        place(client).publish(manifest, chunks_of(manifest))
+        transaction.set_rollback(True)
+
+    assert ids() == []
+    assert place(client).publish(manifest, chunks_of(manifest)) == [Counts(queued=3)]
+
+
+def test_jobs_that_need_not_be_on_the_disk_come_in_the_step_all_the_same(scheduler):
+    chunk = batch(2, ids=["a", "b"], durable=False)
+
+    assert publish(scheduler, staged(scheduler, {"a": [chunk]})) == Counts(queued=2)
+
+    assert ids() == ["a", "b"]
+
+
+# What expires.
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def owner(tables, clock):
+    with closing(DatabaseStorage(clock=clock)) as storage:
+        storage.connect()
+        yield storage
+
+
+def test_what_was_never_published_goes_with_its_first_chunk(owner, clock):
+    staged(owner, {"a": [fresh(1)], "b": [fresh(1)]}, lifetime=50_000)
+    clock.advance(30_000)
+    staged(owner, {"a": [fresh(1), fresh(1)]}, lifetime=50_000)
+    staged(owner, {"c": [fresh(1)]}, lifetime=50_000)
+    manifest = MANIFEST._replace(parts={"a": staging.KIND})
+
+    clock.advance(20_000)
+    with pytest.raises(ChunkMissingError, match="it expired"):
+        place(owner).begin(manifest, None)
+    owner.maintain()
+
+    assert list(models.StagedPart.objects.values_list("part", flat=True)) == ["c"]
+    assert models.StagedChunk.objects.count() == 1
+
+
+def test_much_that_has_expired_goes_in_small_steps(owner, clock, monkeypatch):
+    monkeypatch.setattr(staging, "AT_ONCE", 3)
+    staged(owner, {"a": [fresh(1)] * 8, "b": [fresh(1)]}, lifetime=1)
+    clock.advance(1)
+
+    gone = [staging.purge(owner._dialect, clock.now(), 10) for _ in range(4)]
+
+    assert gone == [3, 3, 3, 2]
+    assert rows() == 0
+
+
+def test_what_was_begun_is_kept_for_a_week(owner, clock):
+    manifest = staged(owner, {"a": [fresh(2)]}, lifetime=50_000)
+    place(owner).begin(manifest, None)
+    clock.advance(WEEK - 1)
+    owner.maintain()
+    assert place(owner).publish(manifest, chunks_of(manifest)) == [Counts(queued=2)]
+
+    clock.advance(1)
+    owner.maintain()
+
+    assert rows() == 0
+    assert place(owner).begin(manifest, None).status == "resumed", "what was begun is known until it is done"
+
+
+def test_a_write_without_a_name_is_known_for_its_lifetime(owner, clock):
+    manifest = staged(owner, {"a": [fresh(2)]})
+    place(owner).begin(manifest, 1_000)
+    place(owner).publish(manifest, chunks_of(manifest))
+    place(owner).end(manifest)
+    place(owner).forget(QUEUE, APP, WRITE)
+
+    clock.advance(999)
+    assert place(owner).begin(manifest, 1_000).status == "done"
+    clock.advance(1)
+    owner.maintain()
+
+    assert not models.Publication.objects.exists()
+    with pytest.raises(ChunkMissingError):
+        place(owner).begin(manifest, 1_000)
+
+
+def test_a_part_that_goes_while_it_is_published_is_missed(owner, clock):
+    manifest = staged(owner, {"a": [fresh(2)]}, lifetime=STAGE_TTL)
+    place(owner).begin(manifest, None)
+    clock.advance(WEEK)
+    owner.maintain()
+
+    with pytest.raises(ChunkMissingError, match="chunk 0 of part 'a' of the write 'write' is gone"):
+        place(owner).publish(manifest, chunks_of(manifest))
+
+    assert ids() == []

@@ -47,6 +47,7 @@ from djqueue.core.maintenance import Swept
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
 
+from .imports import Imports
 from .inspector import Inspector
 from .staging import Staging
 
@@ -77,6 +78,11 @@ class Storage(Inspector):
     @property
     def staging(self) -> Staging | None:
         """Where jobs can be put aside, to come together; None if this storage has no such place."""
+        return None
+
+    @property
+    def imports(self) -> Imports | None:
+        """The reports of bulk writes; None if this storage keeps none."""
         return None
 
     def told(self, incidents: Sequence[Incident]) -> None:

@@ -46,6 +46,7 @@ from .graphs import GraphsContract
 from .groups import GroupsContract
 from .held_bounds import HeldBoundsContract
 from .ids_and_bytes import IdsAndBytesContract
+from .imports import ImportsContract
 from .incidents import IncidentsContract
 from .insight import InsightContract
 from .keeping import KeepingContract
@@ -93,6 +94,7 @@ __all__ = [
     "GroupsContract",
     "HeldBoundsContract",
     "IdsAndBytesContract",
+    "ImportsContract",
     "IncidentsContract",
     "InsightContract",
     "KeepingContract",

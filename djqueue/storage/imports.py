@@ -70,6 +70,8 @@ class Import(NamedTuple):
     """Tasks that have put something aside, or enqueued it."""
     skipped: bool = False
     """Whether its version had been published before, so that nothing was done."""
+    resumed: str = ""
+    """The write that had begun with this version, and was finished in place of this one: the jobs are its."""
     batches: int = 0
     """Of a streaming query: those that are in the sums; 0: it is none."""
     finished_at: int = 0
@@ -150,11 +152,11 @@ class Imports(ABC):
     def keep(self, report: Import) -> Import:
         """Note how a write stands now; answers what is known of it then.
 
-        One that is done stays so, and what was reported of a queue is not taken back.
+        One that is done stays so, but for a streaming query's. What was said of a queue is not taken back.
         """
         while True:
             there = self.get(report.write)
-            if there is not None and (there.state == DONE or there.batches > report.batches):
+            if there is not None and _is_final(there, report):
                 return there
             found = report._replace(error=_short(report.error), revision=0, updated_at=self._clock.now())
             if there is not None:
@@ -199,6 +201,11 @@ class Imports(ABC):
 def tag_of(write: str) -> str:
     """What the jobs of a write are tagged with."""
     return f"import:{write}"
+
+
+def _is_final(there: Import, report: Import) -> bool:
+    """Whether nothing that a report says is newer."""
+    return there.batches > report.batches if there.batches else there.state == DONE
 
 
 def _further(there: Import, report: Import) -> Import:

@@ -86,6 +86,7 @@ class Chunk(NamedTuple):
     """Jobs of one queue and name, in the order of their rows."""
 
     queue: str
+    name: str
     batches: list[Batch]
     many: int
 
@@ -194,7 +195,7 @@ class Rows:
             ids = batches[-1].ids
             assert ids is not None
             ids.append(job_id)
-        return Chunk(queue, batches, len(entries))
+        return Chunk(queue, name, batches, len(entries))
 
 
 def _payload_reader(

@@ -7,23 +7,28 @@ and the driver only counts.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from djqueue.core.errors import OptionError, QueueFullError, StorageUnavailableError
 from djqueue.core.job import Batch
+from djqueue.core.options import JobOptions
 from djqueue.core.queue import KEYED
 from djqueue.core.states import PENDING
 from djqueue.storage.base import Storage
+from djqueue.storage.imports import Import, Share, tag_of
 from djqueue.storage.staging import Counts, Manifest, Publication, chunks_of
 
 from .locations import staging_of, storage_at
 from .options import DIRECT, STAGED, WriteOptions
+from .reporting import Reporting, aborted, begun, share
 from .rows import Chunk, Plan, Rows
+
+T = TypeVar("T")
 
 AT_ONCE = 64
 """Chunks that are published between two looks at the queue."""
@@ -42,10 +47,19 @@ class Told:
     chunks: dict[str, str] = field(default_factory=dict)
     """By queue, a letter for each chunk that was put aside."""
     rows: int = 0
-    counts: Counts = Counts()
-    """Of jobs that were enqueued directly."""
+    enqueued: dict[str, Counts] = field(default_factory=dict)
+    """By queue, of jobs that were enqueued directly."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Rows that are no jobs, by reason."""
+    names: tuple[str, ...] = ()
+    """Of the jobs."""
+    spark: str = ""
+    """The id of the Spark application."""
+
+    @property
+    def counts(self) -> Counts:
+        """Of jobs that were enqueued directly, to all queues."""
+        return sum(self.enqueued.values(), Counts())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +96,8 @@ class Write:
     def __init__(self, options: WriteOptions, columns: Sequence[str], app: str | None = None) -> None:
         self.options = options
         self.plan = Plan(options, columns)
-        self.id = uuid4().hex
+        self.id = self.report = uuid4().hex
+        """`report`: under which name its report is kept; a streaming query has one for all of its writes."""
         self.app = app or options.app or self.id
         with closing(self.storage()) as storage:
             if options.delivery == STAGED:
@@ -104,35 +119,48 @@ class Write:
                 "groupColumn"
             )
 
-    def run_task(self, part: str, batches: Iterable[Any]) -> Told:
+    def run_task(self, part: str, batches: Iterable[Any], spark: str = "") -> Told:
         """What one task does with its record batches. Another run of the same task is another part."""
-        rows = Rows(self.plan, self.options.batch_size)
+        rows, names = Rows(self.plan, self.options.batch_size), dict[str, None]()
         with closing(self.storage()) as storage:
             if self.options.dry_run:
                 for _ in rows.chunks(batches):
                     pass
                 return Told(part=part, rows=rows.read, rejected=dict(rows.rejected))
             if self.options.delivery == DIRECT:
-                counts = self._enqueue(storage, rows.chunks(batches))
-                return Told(part=part, rows=rows.read, counts=counts, rejected=dict(rows.rejected))
+                enqueued = self._enqueue(storage, rows.chunks(batches), names)
+                told = Told(part=part, rows=rows.read, enqueued=enqueued, rejected=dict(rows.rejected))
+                return replace(told, names=tuple(names), spark=spark)
             staging, lifetime = staging_of(storage), int(self.options.stage_ttl * 1_000)
             chunks: dict[str, str] = {}
             for chunk in rows.chunks(batches):
                 done = chunks.get(chunk.queue, "")
-                chunks[chunk.queue] = done + staging.stage(self.id, part, len(done), chunk.batches, lifetime)
-        return Told(part=part, chunks=chunks, rows=rows.read, rejected=dict(rows.rejected))
+                names[chunk.name] = None
+                tagged = self._tagged(chunk.batches)
+                chunks[chunk.queue] = done + staging.stage(self.id, part, len(done), tagged, lifetime)
+        told = Told(part=part, chunks=chunks, rows=rows.read, rejected=dict(rows.rejected))
+        return replace(told, names=tuple(names), spark=spark)
 
-    def _enqueue(self, storage: Storage, chunks: Iterable[Chunk]) -> Counts:
+    def _enqueue(
+        self, storage: Storage, chunks: Iterable[Chunk], names: dict[str, None]
+    ) -> dict[str, Counts]:
         pace = Pace(self.options, storage)
-        counts, seen = Counts(), Counter[bytes]()
+        counts, seen = dict[str, Counts](), Counter[bytes]()
         for chunk in chunks:
+            names[chunk.name] = None
             pace.wait(chunk.queue, chunk.many)
             batches = chunk.batches
             if self.plan.id_column is None:
                 batches = [self._named(batch, seen) for batch in batches]
-            statuses = Counter(answer.status for answer in storage.enqueue(batches))
-            counts += Counts(statuses["queued"], statuses["duplicate"], statuses["completed"])
+            statuses = Counter(answer.status for answer in storage.enqueue(self._tagged(batches)))
+            came = Counts(statuses["queued"], statuses["duplicate"], statuses["completed"])
+            counts[chunk.queue] = counts.get(chunk.queue, Counts()) + came
         return counts
+
+    def _tagged(self, batches: Sequence[Batch]) -> list[Batch]:
+        """With the tag by which a write's jobs are found; ids are made without it."""
+        tag = tag_of(self.report)
+        return [batch._replace(options=_with_tag(batch.options, tag)) for batch in batches]
 
     def _named(self, batch: Batch, seen: Counter[bytes]) -> Batch:
         """With ids made of what the jobs are, the same ones in every try; equal rows are told apart."""
@@ -159,11 +187,16 @@ class Write:
         number = version if version is not None else self.options.version or 0
         skipped = False
         with closing(self.storage()) as storage:
-            for queue, mine in sorted(parts.items()):
-                manifest = Manifest(queue, self.app, number, self.id, mine)
-                published, was_there = self._publish(storage, manifest)
-                counts += published
-                skipped = skipped or was_there
+            report = self._reported(told, number)._replace(rows=rows, rejected=dict(rejected))
+            reporting = Reporting(storage, self.id, report, is_batch=version is not None)
+            with reporting.of_write() if not self.options.dry_run else nullcontext():
+                for queue, mine in sorted(parts.items()):
+                    manifest = Manifest(queue, self.app, number, self.id, mine)
+                    published, was_there = self._publish(storage, manifest, reporting)
+                    counts += published
+                    skipped = skipped or was_there
+                if not self.options.dry_run:
+                    reporting.done()
         return Report(
             write=self.id,
             app=self.app,
@@ -175,38 +208,67 @@ class Write:
             skipped=skipped,
         )
 
-    def _publish(self, storage: Storage, manifest: Manifest) -> tuple[Counts, bool]:
+    def _reported(self, told: Sequence[Told], version: int) -> Import:
+        shares = dict[str, Share]()
+        for one in told:
+            for queue, kinds in one.chunks.items():
+                shares[queue] = shares.get(queue, Share()) + Share(len(kinds))
+            for queue, counts in one.enqueued.items():
+                shares[queue] = shares.get(queue, Share()) + share(counts, ended=True)
+        names = tuple(dict.fromkeys(name for one in told for name in one.names))
+        spark = next((one.spark for one in told if one.spark), "")
+        report = begun(self.report, self.app, version, shares)
+        return report._replace(names=names, parts=len(told), spark=spark)
+
+    def _publish(self, storage: Storage, manifest: Manifest, reporting: Reporting) -> tuple[Counts, bool]:
         staging = staging_of(storage)
         lifetime = NOBODYS if manifest.app == self.id else None
         while True:
             found = staging.begin(manifest, lifetime)
             if found.status == "done":
                 staging.forget(manifest.queue, self.app, self.id)
-                return found.counts if found.manifest.version == manifest.version else Counts(), True
-            counts = self._finish(storage, found)
+                was = found.counts if found.manifest.version == manifest.version else Counts()
+                reporting.skipped(found.manifest, was)
+                return was, True
+            counts = self._finish(storage, found, reporting)
             staging.forget(manifest.queue, self.app, found.manifest.write)
             if found.status != "unfinished":
+                if found.manifest.write != self.id:
+                    reporting.resumed(found.manifest, share(counts, ended=True))
                 staging.forget(manifest.queue, self.app, self.id)
                 return counts, False
 
-    def _finish(self, storage: Storage, found: Publication) -> Counts:
+    def _finish(self, storage: Storage, found: Publication, reporting: Reporting) -> Counts:
         staging, pace = staging_of(storage), Pace(self.options, storage)
-        chunks = chunks_of(found.manifest)
+        chunks, counts = chunks_of(found.manifest), Counts()
         for first in range(0, len(chunks), AT_ONCE):
             some = chunks[first : first + AT_ONCE]
             pace.wait(found.manifest.queue, len(some) * self.options.batch_size)
-            pace.until_room(partial(staging.publish, found.manifest, some))
-        return staging.end(found.manifest)
+            counts = sum(pace.until_room(partial(staging.publish, found.manifest, some)), counts)
+            reporting.published(found.manifest, share(counts, len(chunks), first + len(some)))
+        counts = staging.end(found.manifest)
+        reporting.published(found.manifest, share(counts, len(chunks), len(chunks), ended=True))
+        return counts
 
     def abort(self, told: Iterable[Told]) -> None:
         """Let go of what the tasks have put aside, but for what is being published."""
-        queues = {queue for one in told for queue in one.chunks}
+        told = list(told)
+        queues = {queue for one in told for queue in (*one.chunks, *one.enqueued)}
         if self.options.queue is not None:
             queues.add(self.options.queue)
         with closing(self.storage()) as storage:
             if self.options.delivery == STAGED and not self.options.dry_run:
                 for queue in queues:
                     staging_of(storage).forget(queue, self.app, self.id)
+            if not self.options.dry_run:
+                report = self._reported(told, self.options.version or 0)
+                shares = {queue: report.shares.get(queue, Share()) for queue in queues}
+                aborted(storage, report._replace(shares=shares))
+
+
+@lru_cache(maxsize=1024)
+def _with_tag(options: JobOptions, tag: str) -> JobOptions:
+    return replace(options, tags=(*options.tags, tag))
 
 
 def _place(told: Told) -> tuple[int, str]:
@@ -247,14 +309,14 @@ class Pace:
             if sum(counts[state] for state in PENDING) < most:
                 return
 
-    def until_room(self, publish: Callable[[], Any]) -> None:
+    def until_room(self, publish: Callable[[], T]) -> T:
         """Publish, and again as long as the queue is full: what came already does not come twice."""
         for _ in self._looks("the queue stays full"):
             try:
-                publish()
+                return publish()
             except QueueFullError:
                 continue
-            return
+        raise AssertionError("the looks end with an error")
 
     def _looks(self, what: str) -> Iterator[None]:
         """Once, and then again after longer and longer waits."""

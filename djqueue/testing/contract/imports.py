@@ -139,6 +139,7 @@ class ImportsContract(StorageCase):
         summed = kept(storage).add(report(state=DONE, version=3, shares={"q": Share(1, 1, 10, 0)}, rows=10))
 
         kept(storage).keep(summed._replace(state=UNFINISHED, error="away"))
+        assert (get(storage).state, get(storage).error, get(storage).rows) == (UNFINISHED, "away", 10)
         kept(storage).add(report(state=DONE, version=4, shares={"q": Share(1, 1, 5, 0)}, rows=5))
 
         assert (get(storage).state, get(storage).error, get(storage).rows) == (DONE, "", 15)

@@ -11,8 +11,8 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from hashlib import blake2b
+from secrets import token_hex
 from typing import Any, TypeVar
-from uuid import uuid4
 
 from djqueue.core.errors import OptionError, QueueFullError, StorageUnavailableError
 from djqueue.core.job import Batch
@@ -96,7 +96,7 @@ class Write:
     def __init__(self, options: WriteOptions, columns: Sequence[str], app: str | None = None) -> None:
         self.options = options
         self.plan = Plan(options, columns)
-        self.id = self.report = uuid4().hex
+        self.id = self.report = token_hex(8)
         """`report`: under which name its report is kept; a streaming query has one for all of its writes."""
         self.app = app or options.app or self.id
         with closing(self.storage()) as storage:

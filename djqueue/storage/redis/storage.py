@@ -364,7 +364,7 @@ class RedisStorage(Storage):
         """What a queue's settings say to `enqueue`."""
         policy = self.policy(queue)
         most = policy.max_size if bounded and policy.max_size is not None else b""
-        return [records.pack_groups(policy), most, RANKS.get(policy.when_full, b"")]
+        return [records.pack_groups(policy), most, RANKS.get(policy.when_full, b""), policy.dead_letters.ttl]
 
     @cached_property
     def staging(self) -> RedisStaging:

@@ -61,6 +61,7 @@ from .order import OrderContract
 from .outcomes import OutcomesContract
 from .queue_controls import QueueControlsContract
 from .reads import ReadsContract
+from .rejected import RejectedContract
 from .results import ResultsContract
 from .retention import RetentionContract
 from .revising import RevisingContract
@@ -109,6 +110,7 @@ __all__ = [
     "OutcomesContract",
     "QueueControlsContract",
     "ReadsContract",
+    "RejectedContract",
     "ResultsContract",
     "RetentionContract",
     "RevisingContract",
@@ -139,6 +141,7 @@ class StorageContract(
     CancellingContract,
     DeadLettersContract,
     LetterPagesContract,
+    RejectedContract,
     DelayedContract,
     UniqueKeysContract,
     DuplicatesContract,

@@ -33,6 +33,8 @@ class Share(NamedTuple):
     duplicates: int = 0
     """Rows whose jobs were there, or had completed."""
     ended: bool = False
+    letters: int = 0
+    """Rows that are dead letters."""
 
     def __add__(self, other: "Share") -> "Share":  # type: ignore[override]
         return Share(
@@ -41,6 +43,7 @@ class Share(NamedTuple):
             self.inserted + other.inserted,
             self.duplicates + other.duplicates,
             other.ended,
+            self.letters + other.letters,
         )
 
 
@@ -68,6 +71,10 @@ class Import(NamedTuple):
     """Rows that are no jobs, by reason."""
     parts: int = 0
     """Tasks that have put something aside, or enqueued it."""
+    operation: str = "enqueue"
+    """enqueue | retry | cancel | delete | update: what was done with the rows."""
+    answers: Mapping[str, int] = {}
+    """What became of jobs that were there, in the words of the storage."""
     skipped: bool = False
     """Whether its version had been published before, so that nothing was done."""
     resumed: str = ""
@@ -121,6 +128,7 @@ class Import(NamedTuple):
             "shares": shares,
             "names": list(self.names),
             "rejected": dict(self.rejected),
+            "answers": dict(self.answers),
         }
 
     @classmethod
@@ -233,6 +241,7 @@ def _summed(there: Import, batch: Import) -> Import:
         names=tuple(dict.fromkeys((*there.names, *batch.names))),
         rows=there.rows + batch.rows,
         rejected=dict(Counter(there.rejected) + Counter(batch.rejected)),
+        answers=dict(Counter(there.answers) + Counter(batch.answers)),
         parts=there.parts + batch.parts,
         batches=there.batches + 1,
         revision=there.revision,

@@ -66,8 +66,8 @@ class Changing(Reading):
         self._send = send
         self._wait = wait
         self._payload = plan.payload_reader() if plan.has_payload else None
-        self.answers: Counter[str] = Counter()
-        """What became of the jobs, in the storage's words."""
+        self.answers: dict[str, Counter[str]] = {}
+        """What became of the jobs of each queue, in the storage's words."""
 
     def run(self, batches: Iterable[Any]) -> None:
         """Work off record batches, each queue's rows together."""
@@ -101,11 +101,12 @@ class Changing(Reading):
 
     def _do(self, verb: "Verb", queue: str, changes: Sequence[Change]) -> None:
         self._wait(queue, len(changes))
+        answers = self.answers.setdefault(queue, Counter())
         if self._plan.options.dry_run:
             ids = [change.id for change in changes]
-            self.answers.update(self._send(self._storage.retry, queue, ids, dry_run=True))
+            answers.update(self._send(self._storage.retry, queue, ids, dry_run=True))
         else:
-            self.answers.update(verb(self._storage, self._send, queue, changes))
+            answers.update(verb(self._storage, self._send, queue, changes))
 
 
 def _are_null(row: Mapping[str, Any], columns: Sequence[str]) -> bool:

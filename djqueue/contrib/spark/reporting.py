@@ -19,7 +19,8 @@ TASKS_FAILED = "its tasks failed: the log of Spark says why"
 
 def share(counts: Counts, chunks: int = 0, published: int = 0, *, ended: bool = False) -> Share:
     """What came to one queue."""
-    return Share(chunks, published, counts.queued, counts.duplicates + counts.completed, ended)
+    there = counts.duplicates + counts.completed
+    return Share(chunks, published, counts.queued, there, ended, counts.rejected)
 
 
 def begun(write: str, app: str, version: int, shares: Mapping[str, Share]) -> Import:

@@ -199,4 +199,4 @@ def test_a_report_says_what_became_of_the_jobs(storage, change):
 
     report = change("cancel", {"id": ["a", None]}, onError="skip", writeId="tonight")
 
-    assert str(report) == "cancel: 2 rows; 1 cancelled; 1 rejected (id: 1) (write tonight)"
+    assert str(report) == "cancel in emails: 2 rows; 1 cancelled; 1 rejected (id: 1) (write tonight)"

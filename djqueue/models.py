@@ -960,6 +960,25 @@ class BulkOperation(models.Model):
         return f"{self.kind} {self.pk}"
 
 
+class Import(models.Model):
+    """The report of a bulk write: see `djqueue.storage.imports`."""
+
+    write = models.CharField(_("write"), max_length=NAME, unique=True)
+    updated_at = MillisecondsField(_("changed"))
+    revision = models.IntegerField(default=1, help_text="How often it was written.")
+    report = models.JSONField(_("report"), default=dict)
+
+    class Meta:
+        db_table = "djqueue_import"
+        verbose_name = _("bulk import")
+        verbose_name_plural = _("bulk imports")
+        default_permissions = ()
+        indexes = (models.Index(fields=["updated_at", "id"], name="djqueue_import_updated"),)
+
+    def __str__(self) -> str:
+        return self.write
+
+
 class Dashboard(models.Model):
     """No table: what the rights of the dashboard hang on. Those that are a job's are `Job`'s."""
 

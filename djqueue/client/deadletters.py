@@ -38,6 +38,8 @@ class RetriedDead(NamedTuple):
     not_failed: int = 0
     """Retried, or enqueued anew, by somebody else meanwhile."""
     not_found: int = 0
+    rejected: int = 0
+    """Left where they were: they were never fit to run, and need another payload first."""
 
 
 class MovedDead(NamedTuple):

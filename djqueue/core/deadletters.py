@@ -7,7 +7,7 @@ from itertools import count, islice
 from random import Random
 
 from .backoff import Backoff
-from .job import DeadLetter, Job, JobError
+from .job import REJECTED, DeadLetter, Job, JobError
 from .options import DAY
 from .sizes import size_of
 
@@ -30,9 +30,9 @@ class DeadLetterPolicy:
     auto_retry_delay: int | Backoff = 3_600_000
     """Milliseconds from its death to that retry, or a rule for them by the number of the retry."""
 
-    def retry_at(self, retries: int, now: int, random: Random) -> int:
+    def retry_at(self, reason: str, retries: int, now: int, random: Random) -> int:
         """When one that has been retried so often by itself is retried again; 0: never."""
-        if retries >= self.auto_retries:
+        if retries >= self.auto_retries or reason == REJECTED:
             return 0
         delay = self.auto_retry_delay
         return now + (delay.delay(retries + 1, random) if isinstance(delay, Backoff) else delay)
@@ -66,7 +66,9 @@ class DeadLetters:
 
     def receive(self, letter: DeadLetter, job: Job, now: int) -> tuple[DeadLetter, list[DeadLetter]]:
         """One from another queue, to be retried by itself as this queue has it; and those that gave way."""
-        letter = letter._replace(next_retry_at=self.policy.retry_at(letter.retries, now, self._random))
+        letter = letter._replace(
+            next_retry_at=self.policy.retry_at(letter.reason, letter.retries, now, self._random)
+        )
         self.restore(letter, job)
         return letter, self._surplus()
 
@@ -179,7 +181,7 @@ def letter_of(job: Job, now: int, retries: int, policy: DeadLetterPolicy, random
         now,
         now + policy.ttl,
         retries,
-        policy.retry_at(retries, now, random),
+        policy.retry_at(job.reason, retries, now, random),
         job.name,
         error.type,
         error.message,

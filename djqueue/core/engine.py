@@ -76,7 +76,7 @@ class Engine(
         added: list[Job] = []
         with shard.lock:
             queue = shard.queue(batch.queue)
-            if queue.policy.max_size is not None and queue.drops is None:
+            if queue.policy.max_size is not None and queue.drops is None and batch.options.rejected is None:
                 check_room(queue, batch, now)
             if is_uniform(batch) and queue.drops is None:
                 answers = self._enqueue_uniform(shard, queue, batch, now, changes)
@@ -123,12 +123,21 @@ class Engine(
             there = queue.jobs.get(job_id)
             # Once: a job that is active now may have completed at the next look.
             state = there.state if there is not None else None
+            if there is not None and options.rejected is not None:
+                results.append(EnqueueResult(job_id, "rejected", queue.name, state))
+                continue
             if there is not None and state not in REUSABLE:
                 done = state is State.COMPLETED
                 status, result = ("completed", there.result) if done else ("duplicate", None)
                 results.append(EnqueueResult(job_id, status, queue.name, state, result))
                 continue
             job = Job(job_id, queue.name, batch.name, payload, options, State.WAITING, now, run_at)
+            if options.rejected is not None:
+                if self._journal is not None:
+                    self._journal.added([job])
+                shard.reject(queue, job, now, changes)
+                results.append(EnqueueResult(job_id, "rejected", queue.name))
+                continue
             rivals = NO_RIVAL
             if options.unique_key is not None:
                 owner = queue.unique.owner(options.unique_key, now)

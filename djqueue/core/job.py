@@ -219,7 +219,7 @@ class EnqueueResult(NamedTuple):
 
     id: str
     status: str
-    """queued | duplicate | completed"""
+    """queued | duplicate | completed | rejected (a dead letter from the start: see `JobOptions.rejected`)"""
     queue: str
     existing_state: State | None = None
     """Of a duplicate: the state of the job that was there before."""
@@ -392,7 +392,7 @@ class DeadLetter(NamedTuple):
     id: str
     reason: str
     """explicit_fail | max_attempts_exceeded | timeout | stalled | ttl_expired | worker_lost |
-    dependency_failed | unknown"""
+    dependency_failed | enqueue_rejected | unknown"""
     entered_at: int
     expires_at: int
     retries: int = 0
@@ -474,6 +474,8 @@ class WorkerInfo(NamedTuple):
     """What it runs, those first that have run longest: a part of `active`, if these are many."""
 
 
+REJECTED = "enqueue_rejected"
+"""The reason of what was never fit to run: it is not retried before it has another payload."""
 DEAD_LETTER_REASONS = (
     "explicit_fail",
     "max_attempts_exceeded",
@@ -482,5 +484,6 @@ DEAD_LETTER_REASONS = (
     "ttl_expired",
     "worker_lost",
     "dependency_failed",
+    REJECTED,
     "unknown",
 )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from .base import EngineBase
-from .job import CancelResult, Job
+from .job import REJECTED, CancelResult, Job
 from .shard import Changes, Shard
 from .states import PENDING, State
 
@@ -130,7 +130,8 @@ class JobControls(EngineBase):
     def retry(
         self, queue_name: str, ids: Sequence[str], *, by_itself: bool = False, dry_run: bool = False
     ) -> list[str]:
-        """Dead letters back to waiting: retried | not_found | not_failed | unique_key_taken, for each.
+        """Dead letters back to waiting: retried | not_found | not_failed | unique_key_taken | rejected, for
+        each.
 
         dry_run: only say what would become of each.
         """
@@ -150,6 +151,8 @@ class JobControls(EngineBase):
                     answers.append("not_failed")
                 elif by_itself and not queue.dead.is_due(job_id, now):
                     answers.append("not_failed")  # Retried, and failed again, since it was seen.
+                elif job.reason == REJECTED:
+                    answers.append("rejected")
                 elif (key := job.options.unique_key) is not None and (
                     queue.unique.owner(key, now) or f"\0{key}" in would_be
                 ):

@@ -102,31 +102,37 @@ class KeptElsewhere(EngineBase):
                     job.has_dependents = shard.make_way(queue, there, now, changes)
                 else:
                     shard.replaced((job.queue, job.id))
-                rivals = _rivals(shard, queue, job, now, changes)
-                if isinstance(rivals, str):
-                    queue.keep(job)
-                    job.state = State.CANCELLED
-                    job.reason = rivals
-                    job.finished_at = now
-                    queue.tally.cancelled += 1
-                    queue.finished.add(job)
-                    shard.note_end(job, job.state, changes)
-                else:
-                    queue.admit(job, now, behind=rivals.behind)
-                    queue.tally.enqueued += 1
-                    changes.woken.add(queue.name)
                 taken += 1
                 if there is not None and self._journal is not None:
                     self._journal.added([job])
-                shard.changed(job)
-                event = "cancelled" if job.state is State.CANCELLED else "queued"
-                shard.tell(queue, job, event, now, changes)
-                if job.state is State.CANCELLED:
-                    shard.incident(job, "cancelled", changes)
+                if job.options.rejected is not None:
+                    shard.reject(queue, job, now, changes)
+                else:
+                    self._accept(shard, queue, job, now, changes)
             self.settle(changes)
             if job.unmet:
                 self.bind(job, tuple(job.unmet - {PREDECESSOR}), missing=State.COMPLETED)
         return taken
+
+    def _accept(self, shard: Shard, queue: JobQueue, job: Job, now: int, changes: Changes) -> None:
+        rivals = _rivals(shard, queue, job, now, changes)
+        if isinstance(rivals, str):
+            queue.keep(job)
+            job.state = State.CANCELLED
+            job.reason = rivals
+            job.finished_at = now
+            queue.tally.cancelled += 1
+            queue.finished.add(job)
+            shard.note_end(job, job.state, changes)
+        else:
+            queue.admit(job, now, behind=rivals.behind)
+            queue.tally.enqueued += 1
+            changes.woken.add(queue.name)
+        shard.changed(job)
+        event = "cancelled" if job.state is State.CANCELLED else "queued"
+        shard.tell(queue, job, event, now, changes)
+        if job.state is State.CANCELLED:
+            shard.incident(job, "cancelled", changes)
 
     def _keep_anew(self, job: Job) -> None:
         """Have the journal write all of a job: a producer may have put another in the place of its row."""

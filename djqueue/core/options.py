@@ -77,13 +77,18 @@ class JobOptions:
     """What the job is about: `app_label.model:pk` of a model's instance, or any text. See `Storage.about`."""
     content_type: str = MSGPACK
     """Codec of the payload and of the result."""
+    rejected: tuple[str, str] | None = None
+    """The type and the message of the error for which it is a dead letter from the start, and never waits.
+    Set by imports for what is no job; it has no unique key, and depends on nothing."""
     plain: bool = field(init=False, default=True, compare=False, repr=False)
     """Whether its end concerns no key, no group, nothing that it depends on: it needs no lock of a queue."""
     kept: int | None = field(init=False, default=None, compare=False, repr=False)
     """Milliseconds for which the record of a finished job is kept; None is for ever."""
 
     def __post_init__(self) -> None:
-        plain = self.unique_key is None and self.group is None and not self.depends_on
+        plain = (
+            self.unique_key is None and self.group is None and not self.depends_on and self.rejected is None
+        )
         object.__setattr__(self, "plain", plain)
         if self.result_ttl is not None:
             object.__setattr__(self, "kept", max(self.result_ttl, self.retention or 0))
@@ -106,8 +111,9 @@ class JobOptions:
         for name in ("depends_on", "dependents"):
             if name in values:
                 values[name] = tuple((queue, id) for queue, id in values[name])
-        if "tags" in values:
-            values["tags"] = tuple(values["tags"])
+        for name in ("tags", "rejected"):
+            if name in values:
+                values[name] = tuple(values[name])
         return cls(**values)
 
 

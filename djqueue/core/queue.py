@@ -70,7 +70,7 @@ class QueuePolicy:
 
     def check_batch(self, batch: Batch) -> None:
         """Refuse what the queue does not take. Raises OptionError."""
-        if self.group_mode == KEYED and batch.options.group is None:
+        if self.group_mode == KEYED and batch.options.group is None and batch.options.rejected is None:
             raise OptionError(
                 f"group: each job of the queue {batch.queue!r} needs one, for its GROUP_MODE is keyed"
             )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .capacity import DROPPED
 from .dependencies import DependencyTracker
-from .job import Attempt, DeadLetter, Event, Incident, Job, JobError
+from .job import REJECTED, Attempt, DeadLetter, Event, Incident, Job, JobError
 from .journal import Journal
 from .options import JobKey
 from .queue import JobQueue
@@ -205,6 +205,13 @@ class Shard:
         """waiting | delayed | blocked → failed: its ttl is over, or a dependency failed."""
         self._displace(queue, job, changes)
         self._bury(queue, job, reason, error, now, changes, in_group=False)
+        self.incident(job, "failed", changes)
+
+    def reject(self, queue: JobQueue, job: Job, now: int, changes: Changes) -> None:
+        """A new job that is a dead letter from the start: see `JobOptions.rejected`."""
+        assert job.options.rejected is not None
+        queue.keep(job)
+        self._bury(queue, job, REJECTED, JobError(*job.options.rejected), now, changes, in_group=False)
         self.incident(job, "failed", changes)
 
     def succeed(self, queue: JobQueue, job: Job, owner: Job, now: int, changes: Changes) -> Succession | None:

@@ -38,6 +38,7 @@ REASONS = {
     "ttl_expired": gettext_lazy("not started in time"),
     "worker_lost": gettext_lazy("its worker is gone"),
     "dependency_failed": gettext_lazy("a job that it depends on failed"),
+    "enqueue_rejected": gettext_lazy("an import could not make a job of it"),
     "unknown": gettext_lazy("unknown"),
 }
 """Of dead letters."""

@@ -92,5 +92,6 @@ REFUSALS = {
     "not_delayed": gettext_lazy("%d no longer delayed"),
     "not_removed": gettext_lazy("%d running or gone"),
     "unique_key_taken": gettext_lazy("%d whose unique key another job has"),
+    "rejected": gettext_lazy("%d that need other arguments first"),
 }
 """Why it was not done, with the number of jobs."""

@@ -47,6 +47,7 @@ from djqueue.core.maintenance import Swept
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
 
+from .imports import Imports
 from .inspector import Inspector
 from .staging import Staging
 
@@ -77,6 +78,11 @@ class Storage(Inspector):
     @property
     def staging(self) -> Staging | None:
         """Where jobs can be put aside, to come together; None if this storage has no such place."""
+        return None
+
+    @property
+    def imports(self) -> Imports | None:
+        """The reports of bulk writes; None if this storage keeps none."""
         return None
 
     def told(self, incidents: Sequence[Incident]) -> None:
@@ -112,6 +118,8 @@ class Storage(Inspector):
 
         A taken id or unique key answers `duplicate` with the state of the job that is there, or
         `completed` with its result in bytes; an id that failed or was cancelled is enqueued again.
+        Jobs with `JobOptions.rejected` become dead letters, without need of room, and all answer `rejected`;
+        one whose id is taken, in whatever state, changes nothing.
 
         Raises QueueFullError if a queue has no room for a batch (after a wait, if its policy says so), of
         which nothing is enqueued then; earlier batches are.
@@ -204,7 +212,8 @@ class Storage(Inspector):
 
     @abstractmethod
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
-        """Dead letters to waiting: retried | not_found | not_failed | unique_key_taken, for each.
+        """Dead letters to waiting: retried | not_found | not_failed | unique_key_taken | rejected (it was
+        never fit to run: `revise` it), for each.
 
         dry_run: only say what would become of each if nothing else happened.
         """

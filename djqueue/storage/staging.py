@@ -10,7 +10,8 @@ is published no more. This is how Delta Lake makes writes idempotent (its `txnAp
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from djqueue.core.errors import StorageError
@@ -30,6 +31,14 @@ class Counts(NamedTuple):
     """Whose ids or unique keys live jobs had."""
     completed: int = 0
     """Whose ids had completed, and are remembered."""
+    rejected: int = 0
+    """That are dead letters from the start."""
+
+    @classmethod
+    def of(cls, statuses: Iterable[str]) -> "Counts":
+        """The counts of `EnqueueResult.status`."""
+        found = Counter(statuses)
+        return cls(found["queued"], found["duplicate"], found["completed"], found["rejected"])
 
     def __add__(self, other: "Counts") -> "Counts":  # type: ignore[override]
         return Counts(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))

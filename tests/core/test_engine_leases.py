@@ -267,7 +267,7 @@ def test_an_unheard_of_reason_is_unknown(reason):
 def test_the_reasons_are_these():
     named = "explicit_fail max_attempts_exceeded timeout stalled ttl_expired worker_lost unknown"
 
-    assert set(DEAD_LETTER_REASONS) == {*named.split(), "dependency_failed"}
+    assert set(DEAD_LETTER_REASONS) == {*named.split(), "dependency_failed", "enqueue_rejected"}
 
 
 def test_a_lease_that_changed_since_the_sweep_looked_is_left_alone(monkeypatch):

@@ -1,6 +1,9 @@
 """The storage that a URL names: made anew in every process, without a Django project."""
 
+from collections.abc import Mapping
+
 from djqueue.core.errors import OptionError, StorageError
+from djqueue.core.queue import QueuePolicy
 from djqueue.storage.base import Storage
 from djqueue.storage.staging import Staging
 
@@ -8,8 +11,11 @@ REDIS = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+se
 DATABASES = ("postgresql", "postgres", "sqlite")
 
 
-def storage_at(url: str, prefix: str = "") -> Storage:
-    """A storage for the caller alone, who closes it. Raises OptionError, without the URL's password."""
+def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] | None = None) -> Storage:
+    """A storage for the caller alone, who closes it. Raises OptionError, without the URL's password.
+
+    policies: of queues of which more is known than that they are there.
+    """
     scheme = url.partition("://")[0].lower()
     if "mysql" in scheme or "mariadb" in scheme:
         raise OptionError(
@@ -31,7 +37,7 @@ def storage_at(url: str, prefix: str = "") -> Storage:
     from djqueue.storage.redis import RedisStorage
 
     try:
-        return RedisStorage(url=url, prefix=prefix)
+        return RedisStorage(url=url, prefix=prefix, policies=policies)
     except StorageError as error:
         raise OptionError(f"url: {error}") from None
 

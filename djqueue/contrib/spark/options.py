@@ -1,15 +1,19 @@
 """What is said of a write by `.option(…)`: read and checked on the driver, before any task."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from djqueue.core.errors import OptionError
 from djqueue.core.options import PARSERS, check_text
+from djqueue.core.queue import GROUP_MODES
 from djqueue.core.suggest import nearest
 
 STAGED, DIRECT = "staged", "direct"
-FAIL, SKIP = "fail", "skip"
+FAIL, SKIP, DEAD = "fail", "skip", "dead"
+ENQUEUE, RETRY, CANCEL, DELETE, UPDATE = "enqueue", "retry", "cancel", "delete", "update"
 SPARKS_OWN = frozenset({"checkpointlocation"})
 """Options of a stream that Spark passes on."""
 
@@ -18,14 +22,19 @@ SPARKS_OWN = frozenset({"checkpointlocation"})
 class WriteOptions:
     """See docs/spark.md, which has them all."""
 
-    url: str
+    url: str = field(repr=False)
+    """With its password, perhaps: it is in no text that anybody is shown."""
     prefix: str = ""
+    operation: str = ENQUEUE
+    write: str | None = None
+    """The write's name, if whoever begins it wants to know it."""
     queue: str | None = None
     queue_column: str | None = None
     job: str | None = None
     job_column: str | None = None
+    group_mode: str | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Job options that all jobs have, checked."""
+    """Job options that all jobs have, checked; of `depends_on` only the ids."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Names of columns by the job option, or `id`, that they hold."""
     payload_column: str | None = None
@@ -42,6 +51,7 @@ class WriteOptions:
     max_queue_depth: int | None = None
     backpressure_timeout: float = 600.0
     rate_limit: float | None = None
+    max_retries: int = 5
     stage_ttl: float = 86_400.0
     on_error: str = FAIL
     dry_run: bool = False
@@ -50,23 +60,86 @@ class WriteOptions:
     def read(cls, given: Mapping[str, str]) -> "WriteOptions":
         """The options of a write. Names are not case-sensitive. Raises OptionError naming a wrong one."""
         values: dict[str, Any] = {"constants": {}, "columns": {}}
+        said: dict[str, str] = {}
         for name, text in given.items():
-            if name.lower() in SPARKS_OWN:
+            plain = key_of(name)
+            if plain in SPARKS_OWN:
                 continue
-            known = _KNOWN.get(name.lower())
+            known = _KNOWN.get(plain)
             if known is None:
                 raise OptionError(f"unknown option {name!r}{nearest(name, _SPELLED)}")
+            if plain in said:
+                raise OptionError(f"{name}: it is said twice, as {said[plain]} too")
+            said[plain] = name
             known(values, text)
+        if "url" not in values:
+            raise OptionError("url: say where the jobs go: redis://…, rediss://…, redis+cluster://…")
+        operation = values.get("operation", ENQUEUE)
+        if operation != ENQUEUE:
+            _check_change(operation, values, said)
+            return cls(**values)
         for needed, instead in (("queue", "queue_column"), ("job", "job_column")):
             if needed not in values and instead not in values:
                 raise OptionError(f"{needed}: say it as an option, or name its column by {needed}Column")
-        if "url" not in values:
-            raise OptionError("url: say where the jobs go: redis://…, rediss://…, redis+cluster://…")
         if ("app" in values) != ("version" in values):
             raise OptionError("txnAppId and txnVersion: both, or neither: together they name one write")
         for name in set(values["constants"]) & set(values["columns"]):
             raise OptionError(f"{_camel(name)}: it is said for all jobs, and as a column: keep one")
         return cls(**values)
+
+
+OF_CHANGES = frozenset(
+    {
+        "url",
+        "keyPrefix",
+        "operation",
+        "writeId",
+        "queue",
+        "queueColumn",
+        "idColumn",
+        "batchSize",
+        "rateLimit",
+        "maxRetries",
+        "onError",
+    }
+)
+"""Options of all operations on jobs that are there."""
+PAYLOAD = frozenset(
+    {
+        "payloadColumn",
+        "payloadFormat",
+        "argsColumn",
+        "kwargsColumn",
+        "includeColumns",
+        "excludeColumns",
+        "maxPayloadBytes",
+    }
+)
+CHANGES: Mapping[str, frozenset[str]] = {
+    RETRY: OF_CHANGES | PAYLOAD | {"maxQueueDepth", "backpressureTimeout", "dryRun"},
+    CANCEL: OF_CHANGES,
+    DELETE: OF_CHANGES,
+    UPDATE: OF_CHANGES | PAYLOAD | {"priority", "priorityColumn", "runAt", "runAtColumn"},
+}
+"""The options of each."""
+
+
+def _check_change(operation: str, values: dict[str, Any], said: Mapping[str, str]) -> None:
+    """Raise OptionError for what an operation on jobs that are there does not take."""
+    takes = {key_of(name) for name in CHANGES[operation]}
+    for plain, name in said.items():
+        if plain not in takes:
+            raise OptionError(f"{name}: it says nothing to the operation {operation}; leave it out")
+    if values.get("on_error") == DEAD:
+        raise OptionError(f"onError: dead is for the operation {ENQUEUE}; say {FAIL} or {SKIP}")
+    if "queue" not in values:
+        values.setdefault("queue_column", "queue")
+    values["columns"].setdefault("id", "id")
+
+
+def key_of(name: str) -> str:
+    """An option's name as it is compared: `maxAttempts`, `maxattempts` and `max_attempts` are one."""
+    return name.replace("_", "").lower()
 
 
 def _text(field_name: str) -> Callable[[dict[str, Any], str], None]:
@@ -107,11 +180,14 @@ def _number(
     return read
 
 
-def _choice(field_name: str, spelled: str, *choices: str) -> Callable[[dict[str, Any], str], None]:
+def _choice(
+    field_name: str, spelled: str, *choices: str, alias: Mapping[str, str] | None = None
+) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
-        if text.lower() not in choices:
+        chosen = (alias or {}).get(text.lower(), text.lower())
+        if chosen not in choices:
             raise OptionError(f"{spelled}: {text!r} is not one of {', '.join(choices)}")
-        values[field_name] = text.lower()
+        values[field_name] = chosen
 
     return read
 
@@ -127,7 +203,8 @@ def _flag(field_name: str, spelled: str) -> Callable[[dict[str, Any], str], None
 
 def _constant(option: str) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
-        values["constants"][option] = parse(option, of_text(option, text))
+        value = of_text(option, text)
+        values["constants"][option] = value if option == DEPENDS_ON else parse(option, value)
 
     return read
 
@@ -139,10 +216,13 @@ def _column(option: str) -> Callable[[dict[str, Any], str], None]:
     return read
 
 
+DEPENDS_ON = "depends_on"
+"""What it names depends on the row's queue."""
 DURATIONS = frozenset({"delay", "timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
 WHOLE = frozenset({"priority", "max_attempts", "max_stalls", "weight"})
-SAID_OTHERWISE = frozenset({"queue", "backoff", "depends_on", "content_type", "durable", "executor"})
-"""Options of jobs that a write does not take, or takes by another name."""
+SAID_OTHERWISE = frozenset({"queue", "content_type", "durable", "executor"})
+"""Options of jobs that a write does not take: the queue is the target; payloads are written as MessagePack;
+how one enqueue is committed says nothing of many; how a function is run is said where it is defined."""
 PER_JOB = tuple(name for name in PARSERS if name not in SAID_OTHERWISE)
 
 
@@ -159,9 +239,30 @@ def of_text(option: str, text: str) -> Any:
         if text.lower() not in ("true", "false"):
             raise OptionError(f"lifo: {text!r} is neither true nor false")
         return text.lower() == "true"
-    if option == "tags":
-        return [tag.strip() for tag in text.split(",") if tag.strip()]
+    if option in ("tags", DEPENDS_ON):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if option == "backoff":
+        return _backoff(text)
+    if option == "run_at":
+        try:
+            return datetime.fromisoformat(text)
+        except ValueError:
+            raise OptionError(f"runAt: {text!r} is not a time, as 2026-06-01T12:00:00Z is") from None
     return text
+
+
+def _backoff(text: str) -> Any:
+    """Seconds, a kind's name, or an object of JSON."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"backoff: not JSON: {error}") from None
 
 
 def parse(option: str, value: Any) -> Any:
@@ -170,6 +271,23 @@ def parse(option: str, value: Any) -> Any:
         return PARSERS[option](option, value)
     except OptionError as error:
         raise OptionError(str(error).replace(option, _camel(option), 1)) from None
+
+
+def dependencies(queue: str, said: Any) -> tuple[tuple[str, str], ...]:
+    """What a job of a queue depends on: each an id of that queue, or a struct of queue and id.
+
+    Raises OptionError.
+    """
+    found = []
+    for one in said if isinstance(said, list | tuple) else [said]:
+        if isinstance(one, Mapping) and set(one) == {"queue", "id"}:
+            found.append((one["queue"], one["id"]))
+        elif isinstance(one, str):
+            found.append((queue, one))
+        else:
+            raise OptionError(f"dependsOn: expected an id, or a struct of queue and id, got {one!r}")
+    keys: tuple[tuple[str, str], ...] = parse(DEPENDS_ON, found)
+    return keys
 
 
 def _camel(name: str) -> str:
@@ -183,11 +301,14 @@ _KNOWN: dict[str, Callable[[dict[str, Any], str], None]] = {}
 
 def _add(spelled: str, reader: Callable[[dict[str, Any], str], None]) -> None:
     _SPELLED.append(spelled)
-    _KNOWN[spelled.lower()] = reader
+    _KNOWN[key_of(spelled)] = reader
 
 
 _add("url", _text("url"))
 _add("keyPrefix", _text("prefix"))
+_add("operation", _choice("operation", "operation", ENQUEUE, *CHANGES))
+_add("writeId", _named("write"))
+_add("groupMode", _choice("group_mode", "groupMode", *GROUP_MODES))
 _add("queue", _named("queue"))
 _add("queueColumn", _text("queue_column"))
 _add("job", _named("job"))
@@ -210,6 +331,7 @@ _add("batchSize", _number("batch_size", "batchSize", int, 1))
 _add("maxQueueDepth", _number("max_queue_depth", "maxQueueDepth", int, 1))
 _add("backpressureTimeout", _number("backpressure_timeout", "backpressureTimeout", float, 0))
 _add("rateLimit", _number("rate_limit", "rateLimit", float, 0.001))
+_add("maxRetries", _number("max_retries", "maxRetries", int, 0))
 _add("stageTtl", _number("stage_ttl", "stageTtl", float, 1))
-_add("onError", _choice("on_error", "onError", FAIL, SKIP))
+_add("onError", _choice("on_error", "onError", FAIL, SKIP, DEAD, alias={"dlq": DEAD}))
 _add("dryRun", _flag("dry_run", "dryRun"))

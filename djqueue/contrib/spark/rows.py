@@ -2,7 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from djqueue.codecs import MSGPACK, get_encoder
@@ -14,10 +15,15 @@ from djqueue.core.options import EnqueueOptions, check_text, parse_options
 from djqueue.core.suggest import nearest
 from djqueue.storage.staging import CHUNK
 
-from .options import FAIL, WriteOptions, parse
+from .options import DEAD, DEPENDS_ON, FAIL, WriteOptions, dependencies, parse
+from .salvage import salvaged
 
 REMEMBERED = 10_000
 """Combinations of options whose checked form is kept."""
+NAMELESS = "rejected"
+"""The name of what has none, among the dead letters."""
+SAID = 1_000
+"""Characters of an error that a dead letter tells."""
 
 
 class RowError(DjqueueError):
@@ -32,7 +38,7 @@ class Entry(NamedTuple):
     options: EnqueueOptions
 
 
-class Plan:
+class Columns:
     """What each column is for. Made on the driver, where it refuses what cannot be; used in every task.
 
     Raises OptionError naming the option, or the column.
@@ -69,103 +75,22 @@ class Plan:
                 for name in chosen
                 if name not in options.exclude and (options.include is not None or name not in taken)
             )
-        self.base = parse_options(dict(options.constants), EnqueueOptions())
         self.per_row = {name: column for name, column in options.columns.items() if name != "id"}
         self.id_column = options.columns.get("id")
 
-    def needs_group(self) -> bool:
-        """Whether no job would have a group."""
-        return "group" not in self.per_row and self.base.job.group is None
+    def queue_of(self, row: Mapping[str, Any]) -> str:
+        """The queue that a row is for. Raises OptionError."""
+        return self.options.queue or check_text("queue", row[self.options.queue_column or ""])
 
-
-def _own(name: str, columns: Sequence[str]) -> str | None:
-    return name if name in columns else None
-
-
-class Chunk(NamedTuple):
-    """Jobs of one queue and name, in the order of their rows."""
-
-    queue: str
-    batches: list[Batch]
-    many: int
-
-
-class Rows:
-    """Reads rows, and makes chunks of them; counts what is no job."""
-
-    def __init__(self, plan: Plan, size: int = CHUNK, ids: IdSource | None = None) -> None:
-        self._plan = plan
-        self._size = min(size, CHUNK)
-        self._ids = ids or IdSource()
-        self._encode = get_encoder(MSGPACK, plan.options.max_payload, "payload")
-        self._known: dict[tuple[Any, ...], EnqueueOptions] = {}
-        self._open: dict[tuple[str, str], list[Entry]] = {}
-        self.read = 0
-        """Rows so far."""
-        self.rejected: Counter[str] = Counter()
-        """Rows that are no jobs, by reason."""
-        self._payload = self._reader()
-
-    def chunks(self, batches: Iterable[Any]) -> Iterator[Chunk]:
-        """The chunks of record batches; each as soon as it is full, the others at the end."""
-        for batch in batches:
-            rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
-            fresh = None
-            if self._plan.id_column is None:
-                fresh = iter(self._ids.many(len(rows), SYSTEM_CLOCK.now()))
-            for row in rows:
-                self.read += 1
-                try:
-                    key, entry = self._entry(row, next(fresh) if fresh is not None else None)
-                except DjqueueError as error:
-                    if self._plan.options.on_error == FAIL:
-                        raise RowError(f"row {self.read} of its partition: {error}") from error
-                    self.rejected[_kind(error)] += 1
-                    continue
-                entries = self._open.setdefault(key, [])
-                entries.append(entry)
-                if len(entries) == self._size:
-                    yield self._chunk(key, self._open.pop(key))
-        for key, entries in self._open.items():
-            yield self._chunk(key, entries)
-        self._open = {}
-
-    def _entry(self, row: Mapping[str, Any], fresh: str | None) -> tuple[tuple[str, str], Entry]:
-        options = self._plan.options
-        queue, name = options.queue, options.job
-        if queue is None:
-            queue = check_text("queue", row[options.queue_column or ""])
-        if name is None:
-            name = check_text("job", row[options.job_column or ""])
-        job_id = fresh
-        if job_id is None:
-            job_id = check_text("id", row[self._plan.id_column or ""])
-        return (queue, name), Entry(job_id, self._payload(row), self._options(row))
-
-    def _options(self, row: Mapping[str, Any]) -> EnqueueOptions:
-        plan = self._plan
-        if not plan.per_row:
-            return plan.base
-        said = tuple(_frozen(row[column]) for column in plan.per_row.values())
-        found = self._known.get(said)
-        if found is None:
-            given = {name: value for name, value in zip(plan.per_row, said, strict=True) if value is not None}
-            for name, value in given.items():
-                parse(name, value)
-            found = parse_options(given, plan.base)
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            self._known[said] = found
-        return found
-
-    def _reader(self) -> Callable[[Mapping[str, Any]], bytes]:
-        plan, encode = self._plan, self._encode
-        if plan.payload is not None:
-            return _payload_reader(plan.payload, plan.options.payload_format, encode)
-        if plan.args is None and plan.kwargs is None:
-            names = plan.others
+    def payload_reader(self) -> Callable[[Mapping[str, Any]], bytes]:
+        """How a row's payload is made."""
+        encode = get_encoder(MSGPACK, self.options.max_payload, "payload")
+        if self.payload is not None:
+            return _payload_reader(self.payload, self.options.payload_format, encode)
+        if self.args is None and self.kwargs is None:
+            names = self.others
             return lambda row: encode({"args": [], "kwargs": {name: row[name] for name in names}})
-        args, kwargs = plan.args, plan.kwargs
+        args, kwargs = self.args, self.kwargs
 
         def call(row: Mapping[str, Any]) -> bytes:
             positional = [] if args is None else row[args]
@@ -178,14 +103,178 @@ class Rows:
 
         return call
 
+
+class Plan(Columns):
+    """What each column is for in jobs that are enqueued."""
+
+    def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
+        super().__init__(options, columns)
+        constants = dict(options.constants)
+        self.depends_on = constants.pop(DEPENDS_ON, None)
+        self.base = _stated(parse_options(constants, EnqueueOptions()), constants)
+        if self.depends_on is not None and options.queue is not None:
+            depends_on = dependencies(options.queue, self.depends_on)
+            self.base = replace(self.base, job=replace(self.base.job, depends_on=depends_on))
+            self.depends_on = None
+
+    def needs_group(self) -> bool:
+        """Whether no job would have a group."""
+        return "group" not in self.per_row and self.base.job.group is None
+
+
+def _stated(options: EnqueueOptions, given: Mapping[str, Any]) -> EnqueueOptions:
+    """A backoff that is said counts more than a function of the job's."""
+    return replace(options, job=replace(options.job, backoff_given=True)) if "backoff" in given else options
+
+
+def _own(name: str, columns: Sequence[str]) -> str | None:
+    return name if name in columns else None
+
+
+class Chunk(NamedTuple):
+    """Jobs of one queue and name, in the order of their rows."""
+
+    queue: str
+    name: str
+    batches: list[Batch]
+    many: int
+
+
+class Reading:
+    """Reads rows one by one, and counts what cannot be used."""
+
+    def __init__(self, plan: Columns) -> None:
+        self.read = 0
+        """Rows so far."""
+        self.rejected: Counter[str] = Counter()
+        """Rows that cannot be used, by reason."""
+        self._on_error = plan.options.on_error
+
+    def rows(self, batch: Any) -> Iterator[dict[str, Any]]:
+        """The rows of a record batch."""
+        for row in batch.to_pylist(maps_as_pydicts="strict"):
+            self.read += 1
+            yield row
+
+    def refuse(self, error: DjqueueError) -> None:
+        """Note that the last row cannot be used. Raises RowError if that is not to be."""
+        if self._on_error == FAIL:
+            raise RowError(f"row {self.read} of its partition: {error}") from error
+        self.rejected[_kind(error)] += 1
+
+
+class Rows(Reading):
+    """Reads rows, and makes chunks of them; what is no job is refused, or a dead letter.
+
+    is_keyed: whether each job of a queue needs a group.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        size: int = CHUNK,
+        ids: IdSource | None = None,
+        is_keyed: Callable[[str], bool] | None = None,
+    ) -> None:
+        super().__init__(plan)
+        self._plan = plan
+        self._size = min(size, CHUNK)
+        self._ids = ids or IdSource()
+        self._is_keyed = is_keyed
+        self._known: dict[tuple[Hashable, ...], EnqueueOptions] = {}
+        self._open: dict[tuple[str, str], list[Entry]] = {}
+        self._payload = plan.payload_reader()
+
+    def chunks(self, batches: Iterable[Any]) -> Iterator[Chunk]:
+        """The chunks of record batches; each as soon as it is full, the others at the end."""
+        for batch in batches:
+            fresh = None
+            if self._plan.id_column is None:
+                fresh = iter(self._ids.many(batch.num_rows, SYSTEM_CLOCK.now()))
+            for row in self.rows(batch):
+                found = self._found(row, next(fresh) if fresh is not None else None)
+                if found is None:
+                    continue
+                key, entry = found
+                entries = self._open.setdefault(key, [])
+                entries.append(entry)
+                if len(entries) == self._size:
+                    yield self._chunk(key, self._open.pop(key))
+        for key, entries in self._open.items():
+            yield self._chunk(key, entries)
+        self._open = {}
+
+    def _found(self, row: Mapping[str, Any], fresh: str | None) -> tuple[tuple[str, str], Entry] | None:
+        try:
+            return self._entry(row, fresh)
+        except DjqueueError as error:
+            self.refuse(error)
+            return self._letter(row, error) if self._on_error == DEAD else None
+
+    def _entry(self, row: Mapping[str, Any], fresh: str | None) -> tuple[tuple[str, str], Entry]:
+        queue, name = self._plan.queue_of(row), self._name_of(row)
+        job_id = fresh
+        if job_id is None:
+            job_id = check_text("id", row[self._plan.id_column or ""])
+        return (queue, name), Entry(job_id, self._payload(row), self._options(queue, row))
+
+    def _name_of(self, row: Mapping[str, Any]) -> str:
+        options = self._plan.options
+        return options.job or check_text("job", row[options.job_column or ""])
+
+    def _letter(self, row: Mapping[str, Any], error: DjqueueError) -> tuple[tuple[str, str], Entry] | None:
+        """What is no job as a dead letter; nothing if it is not known of which queue."""
+        try:
+            queue = self._plan.queue_of(row)
+        except DjqueueError:
+            return None
+        try:
+            name = self._name_of(row)
+        except DjqueueError:
+            name = NAMELESS
+        cause = type(error)
+        said = (f"{cause.__module__}.{cause.__qualname__}", str(error)[:SAID])
+        job = replace(self._plan.base.job, rejected=said, unique_key=None, unique_ttl=None, depends_on=())
+        [job_id] = self._ids.many(1, SYSTEM_CLOCK.now())
+        payload = salvaged(row, self._plan.options.max_payload)
+        return (queue, name), Entry(job_id, payload, EnqueueOptions(job=job))
+
+    def _options(self, queue: str, row: Mapping[str, Any]) -> EnqueueOptions:
+        plan = self._plan
+        is_plain = not plan.per_row and plan.depends_on is None
+        if is_plain:
+            found: EnqueueOptions | None = plan.base
+        else:
+            values = {name: row[column] for name, column in plan.per_row.items()}
+            said = (queue, *map(_frozen, values.values()))
+            found = self._known.get(said)
+            if found is None:
+                found = self._said(queue, values)
+                if len(self._known) >= REMEMBERED:
+                    self._known.clear()
+                self._known[said] = found
+        assert found is not None
+        if found.job.group is None and self._is_keyed is not None and self._is_keyed(queue):
+            raise OptionError(f"group: each job of the queue {queue!r} needs one")
+        return found
+
+    def _said(self, queue: str, values: Mapping[str, Any]) -> EnqueueOptions:
+        given = {name: _without_nulls(value) for name, value in values.items() if value is not None}
+        depends_on = given.pop(DEPENDS_ON, self._plan.depends_on)
+        for name, value in given.items():
+            parse(name, value)
+        if depends_on is not None:
+            given[DEPENDS_ON] = dependencies(queue, depends_on)
+        return _stated(parse_options(given, self._plan.base), given)
+
     def _chunk(self, key: tuple[str, str], entries: Sequence[Entry]) -> Chunk:
         """Neighbours with the same options are one batch."""
         queue, name = key
-        is_fresh = self._plan.id_column is None
         batches: list[Batch] = []
         last: EnqueueOptions | None = None
         for job_id, payload, options in entries:
             if options is not last:
+                is_fresh = self._plan.id_column is None or options.job.rejected is not None
                 batches.append(
                     Batch(queue, name, options.job, [], [], options.delay, options.run_at, is_fresh)
                 )
@@ -194,7 +283,7 @@ class Rows:
             ids = batches[-1].ids
             assert ids is not None
             ids.append(job_id)
-        return Chunk(queue, batches, len(entries))
+        return Chunk(queue, name, batches, len(entries))
 
 
 def _payload_reader(
@@ -221,8 +310,20 @@ def _payload_reader(
     return parsed
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _frozen(value: Any) -> Hashable:
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple((name, _frozen(one)) for name, one in value.items())
+    frozen: Hashable = value
+    return frozen
+
+
+def _without_nulls(value: Any) -> Any:
+    """A struct has all of its fields in every row."""
+    if isinstance(value, dict):
+        return {name: one for name, one in value.items() if one is not None}
+    return value
 
 
 def _kind(error: DjqueueError) -> str:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 QUERY = "sql.streaming.queryId"
 """The local property that names a streaming query; the same after a restart from its checkpoint."""
+APPLICATION = "spark.app.id"
+"""The local property that names the application."""
 
 
 class DjqueueDataSource(DataSource):
@@ -59,7 +61,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: "Iterator[RecordBatch]") -> Message:
         """See `DataSourceArrowWriter`."""
-        return Message(self._write.run_task(_part(), iterator))
+        return Message(self._write.run_task(_part(), iterator, _property(APPLICATION)))
 
     def commit(self, messages: "list[Message | None]") -> None:
         """See `DataSourceArrowWriter`."""
@@ -80,12 +82,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: "Iterator[RecordBatch]") -> Message:
         """See `DataSourceStreamArrowWriter`."""
-        context = TaskContext.get()
-        assert context is not None
-        query = context.getLocalProperty(QUERY)
         write = self._checked
-        write.app = f"stream-{query}"
-        return Message(write.run_task(_part(), iterator), write)
+        write.app = write.report = f"stream-{_property(QUERY)}"
+        return Message(write.run_task(_part(), iterator, _property(APPLICATION)), write)
 
     def commit(self, messages: "list[Message | None]", batchId: int) -> None:  # noqa: N803
         """See `DataSourceStreamArrowWriter`: what was committed before is not committed again."""
@@ -103,6 +102,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         for message in messages:
             if message is not None and message.write is not None:
                 message.write.abort([message.told])
+
+
+def _property(name: str) -> str:
+    """What Spark tells a task of itself."""
+    context = TaskContext.get()
+    assert context is not None
+    return context.getLocalProperty(name) or ""
 
 
 def _part() -> str:

@@ -75,6 +75,8 @@ class Inserter:
                 substitutes = Substitutes()
                 for batch in batches:
                     answers = self._insert(substitutes.in_(batch))
+                    if batch.options.rejected is not None:
+                        answers = [answer._replace(status="rejected") for answer in answers]
                     substitutes.note(batch, answers)
                     results += answers
                 # What goes wrong with the wake-up is no failure of the enqueue, which is committed by then.
@@ -143,7 +145,7 @@ class Inserter:
     def _check_room(self, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
         """Raise QueueFullError if the new ones have no room; to drop jobs is the scheduler's."""
         policy = self._policy(batch.queue)
-        if not is_bounded(policy):
+        if not is_bounded(policy) or batch.options.rejected is not None:
             return
         most = policy.max_size
         assert most is not None
@@ -161,7 +163,7 @@ class Inserter:
         if job_id in new:
             return EnqueueResult(job_id, "duplicate", batch.queue, new[job_id].state)
         found = there.get(job_id) or self.find_job(batch.queue, job_id)
-        if found is None or found[0] in REUSABLE:
+        if found is None or (found[0] in REUSABLE and batch.options.rejected is None):
             return None
         status = "completed" if found[0] is State.COMPLETED else "duplicate"
         return EnqueueResult(job_id, status, batch.queue, *found)

@@ -308,7 +308,9 @@ class SchedulerStorage(EngineStorage):
         begun = [
             result.id
             for result in reversed(results)
-            if result.status == "queued" and not self.engine.remove(result.queue, [result.id])[0]
+            if result.status in ("queued", "rejected")
+            and result.existing_state is None
+            and not self.engine.remove(result.queue, [result.id])[0]
         ]
         if isinstance(error, LeaseLost):
             raise error

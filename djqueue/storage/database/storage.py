@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -31,6 +32,7 @@ from .away import drop_if_broken, in_one_line, named, raise_named
 from .client import ClientStorage
 from .clock import DatabaseClock
 from .dialects import dialect_for
+from .imports import DatabaseImports
 from .lease import SchedulerLease
 from .scheduler import SchedulerStorage
 from .server import Server
@@ -167,6 +169,11 @@ class DatabaseStorage(Storage):
     def is_scheduler(self) -> bool:
         """Whether this process is the scheduler."""
         return self._active is not self._client
+
+    @cached_property
+    def imports(self) -> DatabaseImports:
+        """The reports of bulk writes, which every process writes and reads for itself."""
+        return DatabaseImports(self._alias, self._clock)
 
     def transaction_of(self, batch: Batch) -> str | None:
         """See `Storage.transaction_of`."""

@@ -82,12 +82,16 @@ def keys_of(prefix: str, queue: str) -> QueueKeys:
 
 
 class CommonKeys(QueueKeys):
-    """The keys that are of no queue: the queues' names and the workers."""
+    """The keys that are of no queue: the queues' names, the workers, and the reports of bulk writes."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__(prefix, "")
         self.prefix = f"{prefix}{{djqueue}}"
         self._prefix = f"{self.prefix}:".encode()
+
+    def report(self, write: str) -> bytes:
+        """The report of a bulk write."""
+        return self.key(f"import:{write}")
 
     @property
     def new_queues(self) -> str:

@@ -27,6 +27,7 @@ NAMES = (
     "give",
     "group",
     "groups",
+    "import",
     "items",
     "letters",
     "limiter",
@@ -66,7 +67,18 @@ NAMES = (
 
 
 BRINGING = frozenset(
-    {"add", "emit", "enqueue", "report", "revise", "stage", "staged_add", "staged_enqueue", "update"}
+    {
+        "add",
+        "emit",
+        "enqueue",
+        "import",
+        "report",
+        "revise",
+        "stage",
+        "staged_add",
+        "staged_enqueue",
+        "update",
+    }
 )
 """Those that a full server refuses."""
 

@@ -56,6 +56,7 @@ from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 from . import diagnosis, health, outbox, pages, records
 from .changes import Changes
 from .connections import Connections
+from .imports import RedisImports
 from .inspector import Inspector, counts_of
 from .keys import CommonKeys, QueueKeys, keys_of
 from .limits import NOTHING_GRANTED, SERVED, SHORT, Grant, SharedLimits, permit, permit_of
@@ -140,7 +141,8 @@ class RedisStorage(Storage):
         self._drained: set[str] = set()
         """Queues with a limiter in which the last claim found less than it might have."""
         self._telling = Telling(self._connections, self._trips, self._common, self.keys, self.queues)
-        self._metrics = Metrics(self.keys, self._queues, metrics, clock or SYSTEM_CLOCK)
+        self._clock = clock or SYSTEM_CLOCK
+        self._metrics = Metrics(self.keys, self._queues, metrics, self._clock)
         self._inspector = Inspector(self.keys, self.policy, self._queues, self._states, self._limits.standing)
         every = (*self._policies.values(), self._default_policy)
         self.outbox = (
@@ -362,12 +364,17 @@ class RedisStorage(Storage):
         """What a queue's settings say to `enqueue`."""
         policy = self.policy(queue)
         most = policy.max_size if bounded and policy.max_size is not None else b""
-        return [records.pack_groups(policy), most, RANKS.get(policy.when_full, b"")]
+        return [records.pack_groups(policy), most, RANKS.get(policy.when_full, b""), policy.dead_letters.ttl]
 
     @cached_property
     def staging(self) -> RedisStaging:
         """Where jobs can be put aside, to come together."""
         return RedisStaging(self._run, self.keys, self.policy, self._begin, self._heading, self._deliver)
+
+    @cached_property
+    def imports(self) -> RedisImports:
+        """The reports of bulk writes."""
+        return RedisImports(self._run, self._common, self._clock)
 
     def _begin(self, queues: set[str]) -> Steps[None]:
         """See that queues that may be new are listed, and then, as this makes them be there, their modes."""

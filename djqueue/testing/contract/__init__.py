@@ -46,6 +46,7 @@ from .graphs import GraphsContract
 from .groups import GroupsContract
 from .held_bounds import HeldBoundsContract
 from .ids_and_bytes import IdsAndBytesContract
+from .imports import ImportsContract
 from .incidents import IncidentsContract
 from .insight import InsightContract
 from .keeping import KeepingContract
@@ -60,6 +61,7 @@ from .order import OrderContract
 from .outcomes import OutcomesContract
 from .queue_controls import QueueControlsContract
 from .reads import ReadsContract
+from .rejected import RejectedContract
 from .results import ResultsContract
 from .retention import RetentionContract
 from .revising import RevisingContract
@@ -93,6 +95,7 @@ __all__ = [
     "GroupsContract",
     "HeldBoundsContract",
     "IdsAndBytesContract",
+    "ImportsContract",
     "IncidentsContract",
     "InsightContract",
     "KeepingContract",
@@ -107,6 +110,7 @@ __all__ = [
     "OutcomesContract",
     "QueueControlsContract",
     "ReadsContract",
+    "RejectedContract",
     "ResultsContract",
     "RetentionContract",
     "RevisingContract",
@@ -137,6 +141,7 @@ class StorageContract(
     CancellingContract,
     DeadLettersContract,
     LetterPagesContract,
+    RejectedContract,
     DelayedContract,
     UniqueKeysContract,
     DuplicatesContract,

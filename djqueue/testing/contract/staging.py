@@ -117,6 +117,23 @@ class StagingContract(StorageCase):
 
         assert publish(storage, manifest) == Counts(queued=1, completed=1)
 
+    def test_what_is_rejected_comes_with_the_publication(self, storage: Storage) -> None:
+        error = ("djqueue.core.errors.OptionError", "priority: 'high' is not a number")
+        chunk = [given(["a"]), batch(ids=["row"], rejected=error), given(["b"])]
+        kind = place(storage).stage(WRITE, "a", 0, chunk)
+        assert storage.dead_letters(QUEUE) == []
+        manifest = Manifest(QUEUE, APP, 1, WRITE, {"a": kind})
+        place(storage).begin(manifest, None)
+
+        first = place(storage).publish(manifest, chunks_of(manifest))
+        again = place(storage).publish(manifest, chunks_of(manifest))
+
+        assert first == again == [Counts(queued=2, rejected=1)]
+        assert place(storage).end(manifest) == Counts(queued=2, rejected=1)
+        assert [(letter.id, letter.reason) for letter in storage.dead_letters(QUEUE)] == [
+            ("row", "enqueue_rejected")
+        ]
+
     def test_whoever_comes_next_goes_on_with_what_was_begun(self, storage: Storage) -> None:
         chunks = [fresh(2), fresh(3)]
         manifest = staged(storage, {"a": chunks})

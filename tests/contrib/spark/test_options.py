@@ -2,8 +2,10 @@
 
 import pytest
 
-from djqueue.contrib.spark.options import PER_JOB, WriteOptions
+from djqueue.contrib.spark.options import PER_JOB, SAID_OTHERWISE, WriteOptions
+from djqueue.core.backoff import Backoff
 from djqueue.core.errors import OptionError
+from djqueue.core.options import PARSERS
 
 GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send"}
 
@@ -65,7 +67,14 @@ WRONG = [
     ({"txnVersion": "1"}, "txnAppId and txnVersion: both, or neither"),
     ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: -1 is not a number from 0"),
     ({"deliveryMode": "once"}, "deliveryMode: 'once' is not one of staged, direct"),
-    ({"onError": "ignore"}, "onError: 'ignore' is not one of fail, skip"),
+    ({"onError": "ignore"}, "onError: 'ignore' is not one of fail, skip, dead"),
+    ({"operation": "replace"}, "operation: 'replace' is not one of enqueue, retry, cancel, delete, update"),
+    ({"max_attempts": "3", "maxAttempts": "4"}, "maxAttempts: it is said twice, as max_attempts too"),
+    ({"backoff": "sometimes"}, "backoff: 'sometimes' is not one of fixed, linear, exponential"),
+    ({"backoff": '{"kind"'}, "backoff: not JSON"),
+    ({"runAt": "noon"}, "runAt: 'noon' is not a time, as 2026-06-01T12:00:00Z is"),
+    ({"groupMode": "all"}, "groupMode: 'all' is not one of optional, keyed, global"),
+    ({"maxRetries": "-1"}, "maxRetries: -1 is not a number from 0"),
     ({"batchSize": "0"}, "batchSize: 0 is not a number from 1"),
     ({"rateLimit": "inf"}, "rateLimit: inf is not a number"),
     ({"group": "g", "groupColumn": "c"}, "group: it is said for all jobs, and as a column"),
@@ -81,6 +90,63 @@ def test_what_is_wrong_is_named(more, message):
         WriteOptions.read({**GIVEN, **more})
 
     assert message in str(raised.value)
+
+
+def test_names_may_be_written_as_python_has_them():
+    read = WriteOptions.read(
+        {"url": "redis://x", "queue": "q", "job": "j", "id_column": "key", "max_attempts": "5"}
+    )
+
+    assert (read.columns, read.constants) == ({"id": "key"}, {"max_attempts": 5})
+
+
+def test_a_backoff_is_seconds_a_kind_or_an_object():
+    def backoff(text):
+        return WriteOptions.read({**GIVEN, "backoff": text}).constants["backoff"]
+
+    assert backoff("1.5") == Backoff(kind="fixed", base=1_500, jitter=0.0)
+    assert backoff("linear") == Backoff(kind="linear")
+    assert backoff('{"kind": "linear", "base": 2, "cap": 60}') == Backoff(
+        kind="linear", base=2_000, cap=60_000
+    )
+
+
+def test_a_letter_s_other_name_is_known():
+    assert WriteOptions.read({**GIVEN, "onError": "dlq"}).on_error == "dead"
+
+
+def test_an_operation_needs_no_job_and_has_columns_by_default():
+    read = WriteOptions.read({"url": "redis://x", "operation": "Retry"})
+
+    assert (read.operation, read.queue_column, read.columns) == ("retry", "queue", {"id": "id"})
+    assert WriteOptions.read({"url": "redis://x", "operation": "cancel", "queue": "q"}).queue_column is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "more", "message"),
+    [
+        ("retry", {"job": "j"}, "job: it says nothing to the operation retry"),
+        ("cancel", {"priority": "1"}, "priority: it says nothing to the operation cancel"),
+        ("delete", {"deliveryMode": "staged"}, "deliveryMode: it says nothing to the operation delete"),
+        ("delete", {"dryRun": "true"}, "dryRun: it says nothing to the operation delete"),
+        ("update", {"max_attempts": "3"}, "max_attempts: it says nothing to the operation update"),
+        ("update", {"txnAppId": "a"}, "txnAppId: it says nothing to the operation update"),
+        ("retry", {"onError": "dead"}, "onError: dead is for the operation enqueue"),
+    ],
+)
+def test_what_says_nothing_to_an_operation_is_refused(operation, more, message):
+    with pytest.raises(OptionError) as raised:
+        WriteOptions.read({"url": "redis://x", "operation": operation, **more})
+
+    assert message in str(raised.value)
+
+
+def test_every_option_of_a_job_is_offered_or_left_out_for_a_reason():
+    assert {*PER_JOB} | SAID_OTHERWISE == {*PARSERS}
+
+
+def test_a_url_is_in_no_text_of_the_options():
+    assert "hunter2" not in repr(WriteOptions.read({**GIVEN, "url": "redis://:hunter2@127.0.0.1/0"}))
 
 
 @pytest.mark.parametrize("missing", ["url", "queue", "job"])

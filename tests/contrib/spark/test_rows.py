@@ -9,6 +9,7 @@ import pytest
 from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.rows import Plan, RowError, Rows
+from djqueue.core.backoff import Backoff
 from djqueue.core.errors import OptionError
 
 GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send"}
@@ -130,7 +131,39 @@ def test_each_queue_and_job_has_chunks_of_its_own_in_the_order_of_their_rows():
     ]
 
 
+def test_a_backoff_may_come_from_a_column():
+    rule = pyarrow.struct(
+        [("kind", pyarrow.string()), ("base", pyarrow.float64()), ("cap", pyarrow.float64())]
+    )
+    structs = pyarrow.array([{"kind": "linear", "base": 2.0, "cap": None}, None], rule)
+    [chunk] = chunks_of({"n": [1, 2], "b": structs}, backoffColumn="b")
+    [seconds] = chunks_of({"n": [1], "b": [1.5]}, backoffColumn="b")
+
+    first, last = chunk.batches
+    assert (first.options.backoff, first.options.backoff_given) == (Backoff(kind="linear", base=2_000), True)
+    assert (last.options.backoff, last.options.backoff_given) == (Backoff(), False)
+    assert seconds.batches[0].options.backoff == Backoff(kind="fixed", base=1_500, jitter=0.0)
+
+
+def test_jobs_may_depend_on_others_of_their_queue_or_of_another():
+    others = [[{"queue": "orders", "id": "order:1"}], None]
+    table = pyarrow.table({"q": ["a", "b"], "n": [1, 2], "after": [["x", "y"], None], "others": others})
+
+    def dependencies(**options):
+        given = {"url": GIVEN["url"], "queueColumn": "q", "job": "j", **options}
+        plan = Plan(WriteOptions.read(given), table.column_names)
+        return [chunk.batches[0].options.depends_on for chunk in Rows(plan).chunks(table.to_batches())]
+
+    assert dependencies(dependsOnColumn="after") == [(("a", "x"), ("a", "y")), ()]
+    assert dependencies(dependsOnColumn="others") == [(("orders", "order:1"),), ()]
+    assert dependencies(dependsOn="x, y") == [(("a", "x"), ("a", "y")), (("b", "x"), ("b", "y"))]
+    [chunk] = chunks_of({"n": [1]}, dependsOn="order:1")
+    assert chunk.batches[0].options.depends_on == (("emails", "order:1"),)
+
+
 WRONG = [
+    ({"after": [7]}, {"dependsOnColumn": "after"}, "row 1 of its partition: dependsOn: expected an id"),
+    ({"b": ["often"]}, {"backoffColumn": "b"}, "row 1 of its partition: backoff: 'often' is not one of"),
     ({"key": ["a", None]}, {"idColumn": "key"}, "row 2 of its partition: id: expected a text"),
     ({"p": [1, 2**40]}, {"priorityColumn": "p"}, "row 2 of its partition: priority: "),
     ({"payload": ["{", "{}"]}, {"payloadFormat": "json"}, "row 1 of its partition: payload: not JSON"),

@@ -39,6 +39,7 @@ class TestWithTheOrmAlone(
     contract.ResultsContract,
     contract.CancellingContract,
     contract.DeadLettersContract,
+    contract.RejectedContract,
     contract.UniqueKeysContract,
     contract.UpdatesContract,
     contract.DependenciesContract,
@@ -129,12 +130,15 @@ class TestForAClient(
     contract.DuplicatesContract,
     contract.CancellingContract,
     contract.DeadLettersContract,
+    contract.RejectedContract,
     contract.ResultsContract,
     contract.UpdatesContract,
     contract.MovingContract,
 ):
     """What concerns ids and keys that the scheduler knows to be taken, or free, before the tables do."""
 
+    # It is the scheduler that takes it in.
+    test_its_death_is_told = None
     # In the tables dead letters are in the order of their deaths.
     test_dead_letters_arrive_behind_those_that_are_there = None
     # Which job will be replaced is what the tables say.

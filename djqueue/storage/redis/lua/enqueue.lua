@@ -1,8 +1,8 @@
 -- Add up to a thousand jobs of one batch.
 --
 -- Arguments: whether the caller has seen to it that the queue is listed ('1'), the jobs' name, when they start ('', a delay, '@' and a time; '*': each job's own stands behind its id), what the settings say of groups, the most jobs that may wait ('' any number), what
--- goes when there are more ('' nothing, 'o' the oldest, 'l' that of the lowest priority); then for each its id and the
--- rest of its record, behind the time. Keys: of each, should there have been one of its id, its
+-- goes when there are more ('' nothing, 'o' the oldest, 'l' that of the lowest priority), for how long dead letters are
+-- kept; then for each its id and the rest of its record, behind the time. Keys: of each, should there have been one of its id, its
 -- result, its log lines and its items. Answers 'full' if none is enqueued.
 --! include base job places ends room
 --! keys gone
@@ -10,7 +10,8 @@
 local name, start = ARGV[ARGS + 1], ARGV[ARGS + 2]
 configure_groups(ARGV[ARGS + 3])
 local most, rank = tonumber(ARGV[ARGS + 4]), ARGV[ARGS + 5]
-local first = ARGS + 6
+local dead = {tonumber(ARGV[ARGS + 6]), 0, 0}
+local first = ARGS + 7
 local stride = start == '*' and 3 or 2
 local many = (#ARGV - first + 1) / stride
 if ARGV[ARGS] == '0' and call('EXISTS', META) == 0 then return {0, 'unlisted'} end
@@ -75,7 +76,22 @@ local function create(id, start, rest, result_key, log_key, items_key, rival, ow
   return {'queued', id, rival and rival.id or nil}
 end
 
+-- A dead letter from the start; whatever has its id stays.
+local function reject(id, rest, error)
+  if not load(id) then
+    local blob = pack('>I8', numbers('rear', 1)) .. created .. rest
+    call('HSET', JOBS, id, blob)
+    local job = parse(id, blob)
+    keep.about('ZADD', job)
+    bury(job, 'enqueue_rejected', {error[1], error[2], ''}, dead)
+    incident(job, 'failed')
+  end
+  return {'rejected', id}
+end
+
 local function enqueue(id, start, rest, result_key, log_key, items_key)
+  local options = options_of(rest)
+  if options.rejected then return reject(id, rest, options.rejected) end
   local there = load(id)
   if there and is_over(there) then
     remove(there, result_key, log_key, items_key)
@@ -87,7 +103,6 @@ local function enqueue(id, start, rest, result_key, log_key, items_key)
   if there and there.state ~= FAILED and there.state ~= CANCELLED then
     return {'duplicate', id, NAMES[there.state]}
   end
-  local options = options_of(rest)
   local key, policy = options.unique_key, options.on_duplicate or 'keep'
   local held = key and owner_of(key)
   local rival, owner = held and load(held), nil
@@ -118,6 +133,7 @@ local function growth()
   local seen, new = {}, 0
   for i = 0, many - 1 do
     local id = ARGV[first + stride * i]
+    if options_of(ARGV[first + stride * i + stride - 1]).rejected then seen[id] = true end
     local job = not seen[id] and load(id)
     if not seen[id] and (not job or is_over(job) or job.state == FAILED or job.state == CANCELLED) then
       new = new + 1

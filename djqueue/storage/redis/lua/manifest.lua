@@ -28,11 +28,11 @@ end
 
 if last ~= version then return {'gone', there[1] or '', '', '', ''} end
 if there[2] == 'done' then return {'done', there[1], there[3], there[4], there[5]} end
-local sums = {0, 0, 0}
+local sums = {0, 0, 0, 0}
 local told = redis.call('HVALS', KEYS[2])
 for _, packed in ipairs(told) do
   local numbers = cmsgpack.unpack(packed)
-  for at = 1, 3 do sums[at] = sums[at] + numbers[at] end
+  for at = 1, #numbers do sums[at] = sums[at] + numbers[at] end
 end
 local counts = cmsgpack.pack(sums)
 redis.call('HSET', KEYS[1], 'state', 'done', 'counts', counts)

@@ -166,7 +166,8 @@ local function enter(job, finished, letter, back)
   job.state, job.finished, job.expires = FAILED, finished, letter[3]
   if not back then
     local retries = letter[4]
-    letter[5] = retries < policy[2] and now + wait_of(policy[3], retries + 1, job.id) or 0
+    local again = letter[1] ~= 'enqueue_rejected' and retries < policy[2]
+    letter[5] = again and now + wait_of(policy[3], retries + 1, job.id) or 0
   end
   call('ZADD', FINISHED, job.expires, job.id)
   call('ZADD', DEAD, numbers('deaths', 1), job.id)

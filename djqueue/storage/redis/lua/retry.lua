@@ -18,6 +18,8 @@ for i = ARGS + 2, #ARGV do
     local letter = kept and decode(kept) or {'', 0, 0, 0, 0}
     if by_itself and not (letter[5] > 0 and letter[5] <= now) then
       reply = 'not_failed'
+    elseif letter[1] == 'enqueue_rejected' then
+      reply = 'rejected'
     elseif job.o.unique_key and (keys_seen[job.o.unique_key] or owner_of(job.o.unique_key)) then
       reply = 'unique_key_taken'
     elseif is_dry then

@@ -1,11 +1,11 @@
 -- Enqueue a chunk of jobs that was put aside, by the script that enqueues jobs of any caller: `run` is that one.
 --
 -- Arguments behind those of every script: whether the caller has seen to it that the queue is listed ('1'); for
--- `enqueue`, what the settings say of groups, the most jobs that may wait, and what goes when there are more; last the
--- chunk's name, and its number in its part. Keys: those of `run`; the part's chunks by number; what became of
+-- `enqueue`, what the settings say of groups, the most jobs that may wait, and what goes when there are more, for how
+-- long dead letters are kept; last the chunk's name, and its number in its part. Keys: those of `run`; the part's chunks by number; what became of
 -- chunks, by name. A chunk is a list (MessagePack): the jobs' name, then of each its id, when it starts, and the rest of
 -- its record. It goes in the step in which its jobs come. Answers 'unlisted', 'full', 'missing', or the numbers of
--- jobs that were queued, that were there, and that had completed before.
+-- jobs that were queued, that were there, that had completed before, and that are dead letters.
 
 local name, number = ARGV[#ARGV - 1], ARGV[#ARGV]
 local told = redis.call('HGET', KEYS[#KEYS], name)
@@ -17,9 +17,9 @@ local arguments = {unpack(ARGV, 1, 6)}
 arguments[7] = jobs[1]
 local keys = {unpack(KEYS, 1, #KEYS - 2)}
 if #ARGV > 8 then
-  arguments[8], arguments[9], arguments[10], arguments[11] = '*', ARGV[7], ARGV[8], ARGV[9]
+  arguments[8], arguments[9], arguments[10], arguments[11], arguments[12] = '*', ARGV[7], ARGV[8], ARGV[9], ARGV[10]
   local prefix = string.sub(KEYS[2], 1, -5) -- of the queue, whose slot all of these are in
-  for i = 2, #jobs do arguments[i + 10] = jobs[i] end
+  for i = 2, #jobs do arguments[i + 11] = jobs[i] end
   for i = 2, #jobs, 3 do
     local at = #keys
     keys[at + 1], keys[at + 2], keys[at + 3] = prefix .. 'r:' .. jobs[i], prefix .. 'l:' .. jobs[i], prefix .. 'i:' .. jobs[i]
@@ -34,11 +34,11 @@ end
 local answer = run(keys, arguments)
 local replies = answer[2]
 if type(replies) == 'string' then return answer end
-local counts = {0, 0, 0}
+local counts = {0, 0, 0, 0}
 if replies == 0 then
   counts[1] = (#jobs - 1) / 3
 else
-  local places = {queued = 1, duplicate = 2, completed = 3}
+  local places = {queued = 1, duplicate = 2, completed = 3, rejected = 4}
   for _, reply in ipairs(replies) do counts[places[reply[1]]] = counts[places[reply[1]]] + 1 end
 end
 redis.call('HSET', KEYS[#KEYS], name, cmsgpack.pack(counts))

@@ -1,0 +1,69 @@
+"""Reports of bulk writes in the tables: any process writes and reads them, with no word to the scheduler."""
+
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q
+
+from djqueue import models
+from djqueue.core.clock import Clock
+from djqueue.core.durations import to_datetime
+from djqueue.storage.imports import AGE, MOST, Import, ImportPage, Imports
+
+from .away import named
+from .rows import chunked
+
+
+class DatabaseImports(Imports):
+    """See `Imports`.
+
+    alias: of the database, in DATABASES.
+    """
+
+    def __init__(self, alias: str, clock: Clock) -> None:
+        super().__init__(clock)
+        self._alias = alias
+
+    def get(self, write: str) -> Import | None:
+        """See `Imports`."""
+        with named(self._alias):
+            found = self._rows().filter(write=write).values_list("report", flat=True).first()
+        return None if found is None else Import.from_json(found)
+
+    def page(self, limit: int, after: str | None = None) -> ImportPage:
+        """See `Imports`."""
+        with named(self._alias):
+            rows = self._rows()
+            if after is not None:
+                there = self._rows().filter(write=after).values_list("updated_at", "id").first()
+                if there is None:
+                    return ImportPage([], None)
+                rows = rows.filter(Q(updated_at__lt=there[0]) | Q(updated_at=there[0], id__lt=there[1]))
+            found = list(rows.order_by("-updated_at", "-id").values_list("report", flat=True)[: limit + 1])
+        reports = [Import.from_json(report) for report in found[:limit]]
+        return ImportPage(reports, reports[-1].write if len(found) > limit else None)
+
+    def _swap(self, report: Import) -> bool:
+        following = report._replace(revision=report.revision + 1)
+        said = {
+            "revision": following.revision,
+            "updated_at": to_datetime(report.updated_at),
+            "report": following.as_json(),
+        }
+        with named(self._alias):
+            if report.revision:
+                there = self._rows().filter(write=report.write, revision=report.revision)
+                return bool(there.update(**said))
+            with transaction.atomic(using=self._alias):
+                is_new: bool = self._rows().get_or_create(write=report.write, defaults=said)[1]
+                self._forget_old(report.updated_at)
+        return is_new
+
+    def _forget_old(self, now: int) -> None:
+        self._rows().filter(updated_at__lt=to_datetime(now - AGE)).delete()
+        surplus = self._rows().order_by("-updated_at", "-id").values_list("pk", flat=True)
+        for some in chunked(list(surplus[MOST:])):
+            self._rows().filter(pk__in=some).delete()
+
+    def _rows(self) -> Any:
+        return models.Import.objects.using(self._alias)

@@ -1,0 +1,83 @@
+"""Reports of bulk writes in Redis: a hash for each, and their order in a set, of no queue."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from djqueue.core.clock import Clock
+from djqueue.storage.imports import AGE, MOST, Import, ImportPage, Imports
+
+from .keys import CommonKeys
+from .records import pack_text, text
+from .roundtrips import Call, Command, Steps
+from .scripts import script
+
+
+class RedisImports(Imports):
+    """See `Imports`.
+
+    run, keys: of the storage.
+    """
+
+    def __init__(self, run: Callable[[Steps[Any]], Any], keys: CommonKeys, clock: Clock) -> None:
+        super().__init__(clock)
+        self._run = run
+        self._keys = keys
+
+    def get(self, write: str) -> Import | None:
+        """See `Imports`."""
+        [found] = self._run(_asked([self._read(write)]))
+        return _report(found)
+
+    def page(self, limit: int, after: str | None = None) -> ImportPage:
+        """See `Imports`."""
+        found: ImportPage = self._run(self._page(limit, after))
+        return found
+
+    def _page(self, limit: int, after: str | None) -> Steps[ImportPage]:
+        index, first = self._keys.key("imports"), 0
+        if after is not None:
+            [rank] = yield [Command((b"ZREVRANK", index, pack_text(after)))]
+            if rank is None:
+                # Those behind it have gone before it.
+                return ImportPage([], None)
+            first = rank + 1
+        [names] = yield [Command((b"ZREVRANGE", index, first, first + limit))]
+        writes = [text(name) for name in names[:limit]]
+        answers = (yield [self._read(write) for write in writes]) if writes else []
+        reports = [report for answer in answers if (report := _report(answer)) is not None]
+        return ImportPage(reports, writes[-1] if len(names) > limit else None)
+
+    def _swap(self, report: Import) -> bool:
+        noted: bool = self._run(self._noted(report))
+        return noted
+
+    def _noted(self, report: Import) -> Steps[bool]:
+        following = report.revision + 1
+        arguments = [
+            report.revision,
+            following,
+            json.dumps(report._replace(revision=following).as_json()).encode(),
+            pack_text(report.write),
+            report.updated_at,
+            report.updated_at - AGE,
+            AGE,
+            MOST,
+        ]
+        places = [self._keys.report(report.write)]
+        [[noted, gone]] = yield [Call(script("import"), self._keys, arguments, places, lane=False)]
+        if gone:
+            # Whoever dies before this: they expire.
+            yield [Command((b"UNLINK", *(self._keys.report(text(write)) for write in gone)))]
+        return bool(noted)
+
+    def _read(self, write: str) -> Command:
+        return Command((b"HGET", self._keys.report(write), b"report"))
+
+
+def _asked(calls: list[Call | Command]) -> Steps[list[Any]]:
+    return (yield calls)
+
+
+def _report(found: bytes | None) -> Import | None:
+    return None if found is None else Import.from_json(json.loads(found))

@@ -1,0 +1,122 @@
+"""Jobs that are dead letters from the start: what an import could not make a job of."""
+
+from djqueue.core.job import REJECTED, Incident, JobError
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from ..factories import (
+    NAME,
+    QUEUE,
+    a_completed_job,
+    a_failed_job,
+    a_waiting_job,
+    an_active_job,
+    batch,
+    claim,
+    claim_one,
+    completing,
+    counts,
+    failing,
+    finish,
+    job,
+)
+from .case import KEYED_ONLY, MOST, SELF_HEALING, SMALL, SOON, StorageCase, nothing_changes
+
+ERROR = ("djqueue.core.errors.OptionError", "priority: 'high' is not a number")
+
+
+class RejectedContract(StorageCase):
+    """Cases about `JobOptions.rejected`."""
+
+    def test_what_is_rejected_is_a_dead_letter_and_never_waits(self, storage: Storage) -> None:
+        answers = storage.enqueue([batch(ids=["row 1", "row 2"], rejected=ERROR)])
+
+        assert [(answer.id, answer.status) for answer in answers] == [
+            ("row 1", "rejected"),
+            ("row 2", "rejected"),
+        ]
+        record = job(storage, "row 1")
+        assert (record.state, record.reason, record.attempts) == (State.FAILED, REJECTED, 0)
+        assert record.error == JobError(*ERROR)
+        letters = storage.dead_letters(QUEUE)
+        assert [(letter.id, letter.reason, letter.error_message) for letter in letters] == [
+            ("row 1", REJECTED, ERROR[1]),
+            ("row 2", REJECTED, ERROR[1]),
+        ]
+        assert letters[0].expires_at > letters[0].entered_at
+        assert counts(storage) == {State.FAILED: 2}
+        assert claim(storage, 5) == []
+
+    def test_its_death_is_told(self, storage: Storage) -> None:
+        told: list[Incident] = []
+        storage.on_incidents = told.extend
+
+        storage.enqueue([batch(ids=["row"], rejected=ERROR)])
+
+        assert told == [Incident(QUEUE, "row", NAME, "failed", REJECTED, JobError(*ERROR))]
+
+    def test_it_comes_with_jobs_of_the_same_call(self, storage: Storage) -> None:
+        answers = storage.enqueue([batch(2), batch(1, rejected=ERROR), batch(1)])
+
+        assert [answer.status for answer in answers] == ["queued", "queued", "rejected", "queued"]
+        assert counts(storage) == {State.WAITING: 3, State.FAILED: 1}
+
+    def test_it_changes_nothing_where_its_id_is_taken(self, storage: Storage) -> None:
+        given = [
+            a_failed_job(storage, id="failed", name="dies"),
+            a_completed_job(storage, id="completed", name="ends"),
+            an_active_job(storage, id="active", name="runs").id,
+            a_waiting_job(storage, id="waiting"),
+        ]
+        storage.enqueue([batch(ids=["rejected"], rejected=ERROR)])
+
+        with nothing_changes(storage):
+            answers = storage.enqueue([batch(ids=[*given, "rejected"], rejected=ERROR)])
+
+        assert {answer.status for answer in answers} == {"rejected"}
+
+    def test_it_needs_neither_room_nor_a_group(self, storage: Storage) -> None:
+        storage.enqueue([batch(MOST, queue=SMALL)])
+
+        storage.enqueue([batch(MOST + 1, queue=SMALL, rejected=ERROR)])
+        storage.enqueue([batch(1, queue=KEYED_ONLY, rejected=ERROR)])
+
+        assert counts(storage, SMALL) == {State.WAITING: MOST, State.FAILED: MOST + 1}
+        assert counts(storage, KEYED_ONLY) == {State.FAILED: 1}
+
+    def test_it_is_not_retried_as_it_is(self, storage: Storage) -> None:
+        storage.enqueue([batch(ids=["row"], rejected=ERROR)])
+
+        with nothing_changes(storage):
+            assert storage.retry(QUEUE, ["row"], dry_run=True) == ["rejected"]
+            assert storage.retry(QUEUE, ["row"]) == ["rejected"]
+
+    def test_it_is_a_job_like_others_with_another_payload(self, storage: Storage) -> None:
+        storage.enqueue([batch(ids=["row"], payloads=[b"bad"], rejected=ERROR)])
+
+        assert storage.revise(QUEUE, "row", b"good", b"bad", retry=True) == "retried"
+
+        claimed = claim_one(storage)
+        assert (claimed.id, claimed.payload) == ("row", b"good")
+        assert finish(storage, completing(claimed)) == [True]
+        assert storage.dead_letters(QUEUE) == []
+
+    def test_one_that_has_run_is_retried_like_others(self, storage: Storage) -> None:
+        storage.enqueue([batch(ids=["row"], payloads=[b"bad"], rejected=ERROR)])
+        storage.revise(QUEUE, "row", b"good", b"bad", retry=True)
+        finish(storage, failing(claim_one(storage)))
+
+        assert storage.retry(QUEUE, ["row"]) == ["retried"]
+
+    def test_it_is_not_retried_by_itself(self, storage: Storage) -> None:
+        storage.enqueue([batch(ids=["here"], queue=SELF_HEALING, rejected=ERROR)])
+        storage.enqueue([batch(ids=["moved"], rejected=ERROR)])
+        assert storage.move(QUEUE, ["moved"], SELF_HEALING) == ["moved"]
+
+        self.pass_time(storage, SOON + 1)
+
+        letters = storage.dead_letters(SELF_HEALING)
+        assert [(letter.id, letter.reason, letter.next_retry_at) for letter in letters] == [
+            ("here", REJECTED, 0),
+            ("moved", REJECTED, 0),
+        ]

@@ -1,0 +1,202 @@
+"""Jobs that are there, changed by the rows of a DataFrame: on a real Redis, without Spark."""
+
+from contextlib import closing
+from copy import deepcopy
+from datetime import UTC, datetime
+
+import pyarrow
+import pytest
+
+from djqueue.codecs import MSGPACK, decode, encode
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.writing import Write
+from djqueue.core.errors import OptionError
+from djqueue.core.states import State
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing.factories import (
+    NAME,
+    PAYLOAD,
+    a_completed_job,
+    a_failed_job,
+    a_waiting_job,
+    an_active_job,
+    batch,
+    claim,
+    job,
+)
+
+QUEUE = "emails"
+ERROR = ("djqueue.core.errors.OptionError", "priority: 'high' is not a number")
+
+
+@pytest.fixture
+def url(redis_server):
+    redis_server.clean()
+    return redis_server.url
+
+
+@pytest.fixture
+def storage(url):
+    with closing(RedisStorage(url=url)) as storage:
+        yield storage
+
+
+@pytest.fixture
+def change(url):
+    """Does an operation with columns as rows of two record batches; answers the report."""
+
+    def do(operation, columns, again=False, **options):
+        table = pyarrow.table(columns)
+        given = {"url": url, "operation": operation, "queue": QUEUE, **options}
+        if options.get("queueColumn") or "queue" in columns:
+            del given["queue"]
+        made = Write(WriteOptions.read(given), table.column_names)
+        if again:
+            deepcopy(made).run_task("0.0", table.to_batches(max_chunksize=2))
+        return made.commit([deepcopy(made).run_task("0.1", table.to_batches(max_chunksize=2))])
+
+    return do
+
+
+def test_dead_letters_are_retried(storage, change):
+    a_failed_job(storage, queue=QUEUE, id="a")
+    a_failed_job(storage, queue=QUEUE, id="b")
+    a_completed_job(storage, queue=QUEUE, id="done")
+
+    report = change("retry", {"id": ["a", "nobody", "done", "b"]}, batchSize="3")
+
+    assert (report.operation, report.rows) == ("retry", 4)
+    assert report.answers == {"retried": 2, "not_found": 1, "not_failed": 1}
+    assert (report.inserted, report.duplicates, report.rejected) == (0, 0, {})
+    assert storage.dead_letters(QUEUE) == []
+
+
+def test_a_task_that_is_run_again_changes_nothing_more(storage, change):
+    a_failed_job(storage, queue=QUEUE, id="a")
+
+    report = change("retry", {"id": ["a"]}, again=True)
+
+    assert report.answers == {"not_failed": 1}
+    assert [one.id for one in claim(storage, 5)] == ["a"]
+
+
+def test_each_row_may_name_its_queue(storage, change):
+    a_waiting_job(storage, queue="one", id="a")
+    a_waiting_job(storage, queue="two", id="a")
+
+    report = change("delete", {"queue": ["one", "two", "two"], "id": ["a", "a", "b"]})
+
+    assert report.answers == {"removed": 2, "not_removed": 1}
+    assert storage.page("one", None, 9) == storage.page("two", None, 9) == []
+
+
+def test_jobs_are_cancelled(storage, change):
+    a_waiting_job(storage, queue=QUEUE, id="waits", name="other")
+    an_active_job(storage, queue=QUEUE, id="runs")
+
+    report = change("cancel", {"key": ["waits", "runs", "nobody"]}, idColumn="key")
+
+    assert report.answers == {"cancelled": 1, "requested": 1, "not_found": 1}
+    assert storage.states(QUEUE, ["waits", "runs"]) == [State.CANCELLED, State.ACTIVE]
+
+
+def test_pending_jobs_get_what_their_rows_say(storage, change):
+    for name in ("a", "b", "c"):
+        a_waiting_job(storage, queue=QUEUE, id=name)
+    at = datetime(2096, 6, 1, 12, tzinfo=UTC)
+
+    report = change(
+        "update",
+        {
+            "id": ["a", "b", "c", "gone"],
+            "urgency": [7, None, None, 1],
+            "at": [None, at, None, None],
+            "args": [[1], None, [3], None],
+        },
+        priorityColumn="urgency",
+        runAtColumn="at",
+    )
+
+    assert report.answers == {"updated": 3, "not_updated": 1}
+    first, second, third = storage.jobs(QUEUE, ["a", "b", "c"])
+    assert (first.options.priority, decode(first.payload, MSGPACK)["args"]) == (7, [1])
+    assert (second.state, second.run_at) == (State.DELAYED, int(at.timestamp() * 1_000))
+    assert second.payload == PAYLOAD
+    assert decode(third.payload, MSGPACK)["args"] == [3]
+
+
+def test_a_value_may_be_one_for_all(storage, change):
+    a_waiting_job(storage, queue=QUEUE, id="a")
+    a_waiting_job(storage, queue=QUEUE, id="b")
+
+    report = change("update", {"id": ["a", "b"], "note": ["x", "y"]}, priority="5")
+
+    assert report.answers == {"updated": 2}
+    assert [one.options.priority for one in storage.jobs(QUEUE, ["a", "b"])] == [5, 5]
+    # Other columns are no payload by themselves here.
+    assert job(storage, "a", QUEUE).payload == PAYLOAD
+
+
+def test_a_row_that_says_nothing_is_counted_as_that(storage, change):
+    a_waiting_job(storage, queue=QUEUE, id="a")
+    columns = {"id": ["a"], "p": pyarrow.array([None], pyarrow.int64())}
+
+    assert change("update", columns, priorityColumn="p").answers == {"unchanged": 1}
+
+
+def test_a_dead_letter_is_retried_with_another_payload(storage, change):
+    storage.enqueue([batch(ids=["row"], queue=QUEUE, payloads=[b"bad"], rejected=ERROR)])
+    a_failed_job(storage, queue=QUEUE, id="failed")
+    a_waiting_job(storage, queue=QUEUE, id="waits", name="other")
+
+    assert change("retry", {"id": ["row"]}).answers == {"rejected": 1}
+    columns = {"id": ["row", "waits", "nobody", "failed"], "payload": ["good", "x", "x", None]}
+    report = change("retry", columns)
+
+    assert report.answers == {"retried": 2, "waiting": 1, "not_found": 1}
+    assert sorted((one.id, one.payload) for one in claim(storage, 5, names=[NAME])) == [
+        ("failed", PAYLOAD),
+        ("row", encode("good", MSGPACK)),
+    ]
+
+
+def test_a_retry_may_be_tried_before(storage, change):
+    a_failed_job(storage, queue=QUEUE, id="a")
+
+    report = change("retry", {"id": ["a", "nobody"]}, dryRun="true")
+
+    assert report.answers == {"retried": 1, "not_found": 1}
+    assert job(storage, "a", QUEUE).state is State.FAILED
+
+
+def test_rows_without_an_id_may_be_left_out(storage, change):
+    a_waiting_job(storage, queue=QUEUE, id="a")
+
+    report = change("delete", {"id": ["a", None]}, onError="skip")
+
+    assert (report.answers, report.rejected, report.rows) == ({"removed": 1}, {"id": 1}, 2)
+
+
+@pytest.mark.parametrize(
+    ("operation", "columns", "options", "message"),
+    [
+        ("retry", ["key"], {}, "idColumn: there is no column 'id'"),
+        ("update", ["id", "note"], {}, "update: nothing is to be changed"),
+        ("retry", ["id", "payload"], {"dryRun": "true"}, "dryRun: a retry with another payload"),
+    ],
+)
+def test_what_cannot_be_is_said_before_a_task(url, operation, columns, options, message):
+    given = WriteOptions.read({"url": url, "operation": operation, "queue": QUEUE, **options})
+
+    with pytest.raises(OptionError) as raised:
+        Write(given, columns)
+
+    assert message in str(raised.value)
+
+
+def test_a_report_says_what_became_of_the_jobs(storage, change):
+    a_waiting_job(storage, queue=QUEUE, id="a")
+
+    report = change("cancel", {"id": ["a", None]}, onError="skip", writeId="tonight")
+
+    assert str(report) == "cancel in emails: 2 rows; 1 cancelled; 1 rejected (id: 1) (write tonight)"

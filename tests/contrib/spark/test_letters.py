@@ -1,0 +1,189 @@
+"""Rows that are no jobs, as dead letters: on a real Redis, without Spark."""
+
+from contextlib import closing
+from copy import deepcopy
+
+import pyarrow
+import pytest
+
+from djqueue.codecs import MSGPACK, decode
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.salvage import LEAST, salvaged
+from djqueue.contrib.spark.writing import Write
+from djqueue.core.job import REJECTED
+from djqueue.core.queue import KEYED, QueuePolicy
+from djqueue.core.states import State
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing.factories import batch, claim
+
+QUEUE = "emails"
+COLUMNS = {
+    "key": ["a", None, "c", "d"],
+    "urgency": [1, 2, 2**40, 3],
+    "name": ["ann", "bob", "cid", "dan"],
+}
+
+
+@pytest.fixture
+def url(redis_server):
+    redis_server.clean()
+    return redis_server.url
+
+
+@pytest.fixture
+def storage(url):
+    with closing(RedisStorage(url=url)) as storage:
+        yield storage
+
+
+@pytest.fixture
+def write(url):
+    def make(columns=COLUMNS, **more):
+        given = {"url": url, "queue": QUEUE, "job": "shop.send", "onError": "dead"}
+        given |= {"idColumn": "key", "priorityColumn": "urgency", **more}
+        return Write(WriteOptions.read({name: said for name, said in given.items() if said}), list(columns))
+
+    return make
+
+
+def run(made, columns=COLUMNS, part="0.0"):
+    return deepcopy(made).run_task(part, pyarrow.table(columns).to_batches(max_chunksize=3))
+
+
+def values(storage):
+    """What the dead letters tell of their rows."""
+    letters = storage.dead_letters(QUEUE)
+    records = storage.jobs(QUEUE, [letter.id for letter in letters])
+    return [decode(record.payload, MSGPACK)["kwargs"] for record in records]
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_rows_that_are_no_jobs_are_dead_letters_with_their_values(storage, write, delivery):
+    made = write(deliveryMode=delivery)
+    told = run(made)
+    if delivery == "staged":
+        assert storage.queues() == []
+
+    report = made.commit([told])
+
+    assert (report.rows, report.inserted, report.duplicates, report.letters) == (4, 2, 0, 2)
+    assert report.rejected == {"id": 1, "priority": 1}
+    letters = storage.dead_letters(QUEUE)
+    assert [(letter.reason, letter.name) for letter in letters] == [(REJECTED, "shop.send")] * 2
+    assert "id: expected a text, got None" in letters[0].error_message
+    assert letters[1].error_message.startswith("priority: 1099511627776 is not from")
+    assert letters[1].error_type == "djqueue.core.errors.OptionError"
+    assert values(storage) == [
+        {"key": None, "urgency": 2, "name": "bob"},
+        {"key": "c", "urgency": 2**40, "name": "cid"},
+    ]
+    assert sorted(one.id for one in claim(storage, 9, names=["shop.send"])) == ["a", "d"]
+    assert str(report) == (
+        "enqueue in emails: 4 rows; 2 inserted; 2 rejected (id: 1, priority: 1); "
+        f"2 of these are dead letters (write {report.write})"
+    )
+
+
+def test_nothing_is_seen_of_a_write_that_failed(storage, write):
+    made = write()
+    told = run(made)
+
+    made.abort([told])
+
+    assert storage.queues() == []
+    assert storage.dead_letters(QUEUE) == []
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_the_same_write_again_brings_no_second_letter(storage, write, delivery):
+    named = {"txnAppId": "nightly", "txnVersion": "7", "deliveryMode": delivery}
+    reports = []
+    for _ in range(2):
+        made = write(**named)
+        reports.append(made.commit([run(made)]))
+
+    assert len(storage.dead_letters(QUEUE)) == 2
+    assert reports[1].skipped is (delivery == "staged")
+    assert [report.letters for report in reports] == [2, 2]
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_a_task_that_is_run_again_brings_its_letters_once(storage, write, delivery):
+    made = write(deliveryMode=delivery)
+    run(made, part="0.0")
+
+    report = made.commit([run(made, part="0.1")])
+
+    assert len(storage.dead_letters(QUEUE)) == 2
+    assert (report.letters, sum(report.rejected.values())) == (2, 2)
+
+
+def test_a_row_without_a_queue_is_counted_and_no_letter(storage, url):
+    columns = {"q": [QUEUE, None, QUEUE], "j": ["send", "send", None]}
+    given = {"url": url, "queueColumn": "q", "jobColumn": "j", "onError": "dead"}
+    made = Write(WriteOptions.read(given), list(columns))
+
+    report = made.commit([run(made, columns)])
+
+    assert (report.inserted, report.rejected, report.letters) == (1, {"queue": 1, "job": 1}, 1)
+    assert [letter.name for letter in storage.dead_letters(QUEUE)] == ["rejected"]
+
+
+def test_a_letter_has_the_options_of_the_write_and_no_key(storage, write):
+    made = write(maxAttempts="9", uniqueKey="one", priorityColumn=None, idColumn="key")
+    made.commit([run(made, {**COLUMNS, "key": [None, None, None, None]})])
+
+    [first, *_] = storage.jobs(QUEUE, [letter.id for letter in storage.dead_letters(QUEUE)])
+    assert len(storage.dead_letters(QUEUE)) == 4
+    assert (first.options.max_attempts, first.options.unique_key) == (9, None)
+
+
+def test_letters_are_kept_for_as_long_as_others(storage, write):
+    storage.enqueue([batch(queue=QUEUE, name="dies")])
+    made = write()
+    made.commit([run(made)])
+
+    [letter, _] = storage.dead_letters(QUEUE)
+    assert letter.expires_at - letter.entered_at == storage.policy(QUEUE).dead_letters.ttl
+
+
+def test_a_queue_that_wants_groups_rejects_what_has_none(storage, url):
+    with closing(RedisStorage(url=url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
+        owner.enqueue([batch(1, queue=QUEUE, group="g", name="other")])
+    for delivery, target in (
+        ("staged", {"queue": QUEUE}),
+        ("direct", {"queue": QUEUE}),
+        ("staged", {"queueColumn": "q"}),
+    ):
+        columns = {"q": [QUEUE, QUEUE], "owner": ["ann", None]}
+        given = {
+            "url": url,
+            "job": "send",
+            "groupColumn": "owner",
+            "onError": "dead",
+            "deliveryMode": delivery,
+        }
+        made = Write(WriteOptions.read({**given, **target}), list(columns))
+        report = made.commit([run(made, columns)])
+        assert (report.inserted, report.rejected, report.letters) == (1, {"group": 1}, 1)
+    assert storage.counts(QUEUE)[State.FAILED] == 3
+
+
+def test_a_new_queue_is_used_in_the_mode_that_is_said(storage, url):
+    columns = {"owner": ["ann"]}
+    given = {"url": url, "queue": QUEUE, "job": "send", "groupColumn": "owner", "groupMode": "keyed"}
+    made = Write(WriteOptions.read(given), list(columns))
+
+    made.commit([run(made, columns)])
+
+    assert storage.groups(QUEUE, 0, ()).mode == "keyed"
+
+
+def test_what_cannot_be_packed_is_kept_as_a_text():
+    row = {"n": 1, "odd": {1.5: object}, "huge": "x" * (LEAST + 1), "small": "y"}
+
+    kept = decode(salvaged(row, 100), MSGPACK)["kwargs"]
+
+    assert (kept["n"], kept["small"]) == (1, "y")
+    assert kept["odd"] == repr(row["odd"])
+    assert kept["huge"] == f"({LEAST + 6} bytes, left out)"

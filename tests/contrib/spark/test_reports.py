@@ -1,0 +1,261 @@
+"""Reports of writes, on a real Redis without Spark: they say what has become of each, whoever dies."""
+
+import logging
+
+import pyarrow
+import pytest
+
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.reporting import TASKS_FAILED
+from djqueue.contrib.spark.writing import AT_ONCE, Write
+from djqueue.core.errors import StorageError
+from djqueue.core.states import State
+from djqueue.storage.imports import DONE, FAILED, PUBLISHING, UNFINISHED, Share
+from djqueue.testing.factories import batch
+from tests.contrib.spark.test_writing import QUEUE, ROWS, Died, numbers, rows, storage, tasks, url, write
+
+__all__ = ["storage", "url", "write"]
+
+NAMED = {"txnAppId": "nightly", "txnVersion": "7"}
+
+
+def reports(storage):
+    return storage.imports.page(100).imports
+
+
+def test_a_write_leaves_a_report(storage, write):
+    made = write(**NAMED)
+    told = [made.run_task(f"{at}.{at}", rows(at * ROWS), spark="app-1") for at in range(2)]
+    assert reports(storage) == []
+
+    made.commit(told)
+
+    [found] = reports(storage)
+    assert (found.write, found.app, found.version, found.state) == (made.id, "nightly", 7, DONE)
+    assert (found.rows, found.inserted, found.duplicates, found.rejected) == (100, 100, 0, {})
+    assert (found.queues, found.names, found.parts) == ((QUEUE,), ("shop.send",), 2)
+    assert (found.spark, found.batches, found.error, found.skipped) == ("app-1", 0, "", False)
+    assert found.total == Share(10, 10, 100, 0, ended=True)
+    assert found.user
+    assert found.started_at <= found.finished_at <= found.updated_at
+
+
+@pytest.mark.parametrize("mode", ["staged", "direct"])
+def test_rows_are_jobs_duplicates_and_what_was_rejected(storage, url, mode):
+    storage.enqueue([batch(2, queue="b", ids=["a", "b"])])
+    given = {"url": url, "queueColumn": "q", "job": "j", "idColumn": "key", "onError": "skip"}
+    made = Write(WriteOptions.read({**given, "deliveryMode": mode}), ["q", "key"])
+    table = pyarrow.table({"q": list("bbbba"), "key": ["a", "c", None, "c", "d"]})
+
+    made.commit([made.run_task("0.0", table.to_batches())])
+
+    [found] = reports(storage)
+    assert (found.state, found.rows, found.inserted, found.duplicates) == (DONE, 5, 2, 2)
+    assert (found.rejected, found.queues) == ({"id": 1}, ("a", "b"))
+    assert found.rows == found.inserted + found.duplicates + sum(found.rejected.values())
+
+
+@pytest.mark.parametrize("mode", ["staged", "direct"])
+def test_the_jobs_of_a_write_have_its_tag_beside_their_own(storage, url, mode):
+    given = {"url": url, "queue": QUEUE, "job": "j", "tagsColumn": "t", "deliveryMode": mode}
+    made = Write(WriteOptions.read(given), ["t", "n"])
+    table = pyarrow.table({"t": [["x", "y"], ["z"]], "n": [1, 2]})
+    made.commit([made.run_task("0.0", table.to_batches())])
+
+    [found] = reports(storage)
+
+    tags = sorted(job.options.tags for job in storage.page(QUEUE, State.WAITING, 10))
+    assert tags == [("x", "y", found.tag), ("z", found.tag)]
+    assert found.tag == f"import:{made.id}"
+
+
+def test_a_direct_write_with_a_name_makes_the_same_jobs_again_under_another_tag(storage, write):
+    named = {**NAMED, "deliveryMode": "direct"}
+    for duplicates in (0, ROWS):
+        made = write(**named)
+        made.commit([made.run_task("0.0", rows())])
+        assert storage.imports.get(made.report).duplicates == duplicates
+
+    assert numbers(storage) == [*range(ROWS)]
+
+
+def test_a_report_is_there_before_the_jobs_and_says_how_far_it_is(storage, write, monkeypatch):
+    made = write(batchSize="1")
+    told = [made.run_task("0.0", rows(many=AT_ONCE + 6))]
+    staging, seen = type(storage.staging), []
+    plain = staging.publish
+
+    def publish(self, manifest, chunks):
+        [found] = reports(storage)
+        seen.append((found.state, found.total.published, found.total.chunks, found.inserted))
+        return plain(self, manifest, chunks)
+
+    monkeypatch.setattr(staging, "publish", publish)
+
+    made.commit(told)
+
+    assert seen == [(PUBLISHING, 0, AT_ONCE + 6, 0), (PUBLISHING, AT_ONCE, AT_ONCE + 6, AT_ONCE)]
+
+
+@pytest.mark.parametrize("step", ["begin", "publish", "end"])
+def test_what_a_driver_left_unfinished_is_done_when_the_next_one_has_finished_it(
+    storage, write, monkeypatch, step
+):
+    first = write(**NAMED)
+    told = tasks(first)
+    with monkeypatch.context() as patch:
+        fail(patch, storage, step)
+        with pytest.raises(Died):
+            first.commit(told)
+        first.abort(told)
+    left = storage.imports.get(first.id)
+    assert (left.state, left.error) == (UNFINISHED, "Died: in the midst of it")
+
+    again = write(**NAMED)
+    again.commit(tasks(again))
+
+    mine, theirs = storage.imports.get(again.id), storage.imports.get(first.id)
+    assert (theirs.state, theirs.error, theirs.inserted) == (DONE, "", 3 * ROWS)
+    assert (mine.state, mine.rows, mine.inserted) == (DONE, 3 * ROWS, 3 * ROWS)
+    assert (mine.resumed, mine.skipped) == (("", True) if step == "end" else (first.id, False))
+    assert theirs.total == Share(15, 15, 3 * ROWS, 0, ended=True)
+    assert {job.options.tags for job in storage.page(QUEUE, State.WAITING, 1_000)} == {(theirs.tag,)}
+
+
+def test_an_earlier_version_is_finished_before_the_next(storage, write, monkeypatch):
+    first = write(**NAMED)
+    told = tasks(first)
+    with monkeypatch.context() as patch:
+        fail(patch, storage, "publish")
+        with pytest.raises(Died):
+            first.commit(told)
+
+    following = write(txnAppId="nightly", txnVersion="8")
+    following.commit(tasks(following))
+
+    mine, theirs = storage.imports.get(following.id), storage.imports.get(first.id)
+    assert (theirs.state, theirs.inserted) == (DONE, 3 * ROWS)
+    assert (mine.state, mine.inserted, mine.resumed) == (DONE, 3 * ROWS, "")
+    assert len(numbers(storage)) == 6 * ROWS
+
+
+def test_a_driver_that_was_killed_leaves_a_report_that_the_next_one_ends(storage, write, monkeypatch):
+    first = write(**NAMED)
+    told = tasks(first)
+
+    class Killed(BaseException):
+        pass
+
+    with monkeypatch.context() as patch:
+        fail(patch, storage, "publish", Killed)
+        with pytest.raises(Killed):
+            first.commit(told)
+    left = storage.imports.get(first.id)
+    assert left.state == PUBLISHING
+    assert left.state_at(left.updated_at + 3_600_000) == UNFINISHED
+
+    again = write(**NAMED)
+    again.commit(tasks(again))
+
+    assert storage.imports.get(first.id).state == DONE
+
+
+def test_a_version_that_was_published_is_reported_as_skipped(storage, write):
+    for _ in range(2):
+        made = write(**NAMED)
+        made.commit(tasks(made))
+
+    found = storage.imports.get(made.id)
+    assert (found.state, found.skipped, found.queues) == (DONE, True, (QUEUE,))
+
+
+def test_a_write_whose_tasks_failed_is_reported(storage, write):
+    made = write()
+    told = tasks(made)
+
+    made.abort(told[:1])
+
+    found = storage.imports.get(made.id)
+    assert (found.state, found.error, found.queues) == (FAILED, TASKS_FAILED, (QUEUE,))
+
+
+def test_a_write_whose_chunks_are_gone_has_failed(storage, write):
+    made = write()
+    told = tasks(made)
+    storage.staging.forget(QUEUE, made.app, made.id)
+
+    with pytest.raises(StorageError):
+        made.commit(told)
+
+    found = storage.imports.get(made.id)
+    assert found.state == FAILED
+    assert "is gone: it expired" in found.error
+
+
+def test_a_dry_run_leaves_no_report(storage, write):
+    made = write(dryRun="true")
+    made.commit(tasks(made))
+    made.abort([])
+
+    assert reports(storage) == []
+
+
+def test_the_batches_of_a_stream_are_one_report(storage, url):
+    for version in (0, 1, 1, 0):
+        commit_batch(url, version)
+
+    [found] = reports(storage)
+    assert (found.write, found.state, found.version, found.batches) == ("stream-q1", DONE, 1, 2)
+    assert (found.rows, found.inserted, found.skipped) == (2 * ROWS, 2 * ROWS, False)
+    assert {job.options.tags for job in storage.page(QUEUE, State.WAITING, 1_000)} == {(found.tag,)}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_batch_of_a_stream_that_was_broken_off_counts_once(storage, url, monkeypatch, first):
+    if not first:
+        commit_batch(url, 0)
+    with monkeypatch.context() as patch:
+        fail(patch, storage, "publish")
+        with pytest.raises(Died):
+            commit_batch(url, 1)
+    [left] = reports(storage)
+    assert (left.state, left.rows) == (UNFINISHED, 0 if first else ROWS)
+
+    commit_batch(url, 1)
+
+    [found] = reports(storage)
+    batches = 1 if first else 2
+    assert (found.state, found.batches, found.error) == (DONE, batches, "")
+    assert found.rows == found.inserted == len(numbers(storage)) == batches * ROWS
+
+
+def test_a_write_does_not_fail_for_its_report(storage, write, monkeypatch, caplog):
+    def refuses(self, report):
+        raise StorageError("no room")
+
+    monkeypatch.setattr(type(storage.imports), "keep", refuses)
+    made = write()
+    with caplog.at_level(logging.WARNING, "djqueue.spark"):
+        made.commit(tasks(made))
+
+    assert numbers(storage) == [*range(3 * ROWS)]
+    assert f"The report of the write {made.id} is not kept: no room" in caplog.text
+
+
+def commit_batch(url, version):
+    """A micro-batch, as `source` does it."""
+    made = Write(WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", "batchSize": "10"}), ["n"])
+    made.app = made.report = "stream-q1"
+    made.commit([made.run_task("0.0", rows(version * ROWS))], version)
+
+
+def fail(patch, storage, step, kind=Died):
+    """Have a step of a publication fail, the one in the midst of its chunks."""
+    staging = type(storage.staging)
+    plain = getattr(staging, step)
+
+    def fails(self, *args, **kwargs):
+        plain(self, args[0], args[1][:7]) if step == "publish" else plain(self, *args, **kwargs)
+        raise kind("in the midst of it")
+
+    patch.setattr(staging, step, fails)

@@ -1,0 +1,39 @@
+"""Reports of bulk writes in the tables."""
+
+from contextlib import closing
+
+import pytest
+from django.db import transaction
+
+from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.memory import MemoryStorage
+from djqueue.testing import contract
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract.imports import kept, report
+
+
+class TestOfAProcessThatIsNotTheScheduler(contract.ImportsContract):
+    @pytest.fixture
+    def storage(self, tables):
+        self.clock = FakeClock()
+        with closing(DatabaseStorage(clock=self.clock, policies=contract.POLICIES)) as storage:
+            yield storage
+
+    def advance(self, milliseconds):
+        self.clock.advance(milliseconds)
+
+
+def test_a_transaction_of_the_caller_survives_a_report_that_is_there_already(make_storage):
+    storage = make_storage()
+    kept(storage).keep(report())
+
+    with transaction.atomic():
+        assert not kept(storage)._swap(report(rows=7))
+        kept(storage).keep(report(rows=8))
+
+    assert kept(storage).get(report().write).rows == 8
+
+
+def test_memory_keeps_none():
+    with closing(MemoryStorage()) as storage:
+        assert storage.imports is None

@@ -5,7 +5,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('djqueue', "0015_payloadversion"),
+        ('djqueue', '0016_staging'),
     ]
 
     operations = [

@@ -12,9 +12,9 @@ from djqueue.core.errors import StorageError
 from djqueue.core.states import State
 from djqueue.storage.imports import DONE, FAILED, PUBLISHING, UNFINISHED, Share
 from djqueue.testing.factories import batch
-from tests.contrib.spark.test_writing import QUEUE, ROWS, Died, numbers, rows, storage, tasks, url, write
+from tests.contrib.spark.test_writing import QUEUE, ROWS, Died, numbers, rows, tasks, write
 
-__all__ = ["storage", "url", "write"]
+__all__ = ["write"]
 
 NAMED = {"txnAppId": "nightly", "txnVersion": "7"}
 

@@ -327,9 +327,10 @@ class StagedChunk(models.Model):
     jobs = models.BinaryField(
         help_text="Batches, as on the scheduler's socket; empty once they are published."
     )
-    queued = models.IntegerField(null=True, help_text="Empty until they are published, as the next two.")
+    queued = models.IntegerField(null=True, help_text="Empty until they are published, as the next three.")
     duplicates = models.IntegerField(null=True)
     completed = models.IntegerField(null=True)
+    rejected = models.IntegerField(null=True)
 
     class Meta:
         db_table = "djqueue_staged_chunk"
@@ -352,6 +353,7 @@ class Publication(models.Model):
     queued = models.BigIntegerField(default=0)
     duplicates = models.BigIntegerField(default=0)
     completed = models.BigIntegerField(default=0)
+    rejected = models.BigIntegerField(default=0)
     lifetime = models.BigIntegerField(
         null=True, help_text="Milliseconds for which it is known when it is done."
     )

@@ -221,11 +221,10 @@ class DatabaseStaging(Staging):
                     raise
                 # That a new job waits is not what the scheduler knows.
                 raise _UncertainError({batches[0].ids[0]: State.WAITING}) from None
-            statuses = [answer.status for answer in answers]
             believed = {one.id: one.existing_state for one in answers if one.status == "duplicate"}
             if believed and not certain:
                 raise _UncertainError(believed)
-            counts = Counts(*map(statuses.count, ("queued", "duplicate", "completed")))
+            counts = Counts.of(answer.status for answer in answers)
             self._chunks(pk=row.pk).update(jobs=b"", **counts._asdict())
         return counts
 

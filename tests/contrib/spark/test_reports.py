@@ -43,6 +43,7 @@ def test_a_write_leaves_a_report(storage, write):
 @pytest.mark.parametrize("mode", ["staged", "direct"])
 def test_rows_are_jobs_duplicates_and_what_was_rejected(storage, url, mode):
     storage.enqueue([batch(2, queue="b", ids=["a", "b"])])
+    storage.counts("b")  # as a scheduler has it, it is written
     given = {"url": url, "queueColumn": "q", "job": "j", "idColumn": "key", "onError": "skip"}
     made = Write(WriteOptions.read({**given, "deliveryMode": mode}), ["q", "key"])
     table = pyarrow.table({"q": list("bbbba"), "key": ["a", "c", None, "c", "d"]})

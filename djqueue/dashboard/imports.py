@@ -30,6 +30,8 @@ AHEAD = (State.BLOCKED, State.DELAYED, State.WAITING)
 assert set(AHEAD) == set(PENDING)
 
 
+ENQUEUE = "enqueue"
+"""The operation of a write that brings jobs."""
 LABELS = {
     PUBLISHING: gettext_lazy("being published"),
     DONE: gettext_lazy("done"),
@@ -60,6 +62,11 @@ class Shown(NamedTuple):
     def rejected(self) -> int:
         """Rows that are no jobs."""
         return sum(self.report.rejected.values())
+
+    @property
+    def brings(self) -> bool:
+        """Whether it brings jobs; else it changes such as were there, which have no tag of it."""
+        return self.report.operation == ENQUEUE
 
     @property
     def is_left(self) -> bool:
@@ -136,7 +143,8 @@ def sees(request: HttpRequest, report: Import) -> bool:
 def standing(request: HttpRequest, report: Import) -> Standing:
     """How its jobs stand, as far as that is found among the newest of its queues."""
     storage = get_storage()
-    lines = [line for line in queries.board(request).value.lines if line.name in report.shares]
+    mine = report.shares if report.operation == ENQUEUE else {}
+    lines = [line for line in queries.board(request).value.lines if line.name in mine]
     places = [(line.name, state) for line in lines for state in State if line.count(state)]
     most = max(FEWEST, LOOKED_AT // max(1, len(places)))
     left_out = places[LOOKED_AT // FEWEST :]

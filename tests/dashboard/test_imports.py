@@ -164,6 +164,29 @@ def test_a_page_says_all_of_an_import(client, kept):
         assert words in shown.replace(",012", "012"), words
 
 
+def test_one_that_has_changed_jobs_says_what_became_of_them(client, kept):
+    seeded(kept)
+    kept.keep(
+        report(
+            "w2",
+            state=DONE,
+            operation="retry",
+            answers={"retried": 7, "not_failed": 3},
+            shares={"emails": Share(ended=True, letters=4)},
+            rows=12,
+            rejected={"id": 2},
+        )
+    )
+
+    response = client.get(address(BY_NAME["import"]).replace(WRITE, "w2"))
+
+    shown = text(response)
+    assert "12 rows 7 retried 3 not_failed 2 rejected 4 of these are dead letters" in shown
+    assert "How its jobs stand" not in shown
+    assert "/cancel/" not in response.content.decode()
+    assert "What retry" in shown
+
+
 def test_a_page_counts_the_jobs_of_the_import_alone(client, kept, settings):
     seeded(kept)
     if isinstance(get_storage().imports, type(kept)) and "Redis" in type(kept).__name__:

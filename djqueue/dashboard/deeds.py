@@ -55,6 +55,8 @@ NAMES = {
     "abort_delete": gettext_lazy("Abort a deletion in bulk"),
     "abort_promote": gettext_lazy("Abort running delayed jobs in bulk"),
     "abort_clean": gettext_lazy("Abort forgetting jobs"),
+    "import_cancel_begin": gettext_lazy("Cancel the rest of an import"),
+    "import_replay_begin": gettext_lazy("Replay what failed of an import"),
     "undo": gettext_lazy("Undo a deletion"),
     "undo_clean": gettext_lazy("Undo forgetting jobs"),
     "enqueue_now": gettext_lazy("Enqueue a job"),
@@ -94,6 +96,9 @@ def _written(detail: Mapping[str, Any]) -> list[tuple[str, str]]:
         "jobs": _("jobs"),
         "queues": _("queues"),
         "worker": _("worker"),
+        "tag": _("tag"),
+        "write": _("write"),
+        "states": _("states"),
     }
     # In this order, as not every database keeps that in which they were written.
     names = [name for name in labels if name in detail] + sorted(detail.keys() - labels.keys())

@@ -4,6 +4,7 @@ No row is counted, none is skipped to come to a page. What no index helps with i
 rows alone, and the answer says so.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
 from operator import or_
@@ -91,6 +92,14 @@ def newest(queues: Sequence[str], state: State, at: str) -> Found:
     keys = [pk for (pk,) in _together(parts)] if parts else []
     page = keyset.page(_listed(_rows().filter(pk__in=keys)), at)
     return Found([_record(row) for row in page.rows], page, "all")
+
+
+def tagged(tag: str, places: Sequence[tuple[str, State]], most: int) -> Counter[State]:
+    """How many jobs have a tag, by state: among the newest so many of each queue and state of these."""
+    rows = _rows()
+    parts = [rows.filter(queue=name, state=state.value).order_by("-pk")[:most] for name, state in places]
+    found = _together(parts, "state", "options") if parts else ()
+    return Counter(State(word) for word, options in found if tag in unpack_options(bytes(options)).tags)
 
 
 def search(wanted: Wanted, queues: Sequence[str] | None, at: str) -> Found:
@@ -188,11 +197,11 @@ def _place(rows: "QuerySet[Job]", at: str) -> "QuerySet[Job]":
     return rows[: keyset.LENGTH + 1]
 
 
-def _together(parts: "Sequence[QuerySet[Job]]") -> "QuerySet[Job, Any]":
-    """Keys of the rows of several queries, by one statement."""
+def _together(parts: "Sequence[QuerySet[Job]]", *columns: str) -> "QuerySet[Job, Any]":
+    """Keys, or other columns, of the rows of several queries, by one statement."""
     if not connections[parts[0].db].features.supports_slicing_ordering_in_compound:
         parts = [_rows().filter(pk__in=part.values("pk")) for part in parts]
-    first, *others = [part.values_list("pk") for part in parts]
+    first, *others = [part.values_list(*columns or ("pk",)) for part in parts]
     return first.union(*others, all=True) if others else first
 
 

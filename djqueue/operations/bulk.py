@@ -67,9 +67,11 @@ class Selection(NamedTuple):
     ids: tuple[str, ...] = ()
     """If given: these of the one queue, and no others. Of those of dead letters the ones that still are."""
     states: tuple[str, ...] = ()
-    """Of a queue that is cleaned: jobs in these."""
+    """Jobs in these, in this order, in place of the one `state`; so of a queue that is cleaned."""
     name: str = ""
     """Of the jobs of a state: only those of this name."""
+    tag: str = ""
+    """Of jobs, and dead letters: only those with this tag."""
 
     def as_json(self) -> dict[str, Any]:
         """For a row."""
@@ -85,6 +87,7 @@ class Selection(NamedTuple):
             tuple(stored["ids"]),
             tuple(stored.get("states", ())),
             stored.get("name", ""),
+            stored.get("tag", ""),
         )
 
 
@@ -112,16 +115,22 @@ class Part(NamedTuple):
     ids: list[str]
     place: dict[str, Any] | None
     """None: these were the last."""
+    looked_at: int = 0
+    """Jobs that were looked at to find these."""
 
 
 def preview(storage: Storage, kind: str, selection: Selection, clock: Clock = SYSTEM_CLOCK) -> Preview:
-    """Look at the first 10,000 jobs that match, and change nothing. Raises OptionError for a wrong filter."""
+    """Look at the first 10,000 jobs that match, and change nothing. Raises OptionError for a wrong filter.
+
+    Of a tag: at the first 10,000 jobs, whether they have it or not.
+    """
     before = clock.now()
     place: dict[str, Any] | None = _beginning(selection)
-    matching, refused = 0, Counter[str]()
-    while place is not None and matching < COUNTED:
+    matching, looked_at, refused = 0, 0, Counter[str]()
+    while place is not None and max(matching, looked_at) < COUNTED:
         part = _part(storage, kind, selection, place, before)
         matching += len(part.ids)
+        looked_at += part.looked_at if selection.tag else 0
         if kind == BulkKind.RETRY and part.ids:
             refused.update(storage.retry(part.queue, part.ids, dry_run=True))
         place = part.place
@@ -309,12 +318,12 @@ def _part(
 ) -> Part:
     """The next jobs from a place on: up to `most` of one page, or of the ids that were given."""
     index, after = place["queue"], place["after"]
-    queue = selection.queues[index]
     if selection.ids:
-        start = after or 0
+        queue, start = selection.queues[index], after or 0
         ids = list(selection.ids[start : start + most])
         return Part(queue, ids, _next(selection, index, start + most, start + most < len(selection.ids)))
     if kind in (BulkKind.RETRY, BulkKind.PURGE):
+        queue = selection.queues[index]
         page = storage.dead_letter_page(queue, most, after)
         wanted = _letter_filter(selection)
         ids = [
@@ -322,20 +331,31 @@ def _part(
             for letter in page.letters
             if letter.entered_at <= before and wanted.matches(letter, page.at)
         ]
-        return Part(queue, ids, _next(selection, index, page.next, page.next is not None))
-    jobs = storage.cursor_page(queue, State(selection.state), most, after, newest_first=False)
+        if selection.tag and ids:
+            # A letter does not say its job's tags.
+            records = storage.jobs(queue, ids)
+            ids = [one.id for one in records if one is not None and selection.tag in one.options.tags]
+        following = _next(selection, index, page.next, page.next is not None)
+        return Part(queue, ids, following, len(page.letters))
+    # `queue` of a place counts queues, each in every state that is meant.
+    states = selection.states or (selection.state,)
+    queue, state = selection.queues[index // len(states)], states[index % len(states)]
+    jobs = storage.cursor_page(queue, State(state), most, after, newest_first=False)
     ids = [
         record.id
         for record in jobs.jobs
-        if record.created_at <= before and selection.name in ("", record.name)
+        if record.created_at <= before
+        and selection.name in ("", record.name)
+        and selection.tag in ("", *record.options.tags)
     ]
-    return Part(queue, ids, _next(selection, index, jobs.next, jobs.next is not None))
+    following = _next(selection, index, jobs.next, jobs.next is not None, len(states))
+    return Part(queue, ids, following, len(jobs.jobs))
 
 
-def _next(selection: Selection, index: int, after: Any, more: bool) -> dict[str, Any] | None:
+def _next(selection: Selection, index: int, after: Any, more: bool, states: int = 1) -> dict[str, Any] | None:
     if more:
         return {"queue": index, "after": after}
-    return {"queue": index + 1, "after": None} if index + 1 < len(selection.queues) else None
+    return {"queue": index + 1, "after": None} if index + 1 < len(selection.queues) * states else None
 
 
 def _beginning(selection: Selection) -> dict[str, Any]:

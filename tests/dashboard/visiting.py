@@ -13,7 +13,15 @@ from djqueue.dashboard.pages import Page
 from djqueue.dashboard.urls import PAGES
 from tests.admin.factories import logged_in, make_superuser, make_user
 
-CAPTURED = {"queue": "emails", "job_id": "job-1", "pk": 1, "group": "abc", "root": "job-1", "worker": "w1"}
+CAPTURED = {
+    "queue": "emails",
+    "job_id": "job-1",
+    "pk": 1,
+    "group": "abc",
+    "root": "job-1",
+    "worker": "w1",
+    "write": "write-1",
+}
 """What an address has for what its route captures."""
 
 

@@ -39,7 +39,11 @@ def fail(storage, queue="emails", count=3, **said):
 
 
 def begin(kind, clock, queues=("emails",), **given):
-    named = {name: given.pop(name) for name in ("letters", "state", "ids", "states", "name") if name in given}
+    named = {
+        name: given.pop(name)
+        for name in ("letters", "state", "ids", "states", "name", "tag")
+        if name in given
+    }
     return bulk.begin(ALIAS, kind, Selection(tuple(queues), **named), clock=clock, **given)
 
 
@@ -410,3 +414,58 @@ def test_an_operation_that_was_begun_before_there_were_names_goes_on(storage, cl
     begun.save(update_fields=["filter"])
 
     assert worker.work() == 1
+
+
+PENDING = ("blocked", "delayed", "waiting")
+
+
+def test_pending_jobs_of_a_tag_are_cancelled_in_each_state_and_queue(storage, clock, worker):
+    for queue in ("emails", "images"):
+        enqueue(storage, queue=queue, id="waits", tags=("x", "import:1"))
+        enqueue(storage, queue=queue, id="later", tags=("import:1",), delay=60_000)
+        enqueue(storage, queue=queue, id="behind", tags=("import:1",), depends_on=((queue, "later"),))
+        enqueue(storage, queue=queue, id="other", tags=("import:2",))
+        enqueue(storage, queue=queue, id="plain")
+    selection = Selection(("emails", "images"), states=PENDING, tag="import:1")
+    assert bulk.preview(storage, BulkKind.CANCEL, selection, clock) == (6, 6, {}, False)
+
+    begin(BulkKind.CANCEL, clock, ("emails", "images"), states=PENDING, tag="import:1")
+
+    assert worker.work() == 6
+    assert (row().state, row().done, row().filter["tag"]) == (BulkState.DONE, 6, "import:1")
+    for queue in ("emails", "images"):
+        found = storage.states(queue, ["waits", "later", "behind", "other", "plain"])
+        assert found == [State.CANCELLED] * 3 + [State.WAITING] * 2
+
+
+def test_dead_letters_of_a_tag_are_retried(storage, clock, worker):
+    fail(storage, "emails", 3, tags=("import:1",))
+    fail(storage, "images", 2, tags=("import:2",))
+    selection = Selection(("emails", "images"), tag="import:1")
+    assert bulk.preview(storage, BulkKind.RETRY, selection, clock) == (3, 3, {}, False)
+
+    begin(BulkKind.RETRY, clock, ("emails", "images"), tag="import:1")
+
+    assert worker.work() == 3
+    assert states(storage, "emails") == [State.WAITING] * 3
+    assert states(storage, "images") == [State.FAILED] * 2
+
+
+@pytest.mark.parametrize("kind", [BulkKind.CANCEL, BulkKind.RETRY])
+def test_a_preview_of_a_tag_looks_at_so_many_jobs_only(storage, clock, monkeypatch, kind):
+    monkeypatch.setattr(bulk, "COUNTED", 4)
+    monkeypatch.setattr(bulk._part, "__defaults__", (2,))
+    if kind == BulkKind.RETRY:
+        fail(storage, "emails", 6)
+    for number in range(6):
+        enqueue(storage, queue="emails", id=f"w{number}")
+    enqueue(storage, queue="emails", id="x-mine", tags=("import:1",))
+
+    found = bulk.preview(storage, kind, Selection(("emails",), state="waiting", tag="import:1"), clock)
+
+    assert found == (0, 0, {}, True)
+
+
+def test_a_row_that_an_older_version_wrote_has_no_tag():
+    stored = {"queues": ["emails"], "letters": {}, "state": "waiting", "ids": []}
+    assert Selection.from_json(stored) == Selection(("emails",), state="waiting")

@@ -45,10 +45,12 @@ LISTED = {"job": "dead-letters/?queue=claims", "job-waiting": "queues/charts/"}
 """Pages of single jobs, by the list of which the first is shown: one that has failed, one that waits."""
 ALIKE = {"all_delete", "all_cancel", "all_promote", "cron_edit"}
 """Pages that look as others do."""
+ABSENT = {"imports", "import", "import_cancel", "import_replay"}
+"""Pages of what a demo without Spark does not have."""
 ROUTES = {
     page.name: re.compile(re.sub(r"<[^>]*>", "[^/]+", page.route) + "$")
     for page in PAGES
-    if page.method == "GET" and page.name not in ALIKE
+    if page.method == "GET" and page.name not in ALIKE | ABSENT
 }
 
 

@@ -1,0 +1,192 @@
+"""Bulk imports: their reports as the storage keeps them, and how their jobs stand now."""
+
+from typing import NamedTuple
+
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy
+
+from djqueue.client import get_storage
+from djqueue.conf import get_settings
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.states import PENDING, State
+from djqueue.models import BulkKind
+from djqueue.operations import bulk
+from djqueue.storage.base import Storage
+from djqueue.storage.imports import DONE, FAILED, PUBLISHING, UNFINISHED, Import
+
+from . import jobsearch, queries, rights
+from .snapshot import snapshots
+
+LENGTH = 50
+"""Reports of a page."""
+LOOKED_AT = 10_000
+"""Jobs that are looked at to say how those of an import stand."""
+FEWEST = 50
+"""Of these at least in each queue and state."""
+FRESH = 5_000
+"""Milliseconds for which that is shown again."""
+AHEAD = (State.BLOCKED, State.DELAYED, State.WAITING)
+"""Pending states in the order in which a job passes them: one that goes on meanwhile is met again."""
+assert set(AHEAD) == set(PENDING)
+
+
+ENQUEUE = "enqueue"
+"""The operation of a write that brings jobs."""
+LABELS = {
+    PUBLISHING: gettext_lazy("being published"),
+    DONE: gettext_lazy("done"),
+    FAILED: gettext_lazy("failed"),
+    UNFINISHED: gettext_lazy("unfinished"),
+}
+
+
+class Shown(NamedTuple):
+    """A report as the pages show it."""
+
+    report: Import
+    state: str
+    """As `Import.state_at` says."""
+
+    @property
+    def label(self) -> str:
+        """The state in words."""
+        return str(LABELS.get(self.state, self.state))
+
+    @property
+    def share(self) -> float | None:
+        """How much is published, from 0 to 1; None: nothing was to be."""
+        total = self.report.total
+        return min(1.0, total.published / total.chunks) if total.chunks else None
+
+    @property
+    def rejected(self) -> int:
+        """Rows that are no jobs."""
+        return sum(self.report.rejected.values())
+
+    @property
+    def brings(self) -> bool:
+        """Whether it brings jobs; else it changes such as were there, which have no tag of it."""
+        return self.report.operation == ENQUEUE
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the next write of its application goes on with it."""
+        return self.state == UNFINISHED and self.report.app != self.report.write
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more of its jobs come."""
+        return self.state == PUBLISHING
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it did not come to its end."""
+        return self.state in (FAILED, UNFINISHED)
+
+
+class Page(NamedTuple):
+    """Some reports, and the write behind which older ones are; None if there is no place for reports."""
+
+    shown: list[Shown] | None
+    older: str
+
+
+class Standing(NamedTuple):
+    """How the jobs of an import stand: as many of its jobs, by state, as were found."""
+
+    counts: dict[State, int]
+    capped: bool
+    """Whether there are more jobs in its queues than were looked at."""
+    may_rest: bool
+    """Whether jobs of its queues are pending, of which some may be its own; `may_fail`: are dead letters."""
+    may_fail: bool
+
+    @property
+    def total(self) -> int:
+        """All that were found."""
+        return sum(self.counts.values())
+
+    @property
+    def ended(self) -> int:
+        """Those of which nothing more is to come."""
+        return self.total - self.pending - self.counts.get(State.ACTIVE, 0)
+
+    @property
+    def pending(self) -> int:
+        """Those that have not started."""
+        return sum(self.counts.get(state, 0) for state in AHEAD)
+
+
+def listed(request: HttpRequest, after: str) -> Page:
+    """Those about queues that the user sees, the one that changed last first."""
+    kept = get_storage().imports
+    if kept is None:
+        return Page(None, "")
+    found = kept.page(LENGTH, after or None)
+    return Page([_shown(report) for report in found.imports if sees(request, report)], found.next or "")
+
+
+def one(write: str) -> Shown | None:
+    """The report of a write, which the caller checks with `sees`."""
+    kept = get_storage().imports
+    found = None if kept is None else kept.get(write)
+    return None if found is None else _shown(found)
+
+
+def sees(request: HttpRequest, report: Import) -> bool:
+    """Whether the user is to know of it: of one without queues only who sees all of them."""
+    if not report.shares:
+        return get_settings().dashboard.queue_filter is None
+    return rights.sees_each(request, report.shares)
+
+
+def standing(request: HttpRequest, report: Import) -> Standing:
+    """How its jobs stand, as far as that is found among the newest of its queues."""
+    storage = get_storage()
+    mine = report.shares if report.operation == ENQUEUE else {}
+    lines = [line for line in queries.board(request).value.lines if line.name in mine]
+    places = [(line.name, state) for line in lines for state in State if line.count(state)]
+    most = max(FEWEST, LOOKED_AT // max(1, len(places)))
+    left_out = places[LOOKED_AT // FEWEST :]
+    places = places[: LOOKED_AT // FEWEST]
+    capped = bool(left_out) or any(line.count(state) > most for line in lines for state in State)
+    key = ("standing", report.tag, *places)
+    counts = snapshots.read(key, lambda: _count(storage, report.tag, places, most), fresh=FRESH).value
+    may_rest = any(line.count(state) for line in lines for state in AHEAD)
+    return Standing(counts, capped, may_rest, any(line.count(State.FAILED) for line in lines))
+
+
+def selection(kind: str, report: Import) -> bulk.Selection:
+    """The jobs that are meant by cancelling the rest, or by replaying what failed."""
+    states = tuple(state.value for state in AHEAD) if kind == BulkKind.CANCEL else ()
+    return bulk.Selection(report.queues, states=states, tag=report.tag)
+
+
+def has_rows(state: State) -> bool:
+    """Whether the list of jobs can be asked for a tag."""
+    return state in jobsearch.states_with_rows(get_storage())
+
+
+def _count(storage: Storage, tag: str, places: list[tuple[str, State]], most: int) -> dict[State, int]:
+    with_rows = jobsearch.states_with_rows(storage)
+    counts = jobsearch.tagged(tag, [place for place in places if place[1] in with_rows], most)
+    for queue, state in places:
+        if state not in with_rows:
+            counts[state] += _walked(storage, tag, queue, state, most)
+    return dict(counts)
+
+
+def _walked(storage: Storage, tag: str, queue: str, state: State, most: int) -> int:
+    found, cursor, left = 0, None, most
+    while left > 0:
+        page = storage.cursor_page(queue, state, min(left, bulk.PART), cursor)
+        found += sum(tag in record.options.tags for record in page.jobs)
+        left -= len(page.jobs)
+        cursor = page.next
+        if cursor is None:
+            break
+    return found
+
+
+def _shown(report: Import) -> Shown:
+    return Shown(report, report.state_at(SYSTEM_CLOCK.now()))

@@ -85,6 +85,23 @@ class Report:
     answers: dict[str, int] = field(default_factory=dict)
     """What became of jobs that were there, in the words of the storage: retried, not_failed, cancelled …"""
 
+    @classmethod
+    def of(cls, found: Import) -> "Report":
+        """From the report that the storage keeps."""
+        total = found.total
+        return cls(
+            write=found.write,
+            app=found.app,
+            version=found.version,
+            queues=found.queues,
+            rows=found.rows,
+            counts=Counts(total.inserted, total.duplicates, rejected=total.letters),
+            rejected=dict(found.rejected),
+            skipped=found.skipped,
+            operation=found.operation,
+            answers=dict(found.answers),
+        )
+
     @property
     def letters(self) -> int:
         """Rejected rows that are dead letters now."""
@@ -242,7 +259,6 @@ class Write:
             report = self._reported(told, number)._replace(
                 rows=rows,
                 rejected=dict(rejected),
-                operation=self.options.operation,
                 answers=dict(answers),
             )
             reporting = Reporting(storage, self.id, report, is_batch=version is not None)
@@ -279,7 +295,7 @@ class Write:
         names = tuple(dict.fromkeys(name for one in told for name in one.names))
         spark = next((one.spark for one in told if one.spark), "")
         report = begun(self.report, self.app, version, shares)
-        return report._replace(names=names, parts=len(told), spark=spark)
+        return report._replace(names=names, parts=len(told), spark=spark, operation=self.options.operation)
 
     def _publish(self, storage: Storage, manifest: Manifest, reporting: Reporting) -> tuple[Counts, bool]:
         staging, send = staging_of(storage), self._sending()

@@ -21,7 +21,7 @@ test: lint ## Check the code, then run every test: all on SQLite, the database's
 	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "database and not slow" $(ARGS)
 
 test-spark: $(VENV)/.spark-installed ## Run the tests of the Spark connector, in Spark itself too
-	@scripts/system-packages.sh redis
+	@scripts/system-packages.sh redis postgresql
 	$(BIN)/python -m pytest -n 0 tests/contrib/spark $(ARGS)
 
 test-compat: install ## Run the fast tests on the other line of Django (5.2 or 6.1), where Python allows

@@ -1,11 +1,11 @@
 """The database storage that a URL names. To be imported when Django is set up: see `aliases`."""
 
+from django.apps import apps
 from django.db import Error, connections
-from django.db.models import Model
 
-from djqueue import models
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.database.away import in_one_line
 
 from .aliases import is_added
 
@@ -22,9 +22,11 @@ class UrlDatabase(DatabaseStorage):
         try:
             there = set(connection.introspection.table_names())
         except Error as error:
-            reason = " ".join(str(error).split())
-            raise StorageUnavailableError(f"{self.describe()} does not answer: {reason}") from None
-        wanted = {model._meta.db_table for model in vars(models).values() if _has_table(model)}
+            raise StorageUnavailableError(
+                f"{self.describe()} does not answer: {in_one_line(error)}"
+            ) from None
+        models = apps.get_app_config("djqueue").get_models()
+        wanted = {model._meta.db_table for model in models if model._meta.managed}
         if missing := sorted(wanted - there):
             raise StorageUnavailableError(
                 f"{self.describe()} has no table {missing[0]}: run manage.py migrate with this djqueue"
@@ -38,13 +40,4 @@ class UrlDatabase(DatabaseStorage):
 
     def describe(self) -> str:
         """See `Storage.describe`."""
-        return f"the database {self.alias}"
-
-
-def _has_table(model: object) -> bool:
-    return (
-        isinstance(model, type)
-        and issubclass(model, Model)
-        and model._meta.managed
-        and not model._meta.abstract
-    )
+        return f"database {self.alias}" if is_added(self.alias) else super().describe()

@@ -748,7 +748,7 @@ class SchedulerStorage(EngineStorage):
                 for state in states if age is not None else ():
                     self._in_steps(partial(self._forget_belongings, queue, state, model, now - (age or 0)))
         self._in_steps(lambda: self._purge_results(now))
-        removed += self._in_steps(lambda: purge(self._dialect, now, PURGE_LIMIT))
+        self._in_steps(lambda: purge(self._dialect, now, PURGE_LIMIT))
         metrics.purge(self._alias, self._tiers, now, PURGE_LIMIT)
         models.WorkerState.objects.using(self._alias).filter(seen_at__lte=now - WORKER_TTL).delete()
         return removed

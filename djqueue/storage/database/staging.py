@@ -116,7 +116,7 @@ class DatabaseStaging(Staging):
                 there.done, there.parts = True, b""
                 there.expires_at = None if there.lifetime is None else now + there.lifetime
                 for name, value in sums.items():
-                    setattr(there, name, value)
+                    setattr(there, name, int(value))
                 there.save(using=self._alias)
             return _counts(there)
 

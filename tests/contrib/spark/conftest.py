@@ -1,5 +1,6 @@
 """Places to write to and read from: Redis, and databases that are no project's, with their tables."""
 
+import os
 import shutil
 from contextlib import closing
 
@@ -92,6 +93,21 @@ def leftovers(storage):
     parts = models.StagedPart.objects.using(storage.alias).values_list("write", "part")
     chunks = models.StagedChunk.objects.using(storage.alias).values_list("part_id", "number")
     return [*parts, *chunks]
+
+
+def failing_once(marker):
+    """For `mapInArrow`: rows as they are, but one task fails in their midst, and makes this folder."""
+
+    def once(batches):
+        for batch in batches:
+            yield batch
+            try:
+                os.mkdir(marker)
+            except FileExistsError:
+                continue
+            raise RuntimeError("a task fails once")
+
+    return once
 
 
 def forget_aliases():

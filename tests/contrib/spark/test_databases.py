@@ -7,7 +7,7 @@ import pytest
 
 from djqueue.contrib.spark import enqueue
 from djqueue.contrib.spark.locations import storage_at
-from tests.contrib.spark.conftest import leftovers
+from tests.contrib.spark.conftest import failing_once, leftovers
 from tests.contrib.spark.test_session import spark  # noqa: F401
 from tests.contrib.spark.test_writing import numbers
 
@@ -28,18 +28,8 @@ def storage(url):
 
 def test_a_dataframe_becomes_jobs_though_a_task_fails(spark, storage, url, tmp_path):  # noqa: F811
     marker = str(tmp_path / "failed")
-
-    def once(batches):
-        for batch in batches:
-            yield batch
-            try:
-                os.mkdir(marker)
-            except FileExistsError:
-                continue
-            raise RuntimeError("a task fails once")
-
     # Four tasks, two at a time: all of them write.
-    rows = spark.range(0, 6_000, 1, 4).toDF("n").mapInArrow(once, "n long")
+    rows = spark.range(0, 6_000, 1, 4).toDF("n").mapInArrow(failing_once(marker), "n long")
     enqueue(rows, "emails", "shop.send", {"url": url})
 
     assert os.path.exists(marker)

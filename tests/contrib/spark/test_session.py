@@ -9,7 +9,7 @@ import pytest
 
 from djqueue.contrib.spark import enqueue, register
 from djqueue.storage.redis import RedisStorage
-from tests.contrib.spark.conftest import leftovers
+from tests.contrib.spark.conftest import failing_once, leftovers
 from tests.contrib.spark.test_writing import numbers
 
 pyspark = pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
@@ -61,17 +61,7 @@ def test_a_dataframe_becomes_jobs(spark, storage, redis_server):
 
 def test_a_task_that_fails_and_is_run_again_brings_its_rows_once(spark, storage, redis_server, tmp_path):
     marker = str(tmp_path / "failed")
-
-    def once(batches):
-        for batch in batches:
-            yield batch
-            try:
-                os.mkdir(marker)
-            except FileExistsError:
-                continue
-            raise RuntimeError("a task fails once")
-
-    rows = spark.range(0, 3_000, 1, 3).toDF("n").mapInArrow(once, "n long")
+    rows = spark.range(0, 3_000, 1, 3).toDF("n").mapInArrow(failing_once(marker), "n long")
     enqueue(rows, "emails", "shop.send", {"url": redis_server.url})
 
     assert os.path.exists(marker)

@@ -3,15 +3,21 @@
 Importing this needs neither pyspark nor a Django project.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from .writing import Report
+from .locations import storage_at
+from .options import WriteOptions
+from .project import with_defaults
+from .writing import Report, Told, Write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Report", "enqueue", "register"]
+__all__ = ["Report", "change", "enqueue", "register"]
 
 
 def register(spark: "SparkSession") -> None:
@@ -21,17 +27,57 @@ def register(spark: "SparkSession") -> None:
     spark.dataSource.register(DjqueueDataSource)
 
 
-def enqueue(df: "DataFrame", queue: str, job: str, options: Mapping[str, Any] | None = None) -> None:
-    """Write a DataFrame's rows as jobs of one queue.
+def enqueue(
+    df: "DataFrame", queue: str, job: str, options: Mapping[str, Any] | None = None, **more: Any
+) -> Report | None:
+    """Write a DataFrame's rows as jobs of one queue; answers what became of them.
 
-    options: those of `format("djqueue")`: see docs/spark.md.
+    options, more: those of `format("djqueue")`, see docs/spark.md, also as `max_attempts=3`. Where a Django
+        project is configured, what it says of its storage, of the queue and of the job counts for those that
+        are missing.
 
-    Raises what Spark raises, with the reason in its message.
+    None: all is written, and only its report could not be kept.
+    Raises OptionError for what is wrong, and what Spark raises, with the reason in its message.
     """
-    given = {name: _text(value) for name, value in (options or {}).items()}
-    writer = df.write.format("djqueue").options(queue=queue, job=job, **given)
-    writer.mode("append").save()
+    return _save(df, {**_texts(options, more), "queue": queue, "job": job})
+
+
+def change(
+    df: "DataFrame", operation: str, options: Mapping[str, Any] | None = None, **more: Any
+) -> Report | None:
+    """Do something to the jobs whose ids a DataFrame has: retry, cancel, delete or update. See `enqueue`."""
+    return _save(df, {**_texts(options, more), "operation": operation})
+
+
+def _texts(options: Mapping[str, Any] | None, more: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _text(value) for name, value in {**(options or {}), **more}.items()}
 
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _save(df: "DataFrame", given: Mapping[str, str]) -> Report | None:
+    said = {"writeId": token_hex(8), **with_defaults(given)}
+    options = WriteOptions.read(said)
+    if options.dry_run:
+        return _tried(df, options)
+    df.write.format("djqueue").options(**said).mode("append").save()
+    with closing(storage_at(options.url, options.prefix)) as storage:
+        found = storage.imports.get(str(options.write)) if storage.imports is not None else None
+    return None if found is None else Report.of(found)
+
+
+def _tried(df: "DataFrame", options: WriteOptions) -> Report:
+    """The report of what writes nothing, and so leaves none: what the tasks say comes as rows."""
+    write = Write(options, df.columns)
+
+    def told(batches: Iterable[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        said = write.run_task("0.0", batches)
+        text = json.dumps({"rows": said.rows, "rejected": said.rejected, "changed": said.changed})
+        yield pyarrow.record_batch({"told": [text]})
+
+    found = df.mapInArrow(told, "told string").collect()
+    return write.commit([Told(part="0.0", **json.loads(row.told)) for row in found])

@@ -84,7 +84,7 @@ class WriteOptions:
         if ("app" in values) != ("version" in values):
             raise OptionError("txnAppId and txnVersion: both, or neither: together they name one write")
         for name in set(values["constants"]) & set(values["columns"]):
-            raise OptionError(f"{_camel(name)}: it is said for all jobs, and as a column: keep one")
+            raise OptionError(f"{camel(name)}: it is said for all jobs, and as a column: keep one")
         return cls(**values)
 
 
@@ -145,7 +145,7 @@ def key_of(name: str) -> str:
 def _text(field_name: str) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
         if not text:
-            raise OptionError(f"{_camel(field_name)}: is empty")
+            raise OptionError(f"{camel(field_name)}: is empty")
         values[field_name] = text
 
     return read
@@ -153,7 +153,7 @@ def _text(field_name: str) -> Callable[[dict[str, Any], str], None]:
 
 def _named(field_name: str) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
-        values[field_name] = check_text(_camel(field_name), text)
+        values[field_name] = check_text(camel(field_name), text)
 
     return read
 
@@ -234,7 +234,7 @@ def of_text(option: str, text: str) -> Any:
         if option in DURATIONS:
             return float(text)
     except ValueError:
-        raise OptionError(f"{_camel(option)}: {text!r} is not a number") from None
+        raise OptionError(f"{camel(option)}: {text!r} is not a number") from None
     if option == "lifo":
         if text.lower() not in ("true", "false"):
             raise OptionError(f"lifo: {text!r} is neither true nor false")
@@ -270,7 +270,7 @@ def parse(option: str, value: Any) -> Any:
     try:
         return PARSERS[option](option, value)
     except OptionError as error:
-        raise OptionError(str(error).replace(option, _camel(option), 1)) from None
+        raise OptionError(str(error).replace(option, camel(option), 1)) from None
 
 
 def dependencies(queue: str, said: Any) -> tuple[tuple[str, str], ...]:
@@ -290,7 +290,8 @@ def dependencies(queue: str, said: Any) -> tuple[tuple[str, str], ...]:
     return keys
 
 
-def _camel(name: str) -> str:
+def camel(name: str) -> str:
+    """An option's name as Spark's own are written."""
     head, *rest = name.split("_")
     return head + "".join(part.title() for part in rest)
 
@@ -315,8 +316,8 @@ _add("job", _named("job"))
 _add("jobColumn", _text("job_column"))
 _add("idColumn", _column("id"))
 for _option in PER_JOB:
-    _add(_camel(_option), _constant(_option))
-    _add(_camel(_option) + "Column", _column(_option))
+    _add(camel(_option), _constant(_option))
+    _add(camel(_option) + "Column", _column(_option))
 _add("payloadColumn", _text("payload_column"))
 _add("payloadFormat", _choice("payload_format", "payloadFormat", "value", "json", "msgpack"))
 _add("argsColumn", _text("args_column"))

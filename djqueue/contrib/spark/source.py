@@ -41,7 +41,10 @@ class DjqueueDataSource(DataSource):
 
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "StreamWriter":  # noqa: N802
         """See `DataSource`."""
-        return StreamWriter(_options(self.options, overwrite=overwrite), schema.names)
+        options = _options(self.options, overwrite=overwrite)
+        if options.write is not None:
+            raise OptionError("writeId: it is for one write; a stream has one for each of its batches")
+        return StreamWriter(options, schema.names)
 
 
 @dataclass

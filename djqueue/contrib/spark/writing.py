@@ -85,6 +85,23 @@ class Report:
     answers: dict[str, int] = field(default_factory=dict)
     """What became of jobs that were there, in the words of the storage: retried, not_failed, cancelled …"""
 
+    @classmethod
+    def of(cls, found: Import) -> "Report":
+        """From the report that the storage keeps."""
+        total = found.total
+        return cls(
+            write=found.write,
+            app=found.app,
+            version=found.version,
+            queues=found.queues,
+            rows=found.rows,
+            counts=Counts(total.inserted, total.duplicates, rejected=total.letters),
+            rejected=dict(found.rejected),
+            skipped=found.skipped,
+            operation=found.operation,
+            answers=dict(found.answers),
+        )
+
     @property
     def letters(self) -> int:
         """Rejected rows that are dead letters now."""

@@ -1,0 +1,126 @@
+"""Spark itself: reports, dead letters and operations on jobs that are there. See `test_session`."""
+
+import pytest
+
+from djqueue.contrib.spark import change, enqueue
+from djqueue.core.errors import OptionError
+from djqueue.core.states import State
+from djqueue.testing.factories import a_failed_job, claim
+from tests.contrib.spark.test_session import leftovers, spark, storage
+
+__all__ = ["spark", "storage"]
+
+pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+QUEUE = "emails"
+
+
+def test_a_write_answers_its_report(spark, storage, redis_server):
+    rows = spark.range(0, 1_000, 1, 3).selectExpr("id", "cast(id as string) as key")
+    told = [
+        enqueue(rows.limit(many), QUEUE, "shop.send", url=redis_server.url, id_column="key", priority=2)
+        for many in (700, 1_000)
+    ]
+
+    assert [(one.rows, one.inserted, one.duplicates) for one in told] == [(700, 700, 0), (1_000, 300, 700)]
+    assert told[0].queues == (QUEUE,)
+    assert str(told[0]) == f"enqueue in emails: 700 rows; 700 inserted (write {told[0].write})"
+    assert storage.page(QUEUE, State.WAITING, 1)[0].options.priority == 2
+
+
+def test_rows_that_are_no_jobs_are_dead_letters_of_a_write_that_succeeded(spark, storage, redis_server):
+    rows = spark.range(0, 100, 1, 2).selectExpr("id as n", "if(id % 10 = 0, null, cast(id as string)) as key")
+    options = {"url": redis_server.url, "idColumn": "key", "onError": "dead"}
+
+    with pytest.raises(Exception, match="id: expected a text, got None"):
+        enqueue(rows, QUEUE, "shop.send", {**options, "onError": "fail"})
+    assert storage.dead_letters(QUEUE) == []
+    report = enqueue(rows, QUEUE, "shop.send", options)
+
+    assert (report.inserted, report.letters, report.rejected) == (90, 10, {"id": 10})
+    assert len(storage.dead_letters(QUEUE)) == 10
+    assert leftovers(storage) == []
+
+
+def test_dead_letters_are_retried_by_a_dataframe(spark, storage, redis_server):
+    ids = [a_failed_job(storage, queue=QUEUE, id=f"job:{number}") for number in range(20)]
+    rows = spark.createDataFrame([(name,) for name in [*ids[:15], "nobody"]], "id string").repartition(2)
+
+    tried = change(rows, "retry", url=redis_server.url, queue=QUEUE, dry_run=True)
+    assert tried.answers == {"retried": 15, "not_found": 1}
+    assert len(storage.dead_letters(QUEUE)) == 20
+
+    report = change(rows, "retry", url=redis_server.url, queue=QUEUE)
+
+    assert (report.operation, report.answers) == ("retry", {"retried": 15, "not_found": 1})
+    assert {one.id for one in claim(storage, 30)} == {*ids[:15]}
+
+
+def test_a_stream_may_cancel_jobs(spark, storage, redis_server, tmp_path):
+    enqueue(
+        spark.range(10).selectExpr("cast(id as string) as id"),
+        QUEUE,
+        "shop.send",
+        url=redis_server.url,
+        id_column="id",
+    )
+    source = str(tmp_path / "source")
+    spark.range(0, 4).selectExpr("cast(id as string) as id", "'emails' as queue").write.parquet(source)
+    stream = spark.readStream.schema("id string, queue string").parquet(source)
+
+    query = (
+        stream.writeStream.format("djqueue")
+        .options(url=redis_server.url, operation="cancel")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+    assert query.awaitTermination(120)
+    counts = storage.counts(QUEUE)
+    assert (counts[State.CANCELLED], counts[State.WAITING]) == (4, 6)
+
+
+def test_a_dry_run_answers_what_would_be(spark, storage, redis_server):
+    rows = spark.range(0, 10, 1, 2).selectExpr("if(id = 3, null, cast(id as string)) as key")
+
+    report = enqueue(
+        rows, QUEUE, "shop.send", url=redis_server.url, idColumn="key", onError="skip", dryRun=True
+    )
+
+    assert (report.rows, report.rejected) == (10, {"id": 1})
+    assert storage.queues() == []
+
+
+def test_a_password_is_in_no_plan(spark, storage, redis_server, tmp_path):
+    said = []
+    with pytest.raises(OptionError) as raised:
+        enqueue(spark.range(1), QUEUE, "shop.send", url="redis://:hunter2@127.0.0.1/0", priority="high")
+    said.append(str(raised.value))
+    with pytest.raises(Exception, match="does not answer") as unreachable:
+        enqueue(spark.range(1), QUEUE, "shop.send", url="redis://:hunter2@127.0.0.1:1/0")
+    said.append(str(unreachable.value))
+
+    storage._connections.sync().execute_command(
+        "ACL", "SETUSER", "loader", "on", ">hunter2", "~*", "&*", "+@all"
+    )
+    try:
+        url = redis_server.url.replace("redis://", "redis://loader:hunter2@")
+        enqueue(spark.range(3), QUEUE, "shop.send", url=url)
+        store = spark._jsparkSession.sharedState().statusStore()
+        plans = store.executionsList().mkString("\n")
+        details = [
+            str(store.execution(run.executionId()).get().physicalPlanDescription())
+            for run in _each(store.executionsList())
+        ]
+    finally:
+        storage._connections.sync().execute_command("ACL", "DELUSER", "loader")
+
+    assert len(storage.page(QUEUE, State.WAITING, 9)) == 3
+    assert details
+    assert "hunter2" not in "\n".join([*said, plans, *details])
+
+
+def _each(found):
+    """The entries of a sequence of Scala's."""
+    return [found.apply(place) for place in range(found.size())]

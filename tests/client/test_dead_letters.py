@@ -102,7 +102,7 @@ def test_some_are_retried_by_filter_or_by_id(queue):
 
     assert queue.retry_dead(name="ship", limit=1) == RetriedDead(retried=1)
     assert ids(queue.dead_letters()) == ["b", "c", "d"]
-    assert asyncio.run(queue.aretry_dead(["d", "nobody", "a"])) == (1, 0, 1, 1)
+    assert asyncio.run(queue.aretry_dead(["d", "nobody", "a"])) == (1, 0, 1, 1, 0)
     assert queue.retry_dead("b").retried == 1
     assert ids(queue.dead_letters()) == ["c"]
 

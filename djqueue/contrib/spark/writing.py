@@ -259,7 +259,6 @@ class Write:
             report = self._reported(told, number)._replace(
                 rows=rows,
                 rejected=dict(rejected),
-                operation=self.options.operation,
                 answers=dict(answers),
             )
             reporting = Reporting(storage, self.id, report, is_batch=version is not None)
@@ -296,7 +295,7 @@ class Write:
         names = tuple(dict.fromkeys(name for one in told for name in one.names))
         spark = next((one.spark for one in told if one.spark), "")
         report = begun(self.report, self.app, version, shares)
-        return report._replace(names=names, parts=len(told), spark=spark)
+        return report._replace(names=names, parts=len(told), spark=spark, operation=self.options.operation)
 
     def _publish(self, storage: Storage, manifest: Manifest, reporting: Reporting) -> tuple[Counts, bool]:
         staging, send = staging_of(storage), self._sending()

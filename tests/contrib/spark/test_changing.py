@@ -1,6 +1,5 @@
-"""Jobs that are there, changed by the rows of a DataFrame: on a real Redis, without Spark."""
+"""Jobs that are there, changed by the rows of a DataFrame: on real storages, without Spark."""
 
-from contextlib import closing
 from copy import deepcopy
 from datetime import UTC, datetime
 
@@ -12,7 +11,6 @@ from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError
 from djqueue.core.states import State
-from djqueue.storage.redis import RedisStorage
 from djqueue.testing.factories import (
     NAME,
     PAYLOAD,
@@ -27,18 +25,6 @@ from djqueue.testing.factories import (
 
 QUEUE = "emails"
 ERROR = ("djqueue.core.errors.OptionError", "priority: 'high' is not a number")
-
-
-@pytest.fixture
-def url(redis_server):
-    redis_server.clean()
-    return redis_server.url
-
-
-@pytest.fixture
-def storage(url):
-    with closing(RedisStorage(url=url)) as storage:
-        yield storage
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Rows that are no jobs, as dead letters: on a real Redis, without Spark."""
+"""Rows that are no jobs, as dead letters: on real storages, without Spark."""
 
 from contextlib import closing
 from copy import deepcopy
@@ -10,11 +10,12 @@ from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.salvage import LEAST, salvaged
 from djqueue.contrib.spark.writing import Write
+from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.job import REJECTED
 from djqueue.core.queue import KEYED, QueuePolicy
-from djqueue.core.states import State
-from djqueue.storage.redis import RedisStorage
 from djqueue.testing.factories import batch, claim
+from tests.contrib.spark.conftest import open_storage
+from tests.contrib.spark.test_writing import take_in
 
 QUEUE = "emails"
 COLUMNS = {
@@ -22,18 +23,6 @@ COLUMNS = {
     "urgency": [1, 2, 2**40, 3],
     "name": ["ann", "bob", "cid", "dan"],
 }
-
-
-@pytest.fixture
-def url(redis_server):
-    redis_server.clean()
-    return redis_server.url
-
-
-@pytest.fixture
-def storage(url):
-    with closing(RedisStorage(url=url)) as storage:
-        yield storage
 
 
 @pytest.fixture
@@ -65,6 +54,7 @@ def test_rows_that_are_no_jobs_are_dead_letters_with_their_values(storage, write
         assert storage.queues() == []
 
     report = made.commit([told])
+    take_in(storage)
 
     assert (report.rows, report.inserted, report.duplicates, report.letters) == (4, 2, 0, 2)
     assert report.rejected == {"id": 1, "priority": 1}
@@ -139,22 +129,21 @@ def test_a_letter_has_the_options_of_the_write_and_no_key(storage, write):
 
 
 def test_letters_are_kept_for_as_long_as_others(storage, write):
-    storage.enqueue([batch(queue=QUEUE, name="dies")])
     made = write()
     made.commit([run(made)])
+    take_in(storage)
 
     [letter, _] = storage.dead_letters(QUEUE)
-    assert letter.expires_at - letter.entered_at == storage.policy(QUEUE).dead_letters.ttl
+    assert letter.expires_at - letter.entered_at == DeadLetterPolicy().ttl
 
 
-def test_a_queue_that_wants_groups_rejects_what_has_none(storage, url):
-    with closing(RedisStorage(url=url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
+@pytest.mark.parametrize(
+    ("delivery", "target"),
+    [("staged", {"queue": QUEUE}), ("direct", {"queue": QUEUE}), ("staged", {"queueColumn": "q"})],
+)
+def test_a_queue_that_wants_groups_rejects_what_has_none(url, delivery, target):
+    with closing(open_storage(url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
         owner.enqueue([batch(1, queue=QUEUE, group="g", name="other")])
-    for delivery, target in (
-        ("staged", {"queue": QUEUE}),
-        ("direct", {"queue": QUEUE}),
-        ("staged", {"queueColumn": "q"}),
-    ):
         columns = {"q": [QUEUE, QUEUE], "owner": ["ann", None]}
         given = {
             "url": url,
@@ -164,19 +153,23 @@ def test_a_queue_that_wants_groups_rejects_what_has_none(storage, url):
             "deliveryMode": delivery,
         }
         made = Write(WriteOptions.read({**given, **target}), list(columns))
+
         report = made.commit([run(made, columns)])
+        take_in(owner)
+
         assert (report.inserted, report.rejected, report.letters) == (1, {"group": 1}, 1)
-    assert storage.counts(QUEUE)[State.FAILED] == 3
+        assert len(owner.dead_letters(QUEUE)) == 1
 
 
-def test_a_new_queue_is_used_in_the_mode_that_is_said(storage, url):
+def test_a_new_queue_of_redis_is_used_in_the_mode_that_is_said(redis_url):
     columns = {"owner": ["ann"]}
-    given = {"url": url, "queue": QUEUE, "job": "send", "groupColumn": "owner", "groupMode": "keyed"}
+    given = {"url": redis_url, "queue": QUEUE, "job": "send", "groupColumn": "owner", "groupMode": "keyed"}
     made = Write(WriteOptions.read(given), list(columns))
 
     made.commit([run(made, columns)])
 
-    assert storage.groups(QUEUE, 0, ()).mode == "keyed"
+    with closing(open_storage(redis_url)) as storage:
+        assert storage.groups(QUEUE, 0, ()).mode == "keyed"
 
 
 def test_what_cannot_be_packed_is_kept_as_a_text():

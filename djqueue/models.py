@@ -967,7 +967,7 @@ class Import(models.Model):
 
     write = models.CharField(_("write"), max_length=NAME, unique=True)
     updated_at = MillisecondsField(_("changed"))
-    revision = models.IntegerField(default=1, help_text="How often it was written.")
+    revision = models.IntegerField(default=1, editable=False, help_text="How often it was written.")
     report = models.JSONField(_("report"), default=dict)
 
     class Meta:

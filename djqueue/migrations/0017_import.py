@@ -15,7 +15,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('write', models.CharField(max_length=255, unique=True, verbose_name='write')),
                 ('updated_at', djqueue.fields.MillisecondsField(verbose_name='changed')),
-                ('revision', models.IntegerField(default=1, help_text='How often it was written.')),
+                ('revision', models.IntegerField(default=1, editable=False, help_text='How often it was written.')),
                 ('report', models.JSONField(default=dict, verbose_name='report')),
             ],
             options={

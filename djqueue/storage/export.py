@@ -43,10 +43,9 @@ class Wanted(NamedTuple):
 class Part(NamedTuple):
     """What one process reads."""
 
-    queue: str
-    """"": of all that are wanted."""
+    place: str
+    """What it is a part of, in the storage's own words, as the next two."""
     first: int
-    """Which part it is, in the storage's own words, as `last`."""
     last: int
     rows: int
     """About how many rows there are."""
@@ -60,7 +59,7 @@ class Export(ABC):
 
     @abstractmethod
     def parts(self, wanted: Wanted, many: int) -> list[Part]:
-        """All that is wanted, in about so many parts that take about as long; at least one for each queue."""
+        """All that is wanted, in about so many parts that take about as long."""
 
     @abstractmethod
     def pages(self, wanted: Wanted, part: Part, size: int) -> Iterator[Page]:
@@ -72,6 +71,43 @@ def error_columns(record: JobRecord) -> tuple[str | None, str | None]:
     return (None, None) if record.error is None else (record.error.type, record.error.message)
 
 
+JOB_COLUMNS = (
+    "queue",
+    "id",
+    "name",
+    "state",
+    "priority",
+    "attempts",
+    "failures",
+    "stalls",
+    "enqueued_at",
+    "run_at",
+    "started_at",
+    "finished_at",
+    "group",
+    "unique_key",
+    "subject",
+    "tags",
+    "worker",
+    "reason",
+    "error_type",
+    "error_message",
+    "content_type",
+)
+"""And, behind them, `payload`."""
+DEAD_COLUMNS = (
+    "queue",
+    "id",
+    "name",
+    "reason",
+    "died_at",
+    "expires_at",
+    "attempts",
+    "retries",
+    "next_retry_at",
+    "error_type",
+    "error_message",
+)
 RESULT_COLUMNS = (
     "queue",
     "id",

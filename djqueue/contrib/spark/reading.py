@@ -34,6 +34,7 @@ class Read:
         """What each task reads: at most `numPartitions`, of about as many rows each."""
         many = self.options.partitions
         with closing(self.storage()) as storage:
+            storage.connect()
             parts = export_of(storage, self.options.table.name).parts(self.options.wanted(), many)
         tasks: list[list[Part]] = [[] for _ in range(min(many, len(parts)))]
         sizes = [0] * len(tasks)

@@ -15,6 +15,7 @@ from djqueue.core.options import JobOptions
 from djqueue.core.states import TERMINAL, State
 from djqueue.storage.export import (
     ATTEMPT_COLUMNS,
+    DEAD_COLUMNS,
     RESULT_COLUMNS,
     Export,
     Page,
@@ -40,19 +41,6 @@ MOST_PARTS = 256
 HEAD_WITHOUT_NUMBER = records.HEAD.size - NUMBER.size
 LENGTH_AT = HEAD_WITHOUT_NUMBER - 2
 BLANK = bytes(NUMBER.size)
-DEAD_COLUMNS = (
-    "queue",
-    "id",
-    "name",
-    "reason",
-    "died_at",
-    "expires_at",
-    "attempts",
-    "retries",
-    "next_retry_at",
-    "error_type",
-    "error_message",
-)
 
 
 class RedisExport(Export):
@@ -97,7 +85,7 @@ class RedisExport(Export):
                 cursor, replies, results = coming.result()
                 if cursor:
                     coming = aside.submit(self._read, wanted, part, cursor, size)
-                yield _page(wanted, part.queue, replies, results, seen)
+                yield _page(wanted, part.place, replies, results, seen)
                 if not cursor:
                     return
 
@@ -112,7 +100,7 @@ class RedisExport(Export):
     def _ask_page(
         self, wanted: Wanted, part: Part, cursor: bytes, size: int
     ) -> Steps[tuple[bytes, "Replies", dict[bytes, bytes | None]]]:
-        keys = self._keys(part.queue)
+        keys = self._keys(part.place)
         arguments = [
             _hash_of(wanted).encode(),
             cursor,

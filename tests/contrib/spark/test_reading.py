@@ -1,6 +1,5 @@
-"""Reads and their tasks, on a real Redis without Spark."""
+"""Reads and their tasks, on real storages without Spark."""
 
-from contextlib import closing
 from copy import deepcopy
 from datetime import UTC, datetime
 
@@ -11,27 +10,22 @@ from djqueue.contrib.spark.read_options import ReadOptions
 from djqueue.contrib.spark.reading import Read, batch_of
 from djqueue.contrib.spark.tables import JOBS, TABLES
 from djqueue.core.errors import OptionError, StorageUnavailableError
-from djqueue.storage.redis import RedisStorage
+from djqueue.storage.database import DatabaseStorage
 from djqueue.testing.factories import a_completed_job, a_failed_job, a_waiting_job, batch, job
 
 
-@pytest.fixture
-def url(redis_server):
-    redis_server.clean()
-    return redis_server.url
+def write_down(storage):
+    """Have in the tables of a database what its scheduler knows: a moment later it would be there."""
+    if isinstance(storage, DatabaseStorage):
+        storage._active._flush()
 
 
 @pytest.fixture
-def storage(url):
-    with closing(RedisStorage(url=url)) as storage:
-        yield storage
-
-
-@pytest.fixture
-def read(url):
+def read(url, storage):
     """The rows of a read, as dicts, each task with a copy of its own."""
 
     def rows(**given):
+        write_down(storage)
         made = Read(ReadOptions.read({"url": url, **given}))
         tasks = made.partitions()
         batches = [one for parts in tasks for one in deepcopy(made).run_task(parts)]
@@ -61,6 +55,7 @@ def test_a_payload_comes_only_if_it_is_asked_for(storage, read):
 
 def test_rows_are_divided_among_as_many_tasks_as_there_may_be(url, storage):
     storage.enqueue([batch(12_000), *(batch(10, queue=f"small {at}") for at in range(20))])
+    write_down(storage)
 
     made = Read(ReadOptions.read({"url": url, "numPartitions": "3"}))
     tasks = made.partitions()
@@ -86,15 +81,21 @@ def test_the_other_tables_have_their_columns(storage, read, table):
     assert all(list(row) == TABLES[table].names() for row in found)
 
 
-def test_a_table_that_is_not_there_is_refused_with_the_remedy(url):
+def test_a_table_that_is_not_there_is_refused_with_the_remedy(redis_url):
     with pytest.raises(OptionError, match=r"table: cron is not kept in .*: give its URL"):
-        Read(ReadOptions.read({"url": url, "table": "cron"})).partitions()
+        Read(ReadOptions.read({"url": redis_url, "table": "cron"})).partitions()
 
 
-def test_nobody_at_the_url_is_said_without_the_password():
-    made = Read(ReadOptions.read({"url": "redis://:hunter2@127.0.0.1:1/0"}))
+@pytest.mark.parametrize(
+    "url", ["redis://:hunter2@127.0.0.1:1/0", "postgresql://someone:hunter2@127.0.0.1:1/shop"]
+)
+def test_nobody_at_the_url_is_said_without_the_password(url, django_db_blocker):
+    made = Read(ReadOptions.read({"url": url}))
 
-    with pytest.raises(StorageUnavailableError, match="does not answer") as raised:
+    with (
+        django_db_blocker.unblock(),
+        pytest.raises(StorageUnavailableError, match="does not answer") as raised,
+    ):
         made.partitions()
 
     assert "hunter2" not in str(raised.value)

@@ -48,6 +48,7 @@ from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
 
 from .export import Export
+from .feed import Feed
 from .imports import Imports
 from .inspector import Inspector
 from .staging import Staging
@@ -89,6 +90,11 @@ class Storage(Inspector):
     @property
     def export(self) -> Export | None:
         """What can be read of it as a whole; None if nothing can."""
+        return None
+
+    @property
+    def feed(self) -> Feed | None:
+        """What happens in it, to be followed; None if that is not kept."""
         return None
 
     def told(self, incidents: Sequence[Incident]) -> None:

@@ -10,12 +10,14 @@ from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
     InputPartition,
     WriterCommitMessage,
 )
 
 from djqueue.core.errors import OptionError
 
+from .following import Following
 from .options import WriteOptions
 from .read_options import ReadOptions
 from .reading import Read
@@ -25,6 +27,13 @@ from .writing import Told, Write
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # before Spark 4.2
+    Limited: Any = object
+else:
+    Limited = SupportsTriggerAvailableNow
 
 QUERY = "sql.streaming.queryId"
 """The local property that names a streaming query; the same after a restart from its checkpoint."""
@@ -51,6 +60,13 @@ class DjqueueDataSource(DataSource):
             raise OptionError("table: events is read by spark.readStream")
         return BatchReader(Read(options))
 
+    def streamReader(self, schema: "StructType") -> "StreamReader":  # noqa: N802
+        """See `DataSource`. Raises OptionError on the driver, before any task."""
+        options = _read_options(self.options, schema)
+        if options.table is not EVENTS:
+            raise OptionError("table: a stream is one of events: say .option('table', 'events')")
+        return StreamReader(Following(options))
+
     def writer(self, schema: "StructType", overwrite: bool) -> "BatchWriter":
         """See `DataSource`. Raises OptionError on the driver, before any task."""
         return BatchWriter(Write(_options(self.options, overwrite=overwrite), schema.names))
@@ -76,6 +92,45 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> "Iterator[RecordBatch]":
         """See `DataSourceReader`."""
         return self._read.run_task(partition.value)
+
+
+class StreamReader(DataSourceStreamReader, Limited):
+    """Of one stream: made on the driver, copied to tasks."""
+
+    def __init__(self, following: Following) -> None:
+        self._following = following
+
+    def initialOffset(self) -> dict[str, str]:  # noqa: N802
+        """See `DataSourceStreamReader`."""
+        return self._following.begin()
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, str]:  # noqa: N802
+        """See `DataSourceStreamReader`; before Spark 4.2 without arguments, and then without a limit."""
+        most = getattr(limit, "max_rows", None)
+        return self._following.latest() if start is None else self._following.ahead(start, most)
+
+    def getDefaultReadLimit(self) -> Any:  # noqa: N802
+        """See `DataSourceStreamReader`."""
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+        most = self._following.options.max_rows
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def reportLatestOffset(self) -> dict[str, str]:  # noqa: N802
+        """See `DataSourceStreamReader`."""
+        return self._following.latest()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """See `SupportsTriggerAvailableNow`."""
+        self._following.stop_here()
+
+    def partitions(self, start: Any, end: Any) -> list[InputPartition]:
+        """See `DataSourceStreamReader`."""
+        return [InputPartition(stretch) for stretch in self._following.stretches(start, end)]
+
+    def read(self, partition: InputPartition) -> "Iterator[RecordBatch]":
+        """See `DataSourceStreamReader`."""
+        return self._following.run_task(partition.value)
 
 
 @dataclass

@@ -6,7 +6,8 @@ import pytest
 
 from djqueue.contrib.spark.tables import JOBS
 from djqueue.storage.redis import RedisStorage
-from djqueue.testing.factories import a_completed_job, a_failed_job, batch
+from djqueue.testing.factories import a_completed_job, a_failed_job, batch, claim, completing, finish
+from tests.contrib.spark.conftest import open_storage
 
 pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -72,3 +73,42 @@ def test_what_is_wrong_is_said_before_a_task(load, spark, redis_server):
         assert "hunter2" not in str(raised.value)
     with pytest.raises(Exception, match="schema: is the table's own"):
         spark.read.format("djqueue").schema("id string").options(url=redis_server.url).load().count()
+
+
+def test_a_stream_of_events_is_restarted_where_it_was(spark, storage, redis_server, tmp_path):
+    sink, checkpoint = str(tmp_path / "events"), str(tmp_path / "checkpoint")
+    options = {"table": "events", "startingOffsets": "earliest", "maxRowsPerTrigger": "20"}
+
+    def run():
+        stream = spark.readStream.format("djqueue").options(url=redis_server.url, **options).load()
+        writer = stream.writeStream.format("parquet").option("checkpointLocation", checkpoint)
+        query = writer.trigger(availableNow=True).start(sink)
+        assert query.awaitTermination(300)
+        return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+
+    storage.enqueue([batch(30), batch(20, queue="other")])
+    first = run()
+    finish(storage, *map(completing, claim(storage, 5)))
+    second = run()
+
+    assert (first, second) == ([20, 20, 10], [10])
+    events = spark.read.parquet(sink)
+    assert [tuple(row) for row in events.groupBy("event").count().orderBy("event").collect()] == [
+        ("active", 5),
+        ("completed", 5),
+        ("waiting", 50),
+    ]
+    assert events.select("queue", "offset").distinct().count() == 60
+
+
+def test_a_database_is_read_where_there_is_no_project(spark, sqlite_url):
+    with closing(open_storage(sqlite_url)) as storage:
+        a_failed_job(storage)
+        ids = [answer.id for answer in storage.enqueue([batch(50)])]
+
+    def load(**options):
+        return spark.read.format("djqueue").options(url=sqlite_url, **options).load()
+
+    assert sorted(row.id for row in load(state="waiting").collect()) == sorted(ids)
+    assert load(table="dead").count() == 1
+    assert load(table="cron").count() == 0

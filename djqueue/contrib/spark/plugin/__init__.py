@@ -33,6 +33,10 @@ else:
             """See `DataSource`."""
             return self._source().reader(schema)
 
+        def streamReader(self, schema: Any) -> Any:  # noqa: N802
+            """See `DataSource`."""
+            return self._source().streamReader(schema)
+
         def writer(self, schema: Any, overwrite: bool) -> Any:
             """See `DataSource`."""
             return self._source().writer(schema, overwrite)

@@ -36,7 +36,8 @@ class Read:
         with closing(self.storage()) as storage:
             storage.connect()
             parts = export_of(storage, self.options.table.name).parts(self.options.wanted(), many)
-        tasks: list[list[Part]] = [[] for _ in range(min(many, len(parts)))]
+        # At least one: Spark takes no partition at all for one of its own making.
+        tasks: list[list[Part]] = [[] for _ in range(min(many, len(parts)) or 1)]
         sizes = [0] * len(tasks)
         for part in sorted(parts, key=lambda part: part.rows, reverse=True):
             place = sizes.index(min(sizes))

@@ -199,13 +199,10 @@ EVENTS = Table(
         _QUEUE,
         _ID,
         Column("name", "string", "the job's name; null if the job is forgotten when it is read"),
-        Column("event", "string", "the state that the job came into, or removed; of a run, its outcome"),
-        Column("attempt", "int", "the number of the run", unknown_to=_NOT_REDIS),
-        Column("worker", "string", "who had it", unknown_to=_NOT_REDIS),
-        *(column._replace(unknown_to=_NOT_REDIS) for column in _ERROR),
+        Column("event", "string", "the state in which the job was after it, `updated` or `removed`"),
     ),
-    "at",
-    _EVERYWHERE,
+    None,
+    frozenset({REDIS}),
 )
 BULK = Table(
     "bulk",

@@ -48,7 +48,7 @@ def test_a_row_has_the_columns_of_the_table(follow, storage):
     [row] = rows(following, begin, following.latest())
 
     assert list(row) == EVENTS.names()
-    assert (row["id"], row["event"], row["name"], row["worker"]) == (answer.id, "waiting", "handler", None)
+    assert (row["id"], row["event"], row["name"]) == (answer.id, "waiting", "handler")
 
 
 def test_a_stream_that_is_to_stop_reads_no_more_than_was_there(follow, storage):

@@ -66,7 +66,8 @@ def test_rows_are_divided_among_as_many_tasks_as_there_may_be(url, storage):
     assert max(counted) < 7_000
 
 
-def test_no_queue_is_no_task_and_no_row(read):
+def test_where_there_is_nothing_one_task_has_no_row(read, url):
+    assert Read(ReadOptions.read({"url": url})).partitions() == [[]]
     assert read() == []
 
 

@@ -10,6 +10,7 @@ from djqueue.storage.export import Export, Page, Part
 
 from .locations import storage_at
 from .read_options import ReadOptions
+from .reports import ReportExport
 from .tables import Column
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Read:
 
 def export_of(storage: Storage, table: str) -> Export:
     """What can be read of a storage. Raises OptionError if it has no such table."""
+    if table == "imports" and storage.imports is not None:
+        return ReportExport(storage.imports)
     export = storage.export
     if export is None:
         raise OptionError(f"url: nothing can be read of {storage.describe()}")

@@ -1,7 +1,9 @@
 """The tables that `format("djqueue")` reads, as plain data: their columns, Spark's types, and what they mean.
 
-Times are timestamps in UTC. A column that a storage does not know is null there: see `Column.unknown_to`. So
-are those that do not concern a row, such as `finished_at` of a job that waits.
+Times are timestamps in UTC. What does not concern a row is null, such as `finished_at` of a job that waits;
+and so is what its storage does not know: `name` of a run, or of an event, whose job is forgotten;
+`wait_seconds` of other runs than a job's last one; `result` when its time is over; `attempts` of a dead
+letter without its job.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,8 +21,6 @@ class Column(NamedTuple):
     """As it is written in Spark's DDL."""
     meaning: str
     """For docs/spark.md."""
-    unknown_to: frozenset[str] = frozenset()
-    """Kinds of storages where it is always null."""
 
 
 class Table(NamedTuple):
@@ -62,8 +62,6 @@ def ddl(columns: Iterable[Column]) -> str:
 
 PAYLOAD = "payload"
 _EVERYWHERE = frozenset({REDIS, DATABASE})
-_NOT_REDIS = frozenset({REDIS})
-_NOT_DATABASE = frozenset({DATABASE})
 
 _QUEUE = Column("queue", "string", "the queue")
 _ID = Column("id", "string", "the job's id, which is one job's in its queue")
@@ -189,6 +187,7 @@ CRON = Table(
     ),
     None,
     frozenset({DATABASE}),
+    is_by_queue=False,
 )
 EVENTS = Table(
     "events",
@@ -206,29 +205,55 @@ EVENTS = Table(
 )
 BULK = Table(
     "bulk",
-    "bulk operations of the dashboard, and writes that were published",
+    "bulk operations of the dashboard",
     (
-        Column("id", "string", "the operation's number, or the write's name"),
-        Column("kind", "string", "retry, purge, cancel, delete, promote, clean, obliterate, or import"),
+        Column("id", "string", "the operation's number"),
+        Column("kind", "string", "retry, purge, cancel, delete, promote, clean or obliterate"),
         Column("state", "string", "planned, running, done or aborted"),
         Column("queue", "string", "the only one that it concerns"),
-        Column("user", "string", "who began it", unknown_to=_NOT_REDIS),
-        Column("app", "string", "of a write: its `txnAppId`", unknown_to=_NOT_DATABASE),
-        Column("version", "bigint", "of a write: its `txnVersion`", unknown_to=_NOT_DATABASE),
-        Column("begun_at", "timestamp", "when it was asked for", unknown_to=_NOT_REDIS),
-        Column("started_at", "timestamp", "when it started", unknown_to=_NOT_REDIS),
-        Column("finished_at", "timestamp", "when it ended", unknown_to=_NOT_REDIS),
-        Column("expected", "bigint", "jobs that matched", unknown_to=_NOT_REDIS),
+        Column("user", "string", "who began it"),
+        Column("begun_at", "timestamp", "when it was asked for"),
+        Column("started_at", "timestamp", "when it started"),
+        Column("finished_at", "timestamp", "when it ended"),
+        Column("expected", "bigint", "jobs that matched"),
         Column("looked_at", "bigint", "jobs that were looked at"),
-        Column("done", "bigint", "jobs with which it was done; of a write, new ones"),
-        Column("refused", "bigint", "jobs with which it was not; of a write, those that were there"),
-        Column("error", "string", "why it did not end", unknown_to=_NOT_REDIS),
-        Column("filter", "string", "which jobs, as JSON", unknown_to=_NOT_REDIS),
+        Column("done", "bigint", "jobs with which it was done"),
+        Column("refused", "bigint", "jobs with which it was not"),
+        Column("error", "string", "why it did not end"),
+        Column("filter", "string", "which jobs, as JSON"),
+    ),
+    None,
+    frozenset({DATABASE}),
+    is_by_queue=False,
+)
+IMPORTS = Table(
+    "imports",
+    "writes of Spark: their reports",
+    (
+        Column("write", "string", "its name"),
+        Column("app", "string", "its `txnAppId`, or another name"),
+        Column("version", "bigint", "its `txnVersion`; of a streaming query, that of the last batch"),
+        Column("state", "string", "publishing, done, failed or unfinished"),
+        Column("operation", "string", "enqueue, retry, cancel, delete or update"),
+        Column("queues", "array<string>", "where its jobs are"),
+        Column("names", "array<string>", "the names of its jobs"),
+        Column("started_at", "timestamp", "when it began"),
+        Column("updated_at", "timestamp", "when it last told of itself"),
+        Column("finished_at", "timestamp", "when it ended"),
+        Column("rows", "bigint", "rows that were read"),
+        Column("inserted", "bigint", "new jobs"),
+        Column("duplicates", "bigint", "rows whose jobs were there"),
+        Column("rejected", "bigint", "rows that are no jobs"),
+        Column("batches", "bigint", "of a streaming query"),
+        Column("spark", "string", "the Spark application's id"),
+        Column("user", "string", "whose it was"),
+        Column("error", "string", "why it did not end"),
     ),
     None,
     _EVERYWHERE,
+    is_by_queue=False,
 )
 
 TABLES: Mapping[str, Table] = {
-    table.name: table for table in (JOBS, RESULTS, ATTEMPTS, DEAD, CRON, EVENTS, BULK)
+    table.name: table for table in (JOBS, RESULTS, ATTEMPTS, DEAD, CRON, BULK, IMPORTS, EVENTS)
 }

@@ -6,9 +6,11 @@ from datetime import UTC, datetime
 import pyarrow
 import pytest
 
+from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.read_options import ReadOptions
 from djqueue.contrib.spark.reading import Read, batch_of
 from djqueue.contrib.spark.tables import JOBS, TABLES
+from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.storage.database import DatabaseStorage
 from djqueue.testing.factories import a_completed_job, a_failed_job, a_waiting_job, batch, job
@@ -80,6 +82,20 @@ def test_the_other_tables_have_their_columns(storage, read, table):
 
     assert {"results": 2, "attempts": 2, "dead": 1}[table] == len(found)
     assert all(list(row) == TABLES[table].names() for row in found)
+
+
+def test_the_reports_of_writes_are_a_table(url, storage, read):
+    write = Write(
+        WriteOptions.read({"url": url, "queue": "mail", "job": "shop.send", "idColumn": "n"}), ["n"]
+    )
+    told = [write.run_task("0.0", pyarrow.table({"n": ["a", "b", "b"]}).to_batches())]
+    write.commit(told)
+
+    [row] = read(table="imports")
+
+    assert list(row) == TABLES["imports"].names()
+    assert (row["write"], row["state"], row["queues"]) == (write.id, "done", ["mail"])
+    assert (row["rows"], row["inserted"], row["duplicates"]) == (3, 2, 1)
 
 
 def test_a_table_that_is_not_there_is_refused_with_the_remedy(redis_url):

@@ -17,7 +17,6 @@ def test_columns_have_names_of_their_own_and_types_of_sparks(table):
     assert all(TYPE.fullmatch(column.type) for column in table.columns)
     assert table.time is None or table.time in names
     assert table.kinds <= {REDIS, DATABASE}
-    assert all(column.unknown_to < table.kinds or not column.unknown_to for column in table.columns)
 
 
 def test_a_payload_is_a_column_only_if_it_is_asked_for():

@@ -47,6 +47,8 @@ from djqueue.core.maintenance import Swept
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
 
+from .export import Export
+from .feed import Feed
 from .imports import Imports
 from .inspector import Inspector
 from .staging import Staging
@@ -83,6 +85,16 @@ class Storage(Inspector):
     @property
     def imports(self) -> Imports | None:
         """The reports of bulk writes; None if this storage keeps none."""
+        return None
+
+    @property
+    def export(self) -> Export | None:
+        """What can be read of it as a whole; None if nothing can."""
+        return None
+
+    @property
+    def feed(self) -> Feed | None:
+        """What happens in it, to be followed; None if that is not kept."""
         return None
 
     def told(self, incidents: Sequence[Incident]) -> None:

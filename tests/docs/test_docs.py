@@ -23,6 +23,7 @@ from django.utils.module_loading import import_string
 import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, signals
 from djqueue.client import get_storage, registry
+from djqueue.contrib.spark.tables import TABLES
 from djqueue.core import errors
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.job import DEAD_LETTER_REASONS
@@ -315,6 +316,13 @@ def test_the_table_of_the_redis_storages_options_is_complete():
     known = {*READ_HERE, *(name.upper() for name in RedisOptions.__dataclass_fields__)}
 
     assert set(first_cells("redis.md", "redis options")) == known
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_columns_that_spark_reads_are_complete(name):
+    found = [(column, kind) for column, kind, _ in table("spark.md", f"spark {name}")]
+
+    assert found == [(column.name, column.type) for column in TABLES[name].columns]
 
 
 def test_the_table_of_the_keys_in_redis_has_those_of_every_script():

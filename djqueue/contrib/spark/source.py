@@ -8,18 +8,32 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
+    DataSourceReader,
     DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
     WriterCommitMessage,
 )
 
 from djqueue.core.errors import OptionError
 
+from .following import Following
 from .options import WriteOptions
+from .read_options import ReadOptions
+from .reading import Read
+from .tables import EVENTS, ddl
 from .writing import Told, Write
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # before Spark 4.2
+    Limited: Any = object
+else:
+    Limited = SupportsTriggerAvailableNow
 
 QUERY = "sql.streaming.queryId"
 """The local property that names a streaming query; the same after a restart from its checkpoint."""
@@ -35,6 +49,24 @@ class DjqueueDataSource(DataSource):
         """See `DataSource`."""
         return "djqueue"
 
+    def schema(self) -> str:
+        """See `DataSource`: that of the table. Raises OptionError."""
+        return ddl(ReadOptions.read(self.options).schema())
+
+    def reader(self, schema: "StructType") -> "BatchReader":
+        """See `DataSource`. Raises OptionError on the driver, before any task."""
+        options = _read_options(self.options, schema)
+        if options.table is EVENTS:
+            raise OptionError("table: events is read by spark.readStream")
+        return BatchReader(Read(options))
+
+    def streamReader(self, schema: "StructType") -> "StreamReader":  # noqa: N802
+        """See `DataSource`. Raises OptionError on the driver, before any task."""
+        options = _read_options(self.options, schema)
+        if options.table is not EVENTS:
+            raise OptionError("table: a stream is one of events: say .option('table', 'events')")
+        return StreamReader(Following(options))
+
     def writer(self, schema: "StructType", overwrite: bool) -> "BatchWriter":
         """See `DataSource`. Raises OptionError on the driver, before any task."""
         return BatchWriter(Write(_options(self.options, overwrite=overwrite), schema.names))
@@ -45,6 +77,63 @@ class DjqueueDataSource(DataSource):
         if options.write is not None:
             raise OptionError("writeId: it is for one write; a stream has one for each of its batches")
         return StreamWriter(options, schema.names)
+
+
+class BatchReader(DataSourceReader):
+    """Of one `load()`: made on the driver, copied to tasks.
+
+    There is no `pushFilters`: with one, Spark 4 shares what is left of a filter with reads that have none.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def partitions(self) -> list[InputPartition]:
+        """See `DataSourceReader`."""
+        return [InputPartition(parts) for parts in self._read.partitions()]
+
+    def read(self, partition: InputPartition) -> "Iterator[RecordBatch]":
+        """See `DataSourceReader`."""
+        return self._read.run_task(partition.value)
+
+
+class StreamReader(DataSourceStreamReader, Limited):
+    """Of one stream: made on the driver, copied to tasks."""
+
+    def __init__(self, following: Following) -> None:
+        self._following = following
+
+    def initialOffset(self) -> dict[str, str]:  # noqa: N802
+        """See `DataSourceStreamReader`."""
+        return self._following.begin()
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, str]:  # noqa: N802
+        """See `DataSourceStreamReader`; before Spark 4.2 without arguments, and then without a limit."""
+        most = getattr(limit, "max_rows", None)
+        return self._following.latest() if start is None else self._following.ahead(start, most)
+
+    def getDefaultReadLimit(self) -> Any:  # noqa: N802
+        """See `DataSourceStreamReader`."""
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+        most = self._following.options.max_rows
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def reportLatestOffset(self) -> dict[str, str]:  # noqa: N802
+        """See `DataSourceStreamReader`."""
+        return self._following.latest()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """See `SupportsTriggerAvailableNow`."""
+        self._following.stop_here()
+
+    def partitions(self, start: Any, end: Any) -> list[InputPartition]:
+        """See `DataSourceStreamReader`."""
+        return [InputPartition(stretch) for stretch in self._following.stretches(start, end)]
+
+    def read(self, partition: InputPartition) -> "Iterator[RecordBatch]":
+        """See `DataSourceStreamReader`."""
+        return self._following.run_task(partition.value)
 
 
 @dataclass
@@ -119,6 +208,13 @@ def _part() -> str:
     context = TaskContext.get()
     assert context is not None
     return f"{context.partitionId()}.{context.taskAttemptId()}"
+
+
+def _read_options(given: Any, schema: "StructType") -> ReadOptions:
+    options = ReadOptions.read(given)
+    if schema.names != [column.name for column in options.schema()]:
+        raise OptionError("schema: is the table's own: choose among its columns by the option columns")
+    return options
 
 
 def _options(given: Any, *, overwrite: bool) -> WriteOptions:

@@ -53,6 +53,7 @@ from .address import Address, parse_address
 from .away import AWAY, drop_if_broken, named, unavailable
 from .clock import set_right
 from .dialects import Dialect
+from .export import DatabaseExport
 from .groups import record_mode, recorded_modes
 from .inspector import Inspector
 from .lease import SchedulerLease, present_holder
@@ -90,6 +91,7 @@ class ClientStorage(Storage):
         self._remote = Remote(self._find, token, leave=lambda: connections[self._alias].close())
         self._inserter = _AskingInserter(dialect, clock, self.policy, self._remote)
         self._staging = DatabaseStaging(dialect, clock, self._enqueue_at_once, self._changed_by_now)
+        self._export = DatabaseExport(dialect.alias)
         self._ids = IdSource()
         self._agreed: set[str] = set()
         """Queues that this process uses in the mode in which they are used elsewhere."""
@@ -102,6 +104,11 @@ class ClientStorage(Storage):
     def staging(self) -> DatabaseStaging:
         """See `Storage.staging`."""
         return self._staging
+
+    @property
+    def export(self) -> DatabaseExport:
+        """See `Storage.export`."""
+        return self._export
 
     def policy(self, queue: str) -> QueuePolicy:
         """What a queue is configured to do."""

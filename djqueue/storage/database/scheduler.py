@@ -53,6 +53,7 @@ from djqueue.storage.engined import WORKER_TTL, EngineStorage
 from . import diagnosis, metrics, recovery, rows
 from .away import in_one_line, named
 from .dialects import Dialect
+from .export import DatabaseExport
 from .groups import recorded_modes, row_of
 from .inspector import Inspector
 from .journal import DatabaseJournal, LeaseLost, Waiter
@@ -100,6 +101,7 @@ class SchedulerStorage(EngineStorage):
         self._clock = clock
         self._inserter = _EngineInserter(dialect, clock, self)
         self._staging = DatabaseStaging(dialect, clock, self.enqueue_at_once, self._settle)
+        self._export = DatabaseExport(dialect.alias, self._flush)
         self._inspector = Inspector(dialect.alias)
         self._identity = threading.Condition()
         """Held while the engine and the tables are asked for ids, and while the engine forgets ended jobs;
@@ -249,6 +251,11 @@ class SchedulerStorage(EngineStorage):
     def staging(self) -> DatabaseStaging:
         """See `Storage.staging`."""
         return self._staging
+
+    @property
+    def export(self) -> DatabaseExport:
+        """See `Storage.export`."""
+        return self._export
 
     def _settle(self, queue: str, believed: Mapping[str, State | None]) -> None:
         self.settled(queue, list(believed), list(believed.values()))

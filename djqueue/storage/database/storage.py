@@ -25,6 +25,7 @@ from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.storage.base import P, Storage, T
+from djqueue.storage.export import Export
 from djqueue.storage.staging import Staging
 
 from .address import default_address, parse_address
@@ -164,6 +165,11 @@ class DatabaseStorage(Storage):
     def staging(self) -> Staging | None:
         """See `Storage.staging`."""
         return self._active.staging
+
+    @property
+    def export(self) -> Export | None:
+        """See `Storage.export`."""
+        return self._active.export
 
     @property
     def is_scheduler(self) -> bool:

@@ -24,6 +24,7 @@ NAMES = (
     "enqueue",
     "expire",
     "explain",
+    "export",
     "give",
     "group",
     "groups",

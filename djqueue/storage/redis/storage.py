@@ -56,6 +56,8 @@ from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 from . import diagnosis, health, outbox, pages, records
 from .changes import Changes
 from .connections import Connections
+from .export import RedisExport
+from .feed import RedisFeed
 from .imports import RedisImports
 from .inspector import Inspector, counts_of
 from .keys import CommonKeys, QueueKeys, keys_of
@@ -375,6 +377,16 @@ class RedisStorage(Storage):
     def imports(self) -> RedisImports:
         """The reports of bulk writes."""
         return RedisImports(self._run, self._common, self._clock)
+
+    @cached_property
+    def export(self) -> RedisExport:
+        """What can be read of it as a whole."""
+        return RedisExport(self._run, self.keys, self.queues)
+
+    @cached_property
+    def feed(self) -> RedisFeed | None:
+        """What happens in it, to be followed, if it keeps the changes for a mirror."""
+        return RedisFeed(self._run, self.keys, self.queues) if self.options.stream else None
 
     def _begin(self, queues: set[str]) -> Steps[None]:
         """See that queues that may be new are listed, and then, as this makes them be there, their modes."""

@@ -40,6 +40,7 @@ from .delayed import DelayedContract
 from .dependencies import DependenciesContract
 from .duplicates import DuplicatesContract
 from .enqueue import EnqueueContract
+from .exporting import ExportContract
 from .flow_graphs import FlowGraphsContract
 from .flows import FlowsContract
 from .graphs import GraphsContract
@@ -89,6 +90,7 @@ __all__ = [
     "DependenciesContract",
     "DuplicatesContract",
     "EnqueueContract",
+    "ExportContract",
     "FlowGraphsContract",
     "FlowsContract",
     "GraphsContract",

@@ -8,7 +8,6 @@ import pytest
 from djqueue.contrib.spark import enqueue
 from djqueue.contrib.spark.locations import storage_at
 from tests.contrib.spark.conftest import failing_once, leftovers
-from tests.contrib.spark.test_session import spark  # noqa: F401
 from tests.contrib.spark.test_writing import numbers
 
 pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
@@ -26,7 +25,7 @@ def storage(url):
         yield storage
 
 
-def test_a_dataframe_becomes_jobs_though_a_task_fails(spark, storage, url, tmp_path):  # noqa: F811
+def test_a_dataframe_becomes_jobs_though_a_task_fails(spark, storage, url, tmp_path):
     marker = str(tmp_path / "failed")
     # Four tasks, two at a time: all of them write.
     rows = spark.range(0, 6_000, 1, 4).toDF("n").mapInArrow(failing_once(marker), "n long")
@@ -37,7 +36,7 @@ def test_a_dataframe_becomes_jobs_though_a_task_fails(spark, storage, url, tmp_p
     assert leftovers(storage) == []
 
 
-def test_one_python_process_writes_to_several_databases(spark, sqlite_url, postgresql_url):  # noqa: F811
+def test_one_python_process_writes_to_several_databases(spark, sqlite_url, postgresql_url):
     for url, first in ((sqlite_url, 0), (postgresql_url, 10), (sqlite_url, 20)):
         rows = spark.range(first, first + 10, 1, 2).toDF("n")
         enqueue(rows, "emails", "shop.send", {"url": url, "deliveryMode": "direct"})
@@ -47,7 +46,7 @@ def test_one_python_process_writes_to_several_databases(spark, sqlite_url, postg
             assert numbers(storage) == expected
 
 
-def test_what_is_wrong_with_a_database_is_said_before_a_task(spark, tmp_path):  # noqa: F811
+def test_what_is_wrong_with_a_database_is_said_before_a_task(spark, tmp_path):
     rows = spark.range(0, 10).toDF("n")
     empty = tmp_path / "empty.db"
     empty.touch()

@@ -1,13 +1,11 @@
 """Spark itself writes: `make test-spark` installs it."""
 
 import os
-import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from djqueue.contrib.spark import enqueue, register
+from djqueue.contrib.spark import enqueue
 from djqueue.core.states import State
 from djqueue.storage.imports import DONE
 from djqueue.storage.redis import RedisStorage
@@ -16,35 +14,6 @@ from tests.contrib.spark.test_writing import numbers
 
 pyspark = pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
-
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory):
-    from pyspark.sql import SparkSession
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        patch.setenv("TZ", "UTC")
-        patch.delenv("DJANGO_SETTINGS_MODULE", raising=False)  # executors have no project
-        builder = SparkSession.builder.master("local[2,4]")
-        for name, value in {
-            "spark.ui.enabled": "false",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.log.level": "OFF",
-            "spark.sql.session.timeZone": "UTC",
-            "spark.sql.shuffle.partitions": "2",
-            "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
-            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        }.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-        register(session)
-        yield session
-        session.stop()
 
 
 @pytest.fixture

@@ -64,7 +64,18 @@ def test_a_script_takes_the_time_that_it_is_given_or_rediss_own(name):
     assert text.count("ARGV[1]") == text.count("tonumber(ARGV[1]) or ")
 
 
-LOCALS = {"'NX'", "result_key", "log_key", "items_key", "moved_key", "ARGV[4]", "key", "unpack(gone", "order"}
+LOCALS = {
+    "'NX'",
+    "hash",
+    "result_key",
+    "log_key",
+    "items_key",
+    "moved_key",
+    "ARGV[4]",
+    "key",
+    "unpack(gone",
+    "order",
+}
 """Names that hold a declared key, in functions that are given it."""
 
 

@@ -25,6 +25,18 @@ else:
 
             return DjqueueDataSource(dict(self.options))
 
+        def schema(self) -> Any:
+            """See `DataSource`."""
+            return self._source().schema()
+
+        def reader(self, schema: Any) -> Any:
+            """See `DataSource`."""
+            return self._source().reader(schema)
+
+        def streamReader(self, schema: Any) -> Any:  # noqa: N802
+            """See `DataSource`."""
+            return self._source().streamReader(schema)
+
         def writer(self, schema: Any, overwrite: bool) -> Any:
             """See `DataSource`."""
             return self._source().writer(schema, overwrite)

@@ -14,7 +14,7 @@ for i = 0, many - 1 do
   local id, mark = ARGV[first + 2 * i], pack('>I8', number + i)
   fields[2 * i + 1], fields[2 * i + 2] = id, mark .. created .. ARGV[first + 2 * i + 1]
   entries[i + 1] = mark .. id
-  changed[i + 1] = id
+  changed[i + 1], turns[i + 1] = id, 'w'
   if watching then tell(id, name, 'queued', 'waiting') end
 end
 variadic('HSET', JOBS, fields)

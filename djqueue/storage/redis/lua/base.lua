@@ -28,17 +28,19 @@ local clock = time[1] * 1000 + floor(time[2] / 1000)
 local now = tonumber(ARGV[1]) or clock
 local watching = call('EXISTS', WATCH) == 1
 local everything = watching and tonumber(call('HGET', WATCH, '*') or 0) > clock
-local events, changed, woken, incidents = {}, {}, false, {}
+local events, changed, turns, woken, incidents = {}, {}, {}, false, {}
 
--- Events of jobs that somebody asked for; ids of changed jobs, for the mirror; what the answer tells beside.
+-- Events of jobs that somebody asked for; ids of changed jobs, for the mirror, and what they have become: the letter of
+-- a state, 'u' in the state in which they were, 'r' removed; what the answer tells beside.
 local function tell(id, name, event, state, count)
   if watching and (everything or tonumber(call('HGET', WATCH, '=' .. id) or 0) > clock) then
     events[#events + 1] = {id, name, event, state, now, count}
   end
 end
 
-local function note(id)
-  changed[#changed + 1] = id
+local function note(id, letter)
+  local n = #changed + 1
+  changed[n], turns[n] = id, letter
 end
 
 local function answer(reply, remembered)
@@ -49,7 +51,7 @@ local function answer(reply, remembered)
     call(ARGV[4], ARGV[3] .. ':wake', '')
   end
   if ARGV[5] ~= '0' and #changed > 0 then
-    call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', encode(changed))
+    call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', encode(changed), 's', table.concat(turns))
   end
   local told = #incidents > 0 and incidents or nil
   call('SET', LANE, ARGV[2] .. encode({0, remembered or reply, told}), 'PX', LANE_TTL)

@@ -423,7 +423,7 @@ local function remove(job, result_key, log_key, items_key, keeps_dependents)
   call('HDEL', PROG, job.id)
   call('DEL', result_key, log_key)
   if job.b[ITEMS] then call('UNLINK', items_key) end
-  note(job.id)
+  note(job.id, 'r')
   tell(job.id, job.name, 'removed', NAMES[state])
   return over
 end

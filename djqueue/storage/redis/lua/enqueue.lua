@@ -54,7 +54,7 @@ local function create(id, start, rest, result_key, log_key, items_key, rival, ow
     call('RPUSH', W, job.inc .. id)
     add('n:' .. name, 1)
     woken = true
-    note(id)
+    note(id, WAITING)
   else
     local o = job.o
     job.b[RUN_AT] = run_at

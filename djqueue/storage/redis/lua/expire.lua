@@ -48,7 +48,7 @@ for i = 1, #sts do
     counts[letter] = counts[letter] + 1
     ids[#ids + 1] = id
     gone[#gone + 1], gone[#gone + 2] = KEYS[FIXED + 2 * i - 1], KEYS[FIXED + 2 * i]
-    note(id)
+    note(id, 'r')
     if watching then
       local blob = call('HGET', JOBS, id)
       local name = sub(blob, 20, 19 + unpack_number('>I2', blob, 18))

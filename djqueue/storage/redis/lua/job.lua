@@ -63,7 +63,7 @@ local function save(job)
   local letter = job.state
   if letter == ACTIVE and (not job.plain or job.b[ITEMS]) then letter = 'A' end
   call('HSET', ST, job.id, letter .. job.mark .. ended .. encode(job.b))
-  note(job.id)
+  note(job.id, job.state)
 end
 
 -- There is to be another run, whose items begin anew.

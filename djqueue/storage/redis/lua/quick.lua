@@ -98,7 +98,7 @@ if outcomes > 0 then
     if ARGV[at] == 'c' then
       call('SET', KEYS[FIXED + i], ARGV[at + 3], 'PX', '3600000')
     end
-    if noting then note(id) end
+    if noting then note(id, 'c') end
     if watching then
       local blob = call('HGET', JOBS, id)
       tell(id, sub(blob, 20, 19 + unpack_number('>I2', blob, 18)), 'completed', 'completed')
@@ -120,7 +120,7 @@ if many > 0 then
     changes[n + 1], changes[n + 2] = id, 'a' .. pack('>I8', base + i) .. body --@ claim: waiting -> active
     leases[2 * i - 1], leases[2 * i] = lost_at, id
     claimed[3 * i - 2], claimed[3 * i - 1], claimed[3 * i] = id, blobs[i], ''
-    if noting then note(id) end
+    if noting then note(id, 'a') end
     if watching then tell(id, name, 'active', 'active') end
   end
   call('LPOP', W, many)

@@ -116,7 +116,7 @@ local function rename(job, dependency, target)
   local options = encode(job.o)
   blob = sub(blob, 1, 19 + length) .. pack('>I4', #options) .. options .. sub(blob, 24 + length + size)
   call('HSET', JOBS, job.id, blob)
-  note(job.id)
+  note(job.id, 'u')
 end
 
 -- What a job waits for is in another queue by now.

@@ -18,7 +18,7 @@ while at <= #ARGV do
       call('RPUSH', KEYS[key], ARGV[line])
     end
     if many > 0 then call('LTRIM', KEYS[key], -most, -1) end
-    note(id)
+    note(id, 'u')
     replies[#replies + 1] = 1
   else
     replies[#replies + 1] = 0

@@ -17,7 +17,7 @@ local function revised(job)
     if job.o.unique_key and owner_of(job.o.unique_key) then return 'unique_key_taken' end
     revive(job, 0)
   else
-    note(job.id)
+    note(job.id, 'u')
   end
   call('HSET', JOBS, job.id, sub(blob, 1, at) .. payload)
   return retries and 'retried' or 'updated'

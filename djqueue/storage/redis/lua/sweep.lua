@@ -135,7 +135,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', AGAIN, '-inf', now, 'LIMIT', 0, limit)
     letter[5] = now + wait_of(policy[3], letter[4] + 1, id)
     call('ZADD', AGAIN, letter[5], id)
     call('HSET', LETTERS, id, encode(letter))
-    note(id)
+    note(id, 'u')
   end
 end
 

@@ -29,7 +29,7 @@ local function update(job)
     flag, job.plain = 'x', false
     options = prioritize(job)
   else
-    note(job.id)
+    note(job.id, 'u')
   end
   call('HSET', JOBS, job.id, sub(blob, 1, 16) .. flag .. sub(blob, 18, at - 1) .. pack('>I4', #options) .. options .. content)
 end

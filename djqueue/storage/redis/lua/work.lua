@@ -58,7 +58,7 @@ local function complete_plain(i, id, st, kind, data)
     call('SET', KEYS[FIXED + i], data, 'PX', RESULT_TTL)
   end
   completed = completed + 1
-  note(id)
+  note(id, COMPLETED)
   if watching then
     tell(id, name_of(call('HGET', JOBS, id)), 'completed', 'completed')
   end
@@ -330,7 +330,7 @@ local function start(id, number, blob, st)
     token = token + 1
     local n = #fresh_sets
     fresh_sets[n + 1], fresh_sets[n + 2] = id, ACTIVE .. pack('>I8', base + token) .. body --@ claim: waiting -> active
-    note(id)
+    note(id, ACTIVE)
   else
     local job = parse(id, blob, st)
     local b, o = job.b, job.o

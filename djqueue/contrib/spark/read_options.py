@@ -1,0 +1,223 @@
+"""What is said of a read by `.option(…)`: read and checked on the driver, before any task."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Any
+
+from djqueue.core.durations import to_milliseconds
+from djqueue.core.errors import OptionError
+from djqueue.core.options import check_text
+from djqueue.core.states import TERMINAL, State
+from djqueue.core.suggest import nearest
+from djqueue.storage.export import Wanted
+
+from .tables import EVENTS, JOBS, PAYLOAD, RESULTS, TABLES, Column, Table
+
+EARLIEST, LATEST = "earliest", "latest"
+SPARKS_OWN = frozenset({"checkpointlocation"})
+"""Options of a stream that Spark passes on."""
+MOST_ROWS = 3_000
+"""Of a page: a call for more would keep Redis from others for too long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """See docs/spark.md, which has them all."""
+
+    url: str
+    prefix: str = ""
+    table: Table = JOBS
+    queues: tuple[str, ...] | None = None
+    states: frozenset[State] | None = None
+    since: int | None = None
+    """UTC milliseconds, as `until`."""
+    until: int | None = None
+    columns: tuple[str, ...] | None = None
+    payload: bool = False
+    partitions: int = 8
+    batch_size: int = 1_000
+    starting: str = LATEST
+    max_rows: int | None = None
+    fail_on_data_loss: bool = True
+
+    @classmethod
+    def read(cls, given: Mapping[str, str]) -> "ReadOptions":
+        """The options of a read, or, of the table events, of a stream. Names are not case-sensitive.
+
+        Raises OptionError naming a wrong one.
+        """
+        values: dict[str, Any] = {}
+        said: set[str] = set()
+        for name, text in given.items():
+            if name.lower() in SPARKS_OWN:
+                continue
+            known = _KNOWN.get(name.lower())
+            if known is None:
+                raise OptionError(f"unknown option {name!r}{nearest(name, _SPELLED)}")
+            spelled, parse = known
+            said.add(spelled)
+            parse(values, text)
+        if "url" not in values:
+            raise OptionError("url: say where the jobs are: redis://…, postgresql://…, sqlite:///…")
+        if "queue" in values and "queues" in values:
+            raise OptionError("queue and queues: give one of the two")
+        if "queue" in values:
+            values["queues"] = values.pop("queue")
+        options = cls(**values)
+        foreign = said & (NOT_OF_STREAMS if options.table is EVENTS else OF_STREAMS)
+        for name in sorted(foreign):
+            raise OptionError(f"{name}: is no option of a read of {options.table.name}")
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        table = self.table
+        if self.queues is not None and not table.is_by_queue:
+            raise OptionError(f"queue: rows of {table.name} are of no queue")
+        if self.states is not None and not table.is_by_state:
+            raise OptionError(f"state: rows of {table.name} are not chosen by it")
+        if self.states is not None and table is RESULTS and self.states - TERMINAL:
+            raise OptionError("state: results are of completed, failed and cancelled jobs")
+        if (self.since, self.until) != (None, None) and table.time is None:
+            raise OptionError(f"since, until: rows of {table.name} have no time to choose by")
+        if self.since is not None and self.until is not None and self.since >= self.until:
+            raise OptionError("until: is not later than since")
+        if self.payload and table is not JOBS:
+            raise OptionError(f"includePayload: is for the table jobs, not {table.name}")
+        self.schema()
+
+    def schema(self) -> list[Column]:
+        """The columns of the rows. Raises OptionError for one that is not there."""
+        try:
+            return self.table.chosen(self.columns, payload=self.payload)
+        except KeyError as error:
+            name = str(error.args[0])
+            if name == PAYLOAD and self.table is JOBS:
+                raise OptionError("columns: payload needs includePayload=true") from None
+            known = self.table.names(payload=self.payload)
+            raise OptionError(f"columns: {self.table.name} has no {name!r}{nearest(name, known)}") from None
+
+    def wanted(self) -> Wanted:
+        """What a storage is asked for."""
+        return Wanted(
+            self.table.name,
+            frozenset(column.name for column in self.schema()),
+            self.queues,
+            self.states,
+            self.since,
+            self.until,
+        )
+
+
+Parser = Callable[[dict[str, Any], str], None]
+
+
+def _text(field: str, spelled: str) -> Parser:
+    def read(values: dict[str, Any], text: str) -> None:
+        if not text:
+            raise OptionError(f"{spelled}: is empty")
+        values[field] = text
+
+    return read
+
+
+def _table(values: dict[str, Any], text: str) -> None:
+    found = TABLES.get(text.lower())
+    if found is None:
+        raise OptionError(f"table: {text!r} is not one of {', '.join(TABLES)}{nearest(text, TABLES)}")
+    values["table"] = found
+
+
+def _words(spelled: str, text: str) -> list[str]:
+    words = [part.strip() for part in text.split(",") if part.strip()]
+    if not words:
+        raise OptionError(f"{spelled}: is empty")
+    return words
+
+
+def _queue(values: dict[str, Any], text: str) -> None:
+    values["queue"] = (check_text("queue", text),)
+
+
+def _queues(values: dict[str, Any], text: str) -> None:
+    values["queues"] = tuple(dict.fromkeys(check_text("queues", name) for name in _words("queues", text)))
+
+
+def _states(values: dict[str, Any], text: str) -> None:
+    known: Iterable[str] = [state.value for state in State]
+    words = [word.lower() for word in _words("state", text)]
+    for word in words:
+        if word not in known:
+            raise OptionError(f"state: {word!r} is not one of {', '.join(known)}{nearest(word, known)}")
+    values["states"] = frozenset(map(State, words))
+
+
+def _columns(values: dict[str, Any], text: str) -> None:
+    values["columns"] = tuple(dict.fromkeys(_words("columns", text)))
+
+
+def _time(field: str) -> Parser:
+    def read(values: dict[str, Any], text: str) -> None:
+        try:
+            found = datetime.fromisoformat(text.strip())
+        except ValueError:
+            raise OptionError(
+                f"{field}: {text!r} is neither a date, such as {date(2026, 1, 31)}, nor a time, such as "
+                "2026-01-31T12:00:00+01:00"
+            ) from None
+        # Without a zone it is in UTC, as all times of the tables are.
+        values[field] = to_milliseconds(found if found.tzinfo else found.replace(tzinfo=UTC))
+
+    return read
+
+
+def _flag(field: str, spelled: str) -> Parser:
+    def read(values: dict[str, Any], text: str) -> None:
+        if text.lower() not in ("true", "false"):
+            raise OptionError(f"{spelled}: {text!r} is neither true nor false")
+        values[field] = text.lower() == "true"
+
+    return read
+
+
+def _number(field: str, spelled: str, most: int) -> Parser:
+    def read(values: dict[str, Any], text: str) -> None:
+        try:
+            number = int(text)
+        except ValueError:
+            raise OptionError(f"{spelled}: {text!r} is not a whole number") from None
+        if not 1 <= number <= most:
+            raise OptionError(f"{spelled}: {text} is not from 1 to {most:,}")
+        values[field] = number
+
+    return read
+
+
+def _start(values: dict[str, Any], text: str) -> None:
+    if text.lower() not in (EARLIEST, LATEST):
+        raise OptionError(f"startingOffsets: {text!r} is neither {EARLIEST} nor {LATEST}")
+    values["starting"] = text.lower()
+
+
+OF_STREAMS = frozenset({"startingOffsets", "maxRowsPerTrigger", "failOnDataLoss"})
+NOT_OF_STREAMS = frozenset({"state", "since", "until", "includePayload", "numPartitions"})
+OPTIONS: Mapping[str, Parser] = {
+    "url": _text("url", "url"),
+    "keyPrefix": _text("prefix", "keyPrefix"),
+    "table": _table,
+    "queue": _queue,
+    "queues": _queues,
+    "state": _states,
+    "since": _time("since"),
+    "until": _time("until"),
+    "columns": _columns,
+    "includePayload": _flag("payload", "includePayload"),
+    "numPartitions": _number("partitions", "numPartitions", 1_000),
+    "batchSize": _number("batch_size", "batchSize", MOST_ROWS),
+    "startingOffsets": _start,
+    "maxRowsPerTrigger": _number("max_rows", "maxRowsPerTrigger", 2**31 - 1),
+    "failOnDataLoss": _flag("fail_on_data_loss", "failOnDataLoss"),
+}
+_SPELLED = list(OPTIONS)
+_KNOWN = {name.lower(): (name, parse) for name, parse in OPTIONS.items()}

@@ -1,0 +1,321 @@
+"""Reading the jobs of Redis as a whole: see `lua/export.lua`, and `djqueue.storage.export`.
+
+A part is what has one remainder in the order of a hash's cursors: so no part has jobs of another, and a job
+that stays is told once, whatever states it goes through meanwhile.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple
+
+from djqueue.core.job import JobRecord
+from djqueue.core.options import JobOptions
+from djqueue.core.states import TERMINAL, State
+from djqueue.storage.export import (
+    ATTEMPT_COLUMNS,
+    DEAD_COLUMNS,
+    RESULT_COLUMNS,
+    Export,
+    Page,
+    Part,
+    Wanted,
+    attempt_rows,
+    page_of,
+    result_rows,
+)
+
+from . import records
+from .keys import QueueKeys
+from .records import ENDED, LETTERS, NUMBER, SIZE, STATES, TWO, text, unpack
+from .roundtrips import Call, Command, Steps
+from .scripts import script
+
+HASHES = {"jobs": "jobs", "results": "st", "attempts": "st", "dead": "letters"}
+"""Whose fields are gone through for a table. A job that waits as it was enqueued is not in `st`."""
+LEAST = 5_000
+"""Jobs of a part: of fewer, there is nothing to gain."""
+MOST_PARTS = 256
+"""Of one queue."""
+HEAD_WITHOUT_NUMBER = records.HEAD.size - NUMBER.size
+LENGTH_AT = HEAD_WITHOUT_NUMBER - 2
+BLANK = bytes(NUMBER.size)
+
+
+class RedisExport(Export):
+    """See `Export`.
+
+    run, keys: of the storage.
+    queues: the names of all.
+    """
+
+    tables = frozenset(HASHES)
+
+    def __init__(
+        self,
+        run: Callable[[Steps[Any]], Any],
+        keys: Callable[[str], QueueKeys],
+        queues: Callable[[], list[str]],
+    ) -> None:
+        self._run = run
+        self._keys = keys
+        self._queues = queues
+
+    def parts(self, wanted: Wanted, many: int) -> list[Part]:
+        """See `Export`."""
+        names = list(wanted.queues) if wanted.queues is not None else self._queues()
+        kind = _hash_of(wanted)
+        lengths = self._run(_ask([Command((b"HLEN", self._keys(name).key(kind))) for name in names]))
+        least = max(LEAST, sum(lengths) // many)
+        found: list[Part] = []
+        for name, length in zip(names, lengths, strict=True):
+            divisor = 1
+            while divisor < MOST_PARTS and length >= 2 * divisor * least:
+                divisor *= 2
+            found += [Part(name, rest, divisor, length // divisor) for rest in range(divisor)]
+        return found
+
+    def pages(self, wanted: Wanted, part: Part, size: int) -> Iterator[Page]:
+        """See `Export`: the next page is on its way while one is used."""
+        seen: set[bytes] = set()
+        with ThreadPoolExecutor(1, "djqueue-export") as aside:
+            coming = aside.submit(self._read, wanted, part, b"%d" % part.first, size)
+            while True:
+                cursor, replies, results = coming.result()
+                if cursor:
+                    coming = aside.submit(self._read, wanted, part, cursor, size)
+                yield _page(wanted, part.place, replies, results, seen)
+                if not cursor:
+                    return
+
+    def _read(
+        self, wanted: Wanted, part: Part, cursor: bytes, size: int
+    ) -> tuple[bytes, "Replies", dict[bytes, bytes | None]]:
+        answer: tuple[bytes, Replies, dict[bytes, bytes | None]] = self._run(
+            self._ask_page(wanted, part, cursor, size)
+        )
+        return answer
+
+    def _ask_page(
+        self, wanted: Wanted, part: Part, cursor: bytes, size: int
+    ) -> Steps[tuple[bytes, "Replies", dict[bytes, bytes | None]]]:
+        keys = self._keys(part.place)
+        arguments = [
+            _hash_of(wanted).encode(),
+            cursor,
+            size,
+            part.last,
+            part.first,
+            _letters(wanted),
+            b"" if wanted.since is None or _is_looked_at_here(wanted) else wanted.since,
+            b"" if wanted.until is None or _is_looked_at_here(wanted) else wanted.until,
+            b"c" if wanted.table == "jobs" else b"f",
+            b"1" if "payload" in wanted.columns else b"",
+            b"1" if wanted.table == "attempts" else b"",
+        ]
+        [[following, now, found]] = yield [Call(script("export"), keys, arguments, lane=False)]
+        each = 3 if wanted.table == "dead" else 4
+        replies = Replies(int(now), *(found[place::each] for place in range(each)))
+        results: dict[bytes, bytes | None] = {}
+        if wanted.table == "results" and "result" in wanted.columns and replies.ids:
+            places = [keys.result(text(job_id)) for job_id in replies.ids]
+            [values] = yield [Command((b"MGET", *places))]
+            results = dict(zip(replies.ids, values, strict=True))
+        return following, replies, results
+
+
+class Replies(NamedTuple):
+    """What `export.lua` answers, as columns."""
+
+    now: int
+    ids: Sequence[bytes]
+    heads: Sequence[bytes]
+    states: Sequence[bytes]
+    histories: Sequence[bytes] = ()
+
+
+def _ask(calls: list[Call | Command]) -> Steps[list[Any]]:
+    return (yield calls) if calls else []
+
+
+def _hash_of(wanted: Wanted) -> str:
+    if wanted.table == "jobs" and wanted.states is not None and State.WAITING not in wanted.states:
+        return "st"
+    return HASHES[wanted.table]
+
+
+def _letters(wanted: Wanted) -> bytes:
+    states: frozenset[State] = wanted.states or frozenset(State)
+    if wanted.table == "results":
+        states &= TERMINAL
+    return b"".join(LETTERS[state] for state in states)
+
+
+def _is_looked_at_here(wanted: Wanted) -> bool:
+    """Whether a job has several times, or others than the script looks at."""
+    return wanted.table in ("attempts", "dead")
+
+
+def _page(
+    wanted: Wanted, queue: str, replies: Replies, results: dict[bytes, bytes | None], seen: set[bytes]
+) -> Page:
+    fresh = seen.isdisjoint(replies.ids) and len(set(replies.ids)) == len(replies.ids)
+    if not fresh:
+        # While a hash grows or shrinks, some of its fields come again.
+        places = [
+            place
+            for place, job_id in enumerate(replies.ids)
+            if job_id not in seen and not seen.add(job_id)  # type: ignore[func-returns-value]
+        ]
+        replies = Replies(
+            replies.now, *([column[place] for place in places] if column else () for column in replies[1:])
+        )
+    seen.update(replies.ids)
+    if wanted.table == "jobs":
+        return _jobs(queue, replies, payloads="payload" in wanted.columns)
+    if wanted.table == "dead":
+        return page_of(DEAD_COLUMNS, _dead(wanted, queue, replies))
+    found = [
+        record
+        for job_id, head, st, history in zip(
+            replies.ids, replies.heads, replies.states, replies.histories, strict=True
+        )
+        if (record := _record(queue, job_id, head, st, history, results.get(job_id), replies.now))
+    ]
+    if wanted.table == "results":
+        return page_of(RESULT_COLUMNS, chain.from_iterable(map(result_rows, found)))
+    rows = chain.from_iterable(map(attempt_rows, found))
+    at = ATTEMPT_COLUMNS.index("finished_at")
+    return page_of(ATTEMPT_COLUMNS, [row for row in rows if wanted.has_time(row[at])])
+
+
+def _record(
+    queue: str, job_id: bytes, head: bytes, st: bytes, history: bytes, result: bytes | None, now: int
+) -> JobRecord | None:
+    parts = (BLANK + head, st or None, result, None, history or None, ())
+    return records.record(queue, text(job_id), parts, now)
+
+
+def _dead(wanted: Wanted, queue: str, replies: Replies) -> Iterator[tuple[Any, ...]]:
+    for job_id, data, st in zip(replies.ids, replies.heads, replies.states, strict=True):
+        letter = records.letter(queue, text(job_id), data)
+        if not wanted.has_time(letter.entered_at):
+            continue
+        body = _body(st)
+        yield (
+            queue,
+            letter.id,
+            letter.name,
+            letter.reason,
+            letter.entered_at,
+            letter.expires_at,
+            body[0] if body else None,
+            letter.retries,
+            letter.next_retry_at or None,
+            letter.error_type or None,
+            letter.error_message or None,
+        )
+
+
+def _body(st: bytes) -> Sequence[Any] | None:
+    if not st:
+        return None
+    found: Sequence[Any] = unpack(st[25:] if st[:1] in ENDED else st[9:])
+    return found
+
+
+NOTHING_RUN = ("waiting", 0, 0, 0, None, None, None, None, None, None, None)
+"""State, attempts, failures, stalls, run at, started at, finished at, worker, reason, and error, of a job
+that waits as it was enqueued."""
+
+
+@lru_cache(maxsize=4096)
+def _common(envelope: bytes) -> tuple[Any, ...]:
+    """What records have in common of jobs that were enqueued alike: from the name's length to the options."""
+    length = int.from_bytes(envelope[:2])
+    options: JobOptions = records.unpack_options(envelope[2 + length + SIZE.size :])
+    return (
+        text(envelope[2 : 2 + length]),
+        options.priority,
+        options.group,
+        options.unique_key,
+        options.subject,
+        options.tags,
+        options.content_type,
+    )
+
+
+def _jobs(queue: str, replies: Replies, *, payloads: bool) -> Page:
+    heads = replies.heads
+    if payloads:
+        ends = [_end(head) for head in heads]
+        envelopes = [_common(head[LENGTH_AT:end]) for head, end in zip(heads, ends, strict=True)]
+    else:
+        envelopes = [_common(head[LENGTH_AT:]) for head in heads]
+    created = [int.from_bytes(head[:8]) for head in heads]
+    runs = [_run_of(st) if st else NOTHING_RUN for st in replies.states]
+    names, priorities, groups, keys, subjects, tags, types = _columns(envelopes, 7)
+    states, attempts, failures, stalls, run_at, started, finished, workers, reasons, kinds, words = _columns(
+        runs, 11
+    )
+    page: dict[str, Sequence[Any]] = {
+        "queue": [queue] * len(heads),
+        "id": [text(job_id) for job_id in replies.ids],
+        "name": names,
+        "state": states,
+        "priority": priorities,
+        "attempts": attempts,
+        "failures": failures,
+        "stalls": stalls,
+        "enqueued_at": created,
+        "run_at": [at or made for at, made in zip(run_at, created, strict=True)],
+        "started_at": started,
+        "finished_at": finished,
+        "group": groups,
+        "unique_key": keys,
+        "subject": subjects,
+        "tags": tags,
+        "worker": workers,
+        "reason": reasons,
+        "error_type": kinds,
+        "error_message": words,
+        "content_type": types,
+    }
+    if payloads:
+        page["payload"] = [head[end:] for head, end in zip(heads, ends, strict=True)]
+    return page
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], many: int) -> Sequence[Sequence[Any]]:
+    return list(zip(*rows, strict=True)) if rows else [()] * many
+
+
+def _end(head: bytes) -> int:
+    """Where the options end, behind which the payload is."""
+    at = HEAD_WITHOUT_NUMBER + int.from_bytes(head[LENGTH_AT:HEAD_WITHOUT_NUMBER])
+    return at + SIZE.size + int.from_bytes(head[at : at + SIZE.size])
+
+
+def _run_of(st: bytes) -> tuple[Any, ...]:
+    """See `NOTHING_RUN`."""
+    letter = st[:1]
+    finished = TWO.unpack_from(st, 9)[0] if letter in ENDED else None
+    values = _body(st)
+    assert values is not None
+    attempts, failures, stalls, worker, started_at, run_at, reason, kind, word = values[:9]
+    if letter == b"c":
+        kind = ""
+    return (
+        STATES[letter].value,
+        attempts,
+        failures,
+        stalls,
+        run_at,
+        started_at or None,
+        finished,
+        worker or None,
+        reason or None,
+        kind or None,
+        word if kind else None,
+    )

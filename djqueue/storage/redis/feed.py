@@ -1,0 +1,199 @@
+"""The stream of changes of each queue as events: see `djqueue.storage.feed`, and `lua/events.lua`.
+
+A place is the last entry of which something was read: its id, its number among all that there have ever been,
+and how many of its rows were read, `*` for all of them. By the number one sees whether what follows was
+trimmed away.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from djqueue.core.errors import OptionError
+from djqueue.storage.export import Page, page_of
+from djqueue.storage.feed import EventsLostError, Feed, Places, Stretch
+
+from .keys import QueueKeys
+from .records import STATES, text, unpack
+from .roundtrips import Call, Steps
+from .scripts import script
+
+COLUMNS = ("offset", "at", "queue", "id", "name", "event")
+EVENTS = {letter[0]: state.value for letter, state in STATES.items()}
+EVENTS |= {ord("u"): "updated", ord("r"): "removed"}
+ALL = "*"
+ENTRIES = 100
+"""Of one look at a stream; each may have a thousand rows."""
+
+
+class Place(NamedTuple):
+    """See the module."""
+
+    entry: str
+    number: int
+    rows: int | None
+    """None: all."""
+
+    def __str__(self) -> str:
+        return f"{self.entry} {self.number} {ALL if self.rows is None else self.rows}"
+
+
+BEGIN = Place("0-0", 0, None)
+
+
+class Entry(NamedTuple):
+    """An entry of a stream."""
+
+    id: str
+    number: int
+    jobs: list[str]
+    became: bytes
+    names: list[str]
+
+
+class Look(NamedTuple):
+    """Some entries, and how the stream was."""
+
+    added: int
+    trimmed: int
+    last: str
+    entries: list[Entry]
+    has_jobs: bool
+    """Asked of a queue that has no stream."""
+
+
+class RedisFeed(Feed):
+    """See `Feed`.
+
+    run, keys, queues: of the storage.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Steps[Any]], Any],
+        keys: Callable[[str], QueueKeys],
+        queues: Callable[[], list[str]],
+    ) -> None:
+        self._run = run
+        self._keys = keys
+        self._queues = queues
+
+    def first(self, queues: tuple[str, ...] | None) -> Places:
+        """See `Feed`."""
+        looks = self._looks(queues)
+        return {queue: str(BEGIN._replace(number=look.trimmed)) for queue, look in looks.items()}
+
+    def last(self, queues: tuple[str, ...] | None) -> Places:
+        """See `Feed`."""
+        return {
+            queue: str(Place(look.last, look.added, None) if look.added else BEGIN)
+            for queue, look in self._looks(queues).items()
+        }
+
+    def ahead(self, places: Places, until: Places, most: int) -> Places:
+        """See `Feed`."""
+        reached = {
+            queue: list(self._steps(queue, _place(places.get(queue)), _place(end), most))
+            for queue, end in until.items()
+        }
+        found = dict(places)
+        left, streams = most, len(reached)
+        # What one with little leaves of its share is for the others.
+        for queue, steps in sorted(reached.items(), key=lambda item: item[1][-1][1] if item[1] else 0):
+            place, rows = _within(steps, -(-left // streams), _place(places.get(queue)))
+            if place is not None:
+                found[queue] = str(place)
+            left, streams = left - rows, streams - 1
+        return found
+
+    def _steps(self, queue: str, start: Place, end: Place, most: int) -> Iterator[tuple[Place, int]]:
+        """The place behind each entry up to `end`, and how many rows there are up to it."""
+        rows = 0
+        for entry, skipped, upto in self._entries(queue, start, end):
+            rows += upto - skipped
+            yield Place(entry.id, entry.number, None if upto == len(entry.jobs) else upto), rows
+            if rows >= most:
+                return
+
+    def read(self, stretch: Stretch, size: int, *, complete: bool) -> Iterator[Page]:
+        """See `Feed`."""
+        rows: list[tuple[Any, ...]] = []
+        start, end = _place(stretch.start), _place(stretch.end)
+        for entry, skipped, upto in self._entries(stretch.stream, start, end, names=True, complete=complete):
+            at = int(entry.id.partition("-")[0])
+            for place in range(skipped, upto):
+                event = EVENTS[entry.became[place]] if entry.became else None
+                name = entry.names[place] or None
+                offset = f"{entry.id}:{place}"
+                rows.append((offset, at, stretch.stream, entry.jobs[place], name, event))
+            while len(rows) >= size:
+                yield page_of(COLUMNS, rows[:size])
+                del rows[:size]
+        if rows:
+            yield page_of(COLUMNS, rows)
+
+    def _entries(
+        self, queue: str, start: Place, end: Place, *, names: bool = False, complete: bool = False
+    ) -> Iterator[tuple[Entry, int, int]]:
+        """Entries between two places, and from which to which of their rows."""
+        begin, read = f"({start.entry}", start.number
+        if start.rows is not None:
+            begin, read = start.entry, start.number - 1
+        while True:
+            look = self._look(queue, begin, end.entry, ENTRIES, names=names)
+            is_new = look.added < max(start.number, end.number)  # the queue was obliterated meanwhile
+            if complete and (is_new or (read < look.trimmed and read < end.number)):
+                raise EventsLostError(
+                    f"queue {queue!r}: events were forgotten before they were read: it keeps the last "
+                    f"{look.added - look.trimmed} calls (STREAM); failOnDataLoss=false goes on without them"
+                )
+            read = max(0 if read > look.added else read, look.trimmed)
+            for entry in look.entries:
+                read += 1
+                skipped = start.rows or 0 if entry.id == start.entry else 0
+                upto = end.rows if entry.id == end.entry and end.rows is not None else len(entry.jobs)
+                if upto > skipped:
+                    yield entry._replace(number=read), skipped, upto
+            if len(look.entries) < ENTRIES:
+                return
+            begin = f"({look.entries[-1].id}"
+
+    def _look(self, queue: str, begin: str, end: str, many: int, *, names: bool = False) -> Look:
+        arguments = [begin.encode(), end.encode(), many, b"1" if names else b""]
+        call = Call(script("events"), self._keys(queue), arguments, lane=False)
+        added, length, last, found, has_jobs = self._run(_asked(call))
+        entries = [
+            Entry(text(name), 0, unpack(jobs), became, unpack(told) if told else [])
+            for name, jobs, became, told in zip(*[iter(found)] * 4, strict=True)
+        ]
+        return Look(added, added - length, text(last), entries, has_jobs == 1)
+
+    def _looks(self, queues: tuple[str, ...] | None) -> dict[str, Look]:
+        names = self._queues() if queues is None else queues
+        looks = {queue: self._look(queue, "-", "-", 1) for queue in names}
+        if any(look.has_jobs for look in looks.values()) and not any(look.added for look in looks.values()):
+            raise OptionError("events: no queue keeps its changes: see MIRROR and STREAM of the storage")
+        return looks
+
+
+def _asked(call: Call) -> Steps[Any]:
+    [answer] = yield [call]
+    return answer
+
+
+def _place(said: str | None) -> Place:
+    if not said:
+        return BEGIN
+    entry, number, rows = said.split(" ")
+    return Place(entry, int(number), None if rows == ALL else int(rows))
+
+
+def _within(steps: Sequence[tuple[Place, int]], most: int, start: Place) -> tuple[Place | None, int]:
+    """The place behind at most so many rows, and how many they are."""
+    before = 0
+    last: Place | None = None
+    for place, rows in steps:
+        if rows > most:
+            taken = start.rows or 0 if place.entry == start.entry else 0
+            return (last, before) if most == before else (place._replace(rows=taken + most - before), most)
+        last, before = place, rows
+    return last, before

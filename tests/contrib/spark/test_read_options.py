@@ -1,0 +1,87 @@
+"""What may be said of a read."""
+
+import pytest
+
+from djqueue.contrib.spark.read_options import ReadOptions
+from djqueue.contrib.spark.tables import EVENTS, JOBS
+from djqueue.core.errors import OptionError
+from djqueue.core.states import State
+
+URL = "redis://:hunter2@127.0.0.1:1/0"
+
+
+def read(**given):
+    return ReadOptions.read({"url": URL, **{name: str(value) for name, value in given.items()}})
+
+
+def test_without_a_word_it_is_a_read_of_all_jobs():
+    options = read()
+
+    assert options.table is JOBS
+    assert options.wanted().queues is options.wanted().states is None
+    assert [column.name for column in options.schema()] == JOBS.names()
+
+
+def test_everything_can_be_said_and_in_any_case():
+    options = read(
+        TABLE="Jobs",
+        queues="a, b",
+        state="Failed,completed",
+        since="2026-01-31",
+        until="2026-01-31T12:00:00+01:00",
+        columns="id,payload,group",
+        includepayload="TRUE",
+        numPartitions=4,
+        batchSize=500,
+    )
+
+    wanted = options.wanted()
+    assert wanted.queues == ("a", "b")
+    assert wanted.states == {State.FAILED, State.COMPLETED}
+    assert (wanted.until - wanted.since) == 11 * 3_600_000
+    assert [column.name for column in options.schema()] == ["id", "payload", "group"]
+    assert (options.partitions, options.batch_size) == (4, 500)
+
+
+def test_a_stream_has_options_of_its_own():
+    options = read(table="events", startingOffsets="Earliest", maxRowsPerTrigger=20, failOnDataLoss="false")
+
+    assert options.table is EVENTS
+    assert (options.starting, options.max_rows, options.fail_on_data_loss) == ("earliest", 20, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tabel": "jobs"}, "unknown option 'tabel'; did you mean 'table'"),
+        ({"table": "job"}, "table: 'job' is not one of .*; did you mean 'jobs'"),
+        ({"queue": "a", "queues": "b"}, "queue and queues: give one"),
+        ({"queues": " , "}, "queues: is empty"),
+        ({"state": "wating"}, "state: 'wating' is not one of .*; did you mean 'waiting'"),
+        ({"table": "attempts", "state": "failed"}, "state: rows of attempts are not chosen by it"),
+        ({"table": "results", "state": "active"}, "state: results are of completed, failed and cancelled"),
+        ({"since": "yesterday"}, "since: 'yesterday' is neither a date"),
+        ({"since": "2026-02-01", "until": "2026-02-01"}, "until: is not later than since"),
+        ({"table": "cron", "since": "2026-02-01"}, "rows of cron have no time"),
+        ({"columns": "id,grop"}, "columns: jobs has no 'grop'; did you mean 'group'"),
+        ({"columns": "payload"}, "columns: payload needs includePayload"),
+        ({"table": "dead", "includePayload": "true"}, "includePayload: is for the table jobs"),
+        ({"includePayload": "yes"}, "includePayload: 'yes' is neither true nor false"),
+        ({"numPartitions": "0"}, "numPartitions: 0 is not from 1 to"),
+        ({"batchSize": "many"}, "batchSize: 'many' is not a whole number"),
+        ({"batchSize": "9999"}, "batchSize: 9999 is not from 1 to 3,000"),
+        ({"maxRowsPerTrigger": "5"}, "maxRowsPerTrigger: is no option of a read of jobs"),
+        ({"table": "events", "numPartitions": "5"}, "numPartitions: is no option of a read of events"),
+        ({"table": "events", "startingOffsets": "now"}, "startingOffsets: 'now' is neither earliest"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_name(given, message):
+    with pytest.raises(OptionError, match=message) as raised:
+        read(**given)
+
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_url_is_needed():
+    with pytest.raises(OptionError, match="url: say where the jobs are"):
+        ReadOptions.read({})

@@ -1,0 +1,114 @@
+"""Spark itself reads: `make test-spark` installs it."""
+
+from contextlib import closing
+
+import pytest
+
+from djqueue.contrib.spark.tables import JOBS
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing.factories import a_completed_job, a_failed_job, batch, claim, completing, finish
+from tests.contrib.spark.conftest import open_storage
+
+pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture
+def storage(redis_server):
+    redis_server.clean()
+    with closing(RedisStorage(url=redis_server.url)) as storage:
+        yield storage
+
+
+@pytest.fixture
+def load(spark, redis_server):
+    def load(**options):
+        return spark.read.format("djqueue").options(url=redis_server.url, **options).load()
+
+    return load
+
+
+def test_jobs_are_a_dataframe(load, storage):
+    ids = [answer.id for answer in storage.enqueue([batch(12_000), batch(3, queue="other", priority=5)])]
+
+    jobs = load(numPartitions="4")
+
+    assert jobs.columns == JOBS.names()
+    assert jobs.rdd.getNumPartitions() == 3
+    assert sorted(row.id for row in jobs.select("id").collect()) == sorted(ids)
+    assert [tuple(row) for row in jobs.groupBy("queue", "state").count().orderBy("queue").collect()] == [
+        ("default", "waiting", 12_000),
+        ("other", "waiting", 3),
+    ]
+
+
+def test_a_filter_concerns_only_the_read_that_has_it(load, storage):
+    storage.enqueue([batch(10)])
+    jobs = load()
+
+    assert jobs.filter("state = 'failed'").count() == 0
+    assert jobs.count() == 10
+    assert jobs.filter("state = 'failed'").unionAll(jobs).count() == 10
+
+
+def test_tables_are_chosen_by_option_and_readable_in_sql(spark, load, storage, redis_server):
+    a_completed_job(storage)
+    failed = a_failed_job(storage)
+    options = f"OPTIONS(url '{redis_server.url}', table 'dead')"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW dead USING djqueue {options}")
+
+    assert [row.id for row in spark.sql("SELECT id FROM dead").collect()] == [failed]
+    assert sorted(row.outcome for row in load(table="attempts").collect()) == ["completed", "failed"]
+    assert load(table="results", columns="state,result", state="completed").columns == ["state", "result"]
+
+
+def test_what_is_wrong_is_said_before_a_task(load, spark, redis_server):
+    for options, message in (
+        ({"tabel": "jobs"}, "unknown option 'tabel'; did you mean 'table'"),
+        ({"table": "cron"}, "table: cron is not kept in"),
+        ({"url": "redis://:hunter2@127.0.0.1:1/0"}, "does not answer"),
+    ):
+        with pytest.raises(Exception, match=message) as raised:
+            spark.read.format("djqueue").options(**{"url": redis_server.url, **options}).load().count()
+        assert "hunter2" not in str(raised.value)
+    with pytest.raises(Exception, match="schema: is the table's own"):
+        spark.read.format("djqueue").schema("id string").options(url=redis_server.url).load().count()
+
+
+def test_a_stream_of_events_is_restarted_where_it_was(spark, storage, redis_server, tmp_path):
+    sink, checkpoint = str(tmp_path / "events"), str(tmp_path / "checkpoint")
+    options = {"table": "events", "startingOffsets": "earliest", "maxRowsPerTrigger": "20"}
+
+    def run():
+        stream = spark.readStream.format("djqueue").options(url=redis_server.url, **options).load()
+        writer = stream.writeStream.format("parquet").option("checkpointLocation", checkpoint)
+        query = writer.trigger(availableNow=True).start(sink)
+        assert query.awaitTermination(300)
+        return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+
+    storage.enqueue([batch(30), batch(20, queue="other")])
+    first = run()
+    finish(storage, *map(completing, claim(storage, 5)))
+    second = run()
+
+    assert (first, second) == ([20, 20, 10], [10])
+    events = spark.read.parquet(sink)
+    assert [tuple(row) for row in events.groupBy("event").count().orderBy("event").collect()] == [
+        ("active", 5),
+        ("completed", 5),
+        ("waiting", 50),
+    ]
+    assert events.select("queue", "offset").distinct().count() == 60
+
+
+def test_a_database_is_read_where_there_is_no_project(spark, sqlite_url):
+    with closing(open_storage(sqlite_url)) as storage:
+        a_failed_job(storage)
+        ids = [answer.id for answer in storage.enqueue([batch(50)])]
+
+    def load(**options):
+        return spark.read.format("djqueue").options(url=sqlite_url, **options).load()
+
+    assert sorted(row.id for row in load(state="waiting").collect()) == sorted(ids)
+    assert load(table="dead").count() == 1
+    assert load(table="cron").count() == 0

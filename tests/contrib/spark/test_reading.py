@@ -1,0 +1,132 @@
+"""Reads and their tasks, on real storages without Spark."""
+
+from copy import deepcopy
+from datetime import UTC, datetime
+
+import pyarrow
+import pytest
+
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.read_options import ReadOptions
+from djqueue.contrib.spark.reading import Read, batch_of
+from djqueue.contrib.spark.tables import JOBS, TABLES
+from djqueue.contrib.spark.writing import Write
+from djqueue.core.errors import OptionError, StorageUnavailableError
+from djqueue.storage.database import DatabaseStorage
+from djqueue.testing.factories import a_completed_job, a_failed_job, a_waiting_job, batch, job
+
+
+def write_down(storage):
+    """Have in the tables of a database what its scheduler knows: a moment later it would be there."""
+    if isinstance(storage, DatabaseStorage):
+        storage._active._flush()
+
+
+@pytest.fixture
+def read(url, storage):
+    """The rows of a read, as dicts, each task with a copy of its own."""
+
+    def rows(**given):
+        write_down(storage)
+        made = Read(ReadOptions.read({"url": url, **given}))
+        tasks = made.partitions()
+        batches = [one for parts in tasks for one in deepcopy(made).run_task(parts)]
+        return [row for one in batches for row in one.to_pylist()]
+
+    return rows
+
+
+def test_a_job_becomes_a_row(storage, read):
+    job_id = a_waiting_job(storage, priority=3, tags=("a", "b"), group="g")
+    record = job(storage, job_id)
+
+    [row] = read()
+
+    assert list(row) == JOBS.names()
+    assert (row["id"], row["state"], row["priority"], row["tags"]) == (job_id, "waiting", 3, ["a", "b"])
+    assert row["enqueued_at"] == datetime.fromtimestamp(record.created_at / 1_000, UTC)
+    assert row["finished_at"] is None
+
+
+def test_a_payload_comes_only_if_it_is_asked_for(storage, read):
+    storage.enqueue([batch(payloads=[b"\xa1x"])])
+
+    assert "payload" not in read()[0]
+    assert read(includePayload="true", columns="payload,id")[0]["payload"] == b"\xa1x"
+
+
+def test_rows_are_divided_among_as_many_tasks_as_there_may_be(url, storage):
+    storage.enqueue([batch(12_000), *(batch(10, queue=f"small {at}") for at in range(20))])
+    write_down(storage)
+
+    made = Read(ReadOptions.read({"url": url, "numPartitions": "3"}))
+    tasks = made.partitions()
+    counted = [sum(one.num_rows for one in made.run_task(parts)) for parts in tasks]
+
+    assert len(tasks) == 3
+    assert sum(counted) == 12_200
+    assert max(counted) < 7_000
+
+
+def test_where_there_is_nothing_one_task_has_no_row(read, url):
+    assert Read(ReadOptions.read({"url": url})).partitions() == [[]]
+    assert read() == []
+
+
+@pytest.mark.parametrize("table", ["results", "attempts", "dead"])
+def test_the_other_tables_have_their_columns(storage, read, table):
+    a_completed_job(storage)
+    a_failed_job(storage)
+
+    found = read(table=table)
+
+    assert {"results": 2, "attempts": 2, "dead": 1}[table] == len(found)
+    assert all(list(row) == TABLES[table].names() for row in found)
+
+
+def test_the_reports_of_writes_are_a_table(url, storage, read):
+    write = Write(
+        WriteOptions.read({"url": url, "queue": "mail", "job": "shop.send", "idColumn": "n"}), ["n"]
+    )
+    told = [write.run_task("0.0", pyarrow.table({"n": ["a", "b", "b"]}).to_batches())]
+    write.commit(told)
+
+    [row] = read(table="imports")
+
+    assert list(row) == TABLES["imports"].names()
+    assert (row["write"], row["state"], row["queues"]) == (write.id, "done", ["mail"])
+    assert (row["rows"], row["inserted"], row["duplicates"]) == (3, 2, 1)
+
+
+def test_a_table_that_is_not_there_is_refused_with_the_remedy(redis_url):
+    with pytest.raises(OptionError, match=r"table: cron is not kept in .*: give its URL"):
+        Read(ReadOptions.read({"url": redis_url, "table": "cron"})).partitions()
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:hunter2@127.0.0.1:1/0", "postgresql://someone:hunter2@127.0.0.1:1/shop"]
+)
+def test_nobody_at_the_url_is_said_without_the_password(url, django_db_blocker):
+    made = Read(ReadOptions.read({"url": url}))
+
+    with (
+        django_db_blocker.unblock(),
+        pytest.raises(StorageUnavailableError, match="does not answer") as raised,
+    ):
+        made.partitions()
+
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_text_that_is_not_unicode_is_a_text_all_the_same():
+    [row] = batch_of(JOBS.chosen(["id", "worker"]), {"id": ["a\udc80"]}).to_pylist()
+
+    assert row == {"id": "a\\udc80", "worker": None}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_every_type_of_a_column_is_one_of_arrows(table):
+    found = batch_of(table.columns, {column.name: [None] for column in table.columns})
+
+    assert found.num_rows == 1
+    assert all(pyarrow.types.is_null(kind) is False for kind in found.schema.types)

@@ -1,0 +1,85 @@
+"""The Redis storage can be read as a whole: on one node, and on a Cluster of three masters."""
+
+from contextlib import closing
+
+import pytest
+
+from djqueue.storage.export import Part, Wanted
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing import contract
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.factories import batch
+
+JOBS = Wanted("jobs", frozenset())
+
+
+class RedisExportContract(contract.ExportContract):
+    """The contract with a clock that the tests move in place of Redis's."""
+
+    @pytest.fixture
+    def storage(self, options):
+        self.clock = FakeClock()
+        with closing(RedisStorage(policies=contract.POLICIES, clock=self.clock, **options)) as storage:
+            yield storage
+
+    def advance(self, milliseconds):
+        self.clock.advance(milliseconds)
+
+
+class TestSingle(RedisExportContract):
+    @pytest.fixture
+    def options(self, redis_options):
+        return redis_options
+
+
+class TestCluster(RedisExportContract):
+    @pytest.fixture
+    def options(self, cluster_options):
+        return cluster_options
+
+
+@pytest.fixture
+def storage(redis_options):
+    with closing(RedisStorage(**redis_options)) as storage:
+        yield storage
+
+
+def ids(storage, part, size=100):
+    return [job_id for page in storage.export.pages(JOBS, part, size) for job_id in page["id"]]
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 4, 16, 64])
+@pytest.mark.parametrize("size", [1, 7, 500])
+def test_parts_have_every_job_once_however_many_they_are(storage, divisor, size):
+    given = [answer.id for answer in storage.enqueue([batch(5_000)])]
+
+    found = [ids(storage, Part("default", rest, divisor, 0), size) for rest in range(divisor)]
+
+    assert all(found)
+    assert sorted(job_id for some in found for job_id in some) == sorted(given)
+
+
+def test_a_queue_that_has_become_short_is_read_by_its_first_part_alone(storage):
+    given = [answer.id for answer in storage.enqueue([batch(300)])]
+
+    found = [ids(storage, Part("default", rest, 16, 0)) for rest in range(16)]
+
+    assert sorted(found[0]) == sorted(given)
+    assert found[1:] == [[]] * 15
+
+
+def test_jobs_that_stay_are_told_once_while_the_queue_grows_and_shrinks(storage):
+    stays = [answer.id for answer in storage.enqueue([batch(2_000)])]
+    goes = [answer.id for answer in storage.enqueue([batch(6_000)])]
+    found = []
+    for rest in range(4):
+        for page in storage.export.pages(JOBS, Part("default", rest, 4, 0), 100):
+            found += page["id"]
+            if goes:
+                storage.remove("default", goes[:200])
+                del goes[:200]
+            else:
+                storage.enqueue([batch(500)])
+
+    assert len(set(found)) == len(found)
+    assert set(stays) <= set(found)

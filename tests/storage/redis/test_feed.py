@@ -1,0 +1,165 @@
+"""What happens to jobs in Redis can be followed: on one node, and on a Cluster of three masters."""
+
+from contextlib import closing
+
+import pytest
+
+from djqueue.core.errors import OptionError
+from djqueue.storage.feed import EventsLostError, Stretch
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing.factories import batch, claim, completing, failing, finish, job
+
+QUEUE = "default"
+
+
+@pytest.fixture(params=["redis_options", "cluster_options"])
+def storage(request):
+    with closing(RedisStorage(**request.getfixturevalue(request.param))) as storage:
+        yield storage
+
+
+@pytest.fixture
+def small(redis_options):
+    """One that keeps about a hundred calls, as Redis trims a stream by the hundred."""
+    with closing(RedisStorage(**redis_options, stream=100)) as storage:
+        yield storage
+
+
+def read(storage, start, end, *, complete=True, size=1_000):
+    rows = []
+    for stream, place in end.items():
+        stretch = Stretch(stream, start.get(stream, "0-0 0 *"), place)
+        for page in storage.feed.read(stretch, size, complete=complete):
+            rows += [dict(zip(page, values, strict=True)) for values in zip(*page.values(), strict=True)]
+    return rows
+
+
+def told(rows):
+    return [(row["id"], row["event"]) for row in rows]
+
+
+def test_every_change_is_an_event(storage):
+    start = storage.feed.last(None)
+    [first, second] = [answer.id for answer in storage.enqueue([batch(2)])]
+    [one, other] = claim(storage, 2)
+    finish(storage, completing(one), failing(other))
+    storage.promote(QUEUE, [storage.enqueue([batch(delay=60_000)])[0].id])
+    storage.remove(QUEUE, [first])
+
+    rows = read(storage, start, storage.feed.last(None))
+
+    third = rows[-2]["id"]
+    assert told(rows) == [
+        (first, "waiting"),
+        (second, "waiting"),
+        (first, "active"),
+        (second, "active"),
+        (first, "completed"),
+        (second, "failed"),
+        (third, "delayed"),
+        (third, "waiting"),
+        (first, "removed"),
+    ]
+    assert [row["name"] for row in rows if row["id"] == second] == ["handler"] * 3
+    assert {row["name"] for row in rows if row["id"] == first} == {None}
+    assert rows[0]["queue"] == QUEUE
+    assert abs(rows[0]["at"] - job(storage, second).created_at) < 1_000
+    assert len({row["offset"] for row in rows}) == len(rows)
+
+
+def test_between_two_places_there_are_the_same_rows(storage):
+    storage.enqueue([batch(5)])
+    start = storage.feed.first(None)
+    end = storage.feed.last(None)
+    before = read(storage, start, end)
+    finish(storage, *map(completing, claim(storage, 5)))
+
+    assert read(storage, start, end) == before
+    assert len(before) == 5
+    assert read(storage, end, end) == []
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 100])
+def test_a_few_rows_at_a_time_are_all_rows_in_order(storage, most):
+    for many in (5, 1, 4):
+        storage.enqueue([batch(many), batch(many, queue="other")])
+    place, end = storage.feed.first(None), storage.feed.last(None)
+    whole = read(storage, place, end)
+    parts = []
+    while place != end:
+        following = storage.feed.ahead(place, end, most)
+        part = read(storage, place, following)
+        assert 1 <= len(part) <= most
+        parts += part
+        place = following
+
+    for queue in (QUEUE, "other"):
+        assert [row for row in parts if row["queue"] == queue] == [
+            row for row in whole if row["queue"] == queue
+        ]
+
+
+def test_a_limit_is_shared_and_what_one_leaves_is_for_the_others(storage):
+    storage.enqueue([batch(20), batch(3, queue="short"), batch(20, queue="third")])
+    start, end = storage.feed.first(None), storage.feed.last(None)
+
+    found = read(storage, start, storage.feed.ahead(start, end, 21))
+
+    assert [sum(row["queue"] == queue for row in found) for queue in ("short", QUEUE, "third")] == [3, 9, 9]
+
+
+def test_a_queue_that_comes_later_is_read_from_its_beginning(storage):
+    start = storage.feed.last(None)
+    [answer] = storage.enqueue([batch(queue="new")])
+
+    assert told(read(storage, start, storage.feed.ahead(start, storage.feed.last(None), 10))) == [
+        (answer.id, "waiting")
+    ]
+
+
+def test_what_was_forgotten_unread_is_an_error_or_left_out(small):
+    small.enqueue([batch()])
+    start = small.feed.first(None)
+    for _ in range(400):
+        small.enqueue([batch()])
+    end = small.feed.last(None)
+
+    with pytest.raises(EventsLostError, match="queue 'default': events were forgotten before they were read"):
+        read(small, start, end)
+    left = read(small, start, end, complete=False)
+    assert 100 <= len(left) < 401
+    assert read(small, small.feed.first(None), end) == left
+
+
+def test_what_was_read_before_it_was_forgotten_is_no_loss(small):
+    small.enqueue([batch()])
+    start = small.feed.last(None)
+    small.enqueue([batch()])
+    end = small.feed.last(None)
+
+    assert len(read(small, start, end)) == 1
+    for _ in range(400):
+        small.enqueue([batch()])
+    assert read(small, end, end) == []
+
+
+def test_an_obliterated_queue_has_lost_its_events(storage):
+    storage.enqueue([batch(3)])
+    start, end = storage.feed.first(None), storage.feed.last(None)
+    storage.obliterate(QUEUE)
+    storage.enqueue([batch()])
+
+    with pytest.raises(EventsLostError):
+        read(storage, start, {QUEUE: "9999999999999-0 3 *"})
+    assert read(storage, start, end, complete=False) == []
+
+
+def test_without_a_stream_nothing_can_be_followed(redis_options):
+    with closing(RedisStorage(**redis_options, mirror=False)) as silent:
+        silent.enqueue([batch()])
+        assert silent.feed is None
+    with (
+        closing(RedisStorage(**redis_options)) as storage,
+        pytest.raises(OptionError, match="no queue keeps its changes"),
+    ):
+        storage.feed.last(None)

@@ -2,9 +2,7 @@
 
 import os
 import shutil
-import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from django.core.management import call_command
@@ -12,43 +10,21 @@ from django.db import connections, transaction
 from django.db.models import Model
 
 from djqueue import models
-from djqueue.contrib.spark import aliases, register
+from djqueue.contrib.spark import aliases
 from djqueue.contrib.spark.aliases import alias_of
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.redis import RedisStorage
+from tests.contrib.spark.sessions import LOCAL, session
 
 PLACES = ("redis", "sqlite", "postgresql")
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
     """A session of two threads that runs a failed task again. No test stops it: it takes ten seconds."""
     pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
-    from pyspark.sql import SparkSession
-
-    # Its processes have the environment that the first of them was started with.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        patch.setenv("TZ", "UTC")
-        patch.delenv("DJANGO_SETTINGS_MODULE", raising=False)  # executors have no project
-        builder = SparkSession.builder.master("local[2,4]")
-        for name, value in {
-            "spark.ui.enabled": "false",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.log.level": "OFF",
-            "spark.sql.session.timeZone": "UTC",
-            "spark.sql.shuffle.partitions": "2",
-            "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
-            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        }.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-    register(session)
-    yield session
-    session.stop()
+    with session(LOCAL, tmp_path_factory.mktemp("spark")) as found:
+        yield found
 
 
 @pytest.fixture

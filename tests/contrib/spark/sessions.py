@@ -31,6 +31,7 @@ def session(master: str, folder: Path, more: Mapping[str, Any] | None = None) ->
     assert SparkContext._active_spark_context is None, (
         "there is another session: tests marked spark_cluster run by themselves, as `make test-spark` does it"
     )
+    # Its processes have the environment that the first of them was started with.
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment().items():
             patch.setenv(name, value)
@@ -39,11 +40,11 @@ def session(master: str, folder: Path, more: Mapping[str, Any] | None = None) ->
         for name, value in {**settings(folder), **(more or {})}.items():
             builder = builder.config(name, value)
         found = builder.getOrCreate()
-        try:
-            register(found)
-            yield found
-        finally:
-            found.stop()
+    try:
+        register(found)
+        yield found
+    finally:
+        found.stop()
 
 
 def environment() -> dict[str, str]:

@@ -6,13 +6,16 @@ from djqueue.contrib.spark import change, enqueue
 from djqueue.core.errors import OptionError
 from djqueue.core.states import State
 from djqueue.testing.factories import a_failed_job, claim
-from tests.contrib.spark.test_session import leftovers, spark, storage
-
-__all__ = ["spark", "storage"]
+from tests.contrib.spark.conftest import leftovers
 
 pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 QUEUE = "emails"
+
+
+@pytest.fixture
+def url(redis_url):
+    return redis_url
 
 
 def test_a_write_answers_its_report(spark, storage, redis_server):

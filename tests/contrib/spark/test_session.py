@@ -1,14 +1,12 @@
 """Spark itself writes: `make test-spark` installs it."""
 
 import os
-from contextlib import closing
 
 import pytest
 
 from djqueue.contrib.spark import enqueue
 from djqueue.core.states import State
 from djqueue.storage.imports import DONE
-from djqueue.storage.redis import RedisStorage
 from tests.contrib.spark.conftest import failing_once, leftovers
 from tests.contrib.spark.test_writing import numbers
 
@@ -17,10 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture
-def storage(redis_server):
-    redis_server.clean()
-    with closing(RedisStorage(url=redis_server.url)) as storage:
-        yield storage
+def url(redis_url):
+    return redis_url
 
 
 def test_a_dataframe_becomes_jobs(spark, storage, redis_server):

@@ -762,6 +762,42 @@ class MetricBucket(models.Model):
         return f"{self.queue} {self.start:%Y-%m-%d %H:%M}"
 
 
+class Rollup(models.Model):
+    """What happened in one hour, of one queue and job, as Spark has reckoned it."""
+
+    hour = MillisecondsField(_("hour"))
+    queue = models.CharField(_("queue"), max_length=NAME)
+    name = models.CharField(_("job name"), max_length=NAME, blank=True, default="")
+    enqueued = models.BigIntegerField(_("enqueued"), default=0)
+    completed = models.BigIntegerField(_("completed"), default=0)
+    failed = models.BigIntegerField(_("failed"), default=0)
+    cancelled = models.BigIntegerField(_("cancelled"), default=0)
+    retried = models.BigIntegerField(_("retried"), default=0, help_text=_("Runs, as the next."))
+    stalled = models.BigIntegerField(_("stalled"), default=0)
+    wait_p50 = models.BigIntegerField(
+        _("wait, 50 %"), null=True, blank=True, help_text=_("Milliseconds, as the others.")
+    )
+    wait_p95 = models.BigIntegerField(_("wait, 95 %"), null=True, blank=True)
+    wait_p99 = models.BigIntegerField(_("wait, 99 %"), null=True, blank=True)
+    run_p50 = models.BigIntegerField(_("run, 50 %"), null=True, blank=True)
+    run_p95 = models.BigIntegerField(_("run, 95 %"), null=True, blank=True)
+    run_p99 = models.BigIntegerField(_("run, 99 %"), null=True, blank=True)
+    reasons = models.JSONField(
+        _("reasons"), default=dict, blank=True, help_text=_("How many failed for which reason.")
+    )
+    written_at = MillisecondsField(_("written"))
+
+    class Meta:
+        db_table = "djqueue_rollup"
+        verbose_name = _("rollup")
+        verbose_name_plural = _("rollups")
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=("hour", "queue", "name"), name="djqueue_rollup_key"),)
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.name} {self.hour:%Y-%m-%d %H:%M}"
+
+
 class WorkerState(models.Model):
     """A worker, as it last reported itself."""
 

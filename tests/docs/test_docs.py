@@ -23,6 +23,7 @@ from django.utils.module_loading import import_string
 import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, signals
 from djqueue.client import get_storage, registry
+from djqueue.contrib.spark.pipeline.main import parser as spark_parser
 from djqueue.contrib.spark.tables import TABLES
 from djqueue.core import errors
 from djqueue.core.deadletters import DeadLetterPolicy
@@ -134,6 +135,8 @@ def test_commands_exist(block):
 def check_command(words: list[str]) -> None:
     if words[:2] == ["python", "manage.py"]:
         check_management_command(words[2:])
+    elif words[:3] == ["python", "-m", "djqueue.contrib.spark"]:
+        spark_parser().parse_args(words[3:])
     elif words[0] == "make":
         targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert words[1] in targets

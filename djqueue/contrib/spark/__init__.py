@@ -17,7 +17,7 @@ from .writing import Report, Told, Write
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Report", "change", "enqueue", "register"]
+__all__ = ["Report", "change", "enqueue", "register", "write"]
 
 
 def register(spark: "SparkSession") -> None:
@@ -39,14 +39,26 @@ def enqueue(
     None: all is written, and only its report could not be kept.
     Raises OptionError for what is wrong, and what Spark raises, with the reason in its message.
     """
-    return _save(df, {**_texts(options, more), "queue": queue, "job": job})
+    return write(df, {**_texts(options, more), "queue": queue, "job": job})
 
 
 def change(
     df: "DataFrame", operation: str, options: Mapping[str, Any] | None = None, **more: Any
 ) -> Report | None:
     """Do something to the jobs whose ids a DataFrame has: retry, cancel, delete or update. See `enqueue`."""
-    return _save(df, {**_texts(options, more), "operation": operation})
+    return write(df, {**_texts(options, more), "operation": operation})
+
+
+def write(df: "DataFrame", options: Mapping[str, str]) -> Report | None:
+    """Do with a DataFrame's rows what the options say, written as Spark has them. See `enqueue`."""
+    said = {"writeId": token_hex(8), **with_defaults(options)}
+    known = WriteOptions.read(said)
+    if known.dry_run:
+        return _tried(df, known)
+    df.write.format("djqueue").options(**said).mode("append").save()
+    with closing(storage_at(known.url, known.prefix)) as storage:
+        found = storage.imports.get(str(known.write)) if storage.imports is not None else None
+    return None if found is None else Report.of(found)
 
 
 def _texts(options: Mapping[str, Any] | None, more: Mapping[str, Any]) -> dict[str, str]:
@@ -55,17 +67,6 @@ def _texts(options: Mapping[str, Any] | None, more: Mapping[str, Any]) -> dict[s
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _save(df: "DataFrame", given: Mapping[str, str]) -> Report | None:
-    said = {"writeId": token_hex(8), **with_defaults(given)}
-    options = WriteOptions.read(said)
-    if options.dry_run:
-        return _tried(df, options)
-    df.write.format("djqueue").options(**said).mode("append").save()
-    with closing(storage_at(options.url, options.prefix)) as storage:
-        found = storage.imports.get(str(options.write)) if storage.imports is not None else None
-    return None if found is None else Report.of(found)
 
 
 def _tried(df: "DataFrame", options: WriteOptions) -> Report:

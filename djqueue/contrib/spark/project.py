@@ -5,7 +5,7 @@ Spark's own processes have no settings: what they are to know is among the optio
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -26,7 +26,7 @@ def with_defaults(given: Mapping[str, str]) -> dict[str, str]:
     if settings is None:
         return dict(given)
     said = {key_of(name): value for name, value in given.items()}
-    found = dict(_place(settings))
+    found = place_of(settings)
     if said.get("operation", ENQUEUE) == ENQUEUE:
         found |= _of_queue(settings, said.get("queue"))
         found |= _of_job(settings, said.get("job"))
@@ -66,17 +66,35 @@ def _has_project() -> bool:
         return False
 
 
-def _place(settings: "Settings") -> Iterator[tuple[str, str]]:
+def place_of(settings: "Settings") -> dict[str, str]:
     """Where the project's storage is, if a URL says all of it."""
     given = settings.storage_options
+    found: dict[str, str] = {}
     if settings.backend.endswith("DatabaseStorage"):
         url = _database(given.get("database", "default"))
-        if url is not None:
-            yield "url", url
-    elif isinstance(given.get("url"), str) and not given.get("connection"):
-        yield "url", given["url"]
+    elif given.get("connection"):
+        url = None
+    else:
+        url = given.get("url") or _cache(str(given.get("cache")))
+    if isinstance(url, str):
+        found["url"] = url
     if given.get("prefix"):
-        yield "keyPrefix", str(given["prefix"])
+        found["keyPrefix"] = str(given["prefix"])
+    return found
+
+
+def _cache(alias: str) -> str | None:
+    """The URL of a cache, if that is all that is said of where it is."""
+    from django.conf import settings
+
+    said: Mapping[str, Any] = settings.CACHES.get(alias, {})
+    location = said.get("LOCATION")
+    if isinstance(location, list | tuple) and len(location) == 1:
+        [location] = location
+    aside = said.get("OPTIONS", {}).keys() & {"PASSWORD", "CONNECTION_POOL_KWARGS", "SENTINELS"}
+    if aside or not isinstance(location, str) or any(sign in location for sign in ",;"):
+        return None
+    return location
 
 
 def _database(alias: str) -> str | None:

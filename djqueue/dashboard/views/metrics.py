@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy
 from djqueue.client import get_storage
 from djqueue.core.durations import to_datetime
 from djqueue.core.metrics import BOUNDS, Bucket
-from djqueue.dashboard import marks, queries, rights
+from djqueue.dashboard import marks, queries, rights, rollups
 from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.queries import merged, nothing
@@ -85,12 +85,15 @@ def metrics(request: HttpRequest, desk: Desk) -> HttpResponse:
     shot = _report(request, _window(request), queue)
     report = shot.value
     here = {"queue": queue, "window": report.window.word}
+    names = [line.name for line in queries.board(request).value.lines]
+    seen = [name for name in names if queue in ("", name)]
     context = {
         "report": report,
+        "rolled": rollups.within(report.start, report.end, report.window.step, seen),
         "series": report.series,
         "marks": marks.within(report.series),
         "queue": queue,
-        "queues": [line.name for line in queries.board(request).value.lines],
+        "queues": names,
         "windows": WINDOWS,
         "histogram": _histogram(report.total),
         "csv_url": desk.url("metrics_export", **here, format="csv"),

@@ -1,0 +1,140 @@
+"""Archived jobs back into the tables: as history to look at, which no worker ever runs."""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import functions as sql
+
+from djqueue.contrib.spark.tables import ATTEMPTS, JOBS, Table
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime
+from djqueue.core.options import JobOptions
+
+from .archive import DAY, archived
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from djqueue.models import Job, JobAttempt
+
+AT_ONCE = 500
+STATES = ("completed", "cancelled")
+"""Failed ones are dead letters, which are more than history: somebody may retry them."""
+
+Row = Mapping[str, Any]
+
+
+class Restored(NamedTuple):
+    """What became of jobs."""
+
+    inserted: int
+    there: int
+    """Whose ids the tables have."""
+
+
+def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, keep: int) -> Restored:
+    """Insert the completed and cancelled ones of archived jobs, with their runs, into a database's tables.
+
+    jobs: of the archive at `path`, each once: see `replay.selected`.
+    keep: days from now on after which they are forgotten again.
+    """
+    from django.db import transaction
+
+    from djqueue.models import Job, JobAttempt
+
+    runs = archived(spark, path, ATTEMPTS).where("outcome <> 'completed'")
+    of_job = runs.groupBy("queue", "id").agg(sql.collect_list(sql.struct(*_columns(ATTEMPTS))).alias("runs"))
+    rows = (
+        jobs.where(sql.col("state").isin(*STATES))
+        .select(*_columns(JOBS))
+        .join(of_job, ["queue", "id"], "left")
+    )
+    until = SYSTEM_CLOCK.now() + keep * DAY
+    inserted = there = 0
+    for some in _parts(rows, AT_ONCE):
+        with transaction.atomic(using=alias):
+            taken = _taken(alias, some)
+            new = [row for row in some if (row["queue"], row["id"]) not in taken]
+            Job.objects.using(alias).bulk_create([_job(row, until) for row in new])
+            ended = [_attempt(run.asDict()) for row in new for run in row["runs"] or ()]
+            JobAttempt.objects.using(alias).bulk_create(ended, batch_size=AT_ONCE)
+        inserted += len(new)
+        there += len(some) - len(new)
+    return Restored(inserted, there)
+
+
+def _columns(table: Table) -> "list[Column]":
+    """Of a table, times as UTC milliseconds: as timestamps they would come in the driver's own time zone."""
+    return [
+        (sql.unix_millis(f"`{name}`") if kind == "timestamp" else sql.col(f"`{name}`")).alias(name)
+        for name, kind, *_ in table.chosen(payload=True)
+    ]
+
+
+def _parts(rows: "DataFrame", size: int) -> Iterator[list[Row]]:
+    some = iter(rows.toLocalIterator())
+    while part := [row.asDict() for row in islice(some, size)]:
+        yield part
+
+
+def _taken(alias: str, rows: list[Row]) -> set[tuple[str, str]]:
+    from djqueue.models import Job
+
+    found: set[tuple[str, str]] = set()
+    for queue in {row["queue"] for row in rows}:
+        ids = [row["id"] for row in rows if row["queue"] == queue]
+        there = Job.objects.using(alias).filter(queue=queue, job_id__in=ids)
+        found.update((queue, id) for id in there.values_list("job_id", flat=True))
+    return found
+
+
+def _job(row: Row, until: int) -> "Job":
+    from djqueue.models import Job
+    from djqueue.storage.database.rows import pack_options
+
+    # Its unique key is another's to have: it is told, and not held.
+    options = JobOptions(
+        priority=row["priority"] or 0,
+        unique_key=row["unique_key"],
+        group=row["group"],
+        subject=row["subject"],
+        tags=tuple(row["tags"] or ()),
+        content_type=row["content_type"],
+    )
+    same = ("queue", "name", "state", "group", "subject", "content_type")
+    counts = {name: row[name] or 0 for name in ("priority", "attempts", "failures", "stalls")}
+    words = {name: row[name] or "" for name in ("worker", "reason", "error_type", "error_message")}
+    return Job(
+        **{name: row[name] for name in same},
+        **counts,
+        **words,
+        job_id=row["id"],
+        payload=row["payload"] or b"",
+        options=pack_options(options),
+        created_at=to_datetime(row["enqueued_at"]),
+        run_at=to_datetime(row["run_at"]),
+        started_at=_time(row["started_at"]),
+        finished_at=_time(row["finished_at"]),
+        expires_at=to_datetime(until),
+    )
+
+
+def _attempt(row: Row) -> "JobAttempt":
+    from djqueue.models import JobAttempt
+
+    return JobAttempt(
+        queue=row["queue"],
+        job_id=row["id"],
+        attempt=row["number"],
+        worker=row["worker"] or "",
+        started_at=to_datetime(row["started_at"]),
+        finished_at=to_datetime(row["finished_at"]),
+        outcome=row["outcome"],
+        error_type=row["error_type"] or "",
+        error_message=row["error_message"] or "",
+    )
+
+
+def _time(at: int | None) -> Any:
+    return None if at is None else to_datetime(at)

@@ -1,0 +1,92 @@
+"""What Spark has reckoned of whole hours, for charts: what the storage has forgotten is in them, too."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django.db import Error, transaction
+from django.db.models import Max, Sum
+
+from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.models import Rollup
+
+from .snapshot import snapshots
+from .tables import alias_of, rows_of
+
+logger = logging.getLogger("djqueue.dashboard")
+
+HOUR = 3_600_000
+FRESH = 60_000
+"""Milliseconds for which they are shown again: they come once an hour."""
+COUNTS = ("enqueued", "completed", "failed", "retried")
+TIMES = ("wait_p50", "wait_p95", "wait_p99", "run_p50", "run_p95", "run_p99")
+MOST = 2_000
+"""Rollups whose reasons of failures are summed: those with most failures."""
+
+
+class Step(NamedTuple):
+    """What happened in some hours."""
+
+    start: int
+    """UTC milliseconds."""
+    counts: tuple[int, ...]
+    """Those of `COUNTS`."""
+    times: tuple[int | None, ...]
+    """Those of `TIMES`, in milliseconds: of each the longest that a job had in an hour."""
+
+
+class Rolled(NamedTuple):
+    """A stretch of time in steps, and why jobs failed in it."""
+
+    step: int
+    """Milliseconds."""
+    steps: list[Step]
+    reasons: list[tuple[str, int]]
+    """The most frequent first."""
+
+
+def within(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | None:
+    """What is known of these queues in a stretch of time; None if nothing is, or there is no table."""
+    step = max(step, HOUR)
+    start = start // step * step
+    if end - start < 2 * step:
+        return None
+    key = ("rollups", start, end, step, *queues)
+    return snapshots.read(key, lambda: _read(start, end, step, queues), FRESH).value
+
+
+def _read(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | None:
+    rows = rows_of(Rollup).filter(hour__gte=to_datetime(start), hour__lt=to_datetime(end), queue__in=queues)
+    sums = {name: Sum(name) for name in COUNTS} | {name: Max(name) for name in TIMES}
+    try:
+        # So that a transaction around the request goes on if there is no such table.
+        with transaction.atomic(using=alias_of(Rollup)):
+            hours = list(
+                rows.order_by().values("hour").annotate(**{f"of_{name}": sums[name] for name in sums})
+            )
+            failed = rows.filter(failed__gt=0).order_by("-failed", "-hour").values_list("reasons", flat=True)
+            reasons = list(failed[:MOST]) if hours else []
+    except Error as error:
+        logger.debug("There are no rollups: %s", error)
+        return None
+    if not hours:
+        return None
+    steps = {at: Step(at, (0,) * len(COUNTS), (None,) * len(TIMES)) for at in range(start, end, step)}
+    for hour in hours:
+        at = to_milliseconds(hour["hour"]) // step * step
+        steps[at] = _added(steps[at], hour)
+    total = Counter[str]()
+    for found in reasons:
+        total.update(found)
+    return Rolled(step, list(steps.values()), sorted(total.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def _added(step: Step, hour: dict[str, int | None]) -> Step:
+    counts = tuple(had + (hour[f"of_{name}"] or 0) for had, name in zip(step.counts, COUNTS, strict=True))
+    times = tuple(_longer(had, hour[f"of_{name}"]) for had, name in zip(step.times, TIMES, strict=True))
+    return step._replace(counts=counts, times=times)
+
+
+def _longer(one: int | None, other: int | None) -> int | None:
+    return max((value for value in (one, other) if value is not None), default=None)

@@ -1,0 +1,50 @@
+"""DataFrames with the tables' schemas, of rows that say only what matters."""
+
+from datetime import UTC, datetime, timedelta
+
+from djqueue.contrib.spark.tables import ATTEMPTS, DEAD, JOBS
+
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+
+
+def at(minutes=0.0):
+    return NOON + timedelta(minutes=minutes)
+
+
+def job(id, state="completed", *, queue="mail", name="shop.send", **more):
+    times = {"enqueued_at": at(), "run_at": at(), "started_at": at(), "finished_at": at(1)}
+    return {
+        "id": id,
+        "state": state,
+        "queue": queue,
+        "name": name,
+        "content_type": "msgpack",
+        **times,
+        **more,
+    }
+
+
+def run(id, outcome="completed", *, queue="mail", name="shop.send", **more):
+    times = {"started_at": at(), "finished_at": at(1), "run_seconds": 60.0}
+    return {"id": id, "outcome": outcome, "queue": queue, "name": name, "number": 1, **times, **more}
+
+
+def jobs_of(spark, *rows):
+    return _frame(spark, JOBS, rows)
+
+
+def runs_of(spark, *rows):
+    return _frame(spark, ATTEMPTS, rows)
+
+
+def dead_of(spark, *rows):
+    return _frame(spark, DEAD, rows)
+
+
+def _frame(spark, table, rows):
+    columns = table.chosen(payload=True)
+    for row in rows:
+        assert row.keys() <= {column.name for column in columns}, row
+    return spark.createDataFrame(
+        [[row.get(column.name) for column in columns] for row in rows], table.ddl(payload=True)
+    )

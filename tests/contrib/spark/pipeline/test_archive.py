@@ -1,0 +1,128 @@
+"""Ended jobs in Parquet, and what the storage may forget then."""
+
+from datetime import date
+
+import pytest
+from pyspark.sql import functions as sql
+
+from djqueue.contrib.spark.pipeline.archive import (
+    ENDED,
+    ArchiveError,
+    archive,
+    archived,
+    ended,
+    written,
+)
+from djqueue.contrib.spark.pipeline.purge import purge
+from djqueue.contrib.spark.pipeline.replay import selected
+from djqueue.contrib.spark.tables import ATTEMPTS
+from djqueue.core.durations import to_datetime
+from djqueue.core.states import State
+from djqueue.testing.factories import a_failed_job, claim, completing, enqueue
+from tests.contrib.spark.pipeline.frames import at, job, jobs_of, run, runs_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+FIRST, SECOND, THIRD = date(2026, 6, 1), date(2026, 6, 2), date(2026, 6, 3)
+
+
+def put(spark, path, jobs, runs=(), since=FIRST, until=THIRD, states=ENDED):
+    chosen = ended(jobs_of(spark, *jobs), since, until, states).persist()
+    try:
+        return archive(spark, path, chosen, runs_of(spark, *runs))
+    finally:
+        chosen.unpersist()
+
+
+def found(spark, path, *columns):
+    return sorted(tuple(row) for row in archived(spark, path).select(*columns).collect())
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "archive")
+
+
+def test_ended_jobs_lie_by_queue_and_day_with_their_runs(spark, path, tmp_path):
+    jobs = [
+        job("a", payload=b"\xa1a", tags=["x"], group="g"),
+        job("b", "failed", queue="1", finished_at=at(12 * 60), reason="timeout"),
+        job("late", finished_at=at(36 * 60)),
+        job("waits", "waiting", finished_at=None),
+    ]
+    done = put(spark, path, jobs, [run("a", "retried"), run("a", number=2), run("late"), run("gone")])
+
+    assert (done.jobs, done.attempts, done.partitions) == (2, 2, 2)
+    assert {str(file.relative_to(path)) for file in (tmp_path / "archive").glob("jobs/*/*")} == {
+        "jobs/queue=mail/date=2026-06-01",
+        "jobs/queue=1/date=2026-06-02",
+    }
+    assert found(spark, path, "queue", "date", "id", "state", "reason", "payload", "tags", "group") == [
+        ("1", SECOND, "b", "failed", "timeout", None, None, None),
+        ("mail", FIRST, "a", "completed", None, b"\xa1a", ["x"], "g"),
+    ]
+    runs = archived(spark, path, ATTEMPTS).select("id", "number", "outcome").collect()
+    assert sorted(map(tuple, runs)) == [("a", 1, "retried"), ("a", 2, "completed")]
+
+
+def test_a_second_run_replaces_a_day_and_keeps_what_the_storage_has_forgotten(spark, path):
+    a, b, c = job("a"), job("b"), job("c", finished_at=at(12 * 60))
+    put(spark, path, [a, b, c], [run("a"), run("b")])
+    put(spark, path, [a, b], [run("a"), run("b")])
+    assert found(spark, path, "id") == [("a",), ("b",), ("c",)]
+
+    # "a" is forgotten; "d" ends on the same day, as does "b" once more, after a retry.
+    put(spark, path, [b, job("d"), job("b", finished_at=at(5))], [run("b"), run("d")])
+
+    assert found(spark, path, "id", "finished_at") == sorted(
+        tuple(row)
+        for row in jobs_of(spark, a, b, c, job("d"), job("b", finished_at=at(5)))
+        .select("id", "finished_at")
+        .collect()
+    )
+    assert archived(spark, path, ATTEMPTS).count() == 3
+
+
+def test_of_a_job_that_ended_twice_the_last_end_counts(spark, path):
+    twice = [job("a", "failed", reason="timeout"), job("b", "failed", reason="timeout")]
+    put(spark, path, twice)
+    put(spark, path, [job("a", finished_at=at(26 * 60))], until=date(2026, 6, 4))
+
+    def ids(where, **days):
+        return [row.id for row in selected(spark, path, where, **days).collect()]
+
+    assert ids("reason = 'timeout'") == ["b"]
+    assert ids("id = 'a'") == ["a"]
+    assert ids("id = 'a'", until=SECOND) == []
+    assert ids("true", since=SECOND) == ["a"]
+
+
+def test_what_is_not_in_the_files_is_told(spark, path, monkeypatch):
+    monkeypatch.setattr(
+        "djqueue.contrib.spark.pipeline.archive.archived",
+        lambda *of: archived(*of).where("id != 'b'"),
+    )
+    with pytest.raises(ArchiveError, match="mail of 2026-06-01: not all jobs are there"):
+        put(spark, path, [job("a"), job("b")])
+
+
+def test_a_purge_forgets_what_is_archived_and_as_it_was_archived(spark, path, storage):
+    ids = {name: enqueue(storage, queue="mail", id=name) for name in ("done", "other")}
+    storage.finish([completing(one) for one in claim(storage, 2)])
+    ids["retried"] = a_failed_job(storage, queue="mail")
+    records = {name: storage.jobs("mail", [id])[0] for name, id in ids.items()}
+    today = to_datetime(records["done"].finished_at).date()
+    rows = [
+        job(record.id, record.state.value, finished_at=to_datetime(record.finished_at))
+        for name, record in records.items()
+        if name != "other"
+    ]
+    rows.append(job("gone", finished_at=to_datetime(records["done"].finished_at)))
+    chosen = jobs_of(spark, *rows).withColumn("date", sql.lit(today)).persist()
+    archive(spark, path, chosen, runs_of(spark))
+    assert storage.retry("mail", [ids["retried"]]) == ["retried"]
+
+    assert purge(storage, written(spark, path, chosen)) == {"removed": 1, "changed": 1, "gone": 1}
+
+    chosen.unpersist()
+    assert storage.states("mail", list(ids.values())) == [None, State.COMPLETED, State.WAITING]

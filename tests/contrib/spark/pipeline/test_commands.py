@@ -1,0 +1,254 @@
+"""The commands, in Spark, on a real Redis: what they do, and what they say of it."""
+
+from datetime import timedelta
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.utils.timezone import now
+
+from djqueue.client import get_storage
+from djqueue.codecs import MSGPACK, decode
+from djqueue.contrib.spark.pipeline.archive import archived
+from djqueue.contrib.spark.pipeline.main import main
+from djqueue.core.durations import to_datetime
+from djqueue.core.states import State
+from djqueue.models import Job, JobAttempt, Rollup
+from djqueue.storage.database.rows import unpack_options
+from djqueue.testing.draining import drain
+from djqueue.testing.factories import a_failed_job, claim, completing, enqueue, failing, retrying
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture
+def does(spark, url, capsys):
+    """Runs a command, which succeeds; answers the lines that it prints."""
+
+    def run(action, *words, code=0):
+        assert main([action, "--url", url, *words]) == code
+        told = capsys.readouterr()
+        return (told.out if code == 0 else told.err).strip().splitlines()
+
+    return run
+
+
+@pytest.fixture
+def project(url, settings):
+    """Settings of a project whose storage is that Redis."""
+    options = {"URL": url, "MIRROR": False}
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
+
+
+def arguments(storage, queue="orders"):
+    return [decode(job.payload, MSGPACK)["kwargs"] for job in storage.page(queue, State.WAITING, 1_000)]
+
+
+def complete_all(storage):
+    while claimed := claim(storage, 100):
+        storage.finish([completing(one) for one in claimed])
+
+
+# enqueue
+
+
+def test_rows_of_files_are_enqueued_with_columns_chosen_and_renamed(does, storage, tmp_path):
+    (tmp_path / "orders.csv").write_text("Order Id,total,note\n007,12.5,x\n008,3,y\n")
+    words = ["--csv", str(tmp_path), "--queue", "orders", "--job", "shop.bill"]
+    words += ["--columns", "total", "--rename", "Order Id=order_id", "--option", "priority=3"]
+
+    assert does("enqueue", *words, "--dry-run") == ["2 jobs would come; nothing was enqueued."]
+    assert storage.queues() == []
+    assert does("enqueue", *words) == ["2 new jobs, 0 were there."]
+    assert arguments(storage) == [{"total": "12.5", "order_id": "007"}, {"total": "3", "order_id": "008"}]
+    assert storage.page("orders", None, 1)[0].options.priority == 3
+
+
+def test_rows_that_are_no_jobs_are_counted_or_fail_the_write(does, storage):
+    query = "select if(id = 3, null, string(id)) key from range(5)"
+    words = ["--sql", query, "--queue", "orders", "--job", "shop.bill", "--option", "idColumn=key"]
+
+    [told] = does("enqueue", *words, code=1)
+    assert "id: expected a text, got None" in told
+    assert storage.queues() == []
+    [told] = does("enqueue", *words, "--option", "onError=skip")
+    assert told.startswith("4 new jobs, 0 were there; 1 rows are no jobs (1 ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--queue", "q"], "job: say it as an option, or name its column by jobColumn"),
+        (["--queue", "q", "--job", "j", "--option", "queue=p"], "say the same: keep one"),
+        (["--queue", "q", "--job", "j", "--option", "priorty=1"], "did you mean 'priority'"),
+        (["--queue", "q", "--job", "j", "--columns", "idd"], "there is no column 'idd'; did you mean 'id'"),
+    ],
+)
+def test_a_wrong_command_line_names_the_remedy(does, words, message):
+    [told] = does("enqueue", "--sql", "select id from range(3)", *words, code=2)
+    assert message in told
+
+
+# backfill
+
+
+def test_a_backfill_loads_each_day_once_and_goes_on_where_it_ended(does, storage):
+    query = "select id n, date_add(date'2026-01-01', int(id / 10)) day from range(30)"
+    words = ["--name", "orders", "--sql", query, "--date-column", "day", "--columns", "n"]
+    words += ["--queue", "orders", "--job", "shop.bill", "--until", "2026-01-04"]
+
+    assert does("backfill", *words, "--since", "2026-01-02") == [
+        "2026-01-02: 10 new jobs, 0 were there.",
+        "2026-01-03: 10 new jobs, 0 were there.",
+        "2 days, 20 new jobs; 0 days were there.",
+    ]
+    # Earlier days come too, although later ones are there.
+    assert does("backfill", *words, "--since", "2026-01-01")[0] == "2026-01-01: 10 new jobs, 0 were there."
+    assert does("backfill", *words, "--since", "2026-01-01")[-1] == "0 days, 0 new jobs; 3 days were there."
+    assert sorted(row["n"] for row in arguments(storage)) == [*range(30)]
+    assert {job.options.priority for job in storage.page("orders", None, 100)} == {-10}
+
+
+def test_a_backfill_needs_to_know_the_rows_of_a_day(does):
+    words = ["--name", "n", "--sql", "select 1", "--since", "2026-01-01", "--until", "2026-01-02"]
+    [told] = does("backfill", *words, "--queue", "q", "--job", "j", code=2)
+    assert "either {date} in the path or query, or --date-column NAME" in told
+
+
+# archive and replay
+
+
+def test_ended_jobs_go_to_an_archive_and_come_back_as_new_jobs(does, storage, spark, tmp_path):
+    path = str(tmp_path / "archive")
+    enqueue(storage, queue="mail", id="a", payload=b"\x81\xa6kwargs\x81\xa1n\x01", priority=7, group="g")
+    complete_all(storage)
+    a_failed_job(storage, queue="mail", id="b", reason="timeout")
+    enqueue(storage, queue="mail", id="waits")
+    [record] = storage.jobs("mail", ["a"])
+    tomorrow = (to_datetime(record.finished_at) + timedelta(days=1)).date().isoformat()
+
+    first, second = does("archive", path, "--until", tomorrow, "--purge")
+    assert first.startswith("2 jobs and 2 runs are in")
+    assert second == "2 removed."
+    assert storage.states("mail", ["a", "b", "waits"]) == [None, None, State.WAITING]
+    assert does("archive", path, "--until", tomorrow)[0].startswith("0 jobs and 0 runs are in")
+    assert sorted(row.id for row in archived(spark, path).collect()) == ["a", "b"]
+
+    words = ["--archive", path, "--name", "again", "--where", "state = 'completed'"]
+    assert does("replay", *words) == ["1 new jobs, 0 were there."]
+    assert does("replay", *words) == ["this was published before: nothing was enqueued."]
+    [job] = [job for job in storage.page("mail", State.WAITING, 10) if job.id != "waits"]
+    assert (job.name, job.payload, job.options.priority, job.options.group) == (
+        "handler",
+        b"\x81\xa6kwargs\x81\xa1n\x01",
+        7,
+        "g",
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_archived_jobs_come_back_into_the_tables_as_history(does, storage, project, tmp_path):
+    one = enqueue(storage, queue="mail", subject="shop.order:1", tags=("x",), unique_key="k")
+    storage.finish([retrying(claimed) for claimed in claim(storage, 1)])
+    storage.maintain()
+    complete_all(storage)
+    a_failed_job(storage, queue="mail")
+    [record] = storage.jobs("mail", [one])
+    tomorrow = (to_datetime(record.finished_at) + timedelta(days=1)).date().isoformat()
+    does("archive", str(tmp_path), "--until", tomorrow, "--purge")
+
+    call_command("djqueue_spark", "restore", str(tmp_path))
+    call_command("djqueue_spark", "restore", str(tmp_path))
+
+    [row] = Job.objects.all()
+    assert (row.job_id, row.state, row.attempts, row.failures) == (one, "completed", 2, 1)
+    assert (row.finished_at, bytes(row.payload)) == (to_datetime(record.finished_at), record.payload)
+    assert (row.subject, unpack_options(bytes(row.options)).tags) == ("shop.order:1", ("x",))
+    assert row.expires_at - now() > timedelta(days=6)
+    assert [(run.attempt, run.outcome) for run in JobAttempt.objects.all()] == [(1, "retried")]
+
+
+def test_dead_letters_that_a_condition_selects_are_retried(does, storage):
+    for queue, id, reason in (("mail", "a", "timeout"), ("mail", "b", "stalled"), ("print", "c", "timeout")):
+        a_failed_job(storage, queue=queue, id=id, reason=reason)
+    where = ["--where", "queue = 'mail' and reason = 'timeout'"]
+
+    assert does("replay", *where, "--dry-run") == ["1 retried."]
+    assert storage.states("mail", ["a"]) == [State.FAILED]
+    assert does("replay", *where) == ["1 retried."]
+    assert storage.states("mail", ["a", "b"]) == [State.WAITING, State.FAILED]
+    assert storage.states("print", ["c"]) == [State.FAILED]
+    assert does("replay", *where) == ["0 retried."]
+
+
+# rollups
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rollups_of_a_storage_and_of_its_archive_are_the_same(
+    spark, storage, url, settings, tmp_path, capsys
+):
+    settings.DJQUEUE = {
+        "STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": {"URL": url, "MIRROR": False}}
+    }
+    for _ in range(2):
+        enqueue(storage, queue="mail")
+    one, other = claim(storage, 2)
+    storage.finish([completing(one), retrying(other)])
+    storage.maintain()
+    storage.finish([failing(again, "timeout") for again in claim(storage, 1)])
+    ended = to_datetime(storage.jobs("mail", [one.id])[0].finished_at)
+    since = ended.replace(minute=0, second=0, microsecond=0)
+    hours = [f"--since={since:%Y-%m-%dT%H}", f"--until={since + timedelta(hours=2):%Y-%m-%dT%H}"]
+    tomorrow = (ended + timedelta(days=1)).date().isoformat()
+
+    def rows():
+        names = [field.name for field in Rollup._meta.fields if field.name not in ("id", "written_at")]
+        return list(Rollup.objects.order_by("hour").values(*names))
+
+    call_command("djqueue_spark", "rollups", *hours)
+    found = rows()
+    assert sum(row["enqueued"] for row in found) == 2
+    assert [sum(row[name] for row in found) for name in ("completed", "failed", "retried")] == [1, 1, 1]
+    assert {reason: many for row in found for reason, many in row["reasons"].items()} == {"timeout": 1}
+    call_command("djqueue_spark", "archive", str(tmp_path), "--until", tomorrow)
+    Rollup.objects.all().delete()
+    call_command("djqueue_spark", "rollups", "--archive", str(tmp_path), *hours)
+    assert rows() == found
+    with pytest.raises(CommandError, match="there is no hour") as raised:
+        call_command("djqueue_spark", "rollups", hours[0], hours[0].replace("since", "until"))
+    assert raised.value.returncode == 2
+
+
+def test_rollups_need_the_tables_of_a_project(does):
+    [told] = does("rollups", code=1)
+    assert "--database postgresql://" in told
+
+
+# A storage in the project's database.
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_project_on_its_database_needs_no_url(spark, settings, tmp_path, capsys):
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
+    path = str(tmp_path / "archive")
+
+    def does(*words):
+        call_command("djqueue_spark", *words)
+        return capsys.readouterr().out.strip().splitlines()
+
+    rows = ["--sql", "select id n from range(30)", "--queue", "orders", "--job", "handler"]
+    assert does("enqueue", *rows) == ["30 new jobs, 0 were there."]
+    assert drain(get_storage(), handlers={"handler": lambda _job: None}).completed == 30
+    get_storage().close()
+    tomorrow = (now() + timedelta(days=1)).date().isoformat()
+    since = now().replace(minute=0) - timedelta(hours=1)
+    hours = ["--since", f"{since:%Y-%m-%dT%H}", "--until", f"{since + timedelta(hours=2):%Y-%m-%dT%H}"]
+
+    does("rollups", *hours)
+    assert sum(row.completed for row in Rollup.objects.all()) == 30
+    first, second = does("archive", path, "--until", tomorrow, "--purge")
+    assert first.startswith("30 jobs and 30 runs are in")
+    assert second == "30 removed."
+    assert Job.objects.count() == 0
+    assert does("restore", path) == ["30 jobs are in the tables for 7 days, 0 were there."]
+    assert Job.objects.filter(state="completed").count() == 30

@@ -1,0 +1,157 @@
+"""The command line, and where the settings say that the queue is: without Spark."""
+
+import subprocess
+import sys
+from argparse import ArgumentParser
+from datetime import UTC, date, datetime
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from djqueue.conf import get_settings
+from djqueue.contrib.spark.pipeline import commands, session
+from djqueue.contrib.spark.pipeline.main import main, parser
+from djqueue.contrib.spark.pipeline.parser import add_commands
+from djqueue.contrib.spark.pipeline.telling import SparkError, plainly
+from djqueue.contrib.spark.project import place_of
+from djqueue.core.errors import OptionError
+
+URL = "redis://127.0.0.1:6379/0"
+REDIS = "djqueue.storage.redis.RedisStorage"
+
+
+def parsed(*words):
+    return parser().parse_args([words[0], "--url", URL, *words[1:]])
+
+
+def test_every_command_of_the_parser_is_there():
+    actions = parser()._subparsers._group_actions
+    assert set(actions[0].choices) == commands.COMMANDS.keys()
+
+
+def test_help_needs_no_spark_and_no_project():
+    code = "import sys; sys.modules['pyspark'] = None; import runpy; sys.argv[1:] = ['archive', '--help']\n"
+    code += "runpy.run_module('djqueue.contrib.spark', run_name='__main__')"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "A second run replaces the same days" in shown
+
+
+def test_days_and_hours_are_utc():
+    args = parsed("rollups", "--since", "2026-01-31T05", "--until", "2026-01-31T08:00+02:00")
+    assert (args.since, args.until) == tuple(datetime(2026, 1, 31, hour, tzinfo=UTC) for hour in (5, 6))
+    assert parsed("archive", "/a", "--since", "2026-01-31").since == date(2026, 1, 31)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["archive", "/a", "--since", "31.1.2026"], "'31.1.2026' is none: a day is written as 2026-01-31"),
+        (["archive", "/a", "--states", "done"], "'done' is not one of cancelled, completed, failed"),
+        (["rollups", "--since", "2026-01-31T05:30"], "an hour is written as 2026-01-31T05"),
+        (["enqueue", "--sql", "select 1", "--option", "priority"], "'priority' is no NAME=VALUE"),
+        (
+            ["enqueue", "--queue", "q"],
+            "one of the arguments --parquet --csv --json --table --sql is required",
+        ),
+        (["replay"], "the following arguments are required: --where"),
+        (["restore", "/a", "--keep", "0"], "'0' is not a whole number from 1 on"),
+    ],
+)
+def test_what_cannot_be_read_is_wrong_usage(words, message, capsys):
+    with pytest.raises(SystemExit) as raised:
+        parsed(*words)
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["replay", "--where", "true", "--archive", "/a"], "--archive needs --name"),
+        (["replay", "--where", "true", "--name", "n"], "--name goes with --archive"),
+        (["replay", "--where", "true", "--option", "priority=1"], "--option goes with --archive"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_wrong_usage_before_spark_starts(words, message, capsys):
+    assert main([words[0], "--url", URL, *words[1:]]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_spark_it_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    for name in [name for name in sys.modules if name.startswith("pyspark.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    assert main(["replay", "--url", URL, "--where", "true"]) == 1
+    assert "pip install djqueue[spark]" in capsys.readouterr().err
+
+
+def test_only_without_a_project_the_place_must_be_named():
+    args = ["rollups", "--since", "2026-01-31T05"]
+    project = ArgumentParser()
+    add_commands(project, is_project=True)
+    assert project.parse_args(args).url is None
+    with pytest.raises(SystemExit):
+        parser().parse_args(args)
+
+
+def test_of_what_spark_raises_the_reason_is_told():
+    class Raised(Exception):
+        __module__ = "pyspark.errors.exceptions.captured"
+
+    trace = 'Job aborted.\nTraceback:\n  File "x"\ndjqueue.contrib.spark.rows.RowError: row 3: no text\n'
+    option = trace.replace("contrib.spark.rows.RowError", "core.errors.OptionError")
+    java = "[PATH_NOT_FOUND] no /a.\n\nJVM stacktrace:\nat x"
+    for text, kind, message in (
+        (trace, SparkError, "row 3: no text"),
+        (option, OptionError, "row 3: no text"),
+        (java, SparkError, "[PATH_NOT_FOUND] no /a."),
+    ):
+        with pytest.raises(kind) as raised, plainly():
+            raise Raised(text)
+        assert str(raised.value) == message
+    with pytest.raises(ZeroDivisionError), plainly():
+        raise ZeroDivisionError
+
+
+# Of a project.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"URL": "rediss://:secret@redis.example/1", "PREFIX": "shop"},
+        {"CACHE": "jobs", "PREFIX": "shop"},
+    ],
+)
+def test_the_place_is_that_of_the_settings(settings, options):
+    settings.CACHES = {
+        "jobs": {
+            "BACKEND": "django.core.cache.backends.redis.RedisCache",
+            "LOCATION": "rediss://:secret@redis.example/1",
+        }
+    }
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": REDIS, "OPTIONS": {**options, "MIRROR": False}}}
+
+    assert place_of(get_settings()) == {"url": "rediss://:secret@redis.example/1", "keyPrefix": "shop"}
+
+
+def test_a_place_that_no_url_names_is_to_be_named(settings):
+    options = {"SENTINELS": [("127.0.0.1", 1)], "MASTER_NAME": "m", "MIRROR": False}
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": REDIS, "OPTIONS": options}}
+
+    with pytest.raises(CommandError, match="say it by --url") as raised:
+        call_command("djqueue_spark", "rollups")
+    assert raised.value.returncode == 1
+
+
+def test_a_session_that_runs_is_used_and_left(monkeypatch):
+    class Running:
+        @staticmethod
+        def getActiveSession():
+            return Running
+
+    pyspark = pytest.importorskip("pyspark.sql")
+    monkeypatch.setattr(pyspark, "SparkSession", Running)
+    with session.session("a", "local", {}) as spark:
+        assert spark is Running

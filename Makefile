@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-spark test-compat lint format bench demo demo-check messages screenshots docs wheel clean
+.PHONY: help install test test-spark test-compat lint format bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ demo: $(VENV)/.demo-installed ## Start the demo project: web server and workers,
 
 demo-check: $(VENV)/.demo-installed ## Run the demo without a browser; it ends by itself
 	$(BIN)/python -m demo_project.demo --check $(ARGS)
+
+demo-spark: $(VENV)/.spark-installed ## Run the demo's claims through Spark; it ends by itself; ARGS="--month 1 --serve"
+	@scripts/system-packages.sh redis java
+	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m demo_project.spark $(ARGS)
 
 messages: install ## Bring the translations up to date and list what is missing; ARGS=fr begins French
 	@scripts/system-packages.sh gettext

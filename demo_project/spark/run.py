@@ -17,11 +17,11 @@ from demo_project.demo.progress import Progress
 from demo_project.demo.run import PORT, PROGRESS_SECONDS, follow_for_ever, prepare_database, start_server
 from demo_project.demo.tally import differences, table
 from demo_project.flights.dataset import Dataset
-from djqueue.contrib.spark import enqueue
+from djqueue.contrib.spark import Report, enqueue
 
 from .server import redis_in
 from .session import expect_spark, spark_in
-from .tally import NAME, QUEUE, Account, finished_jobs, queued_jobs, report_of, tally
+from .tally import NAME, QUEUE, Account, finished_jobs, queued_jobs, tally
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,24 +89,31 @@ def select(spark: "SparkSession", month: int | None, folder: Path, account: Acco
 
 
 def enqueue_claims(claims: "DataFrame", season: str, account: Account) -> None:
-    """A job for each claim, in one write that can be made again."""
-    options = {
-        "url": settings.REDIS_URL,
-        "idColumn": "id",
-        "priorityColumn": "priority",
-        "retention": settings.KEPT.total_seconds(),
-        "txnAppId": f"season-{season}",
-        "txnVersion": 1,
-    }
+    """A job for each claim, in one write that can be made again. The settings say where Redis is."""
+
+    def write() -> Report:
+        report = enqueue(
+            claims,
+            QUEUE,
+            NAME,
+            id_column="id",
+            priority_column="priority",
+            retention=settings.KEPT.total_seconds(),
+            txn_app_id=f"season-{season}",
+            txn_version=1,
+        )
+        if report is None:
+            raise ChildError("Redis has kept no report of the write.")
+        return report
+
     with step("Enqueueing a job for each") as tell:
-        enqueue(claims, QUEUE, NAME, options)
-        report = report_of(f"season-{season}")
+        report = write()
         account.inserted, account.duplicates = report.inserted, report.duplicates
         was = "were published by an earlier run" if report.skipped else "are new"
         tell(f"{report.inserted:,} {was}, {report.duplicates:,} were there")
     with step("The same write again") as tell:
         before = queued_jobs()
-        enqueue(claims, QUEUE, NAME, options)
+        write()
         account.repeated = queued_jobs() - before
         tell(f"{account.repeated:,} are new")
 

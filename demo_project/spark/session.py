@@ -1,10 +1,8 @@
-"""A Spark in this process and its JVM, quiet, on this machine alone."""
+"""A Spark on this machine alone, in this process and a JVM."""
 
 import os
 import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,32 +30,21 @@ def expect_spark() -> None:
         )
 
 
-@contextmanager
-def spark_in(folder: Path) -> Iterator["SparkSession"]:
+def spark_in(folder: Path) -> AbstractContextManager["SparkSession"]:
     """Spark with two threads, which has `format("djqueue")`."""
-    from pyspark.sql import SparkSession
+    from djqueue.contrib.spark.pipeline.session import session
 
-    from djqueue.contrib.spark import register
-
-    # Its Python processes are started by the JVM: they need this interpreter and this project, too.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", HOST)
+    # Its Python processes are started by the JVM, and need this project, too.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    builder = SparkSession.builder.appName("flights").master("local[2]")
-    for name, value in {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-        "spark.driver.host": HOST,
-        "spark.driver.bindAddress": HOST,
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-    }.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    try:
-        register(spark)
-        yield spark
-    finally:
-        spark.stop()
+    os.environ.setdefault("SPARK_LOCAL_IP", HOST)
+    return session(
+        "flights",
+        "local[2]",
+        {
+            "spark.ui.enabled": "false",
+            "spark.driver.host": HOST,
+            "spark.driver.bindAddress": HOST,
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        },
+    )

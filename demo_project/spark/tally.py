@@ -9,9 +9,7 @@ from demo_project.demo.tally import OTHER, Count, dead_letters_by_reason
 from demo_project.flights.models import Compensation, Flight, FlightQuerySet
 from demo_project.flights.rules import Refusal
 from djqueue import Queue
-from djqueue.client import get_storage
 from djqueue.models import Job, JobState, Rollup
-from djqueue.storage.imports import Import
 
 QUEUE = "claims"
 NAME = "demo_project.flights.jobs.assess_departure"
@@ -74,10 +72,3 @@ def finished_jobs() -> tuple[int, int]:
         claims.filter(state=JobState.COMPLETED).count(),
         claims.filter(state=JobState.FAILED).count(),
     )
-
-
-def report_of(app: str) -> Import:
-    """What the storage has noted of the last write of this name."""
-    imports = get_storage().imports
-    assert imports is not None
-    return max((one for one in imports.page(10).imports if one.app == app), key=lambda one: one.started_at)

@@ -22,7 +22,7 @@ test: lint ## Check the code, then run every test: all on SQLite, the database's
 
 test-spark: $(VENV)/.spark-installed ## Run the tests of the Spark connector, in Spark itself too
 	@scripts/system-packages.sh redis postgresql java
-	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m pytest -n 0 -m "not spark_cluster" tests/contrib/spark $(ARGS)
+	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m pytest -n 0 -m "not spark_cluster" tests/contrib/spark tests/demo/test_demo_spark.py $(ARGS)
 	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m pytest -n 0 -m spark_cluster tests/contrib/spark $(ARGS)
 
 test-compat: install ## Run the fast tests on the other line of Django (5.2 or 6.1), where Python allows

@@ -10,7 +10,7 @@ import pytest
 from .project import DemoProject
 
 pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 DEMO = ("-m", "demo_project.spark", "--month", "1")
 TIMEOUT = 900.0

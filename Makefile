@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-spark test-compat lint format bench demo demo-check messages screenshots docs wheel clean
+.PHONY: help install test test-spark test-compat lint format bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ test: lint ## Check the code, then run every test: all on SQLite, the database's
 
 test-spark: $(VENV)/.spark-installed ## Run the tests of the Spark connector, in Spark itself too
 	@scripts/system-packages.sh redis postgresql java
-	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m pytest -n 0 -m "not spark_cluster" tests/contrib/spark $(ARGS)
+	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m pytest -n 0 -m "not spark_cluster" tests/contrib/spark tests/demo/test_demo_spark.py $(ARGS)
 	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m pytest -n 0 -m spark_cluster tests/contrib/spark $(ARGS)
 
 test-compat: install ## Run the fast tests on the other line of Django (5.2 or 6.1), where Python allows
@@ -47,6 +47,10 @@ demo: $(VENV)/.demo-installed ## Start the demo project: web server and workers,
 
 demo-check: $(VENV)/.demo-installed ## Run the demo without a browser; it ends by itself
 	$(BIN)/python -m demo_project.demo --check $(ARGS)
+
+demo-spark: $(VENV)/.spark-installed ## Run the demo's claims through Spark; it ends by itself; ARGS="--month 1 --serve"
+	@scripts/system-packages.sh redis java
+	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m demo_project.spark $(ARGS)
 
 messages: install ## Bring the translations up to date and list what is missing; ARGS=fr begins French
 	@scripts/system-packages.sh gettext

@@ -5,22 +5,18 @@
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 
 import django
 
-VAR = "DJQUEUE_DEMO_VAR"
+from .terminal import VAR, end_with
 
 
 def main() -> int:
     options = parse()
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has it ignore Ctrl-C
-        signal.signal(number, interrupt)
     with ExitStack() as stack:
         if options.check:
             os.environ[VAR] = str(fresh_directory(stack))
@@ -50,11 +46,6 @@ def positive(text: str) -> int:
     return number
 
 
-def interrupt(_signum: int, _frame: FrameType | None) -> None:
-    """Ctrl-C and SIGTERM end the demo, its children included."""
-    raise KeyboardInterrupt
-
-
 def fresh_directory(stack: ExitStack) -> Path:
     if VAR not in os.environ:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="djqueue-demo-")))
@@ -65,8 +56,4 @@ def fresh_directory(stack: ExitStack) -> Path:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        print("\nThe demo has ended.")
-        sys.exit(130)
+    end_with(main)

@@ -25,15 +25,15 @@ class ChildError(Exception):
 
 
 class Child:
-    """A management command in a process group of its own: Ctrl-C reaches the parent alone."""
+    """A program in a process group of its own: Ctrl-C reaches the parent alone."""
 
-    def __init__(self, name: str, *arguments: str, log: Path, debug: bool) -> None:
+    def __init__(self, name: str, *command: str, log: Path, debug: bool = False) -> None:
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, str(MANAGE), *arguments],
+                command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -94,8 +94,13 @@ class Children:
             child.wait(deadline)
 
     def start(self, name: str, *arguments: str, debug: bool = False) -> Child:
+        """Start a management command."""
+        return self.run(name, sys.executable, str(MANAGE), *arguments, debug=debug)
+
+    def run(self, name: str, *command: str, debug: bool = False) -> Child:
+        """Start any program."""
         log = self._logs / f"{name.replace(' ', '-')}.log"
-        child = Child(name, *arguments, log=log, debug=debug)
+        child = Child(name, *command, log=log, debug=debug)
         self._children.append(child)
         return child
 

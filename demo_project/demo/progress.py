@@ -1,6 +1,7 @@
 """Rows of a table, one a second, about what the queues have done and what is left."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from demo_project.flights.jobs import OPEN_STATES
@@ -17,12 +18,12 @@ class Snapshot:
     open: dict[str, int]
 
     @classmethod
-    def take(cls) -> "Snapshot":
-        counts = {name: Queue(name).counts() for name in QUEUES}
+    def take(cls, queues: Sequence[str]) -> "Snapshot":
+        counts = {name: Queue(name).counts() for name in queues}
         return cls(
-            done={name: counts[name]["completed"] for name in QUEUES},
-            failed={name: counts[name]["failed"] for name in QUEUES},
-            open={name: sum(counts[name][state] for state in OPEN_STATES) for name in QUEUES},
+            done={name: counts[name]["completed"] for name in queues},
+            failed={name: counts[name]["failed"] for name in queues},
+            open={name: sum(counts[name][state] for state in OPEN_STATES) for name in queues},
         )
 
     @property
@@ -35,28 +36,23 @@ class Snapshot:
 
     def __str__(self) -> str:
         return "".join(
-            f"{self.done[name]:>9,}{self.failed[name]:>7,}{self.open[name]:>9,}" for name in QUEUES
+            f"{self.done[name]:>9,}{self.failed[name]:>7,}{self.open[name]:>9,}" for name in self.done
         )
-
-
-HEADER = "\n".join(
-    [
-        "".join(f"{name:>25}" for name in QUEUES),
-        "".join(f"{'done':>9}{'failed':>7}{'waiting':>9}" for _ in QUEUES) + f"{'jobs/s':>9}",
-    ]
-)
 
 
 class Progress:
     """A table that gets a row whenever the queues have moved since the last one."""
 
-    def __init__(self) -> None:
-        self._last = Snapshot.take()
+    def __init__(self, queues: Sequence[str] = QUEUES) -> None:
+        self._queues = queues
+        self._last = Snapshot.take(queues)
         self._at = time.monotonic()
-        print(HEADER, flush=True)
+        print("".join(f"{name:>25}" for name in queues))
+        columns = "".join(f"{'done':>9}{'failed':>7}{'waiting':>9}" for _ in queues)
+        print(f"{columns}{'jobs/s':>9}", flush=True)
 
     def tell(self) -> Snapshot:
-        snapshot, now = Snapshot.take(), time.monotonic()
+        snapshot, now = Snapshot.take(self._queues), time.monotonic()
         if snapshot != self._last:
             rate = max(0, snapshot.finished - self._last.finished) / (now - self._at)
             print(f"{snapshot}{rate:>9,.0f}", flush=True)

@@ -58,14 +58,19 @@ def check(flights: int | None) -> int:
 
 
 def prepare(flights: int | None) -> None:
-    """Bring about what the first job needs; what is there already stays as it is."""
+    """Bring about what the first job needs, and the jobs; what is there already stays as it is."""
+    prepare_database(flights)
+    print("Enqueueing", flush=True)
+    call_command("enqueue_claims")
+
+
+def prepare_database(flights: int | None = None) -> None:
+    """The tables, the flights, and one who may see everything."""
     print("Preparing the database", flush=True)
     call_command("migrate", verbosity=0)
     if not User.objects.filter(username=ADMIN_NAME).exists():
         User.objects.create_superuser(ADMIN_NAME, "admin@flights.example", ADMIN_PASSWORD)
     call_command("load_flights", flights=flights)
-    print("Enqueueing", flush=True)
-    call_command("enqueue_claims")
 
 
 def start_server(children: Children, port: int) -> None:

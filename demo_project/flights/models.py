@@ -122,6 +122,11 @@ class Flight(models.Model):
     class Meta:
         ordering = ["id"]
         indexes = [models.Index(fields=["arrival_delay", "departure_delay"], name="flight_delays")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["scheduled_departure", "airline", "number"], name="one_departure_of_a_flight"
+            )
+        ]
 
     def __str__(self) -> str:
         day = localtime(self.scheduled_departure).date()

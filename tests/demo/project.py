@@ -37,15 +37,17 @@ class DemoProject:
             start_new_session=True,
         )
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, timeout: float = TIMEOUT_SECONDS, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=ROOT,
-            env=self.environment,
+            env=self.environment | environment,
             text=True,
             capture_output=True,
             check=False,
-            timeout=TIMEOUT_SECONDS,
+            timeout=timeout,
         )
 
     def manage(self, *arguments: str) -> str:

@@ -10,7 +10,7 @@ from tests.screenshots.pictures import FOLDER, LARGEST, difference, save, shapes
 
 from .pages import ROOT
 
-TEXT = (ROOT / "docs" / "dashboard.md").read_text()
+TEXT = "".join((ROOT / "docs" / page).read_text() for page in ("dashboard.md", "spark.md"))
 SHOWN = re.findall(r'<img alt="([^"]*)" src="_static/screenshots/([\w-]+)-light(-phone)?\.webp"', TEXT)
 NAVIGATION = [page.name for page in PAGES if page.label]
 ALL = 4_000_000

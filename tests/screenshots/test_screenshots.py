@@ -3,6 +3,7 @@
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import urljoin, urlsplit
 
 import pytest
@@ -58,7 +59,26 @@ ROUTES = {
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the dashboard of a demo that is running, with jobs in every state."""
     project = DemoProject(tmp_path_factory.mktemp("pictures"))
-    with project.start("-m", "demo_project.demo", "--flights", FLIGHTS) as process:
+    with running(project, "All jobs are done.", "-m", "demo_project.demo", "--flights", FLIGHTS) as address:
+        staged = project.start("-m", "tests.screenshots.stage")
+        output, _ = staged.communicate(timeout=TIMEOUT_SECONDS * 3)
+        assert staged.returncode == 0, output
+        yield address
+
+
+@pytest.fixture(scope="module")
+def spark_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the dashboard of the demo by way of Spark, when all is done."""
+    pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
+    project = DemoProject(tmp_path_factory.mktemp("pictures"))
+    with running(project, "Server and workers stay up", "-m", "demo_project.spark", "--serve") as address:
+        yield address
+
+
+@contextmanager
+def running(project: DemoProject, until: str, *command: str) -> Iterator[str]:
+    """The address of the dashboard of a demo that has said a line."""
+    with project.start(*command) as process:
         try:
             address = ""
             assert process.stdout is not None
@@ -66,12 +86,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 print(line, end="")
                 if found := re.search(r"http://\S+/admin/", line):
                     address = found[0]
-                if line.startswith("All jobs are done."):
+                if line.startswith(until):
                     break
             assert address, "the demo has ended"
-            staged = project.start("-m", "tests.screenshots.stage")
-            output, _ = staged.communicate(timeout=TIMEOUT_SECONDS * 3)
-            assert staged.returncode == 0, output
             yield urljoin(address, "djqueue/dashboard/")
         finally:
             process.terminate()
@@ -179,3 +196,14 @@ def test_every_page_has_its_pictures(demo: str, browser: Browser) -> None:
                 assert path.stat().st_size < pictures.LARGEST, path
     print(f"{len(found)} pages: {', '.join(found)}. New pictures: {', '.join(changed) or 'none'}.")
     assert set(ROUTES) - found.keys() - DOWNLOADS == set(), "no link leads there"
+
+
+def test_what_spark_has_brought_has_its_pictures(spark_demo: str, browser: Browser) -> None:
+    for shape in pictures.DESKTOP:
+        page = window(browser, shape, spark_demo)
+        page.goto(urljoin(spark_demo, "imports/"))
+        latest = page.locator("#djq tbody a[href*='/imports/']").last.evaluate("(link) => link.href")
+        for name, address in (("imports", urljoin(spark_demo, "imports/")), ("import", latest)):
+            path = shape.path(name)
+            pictures.save(take(page, address, shape), path)
+            assert path.stat().st_size < pictures.LARGEST, path

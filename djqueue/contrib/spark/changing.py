@@ -36,6 +36,7 @@ class Changes(Columns):
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
+        self.said = {name: parse(name, value) for name, value in options.constants.items()}
         self.payload_columns = [one for one in (self.payload, self.args, self.kwargs) if one is not None]
         is_said = bool(self.payload_columns or options.include)
         self.has_payload = options.operation in (RETRY, UPDATE) and is_said
@@ -43,7 +44,7 @@ class Changes(Columns):
             raise OptionError(
                 "dryRun: a retry with another payload cannot be tried; leave one of the two out"
             )
-        says = self.has_payload or options.constants or self.per_row
+        says = self.has_payload or self.said or self.per_row
         if options.operation == UPDATE and not says:
             raise OptionError(
                 "update: nothing is to be changed: say priority, runAt or a payload, as options or columns"
@@ -90,7 +91,7 @@ class Changing(Reading):
 
     def _change(self, row: Mapping[str, Any]) -> Change:
         plan = self._plan
-        said = dict(plan.options.constants)
+        said = dict(plan.said)
         for name, column in plan.per_row.items():
             if row[column] is not None:
                 said[name] = parse(name, row[column])

@@ -34,7 +34,8 @@ class WriteOptions:
     job_column: str | None = None
     group_mode: str | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Job options that all jobs have, checked; of `depends_on` only the ids."""
+    """Job options that all jobs have, checked, as Python code says them: durations are seconds; of
+    `depends_on` only the ids."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Names of columns by the job option, or `id`, that they hold."""
     payload_column: str | None = None
@@ -204,7 +205,9 @@ def _flag(field_name: str, spelled: str) -> Callable[[dict[str, Any], str], None
 def _constant(option: str) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
         value = of_text(option, text)
-        values["constants"][option] = value if option == DEPENDS_ON else parse(option, value)
+        if option != DEPENDS_ON:
+            parse(option, value)
+        values["constants"][option] = value
 
     return read
 

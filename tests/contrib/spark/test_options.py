@@ -2,7 +2,7 @@
 
 import pytest
 
-from djqueue.contrib.spark.options import PER_JOB, SAID_OTHERWISE, WriteOptions
+from djqueue.contrib.spark.options import PER_JOB, SAID_OTHERWISE, WriteOptions, parse
 from djqueue.core.backoff import Backoff
 from djqueue.core.errors import OptionError
 from djqueue.core.options import PARSERS
@@ -38,8 +38,8 @@ def test_values_are_what_their_texts_mean():
 
     assert read.constants == {
         "priority": -3,
-        "delay": 1_500,
-        "tags": ("a", "b"),
+        "delay": 1.5,
+        "tags": ["a", "b"],
         "lifo": True,
         "subject": "shop.order:7",
     }
@@ -61,6 +61,8 @@ WRONG = [
     ({"priority": "1e9"}, "priority: '1e9' is not a number"),
     ({"delay": "nan"}, "delay: "),
     ({"delay": "-1"}, "delay: "),
+    ({"runAt": "tomorrow"}, "runAt: 'tomorrow' is not a time"),
+    ({"runAt": "2026-01-31T12:00:00"}, "is naive; give it a time zone"),
     ({"lifo": "maybe"}, "lifo: 'maybe' is neither true nor false"),
     ({"queue": "x" * 256}, "queue: has 256 characters"),
     ({"txnAppId": "a"}, "txnAppId and txnVersion: both, or neither"),
@@ -102,7 +104,7 @@ def test_names_may_be_written_as_python_has_them():
 
 def test_a_backoff_is_seconds_a_kind_or_an_object():
     def backoff(text):
-        return WriteOptions.read({**GIVEN, "backoff": text}).constants["backoff"]
+        return parse("backoff", WriteOptions.read({**GIVEN, "backoff": text}).constants["backoff"])
 
     assert backoff("1.5") == Backoff(kind="fixed", base=1_500, jitter=0.0)
     assert backoff("linear") == Backoff(kind="linear")

@@ -6,6 +6,7 @@ from djqueue import job
 from djqueue.client.registered import registry
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.project import with_defaults
+from djqueue.contrib.spark.rows import Plan
 from djqueue.core.backoff import Backoff
 
 URL = "redis://:hunter2@redis.example:6379/0"
@@ -80,17 +81,12 @@ def test_a_registered_job_has_its_options(send):
         delay=5,
     )
 
-    found = read()
+    jobs = Plan(read(), ["n"]).base
 
-    assert found.constants == {
-        "max_attempts": 7,
-        "timeout": 30_000,
-        "priority": 3,
-        "tags": ("a", "b"),
-        "lifo": True,
-        "backoff": Backoff(kind="linear", base=2_000),
-        "delay": 5_000,
-    }
+    options = jobs.job
+    assert (options.max_attempts, options.timeout, options.priority) == (7, 30_000, 3)
+    assert (options.tags, options.lifo, jobs.delay) == (("a", "b"), True, 5_000)
+    assert options.backoff == Backoff(kind="linear", base=2_000)
 
 
 def test_what_is_said_counts_more_than_the_job(send):

@@ -109,6 +109,22 @@ def test_options_come_from_columns():
     )
 
 
+def test_options_of_all_jobs_mean_what_they_mean_elsewhere():
+    given = {"delay": "60", "timeout": "1.5", "retention": "31536000", "tags": "a, b", "priority": "-3"}
+
+    [[batch]] = [chunk.batches for chunk in chunks_of({"n": [1]}, **given)]
+
+    options = batch.options
+    assert (batch.delay, options.timeout, options.retention) == (60_000, 1_500, 31_536_000_000)
+    assert (options.tags, options.priority) == (("a", "b"), -3)
+
+
+def test_all_jobs_may_start_at_a_time():
+    [[batch]] = [chunk.batches for chunk in chunks_of({"n": [1]}, runAt="2026-01-31T12:00:00+01:00")]
+
+    assert batch.run_at == 1_769_857_200_000
+
+
 def test_ids_come_from_a_column_or_are_new():
     [chunk] = chunks_of({"n": [1, 2]})
     [named] = chunks_of({"key": ["a", "b"]}, idColumn="key")

@@ -1,0 +1,1 @@
+"""The demo's claims by way of Spark, on Redis: python -m demo_project.spark."""

@@ -19,6 +19,8 @@ from .snapshot import snapshots
 
 LENGTH = 50
 """Reports of a page."""
+FEW = 3
+"""Queues that the list names."""
 LOOKED_AT = 10_000
 """Jobs that are looked at to say how those of an import stand."""
 FEWEST = 50
@@ -51,6 +53,16 @@ class Shown(NamedTuple):
     def label(self) -> str:
         """The state in words."""
         return str(LABELS.get(self.state, self.state))
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The first of its queues."""
+        return self.report.queues[:FEW]
+
+    @property
+    def more_queues(self) -> int:
+        """How many others there are."""
+        return max(0, len(self.report.shares) - FEW)
 
     @property
     def share(self) -> float | None:

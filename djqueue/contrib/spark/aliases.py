@@ -2,7 +2,6 @@
 
 import os
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -14,6 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from djqueue.core.errors import OptionError
+
+from .project import has_project
 
 POSTGRESQL, SQLITE = "django.db.backends.postgresql", "django.db.backends.sqlite3"
 VENDORS = {POSTGRESQL: "postgresql", SQLITE: "sqlite"}
@@ -133,7 +134,7 @@ def _parse_postgresql(parts: SplitResult, port: int | None) -> dict[str, Any]:
 
 def _set_up() -> None:
     """Have Django ready, with the project's settings if there are such."""
-    if not settings.configured and not _has_project():
+    if not settings.configured and not has_project():
         settings.configure(
             INSTALLED_APPS=["djqueue"],
             DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
@@ -147,15 +148,6 @@ def _set_up() -> None:
         raise OptionError(
             "url: this process has the settings of a project that has no djqueue in INSTALLED_APPS"
         )
-
-
-def _has_project() -> bool:
-    """Whether the settings that the environment names are here: it may be handed on from elsewhere."""
-    module = os.environ.get("DJANGO_SETTINGS_MODULE")
-    try:
-        return bool(module) and find_spec(str(module)) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _of_project(wanted: dict[str, Any]) -> str | None:

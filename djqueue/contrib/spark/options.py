@@ -74,7 +74,7 @@ class WriteOptions:
             said[plain] = name
             known(values, text)
         if "url" not in values:
-            raise OptionError("url: say where the jobs go: redis://…, rediss://…, redis+cluster://…")
+            raise OptionError("url: say where the jobs go: redis://…, postgresql://…, sqlite:///…")
         operation = values.get("operation", ENQUEUE)
         if operation != ENQUEUE:
             _check_change(operation, values, said)

@@ -42,7 +42,7 @@ def _is_said(name: str, said: Mapping[str, str]) -> bool:
 
 def _settings() -> "Settings | None":
     """The project's, if one is configured here that has `DJQUEUE`."""
-    if not _has_project():
+    if not has_project():
         return None
     import django
     from django.apps import apps
@@ -57,7 +57,7 @@ def _settings() -> "Settings | None":
     return get_settings()
 
 
-def _has_project() -> bool:
+def has_project() -> bool:
     """Whether the settings that the environment names are here: it may be handed on from elsewhere."""
     module = os.environ.get("DJANGO_SETTINGS_MODULE", "")
     try:

@@ -213,18 +213,12 @@ def test_a_queue_that_wants_groups_is_noticed_before_a_task(url, write):
         write()
 
 
-def test_a_queue_that_wants_groups_gets_jobs_with_groups(url):
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_a_queue_that_wants_groups_gets_jobs_with_groups(url, delivery):
     with closing(open_storage(url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
         owner.enqueue([batch(1, queue=QUEUE, group="g")])
 
-        assert write_groups(url) == 2
-
-
-def test_a_direct_write_brings_groups_to_a_database(sqlite_url):
-    with closing(open_storage(sqlite_url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
-        owner.enqueue([batch(1, queue=QUEUE, group="g")])
-
-        assert write_groups(sqlite_url, deliveryMode="direct") == 2
+        assert write_groups(url, deliveryMode=delivery) == 2
 
 
 def write_groups(url, **more):

@@ -24,6 +24,8 @@ import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, signals
 from djqueue.client import get_storage, registry
 from djqueue.contrib.spark.pipeline.main import parser as spark_parser
+from djqueue.contrib.spark.read_options import NOT_OF_STREAMS, OF_STREAMS
+from djqueue.contrib.spark.read_options import OPTIONS as READ_OPTIONS
 from djqueue.contrib.spark.tables import TABLES
 from djqueue.core import errors
 from djqueue.core.deadletters import DeadLetterPolicy
@@ -326,6 +328,20 @@ def test_the_columns_that_spark_reads_are_complete(name):
     found = [(column, kind) for column, kind, _ in table("spark.md", f"spark {name}")]
 
     assert found == [(column.name, column.type) for column in TABLES[name].columns]
+
+
+def test_the_options_of_a_read_and_of_a_stream_are_complete():
+    said = {
+        kind: {name for cell in first_cells("spark.md", f"spark {kind} options") for name in words(cell)}
+        for kind in ("read", "stream")
+    }
+
+    assert said["read"] == set(READ_OPTIONS) - OF_STREAMS
+    assert said["stream"] == set(READ_OPTIONS) - NOT_OF_STREAMS
+
+
+def words(cell):
+    return set(re.findall(r"\w+", cell)) - {"or"}
 
 
 def test_the_table_of_the_keys_in_redis_has_those_of_every_script():

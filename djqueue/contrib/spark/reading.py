@@ -89,7 +89,10 @@ def _array(values: Sequence[Any] | None, kind: "DataType", many: int) -> "Array"
     if values is None:
         return pyarrow.nulls(many, kind)
     if pyarrow.types.is_timestamp(kind):
-        return pyarrow.array(values, pyarrow.int64()).cast(pyarrow.timestamp("ms", "UTC")).cast(kind)
+        return _array(values, pyarrow.int64(), many).cast(pyarrow.timestamp("ms", "UTC")).cast(kind)
+    if many > 1 and values[0] == values[-1] and values.count(values[0]) == many:
+        # As most columns of most pages: a name, a state, or nothing.
+        return pyarrow.repeat(_array(values[:1], kind, 1)[0], many)
     if kind == pyarrow.string():
         try:
             return pyarrow.array(values, kind)

@@ -281,25 +281,18 @@ class Rows(Reading):
         return (queue, name), Entry(job_id, payload, EnqueueOptions(job=job))
 
     def _options(self, queue: str, row: Mapping[str, Any]) -> EnqueueOptions:
-        plan = self._plan
-        is_plain = not plan.per_row and plan.depends_on is None
-        if is_plain:
-            found: EnqueueOptions | None = plan.base
-        else:
-            values = {name: row[column] for name, column in plan.per_row.items()}
-            said = (queue, *map(_frozen, values.values()))
-            found = self._known.get(said)
-            if found is None:
-                found = self._said(queue, values)
-                if len(self._known) >= REMEMBERED:
-                    self._known.clear()
-                self._known[said] = found
-        assert found is not None
-        for key in found.job.depends_on:
-            if key in self._missing:
-                raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
-        if found.job.group is None and self._is_keyed is not None and self._is_keyed(queue):
-            raise OptionError(f"group: each job of the queue {queue!r} needs one")
+        values = [row[column] for column in self._plan.per_row.values()]
+        said = (queue, *map(_frozen, values))
+        found = self._known.get(said)
+        if found is None:
+            found = self._said(queue, dict(zip(self._plan.per_row, values, strict=True)))
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[said] = found
+        if found.job.depends_on and self._missing:
+            for key in found.job.depends_on:
+                if key in self._missing:
+                    raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
         return found
 
     def _said(self, queue: str, values: Mapping[str, Any]) -> EnqueueOptions:
@@ -309,7 +302,10 @@ class Rows(Reading):
             parse(name, value)
         if depends_on is not None:
             given[DEPENDS_ON] = dependencies(queue, depends_on)
-        return _stated(parse_options(given, self._plan.base), given)
+        found = _stated(parse_options(given, self._plan.base), given)
+        if found.job.group is None and self._is_keyed is not None and self._is_keyed(queue):
+            raise OptionError(f"group: each job of the queue {queue!r} needs one")
+        return found
 
     def _chunk(self, key: tuple[str, str], entries: Sequence[Entry]) -> Chunk:
         """Neighbours with the same options are one batch."""

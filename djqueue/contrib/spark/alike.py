@@ -8,16 +8,16 @@ from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Batch
 
 from .columns import rows_of
-from .rows import Chunk, Plan, Rows
+from .rows import Chunk, Plan, Rows, States
 
 
-def reader(plan: Plan, size: int, is_keyed: Callable[[str], bool]) -> Rows:
+def reader(plan: Plan, size: int, is_keyed: Callable[[str], bool], states: States) -> Rows:
     """What reads the rows of a plan: see `Rows`."""
     queue = plan.options.queue
     are_alike = queue and plan.options.job and plan.id_column is None and not plan.per_row
     if are_alike and (plan.base.job.group is not None or not is_keyed(queue or "")):
         return AlikeRows(plan, size, is_keyed=is_keyed)
-    return Rows(plan, size, is_keyed=is_keyed)
+    return Rows(plan, size, is_keyed=is_keyed, states=states)
 
 
 class AlikeRows(Rows):

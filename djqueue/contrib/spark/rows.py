@@ -11,7 +11,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch
-from djqueue.core.options import EnqueueOptions, check_text, parse_options
+from djqueue.core.options import EnqueueOptions, JobKey, check_text, parse_options
 from djqueue.core.suggest import nearest
 from djqueue.storage.staging import CHUNK
 
@@ -25,6 +25,10 @@ NAMELESS = "rejected"
 """The name of what has none, among the dead letters."""
 SAID = 1_000
 """Characters of an error that a dead letter tells."""
+
+
+States = Callable[[str, Sequence[str]], Sequence[Any]]
+"""Answers the states of jobs of a queue, by their ids; None for one that is not there."""
 
 
 class RowError(DjqueueError):
@@ -172,6 +176,7 @@ class Rows(Reading):
     """Reads rows, and makes chunks of them; what is no job is refused, or a dead letter.
 
     is_keyed: whether each job of a queue needs a group.
+    states: with it, it is seen whether what jobs depend on is there.
     """
 
     def __init__(
@@ -180,12 +185,16 @@ class Rows(Reading):
         size: int = CHUNK,
         ids: IdSource | None = None,
         is_keyed: Callable[[str], bool] | None = None,
+        states: States | None = None,
     ) -> None:
         super().__init__(plan)
         self._plan = plan
         self._size = min(size, CHUNK)
         self._ids = ids or IdSource()
         self._is_keyed = is_keyed
+        self._states = states
+        self._missing: set[JobKey] = set()
+        """What jobs of the present record batch are to depend on, and is not there."""
         self._known: dict[tuple[Hashable, ...], EnqueueOptions] = {}
         self._open: dict[tuple[str, str], list[Entry]] = {}
         self._payload = plan.payload_reader()
@@ -196,6 +205,7 @@ class Rows(Reading):
             fresh = None
             if self._plan.id_column is None:
                 fresh = iter(self._ids.many(batch.num_rows, SYSTEM_CLOCK.now()))
+            self._missing = self._not_there(batch)
             for row in self.rows(batch):
                 found = self._found(row, next(fresh) if fresh is not None else None)
                 if found is None:
@@ -208,6 +218,32 @@ class Rows(Reading):
         for key, entries in self._open.items():
             yield self._chunk(key, entries)
         self._open = {}
+
+    def _not_there(self, batch: Any) -> set[JobKey]:
+        """Looked for together, as each look is a round trip."""
+        plan, wanted = self._plan, dict[str, dict[str, None]]()
+        column = plan.per_row.get(DEPENDS_ON)
+        if self._states is None or (column is None and plan.depends_on is None):
+            return set()
+        many = batch.num_rows
+        said = batch.column(column).to_pylist() if column is not None else [None] * many
+        queues = [plan.options.queue] * many
+        if plan.options.queue is None:
+            queues = batch.column(plan.options.queue_column).to_pylist()
+        for queue, one in zip(queues, said, strict=True):
+            given = one if one is not None else plan.depends_on
+            try:
+                keys = dependencies(queue or "", given) if given is not None else ()
+            except OptionError:
+                continue  # said of the row, when it is its turn
+            for key in keys:
+                wanted.setdefault(key[0], {})[key[1]] = None
+        return {
+            (queue, job_id)
+            for queue, ids in wanted.items()
+            for job_id, state in zip(ids, self._states(queue, list(ids)), strict=True)
+            if state is None
+        }
 
     def _found(self, row: Mapping[str, Any], fresh: str | None) -> tuple[tuple[str, str], Entry] | None:
         try:
@@ -245,22 +281,18 @@ class Rows(Reading):
         return (queue, name), Entry(job_id, payload, EnqueueOptions(job=job))
 
     def _options(self, queue: str, row: Mapping[str, Any]) -> EnqueueOptions:
-        plan = self._plan
-        is_plain = not plan.per_row and plan.depends_on is None
-        if is_plain:
-            found: EnqueueOptions | None = plan.base
-        else:
-            values = {name: row[column] for name, column in plan.per_row.items()}
-            said = (queue, *map(_frozen, values.values()))
-            found = self._known.get(said)
-            if found is None:
-                found = self._said(queue, values)
-                if len(self._known) >= REMEMBERED:
-                    self._known.clear()
-                self._known[said] = found
-        assert found is not None
-        if found.job.group is None and self._is_keyed is not None and self._is_keyed(queue):
-            raise OptionError(f"group: each job of the queue {queue!r} needs one")
+        values = [row[column] for column in self._plan.per_row.values()]
+        said = (queue, *map(_frozen, values))
+        found = self._known.get(said)
+        if found is None:
+            found = self._said(queue, dict(zip(self._plan.per_row, values, strict=True)))
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[said] = found
+        if found.job.depends_on and self._missing:
+            for key in found.job.depends_on:
+                if key in self._missing:
+                    raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
         return found
 
     def _said(self, queue: str, values: Mapping[str, Any]) -> EnqueueOptions:
@@ -270,7 +302,10 @@ class Rows(Reading):
             parse(name, value)
         if depends_on is not None:
             given[DEPENDS_ON] = dependencies(queue, depends_on)
-        return _stated(parse_options(given, self._plan.base), given)
+        found = _stated(parse_options(given, self._plan.base), given)
+        if found.job.group is None and self._is_keyed is not None and self._is_keyed(queue):
+            raise OptionError(f"group: each job of the queue {queue!r} needs one")
+        return found
 
     def _chunk(self, key: tuple[str, str], entries: Sequence[Entry]) -> Chunk:
         """Neighbours with the same options are one batch."""

@@ -171,13 +171,21 @@ class Write:
                 f"group: each job of the queue {queue!r} needs one, for its GROUP_MODE is keyed: name a "
                 "groupColumn"
             )
+        for key in plan.base.job.depends_on:
+            if storage.states(key[0], [key[1]]) == [None]:
+                raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
 
     def run_task(self, part: str, batches: Iterable[Any], spark: str = "") -> Told:
         """What one task does with its record batches. Another run of the same task is another part."""
         with closing(self.storage()) as storage:
             if isinstance(self.plan, Changes):
                 return replace(self._change(self.plan, storage, part, batches), spark=spark)
-            rows = reader(self.plan, self.options.batch_size, is_keyed=_keyed(storage))
+            rows = reader(
+                self.plan,
+                self.options.batch_size,
+                is_keyed=_keyed(storage),
+                states=lambda queue, ids: self._sending()(storage.states, queue, ids),
+            )
             names = dict[str, None]()
             if self.options.dry_run:
                 for _ in rows.chunks(batches):

@@ -18,11 +18,12 @@ install: $(VENV)/.installed ## Make the virtual environment with all that develo
 test: lint ## Check the code, then run every test: all on SQLite, the database's on PostgreSQL too
 	@scripts/system-packages.sh redis postgresql chromium gettext
 	@scripts/run-tests.sh $(BIN)/python $(XDIST) $(ARGS)
-	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "database and not slow" $(ARGS)
+	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "database and not slow and not spark" $(ARGS)
 
 test-spark: $(VENV)/.spark-installed ## Run the tests of the Spark connector, in Spark itself too
-	@scripts/system-packages.sh redis postgresql
-	$(BIN)/python -m pytest -n 0 tests/contrib/spark $(ARGS)
+	@scripts/system-packages.sh redis postgresql java
+	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m pytest -n 0 -m "not spark_cluster" tests/contrib/spark $(ARGS)
+	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m pytest -n 0 -m spark_cluster tests/contrib/spark $(ARGS)
 
 test-compat: install ## Run the fast tests on the other line of Django (5.2 or 6.1), where Python allows
 	@scripts/system-packages.sh gettext

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what is missing of the programs named: system-packages.sh [python] [redis] [valkey]
-# [postgresql] [chromium] [gettext], from Debian's packages or Homebrew. The tests start servers of
+# [postgresql] [chromium] [gettext] [java], from Debian's packages or Homebrew. The tests start servers of
 # their own, on free ports; no system service is started or used. Debian has Valkey from 13 on.
 set -eu
 
@@ -15,6 +15,7 @@ there() {
         "/Applications/Chromium.app/Contents/MacOS/Chromium" \
         "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome" ;;
     gettext) first msgmerge ;;
+    java) scripts/find-java.sh >/dev/null ;;
     *) echo "system-packages.sh: do not know '$1'" >&2 && exit 2 ;;
     esac
 }
@@ -31,6 +32,7 @@ debian_name() {
     python) echo "python3 python3-venv" ;;
     redis) echo redis-server ;;
     valkey) echo valkey-server ;;
+    java) echo default-jre-headless ;;
     *) echo "$1" ;;
     esac
 }
@@ -39,6 +41,7 @@ brew_name() {
     case $1 in
     python) echo python@3.13 ;;
     postgresql) echo postgresql@17 ;;
+    java) echo openjdk@17 ;;
     chromium) echo google-chrome ;; # a cask; Chromium's own is no longer offered
     *) echo "$1" ;;
     esac

@@ -71,9 +71,11 @@ def _is_alone() -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses Django's database, so that `-m database` can run it on another one."""
+    """Mark what uses Django's database, so that `-m database` can run it on another one; and Spark's."""
     database_fixtures = {"db", "transactional_db", "live_server"}
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if item.get_closest_marker("django_db") or not database_fixtures.isdisjoint(fixtures):
             item.add_marker(pytest.mark.database)
+        if "spark" in fixtures and not item.get_closest_marker("spark_cluster"):
+            item.add_marker(pytest.mark.spark)

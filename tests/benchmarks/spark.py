@@ -1,0 +1,312 @@
+"""`python -m tests.benchmarks.spark`: rows of a DataFrame into Redis, against other ways to bring them there.
+
+All in one run, in turns, each on an empty server; the table shows medians. Spark's two tasks, the driver and
+Redis share the machine. `make test-spark` installs Spark.
+"""
+
+import argparse
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pyarrow
+import redis
+
+from djqueue.contrib.spark import enqueue
+from djqueue.storage.redis import RedisStorage
+from tests.benchmarks.measures import TEXT, configure, percentile
+from tests.contrib.spark.sessions import session
+from tests.servers import RedisServer
+
+QUEUE, BESIDE, JOB = "bench", "beside", "shop.send"
+PARTITIONS = 4
+BATCH = 1_000
+ARROW = 10_000
+"""Rows of a record batch, unless Spark is told otherwise."""
+SETTINGS = {"spark.driver.extraJavaOptions": "", "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW)}
+GOALS = {
+    "staged rows/s": ">= 120,000",
+    "staged / enqueue_many": ">= 0.65",
+    "staged / foreachPartition": ">= 3",
+    "task memory, Arrow batches": "<= 3",
+    "enqueue beside it p99 ms": "<= 10",
+}
+BARE = """
+local entries = {}
+for i = 1, #ARGV, 2 do
+  redis.call('HSET', 'job:' .. ARGV[i], 'payload', ARGV[i + 1])
+  entries[#entries + 1] = ARGV[i]
+end
+return redis.call('RPUSH', 'waiting', unpack(entries))
+"""
+"""A hash for each job, and a list: what Redis does at best."""
+
+
+def main() -> int:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.spark", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="default: 1,000,000")
+    parser.add_argument("--runs", type=int, default=3, help="of each (default: 3)")
+    parser.add_argument("--only", choices=sorted(WAYS), action="append", help="default: all")
+    options = parser.parse_args()
+    ways = {name: way for name, way in WAYS.items() if not options.only or name in options.only}
+    found: dict[str, list[float]] = {}
+    with RedisServer() as server, tempfile.TemporaryDirectory() as folder:
+        configure(folder)
+        print(f"{platform.platform()}, {os.cpu_count()} cores, CPython {platform.python_version()}, ", end="")
+        print(f"Redis {server.client().info('server')['redis_version']}, ", end="")
+        print(", ".join(f"{name} {version(name)}" for name in ("pyspark", "pyarrow", "redis", "hiredis")))
+        with session("local[2]", Path(folder), SETTINGS) as spark:
+            small = Bench(spark, server, min(options.rows, 20_000))
+            for way in ways.values():
+                way(small)
+            for _ in range(options.runs):
+                for name, values in one_run(Bench(spark, server, options.rows), ways).items():
+                    found.setdefault(name, []).append(values)
+    for name, values in found.items():
+        goal = f"  (goal {GOALS[name]})" if name in GOALS else ""
+        spread = f"{min(values):,.4g} to {max(values):,.4g}"
+        print(f"{name:32} {statistics.median(values):>14,.2f} {spread:>24}{goal}")
+    return 0
+
+
+def one_run(bench: "Bench", ways: "dict[str, Way]") -> dict[str, float]:
+    """All ways, one after the other, and what they are to one another."""
+    found: dict[str, float] = {}
+    for way in ways.values():
+        found |= way(bench)
+    for other in ("bare EVALSHA", "enqueue_many", "foreachPartition"):
+        if {"staged rows/s", f"{other} rows/s"} <= found.keys():
+            found[f"staged / {other}"] = found["staged rows/s"] / found[f"{other} rows/s"]
+    return found
+
+
+class Bench:
+    """A session, a server, and how many rows are brought."""
+
+    def __init__(self, spark: Any, server: RedisServer, rows: int) -> None:
+        self.spark = spark
+        self.server = server
+        self.rows = rows
+
+    def frame(self) -> Any:
+        """The rows as a DataFrame."""
+        numbers = self.spark.range(0, self.rows, 1, PARTITIONS)
+        return numbers.selectExpr("id as n", "concat('user-', id) as user", f"'{TEXT}' as text")
+
+    def payloads(self) -> Iterator[dict[str, Any]]:
+        """The same as Python's values."""
+        return ({"n": n, "user": f"user-{n}", "text": TEXT} for n in range(self.rows))
+
+    def rate(self, act: Callable[[], Any], *, counted: bool = True) -> float:
+        """Rows a second, into an empty server."""
+        self.server.clean()
+        start = time.perf_counter()
+        act()
+        took = time.perf_counter() - start
+        if counted:
+            with closing(RedisStorage(url=self.server.url)) as storage:
+                there = storage.counts(QUEUE)["waiting"]
+            if there != self.rows:
+                raise RuntimeError(f"{there} jobs of {self.rows} rows")
+        return self.rows / took
+
+    def write(self, **options: Any) -> None:
+        """By the data source."""
+        enqueue(self.frame(), QUEUE, JOB, {"url": self.server.url, **options})
+
+
+Way = Callable[[Bench], dict[str, float]]
+
+
+def bare(bench: Bench) -> dict[str, float]:
+    """A script of five lines in a loop, with one answer outstanding: nothing of djqueue."""
+    with redis.Redis(port=bench.server.port) as client:
+        sha = client.script_load(BARE)
+        connection = client.connection_pool.get_connection()
+
+        def act() -> None:
+            words: list[Any] = []
+            waiting = 0
+            for n, payload in enumerate(bench.payloads()):
+                words += (f"job-{n}", msgpack.packb(payload))
+                if len(words) == 2 * BATCH or n == bench.rows - 1:
+                    connection.send_command("EVALSHA", sha, 0, *words)
+                    words = []
+                    waiting += 1
+                    if waiting == 2:
+                        connection.read_response()
+                        waiting = 1
+            connection.read_response()
+
+        try:
+            return {"bare EVALSHA rows/s": bench.rate(act, counted=False)}
+        finally:
+            client.connection_pool.release(connection)
+
+
+def many(bench: Bench) -> dict[str, float]:
+    """`enqueue_many` in one plain process, of rows that are there already."""
+    from djqueue import Queue
+
+    with closing(RedisStorage(url=bench.server.url)) as storage:
+        queue, rows = Queue(QUEUE, storage=storage), list(bench.payloads())
+
+        def act() -> None:
+            for first in range(0, len(rows), 100 * BATCH):
+                queue.enqueue_many(rows[first : first + 100 * BATCH], name=JOB)
+
+        return {"enqueue_many rows/s": bench.rate(act)}
+
+
+def staged(bench: Bench) -> dict[str, float]:
+    """The data source, as it is without options; beside it, another client that enqueues jobs one by one."""
+    found = {"staged rows/s": bench.rate(bench.write)}
+    with beside(bench) as times:
+        bench.rate(bench.write)
+    found["enqueue beside it p50 ms"] = percentile(times, 50)
+    found["enqueue beside it p99 ms"] = percentile(times, 99)
+    with bench.server.client() as client:
+        client.config_set("slowlog-log-slower-than", 0)
+        client.config_set("slowlog-max-len", 10_000)
+        client.slowlog_reset()
+        bench.rate(bench.write)
+        found["longest call ms"] = max(call["duration"] for call in client.slowlog_get(10_000)) / 1_000
+        client.config_set("slowlog-log-slower-than", -1)
+    return found
+
+
+@contextmanager
+def beside(bench: Bench) -> Iterator[list[float]]:
+    """Milliseconds of another client's enqueues, one after the other, meanwhile."""
+    times: list[float] = []
+    code = f"from tests.benchmarks.spark import beats; beats({bench.server.url!r})"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        yield times
+        said, _ = other.communicate()
+    times += map(float, said.split())
+
+
+def beats(url: str) -> None:
+    """A job each five milliseconds, until standard input ends."""
+    from djqueue import Queue
+
+    over = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    times: list[float] = []
+    with tempfile.TemporaryDirectory() as folder, closing(RedisStorage(url=url)) as storage:
+        configure(folder)
+        queue = Queue(BESIDE, storage=storage)
+        queue.enqueue(0)
+        print("ready", flush=True)
+        while not over.wait(0.005):
+            start = time.perf_counter()
+            queue.enqueue(0)
+            times.append((time.perf_counter() - start) * 1_000)
+    print(*times)
+
+
+def direct(bench: Bench) -> dict[str, float]:
+    """The data source, whose tasks enqueue themselves."""
+    return {"direct rows/s": bench.rate(lambda: bench.write(deliveryMode="direct"))}
+
+
+def by_partition(bench: Bench) -> dict[str, float]:
+    """What one writes without it: in each partition a pipeline of redis-py with one enqueue a row."""
+    url = bench.server.url
+
+    def bring(rows: Any) -> None:
+        from djqueue.codecs import MSGPACK, get_encoder
+        from djqueue.core.clock import SYSTEM_CLOCK
+        from djqueue.core.ids import IdSource
+        from djqueue.core.job import Batch
+        from djqueue.core.options import JobOptions
+        from djqueue.storage.redis import records
+        from djqueue.storage.redis.roundtrips import Call
+        from djqueue.storage.redis.scripts import script
+
+        encode, ids, add = get_encoder(MSGPACK), IdSource(), script("add")
+        with closing(RedisStorage(url=url)) as storage, redis.Redis.from_url(url) as client:
+            trips, keys = storage._trips, storage.keys(QUEUE)
+            rest = records.envelope(Batch(QUEUE, JOB, JobOptions(), [], [], None, None, True))
+            pipeline = client.pipeline(transaction=False)
+            for row in rows:
+                payload = encode({"args": [], "kwargs": row.asDict()})
+                [job_id] = ids.many(1, SYSTEM_CLOCK.now())
+                arguments = [b"1", JOB.encode(), b"", job_id.encode(), rest + payload]
+                call = Call(add, keys, arguments)
+                lane = trips._lane(call)
+                pipeline.execute_command(*trips._words(call, lane))
+                trips._free(lane)
+                if len(pipeline) == BATCH:
+                    pipeline.execute()
+            pipeline.execute()
+
+    def act() -> None:
+        with closing(RedisStorage(url=url)) as storage:  # the queue is listed, the script is known
+            from djqueue import Queue
+
+            queue = Queue(QUEUE, storage=storage)
+            queue.enqueue(0, name=JOB, id="first")
+            queue.cancel("first")
+            queue.delete("first")
+        bench.frame().foreachPartition(bring)
+
+    return {"foreachPartition rows/s": bench.rate(act)}
+
+
+def memory(bench: Bench) -> dict[str, float]:
+    """What a task needs besides what it is given, in the size of a record batch, in a process of its own."""
+    bench.server.clean()
+    code = f"from tests.benchmarks.spark import task_memory; task_memory({bench.server.url!r}, {bench.rows})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {"task memory, Arrow batches": float(done.stdout)}
+
+
+def task_memory(url: str, rows: int) -> None:
+    """Print it."""
+    from djqueue.contrib.spark.options import WriteOptions
+    from djqueue.contrib.spark.writing import Write
+
+    def batch(first: int, many: int) -> Any:
+        numbers = range(first, first + many)
+        users = [f"user-{n}" for n in numbers]
+        return pyarrow.record_batch({"n": [*numbers], "user": users, "text": [TEXT] * many})
+
+    write = Write(WriteOptions.read({"url": url, "queue": QUEUE, "job": JOB}), ["n", "user", "text"])
+    write.run_task("0.0", [batch(0, 10)])  # what is loaded once
+    size = batch(0, ARROW).nbytes
+    for first in range(0, 10 * ARROW, ARROW):  # what those batches need themselves
+        batch(first, ARROW)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    write.run_task("1.1", (batch(first, ARROW) for first in range(0, rows, ARROW)))
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(grown * (1 if sys.platform == "darwin" else 1_024) / size)
+
+
+WAYS: dict[str, Way] = {
+    "bare": bare,
+    "many": many,
+    "staged": staged,
+    "direct": direct,
+    "partition": by_partition,
+    "memory": memory,
+}
+
+if __name__ == "__main__":
+    raise SystemExit(main())

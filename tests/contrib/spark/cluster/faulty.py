@@ -1,0 +1,193 @@
+"""`format("faulty")`: djqueue's data source, whose tasks and driver meet with accidents.
+
+Options besides djqueue's own:
+
+`accident`: what befalls one task, that of the partition 1, once and in the midst of its rows: `raise`;
+`exit`, of its Python process; `executor`, whose JVM is killed; `linger`: it goes on when a copy of it is
+done.
+`dies`: the step of the commit, or `stage` in a task, in which the driver's process group `group` is killed.
+`marks`: a folder for what tests want to know.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+
+from djqueue.contrib.spark.source import DjqueueDataSource
+from djqueue.storage.redis.staging import RedisStaging
+from tests.support import eventually
+
+OWN = ("accident", "dies", "group", "marks")
+STRUCK = 1
+"""The partition."""
+STEPS = ("before begin", "after begin", "amid publish", "before end", "after end")
+"""Of a commit, in which a driver may die."""
+
+
+class FaultySource(DjqueueDataSource):
+    """See above."""
+
+    def __init__(self, options: Any) -> None:
+        given = dict(options)
+        self._fault = Fault(**{name: given.pop(name) for name in OWN if name in given})
+        super().__init__(given)
+
+    @classmethod
+    def name(cls) -> str:
+        return "faulty"
+
+    def writer(self, schema: Any, overwrite: bool) -> "Writer":
+        return Writer(super().writer(schema, overwrite), self._fault)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> "StreamWriter":
+        return StreamWriter(super().streamWriter(schema, overwrite), self._fault)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is to happen."""
+
+    accident: str = ""
+    dies: str = ""
+    group: str = ""
+    marks: str = ""
+
+    def strikes(self) -> bool:
+        """Whether this is the task that it befalls: a stage that is run again counts tries from 0 again."""
+        return bool(self.accident) and _partition() == STRUCK and self.mark("struck")
+
+    def among(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches of a task, with an accident in their midst."""
+        for number, batch in enumerate(batches):
+            if number == 1:
+                ACCIDENTS[self.accident](self)
+            yield batch
+
+    def in_task(self) -> Any:
+        """While a task puts its rows aside."""
+        return self._dying("after stage") if self.dies == "after stage" else nullcontext()
+
+    def in_commit(self) -> Any:
+        """While the driver publishes."""
+        return self._dying(self.dies) if self.dies in STEPS else nullcontext()
+
+    @contextmanager
+    def _dying(self, moment: str) -> Iterator[None]:
+        when, step = moment.split()
+        plain = getattr(RedisStaging, step)
+
+        def dies(staging: RedisStaging, *args: Any, **kwargs: Any) -> None:
+            if when == "after":
+                plain(staging, *args, **kwargs)
+            elif when == "amid":
+                manifest, chunks = args
+                plain(staging, manifest, chunks[: len(chunks) // 2])
+            self.mark(f"died {moment}")
+            os.killpg(int(self.group), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        with patch.object(RedisStaging, step, dies):
+            yield
+
+    def mark(self, word: str) -> bool:
+        """Tell the test; whether it had not been told before."""
+        try:
+            (Path(self.marks) / word).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def marked(self, word: str) -> bool:
+        """Whether that was told."""
+        return (Path(self.marks) / word).exists()
+
+
+def _partition() -> int:
+    context = TaskContext.get()
+    assert context is not None
+    return int(context.partitionId())
+
+
+def _raise(fault: Fault) -> None:
+    raise RuntimeError("an accident")
+
+
+def _exit(fault: Fault) -> None:
+    os._exit(9)
+
+
+def _kill_executor(fault: Fault) -> None:
+    """The JVM above the process that starts Python's workers, of which this is one."""
+    executor = int(_ps(os.getppid(), "ppid"))
+    assert "CoarseGrainedExecutorBackend" in _ps(executor, "command")
+    os.kill(executor, signal.SIGKILL)
+
+
+def _ps(process: int, what: str) -> str:
+    command = ["ps", "-o", f"{what}=", "-p", str(process)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _linger(fault: Fault) -> None:
+    eventually(lambda: fault.marked("copied"), timeout=60, message="a copy of this task is done")
+    fault.mark("lingered")
+
+
+ACCIDENTS: dict[str, Callable[[Fault], None]] = {
+    "raise": _raise,
+    "exit": _exit,
+    "executor": _kill_executor,
+    "linger": _linger,
+}
+
+
+class Writer(DataSourceArrowWriter):
+    """Of one `save()`."""
+
+    def __init__(self, writer: Any, fault: Fault) -> None:
+        self._writer = writer
+        self._fault = fault
+
+    def write(self, iterator: Any) -> Any:
+        if self._fault.strikes():
+            return self._writer.write(self._fault.among(iterator))
+        with self._fault.in_task():
+            message = self._writer.write(iterator)
+        if _partition() == STRUCK and self._fault.accident:
+            self._fault.mark("copied")
+        return message
+
+    def commit(self, messages: Any) -> None:
+        with self._fault.in_commit():
+            self._writer.commit(messages)
+
+    def abort(self, messages: Any) -> None:
+        self._writer.abort(messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Of one micro-batch."""
+
+    def __init__(self, writer: Any, fault: Fault) -> None:
+        self._writer = writer
+        self._fault = fault
+
+    def write(self, iterator: Any) -> Any:
+        with self._fault.in_task():
+            return self._writer.write(iterator)
+
+    def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803
+        with self._fault.in_commit():
+            self._writer.commit(messages, batchId)
+
+    def abort(self, messages: Any, batchId: int) -> None:  # noqa: N803
+        self._writer.abort(messages, batchId)

@@ -1,0 +1,79 @@
+"""Drivers are killed, processes and all: the same load again brings each row once."""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from tests.contrib.spark.cluster.checks import QUEUE, are_once, goes_by_itself, multiset
+from tests.contrib.spark.cluster.faulty import STEPS
+
+pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
+pytestmark = [pytest.mark.spark_cluster, pytest.mark.slow]
+
+ROWS = 2_000
+KILLS = int(os.environ.get("DJQUEUE_TEST_KILLS", "4"))
+"""Of drivers of one stream: `DJQUEUE_TEST_KILLS=20` makes a soak of it."""
+MOMENTS = ("after stage", *STEPS)
+EACH = 120
+"""Rows of a batch of a stream."""
+
+
+def load(url: str, queue: str, **more: Any) -> dict[str, Any]:
+    named = {"txnAppId": f"of {queue}", "txnVersion": 3, "batchSize": 200}
+    return {"rows": ROWS, "options": {"url": url, "queue": queue, "job": "shop.send", **named, **more}}
+
+
+def test_a_driver_that_dies_in_a_step_of_its_commit_is_followed_by_another(
+    storage: Any, redis_server: Any, drive: Callable[..., int], tmp_path: Any
+) -> None:
+    url, before = redis_server.url, []
+    for number, step in enumerate(STEPS):
+        queue = f"emails-{number}"
+        deadly = load(url, queue, dies=step, marks=str(tmp_path))
+
+        # One driver brings to an end what the last has left, and dies itself, of the next cause.
+        assert drive(*before, deadly) == -signal.SIGKILL
+
+        assert (tmp_path / f"died {step}").exists()
+        there = len(multiset(storage, queue))
+        assert {"before begin": there == 0, "after begin": there == 0, "amid publish": 0 < there < ROWS}.get(
+            step, there == ROWS
+        ), f"{there} jobs after a death {step}"
+        before = [load(url, queue)]
+    twice = load(url, "emails-0")
+
+    assert drive(*before, twice, twice) == 0
+
+    for number, _ in enumerate(STEPS):
+        are_once(storage, range(ROWS), f"emails-{number}")
+    goes_by_itself(storage)
+
+
+def test_a_stream_that_is_killed_again_and_again_goes_on(
+    storage: Any, redis_server: Any, drive: Callable[..., int], tmp_path: Any
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    files = KILLS + 2
+    for number in range(files):
+        numbers = pyarrow.table({"n": range(number * EACH, number * EACH + EACH)})
+        parquet.write_table(numbers, source / f"{number:03}.parquet")
+    stream = {"source": str(source), "checkpoint": str(tmp_path / "checkpoint")}
+    options = {"url": redis_server.url, "queue": QUEUE, "job": "shop.send", "batchSize": 25}
+
+    for kill in range(KILLS):
+        marks = tmp_path / f"kill-{kill}"
+        marks.mkdir()
+        moment = MOMENTS[(kill + 2) % len(MOMENTS)]
+        deadly = {**options, "dies": moment, "marks": str(marks)}
+        assert drive({**stream, "options": deadly}) == -signal.SIGKILL
+        assert (marks / f"died {moment}").exists()
+    assert drive({**stream, "options": options}) == 0
+
+    are_once(storage, range(files * EACH))
+    goes_by_itself(storage)

@@ -1,0 +1,71 @@
+"""Sessions of Spark for the tests: one at a time in a process, in the one JVM that it has."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+STARTS_SOON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A JVM that lives for a few seconds gains nothing from being optimised."""
+LOCAL = "local[2,4]"
+"""Two tasks at once, each tried four times: plain `local[2]` tries once."""
+
+
+@contextmanager
+def session(master: str, folder: Path, more: Mapping[str, Any] | None = None) -> Iterator[Any]:
+    """A session that knows djqueue, and is stopped in the end.
+
+    folder: for what Spark leaves.
+    more: settings of Spark.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from djqueue.contrib.spark import register
+
+    assert SparkContext._active_spark_context is None, (
+        "there is another session: tests marked spark_cluster run by themselves, as `make test-spark` does it"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment().items():
+            patch.setenv(name, value)
+        builder = SparkSession.builder.master(master)
+        for name, value in {**settings(folder), **(more or {})}.items():
+            builder = builder.config(name, value)
+        found = builder.getOrCreate()
+        try:
+            register(found)
+            yield found
+        finally:
+            found.stop()
+
+
+def environment() -> dict[str, str]:
+    """What Spark's own processes need to find these tests, and the package."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path, "TZ": "UTC"}
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """Of every session; those of one that was stopped stay in the JVM, so they are few."""
+    return {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": STARTS_SOON,
+        "spark.executor.extraJavaOptions": STARTS_SOON,
+        "spark.executorEnv.PYTHONPATH": environment()["PYTHONPATH"],
+        "spark.local.dir": str(folder),
+        "spark.log.level": "OFF",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }

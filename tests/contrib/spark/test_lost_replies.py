@@ -1,0 +1,67 @@
+"""Answers and requests are lost on their way, at every step of a write: each row is a job, and one only."""
+
+from contextlib import closing
+from copy import deepcopy
+
+import pyarrow
+import pytest
+
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.writing import Write
+from djqueue.storage.redis import RedisStorage
+from tests.contrib.spark.cluster.checks import QUEUE, are_once, goes_by_itself
+from tests.proxies import ANSWERS, REQUESTS, LossyProxy
+
+PARTS, EACH = 2, 60
+CUTS = 24
+"""Places over a whole write, each in a write of its own."""
+
+
+def load(proxy, **more):
+    given = {"url": proxy.url, "queue": QUEUE, "job": "shop.send", "batchSize": "20", **more}
+    made = Write(WriteOptions.read(given), ["n"])
+    told = []
+    for part in range(PARTS):
+        rows = pyarrow.table({"n": range(part * EACH, part * EACH + EACH)}).to_batches(max_chunksize=25)
+        told.append(deepcopy(made).run_task(f"{part}.{part}", rows))
+    return made.commit(told)
+
+
+@pytest.fixture
+def storage(redis_server):
+    with closing(RedisStorage(url=redis_server.url)) as storage:
+        yield storage
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+@pytest.mark.parametrize("direction", [ANSWERS, REQUESTS])
+def test_wherever_a_connection_ends(storage, redis_server, direction, delivery):
+    for _ in range(2):  # then the server knows the scripts
+        redis_server.clean()
+        with LossyProxy(redis_server.port) as proxy:
+            load(proxy, deliveryMode=delivery)
+        whole = proxy.passed[direction]
+    made = 0
+
+    for place in range(0, whole, whole // CUTS):
+        redis_server.clean()
+        with LossyProxy(redis_server.port, **{direction: [place]}) as proxy:
+            report = load(proxy, deliveryMode=delivery)
+            made += proxy.made
+
+        are_once(storage, range(PARTS * EACH))
+        goes_by_itself(storage)
+        assert report.inserted == PARTS * EACH, f"cut after {place} bytes"
+    assert made >= CUTS - 2
+
+
+def test_a_connection_that_ends_again_and_again(storage, redis_server):
+    redis_server.clean()
+    with LossyProxy(
+        redis_server.port, answers=range(300, 4_000, 900), requests=range(2_000, 60_000, 3_500)
+    ) as proxy:
+        report = load(proxy)
+        assert proxy.made >= 6
+
+    are_once(storage, range(PARTS * EACH))
+    assert report.inserted == PARTS * EACH

@@ -15,6 +15,7 @@ from djqueue.core.options import EnqueueOptions, check_text, parse_options
 from djqueue.core.suggest import nearest
 from djqueue.storage.staging import CHUNK
 
+from .columns import rows_of
 from .options import DEAD, DEPENDS_ON, FAIL, WriteOptions, dependencies, parse
 from .salvage import salvaged
 
@@ -75,6 +76,8 @@ class Columns:
                 for name in chosen
                 if name not in options.exclude and (options.include is not None or name not in taken)
             )
+        self.all_others = self.others == tuple(columns)
+        """Whether a row is its job's arguments as it is."""
         self.per_row = {name: column for name, column in options.columns.items() if name != "id"}
         self.id_column = options.columns.get("id")
 
@@ -89,6 +92,8 @@ class Columns:
             return _payload_reader(self.payload, self.options.payload_format, encode)
         if self.args is None and self.kwargs is None:
             names = self.others
+            if self.all_others:
+                return lambda row: encode({"args": [], "kwargs": row})
             return lambda row: encode({"args": [], "kwargs": {name: row[name] for name in names}})
         args, kwargs = self.args, self.kwargs
 
@@ -152,7 +157,7 @@ class Reading:
 
     def rows(self, batch: Any) -> Iterator[dict[str, Any]]:
         """The rows of a record batch."""
-        for row in batch.to_pylist(maps_as_pydicts="strict"):
+        for row in rows_of(batch):
             self.read += 1
             yield row
 

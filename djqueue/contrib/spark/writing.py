@@ -23,11 +23,12 @@ from djqueue.storage.base import Storage
 from djqueue.storage.imports import Import, Share, tag_of
 from djqueue.storage.staging import Counts, Manifest, Publication, Staging, chunks_of
 
+from .alike import reader
 from .changing import Changes, Changing
 from .locations import staging_of, storage_at
 from .options import DIRECT, ENQUEUE, STAGED, WriteOptions
 from .reporting import Reporting, aborted, begun, share
-from .rows import Chunk, Plan, Rows
+from .rows import Chunk, Plan
 from .sending import Sending
 
 T = TypeVar("T")
@@ -176,7 +177,7 @@ class Write:
         with closing(self.storage()) as storage:
             if isinstance(self.plan, Changes):
                 return replace(self._change(self.plan, storage, part, batches), spark=spark)
-            rows = Rows(self.plan, self.options.batch_size, is_keyed=_keyed(storage))
+            rows = reader(self.plan, self.options.batch_size, is_keyed=_keyed(storage))
             names = dict[str, None]()
             if self.options.dry_run:
                 for _ in rows.chunks(batches):

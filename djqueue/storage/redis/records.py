@@ -98,7 +98,7 @@ def pack(value: Any) -> bytes:
 
 def pack_raw(value: Any) -> bytes:
     """The same of a value with bytes in it, which are texts to `cmsgpack`."""
-    packed: bytes = msgpack.packb(value, use_bin_type=False)
+    packed: bytes = msgpack.packb(value, use_bin_type=False, unicode_errors="surrogatepass")
     return packed
 
 

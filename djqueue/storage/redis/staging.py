@@ -61,7 +61,7 @@ class RedisStaging(Staging):
         """See `Staging`."""
         check_chunk(batches)
         keys = self._keys(batches[0].queue)
-        chunk: list[bytes] = [pack_text(batches[0].name)]
+        chunk: list[str | bytes] = [batches[0].name]
         kind = PLAIN
         for batch in batches:
             rest, start = records.envelope(batch), records.start(batch)
@@ -69,7 +69,7 @@ class RedisStaging(Staging):
             if not plain or not rest.startswith(records.PLAIN):
                 kind = OTHER
             for job_id, payload in zip(batch.ids or (), batch.payloads, strict=True):
-                chunk += (pack_text(job_id), start, rest + payload)
+                chunk += (job_id, start, rest + payload)
         places = [keys.staged(write, part), keys.parts(write)]
         arguments = [number, pack_raw(chunk), pack_text(part), lifetime]
         self._run(_ask([Call(script("stage"), keys, arguments, places, lane=False)]))

@@ -21,10 +21,11 @@ def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
 
 def _values(column: Any) -> list[Any]:
     # `to_pylist` makes an object of Arrow's for each value first: ten times as long.
-    if _is(column, TEXTS) or (not column.null_count and _is(column, QUICK)):
-        values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-        return values
-    values = column.to_pylist(maps_as_pydicts="strict")
+    values: list[Any]
+    if _is(column, TEXTS) or (_is(column, QUICK) and not column.null_count):
+        values = column.to_numpy(zero_copy_only=False).tolist()
+    else:
+        values = column.to_pylist(maps_as_pydicts="strict")
     return values
 
 

@@ -110,8 +110,8 @@ class Bench:
         """The same as Python's values."""
         return ({"n": n, "user": f"user-{n}", "text": TEXT} for n in range(self.rows))
 
-    def rate(self, act: Callable[[], Any], *, counted: bool = True) -> float:
-        """Rows a second, into an empty server."""
+    def rate(self, act: Callable[[], Any], *, counted: bool = True, besides: int = 0) -> float:
+        """Rows a second, into an empty server. besides: jobs that are there, too."""
         self.server.clean()
         start = time.perf_counter()
         act()
@@ -119,7 +119,7 @@ class Bench:
         if counted:
             with closing(RedisStorage(url=self.server.url)) as storage:
                 there = storage.counts(QUEUE)["waiting"]
-            if there != self.rows:
+            if there != self.rows + besides:
                 raise RuntimeError(f"{there} jobs of {self.rows} rows")
         return self.rows / took
 
@@ -261,42 +261,46 @@ def by_partition(bench: Bench) -> dict[str, float]:
         with closing(RedisStorage(url=url)) as storage:  # the queue is listed, the script is known
             from djqueue import Queue
 
-            queue = Queue(QUEUE, storage=storage)
-            queue.enqueue(0, name=JOB, id="first")
-            queue.cancel("first")
-            queue.delete("first")
+            Queue(QUEUE, storage=storage).enqueue(0, name=JOB)
         bench.frame().foreachPartition(bring)
 
-    return {"foreachPartition rows/s": bench.rate(act)}
+    return {"foreachPartition rows/s": bench.rate(act, besides=1)}
 
 
 def memory(bench: Bench) -> dict[str, float]:
     """What a task needs besides what it is given, in the size of a record batch, in a process of its own."""
     bench.server.clean()
-    code = f"from tests.benchmarks.spark import task_memory; task_memory({bench.server.url!r}, {bench.rows})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    with tempfile.NamedTemporaryFile() as file:
+        written = None
+        for first in range(0, bench.rows, ARROW):
+            numbers = range(first, min(first + ARROW, bench.rows))
+            users = [f"user-{n}" for n in numbers]
+            batch = pyarrow.record_batch({"n": [*numbers], "user": users, "text": [TEXT] * len(users)})
+            written = written or pyarrow.ipc.new_stream(file, batch.schema)
+            written.write_batch(batch)
+        written.close()
+        file.flush()
+        given = f"{file.name!r}, {bench.server.url!r}"
+        code = f"from tests.benchmarks.spark import task_memory; task_memory({given})"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return {"task memory, Arrow batches": float(done.stdout)}
 
 
-def task_memory(url: str, rows: int) -> None:
-    """Print it."""
+def task_memory(path: str, url: str) -> None:
+    """Print it: how far the peak of a task is above that of somebody who only looks at the batches."""
     from djqueue.contrib.spark.options import WriteOptions
     from djqueue.contrib.spark.writing import Write
 
-    def batch(first: int, many: int) -> Any:
-        numbers = range(first, first + many)
-        users = [f"user-{n}" for n in numbers]
-        return pyarrow.record_batch({"n": [*numbers], "user": users, "text": [TEXT] * many})
-
     write = Write(WriteOptions.read({"url": url, "queue": QUEUE, "job": JOB}), ["n", "user", "text"])
-    write.run_task("0.0", [batch(0, 10)])  # what is loaded once
-    size = batch(0, ARROW).nbytes
-    for first in range(0, 10 * ARROW, ARROW):  # what those batches need themselves
-        batch(first, ARROW)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    write.run_task("1.1", (batch(first, ARROW) for first in range(0, rows, ARROW)))
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(grown * (1 if sys.platform == "darwin" else 1_024) / size)
+    with pyarrow.OSFile(path) as file:
+        first = next(iter(pyarrow.ipc.open_stream(file)))
+        write.run_task("0.0", [first.slice(0, 10)])  # what is loaded once
+    peaks = []
+    for look in (lambda batches: [None for _ in batches], lambda batches: write.run_task("1.1", batches)):
+        with pyarrow.OSFile(path) as file:
+            look(iter(pyarrow.ipc.open_stream(file)))
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    print((peaks[1] - peaks[0]) * (1 if sys.platform == "darwin" else 1_024) / first.nbytes)
 
 
 WAYS: dict[str, Way] = {

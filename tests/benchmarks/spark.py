@@ -299,8 +299,18 @@ def task_memory(path: str, url: str) -> None:
     for look in (lambda batches: [None for _ in batches], lambda batches: write.run_task("1.1", batches)):
         with pyarrow.OSFile(path) as file:
             look(iter(pyarrow.ipc.open_stream(file)))
-        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-    print((peaks[1] - peaks[0]) * (1 if sys.platform == "darwin" else 1_024) / first.nbytes)
+        peaks.append(peak())
+    print((peaks[1] - peaks[0]) / first.nbytes)
+
+
+def peak() -> int:
+    """The most bytes that this process has had in memory."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts in `ru_maxrss` what the parent had when it started this process.
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1_024
 
 
 WAYS: dict[str, Way] = {

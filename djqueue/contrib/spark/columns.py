@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pyarrow import types
-
-QUICK = (types.is_integer, types.is_floating, types.is_boolean)
+NUMBERS = frozenset({"int8", "int16", "int32", "int64", "float", "double", "bool"})
 """Types whose values NumPy turns into Python's at once, if none is missing."""
-TEXTS = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+TEXTS = frozenset({"string", "large_string", "binary", "large_binary"})
 """The same, also if some are missing."""
 
 
@@ -21,13 +19,10 @@ def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
 
 def _values(column: Any) -> list[Any]:
     # `to_pylist` makes an object of Arrow's for each value first: ten times as long.
+    kind = str(column.type)
     values: list[Any]
-    if _is(column, TEXTS) or (_is(column, QUICK) and not column.null_count):
+    if kind in TEXTS or (kind in NUMBERS and not column.null_count):
         values = column.to_numpy(zero_copy_only=False).tolist()
     else:
         values = column.to_pylist(maps_as_pydicts="strict")
     return values
-
-
-def _is(column: Any, kinds: Any) -> bool:
-    return any(kind(column.type) for kind in kinds)

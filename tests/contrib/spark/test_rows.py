@@ -7,6 +7,7 @@ import pyarrow
 import pytest
 
 from djqueue.codecs import MSGPACK, decode
+from djqueue.contrib.spark.alike import AlikeRows, reader
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.rows import Plan, RowError, Rows
 from djqueue.core.backoff import Backoff
@@ -18,7 +19,7 @@ GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send
 def chunks_of(columns, size=1_000, rows_of=None, **options):
     table = pyarrow.table(columns)
     plan = Plan(WriteOptions.read({**GIVEN, **options}), table.column_names)
-    rows = Rows(plan, size)
+    rows = reader(plan, size, lambda queue: False)
     found = list(rows.chunks(table.to_batches()))
     if rows_of is not None:
         rows_of.append(rows)
@@ -202,3 +203,37 @@ def test_columns_that_are_not_there_are_refused_before_a_row_is_read(options, me
         Plan(WriteOptions.read({**GIVEN, **options}), ["key", "n"])
 
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 1_000])
+def test_rows_that_are_alike_are_read_as_all_others_are(size):
+    table = pyarrow.table({"payload": [b"\x01", None, b"\x02", b"\x03", b"\x04", None, b"\x05"]})
+    options = WriteOptions.read({**GIVEN, "payloadFormat": "msgpack", "onError": "skip"})
+    plan = Plan(options, table.column_names)
+    found = []
+    for kind in (Rows, AlikeRows):
+        rows = kind(plan, size)
+        chunks = list(rows.chunks([*table.to_batches(max_chunksize=5), *table.to_batches()]))
+        found.append((values(chunks), rows.read, rows.rejected))
+        assert all(chunk.many <= size for chunk in chunks)
+        assert all(len({*batch.ids}) == len(batch.payloads) for chunk in chunks for batch in chunk.batches)
+
+    assert found[0] == found[1]
+    assert found[0][0] == [1, 2, 3, 4, 5] * 2
+
+
+def test_rows_that_differ_in_more_than_their_payloads_are_read_one_by_one():
+    def kind(is_keyed=False, **options):
+        return type(reader(Plan(WriteOptions.read({**GIVEN, **options}), ["n"]), 10, lambda queue: is_keyed))
+
+    assert kind() is AlikeRows
+    assert kind(priority="5", delay="1", group="g") is AlikeRows
+    assert kind(is_keyed=True, group="g") is AlikeRows
+    assert kind(is_keyed=True) is Rows
+    assert kind(idColumn="n") is Rows
+    assert kind(priorityColumn="n") is Rows
+
+
+def test_a_row_that_is_no_job_is_named_among_many():
+    with pytest.raises(RowError, match="row 1502 of its partition: payload: expected binary"):
+        chunks_of({"payload": [b"\x01"] * 1_501 + [None]}, payloadFormat="msgpack")

@@ -34,6 +34,7 @@ def session(master: str, folder: Path, more: Mapping[str, Any] | None = None) ->
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment().items():
             patch.setenv(name, value)
+        patch.delenv("DJANGO_SETTINGS_MODULE", raising=False)  # executors have no project
         builder = SparkSession.builder.master(master)
         for name, value in {**settings(folder), **(more or {})}.items():
             builder = builder.config(name, value)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from django.db.models import Max, Min, Model, QuerySet
+from django.db.models import Count, F, Max, Min, Model, QuerySet
 
 from djqueue import models
 from djqueue.core.durations import to_milliseconds
@@ -31,6 +31,8 @@ from .away import named
 
 LEAST = 5_000
 """Rows of a part: of fewer, there is nothing to gain."""
+FINER = 32
+"""Stretches of numbers for a part: where many rows are gone, it has more of them."""
 JOB = (
     "id",
     "queue",
@@ -150,14 +152,23 @@ class DatabaseExport(Export):
             return [part for source in sources for part in self._parts(source, many)]
 
     def _parts(self, source: str, many: int) -> Iterator[Part]:
-        # The whole table's: both ends are found at once, whatever is wanted of it.
+        # The whole table's, whatever is wanted of it: an index says this.
         ends = self._all(source).aggregate(first=Min("id"), last=Max("id"))
         if ends["first"] is None:
             return
-        first, count = ends["first"], ends["last"] - ends["first"] + 1
-        width = max(LEAST, -(-count // many))
-        for start in range(first, first + count, width):
-            yield Part(source, start, start + width, min(width, first + count - start))
+        first, width = ends["first"], -(-(ends["last"] - ends["first"] + 1) // (many * FINER))
+        numbered = self._all(source).order_by().annotate(stretch=(F("id") - first) / width)
+        counts = numbered.values_list("stretch").annotate(count=Count("id")).order_by("stretch")
+        gathered, start = 0, first
+        least = max(LEAST, sum(count for _, count in counts) // many)
+        for stretch, count in counts:
+            gathered += count
+            if gathered >= least:
+                end = first + (stretch + 1) * width
+                yield Part(source, start, end, gathered)
+                gathered, start = 0, end
+        if gathered:
+            yield Part(source, start, ends["last"] + 1, gathered)
 
     def pages(self, wanted: Wanted, part: Part, size: int) -> Iterator[Page]:
         """See `Export`."""

@@ -88,6 +88,28 @@ def test_a_run_of_a_forgotten_job_has_no_name(storage):
     assert (row["name"], row["run_seconds"], row["error_type"]) == (None, 2.0, "ValueError")
 
 
+def test_parts_have_as_many_rows_where_most_numbers_are_gone(storage):
+    numbers = [*range(1, 200_000, 100), *range(200_000, 218_000)]
+    models.DeadLetter.objects.bulk_create(
+        models.DeadLetter(
+            id=at, queue="q", job_id=str(at), name="n", reason="r", entered_at=AT, expires_at=AT
+        )
+        for at in numbers
+    )
+    wanted = Wanted("dead", frozenset())
+
+    parts = storage.export.parts(wanted, 3)
+    found = [
+        [job_id for page in storage.export.pages(wanted, part, 1_000) for job_id in page["id"]]
+        for part in parts
+    ]
+
+    assert [part.rows for part in parts] == [len(ids) for ids in found]
+    assert len(parts) == 3
+    assert max(map(len, found)) < 14_000
+    assert [job_id for ids in found for job_id in ids] == [str(at) for at in numbers]
+
+
 def test_rows_are_read_from_number_to_number(storage, django_assert_num_queries):
     models.DeadLetter.objects.bulk_create(
         models.DeadLetter(queue="q", job_id=str(at), name="n", reason="r", entered_at=AT, expires_at=AT)

@@ -133,7 +133,7 @@ def _parse_postgresql(parts: SplitResult, port: int | None) -> dict[str, Any]:
 
 def _set_up() -> None:
     """Have Django ready, with the project's settings if there are such."""
-    if not settings.configured and not _has_project():
+    if not settings.configured and not has_project():
         settings.configure(
             INSTALLED_APPS=["djqueue"],
             DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
@@ -149,7 +149,7 @@ def _set_up() -> None:
         )
 
 
-def _has_project() -> bool:
+def has_project() -> bool:
     """Whether the settings that the environment names are here: it may be handed on from elsewhere."""
     module = os.environ.get("DJANGO_SETTINGS_MODULE")
     try:

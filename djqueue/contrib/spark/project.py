@@ -6,7 +6,6 @@ Spark's own processes have no settings: what they are to know is among the optio
 import json
 import os
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
@@ -42,7 +41,9 @@ def _is_said(name: str, said: Mapping[str, str]) -> bool:
 
 def _settings() -> "Settings | None":
     """The project's, if one is configured here that has `DJQUEUE`."""
-    if not _has_project():
+    from .aliases import has_project
+
+    if not has_project():
         return None
     import django
     from django.apps import apps
@@ -55,15 +56,6 @@ def _settings() -> "Settings | None":
     from djqueue.conf import get_settings
 
     return get_settings()
-
-
-def _has_project() -> bool:
-    """Whether the settings that the environment names are here: it may be handed on from elsewhere."""
-    module = os.environ.get("DJANGO_SETTINGS_MODULE", "")
-    try:
-        return bool(module) and find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _place(settings: "Settings") -> Iterator[tuple[str, str]]:

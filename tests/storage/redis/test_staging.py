@@ -5,10 +5,11 @@ from contextlib import closing
 import pytest
 
 from djqueue.storage.redis import RedisStorage
+from djqueue.storage.redis.staging import PLAIN
 from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.staging import WRITE, fresh, place, staged
-from djqueue.testing.factories import QUEUE
+from djqueue.testing.factories import QUEUE, batch
 
 
 class RedisStagingContract(contract.StagingContract):
@@ -53,3 +54,12 @@ def test_a_manifest_keeps_what_it_names_for_a_week(redis_options, redis_server):
             keys = storage.keys(QUEUE)
             assert redis.pttl(keys.staged(WRITE, "a")) > 600_000_000
             assert redis.pttl(keys.published(manifest.app)) == -1, "what was begun is known until it is done"
+
+
+def test_tags_leave_a_chunk_plain(redis_options):
+    with closing(RedisStorage(**redis_options)) as storage:
+        tagged = batch(2, ids=["a", "b"], tags=("import:1",))._replace(fresh=True)
+        grouped = batch(1, ids=["c"], group="g")._replace(fresh=True)
+
+        assert place(storage).stage(WRITE, "a", 0, [tagged]) == PLAIN
+        assert place(storage).stage(WRITE, "b", 0, [grouped]) != PLAIN

@@ -1,9 +1,11 @@
 """The command line, and where the settings say that the queue is: without Spark."""
 
+import re
 import subprocess
 import sys
 from argparse import ArgumentParser
 from datetime import UTC, date, datetime
+from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -16,6 +18,7 @@ from djqueue.contrib.spark.pipeline.telling import SparkError, plainly
 from djqueue.contrib.spark.project import place_of
 from djqueue.core.errors import OptionError
 
+ROOT = Path(__file__).parents[4]
 URL = "redis://127.0.0.1:6379/0"
 REDIS = "djqueue.storage.redis.RedisStorage"
 
@@ -27,6 +30,11 @@ def parsed(*words):
 def test_every_command_of_the_parser_is_there():
     actions = parser()._subparsers._group_actions
     assert set(actions[0].choices) == commands.COMMANDS.keys()
+
+
+def test_the_page_has_every_command():
+    page = (ROOT / "docs" / "spark-pipeline.md").read_text()
+    assert commands.COMMANDS.keys() <= set(re.findall(r"^## (\w+)$", page, re.MULTILINE))
 
 
 def test_help_needs_no_spark_and_no_project():

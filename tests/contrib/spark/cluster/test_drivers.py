@@ -19,7 +19,7 @@ ROWS = 2_000
 KILLS = int(os.environ.get("DJQUEUE_TEST_KILLS", "4"))
 """Of drivers of one stream: `DJQUEUE_TEST_KILLS=20` makes a soak of it, and of the other test."""
 SOAKS = KILLS > 4
-MOMENTS = ("after stage", "after begin", "before end", "amid publish", "before begin", "after end")
+MOMENTS = ("after stage", "after begin", "before end", "after end", "amid publish", "before begin")
 EACH = 120
 """Rows of a batch of a stream."""
 
@@ -33,7 +33,7 @@ def test_a_driver_that_dies_in_a_step_of_its_commit_is_followed_by_another(
     storage: Any, redis_server: Any, drive: Callable[..., int], tmp_path: Any
 ) -> None:
     url, before = redis_server.url, []
-    steps = STEPS if SOAKS else STEPS[::2]  # of a stream they die in the others
+    steps = STEPS if SOAKS else ["amid publish"]  # in the others, drivers of a stream die
     for number, step in enumerate(steps):
         queue = f"emails-{number}"
         deadly = load(url, queue, dies=step, marks=str(tmp_path))

@@ -28,7 +28,7 @@ def january(tmp_path_factory: pytest.TempPathFactory) -> tuple[DemoProject, Fini
 
 def counts(finished: Finished) -> dict[str, tuple[int, int]]:
     """What was expected, and what was found."""
-    rows = re.findall(r"^ *(\S.*?\S) {2,}([\d,]+) +([\d,]+)(?: +differs)?$", finished.stdout, re.MULTILINE)
+    rows = re.findall(r"^ *([a-z].*?\S) {2,}([\d,]+) +([\d,]+)(?: +differs)?$", finished.stdout, re.MULTILINE)
     return {
         what: (int(expected.replace(",", "")), int(found.replace(",", ""))) for what, expected, found in rows
     }

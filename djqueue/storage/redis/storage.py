@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import count, islice
+from itertools import islice
 from typing import Any, Unpack
 
 from asgiref.sync import sync_to_async
@@ -19,9 +19,7 @@ from djqueue.core.ids import IdSource
 from djqueue.core.job import (
     Batch,
     CancelResult,
-    Claimed,
     ClaimRequest,
-    Claims,
     DeadLetter,
     Emission,
     EnqueueResult,
@@ -55,43 +53,28 @@ from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
 from . import diagnosis, health, outbox, pages, records
 from .changes import Changes
+from .claiming import BULK, Claiming
 from .connections import Connections
 from .export import RedisExport
 from .feed import RedisFeed
 from .imports import RedisImports
 from .inspector import Inspector, counts_of
 from .keys import CommonKeys, QueueKeys, keys_of
-from .limits import NOTHING_GRANTED, SERVED, SHORT, Grant, SharedLimits, permit, permit_of
+from .limits import SharedLimits, permit, permit_of
 from .metrics import Metrics
 from .options import RedisOptions
 from .outbox_table import OutboxTable
 from .records import STATES, flat, mapping, pack, pack_text, text
+from .removing import PAGE, SWEEP, Removing, all_of_jobs, chunks, of_jobs
 from .roundtrips import Call, Command, Roundtrips, Steps, T
 from .scripts import script
 from .staging import RedisStaging
 from .telling import Telling
 
-BULK = 1_000
-"""Jobs of one call: a script of so many takes a few milliseconds, in which nobody else is served."""
-PAGE = 1_000
-"""Ids, letters, records of one reading call."""
-SWEEP = 500
-"""Of each kind, in one sweep."""
-LOOKS = 20
-"""In vain, at as many records as one sweep, for those above what a queue keeps."""
-EXPIRED = 50_000
-"""Records that one sweep of a queue forgets."""
 SCANNED = 2_000
 """Active jobs, about, whose leases one sweep looks at."""
 WORKER_TTL = 60_000
 """Milliseconds after which a silent worker counts as gone."""
-NOT_QUICK = 20
-"""Calls for which a queue with more than plain jobs goes without a try of the short script."""
-NO_CLAIMS = Claims([], None)
-Worked = tuple[bytes, list[Claimed], int | None, int]
-"""Flags of the outcomes, jobs, milliseconds until there may be more, and what the next job weighs if that is
-more than the claim had permits for."""
-OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
 class RedisStorage(Storage):
@@ -122,7 +105,6 @@ class RedisStorage(Storage):
         self._policies = dict(policies or {})
         self._default_policy = default_policy or QueuePolicy(lease=self.options.lease)
         self._ids = IdSource()
-        self._rotation = count()
         self._common = CommonKeys(self.options.prefix)
         self._known: set[str] = set()
         """Queues that this process has seen to be listed."""
@@ -138,10 +120,6 @@ class RedisStorage(Storage):
             self._trips.publish,
             int(self.options.timeout * 1_000),
         )
-        self._short: dict[str, int] = {}
-        """What the next job weighs of a queue whose limiter had less."""
-        self._drained: set[str] = set()
-        """Queues with a limiter in which the last claim found less than it might have."""
         self._telling = Telling(self._connections, self._trips, self._common, self.keys, self.queues)
         self._clock = clock or SYSTEM_CLOCK
         self._metrics = Metrics(self.keys, self._queues, metrics, self._clock)
@@ -154,12 +132,18 @@ class RedisStorage(Storage):
         )
         """What enqueues where a queue has OUTBOX."""
         self._may_block = any(policy.when_full == "block" for policy in every)
-        self._intricate: dict[str, int] = {}
-        """Calls left until the short script is tried again, by queue."""
+        self._removing = Removing(self.policy, self._on_jobs)
+        self._claiming = Claiming(
+            self.keys,
+            self.policy,
+            self._limits,
+            self._queues,
+            self._agree_once,
+            self._deliver,
+            self._removing.bury_oldest,
+        )
         self._cursors: dict[str, bytes] = {}
         """Where the look at the active jobs of each queue goes on."""
-        self._ranks: dict[tuple[str, State], int] = {}
-        """Where the look for records above what a queue keeps goes on."""
 
     # Life.
 
@@ -269,6 +253,10 @@ class RedisStorage(Storage):
                 yield [Command((b"HSET", keys.key("meta"), *pairs))]
             self._agreed.add(queue)
 
+    def _agree_once(self, queues: Sequence[str]) -> Steps[None]:
+        if not self._agreed.issuperset(queues):
+            yield from self._agree(set(queues) - self._agreed)
+
     def _enqueue(self, batches: Sequence[Batch], *, bounded: bool = True) -> Steps[list[EnqueueResult]]:
         for batch in batches:
             if batch.ids is not None and len(batch.ids) != len(batch.payloads):
@@ -360,7 +348,7 @@ class RedisStorage(Storage):
             for job_id, payload in zip(mine, batch.payloads[first : first + size], strict=True):
                 arguments += (pack_text(job_id), rest + payload)
             # What is new has no forerunner, of which something could be left.
-            yield mine, Call(called, keys, arguments, () if batch.ids is None else _all_of_jobs(keys, mine))
+            yield mine, Call(called, keys, arguments, () if batch.ids is None else all_of_jobs(keys, mine))
 
     def _heading(self, queue: str, *, bounded: bool = True) -> list[Any]:
         """What a queue's settings say to `enqueue`."""
@@ -410,197 +398,11 @@ class RedisStorage(Storage):
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """See `Storage.finish`."""
-        return self._run(self._finish(outcomes, then))
+        return self._run(self._claiming.finish(outcomes, then))
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """See `Storage.finish`."""
-        return await self._trips.arun(self._finish(outcomes, then))
-
-    def _finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Steps[Finished]:
-        places: dict[str, list[int]] = {}
-        for place, outcome in enumerate(outcomes):
-            if outcome.kind not in OUTCOMES:
-                raise ValueError(f"unknown outcome {outcome.kind!r}")
-            places.setdefault(outcome.queue, []).append(place)
-        serving, waits = yield from self._serving(then)
-        if not self._agreed.issuperset(serving):
-            yield from self._agree(set(serving) - self._agreed)
-        accepted = [False] * len(outcomes)
-        jobs: list[Any] = []
-        # First what has ended anywhere: it may be what a claim elsewhere waits for.
-        order = [queue for queue in places if queue not in serving[:1]] + serving
-        for queue in dict.fromkeys(order):
-            mine = places.get(queue, ())
-            slots = then.slots - len(jobs) if then is not None and queue in serving else 0
-            if not mine and slots <= 0:
-                continue
-            for first in range(0, max(1, len(mine)), BULK):
-                some = mine[first : first + BULK]
-                last = first + BULK >= len(mine)
-                work = self._work if self.policy(queue).limiter is None else self._work_shared
-                found = yield from work(queue, [outcomes[place] for place in some], then, slots * last)
-                for place, flag in zip(some, found[0], strict=True):
-                    accepted[place] = flag == ord("1")
-                jobs += found[1]
-                while then is not None and len(found[1]) == BULK and len(jobs) < then.slots:
-                    found = yield from work(queue, (), then, then.slots - len(jobs))
-                    jobs += found[1]
-                if found[2] is not None:
-                    waits.append(found[2])
-        return Finished(accepted, Claims(jobs, min(waits, default=None)) if then is not None else NO_CLAIMS)
-
-    def _serving(self, request: ClaimRequest | None) -> Steps[tuple[list[str], list[int]]]:
-        """The queues that a claim may take from, another one first each time; when the others may be such."""
-        if request is None or request.slots <= 0:
-            return [], []
-        queues: Sequence[str]
-        queues = request.queues if request.queues is not None else (yield from self._queues())
-        if not queues or (len(queues) == 1 and queues[0] not in self._drained):
-            return list(queues), []
-        first = next(self._rotation) % len(queues)
-        order = [*queues[first:], *queues[:first]]
-        # Most are empty most of the time: to see that takes one round trip for all of them.
-        looks = yield [Call(script("peek"), self.keys(queue), (), lane=False) for queue in order]
-        found = [queue for queue, look in zip(order, looks, strict=True) if look[0]]
-        for queue in self._limits.in_line.intersection(order).difference(found):
-            yield from self._limits.leave(str(self.policy(queue).limiter), queue)
-        return found, [look[1] for look in looks if not look[0] and look[1] >= 0]
-
-    def _work_shared(
-        self, queue: str, outcomes: Sequence[Outcome], request: ClaimRequest | None, slots: int
-    ) -> Steps[Worked]:
-        """See `_work`, for a queue that shares a limiter with others."""
-        policy, limits = self.policy(queue), self._limits
-        assert policy.limiter is not None
-        limiter, lease = policy.limiter, policy.lease
-        ended = [permit(queue, outcome.token) for outcome in outcomes]
-        if slots <= 0:
-            found = yield from self._work(queue, outcomes, request, 0)
-            yield from limits.free(limiter, ended)
-            return found
-        flags = b""
-        jobs: list[Claimed] = []
-        waits: list[int] = []
-        least, had = self._short.get(queue, 1), b""
-        while True:
-            wanted = min(slots - len(jobs), BULK)
-            grant = yield from limits.ask(limiter, queue, wanted, least, lease, ended, had)
-            if grant.wait is not None:
-                waits.append(grant.wait)
-            if not outcomes and not grant.starts:
-                break
-            said, some, wait, short = yield from self._work(queue, outcomes, request, grant.starts, grant)
-            is_over = not short and len(some) < grant.starts
-            yield from limits.settle(limiter, queue, grant, some, lease, is_over=is_over)
-            flags, jobs = flags or said, jobs + some
-            if wait is not None:
-                waits.append(wait)
-            if grant.starts:
-                self._note(queue, short, is_drained=is_over)
-            if not short or len(jobs) >= slots:
-                break
-            # More than was asked for is needed.
-            outcomes, ended, least, had = (), [], short, SERVED if jobs else SHORT
-        return flags, jobs, min(waits, default=None), 0
-
-    def _note(self, queue: str, short: int, *, is_drained: bool) -> None:
-        """Remember for the next claim of a queue with a limiter what this one has seen."""
-        if short:
-            self._short[queue] = short
-        else:
-            self._short.pop(queue, None)
-        if is_drained:
-            self._drained.add(queue)
-        else:
-            self._drained.discard(queue)
-
-    def _work(
-        self,
-        queue: str,
-        outcomes: Sequence[Outcome],
-        request: ClaimRequest | None,
-        slots: int,
-        grant: Grant = NOTHING_GRANTED,
-    ) -> Steps[Worked]:
-        keys, policy = self.keys(queue), self.policy(queue)
-        told = records.outcome_arguments(queue, outcomes)
-        results = [keys.result(outcome.id) for outcome in outcomes]
-        slots = min(slots, BULK)
-        names = _names(request.names) if request is not None else NO_NAMES
-        worker = pack_text(request.worker) if request is not None else b""
-        reply: Any = None
-        if self._may_be_quick(queue, outcomes):
-            most = policy.dead_letters.max_entries
-            rate, concurrency = policy.rate, policy.concurrency
-            heading = [
-                len(outcomes),
-                worker,
-                slots,
-                policy.lease,
-                most,
-                names,
-                rate.capacity if rate is not None else b"",
-                rate.per if rate is not None else b"",
-                concurrency if concurrency is not None else b"",
-            ]
-            [[left, reply]] = yield [Call(script("quick"), keys, [*heading, *told], results)]
-            if reply[0] == b"full":
-                reply = None
-                self._intricate[queue] = NOT_QUICK
-        if reply is None:
-            bounded = (b"", b"") if grant.whole is None else (grant.permits, grant.whole)
-            arguments = [len(outcomes), worker, slots, *_limits(policy), names, *bounded, *told]
-            [[left, reply]] = yield [Call(script("work"), keys, arguments, results)]
-        word, flags, first, wait, overflow, *more, now = reply
-        short, found, streamed = more if len(more) == 3 else (0, more[0], ())
-        if streamed:
-            items = [keys.items(text(job_id)) for job_id in streamed]
-            yield [Call(script("settle"), keys, streamed, items)]
-        if word == b"again":
-            found = yield from self._claimed_again(keys, found)
-        if overflow:
-            yield from self._bury_oldest(keys, overflow)
-        if left:
-            yield from self._deliver(queue)
-        jobs = records.claimed(queue, found, int(first), policy.lease, int(now))
-        return flags, jobs, None if wait < 0 else wait, short
-
-    def _may_be_quick(self, queue: str, outcomes: Sequence[Outcome]) -> bool:
-        """Whether the short script is worth a try: a queue that was not for it is not asked for a while."""
-        left = self._intricate.get(queue, 0)
-        if left:
-            self._intricate[queue] = left - 1
-            return False
-        return all(outcome.kind == "complete" for outcome in outcomes)
-
-    def _claimed_again(self, keys: QueueKeys, ids: Sequence[bytes]) -> Steps[list[Any]]:
-        """What a claim whose answer was lost had answered: its jobs are still this worker's."""
-        if not ids:
-            return []
-        blobs, sts = yield [
-            Command((b"HMGET", keys.key("jobs"), *ids)),
-            Command((b"HMGET", keys.key("st"), *ids)),
-        ]
-        found: list[Any] = []
-        for job_id, blob, st in zip(ids, blobs, sts, strict=True):
-            # One that is gone meanwhile keeps its place, which says its token; its end will be refused.
-            body = records.unpack(st[9:]) if st is not None and st[:1] in b"aA" else None
-            counters = pack([*body[:3], body[5]]) if body is not None else b""
-            found += (job_id, blob if blob is not None else records.NOTHING, counters)
-        return found
-
-    def _bury_surplus(self, keys: QueueKeys) -> Steps[None]:
-        """Forget as many dead letters as are above the most that are kept."""
-        [there] = yield [Command((b"ZCARD", keys.key("dead")))]
-        overflow = there - self.policy(keys.queue).dead_letters.max_entries
-        while overflow > 0 and (buried := (yield from self._bury_oldest(keys, overflow))):
-            overflow -= buried
-
-    def _bury_oldest(self, keys: QueueKeys, count: int) -> Steps[int]:
-        """Forget the oldest dead letters above the most that are kept."""
-        most = self.policy(keys.queue).dead_letters.max_entries
-        [ids] = yield [Command((b"ZRANGE", keys.key("dead"), 0, min(count, SWEEP) - 1))]
-        return sum((yield from self._removed(keys, list(map(text, ids)), "dead", most)))
+        return await self._trips.arun(self._claiming.finish(outcomes, then))
 
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
         """See `Storage.renew`."""
@@ -712,7 +514,7 @@ class RedisStorage(Storage):
 
     def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
         """See `Storage.remove`."""
-        return [reply == 1 for reply in self._run(self._removed(self.keys(queue), ids, "any"))]
+        return [reply == 1 for reply in self._run(self._removing.removed(self.keys(queue), ids, "any"))]
 
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """See `Storage.move`. What stands in the way is looked for first; what comes meanwhile sends jobs
@@ -720,7 +522,7 @@ class RedisStorage(Storage):
         """
         if to == queue:
             raise ValueError(f"the jobs are in queue {queue!r} already")
-        return [word for some in _chunks(ids) for word in self._run(self._given(queue, some, to))]
+        return [word for some in chunks(ids) for word in self._run(self._given(queue, some, to))]
 
     def _given(self, queue: str, ids: Sequence[str], to: str) -> Steps[list[str]]:
         heading = [pack_text(to), records.pack_groups(self.policy(queue))]
@@ -759,7 +561,7 @@ class RedisStorage(Storage):
                 is_taken = state not in (None, *REUSABLE) or looks[place][2]
                 words[place] = "duplicate" if is_taken else "unique_key_taken"
         if any(looks[place][2] for place in moving):
-            yield from self._bury_surplus(self.keys(to))
+            yield from self._removing.bury_surplus(self.keys(to))
         return words
 
     def _on_jobs(
@@ -772,7 +574,7 @@ class RedisStorage(Storage):
     ) -> Steps[list[Any]]:
         keys = self.keys(queue)
         replies: list[Any] = []
-        for some in _chunks(ids):
+        for some in chunks(ids):
             arguments = [*heading, *map(pack_text, some)]
             theirs = their_keys(keys, some) if their_keys is not None else ()
             [[left, answers]] = yield [Call(script(name), keys, arguments, theirs)]
@@ -780,18 +582,6 @@ class RedisStorage(Storage):
             if left:
                 yield from self._deliver(queue)
         return replies
-
-    def _removed(
-        self,
-        keys: QueueKeys,
-        ids: Sequence[str],
-        mode: str,
-        bound: int | str = "",
-        states: Iterable[State] = (),
-    ) -> Steps[list[Any]]:
-        names = pack([state.value for state in states])
-        heading = [mode, bound, names, records.pack_groups(self.policy(keys.queue))]
-        return (yield from self._on_jobs("remove", keys.queue, ids, heading, _all_of_jobs))
 
     # Queues.
 
@@ -893,7 +683,7 @@ class RedisStorage(Storage):
         while ids and (limit is None or removed < limit):
             size = PAGE if limit is None else min(PAGE, limit - removed)
             some, ids = ids[:size], ids[size:]
-            removed += sum((yield from self._removed(keys, some, "clean", before, states)))
+            removed += sum((yield from self._removing.removed(keys, some, "clean", before, states)))
         return removed
 
     def obliterate(self, queue: str, *, force: bool = False) -> int:
@@ -936,7 +726,7 @@ class RedisStorage(Storage):
                 [[cursor, found]] = yield [Command((b"HSCAN", gone, cursor, b"COUNT", 500))]
                 found = flat(found)
                 # Those that were enqueued anew since have theirs.
-                yield from self._removed(keys, list(map(text, found[::2])), "gone")
+                yield from self._removing.removed(keys, list(map(text, found[::2])), "gone")
                 if not int(cursor):
                     break
             yield [Command((b"UNLINK", gone)), Command((b"SREM", keys.key("gone"), name))]
@@ -954,9 +744,9 @@ class RedisStorage(Storage):
     def _jobs(self, queue: str, ids: Sequence[str]) -> Steps[list[JobRecord | None]]:
         keys = self.keys(queue)
         found: list[JobRecord | None] = []
-        for some in _chunks(ids, 200):
+        for some in chunks(ids, 200):
             arguments = [*map(pack_text, some)]
-            [[now, replies]] = yield [Call(script("read"), keys, arguments, _of_jobs(keys, some), lane=False)]
+            [[now, replies]] = yield [Call(script("read"), keys, arguments, of_jobs(keys, some), lane=False)]
             for job_id, reply in zip(some, replies, strict=True):
                 found.append(None if reply is None else records.record(queue, job_id, reply, int(now)))
         return found
@@ -984,7 +774,7 @@ class RedisStorage(Storage):
 
     def _states(self, queue: str, ids: Sequence[str]) -> Steps[list[State | None]]:
         found: list[State | None] = []
-        for some in _chunks(ids):
+        for some in chunks(ids):
             call = Call(script("states"), self.keys(queue), [*map(pack_text, some)], lane=False)
             [letters] = yield [call]
             found += [STATES.get(letter) for letter in letters]
@@ -1112,7 +902,7 @@ class RedisStorage(Storage):
         keys = self.keys(queue)
         [ids] = yield [Command((b"ZRANGE", keys.key("dead"), 0, -1))]
         letters = []
-        for some in _chunks(ids):
+        for some in chunks(ids):
             [found] = yield [Command((b"HMGET", keys.key("letters"), *some))]
             letters += [
                 records.letter(queue, text(job_id), data)
@@ -1231,18 +1021,18 @@ class RedisStorage(Storage):
         yield from self._lose(queue, tokens)
         if left:
             yield from self._deliver(queue)
-        removed = yield from self._expire(keys, list(map(text, over)))
-        yield from self._forget_over(keys, list(map(text, unneeded)))
+        removed = yield from self._removing.expire(keys, list(map(text, over)))
+        yield from self._removing.forget_over(keys, list(map(text, unneeded)))
         if kept is not NO_RETENTION:
             for state in (State.COMPLETED, State.CANCELLED):
                 keep = kept.of(state)
-                removed += yield from self._trim(keys, state, keep.count, keep.bytes)
+                removed += yield from self._removing.trim(keys, state, keep.count, keep.bytes)
             if kept.results.bytes is not None:
-                yield from self._trim_results(keys, kept.results.bytes)
+                yield from self._removing.trim_results(keys, kept.results.bytes)
         if dead.max_bytes is not None:
-            removed += yield from self._trim(keys, State.FAILED, None, dead.max_bytes)
+            removed += yield from self._removing.trim(keys, State.FAILED, None, dead.max_bytes)
         if overflow:
-            removed += yield from self._bury_oldest(keys, overflow)
+            removed += yield from self._removing.bury_oldest(keys, overflow)
         yield from self._delete_leftovers(keys)
         return Swept(promoted, stalled, expired, retried, removed)
 
@@ -1251,81 +1041,6 @@ class RedisStorage(Storage):
         limiter = self.policy(queue).limiter
         if limiter is not None and tokens:
             yield from self._limits.free(limiter, [permit_of(queue, token) for token in tokens])
-
-    def _expire(self, keys: QueueKeys, ids: list[str]) -> Steps[int]:
-        """Forget records whose time is over, up to `EXPIRED`: of a busy queue, thousands are in a second."""
-        removed = 0
-        while ids and removed < EXPIRED:
-            arguments = [b"", b"", b"", *map(pack_text, ids)]
-            [[_, gone]] = yield [Call(script("expire"), keys, arguments, _of_jobs(keys, ids))]
-            if gone < len(ids):
-                # Dead letters, and what others have swept meanwhile.
-                gone += sum((yield from self._removed(keys, ids, "over")))
-            removed += gone
-            if len(ids) < SWEEP or not gone:
-                break
-            [found] = yield [Command((b"ZRANGE", keys.key("finished"), 0, SWEEP - 1))]
-            ids = list(map(text, found))
-        return removed
-
-    def _trim(self, keys: QueueKeys, state: State, most: int | None, size: int | None) -> Steps[int]:
-        """Forget records of one outcome above a number, or so many bytes, as far as they are found in so many
-        looks.
-        """
-        if most is None and size is None:
-            return 0
-        removed, place, letter = 0, (keys.queue, state), records.LETTERS[state]
-        bounds: list[int | str] = ["" if bound is None else bound for bound in (most, size)]
-        looks = 0
-        while looks < LOOKS and removed < EXPIRED:
-            arguments = [letter, *bounds, self._ranks.pop(place, 0), SWEEP]
-            [[following, ids]] = yield [Call(script("surplus"), keys, arguments, lane=False)]
-            gone = 0
-            if ids:
-                some = list(map(text, ids))
-                if state is not State.FAILED:
-                    arguments = [letter, *bounds, *ids]
-                    [[_, gone]] = yield [Call(script("expire"), keys, arguments, _of_jobs(keys, some))]
-                for mode, bound in (("surplus", most), ("heavy", size)) if gone < len(some) else ():
-                    if bound is not None:
-                        gone += sum((yield from self._removed(keys, some, mode, bound, {state})))
-                removed += gone
-            looks += not gone
-            if following < 0:
-                break
-            self._ranks[place] = following
-        return removed
-
-    def _trim_results(self, keys: QueueKeys, size: int) -> Steps[None]:
-        """Forget results above so many bytes, in so many steps."""
-        for _ in range(EXPIRED // SWEEP):
-            arguments = [b"r", b"", size, 0, SWEEP]
-            [[following, ids]] = yield [Call(script("surplus"), keys, arguments, lane=False)]
-            yield from self._forget_unneeded(keys, [f"r{text(job_id)}" for job_id in ids], b"surplus", size)
-            if following < 0:
-                break
-
-    def _forget_over(self, keys: QueueKeys, names: list[str]) -> Steps[None]:
-        """Forget what is over before its job's record, in so many steps; `names` as `unneeded` has them."""
-        for _ in range(EXPIRED // SWEEP):
-            gone = yield from self._forget_unneeded(keys, names, b"over")
-            if len(names) < SWEEP or not gone:
-                return
-            results, details = yield [
-                Command((b"ZRANGE", keys.key(name), 0, SWEEP - 1)) for name in ("results", "details")
-            ]
-            names = [*(f"r{text(job_id)}" for job_id in results), *map(text, details)]
-
-    def _forget_unneeded(
-        self, keys: QueueKeys, names: list[str], mode: bytes, bound: int | bytes = b""
-    ) -> Steps[int]:
-        gone = 0
-        for some in _chunks(names):
-            arguments = [mode, bound, *map(pack_text, some)]
-            of_jobs = _all_of_jobs(keys, [name[1:] for name in some])
-            [[_, part]] = yield [Call(script("unneeded"), keys, arguments, of_jobs)]
-            gone += part
-        return gone
 
     def _active(self, keys: QueueKeys) -> Steps[list[bytes]]:
         """Some of the active jobs: one whose lease was lost with a part of the data has to get another."""
@@ -1341,41 +1056,13 @@ class RedisStorage(Storage):
         yield from outbox.deliver(self.keys(queue), self.keys, self.policy, self._list)
 
 
-NO_NAMES = pack([])
 RANKS = {"drop_oldest": b"o", "drop_lowest": b"l"}
 """Which jobs go when a queue is full, as `room.lua` has it."""
-
-
-def _limits(policy: QueuePolicy) -> list[Any]:
-    """What `work` is told of a queue's configuration."""
-    rate, dead = policy.rate, policy.dead_letters
-    return [
-        policy.lease,
-        rate.capacity if rate is not None else b"",
-        rate.per if rate is not None else b"",
-        policy.concurrency if policy.concurrency is not None else b"",
-        records.pack_groups(policy),
-        dead.ttl,
-        dead.auto_retries,
-        records.pack_delay(dead.auto_retry_delay),
-        dead.max_entries,
-        policy.retention.attempts.count,
-    ]
 
 
 def _asked(call: Call | Command) -> Steps[Any]:
     [answer] = yield [call]
     return answer
-
-
-_packed_names: dict[frozenset[str], bytes] = {}
-
-
-def _names(names: frozenset[str]) -> bytes:
-    packed = _packed_names.get(names)
-    if packed is None:
-        packed = _packed_names[names] = pack(sorted(names))
-    return packed
 
 
 def _enqueued(queue: str, reply: Sequence[Any]) -> EnqueueResult:
@@ -1386,22 +1073,8 @@ def _enqueued(queue: str, reply: Sequence[Any]) -> EnqueueResult:
     return EnqueueResult(job_id, status, queue, state, reply[3] if len(reply) > 3 else None)
 
 
-def _of_jobs(keys: QueueKeys, ids: Iterable[str]) -> list[bytes]:
-    return [key for job_id in ids for key in (keys.result(job_id), keys.log_lines(job_id))]
-
-
-def _all_of_jobs(keys: QueueKeys, ids: Iterable[str]) -> list[bytes]:
-    return [
-        key for job_id in ids for key in (keys.result(job_id), keys.log_lines(job_id), keys.items(job_id))
-    ]
-
-
 def _by_queue(entries: Sequence[Any]) -> Iterable[tuple[str, list[int]]]:
     places: dict[str, list[int]] = {}
     for place, entry in enumerate(entries):
         places.setdefault(entry.queue, []).append(place)
     return places.items()
-
-
-def _chunks(values: Sequence[T], size: int = PAGE) -> Iterable[Sequence[T]]:
-    return (values[start : start + size] for start in range(0, len(values), size))

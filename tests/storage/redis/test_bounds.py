@@ -10,7 +10,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
-from djqueue.storage.redis import storage as redis_storage
+from djqueue.storage.redis import removing
 from djqueue.testing import factories as f
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES
@@ -127,7 +127,7 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypat
         rounds += 1
 
     assert storage.counts(QUEUE)[State.COMPLETED] == KEPT
-    assert most <= redis_storage.SWEEP
+    assert most <= removing.SWEEP
     assert (calls >= 199, ran >= 19, rounds) == (True, True, 2)
 
 

@@ -1,0 +1,261 @@
+"""Claims and the ends of runs: one round trip for one queue, and the short script where that will do."""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
+from djqueue.core.queue import QueuePolicy
+
+from . import records
+from .keys import QueueKeys
+from .limits import NOTHING_GRANTED, SERVED, SHORT, Grant, SharedLimits, permit
+from .records import pack, pack_text, text
+from .roundtrips import Call, Command, Steps
+from .scripts import script
+
+BULK = 1_000
+"""Jobs of one call: a script of so many takes a few milliseconds, in which nobody else is served."""
+NOT_QUICK = 20
+"""Calls for which a queue with more than plain jobs goes without a try of the short script."""
+NO_CLAIMS = Claims([], None)
+NO_NAMES = pack([])
+Worked = tuple[bytes, list[Claimed], int | None, int]
+"""Flags of the outcomes, jobs, milliseconds until there may be more, and what the next job weighs if that is
+more than the claim had permits for."""
+OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
+
+
+class Claiming:
+    """What a storage does for workers that ask for jobs, and tell how those that they had have ended.
+
+    keys, policy, queues: of the storage.
+    agree: sees that queues are used in their recorded mode.
+    deliver: sends what a queue has for other queues.
+    bury_oldest: forgets dead letters above the most that are kept.
+    """
+
+    def __init__(
+        self,
+        keys: Callable[[str], QueueKeys],
+        policy: Callable[[str], QueuePolicy],
+        limits: SharedLimits,
+        queues: Callable[[], Steps[list[str]]],
+        agree: Callable[[Sequence[str]], Steps[None]],
+        deliver: Callable[[str], Steps[None]],
+        bury_oldest: Callable[[QueueKeys, int], Steps[int]],
+    ) -> None:
+        self._keys = keys
+        self._policy = policy
+        self._limits = limits
+        self._queues = queues
+        self._agree = agree
+        self._deliver = deliver
+        self._bury_oldest = bury_oldest
+        self._rotation = count()
+        self._short: dict[str, int] = {}
+        """What the next job weighs of a queue whose limiter had less."""
+        self._drained: set[str] = set()
+        """Queues with a limiter in which the last claim found less than it might have."""
+        self._intricate: dict[str, int] = {}
+        """Calls left until the short script is tried again, by queue."""
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Steps[Finished]:
+        """See `Storage.finish`."""
+        places: dict[str, list[int]] = {}
+        for place, outcome in enumerate(outcomes):
+            if outcome.kind not in OUTCOMES:
+                raise ValueError(f"unknown outcome {outcome.kind!r}")
+            places.setdefault(outcome.queue, []).append(place)
+        serving, waits = yield from self._serving(then)
+        yield from self._agree(serving)
+        accepted = [False] * len(outcomes)
+        jobs: list[Any] = []
+        # First what has ended anywhere: it may be what a claim elsewhere waits for.
+        order = [queue for queue in places if queue not in serving[:1]] + serving
+        for queue in dict.fromkeys(order):
+            mine = places.get(queue, ())
+            slots = then.slots - len(jobs) if then is not None and queue in serving else 0
+            if not mine and slots <= 0:
+                continue
+            for first in range(0, max(1, len(mine)), BULK):
+                some = mine[first : first + BULK]
+                last = first + BULK >= len(mine)
+                work = self._work if self._policy(queue).limiter is None else self._work_shared
+                found = yield from work(queue, [outcomes[place] for place in some], then, slots * last)
+                for place, flag in zip(some, found[0], strict=True):
+                    accepted[place] = flag == ord("1")
+                jobs += found[1]
+                while then is not None and len(found[1]) == BULK and len(jobs) < then.slots:
+                    found = yield from work(queue, (), then, then.slots - len(jobs))
+                    jobs += found[1]
+                if found[2] is not None:
+                    waits.append(found[2])
+        return Finished(accepted, Claims(jobs, min(waits, default=None)) if then is not None else NO_CLAIMS)
+
+    def _serving(self, request: ClaimRequest | None) -> Steps[tuple[list[str], list[int]]]:
+        """The queues that a claim may take from, another one first each time; when the others may be such."""
+        if request is None or request.slots <= 0:
+            return [], []
+        queues: Sequence[str]
+        queues = request.queues if request.queues is not None else (yield from self._queues())
+        if not queues or (len(queues) == 1 and queues[0] not in self._drained):
+            return list(queues), []
+        first = next(self._rotation) % len(queues)
+        order = [*queues[first:], *queues[:first]]
+        # Most are empty most of the time: to see that takes one round trip for all of them.
+        looks = yield [Call(script("peek"), self._keys(queue), (), lane=False) for queue in order]
+        found = [queue for queue, look in zip(order, looks, strict=True) if look[0]]
+        for queue in self._limits.in_line.intersection(order).difference(found):
+            yield from self._limits.leave(str(self._policy(queue).limiter), queue)
+        return found, [look[1] for look in looks if not look[0] and look[1] >= 0]
+
+    def _work_shared(
+        self, queue: str, outcomes: Sequence[Outcome], request: ClaimRequest | None, slots: int
+    ) -> Steps[Worked]:
+        """See `_work`, for a queue that shares a limiter with others."""
+        policy, limits = self._policy(queue), self._limits
+        assert policy.limiter is not None
+        limiter, lease = policy.limiter, policy.lease
+        ended = [permit(queue, outcome.token) for outcome in outcomes]
+        if slots <= 0:
+            found = yield from self._work(queue, outcomes, request, 0)
+            yield from limits.free(limiter, ended)
+            return found
+        flags = b""
+        jobs: list[Claimed] = []
+        waits: list[int] = []
+        least, had = self._short.get(queue, 1), b""
+        while True:
+            wanted = min(slots - len(jobs), BULK)
+            grant = yield from limits.ask(limiter, queue, wanted, least, lease, ended, had)
+            if grant.wait is not None:
+                waits.append(grant.wait)
+            if not outcomes and not grant.starts:
+                break
+            said, some, wait, short = yield from self._work(queue, outcomes, request, grant.starts, grant)
+            is_over = not short and len(some) < grant.starts
+            yield from limits.settle(limiter, queue, grant, some, lease, is_over=is_over)
+            flags, jobs = flags or said, jobs + some
+            if wait is not None:
+                waits.append(wait)
+            if grant.starts:
+                self._note(queue, short, is_drained=is_over)
+            if not short or len(jobs) >= slots:
+                break
+            # More than was asked for is needed.
+            outcomes, ended, least, had = (), [], short, SERVED if jobs else SHORT
+        return flags, jobs, min(waits, default=None), 0
+
+    def _note(self, queue: str, short: int, *, is_drained: bool) -> None:
+        """Remember for the next claim of a queue with a limiter what this one has seen."""
+        if short:
+            self._short[queue] = short
+        else:
+            self._short.pop(queue, None)
+        if is_drained:
+            self._drained.add(queue)
+        else:
+            self._drained.discard(queue)
+
+    def _work(
+        self,
+        queue: str,
+        outcomes: Sequence[Outcome],
+        request: ClaimRequest | None,
+        slots: int,
+        grant: Grant = NOTHING_GRANTED,
+    ) -> Steps[Worked]:
+        keys, policy = self._keys(queue), self._policy(queue)
+        told = records.outcome_arguments(queue, outcomes)
+        results = [keys.result(outcome.id) for outcome in outcomes]
+        slots = min(slots, BULK)
+        names = _names(request.names) if request is not None else NO_NAMES
+        worker = pack_text(request.worker) if request is not None else b""
+        reply: Any = None
+        if self._may_be_quick(queue, outcomes):
+            most = policy.dead_letters.max_entries
+            rate, concurrency = policy.rate, policy.concurrency
+            heading = [
+                len(outcomes),
+                worker,
+                slots,
+                policy.lease,
+                most,
+                names,
+                rate.capacity if rate is not None else b"",
+                rate.per if rate is not None else b"",
+                concurrency if concurrency is not None else b"",
+            ]
+            [[left, reply]] = yield [Call(script("quick"), keys, [*heading, *told], results)]
+            if reply[0] == b"full":
+                reply = None
+                self._intricate[queue] = NOT_QUICK
+        if reply is None:
+            bounded = (b"", b"") if grant.whole is None else (grant.permits, grant.whole)
+            arguments = [len(outcomes), worker, slots, *_limits(policy), names, *bounded, *told]
+            [[left, reply]] = yield [Call(script("work"), keys, arguments, results)]
+        word, flags, first, wait, overflow, *more, now = reply
+        short, found, streamed = more if len(more) == 3 else (0, more[0], ())
+        if streamed:
+            items = [keys.items(text(job_id)) for job_id in streamed]
+            yield [Call(script("settle"), keys, streamed, items)]
+        if word == b"again":
+            found = yield from self._claimed_again(keys, found)
+        if overflow:
+            yield from self._bury_oldest(keys, overflow)
+        if left:
+            yield from self._deliver(queue)
+        jobs = records.claimed(queue, found, int(first), policy.lease, int(now))
+        return flags, jobs, None if wait < 0 else wait, short
+
+    def _may_be_quick(self, queue: str, outcomes: Sequence[Outcome]) -> bool:
+        """Whether the short script is worth a try: a queue that was not for it is not asked for a while."""
+        left = self._intricate.get(queue, 0)
+        if left:
+            self._intricate[queue] = left - 1
+            return False
+        return all(outcome.kind == "complete" for outcome in outcomes)
+
+    def _claimed_again(self, keys: QueueKeys, ids: Sequence[bytes]) -> Steps[list[Any]]:
+        """What a claim whose answer was lost had answered: its jobs are still this worker's."""
+        if not ids:
+            return []
+        blobs, sts = yield [
+            Command((b"HMGET", keys.key("jobs"), *ids)),
+            Command((b"HMGET", keys.key("st"), *ids)),
+        ]
+        found: list[Any] = []
+        for job_id, blob, st in zip(ids, blobs, sts, strict=True):
+            # One that is gone meanwhile keeps its place, which says its token; its end will be refused.
+            body = records.unpack(st[9:]) if st is not None and st[:1] in b"aA" else None
+            counters = pack([*body[:3], body[5]]) if body is not None else b""
+            found += (job_id, blob if blob is not None else records.NOTHING, counters)
+        return found
+
+
+def _limits(policy: QueuePolicy) -> list[Any]:
+    """What `work` is told of a queue's configuration."""
+    rate, dead = policy.rate, policy.dead_letters
+    return [
+        policy.lease,
+        rate.capacity if rate is not None else b"",
+        rate.per if rate is not None else b"",
+        policy.concurrency if policy.concurrency is not None else b"",
+        records.pack_groups(policy),
+        dead.ttl,
+        dead.auto_retries,
+        records.pack_delay(dead.auto_retry_delay),
+        dead.max_entries,
+        policy.retention.attempts.count,
+    ]
+
+
+_packed_names: dict[frozenset[str], bytes] = {}
+
+
+def _names(names: frozenset[str]) -> bytes:
+    packed = _packed_names.get(names)
+    if packed is None:
+        packed = _packed_names[names] = pack(sorted(names))
+    return packed

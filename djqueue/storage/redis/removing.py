@@ -1,0 +1,163 @@
+"""What a queue forgets: jobs by id, and records above the bounds of what it keeps, in bounded steps."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import State
+
+from . import records
+from .keys import QueueKeys
+from .records import pack, pack_text, text
+from .roundtrips import Call, Command, Steps, T
+from .scripts import script
+
+PAGE = 1_000
+"""Ids, letters, records of one reading call."""
+SWEEP = 500
+"""Of each kind, in one sweep."""
+LOOKS = 20
+"""In vain, at as many records as one sweep, for those above what a queue keeps."""
+EXPIRED = 50_000
+"""Records that one sweep of a queue forgets."""
+
+
+class OnJobs(Protocol):
+    """Asks a script about jobs of a queue, as many at once as may be; an answer for each."""
+
+    def __call__(
+        self,
+        name: str,
+        queue: str,
+        ids: Sequence[str],
+        heading: list[Any],
+        their_keys: Callable[[QueueKeys, Sequence[str]], list[bytes]] | None = None,
+    ) -> Steps[list[Any]]: ...
+
+
+class Removing:
+    """Forgets what is named, what is over, and what is too much.
+
+    policy: of the storage.
+    """
+
+    def __init__(self, policy: Callable[[str], QueuePolicy], on_jobs: OnJobs) -> None:
+        self._policy = policy
+        self._on_jobs = on_jobs
+        self._ranks: dict[tuple[str, State], int] = {}
+        """Where the look for records above what a queue keeps goes on."""
+
+    def removed(
+        self,
+        keys: QueueKeys,
+        ids: Sequence[str],
+        mode: str,
+        bound: int | str = "",
+        states: Iterable[State] = (),
+    ) -> Steps[list[Any]]:
+        """Forget jobs as far as a mode of `remove.lua`, with its bound and states, says; 1 for each that is gone."""
+        names = pack([state.value for state in states])
+        heading = [mode, bound, names, records.pack_groups(self._policy(keys.queue))]
+        return (yield from self._on_jobs("remove", keys.queue, ids, heading, all_of_jobs))
+
+    def bury_surplus(self, keys: QueueKeys) -> Steps[None]:
+        """Forget as many dead letters as are above the most that are kept."""
+        [there] = yield [Command((b"ZCARD", keys.key("dead")))]
+        overflow = there - self._policy(keys.queue).dead_letters.max_entries
+        while overflow > 0 and (buried := (yield from self.bury_oldest(keys, overflow))):
+            overflow -= buried
+
+    def bury_oldest(self, keys: QueueKeys, count: int) -> Steps[int]:
+        """Forget the oldest dead letters above the most that are kept."""
+        most = self._policy(keys.queue).dead_letters.max_entries
+        [ids] = yield [Command((b"ZRANGE", keys.key("dead"), 0, min(count, SWEEP) - 1))]
+        return sum((yield from self.removed(keys, list(map(text, ids)), "dead", most)))
+
+    def expire(self, keys: QueueKeys, ids: list[str]) -> Steps[int]:
+        """Forget records whose time is over, up to `EXPIRED`: of a busy queue, thousands are in a second."""
+        removed = 0
+        while ids and removed < EXPIRED:
+            arguments = [b"", b"", b"", *map(pack_text, ids)]
+            [[_, gone]] = yield [Call(script("expire"), keys, arguments, of_jobs(keys, ids))]
+            if gone < len(ids):
+                # Dead letters, and what others have swept meanwhile.
+                gone += sum((yield from self.removed(keys, ids, "over")))
+            removed += gone
+            if len(ids) < SWEEP or not gone:
+                break
+            [found] = yield [Command((b"ZRANGE", keys.key("finished"), 0, SWEEP - 1))]
+            ids = list(map(text, found))
+        return removed
+
+    def trim(self, keys: QueueKeys, state: State, most: int | None, size: int | None) -> Steps[int]:
+        """Forget records of one outcome above a number, or so many bytes, as far as they are found in so many
+        looks.
+        """
+        if most is None and size is None:
+            return 0
+        removed, place, letter = 0, (keys.queue, state), records.LETTERS[state]
+        bounds: list[int | str] = ["" if bound is None else bound for bound in (most, size)]
+        looks = 0
+        while looks < LOOKS and removed < EXPIRED:
+            arguments = [letter, *bounds, self._ranks.pop(place, 0), SWEEP]
+            [[following, ids]] = yield [Call(script("surplus"), keys, arguments, lane=False)]
+            gone = 0
+            if ids:
+                some = list(map(text, ids))
+                if state is not State.FAILED:
+                    arguments = [letter, *bounds, *ids]
+                    [[_, gone]] = yield [Call(script("expire"), keys, arguments, of_jobs(keys, some))]
+                for mode, bound in (("surplus", most), ("heavy", size)) if gone < len(some) else ():
+                    if bound is not None:
+                        gone += sum((yield from self.removed(keys, some, mode, bound, {state})))
+                removed += gone
+            looks += not gone
+            if following < 0:
+                break
+            self._ranks[place] = following
+        return removed
+
+    def trim_results(self, keys: QueueKeys, size: int) -> Steps[None]:
+        """Forget results above so many bytes, in so many steps."""
+        for _ in range(EXPIRED // SWEEP):
+            arguments = [b"r", b"", size, 0, SWEEP]
+            [[following, ids]] = yield [Call(script("surplus"), keys, arguments, lane=False)]
+            yield from self._forget_unneeded(keys, [f"r{text(job_id)}" for job_id in ids], b"surplus", size)
+            if following < 0:
+                break
+
+    def forget_over(self, keys: QueueKeys, names: list[str]) -> Steps[None]:
+        """Forget what is over before its job's record, in so many steps; `names` as `unneeded` has them."""
+        for _ in range(EXPIRED // SWEEP):
+            gone = yield from self._forget_unneeded(keys, names, b"over")
+            if len(names) < SWEEP or not gone:
+                return
+            results, details = yield [
+                Command((b"ZRANGE", keys.key(name), 0, SWEEP - 1)) for name in ("results", "details")
+            ]
+            names = [*(f"r{text(job_id)}" for job_id in results), *map(text, details)]
+
+    def _forget_unneeded(
+        self, keys: QueueKeys, names: list[str], mode: bytes, bound: int | bytes = b""
+    ) -> Steps[int]:
+        gone = 0
+        for some in chunks(names):
+            arguments = [mode, bound, *map(pack_text, some)]
+            of_jobs = all_of_jobs(keys, [name[1:] for name in some])
+            [[_, part]] = yield [Call(script("unneeded"), keys, arguments, of_jobs)]
+            gone += part
+        return gone
+
+
+def of_jobs(keys: QueueKeys, ids: Iterable[str]) -> list[bytes]:
+    return [key for job_id in ids for key in (keys.result(job_id), keys.log_lines(job_id))]
+
+
+def all_of_jobs(keys: QueueKeys, ids: Iterable[str]) -> list[bytes]:
+    return [
+        key for job_id in ids for key in (keys.result(job_id), keys.log_lines(job_id), keys.items(job_id))
+    ]
+
+
+def chunks(values: Sequence[T], size: int = PAGE) -> Iterable[Sequence[T]]:
+    return (values[start : start + size] for start in range(0, len(values), size))

@@ -55,7 +55,7 @@ class Removing:
         bound: int | str = "",
         states: Iterable[State] = (),
     ) -> Steps[list[Any]]:
-        """Forget jobs as far as a mode of `remove.lua`, with its bound and states, says; 1 for each that is gone."""
+        """Forget jobs, as far as a mode of `remove.lua` allows; 1 for each that is gone."""
         names = pack([state.value for state in states])
         heading = [mode, bound, names, records.pack_groups(self._policy(keys.queue))]
         return (yield from self._on_jobs("remove", keys.queue, ids, heading, all_of_jobs))

@@ -7,8 +7,10 @@ import pytest
 
 from djqueue import Queue, job
 from djqueue.client import get_storage
+from djqueue.codecs import MSGPACK, encode
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import ClaimRequest, JobError, Outcome
+from djqueue.core.job import Batch, ClaimRequest, JobError, Outcome
+from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 from djqueue.dashboard import rights
 from djqueue.models import AuditEvent, PayloadVersion, Revision
@@ -122,6 +124,27 @@ def test_a_failed_job_is_retried_with_what_was_typed_and_never_runs_with_the_old
     assert b"bob" in claimed.payload
     assert PayloadVersion.objects.get().outcome == Revision.RETRIED
     assert b"ann" in bytes(PayloadVersion.objects.get().payload)
+
+
+def test_what_an_import_rejected_runs_with_other_arguments_alone(queue, client):
+    error = ("djqueue.core.errors.OptionError", "priority: 'high' is not a number")
+    given = encode({"args": ["ann"], "kwargs": {}}, MSGPACK)
+    options = JobOptions(rejected=error)
+    get_storage().enqueue([Batch("emails", "tests.edit.mail", options, [given], ["job-1"])])
+    page = said(client.get(address(BY_NAME["job"])))
+    assert "an import could not make a job of it" in page
+    assert error[1] in page
+
+    assert "need other arguments first" in said(client.post(address(BY_NAME["retry"]), follow=True))
+    assert claim() == []
+    send(client, **{**opened(client), "args": '["bob"]'})
+    [claimed] = claim()
+    assert b"bob" in claimed.payload
+    get_storage().finish([Outcome("emails", "job-1", claimed.token, "complete")])
+
+    send(client, **{**opened(client), "args": '["cid"]'})
+    [copied] = claim()
+    assert b"cid" in copied.payload, "a job that is made from it is a dead letter"
 
 
 @pytest.mark.parametrize("ended", ["complete", "cancel"])

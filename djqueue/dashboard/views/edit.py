@@ -99,7 +99,7 @@ def edit_now(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpR
 
 def _copy(record: JobRecord, payload: bytes, copy_id: str) -> str:
     """A new job like one that has ended; what that waited for has ended, too."""
-    options = replace(record.options, depends_on=(), dependents=())
+    options = replace(record.options, depends_on=(), dependents=(), rejected=None)
     [answer] = send(get_storage(), [Batch(record.queue, record.name, options, [payload], [copy_id])])
     if answer.status == "queued":
         return "copied"

@@ -49,6 +49,8 @@ STEPS = {
     "cancelled": gettext_lazy("cancelled"),
 }
 BAD = frozenset({"retried", "stalled", "failed"})
+TOLD = frozenset({"subject", "rejected"})
+"""Options that the page tells elsewhere: the second is the error of a dead letter."""
 
 
 class Step(NamedTuple):
@@ -177,7 +179,7 @@ def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed
             one is not None and one.hides for one in (payload, result, *(old.payload for old in old_ones))
         ),
         "progress": _progress(record.progress),
-        "options": {name: value for name, value in record.options.as_dict().items() if name != "subject"},
+        "options": {name: value for name, value in record.options.as_dict().items() if name not in TOLD},
         "subject": _subject(request, desk, record.options.subject),
         "flow": flows.around(request, queue, job_id),
         "offers": _offers(request, desk, record),

@@ -1,9 +1,17 @@
 """Calls of a storage that is away for a while."""
 
+from contextlib import closing
+
+import pyarrow
 import pytest
 
+from djqueue.contrib.spark import sending
+from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.sending import LAST_WAIT, Sending
+from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError, StorageUnavailableError
+from djqueue.core.states import State
+from tests.contrib.spark.test_writing import take_in
 
 
 class Flaky:
@@ -47,3 +55,56 @@ def test_other_errors_are_not_tried_again():
         Sending(5, pytest.fail)(storage)
 
     assert len(storage.asked) == 1
+
+
+ROWS = 50
+
+
+@pytest.mark.parametrize("step", ["stage", "begin", "publish", "end", "forget", "enqueue"])
+def test_an_answer_that_was_lost_brings_no_row_twice(url, storage, monkeypatch, step):
+    monkeypatch.setattr(sending, "FIRST_WAIT", 0.0)
+    given = {"url": url, "queue": "emails", "job": "j", "batchSize": "10", "idColumn": "key"}
+    delivery = "direct" if step == "enqueue" else "staged"
+    made = Write(WriteOptions.read({**given, "deliveryMode": delivery}), ["key"])
+    with closing(made.storage()) as one:
+        place = type(one) if step == "enqueue" else type(one.staging)
+    plain, lost = getattr(place, step), []
+
+    def loses(self, *args, **kwargs):
+        answer = plain(self, *args, **kwargs)
+        if not lost:
+            lost.append(answer)
+            raise StorageUnavailableError("the connection is lost")
+        return answer
+
+    monkeypatch.setattr(place, step, loses)
+    rows = pyarrow.table({"key": [f"row {number}" for number in range(ROWS)]})
+
+    report = made.commit([made.run_task("0.0", rows.to_batches(max_chunksize=10))])
+    take_in(storage)
+
+    assert len(lost) == 1
+    assert report.inserted + report.duplicates == ROWS
+    assert report.duplicates == (10 if step == "enqueue" else 0)
+    assert storage.counts("emails")[State.WAITING] == ROWS
+
+
+def test_a_storage_that_stays_away_fails_the_task(url, storage, monkeypatch):
+    monkeypatch.setattr(sending, "FIRST_WAIT", 0.0)
+    given = {"url": url, "queue": "emails", "job": "j", "maxRetries": "2"}
+    made = Write(WriteOptions.read(given), ["n"])
+    with closing(made.storage()) as one:
+        place = type(one.staging)
+    tries = []
+
+    def away(self, *args, **kwargs):
+        tries.append(args)
+        raise StorageUnavailableError("the server loads its data")
+
+    monkeypatch.setattr(place, "stage", away)
+
+    with pytest.raises(StorageUnavailableError, match="loads its data"):
+        made.run_task("0.0", pyarrow.table({"n": [1]}).to_batches())
+
+    assert len(tries) == 3
+    assert len({repr(one) for one in tries}) == 1

@@ -8,9 +8,14 @@ import pytest
 from playwright.sync_api import expect
 
 from djqueue import Queue
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import RunningJob
 from djqueue.models import BulkKind, BulkOperation, CronJob
 from djqueue.operations import bulk
+from djqueue.storage.database.imports import DatabaseImports
+from djqueue.storage.imports import DONE, UNFINISHED, Share, tag_of
+from djqueue.storage.memory import MemoryStorage
+from djqueue.testing.contract.imports import report
 from djqueue.testing.factories import worker
 from tests.admin.factories import NOON
 from tests.dashboard.acting import fail
@@ -48,6 +53,33 @@ def tell_of_a_worker(storage):
     storage.keep_dump(CAPTURED["worker"], FRAMES)
 
 
+def tell_of_imports(monkeypatch):
+    """Two reports of bulk writes, in the tables though the jobs are in memory; and jobs of the first."""
+    kept = DatabaseImports("default", SYSTEM_CLOCK)
+    monkeypatch.setattr(MemoryStorage, "imports", kept)
+    write, now = CAPTURED["write"], SYSTEM_CLOCK.now()
+    kept.keep(
+        report(
+            write,
+            app="nightly-receipts-of-all-shops",
+            shares={"emails": Share(12, 5, 5_000, 21), "reports-of-the-quarter": Share(4, 0)},
+            names=("shop.jobs.send_receipt",),
+            rows=16_021,
+            rejected={"payload": 3, "priority": 1},
+            state=UNFINISHED,
+            error="StorageUnavailableError: redis at localhost:6379/0 does not answer: Connection refused.",
+            started_at=now,
+            spark="app-20261122085501-0001",
+            user="ann",
+        )
+    )
+    kept.keep(report("w2", app="weekly", state=DONE, shares={"q": Share(1, 1, 9)}, rows=9, started_at=now))
+    queue = Queue("emails")
+    queue.enqueue(1, id="imported", tags=(tag_of(write),), priority=9)
+    fail("imported")
+    queue.enqueue_many(range(5), tags=(tag_of(write),))
+
+
 FRAMES = """Worker w1, process 12345, running, at 2026-11-22T05:00:00+00:00
 djqueue 0.5, Python 3.13.0
 2 of 10 slots taken
@@ -59,8 +91,9 @@ Thread djqueue-job_0
 
 
 @pytest.fixture
-def jobs():
+def jobs(memory, monkeypatch):
     """Jobs to look at."""
+    tell_of_imports(monkeypatch)
     queue = Queue("emails")
     queue.enqueue({"to": "ann@example.com"}, id="job-1")
     queue.enqueue_many(range(5))

@@ -226,6 +226,15 @@ def direct(bench: Bench) -> dict[str, float]:
     return {"direct rows/s": bench.rate(lambda: bench.write(deliveryMode="direct"))}
 
 
+def read(bench: Bench) -> dict[str, float]:
+    """`spark.read` of the same jobs, all of their columns, into nothing."""
+    bench.rate(bench.write)
+    jobs = bench.spark.read.format("djqueue").options(url=bench.server.url, numPartitions=PARTITIONS).load()
+    start = time.perf_counter()
+    jobs.write.format("noop").mode("overwrite").save()
+    return {"read jobs/s": bench.rows / (time.perf_counter() - start)}
+
+
 def by_partition(bench: Bench) -> dict[str, float]:
     """What one writes without it: in each partition a pipeline of redis-py with one enqueue a row."""
     url = bench.server.url
@@ -318,6 +327,7 @@ WAYS: dict[str, Way] = {
     "many": many,
     "staged": staged,
     "direct": direct,
+    "read": read,
     "partition": by_partition,
     "memory": memory,
 }

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
 from djqueue.core.states import State
-from djqueue.storage.redis import RedisStorage
-from djqueue.storage.redis import removing
+from djqueue.storage.redis import RedisStorage, removing
 from djqueue.testing import factories as f
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES

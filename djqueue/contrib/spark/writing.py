@@ -21,7 +21,7 @@ from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.core.states import PENDING
 from djqueue.storage.base import Storage
 from djqueue.storage.imports import Import, Share, tag_of
-from djqueue.storage.staging import Counts, Manifest, Publication, Staging, chunks_of
+from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Publication, Staging, chunks_of
 
 from .alike import reader
 from .changing import Changes, Changing
@@ -316,7 +316,15 @@ class Write:
                 was = found.counts if found.manifest.version == manifest.version else Counts()
                 reporting.skipped(found.manifest, was)
                 return was, True
-            counts = self._finish(storage, found, reporting)
+            try:
+                counts = self._finish(storage, found, reporting)
+            except ChunkMissingError as error:
+                if found.manifest.write == self.id:
+                    raise
+                raise ChunkMissingError(
+                    f"{error}. The rest of that write is lost: load what is not there under a txnAppId other "
+                    f"than {self.app!r}, or from another checkpoint"
+                ) from None
             send(staging.forget, manifest.queue, self.app, found.manifest.write)
             if found.status != "unfinished":
                 if found.manifest.write != self.id:

@@ -14,7 +14,7 @@ from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.staging import Counts
+from djqueue.storage.staging import ChunkMissingError, Counts
 from djqueue.testing.factories import batch, claim
 from tests.contrib.spark.conftest import leftovers, open_storage
 
@@ -149,6 +149,25 @@ def test_the_same_version_again_brings_nothing(storage, write):
     made = write(txnAppId="nightly", txnVersion="8")
     assert not made.commit(tasks(made)).skipped
     assert len(numbers(storage)) == 300
+
+
+def test_what_was_begun_and_has_expired_is_told_with_a_way_out(storage, write, monkeypatch):
+    made = write(txnAppId="nightly", txnVersion="7")
+    told = tasks(made)
+    kind = type(storage.staging)
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "publish", lambda *_: (_ for _ in ()).throw(Died))
+        with pytest.raises(Died):
+            made.commit(told)
+
+    def gone(self, manifest, chunks):
+        raise ChunkMissingError("chunk 0 is gone")
+
+    monkeypatch.setattr(kind, "publish", gone)
+    again = write(txnAppId="nightly", txnVersion="7")
+    with pytest.raises(ChunkMissingError, match=r"chunk 0 is gone.*a txnAppId other than 'nightly'"):
+        again.commit(tasks(again))
+    assert numbers(storage) == []
 
 
 def test_several_queues_in_one_write(storage, url):

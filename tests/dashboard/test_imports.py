@@ -96,6 +96,15 @@ def test_the_list_says_how_each_import_stands(client, kept):
     assert '<progress max="1" value="0.2500"' in response.content.decode()
 
 
+def test_the_list_tells_what_had_been_published_before(client, kept):
+    kept.keep(report("w1", app="nightly", state=DONE, rows=5))
+    kept.keep(report("w2", app="nightly", state=DONE, rows=5, skipped=True))
+
+    again, first = re.findall(r"nightly (.*?)done", text(client.get(address(BY_NAME["imports"]))))
+
+    assert (again, first) == ("published before ✔ ", "✔ ")
+
+
 def test_the_list_is_reached_from_the_bulk_operations(client, kept):
     assert (
         f'href="{address(BY_NAME["imports"])}"' in client.get(address(BY_NAME["operations"])).content.decode()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from .base import EngineBase
 from .job import REJECTED, CancelResult, Job
 from .shard import Changes, Shard
-from .states import PENDING, State
+from .states import PENDING, TERMINAL, State
 
 
 class JobControls(EngineBase):
@@ -166,8 +166,11 @@ class JobControls(EngineBase):
         self.settle(changes)
         return answers
 
-    def remove(self, queue_name: str, ids: Sequence[str]) -> list[bool]:
-        """Forget jobs that are not active; False for one that is, or that is not there."""
+    def remove(self, queue_name: str, ids: Sequence[str], ended_before: int | None = None) -> list[bool]:
+        """Forget jobs that are not active; False for one that is, or that is not there.
+
+        ended_before: only jobs that have ended before then.
+        """
         changes = Changes()
         shard = self.shard(queue_name)
         now = self.clock.now()
@@ -176,10 +179,14 @@ class JobControls(EngineBase):
             queue = shard.find(queue_name)
             for job_id in ids:
                 job = queue.jobs.get(job_id)
-                if job is None or self.is_active(job):
+                if job is None or self.is_active(job) or not _has_ended(job, ended_before):
                     removed.append(False)
                 else:
                     shard.remove(queue, [job], now, changes)
                     removed.append(True)
         self.settle(changes)
         return removed
+
+
+def _has_ended(job: Job, before: int | None) -> bool:
+    return before is None or (job.state in TERMINAL and job.finished_at < before)

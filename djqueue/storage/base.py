@@ -231,8 +231,11 @@ class Storage(Inspector):
         """
 
     @abstractmethod
-    def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
-        """Forget jobs with everything that is theirs; False for one that is active or not there."""
+    def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
+        """Forget jobs with everything that is theirs; False for one that is active or not there.
+
+        ended_before: only jobs that have ended, before this time in UTC milliseconds; False for the others.
+        """
 
     # Queues.
 

@@ -120,9 +120,9 @@ class EngineStorage(Storage):
         """See `Storage.retry`."""
         return self.engine.retry(queue, ids, dry_run=dry_run)
 
-    def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
+    def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
         """See `Storage.remove`."""
-        return self.engine.remove(queue, ids)
+        return self.engine.remove(queue, ids, ended_before)
 
     def queues(self) -> list[str]:
         """See `Storage.queues`."""

@@ -324,9 +324,9 @@ class ClientStorage(Storage):
         answer: list[str] = self._steer("retry", ids, queue, list(ids), dry_run=dry_run)
         return answer
 
-    def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
+    def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
         """See `Storage.remove`."""
-        answer: list[bool] = self._steer("remove", ids, queue, list(ids))
+        answer: list[bool] = self._steer("remove", ids, queue, list(ids), ended_before=ended_before)
         return answer
 
     def pause(self, queue: str) -> None:

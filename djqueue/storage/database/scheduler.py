@@ -528,10 +528,10 @@ class SchedulerStorage(EngineStorage):
         self._flush()
         return answers
 
-    def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
+    def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
         """See `Storage.remove`."""
         self._check()
-        removed = self._remove(queue, ids)
+        removed = self._remove(queue, ids, ended_before)
         self._flush()
         return removed
 
@@ -588,10 +588,10 @@ class SchedulerStorage(EngineStorage):
                 break
         return removed
 
-    def _remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
+    def _remove(self, queue: str, ids: Sequence[str], ended_before: int | None = None) -> list[bool]:
         # To the next scheduler a job that is gone has completed: what becomes of its dependents goes with it.
         with self._knowing((queue, job_id) for job_id in ids), self._journal.together():
-            return self.engine.remove(queue, ids)
+            return self.engine.remove(queue, ids, ended_before)
 
     @contextmanager
     def _knowing(self, keys: Iterable[JobKey]) -> Iterator[None]:

@@ -45,7 +45,7 @@ from djqueue.core.pages import JobPage
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.sharing import LimiterPolicy, LimiterState
-from djqueue.core.states import REUSABLE, State
+from djqueue.core.states import REUSABLE, TERMINAL, State
 from djqueue.core.steering import ASKED, DUMP_TTL, MAX_DUMP, check_command
 from djqueue.core.streams import PAGE_BYTES, PAGE_ITEMS
 from djqueue.storage import room
@@ -512,9 +512,14 @@ class RedisStorage(Storage):
         heading = [b"d" if dry_run else b"0", records.pack_groups(self.policy(queue))]
         return list(map(text, self._run(self._on_jobs("retry", queue, ids, heading))))
 
-    def remove(self, queue: str, ids: Sequence[str]) -> list[bool]:
+    def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
         """See `Storage.remove`."""
-        return [reply == 1 for reply in self._run(self._removing.removed(self.keys(queue), ids, "any"))]
+        keys = self.keys(queue)
+        if ended_before is None:
+            replies = self._run(self._removing.removed(keys, ids, "any"))
+        else:
+            replies = self._run(self._removing.removed(keys, ids, "clean", ended_before, TERMINAL))
+        return [reply == 1 for reply in replies]
 
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """See `Storage.move`. What stands in the way is looked for first; what comes meanwhile sends jobs

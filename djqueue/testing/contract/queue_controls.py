@@ -125,6 +125,28 @@ class QueueControlsContract(StorageCase):
 
         assert finish(storage, completing(claimed)) == [True]
 
+    @pytest.mark.parametrize("there", sorted(State))
+    def test_what_is_removed_by_its_end_has_ended_before_a_time(self, storage: Storage, there: State) -> None:
+        job_id = JOB_IN[there](storage)
+        [before] = storage.jobs(QUEUE, [job_id])
+        assert before is not None
+        end = before.finished_at if there in TERMINAL else 2**53
+
+        assert storage.remove(QUEUE, [job_id], ended_before=end) == [False]
+        assert storage.remove(QUEUE, [job_id], ended_before=end + 1) == [there in TERMINAL]
+
+        assert storage.states(QUEUE, [job_id]) == [None if there in TERMINAL else there]
+
+    def test_what_is_removed_by_its_end_stays_if_it_was_retried(self, storage: Storage) -> None:
+        job_id = a_failed_job(storage)
+        [letter] = storage.jobs(QUEUE, [job_id])
+        assert letter is not None
+        storage.retry(QUEUE, [job_id])
+
+        assert storage.remove(QUEUE, [job_id], ended_before=letter.finished_at + 1) == [False]
+
+        assert state(storage, job_id) is State.WAITING
+
     # Clean.
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.ACTIVE}))

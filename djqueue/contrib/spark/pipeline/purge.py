@@ -20,13 +20,13 @@ def purge(storage: Storage, jobs: "DataFrame") -> Counter[str]:
     jobs: as they were read back from the files of an archive: see `archive.written`.
 
     A job that is not there as it was archived, as somebody has retried it meanwhile, is left alone: changed.
-    One that is retried in the very moment between the look and the removal is removed all the same.
     """
     done: Counter[str] = Counter()
     for some in rows_of(jobs, AT_ONCE):
         queue = some[0][0]
         records = storage.jobs(queue, [id for _, id, _ in some])
         same = []
+        last = 0
         for (_, id, at), record in zip(some, records, strict=True):
             if record is None:
                 done["gone"] += 1
@@ -34,7 +34,9 @@ def purge(storage: Storage, jobs: "DataFrame") -> Counter[str]:
                 done["changed"] += 1
             else:
                 same.append(id)
-        removed = storage.remove(queue, same) if same else []
+                last = max(last, at)
+        # One that was retried since that look has not ended, or later.
+        removed = storage.remove(queue, same, ended_before=last + 1) if same else []
         done["removed"] += sum(removed)
         done["changed"] += len(removed) - sum(removed)
     return done

@@ -16,7 +16,7 @@ from djqueue.core.suggest import nearest
 from djqueue.storage.staging import CHUNK
 
 from .columns import rows_of
-from .options import DEAD, DEPENDS_ON, FAIL, WriteOptions, dependencies, parse
+from .options import DEAD, DEPENDS_ON, FAIL, WriteOptions, camel, dependencies, parse
 from .salvage import salvaged
 
 REMEMBERED = 10_000
@@ -57,7 +57,7 @@ class Columns:
             "payloadColumn": options.payload_column,
             "argsColumn": options.args_column,
             "kwargsColumn": options.kwargs_column,
-            **{f"{name}Column": column for name, column in options.columns.items()},
+            **{f"{camel(name)}Column": column for name, column in options.columns.items()},
         }
         for said, column in wanted.items():
             if column is not None and column not in columns:

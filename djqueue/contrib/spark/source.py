@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
 from djqueue.core.errors import OptionError
 
 from .following import Following
+from .kinds import check_kinds
 from .options import WriteOptions
 from .read_options import ReadOptions
 from .reading import Read
@@ -69,14 +70,18 @@ class DjqueueDataSource(DataSource):
 
     def writer(self, schema: "StructType", overwrite: bool) -> "BatchWriter":
         """See `DataSource`. Raises OptionError on the driver, before any task."""
-        return BatchWriter(Write(_options(self.options, overwrite=overwrite), schema.names))
+        write = Write(_options(self.options, overwrite=overwrite), schema.names)
+        check_kinds(write.plan, schema)
+        return BatchWriter(write)
 
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "StreamWriter":  # noqa: N802
         """See `DataSource`."""
         options = _options(self.options, overwrite=overwrite)
         if options.write is not None:
             raise OptionError("writeId: it is for one write; a stream has one for each of its batches")
-        return StreamWriter(options, schema.names)
+        writer = StreamWriter(options, schema.names)
+        check_kinds(writer.plan, schema)
+        return writer
 
 
 class BatchReader(DataSourceReader):
@@ -168,9 +173,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Of one micro-batch; the object that commits is another one than that whose copies were the tasks'."""
 
     def __init__(self, options: WriteOptions, columns: list[str]) -> None:
-        self._options = options
-        self._columns = columns
         self._checked = Write(options, columns)
+        self.plan = self._checked.plan
 
     def write(self, iterator: "Iterator[RecordBatch]") -> Message:
         """See `DataSourceStreamArrowWriter`."""

@@ -1,0 +1,99 @@
+"""Columns whose types cannot be what they are for, by Spark's types alone: no session is needed."""
+
+import pytest
+
+from djqueue.contrib.spark.changing import Changes
+from djqueue.contrib.spark.kinds import check_kinds
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.rows import Plan
+from djqueue.core.errors import OptionError
+
+types = pytest.importorskip("pyspark.sql.types", reason="Spark is not installed here: see make test-spark")
+GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send"}
+TEXTS = types.ArrayType(types.StringType())
+PAIR = types.StructType([types.StructField(name, types.StringType()) for name in ("queue", "id")])
+
+
+def check(option, kind, **options):
+    given = {**GIVEN, option: "n", **options}
+    schema = types.StructType([types.StructField("n", kind)])
+    check_kinds(Plan(WriteOptions.read(given), schema.names), schema)
+
+
+@pytest.mark.parametrize(
+    ("option", "kinds"),
+    [
+        ("idColumn", ["StringType"]),
+        ("priorityColumn", ["ByteType", "ShortType", "IntegerType", "LongType"]),
+        ("maxAttemptsColumn", ["LongType"]),
+        ("delayColumn", ["LongType", "DoubleType", "DayTimeIntervalType"]),
+        ("timeoutColumn", ["IntegerType", "DayTimeIntervalType"]),
+        ("runAtColumn", ["TimestampType", "TimestampNTZType"]),
+        ("onDuplicateColumn", ["StringType"]),
+        ("lifoColumn", ["BooleanType"]),
+        ("groupColumn", ["StringType"]),
+        ("uniqueKeyColumn", ["StringType", "NullType"]),
+    ],
+)
+def test_what_an_option_takes_is_taken(option, kinds):
+    for kind in kinds:
+        check(option, getattr(types, kind)())
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"),
+    [("tagsColumn", TEXTS), ("dependsOnColumn", TEXTS), ("dependsOnColumn", types.ArrayType(PAIR))],
+)
+def test_lists_are_taken_by_what_is_in_them(option, kind):
+    check(option, kind)
+
+
+@pytest.mark.parametrize(
+    ("option", "kind", "message"),
+    [
+        ("idColumn", types.LongType(), "idColumn: the column 'n' is bigint: id: expected a text"),
+        ("priorityColumn", types.StringType(), "priorityColumn: the column 'n' is string"),
+        ("priorityColumn", types.DoubleType(), "the column 'n' is double"),
+        ("uniqueKeyColumn", types.LongType(), "uniqueKeyColumn: the column 'n' is bigint"),
+        ("delayColumn", types.BinaryType(), "the column 'n' is binary"),
+        ("lifoColumn", types.LongType(), "lifoColumn: the column 'n' is bigint"),
+        ("onDuplicateColumn", types.BooleanType(), "the column 'n' is boolean"),
+        ("tagsColumn", types.StringType(), "tagsColumn: the column 'n' is string"),
+        ("tagsColumn", types.ArrayType(types.LongType()), "the column 'n' is array<bigint>"),
+        ("dependsOnColumn", types.ArrayType(types.LongType()), "the column 'n' is array<bigint>"),
+        ("argsColumn", types.StringType(), "argsColumn: the column 'n' is string: expected an array"),
+        ("kwargsColumn", TEXTS, "kwargsColumn: the column 'n' is array<string>: expected a map or a struct"),
+    ],
+)
+def test_what_can_be_nothing_that_an_option_takes_is_refused(option, kind, message):
+    with pytest.raises(OptionError) as raised:
+        check(option, kind)
+
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("form", "taken", "refused"),
+    [("json", "StringType", "LongType"), ("msgpack", "BinaryType", "StringType")],
+)
+def test_a_payload_that_is_encoded_has_the_type_of_its_format(form, taken, refused):
+    check("payloadColumn", getattr(types, taken)(), payloadFormat=form)
+
+    with pytest.raises(OptionError, match="payloadColumn: the column 'n' is"):
+        check("payloadColumn", getattr(types, refused)(), payloadFormat=form)
+
+
+def test_queue_and_job_are_texts():
+    schema = types.StructType([types.StructField(name, types.LongType()) for name in ("q", "j")])
+    given = {"url": GIVEN["url"], "queueColumn": "q", "jobColumn": "j"}
+
+    with pytest.raises(OptionError, match="queueColumn: the column 'q' is bigint"):
+        check_kinds(Plan(WriteOptions.read(given), schema.names), schema)
+
+
+def test_operations_are_checked_in_the_same_way():
+    schema = types.StructType([types.StructField(name, types.LongType()) for name in ("id", "n")])
+    given = {"url": GIVEN["url"], "queue": "emails", "operation": "cancel"}
+
+    with pytest.raises(OptionError, match="idColumn: the column 'id' is bigint"):
+        check_kinds(Changes(WriteOptions.read(given), schema.names), schema)

@@ -20,10 +20,10 @@ test: lint ## Check the code, then run every test: all on SQLite, the database's
 	@scripts/run-tests.sh $(BIN)/python $(XDIST) $(ARGS)
 	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "database and not slow and not spark" $(ARGS)
 
-test-spark: $(VENV)/.spark-installed ## Run the tests of the Spark connector, in Spark itself too
+test-spark: $(VENV)/.spark-installed ## Run the tests that need Spark, and install it
 	@scripts/system-packages.sh redis postgresql java
-	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m pytest -n 0 -m "not spark_cluster" tests/contrib/spark tests/demo/test_demo_spark.py $(ARGS)
-	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m pytest -n 0 -m spark_cluster tests/contrib/spark $(ARGS)
+	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -m spark tests/contrib/spark tests/demo/test_demo_spark.py $(ARGS)
+	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -m spark_cluster tests/contrib/spark $(ARGS)
 
 test-compat: install ## Run the fast tests on the other line of Django (5.2 or 6.1), where Python allows
 	@scripts/system-packages.sh gettext
@@ -50,7 +50,7 @@ demo-check: $(VENV)/.demo-installed ## Run the demo without a browser; it ends b
 
 demo-spark: $(VENV)/.spark-installed ## Run the demo's claims through Spark; it ends by itself; ARGS="--month 1 --serve"
 	@scripts/system-packages.sh redis java
-	JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m demo_project.spark $(ARGS)
+	@JAVA_HOME=$$(scripts/find-java.sh) $(BIN)/python -m demo_project.spark $(ARGS)
 
 messages: install ## Bring the translations up to date and list what is missing; ARGS=fr begins French
 	@scripts/system-packages.sh gettext

@@ -9,6 +9,7 @@ from djqueue.contrib.spark.rows import Plan
 from djqueue.core.errors import OptionError
 
 types = pytest.importorskip("pyspark.sql.types", reason="Spark is not installed here: see make test-spark")
+pytestmark = pytest.mark.spark
 GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send"}
 TEXTS = types.ArrayType(types.StringType())
 PAIR = types.StructType([types.StructField(name, types.StringType()) for name in ("queue", "id")])

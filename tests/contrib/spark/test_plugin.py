@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PLUGIN = Path(__file__).parents[3] / "djqueue" / "contrib" / "spark" / "plugin" / "__init__.py"
 LOADS = f"""
 import runpy, sys
@@ -25,6 +27,11 @@ def answer(without):
 
 def test_it_does_not_fail_where_there_is_no_spark():
     assert answer(["pyspark"]) == "False []"
+
+
+@pytest.mark.spark
+def test_where_there_is_spark_it_has_the_source():
+    assert answer(["redis", "django", "msgpack"]).startswith("True ")
 
 
 def test_it_imports_neither_redis_nor_django():

@@ -153,13 +153,14 @@ def test_a_place_that_no_url_names_is_to_be_named(settings):
     assert raised.value.returncode == 1
 
 
+@pytest.mark.spark
 def test_a_session_that_runs_is_used_and_left(monkeypatch):
     class Running:
         @staticmethod
         def getActiveSession():
             return Running
 
-    pyspark = pytest.importorskip("pyspark.sql")
+    pyspark = pytest.importorskip("pyspark.sql", reason="Spark is not installed here: see make test-spark")
     monkeypatch.setattr(pyspark, "SparkSession", Running)
     with session.session("a", "local", {}) as spark:
         assert spark is Running

@@ -10,9 +10,11 @@ import pytest
 from pyarrow import parquet
 
 from tests.contrib.spark.cluster.checks import QUEUE, are_once, goes_by_itself, multiset
-from tests.contrib.spark.cluster.faulty import STEPS
 
 pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
+
+from tests.contrib.spark.cluster.faulty import STEPS  # noqa: E402
+
 pytestmark = [pytest.mark.spark_cluster, pytest.mark.slow]
 
 ROWS = 2_000

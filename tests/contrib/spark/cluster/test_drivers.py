@@ -13,7 +13,7 @@ from tests.contrib.spark.cluster.checks import QUEUE, are_once, goes_by_itself, 
 
 pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
 
-from tests.contrib.spark.cluster.faulty import STEPS  # noqa: E402
+from tests.contrib.spark.cluster.faulty import STEPS
 
 pytestmark = [pytest.mark.spark_cluster, pytest.mark.slow]
 

@@ -434,7 +434,10 @@ def _word(value: Any, words: tuple[str, ...], where: str) -> str:
 
 
 def _lasting(value: Any, where: str) -> int:
-    return _positive(milliseconds(where, value), where)
+    lasting = milliseconds(where, value)
+    if not lasting:
+        raise ConfigurationError(f"{where}: {value!r} is not positive")
+    return lasting
 
 
 def _positive(value: Any, where: str) -> int:

@@ -81,6 +81,22 @@ def test_a_full_setting_is_read() -> None:
     assert (policy.objective, settings.version) == (90_000, "1.2")
 
 
+def test_what_is_kept_for_months_is_kept_for_months() -> None:
+    year = 365 * 86_400
+    settings = read_settings(
+        {
+            "QUEUES": {
+                "a": {"DEAD_LETTERS": {"TTL": year}, "RETENTION": {"COMPLETED": {"AGE": timedelta(days=365)}}}
+            },
+            "METRICS": {"DAY": 3 * year},
+        }
+    )
+
+    policy = settings.policy("a")
+    assert policy.dead_letters.ttl == policy.retention.completed.age == year * 1_000
+    assert settings.metrics.day == 3 * year * 1_000
+
+
 def test_queues_may_be_a_list_of_names() -> None:
     assert set(read_settings({"QUEUES": ["a", "b"]}).queues) == {"a", "b"}
 

@@ -28,6 +28,9 @@ LATER = 3_600_000
 
 FEW_LETTERS = "few-letters"
 BRIEF_LETTERS = "brief-letters"
+LONG_LETTERS = "long-letters"
+YEAR = 365 * 86_400_000
+"""Milliseconds: more than fit into 32 bits."""
 SELF_HEALING = "self-healing"
 PAIRS = "pairs"
 GROWING = "growing-waits"
@@ -57,6 +60,7 @@ WEIGHTED = "weighted-groups"
 POLICIES: Mapping[str, QueuePolicy] = {
     FEW_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(max_entries=3)),
     BRIEF_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(ttl=SOON)),
+    LONG_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(ttl=YEAR)),
     SELF_HEALING: QueuePolicy(dead_letters=DeadLetterPolicy(auto_retries=2, auto_retry_delay=SOON)),
     PAIRS: QueuePolicy(group_concurrency=2),
     FEW_RECORDS: QueuePolicy(retention=Retention(completed=Keep(count=3), cancelled=Keep(count=1))),

@@ -33,8 +33,10 @@ from .case import (
     BRIEF_LETTERS,
     FEW_LETTERS,
     LATER,
+    LONG_LETTERS,
     SELF_HEALING,
     SOON,
+    YEAR,
     StorageCase,
     nothing_changes,
     swept_clean,
@@ -168,6 +170,15 @@ class DeadLettersContract(StorageCase):
         self.pass_time(storage, SOON + 1)
 
         assert state(storage, "order:1") is State.FAILED
+
+    def test_a_dead_letter_is_kept_for_a_year_if_its_queue_says_so(self, storage: Storage) -> None:
+        a_failed_job(storage, queue=LONG_LETTERS, id="order:1")
+        [letter] = storage.dead_letters(LONG_LETTERS)
+        assert letter.expires_at == letter.entered_at + YEAR
+
+        self.pass_time(storage, YEAR // 2)
+
+        assert state(storage, "order:1", LONG_LETTERS) is State.FAILED
 
     def test_a_queue_that_heals_itself_retries_so_often_and_no_more(self, storage: Storage) -> None:
         enqueue(storage, queue=SELF_HEALING, id="order:1")

@@ -16,13 +16,16 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
 
     policies: of queues of which more is known than that they are there.
     """
-    scheme = url.partition("://")[0].lower()
+    scheme, sign, _ = url.lower().partition("://")
+    known = ", ".join(f"{one}://" for one in REDIS + DATABASES)
+    if not sign or not scheme:
+        # What is there instead may have a password in it.
+        raise OptionError(f"url: it begins with one of {known}")
     if "mysql" in scheme or "mariadb" in scheme:
         raise OptionError(
             f"url: {scheme}:// is not offered: of databases, those of PostgreSQL and SQLite are"
         )
     if scheme not in REDIS + DATABASES:
-        known = ", ".join(f"{one}://" for one in REDIS + DATABASES)
         raise OptionError(f"url: {scheme}:// is not one of {known}")
     if scheme in DATABASES:
         if prefix:

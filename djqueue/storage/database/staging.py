@@ -10,7 +10,7 @@ from django.db.models import Sum
 
 from djqueue import models
 from djqueue.core.clock import Clock
-from djqueue.core.errors import QueueFullError
+from djqueue.core.errors import OptionError, QueueFullError
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.states import State
 from djqueue.storage.staging import (
@@ -215,7 +215,7 @@ class DatabaseStaging(Staging):
                 return _counts(row)
             batches = wire.unpack(bytes(row.jobs))
             try:
-                answers = self._enqueue(batches)
+                answers = self._inserted(batches)
             except QueueFullError:
                 if certain:
                     raise
@@ -227,6 +227,24 @@ class DatabaseStaging(Staging):
             counts = Counts.of(answer.status for answer in answers)
             self._chunks(pk=row.pk).update(jobs=b"", **counts._asdict())
         return counts
+
+    def _inserted(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """Answers for all jobs: what one depends on may have gone since it was put aside, and then it is a
+        dead letter from the start; nobody is there who could say something else.
+        """
+        try:
+            return self._enqueue(batches)
+        except OptionError:
+            return [answer for batch in batches for answer in self._inserted_alone(batch)]
+
+    def _inserted_alone(self, batch: Batch) -> list[EnqueueResult]:
+        try:
+            return self._enqueue([batch])
+        except OptionError as error:
+            said = (f"{OptionError.__module__}.{OptionError.__qualname__}", str(error))
+            job = replace(batch.options, rejected=said, depends_on=(), unique_key=None, unique_ttl=None)
+            answers = self._enqueue([batch._replace(options=job)])
+            return [one._replace(status="queued") if one.status == "rejected" else one for one in answers]
 
     def _parts(self, **which: Any) -> Any:
         return models.StagedPart.objects.using(self._alias).filter(**which)

@@ -53,3 +53,20 @@ def test_what_all_jobs_depend_on_is_looked_for_before_a_task(storage, url):
 
     with pytest.raises(OptionError, match="dependsOn: queue 'emails' has no job 'nobody'"):
         Write(WriteOptions.read(given), ["n"])
+
+
+def test_a_job_whose_dependency_goes_before_it_comes_is_a_dead_letter(storage, url):
+    there(storage, QUEUE, "first")
+    there(storage, QUEUE, "second")
+    columns = {"key": ["a", "b", "c"], "after": [["first"], None, ["second"]]}
+    given = {"url": url, "queue": QUEUE, "job": "j", "idColumn": "key", "dependsOnColumn": "after"}
+    made = Write(WriteOptions.read(given), list(columns))
+    told = made.run_task("0.0", pyarrow.table(columns).to_batches())
+    storage.remove(QUEUE, ["first"])
+
+    report = made.commit([told])
+    take_in(storage)
+
+    assert (report.rows, report.inserted, report.rejected) == (3, 3, {})
+    assert storage.states(QUEUE, columns["key"]) == [State.FAILED, State.WAITING, State.BLOCKED]
+    assert [letter.id for letter in storage.dead_letters(QUEUE)] == ["a"]

@@ -17,4 +17,4 @@ if [ "$failed" -eq 0 ] || [ "$failed" -gt "${MOST_AGAIN:-20}" ]; then
 fi
 echo "run-tests: $failed failed; they are run again, alone."
 "$python" -m pytest "$@" -n 0 --last-failed --last-failed-no-failures none || exit $?
-echo "run-tests: all $failed passed alone. They depend on how busy the machine is, and want mending."
+echo "run-tests: all $failed passed alone. They depend on other tests, or on chance, and want mending."

@@ -163,8 +163,10 @@ def test_a_worker_process_beside_the_scheduler_goes_on_with_the_next_one(project
     with project.start("--standby", "work", log="worker.txt") as worker:
         with project.start("--queues", "others") as scheduler:
             scheduler.says("is the scheduler")
-            run(project, "from shop.jobs import note; print(note.enqueue(1).id)")
-            eventually(lambda: size(done) == full_of(1), timeout=30, message=worker.output)
+            job_id = run(project, "from shop.jobs import note; print(note.enqueue(1).id)")
+            # In the tables: what has ended in the moment before the kill alone would run again.
+            eventually(lambda: state_of(project, job_id) == "completed", timeout=30, message=worker.output)
+            assert size(done) == full_of(1)
             scheduler.signal(signal.SIGKILL)
             scheduler.ends()
         with project.start("--queues", "others") as scheduler:

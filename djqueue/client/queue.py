@@ -563,7 +563,7 @@ class Queue:
         delayed: also those whose time, or whose dependencies' end, has not come yet.
         """
         states = PENDING if delayed else frozenset({State.WAITING})
-        return self.storage.clean(self.name, states, SYSTEM_CLOCK.now() + DRAIN_AHEAD)
+        return self.storage.clean(self.name, states, SYSTEM_CLOCK.now() + AHEAD)
 
     async def adrain(self, *, delayed: bool = True) -> int:
         """See `drain`."""
@@ -586,7 +586,9 @@ class Queue:
                 hint = nearest(word, map(str, State))
                 raise OptionError(f"states: {word!r} is no state that can be cleaned{hint}")
             wanted.append(State(word))
-        before = SYSTEM_CLOCK.now() - milliseconds("older_than", older_than) + 1
+        age = milliseconds("older_than", older_than)
+        # The storage's clock may be a moment ahead of this one: what has just ended there has ended.
+        before = SYSTEM_CLOCK.now() - age + 1 if age else SYSTEM_CLOCK.now() + AHEAD
         return self.storage.clean(self.name, frozenset(wanted), before, most)
 
     async def aclean(
@@ -703,5 +705,5 @@ def _paired(payloads: Iterable[Any], ids: Iterable[str]) -> Iterator[tuple[Any, 
 
 MISSING: Any = object()
 FILTERS = tuple(item.name for item in fields(LetterFilter))
-DRAIN_AHEAD = 86_400_000
+AHEAD = 86_400_000
 """A day: room for a storage whose clock is ahead of this one's."""

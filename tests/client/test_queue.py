@@ -20,13 +20,16 @@ from djqueue import (
 )
 from djqueue.client.queue import EVENTS
 from djqueue.codecs import encode
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.groups import GroupLimit
 from djqueue.core.job import JobError
 from djqueue.core.limiter import Rate
 from djqueue.core.states import TRANSITIONS
 from djqueue.storage.memory import MemoryStorage
+from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
+    a_completed_job,
     claim,
     claim_one,
     completing,
@@ -553,6 +556,14 @@ def test_a_clean_forgets_what_has_ended(queue, storage, do):
     assert do(queue, "clean") == 1
     assert queue.counts()["waiting"] == 1
     assert do(queue, "clean", states=["waiting"]) == 1
+
+
+def test_a_clean_forgets_what_has_ended_by_a_clock_that_is_ahead():
+    clock = FakeClock(SYSTEM_CLOCK.now() + 5_000)
+    storage = MemoryStorage(clock=clock)
+    a_completed_job(storage)
+
+    assert Queue("default", storage=storage).clean() == 1
 
 
 @pytest.mark.parametrize("states", [["active"], ["finished"], ["complete"]])

@@ -18,7 +18,7 @@ PAIR = types.StructType([types.StructField(name, types.StringType()) for name in
 def check(option, kind, **options):
     given = {**GIVEN, option: "n", **options}
     schema = types.StructType([types.StructField("n", kind)])
-    check_kinds(Plan(WriteOptions.read(given), schema.names), schema)
+    return check_kinds(Plan(WriteOptions.read(given), schema.names), schema)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def check(option, kind, **options):
 )
 def test_what_an_option_takes_is_taken(option, kinds):
     for kind in kinds:
-        check(option, getattr(types, kind)())
+        assert check(option, getattr(types, kind)()) is None, kind
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_an_option_takes_is_taken(option, kinds):
     [("tagsColumn", TEXTS), ("dependsOnColumn", TEXTS), ("dependsOnColumn", types.ArrayType(PAIR))],
 )
 def test_lists_are_taken_by_what_is_in_them(option, kind):
-    check(option, kind)
+    assert check(option, kind) is None
 
 
 @pytest.mark.parametrize(

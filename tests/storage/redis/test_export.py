@@ -7,35 +7,19 @@ import pytest
 from djqueue.storage.export import Part, Wanted
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing import contract
-from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import batch
+
+from .cases import OnCluster, OnSingle
 
 JOBS = Wanted("jobs", frozenset())
 
 
-class RedisExportContract(contract.ExportContract):
-    """The contract with a clock that the tests move in place of Redis's."""
-
-    @pytest.fixture
-    def storage(self, options):
-        self.clock = FakeClock()
-        with closing(RedisStorage(policies=contract.POLICIES, clock=self.clock, **options)) as storage:
-            yield storage
-
-    def advance(self, milliseconds):
-        self.clock.advance(milliseconds)
+class TestSingle(OnSingle, contract.ExportContract):
+    pass
 
 
-class TestSingle(RedisExportContract):
-    @pytest.fixture
-    def options(self, redis_options):
-        return redis_options
-
-
-class TestCluster(RedisExportContract):
-    @pytest.fixture
-    def options(self, cluster_options):
-        return cluster_options
+class TestCluster(OnCluster, contract.ExportContract):
+    pass
 
 
 @pytest.fixture

@@ -2,36 +2,20 @@
 
 from contextlib import closing
 
-import pytest
-
 from djqueue.storage.imports import AGE
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing import contract
-from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.imports import kept, report
 
-
-class RedisImportsContract(contract.ImportsContract):
-    @pytest.fixture
-    def storage(self, options):
-        self.clock = FakeClock()
-        with closing(RedisStorage(policies=contract.POLICIES, clock=self.clock, **options)) as storage:
-            yield storage
-
-    def advance(self, milliseconds):
-        self.clock.advance(milliseconds)
+from .cases import OnCluster, OnSingle
 
 
-class TestSingle(RedisImportsContract):
-    @pytest.fixture
-    def options(self, redis_options):
-        return redis_options
+class TestSingle(OnSingle, contract.ImportsContract):
+    pass
 
 
-class TestCluster(RedisImportsContract):
-    @pytest.fixture
-    def options(self, cluster_options):
-        return cluster_options
+class TestCluster(OnCluster, contract.ImportsContract):
+    pass
 
 
 def test_all_of_it_expires(redis_options, redis_server):

@@ -2,37 +2,21 @@
 
 from contextlib import closing
 
-import pytest
-
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.staging import PLAIN
 from djqueue.testing import contract
-from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.staging import WRITE, fresh, place, staged
 from djqueue.testing.factories import QUEUE, batch
 
-
-class RedisStagingContract(contract.StagingContract):
-    @pytest.fixture
-    def storage(self, options):
-        self.clock = FakeClock()
-        with closing(RedisStorage(policies=contract.POLICIES, clock=self.clock, **options)) as storage:
-            yield storage
-
-    def advance(self, milliseconds):
-        self.clock.advance(milliseconds)
+from .cases import OnCluster, OnSingle
 
 
-class TestSingle(RedisStagingContract):
-    @pytest.fixture
-    def options(self, redis_options):
-        return redis_options
+class TestSingle(OnSingle, contract.StagingContract):
+    pass
 
 
-class TestCluster(RedisStagingContract):
-    @pytest.fixture
-    def options(self, cluster_options):
-        return cluster_options
+class TestCluster(OnCluster, contract.StagingContract):
+    pass
 
 
 def test_all_of_a_part_expires_with_its_first_chunk(redis_options, redis_server):

@@ -7,9 +7,10 @@ from contextlib import closing
 import pytest
 
 from djqueue.storage.redis import RedisStorage, scripts
+from djqueue.testing import contract
 from tests import servers
 
-from .test_conformance import RedisContract
+from .cases import OnRedis
 
 PROGRAM = shutil.which("valkey-server")
 
@@ -29,7 +30,7 @@ def valkey_options(valkey_server):
     return valkey_server.options
 
 
-class TestValkey(RedisContract):
+class TestValkey(OnRedis, contract.StorageContract):
     @pytest.fixture
     def options(self, valkey_options):
         return valkey_options

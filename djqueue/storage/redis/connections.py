@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from . import requirements  # noqa: F401 - before redis-py is imported
 from .clusters import AsyncClusterClient, ClusterClient
 from .endpoints import Address, AsyncClient, Client, Connection, Single
+from .failover import FailoverWatch
 from .location import locate
 
 
@@ -50,6 +51,11 @@ class Connections:
         return self._endpoint.is_cluster
 
     @property
+    def watch(self) -> FailoverWatch | None:
+        """What follows the failovers, behind sentinels."""
+        return self._endpoint.watch
+
+    @property
     def timeout(self) -> float:
         """Seconds that connecting may take, and an answer."""
         return self._endpoint.timeout
@@ -69,6 +75,7 @@ class Connections:
                 client = self._client
                 if client is None:
                     client = self._client = self._endpoint.client()
+            self._watch_failovers()
         return client
 
     def for_loop(self) -> AsyncClient:
@@ -77,6 +84,7 @@ class Connections:
         found = self._of_loops.get(loop)
         if found is None:
             client = self._endpoint.async_client()
+            self._watch_failovers()
             found = _OfLoop(client, self._close_at_end(client))
             try:
                 found.ending.__anext__().send(None)  # begun, it is one of those that the loop finishes
@@ -104,12 +112,18 @@ class Connections:
             client, self._client = self._client, None
             of_loops = dict(self._of_loops)
             self._of_loops.clear()
+        if self.watch is not None:
+            self.watch.close()
         if client is not None:
             for pool in _pools(client):
                 pool.disconnect()
         for loop, found in of_loops.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(loop.create_task, found.ending.aclose())
+
+    def _watch_failovers(self) -> None:
+        if self.watch is not None:
+            self.watch.start()
 
     async def _close_at_end(self, client: AsyncClient) -> AsyncGenerator[None, None]:
         try:

@@ -28,6 +28,7 @@ SETTINGS = (
     "save",
     "timeout",
     "busy-reply-threshold",
+    "min-replicas-to-write",
 )
 
 
@@ -190,6 +191,15 @@ def _of_server(server: Server) -> Iterator[Finding]:
     yield from _memory(known)
     yield from _persistence(known)
     yield from _times(known)
+    if _number((info or {}).get("connected_slaves")) and known.get("min-replicas-to-write") == "0":
+        yield Finding(
+            "djqueue.W014",
+            "warning",
+            "min-replicas-to-write is 0: a master that is being replaced, or that a split network has cut "
+            "off from its replicas, still accepts jobs, and they are lost.",
+            "Set min-replicas-to-write to 1 and min-replicas-max-lag to 10; enqueue with durable=True what "
+            "has to survive the death of the master.",
+        )
 
 
 def from_info(info: Mapping[str, str]) -> dict[str, str]:

@@ -32,6 +32,9 @@ class RedisOptions:
     """LEASE: milliseconds (there: seconds) for which a claim holds unless renewed."""
     timeout: float = 5.0
     """TIMEOUT: seconds within which a call is answered or fails."""
+    replicas: int | None = None
+    """REPLICAS: how many replicas have to have a job with `durable=True` before its enqueue returns. None is
+    one behind sentinels, and none elsewhere."""
     prefix: str = ""
     """PREFIX: before every key and channel, for several projects in one Redis."""
     stream: int = 10_000
@@ -50,6 +53,11 @@ class RedisOptions:
                 values["timeout"] = _positive("TIMEOUT", milliseconds("TIMEOUT", given["TIMEOUT"])) / 1_000
         except OptionError as error:
             raise ConfigurationError(str(error)) from error
+        if given.get("REPLICAS") is not None:
+            replicas = given["REPLICAS"]
+            if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
+                raise ConfigurationError(f"REPLICAS: expected a number of replicas, got {replicas!r}")
+            values["replicas"] = replicas
         if "PREFIX" in given:
             prefix = given["PREFIX"]
             if not isinstance(prefix, str) or set(prefix) & set("{}"):

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import redis
 from hiredis import pack_command
@@ -47,6 +47,8 @@ FIRST_WAIT, LAST_WAIT = 0.02, 0.5
 """Seconds between tries, doubled."""
 READS = frozenset({b"HGET", b"HMGET"})
 """Commands of which many go at once, each with its key behind it."""
+REPLICATION_SHARE = 0.8
+"""Share of a call's time limit in which replicas have to confirm it; the answer needs the rest."""
 IN_FLIGHT = 2
 """Calls of one bulk operation that are on their way at once."""
 
@@ -63,6 +65,8 @@ class Call(NamedTuple):
     keys: Sequence[bytes] = ()
     """Behind the script's own."""
     lane: bool = True
+    replicas: int = 0
+    """How many replicas have to have what it changes before it counts as answered."""
 
 
 class Command(NamedTuple):
@@ -158,6 +162,8 @@ class Roundtrips:
                 self._told([incident(call.queue.queue, found) for found in answer.pop()])
 
     def _answers(self, calls: list[Call | Command]) -> list[Any]:
+        if any(map(_is_replicated, calls)):
+            return [self._replicated(call) if _is_replicated(call) else self._one(call) for call in calls]
         if len(calls) < 3:
             return [self._one(call) for call in calls]
         if all(map(_only_reads, calls)):
@@ -179,6 +185,29 @@ class Roundtrips:
     def _one(self, call: Call | Command) -> Any:
         lane = self._lane(call)
         answer = self._asked(call, lane)
+        self._free(lane)
+        return answer
+
+    def _replicated(self, call: Call) -> Any:
+        """One call, answered when enough replicas have what it has changed."""
+        lane = self._lane(call)
+        words = self._words(call, lane)
+        trying = Trying(self._timeout, self._connections)
+        key, patience = call.queue.replicated, self._timeout * REPLICATION_SHARE
+        while True:
+            try:
+                answer, confirmed = self._exchange.ask_replicated(words, key, call.replicas, patience)
+                break
+            except errors.NoScriptError:
+                words = _whole(call, words)
+            except redis.RedisError as error:
+                time.sleep(trying.wait(error))
+        if confirmed < call.replicas:
+            raise StorageUnavailableError(
+                f"{self._connections.describe()}: {confirmed} of {call.replicas} replicas confirmed a "
+                f"durable enqueue to queue {call.queue.queue!r} within {patience:g} s. The jobs may be lost "
+                "in a failover; enqueue them again with the same ids to have them confirmed."
+            )
         self._free(lane)
         return answer
 
@@ -239,6 +268,8 @@ class Roundtrips:
         ]
 
     async def _aone(self, call: Call | Command) -> Any:
+        if _is_replicated(call):
+            return await asyncio.to_thread(self._replicated, call)
         lane = self._lane(call)
         words = self._words(call, lane)
         trying = Trying(self._timeout, self._connections)
@@ -309,6 +340,10 @@ class Roundtrips:
 
 def _only_reads(call: Call | Command) -> bool:
     return not call.lane if isinstance(call, Call) else call.words[0] in READS
+
+
+def _is_replicated(call: Call | Command) -> TypeGuard[Call]:
+    return isinstance(call, Call) and call.replicas > 0
 
 
 def _has_lane(call: Call | Command) -> bool:

@@ -1,6 +1,7 @@
 """`RedisStorage`: the storage contract on Redis or Valkey, one script for each transition."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, Unpack
@@ -102,6 +103,9 @@ class RedisStorage(Storage):
         given = {name.upper(): value for name, value in options.items()}
         self.options = RedisOptions.read(given)
         self._connections = Connections(given)
+        if self.options.replicas is None:
+            default = 1 if self._connections.watch is not None else 0
+            self.options = replace(self.options, replicas=default)
         self._policies = dict(policies or {})
         self._default_policy = default_policy or QueuePolicy(lease=self.options.lease)
         self._ids = IdSource()
@@ -339,6 +343,7 @@ class RedisStorage(Storage):
         else:
             heading += (start, *self._heading(batch.queue, bounded=bounded))
         called = script("add" if plain else "enqueue")
+        replicas = (self.options.replicas or 0) if batch.options.durable else 0
         ids = batch.ids or self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
         # Where there may be no room for all of them they are one call: all or none.
         size = max(1, len(ids)) if bounded else BULK
@@ -348,7 +353,8 @@ class RedisStorage(Storage):
             for job_id, payload in zip(mine, batch.payloads[first : first + size], strict=True):
                 arguments += (pack_text(job_id), rest + payload)
             # What is new has no forerunner, of which something could be left.
-            yield mine, Call(called, keys, arguments, () if batch.ids is None else all_of_jobs(keys, mine))
+            touched = () if batch.ids is None else all_of_jobs(keys, mine)
+            yield mine, Call(called, keys, arguments, touched, replicas=replicas)
 
     def _heading(self, queue: str, *, bounded: bool = True) -> list[Any]:
         """What a queue's settings say to `enqueue`."""

@@ -14,7 +14,7 @@ from .arguments import SETTLED, check_argument, taken
 
 WITH_SENTINELS = ("MASTER_NAME", "DB", "USERNAME", "PASSWORD", "SENTINEL_KWARGS")
 READ_HERE = ("CACHE", "URL", "SENTINELS", "CLIENT", *WITH_SENTINELS, "CONNECTION", "TIMEOUT")
-READ_ELSEWHERE = ("LEASE", "PREFIX", "MIRROR", "OUTBOX", "STREAM")
+READ_ELSEWHERE = ("LEASE", "PREFIX", "MIRROR", "OUTBOX", "REPLICAS", "STREAM")
 """Options of the storage itself."""
 LONGEST_TIMEOUT = 60_000
 """Milliseconds. Whoever enqueues is told in time that it failed."""

@@ -68,6 +68,7 @@ HINTS = {
     "CONCURRENCY": "How many jobs a worker runs at once: 10 unless set.",
     "SHUTDOWN_TIMEOUT": "Seconds that a stopping worker gives its jobs: 25 unless set.",
     "HEARTBEAT": "Seconds between a worker's signs of life: 5 unless set.",
+    "STUCK_TIMEOUT": "Seconds for which the leases of a stuck worker are renewed: 300 unless set.",
     "METRICS": "For example {'MINUTE': 604_800}: seconds for which buckets of MINUTE, HOUR and DAY are kept.",
     "VERSION": "The project's version, for example its release or commit: '2026.11.3'.",
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",

@@ -86,6 +86,8 @@ class Settings:
     """Milliseconds that a stopping worker gives its jobs."""
     heartbeat: int = 5_000
     """Milliseconds between a worker's renewals of its leases."""
+    stuck_timeout: int = 300_000
+    """Milliseconds for which the leases of a worker are renewed that cannot do so itself; 0: they are not."""
 
     metrics: Tiers = DEFAULT_TIERS
     """For how long buckets of metrics are kept."""
@@ -466,6 +468,7 @@ READERS = {
     "CONCURRENCY": _count,
     "SHUTDOWN_TIMEOUT": _duration,
     "HEARTBEAT": _interval,
+    "STUCK_TIMEOUT": _duration,
     "METRICS": _metrics,
     "VERSION": _version,
     "MIDDLEWARE": _middleware,

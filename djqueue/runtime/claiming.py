@@ -22,7 +22,7 @@ from .heartbeat import Heartbeat
 from .metering import Meter
 from .outcomes import release
 from .reports import Reports
-from .runs import Run
+from .runs import Run, lease_of
 from .station import Station
 from .stopping import Stop
 
@@ -77,6 +77,7 @@ class ClaimLoop:
         self._heartbeat = heartbeat
         self._watch = watch
         self._note = meter.note
+        self._leases = station.leases
         self._enough = enough
         """Called when the worker has done what it was to do."""
         self.stopping = False
@@ -269,6 +270,8 @@ class ClaimLoop:
             if claimed.lease < self._heartbeat.shortest_lease:
                 self._heartbeat.expect(claimed.lease)
             runs.append(run)
+        if self._leases is not None and not self._leases.add([lease_of(run) for run in runs]):
+            self._leases.replace(map(lease_of, self._runs.held()))
         # All are known before the first is started: one of them may cancel another.
         for run in runs:
             if verbose:

@@ -73,6 +73,9 @@ class Storage(Inspector):
     """Calls of `afinish` that a worker makes at once, if it has the slots: more where the storage is another
     process, which works while this one does."""
 
+    is_shared = True
+    """Whether other processes can use the same jobs."""
+
     on_incidents: Callable[[Sequence[Incident]], None] | None = None
     """Told, on any thread, what this storage's calls have done to jobs beside what workers told of: runs that
     were lost, jobs that failed without a run or were cancelled. Each by the process whose call it was."""
@@ -105,6 +108,20 @@ class Storage(Inspector):
             except Exception:
                 # What has happened has happened: the caller's operation did not fail.
                 logger.exception("What was to be told of incidents failed.")
+
+    # The scheduler's place, where a storage has a scheduler.
+
+    def scheduler_claim(self) -> tuple[bytes, int] | None:
+        """What `renew_scheduler_claim` needs, and for how many milliseconds the scheduler's lease holds; None
+        if this process is not the scheduler."""
+        return None
+
+    def renew_scheduler_claim(self, claim: bytes) -> None:
+        """Renew the scheduler's lease from another process, while the scheduler's is too busy to do so.
+
+        Changes nothing if the scheduler has given its lease back, or lost it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no scheduler")
 
     # Life.
 

@@ -23,6 +23,8 @@ class MemoryStorage(EngineStorage):
     metrics: for how long they are kept.
     """
 
+    is_shared = False
+
     def __init__(
         self,
         *,

@@ -50,7 +50,7 @@ MANY_ITEMS = 4 * 1024 * 1024
 FIRST_RETRY, LAST_RETRY = 0.1, 5.0
 """Seconds before a failed flush is tried again, doubling."""
 RENEW_EVERY = 3.0
-"""Seconds after which the lease is renewed although there is nothing to write."""
+"""Seconds between renewals of the lease while there is nothing to write, at most."""
 
 Key = tuple[str, str]
 JobRowKey = tuple[str, str, int]
@@ -195,6 +195,7 @@ class DatabaseJournal:
     written: called with the ended jobs of each flush once it is committed.
     retention: of the queues that have one.
     clock: for telling when it last wrote.
+    renew_every: seconds after which the lease is renewed although there is nothing to write.
     """
 
     def __init__(
@@ -205,6 +206,7 @@ class DatabaseJournal:
         lost: Callable[[], None],
         retention: Mapping[str, Retention] | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        renew_every: float = RENEW_EVERY,
     ) -> None:
         self._dialect = dialect
         self._fence = fence
@@ -213,6 +215,7 @@ class DatabaseJournal:
         self._retention = dict(retention or {})
         self.book = Book(dialect, self._retention)
         self._clock = clock
+        self._renew_every = renew_every
         self.flushed_at: int | None = None
         """When it last wrote: UTC milliseconds."""
         lock = threading.Lock()
@@ -579,7 +582,7 @@ class DatabaseJournal:
                 if self._closing:
                     self._ended = True
                     return None
-                if not self._changed.wait(RENEW_EVERY):
+                if not self._changed.wait(self._renew_every):
                     break
             else:
                 self._idle = False

@@ -18,7 +18,7 @@ from .journal import LeaseLost
 
 NAME = "scheduler"
 TTL = 10_000
-"""Milliseconds for which the row holds unless renewed."""
+"""Milliseconds for which the row holds unless renewed, where SCHEDULER_LEASE does not say otherwise."""
 
 
 class Holder(NamedTuple):
@@ -41,10 +41,11 @@ class SchedulerLease:
     another process has the row, however long this one was asleep.
     """
 
-    def __init__(self, alias: str, clock: Clock, address: str) -> None:
+    def __init__(self, alias: str, clock: Clock, address: str, ttl: int = TTL) -> None:
         self._alias = alias
         self._clock = clock
         self._address = address
+        self.ttl = ttl
         self._holder = secrets.token_hex(8)
         self._generation = 0
         self._renewed = 0
@@ -64,7 +65,7 @@ class SchedulerLease:
             "pid": os.getpid(),
             "address": self._address,
             "renewed_at": now,
-            "expires_at": now + TTL,
+            "expires_at": now + self.ttl,
         }
         taken = self._rows().filter(free).update(generation=F("generation") + 1, **values)
         if not taken and there is None:
@@ -86,9 +87,21 @@ class SchedulerLease:
         set_right(self._clock)
         tick, now = self._clock.monotonic(), self._clock.now()
         mine = self._rows().filter(holder=self._holder, generation=self._generation)
-        if not mine.update(renewed_at=now, expires_at=now + TTL):
+        if not mine.update(renewed_at=now, expires_at=now + self.ttl):
             raise LeaseLost
         self._renewed = tick
+
+    @property
+    def claim(self) -> bytes:
+        """What `renew_claim` needs."""
+        return f"{self._holder} {self._generation}".encode()
+
+    def renew_claim(self, claim: bytes) -> None:
+        """Renew what another process of this machine claims, unless it has given that back or lost it."""
+        holder, generation = claim.decode().split()
+        now = self._clock.now()
+        claimed = self._rows().filter(holder=holder, generation=int(generation), expires_at__gt=1)
+        claimed.update(renewed_at=now, expires_at=now + self.ttl)
 
     def move(self, address: str) -> None:
         """Say where the socket listens."""
@@ -98,7 +111,7 @@ class SchedulerLease:
 
     def has_run_out(self) -> bool:
         """Whether it was renewed so long ago that another process may have the row."""
-        return self._clock.monotonic() - self._renewed >= TTL
+        return self._clock.monotonic() - self._renewed >= self.ttl
 
     def release(self) -> None:
         """Give the row back, if it is still this process's."""

@@ -56,7 +56,7 @@ from .dialects import Dialect
 from .export import DatabaseExport
 from .groups import recorded_modes, row_of
 from .inspector import Inspector
-from .journal import DatabaseJournal, LeaseLost, Waiter
+from .journal import RENEW_EVERY, DatabaseJournal, LeaseLost, Waiter
 from .lease import SchedulerLease
 from .metrics import DatabaseMetrics
 from .producer import Found, Inserter, Owner
@@ -117,7 +117,13 @@ class SchedulerStorage(EngineStorage):
             if policy.retention is not NO_RETENTION
         }
         self._journal = DatabaseJournal(
-            dialect, lease.hold, self._written, lost or _nothing, self._retention, clock
+            dialect,
+            lease.hold,
+            self._written,
+            lost or _nothing,
+            self._retention,
+            clock,
+            min(RENEW_EVERY, lease.ttl / 3_000),
         )
         self._tiers = tiers
         self.metrics = DatabaseMetrics(self._alias, self._journal)

@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +15,10 @@ from django.db import Error, connections
 
 from djqueue.core.clock import Clock
 from djqueue.core.diagnostics import Diagnostics, Line
+from djqueue.core.durations import milliseconds
 from djqueue.core.errors import (
     ConfigurationError,
+    OptionError,
     SchedulerRunningError,
     StorageError,
     StorageUnavailableError,
@@ -34,12 +37,14 @@ from .client import ClientStorage
 from .clock import DatabaseClock
 from .dialects import dialect_for
 from .imports import DatabaseImports
-from .lease import SchedulerLease
+from .lease import TTL, SchedulerLease
 from .scheduler import SchedulerStorage
 from .server import Server
 
 logger = logging.getLogger("djqueue.scheduler")
 
+SHORTEST_LEASE = 1_000
+"""Milliseconds that SCHEDULER_LEASE must have."""
 STANDBY_POLL = 0.5
 """Seconds between a standby's looks at the scheduler's lease."""
 
@@ -52,6 +57,7 @@ class DatabaseStorage(Storage):
         that only this user can open.
     token: what clients of a TCP address have to show.
     metrics: for how long they are kept.
+    scheduler_lease: seconds, or a timedelta: how long the scheduler keeps its place unless it renews it.
     sql: `auto` uses the fast statements of SQLite and PostgreSQL; `orm` the ORM alone.
 
     `connect` makes this process the scheduler; without it, it is a client.
@@ -67,6 +73,7 @@ class DatabaseStorage(Storage):
         database: str = "default",
         address: str | None = None,
         token: str | None = None,
+        scheduler_lease: float | timedelta = TTL / 1_000,
         sql: str = "auto",
         policies: Mapping[str, QueuePolicy] | None = None,
         limiters: Mapping[str, LimiterPolicy] | None = None,
@@ -80,6 +87,14 @@ class DatabaseStorage(Storage):
             raise ConfigurationError(f"SQL: {sql!r} is neither 'auto' nor 'orm'")
         if connections[database].settings_dict["ENGINE"] == "django.db.backends.dummy":
             raise ImproperlyConfigured(f"djqueue keeps its jobs in DATABASES[{database!r}]: configure it")
+        try:
+            self._ttl = milliseconds("SCHEDULER_LEASE", scheduler_lease)
+        except OptionError as error:
+            raise ConfigurationError(str(error)) from error
+        if self._ttl < SHORTEST_LEASE:
+            raise ConfigurationError(
+                f"SCHEDULER_LEASE must be {SHORTEST_LEASE / 1_000:g} s or longer; got {scheduler_lease!r}"
+            )
         self._alias = database
         self._address = parse_address(address) if address else default_address(database)
         self._token = token
@@ -171,6 +186,14 @@ class DatabaseStorage(Storage):
         """See `Storage.export`."""
         return self._active.export
 
+    def scheduler_claim(self) -> tuple[bytes, int] | None:
+        """See `Storage.scheduler_claim`."""
+        return None if self._lease is None else (self._lease.claim, self._lease.ttl)
+
+    def renew_scheduler_claim(self, claim: bytes) -> None:
+        """See `Storage.renew_scheduler_claim`."""
+        SchedulerLease(self._alias, self._clock, "", self._ttl).renew_claim(claim)
+
     @property
     def is_scheduler(self) -> bool:
         """Whether this process is the scheduler."""
@@ -227,7 +250,7 @@ class DatabaseStorage(Storage):
         )
 
     def _wait_for_lease(self) -> SchedulerLease:
-        lease = SchedulerLease(self._alias, self._clock, str(self._address))
+        lease = SchedulerLease(self._alias, self._clock, str(self._address), self._ttl)
         if lease.acquire():
             return lease
         there = lease.present()

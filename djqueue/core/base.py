@@ -10,6 +10,7 @@ from random import Random
 from threading import Lock
 
 from .clock import SYSTEM_CLOCK, Clock
+from .clocksteps import StepDetector
 from .errors import OptionError
 from .flow import outside
 from .hashing import fnv1a32, shard_count
@@ -80,6 +81,7 @@ class EngineBase:
         self._listeners: list[tuple[frozenset[str] | None, Wake]] = []
         self._workers = Workers(clock)
         self._registry = Lock()
+        self._steps = StepDetector(clock)
 
     # Dependencies.
 

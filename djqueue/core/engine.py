@@ -1,6 +1,7 @@
 """The in-memory engine: enqueue, claim, finish, over shards and processing shards."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .base import DEFAULT_POLICY as DEFAULT_POLICY
 from .capacity import full_error
@@ -114,7 +115,7 @@ class Engine(
     def _enqueue_each(
         self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: Changes
     ) -> tuple[list[EnqueueResult], list[Job]]:
-        options = batch.options
+        options = batch.options if not batch.delay else replace(batch.options, delay=batch.delay)
         run_at = batch.run_at if batch.run_at is not None else now + (batch.delay or 0)
         ids = batch.ids if batch.ids is not None else self._ids.many(len(batch.payloads), now)
         results: list[EnqueueResult] = []
@@ -165,6 +166,22 @@ class Engine(
                 self._journal.added(added)
         return results, added
 
+    # Time.
+
+    def follow_clock(self) -> None:
+        """Keep the lengths of delays and time limits if the wall clock was set."""
+        with self._registry:
+            step = self._steps.follow(self.clock.now(), self.clock.monotonic())
+        if not step:
+            return
+        for name in self.queues():
+            shard = self.shard(name)
+            with shard.lock:
+                queue = shard.queues.get(name)
+                moved = [] if queue is None else queue.follow_step(step)
+                for job in moved:
+                    shard.changed(job)
+
     # Claim and finish.
 
     def claim(self, request: ClaimRequest) -> Claims:
@@ -175,6 +192,8 @@ class Engine(
         claimed: list[Claimed] = []
         hints: list[int] = []
         now, tick = self.clock.now(), self.clock.monotonic()
+        if self._steps.look(now, tick):
+            self.follow_clock()
         for shard, queue in self._serving(request.queues):
             slots = request.slots - len(claimed)
             if slots <= 0:

@@ -59,6 +59,7 @@ class Job:
         "stalls",
         "started_at",
         "state",
+        "stepped",
         "stream",
         "token",
         "unmet",
@@ -85,6 +86,8 @@ class Job:
         self.created_at = created_at
         """UTC milliseconds, as every `…_at`."""
         self.run_at = run_at
+        self.stepped = 0
+        """Milliseconds by which the wall clock was set while it was here: see `clocksteps`."""
         self.generation = 0
         """Number of its present entry in a queue structure; entries with another one are stale."""
         self.attempts = 0

@@ -28,6 +28,7 @@ def sweep(engine: Engine, worker_ttl: int) -> Swept:
 
     worker_ttl: milliseconds after which a silent worker counts as gone.
     """
+    engine.follow_clock()
     engine.forget_workers(worker_ttl)
     engine.pass_turns_on()
     stalled = _sweep_leases(engine)

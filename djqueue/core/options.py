@@ -71,6 +71,9 @@ class JobOptions:
     """Milliseconds for which the finished job's record is kept, if longer than its result."""
     executor: str | None = None
     """Where the handler runs; None is what the job type or the settings say."""
+    delay: int | None = None
+    """Milliseconds that it was to wait from its enqueue on; None: it is due at a point in time. Set by the
+    storage: see `clocksteps`."""
     tags: tuple[str, ...] = ()
     """Words to find the job by."""
     subject: str | None = None

@@ -56,7 +56,7 @@ from .dialects import Dialect
 from .export import DatabaseExport
 from .groups import recorded_modes, row_of
 from .inspector import Inspector
-from .journal import RENEW_EVERY, DatabaseJournal, LeaseLost, Waiter
+from .journal import DatabaseJournal, LeaseLost, Waiter
 from .lease import SchedulerLease
 from .metrics import DatabaseMetrics
 from .producer import Found, Inserter, Owner
@@ -123,7 +123,7 @@ class SchedulerStorage(EngineStorage):
             lost or _nothing,
             self._retention,
             clock,
-            min(RENEW_EVERY, lease.ttl / 3_000),
+            lease.ttl,
         )
         self._tiers = tiers
         self.metrics = DatabaseMetrics(self._alias, self._journal)

@@ -3,18 +3,17 @@
 import contextlib
 import itertools
 import logging
-import os
 import queue
 import socket
 import struct
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from time import monotonic
 from typing import Any
 
 from djqueue.core.errors import DjqueueError, SerializationError, StorageUnavailableError, by_code
+from djqueue.core.forks import after_fork
 from djqueue.storage.base import Unsubscribe
 
 from .address import Address
@@ -58,7 +57,7 @@ class Remote:
         self._numbers = itertools.count(1)
         self._closed = threading.Event()
         self._begin()
-        _remotes.add(self)
+        after_fork(self.forget)
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
@@ -339,14 +338,3 @@ def _settle(answer: "Future[Any]", value: Any = None, error: BaseException | Non
             answer.set_result(value)
         else:
             answer.set_exception(error)
-
-
-_remotes: "weakref.WeakSet[Remote]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for remote in _remotes:
-        remote.forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)

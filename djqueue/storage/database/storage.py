@@ -1,9 +1,7 @@
 """`DatabaseStorage`: what the settings name. The scheduler in one process, a client of it in all others."""
 
 import logging
-import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
@@ -20,6 +18,7 @@ from djqueue.core.errors import (
     StorageError,
     StorageUnavailableError,
 )
+from djqueue.core.forks import after_fork
 from djqueue.core.job import Batch
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
@@ -96,7 +95,7 @@ class DatabaseStorage(Storage):
         self._closing = threading.Event()
         self.on_lost: Callable[[], None] | None = None
         """Called when another process has taken the scheduler's place: nothing more can be written."""
-        _storages.add(self)
+        after_fork(self.become_client)
 
     # Life.
 
@@ -314,12 +313,3 @@ for _name in sorted(Storage.__abstractmethods__ - {"describe", "diagnostics"} | 
 for _name in ("aenqueue", "afinish", "ajobs", "aitems"):
     setattr(DatabaseStorage, _name, _async_delegate(_name))
 DatabaseStorage.__abstractmethods__ = frozenset()
-
-
-def _after_fork() -> None:
-    for storage in _storages:
-        storage.become_client()
-
-
-_storages: "weakref.WeakSet[DatabaseStorage]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=_after_fork)

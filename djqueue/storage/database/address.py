@@ -42,4 +42,4 @@ def default_address(alias: str) -> Address:
     identity = "\n".join((*(str(settings.get(key, "")) for key in ("ENGINE", "HOST", "PORT")), name))
     label = hashlib.sha256(identity.encode()).hexdigest()[:16]
     folder = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Address(path=str(Path(folder) / f"djqueue-{os.getuid()}" / f"{label}.sock"))
+    return Address(path=str(Path(folder) / f"djqueue-{os.geteuid()}" / f"{label}.sock"))

@@ -25,7 +25,7 @@ from djqueue.storage.base import Unsubscribe
 
 from .address import Address
 from .folder import connect_privately
-from .wire import LENGTH, MAX_FRAME, pack, unpack
+from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
 logger = logging.getLogger("djqueue.remote")
 unsafe = ThrottledLog(logger, 60.0)
@@ -267,7 +267,7 @@ class Remote:
                     body = reader.read(length)
                     if len(body) < length:
                         break
-                    self._hear(unpack(body))
+                    self._hear(unpack_frame(body))
         except (OSError, ValueError, SerializationError) as error:
             logger.debug("The connection to the scheduler has ended: %s", error)
         finally:

@@ -18,7 +18,7 @@ from djqueue.core.errors import DjqueueError, SerializationError, StorageError
 from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 
-from .wire import LENGTH, MAX_FRAME, pack, unpack
+from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
 if TYPE_CHECKING:
     from .server import Server
@@ -179,7 +179,7 @@ class Session:
         (length,) = LENGTH.unpack(head or await self._reader.readexactly(LENGTH.size))
         if length > limit:
             raise SerializationError(f"a frame of {length} bytes is over the limit of {limit}")
-        return unpack(await self._reader.readexactly(length))
+        return unpack_frame(await self._reader.readexactly(length))
 
     def _start(self, answer: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(answer)

@@ -19,6 +19,7 @@ from djqueue.core.errors import (
     StorageUnavailableError,
 )
 from djqueue.core.forks import after_fork
+from djqueue.core.hiding import shown_name
 from djqueue.core.job import Batch
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
@@ -74,9 +75,9 @@ class DatabaseStorage(Storage):
         metrics: Tiers = DEFAULT_TIERS,
     ) -> None:
         if database not in connections:
-            raise ConfigurationError(f"DATABASE: {database!r} is not in DATABASES")
+            raise ConfigurationError(f"DATABASE: {shown_name(database)} is not in DATABASES")
         if sql not in ("auto", "orm"):
-            raise ConfigurationError(f"SQL: {sql!r} is neither 'auto' nor 'orm'")
+            raise ConfigurationError(f"SQL: {shown_name(sql)} is neither 'auto' nor 'orm'")
         if connections[database].settings_dict["ENGINE"] == "django.db.backends.dummy":
             raise ImproperlyConfigured(f"djqueue keeps its jobs in DATABASES[{database!r}]: configure it")
         self._alias = database

@@ -6,6 +6,9 @@ from typing import Any
 CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)\S*@")
 """Of a URL: everything up to the last @, since a password may hold any character."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+"""A dotted path, among others."""
+SHOWN = re.compile(r"[^:/@=\s]{1,100}")
+"""No URL, and no part of one with a password."""
 
 
 class HiddenOptions(dict[str, Any]):
@@ -24,7 +27,9 @@ def without_credentials(text: str) -> str:
 
 def shown_name(value: object) -> str:
     """Return the representation of a name or a number; of what may be a URL, only its type."""
-    if value is None or isinstance(value, (int, float)) or (isinstance(value, str) and NAME.fullmatch(value)):
+    if value is None or isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str) and SHOWN.fullmatch(value):
         return repr(value)
     return kind_of(value)
 

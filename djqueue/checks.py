@@ -45,6 +45,7 @@ from django.utils.module_loading import import_string
 from . import middleware
 from .conf import READERS, Settings, problems, read_settings, unknown_limiters
 from .core.errors import ConfigurationError, StorageError
+from .core.hiding import shown_name
 
 if TYPE_CHECKING:
     from .storage.redis.health import Finding
@@ -214,7 +215,9 @@ def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[checks
     hint = f"It has: {', '.join(sorted(name.upper() for name in known)) or 'none'}."
     for name in given:
         if name not in known and not open_ended:
-            yield checks.Error(f"{where} has no option {name.upper()!r}.", hint=hint, id="djqueue.E004")
+            yield checks.Error(
+                f"{where} has no option {shown_name(name.upper())}.", hint=hint, id="djqueue.E004"
+            )
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in given:
             yield checks.Error(f"{where} needs the option {name.upper()!r}.", hint=hint, id="djqueue.E004")
@@ -225,7 +228,7 @@ def _database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
     if alias not in connections:
         known = ", ".join(connections)
         yield checks.Error(
-            f"DJQUEUE['STORAGE']: OPTIONS: DATABASE: {alias!r} is not one of DATABASES.",
+            f"DJQUEUE['STORAGE']: OPTIONS: DATABASE: {shown_name(alias)} is not one of DATABASES.",
             hint=f"There are: {known}.",
             id="djqueue.E004",
         )

@@ -14,6 +14,7 @@ from .core.capacity import WHEN_FULL
 from .core.deadletters import DeadLetterPolicy
 from .core.durations import milliseconds
 from .core.errors import ConfigurationError, OptionError
+from .core.hiding import NAME, HiddenOptions, kind_of, shown_name, without_credentials
 from .core.limiter import Rate
 from .core.metrics import DEFAULT_TIERS, Tiers
 from .core.options import MAX_INTEGER, MSGPACK, EnqueueOptions, check_text, parse_options
@@ -61,8 +62,8 @@ class Settings:
 
     backend: str = "djqueue.storage.database.DatabaseStorage"
     """Dotted path of the storage's class."""
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the storage."""
+    storage_options: Mapping[str, Any] = field(default_factory=HiddenOptions)
+    """Keyword arguments of the storage. They may hold passwords: their representation has no values."""
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict)
     limiters: Mapping[str, LimiterPolicy] = field(default_factory=dict)
     """What queues share, by the name that a queue's LIMITER has."""
@@ -125,17 +126,17 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
 def problems(given: Mapping[str, Any]) -> list[str]:
     """What is wrong with a `DJQUEUE` mapping, a sentence for each bad key."""
     if not isinstance(given, Mapping):
-        return [f"DJQUEUE must be a dict, not {given!r}"]
+        return [f"DJQUEUE must be a dict, not {shown_name(given)}"]
     found = []
     for key, value in given.items():
         reader = READERS.get(key)
         if reader is None:
-            found.append(f"DJQUEUE[{key!r}] is not a setting{nearest(str(key), READERS)}")
+            found.append(f"DJQUEUE[{shown_name(key)}] is not a setting{nearest(str(key), READERS)}")
             continue
         try:
             reader(key, value)
         except (ConfigurationError, OptionError) as error:
-            found.append(f"DJQUEUE[{key!r}]: {error}")
+            found.append(without_credentials(f"DJQUEUE[{key!r}]: {error}"))
     return found
 
 
@@ -167,16 +168,20 @@ def _limiters(_key: str, value: Any) -> dict[str, Any]:
 
 
 def _storage(_key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"must be a dict, not {kind_of(value)}")
     mapping = _mapping(value, {"BACKEND", "OPTIONS"})
     options = mapping.get("OPTIONS", {})
     if not isinstance(options, Mapping):
-        raise ConfigurationError(f"OPTIONS must be a dict, not {options!r}")
+        raise ConfigurationError(f"OPTIONS must be a dict, not {kind_of(options)}")
     backend = mapping.get("BACKEND", Settings.backend)
-    if not isinstance(backend, str) or "." not in backend:
-        raise ConfigurationError(f"BACKEND must be the dotted path of a storage, not {backend!r}")
+    if not isinstance(backend, str) or "." not in backend or not NAME.fullmatch(backend):
+        raise ConfigurationError(f"BACKEND must be the dotted path of a storage, not {shown_name(backend)}")
     return {
         "backend": backend,
-        "storage_options": {str(name).lower(): option for name, option in options.items()},
+        "storage_options": HiddenOptions(
+            {str(name).lower(): option for name, option in options.items()},
+        ),
     }
 
 
@@ -419,7 +424,7 @@ def _mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:
         raise ConfigurationError(f"{where}must be a dict, not {value!r}")
     for key in value:
         if key not in known:
-            raise ConfigurationError(f"{where}{key!r} is not known here{nearest(str(key), known)}")
+            raise ConfigurationError(f"{where}{shown_name(key)} is not known here{nearest(str(key), known)}")
     return value
 
 

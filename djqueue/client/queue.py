@@ -310,7 +310,9 @@ class Queue:
         if record is None:
             return False
         encode = envelope.encoder(record.options.content_type, get_settings())
-        return self.storage.update(self.name, [id], checked, encode(payload))[0]
+        encoded = encode(payload)
+        envelope.check_size(record.options, record.name, [encoded])
+        return self.storage.update(self.name, [id], checked, encoded)[0]
 
     async def aupdate(self, id: str, *, payload: Any = UNCHANGED, priority: int | None = None) -> bool:
         """See `update`."""

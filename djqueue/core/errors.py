@@ -33,6 +33,8 @@ A class's docstring is its message; `code` is shared with stored rows and with w
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from .hiding import without_credentials
+
 
 class DjqueueError(Exception):
     """djqueue could not do what was asked."""
@@ -47,6 +49,9 @@ class ConfigurationError(DjqueueError):
     """A djqueue setting is wrong."""
 
     code = "configuration"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(None if message is None else without_credentials(message))
 
 
 class OptionError(DjqueueError, ValueError):

@@ -3,24 +3,32 @@
 import contextlib
 import itertools
 import logging
-import os
 import queue
 import socket
 import struct
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from time import monotonic
 from typing import Any
 
-from djqueue.core.errors import DjqueueError, SerializationError, StorageUnavailableError, by_code
+from djqueue.core.errors import (
+    ConfigurationError,
+    DjqueueError,
+    SerializationError,
+    StorageUnavailableError,
+    by_code,
+)
+from djqueue.core.forks import after_fork
+from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 
 from .address import Address
-from .wire import LENGTH, MAX_FRAME, pack, unpack
+from .folder import connect_privately
+from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
 logger = logging.getLogger("djqueue.remote")
+unsafe = ThrottledLog(logger, 60.0)
 
 CONNECT_TIMEOUT = 2.0
 SEND_TIMEOUT = 10
@@ -58,7 +66,7 @@ class Remote:
         self._numbers = itertools.count(1)
         self._closed = threading.Event()
         self._begin()
-        _remotes.add(self)
+        after_fork(self.forget)
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
@@ -204,10 +212,15 @@ class Remote:
             )
         try:
             return connect(address)
+        except ConfigurationError as error:
+            # Enqueues go by the tables; without this line nobody would know why the scheduler is not asked.
+            unsafe.log(logging.WARNING, str(address), "The scheduler's socket is not used: %s", error)
+            raise StorageUnavailableError(str(error)) from error
         except OSError as error:
             raise StorageUnavailableError(
-                f"the scheduler cannot be reached at {address}: {error}; is it on another machine? "
-                "Then give it a tcp:// ADDRESS and a TOKEN in DJQUEUE['STORAGE']['OPTIONS']"
+                f"the scheduler cannot be reached at {address}: {error}; is it on another machine, or in a "
+                "systemd unit with PrivateTmp=yes? Then give it a socket in its RuntimeDirectory=, or a "
+                "tcp:// ADDRESS and a TOKEN, in DJQUEUE['STORAGE']['OPTIONS']"
             ) from error
 
     def _hang_up(self, connection: socket.socket | None) -> None:
@@ -254,7 +267,7 @@ class Remote:
                     body = reader.read(length)
                     if len(body) < length:
                         break
-                    self._hear(unpack(body))
+                    self._hear(unpack_frame(body))
         except (OSError, ValueError, SerializationError) as error:
             logger.debug("The connection to the scheduler has ended: %s", error)
         finally:
@@ -316,18 +329,12 @@ class Remote:
 
 
 def connect(address: Address) -> socket.socket:
-    """A connected socket. Raises OSError."""
+    """A connected socket. Raises OSError, and ConfigurationError for a socket that is not this user's."""
     if address.host:
         connection = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     else:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(CONNECT_TIMEOUT)
-        try:
-            connection.connect(address.path)
-        except OSError:
-            connection.close()
-            raise
+        connection = connect_privately(address.path, CONNECT_TIMEOUT)
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_TIMEOUT, 0))
     return connection
@@ -339,14 +346,3 @@ def _settle(answer: "Future[Any]", value: Any = None, error: BaseException | Non
             answer.set_result(value)
         else:
             answer.set_exception(error)
-
-
-_remotes: "weakref.WeakSet[Remote]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for remote in _remotes:
-        remote.forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -1,9 +1,7 @@
 """`DatabaseStorage`: what the settings name. The scheduler in one process, a client of it in all others."""
 
 import logging
-import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cached_property
@@ -23,6 +21,8 @@ from djqueue.core.errors import (
     StorageError,
     StorageUnavailableError,
 )
+from djqueue.core.forks import after_fork
+from djqueue.core.hiding import shown_name
 from djqueue.core.job import Batch
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
@@ -82,9 +82,9 @@ class DatabaseStorage(Storage):
         metrics: Tiers = DEFAULT_TIERS,
     ) -> None:
         if database not in connections:
-            raise ConfigurationError(f"DATABASE: {database!r} is not in DATABASES")
+            raise ConfigurationError(f"DATABASE: {shown_name(database)} is not in DATABASES")
         if sql not in ("auto", "orm"):
-            raise ConfigurationError(f"SQL: {sql!r} is neither 'auto' nor 'orm'")
+            raise ConfigurationError(f"SQL: {shown_name(sql)} is neither 'auto' nor 'orm'")
         if connections[database].settings_dict["ENGINE"] == "django.db.backends.dummy":
             raise ImproperlyConfigured(f"djqueue keeps its jobs in DATABASES[{database!r}]: configure it")
         try:
@@ -111,7 +111,7 @@ class DatabaseStorage(Storage):
         self._closing = threading.Event()
         self.on_lost: Callable[[], None] | None = None
         """Called when another process has taken the scheduler's place: nothing more can be written."""
-        _storages.add(self)
+        after_fork(self.become_client)
 
     # Life.
 
@@ -337,12 +337,3 @@ for _name in sorted(Storage.__abstractmethods__ - {"describe", "diagnostics"} | 
 for _name in ("aenqueue", "afinish", "ajobs", "aitems"):
     setattr(DatabaseStorage, _name, _async_delegate(_name))
 DatabaseStorage.__abstractmethods__ = frozenset()
-
-
-def _after_fork() -> None:
-    for storage in _storages:
-        storage.become_client()
-
-
-_storages: "weakref.WeakSet[DatabaseStorage]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=_after_fork)

@@ -2,11 +2,12 @@
 
 import asyncio
 import atexit
-import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple
+
+from djqueue.core.forks import after_fork
 
 from . import requirements  # noqa: F401 - before redis-py is imported
 from .clusters import AsyncClusterClient, ClusterClient
@@ -38,6 +39,7 @@ class Connections:
         self._endpoint = locate(options)
         self._begin()
         _everywhere.add(self)
+        after_fork(self._forget)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -198,15 +200,9 @@ _parents: list[Any] = []
 """What a forked child keeps of its parent's, and does not touch."""
 
 
-def _after_fork() -> None:
-    for connections in _everywhere:
-        connections._forget()
-
-
 def _at_exit() -> None:
     for connections in list(_everywhere):
         connections.close()
 
 
-os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)

@@ -6,7 +6,6 @@ where whoever waits for one finds it. A Cluster's client is asked as it is: it k
 
 import asyncio
 import math
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from weakref import WeakKeyDictionary
 import redis
 from hiredis import pack_command
 from redis import exceptions as errors
+
+from djqueue.core.forks import after_fork
 
 from .connections import Connections
 
@@ -39,7 +40,7 @@ class Exchange:
         """(pool, connection) of threads."""
         self._spare_of: WeakKeyDictionary[Any, deque[tuple[Any, Any]]] = WeakKeyDictionary()
         """The same of each loop."""
-        os.register_at_fork(after_in_child=self.forget)
+        after_fork(self.forget)
 
     def forget(self) -> None:
         """Keep no connection at hand any more: they are closed with their pools, or are the parent's."""

@@ -8,7 +8,6 @@ in the documentation of Redis Sentinel.
 """
 
 import logging
-import os
 import select
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import redis
 
 from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.forks import after_fork
 
 Address = tuple[str, int]
 
@@ -58,7 +58,7 @@ class FailoverWatch:
         self.epoch = 0
         """Counts the masters. A connection opened in an earlier epoch leads to an old master."""
         self._begin()
-        _watches.add(self)
+        after_fork(self._begin)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -241,14 +241,3 @@ def _address(found: Any) -> Address:
 
 def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-_watches: "weakref.WeakSet[FailoverWatch]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for watch in _watches:
-        watch._begin()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -20,6 +20,7 @@ from redis import exceptions as errors
 
 from djqueue.core.clock import Clock
 from djqueue.core.errors import StorageError, StorageUnavailableError
+from djqueue.core.forks import after_fork
 from djqueue.core.job import Incident
 
 from .connections import Connections
@@ -116,7 +117,7 @@ class Roundtrips:
         self._lanes: deque[Lane] = deque()
         self._prefix = os.urandom(8).hex().encode()
         self._made = count(1)
-        os.register_at_fork(after_in_child=self._after_fork)
+        after_fork(self._after_fork)
 
     def close(self) -> None:
         """Let the connections go."""

@@ -1,19 +1,22 @@
 """What the pages read: the storage's answers, put together for a viewer and shared for a second."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from django.http import HttpRequest
 
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import WorkerDump, WorkerInfo
 from djqueue.core.metrics import COUNTS, NO_TIMES, Bucket, Histogram
 from djqueue.core.states import State
 from djqueue.storage.inspector import QueueOverview
 
 from . import rights
+from .forecast import EMPTY, Forecast, Samples, forecast, sampled
 from .snapshot import Shot, snapshots
 
 MINUTE = 60_000
@@ -41,6 +44,8 @@ class Line(NamedTuple):
     """Those that serve it."""
     at: int
     """UTC milliseconds at which all this was so."""
+    forecast: Forecast = Forecast(EMPTY)
+    """When nothing of it waits any more."""
 
     @property
     def name(self) -> str:
@@ -92,14 +97,6 @@ class Line(NamedTuple):
         return _mean([bucket.completed + bucket.failed + bucket.cancelled for bucket in self.whole])
 
     @property
-    def drains_in(self) -> float | None:
-        """Milliseconds until nothing waits if all goes on as it does; None: never."""
-        if not self.waiting:
-            return 0
-        net = self.leaving - self.arriving
-        return self.waiting / net * MINUTE if net > 0 else None
-
-    @property
     def history(self) -> list[int]:
         """Jobs that ended in each of the last minutes."""
         return [bucket.completed + bucket.failed + bucket.cancelled for bucket in self.buckets]
@@ -120,6 +117,8 @@ class Board(NamedTuple):
     """Whether counts stop at 10,000, as no scheduler could be asked."""
     past: "Past | None" = None
     """What all these queues did in the minutes before the `RECENT` ones, if that is known."""
+    samples: Mapping[str, Samples] = MappingProxyType({})
+    """The sizes that each queue's backlog had at the last reads."""
 
     def total(self, state: State) -> int:
         """Jobs in a state."""
@@ -195,16 +194,20 @@ def _board() -> Board:
     last = snapshots.last("board")
     past = _past(names, end - SHOWN * MINUTE, None if last is None else last.value.past)
     recent = _by_queue(names, end - RECENT * MINUTE, end)
+    # Counts of the tables end at 10,000: above that they do not change.
+    known = {} if last is None or seen.capped else last.value.samples
+    samples = sampled(known, seen.queues, SYSTEM_CLOCK.monotonic())
     lines = tuple(
         Line(
             row,
             (*past.lines[row.name], *recent[row.name]),
             served[row.name] + served[None],
             seen.at,
+            forecast(samples[row.name]),
         )
         for row in seen.queues
     )
-    return Board(lines, workers, seen.at, seen.capped, past)
+    return Board(lines, workers, seen.at, seen.capped, past, samples)
 
 
 def _past(names: Sequence[str], start: int, known: Past | None) -> Past:

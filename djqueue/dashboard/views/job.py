@@ -19,6 +19,7 @@ from djqueue.dashboard import (
     diagram,
     editing,
     flows,
+    progress,
     redaction,
     rendering,
     rights,
@@ -37,7 +38,7 @@ from djqueue.models import BulkKind, PayloadVersion
 pages = Pages()
 
 LINES = 200
-"""Log lines that are shown: the last."""
+"""Log lines that are shown: the last, newest first."""
 STEPS = {
     "enqueued": gettext_lazy("enqueued"),
     "started": gettext_lazy("started"),
@@ -169,7 +170,7 @@ def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed
         "steps": _steps(info),
         "life": _life(info),
         "runs": list(reversed(record.all_attempts())),
-        "lines": record.logs[-LINES:],
+        "lines": record.logs[: -LINES - 1 : -1],
         "lines_cut": max(0, len(record.logs) - LINES),
         "payload": payload,
         "result": result,
@@ -178,7 +179,7 @@ def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed
         and any(
             one is not None and one.hides for one in (payload, result, *(old.payload for old in old_ones))
         ),
-        "progress": _progress(record.progress),
+        "progress": progress.shown(record.progress),
         "options": {name: value for name, value in record.options.as_dict().items() if name not in TOLD},
         "subject": _subject(request, desk, record.options.subject),
         "flow": flows.around(request, queue, job_id),
@@ -255,15 +256,6 @@ def _versions(record: JobRecord, *, revealed: bool) -> list[Old]:
         was = versions.as_it_was(record, row)
         found.append(Old(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
     return found
-
-
-def _progress(value: Any) -> dict[str, Any] | None:
-    """What a handler said of how far it is: a share of one is a bar, anything else is shown as it is."""
-    if value is None:
-        return None
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
-        return {"share": f"{value:.4f}", "percent": round(value * 100)}
-    return {"text": rendering.text(value)}
 
 
 def _offers(request: HttpRequest, desk: Desk, record: JobRecord) -> list[Offer]:

@@ -13,6 +13,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import WorkerDump, WorkerInfo
 from djqueue.core.metrics import COUNTS, NO_TIMES, Bucket, Histogram
 from djqueue.core.states import State
+from djqueue.core.unhandled import Unhandled, unhandled
 from djqueue.storage.inspector import QueueOverview
 
 from . import rights
@@ -46,6 +47,8 @@ class Line(NamedTuple):
     """UTC milliseconds at which all this was so."""
     forecast: Forecast = Forecast(EMPTY)
     """When nothing of it waits any more."""
+    unhandled: tuple[Unhandled, ...] = ()
+    """Names of its waiting jobs that none of its live workers knows."""
 
     @property
     def name(self) -> str:
@@ -197,6 +200,9 @@ def _board() -> Board:
     # Counts of the tables end at 10,000: above that they do not change.
     known = {} if last is None or seen.capped else last.value.samples
     samples = sampled(known, seen.queues, SYSTEM_CLOCK.monotonic())
+    strange: dict[str, list[Unhandled]] = {}
+    for one in unhandled(seen.queues, workers):
+        strange.setdefault(one.queue, []).append(one)
     lines = tuple(
         Line(
             row,
@@ -204,6 +210,7 @@ def _board() -> Board:
             served[row.name] + served[None],
             seen.at,
             forecast(samples[row.name]),
+            tuple(strange.get(row.name, ())),
         )
         for row in seen.queues
     )

@@ -62,6 +62,7 @@ def overview(request: HttpRequest, desk: Desk) -> HttpResponse:
     overdue = planning.overdue(request)
     workers = [one.info for one in crew.crew(request).value.workers]
     silent = _silent(board, workers)
+    unhandled = sorted((one for line in board.lines for one in line.unhandled), key=lambda one: -one.count)
     context: dict[str, Any] = {
         "board": board,
         "facts": _facts(desk, board, hour),
@@ -73,6 +74,8 @@ def overview(request: HttpRequest, desk: Desk) -> HttpResponse:
         "groups": _groups(request, board),
         "overdue": overdue[:WORST],
         "silent": silent[:WORST],
+        "unhandled": unhandled[:WORST],
+        "unhandled_names": len(unhandled),
         "is_new": not board.lines and not workers,
     }
     return desk.render(
@@ -122,12 +125,15 @@ def _health(
     said_silent = ngettext("silent worker", "silent workers", silent)
     said_alone = ngettext("queue with jobs and no worker", "queues with jobs and no worker", len(alone))
     said_overdue = ngettext("overdue schedule", "overdue schedules", overdue)
+    stuck = sum(one.count for line in board.lines for one in line.unhandled)
+    said_stuck = ngettext("job that no worker can run", "jobs that no worker can run", stuck)
     facts = [
         *_scheduler(request, desk),
         Fact(_("waits longest"), waits, desk.url("queues", sort="age")),
         Fact(ngettext("worker", "workers", live), live, workers, "ok" if seen else "bad"),
         Fact(said_silent, silent, workers, "bad" if silent else "ok"),
         Fact(said_alone, len(alone), "", "bad" if alone else "ok"),
+        Fact(said_stuck, stuck, "", "bad" if stuck else "ok"),
         Fact(ngettext("paused queue", "paused queues", paused), paused),
         Fact(said_overdue, overdue, desk.url("cron"), "bad" if overdue else "ok"),
     ]

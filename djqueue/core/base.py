@@ -28,6 +28,7 @@ from .queue import JobQueue, QueuePolicy
 from .shard import Changes, Shard
 from .sharing import NO_LIMITS, LimiterPolicy, SharedLimiter
 from .states import LIVE, State
+from .versions import ChangeCounter
 from .workers import Workers
 
 Wake = Callable[[], None]
@@ -80,6 +81,9 @@ class EngineBase:
         self._listeners: list[tuple[frozenset[str] | None, Wake]] = []
         self._workers = Workers(clock)
         self._registry = Lock()
+        self.changes = ChangeCounter()
+        self.started = f"{clock.now()}:{self.random.getrandbits(32)}"
+        """Which engine this is: versions of another one say nothing about its jobs."""
 
     # Dependencies.
 

@@ -36,8 +36,10 @@ from .shard import NO_RIVAL, Changes, Shard
 from .sharing import SharedLimiter
 from .states import REUSABLE, State
 from .streams import Streams
+from .versions import counted
 
 
+@counted
 class Engine(
     JobControls, Moving, QueueControls, Reads, FactFinding, Linking, Streams, Observers, KeptElsewhere
 ):

@@ -16,9 +16,9 @@ from djqueue.core.states import State
 from djqueue.core.unhandled import Unhandled, unhandled
 from djqueue.storage.inspector import QueueOverview
 
-from . import rights
-from .forecast import EMPTY, Forecast, Samples, forecast, sampled
-from .snapshot import Shot, snapshots
+from . import freshness, rights
+from .forecast import EMPTY, STEADY, Forecast, Samples, forecast, sampled
+from .snapshot import FRESH, Shot, snapshots
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -151,16 +151,31 @@ def nothing(queue: str, start: int, step: int) -> Bucket:
 
 def board(request: HttpRequest) -> Shot[Board]:
     """All queues that the user sees, with their last hour."""
-    shot = snapshots.read("board", _board)
+    shot = snapshots.read("board", _board, versioned=True)
+    changes_at(request, shot.value)
     lines = tuple(line for line in shot.value.lines if rights.sees(request, line.name))
     if len(lines) == len(shot.value.lines):
         return shot
     return shot._replace(value=shot.value._replace(lines=lines, past=None))
 
 
+def changes_at(request: HttpRequest, board: Board) -> None:
+    """Tell until when a page may show a board without asking again, as long as nothing but time passes."""
+    for line in board.lines:
+        if line.waiting and not line.row.paused and line.forecast.kind != STEADY:
+            freshness.limit(request, board.at + FRESH)  # an estimate follows the clock
+        if line.row.rate is not None and (line.row.tokens or 0) < line.row.rate.capacity:
+            freshness.limit(request, board.at + FRESH)
+        if line.objective is not None and line.row.oldest_at is not None and not line.is_late:
+            freshness.limit(request, line.row.oldest_at + line.objective)
+    for worker in board.workers:
+        if board.at - worker.seen_at <= SILENT:
+            freshness.limit(request, worker.seen_at + SILENT)
+
+
 def sees_all(request: HttpRequest) -> bool:
     """Whether no queue is hidden from the user."""
-    lines = snapshots.read("board", _board).value.lines
+    lines = snapshots.read("board", _board, versioned=True).value.lines
     return all(rights.sees(request, line.name) for line in lines)
 
 

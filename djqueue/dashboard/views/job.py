@@ -1,5 +1,6 @@
 """One job: where it is in its life, why, and what can be done about it."""
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from django.contrib import messages
@@ -9,16 +10,18 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.client.info import JobInfo
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import SerializationError
 from djqueue.core.job import JobRecord
-from djqueue.core.states import TERMINAL
+from djqueue.core.states import PENDING, TERMINAL
 from djqueue.dashboard import (
     audit,
     deletions,
     diagram,
     editing,
     flows,
+    freshness,
     progress,
     redaction,
     rendering,
@@ -31,6 +34,7 @@ from djqueue.dashboard import (
 )
 from djqueue.dashboard.desk import Crumb, Desk
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.snapshot import FRESH
 from djqueue.dashboard.verbs import Verb
 from djqueue.dashboard.views import timing
 from djqueue.models import BulkKind, PayloadVersion
@@ -100,7 +104,14 @@ OFFERS: tuple[tuple[str, Verb, Any, str], ...] = (
 )
 
 
-@pages.show("job", "jobs/<djq:queue>/<djq:job_id>/", rights.VIEW)
+def _parts(request: HttpRequest) -> Hashable:
+    where = request.resolver_match
+    assert where is not None
+    rows = versions.of_job(where.kwargs["queue"], where.kwargs["job_id"])
+    return (deletions.parts(request), tuple((row.pk, str(row.outcome)) for row in rows))
+
+
+@pages.show("job", "jobs/<djq:queue>/<djq:job_id>/", rights.VIEW, parts=_parts)
 def job(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
     """Everything that is known of it, its secrets hidden."""
     return _page(request, desk, queue, job_id, revealed=False)
@@ -157,6 +168,7 @@ def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed
         )
     if revealed:
         audit.note(request, "reveal", queue=queue, job_id=job_id, count=1)
+    _limit(request, record)
     info = JobInfo(record)
     payload = _shown(record, record.payload, revealed=revealed, of=redaction.payload)
     result = _shown(record, record.result, revealed=revealed, of=redaction.result)
@@ -188,6 +200,17 @@ def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed
         "is_over": record.state in TERMINAL,
     }
     return desk.render(request, "job.html", record.name, context, tab="queues", crumbs=crumbs)
+
+
+def _limit(request: HttpRequest, record: JobRecord) -> None:
+    """Tell what of the page changes without a change of the storage's version."""
+    now, ttl = SYSTEM_CLOCK.now(), record.options.result_ttl
+    if record.options.subject is not None:
+        freshness.limit(request, now)  # the object is one of the project's
+    if record.state in PENDING:
+        freshness.limit(request, now + FRESH)  # rates and groups let it start when their time has come
+    elif record.finished_at and ttl is not None:
+        freshness.limit(request, max(now, record.finished_at + ttl))
 
 
 def _why(request: HttpRequest, record: JobRecord) -> verdicts.Reason | None:

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.states import State
-from djqueue.dashboard import audit, queries, rights
+from djqueue.dashboard import audit, freshness, queries, rights
 from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.forecast import ESTIMATING, NEVER, STEADY
 from djqueue.dashboard.pages import Pages
@@ -46,7 +46,7 @@ class Twin(NamedTuple):
     rows: list[tuple[str, list[int]]]
 
 
-@pages.show("queues", "queues/", rights.VIEW, gettext_lazy("Queues"))
+@pages.show("queues", "queues/", rights.VIEW, gettext_lazy("Queues"), freshness.no_parts)
 def queues(request: HttpRequest, desk: Desk) -> HttpResponse:
     """All queues."""
     shot = queries.board(request)

@@ -59,6 +59,7 @@ VERBS = frozenset(
         "settled",
         "counts",
         "overview",
+        "change_version",
         "explain",
         "groups",
         "flow",

@@ -13,7 +13,7 @@ class Unhandled(NamedTuple):
 
     queue: str
     name: str
-    count: int
+    jobs: int
 
 
 def unhandled(queues: Iterable[QueueOverview], workers: Sequence[WorkerInfo]) -> list[Unhandled]:
@@ -38,4 +38,4 @@ def unhandled(queues: Iterable[QueueOverview], workers: Sequence[WorkerInfo]) ->
             for name, count in row.names.items()
             if count and name not in handled
         ]
-    return sorted(found, key=lambda one: (-one.count, one.queue, one.name))
+    return sorted(found, key=lambda one: (-one.jobs, one.queue, one.name))

@@ -41,8 +41,8 @@ class Leavings:
 
     def __init__(self) -> None:
         kinds = rows_of(BulkOperation).filter(kind__in=bulk.DELETIONS)
-        rows = kinds.filter(state__in=(BulkState.PLANNED, BulkState.RUNNING)).order_by("-pk")[:OPEN]
-        rows = list(rows)
+        found = kinds.filter(state__in=(BulkState.PLANNED, BulkState.RUNNING)).order_by("-pk")[:OPEN]
+        rows = list(found)
         self.states = tuple((row.pk, str(row.state)) for row in rows)
         """By operation: whether it has begun."""
         self._jobs: dict[tuple[str, str], Leaving] = {}

@@ -174,7 +174,7 @@ class Teller:
         logger.warning(
             "%d job(s) named %s wait in queue %s, and no live worker knows that name. Deploy the code that "
             "defines the job and restart runworkers, or cancel the jobs.",
-            found.count,
+            found.jobs,
             found.name,
             found.queue,
             extra={"queue": found.queue, "job_name": found.name},

@@ -107,7 +107,7 @@ OFFERS: tuple[tuple[str, Verb, Any, str], ...] = (
 def _parts(request: HttpRequest) -> Hashable:
     where = request.resolver_match
     assert where is not None
-    rows = versions.of_job(where.kwargs["queue"], where.kwargs["job_id"])
+    rows = _rows(request, where.kwargs["queue"], where.kwargs["job_id"])
     return (deletions.parts(request), tuple((row.pk, str(row.outcome)) for row in rows))
 
 
@@ -172,7 +172,7 @@ def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed
     info = JobInfo(record)
     payload = _shown(record, record.payload, revealed=revealed, of=redaction.payload)
     result = _shown(record, record.result, revealed=revealed, of=redaction.result)
-    old_ones = _versions(record, revealed=revealed)
+    old_ones = _versions(request, record, revealed=revealed)
     context = {
         "job": record,
         "versions": old_ones,
@@ -272,10 +272,19 @@ def _shown(record: JobRecord, data: bytes | None, *, revealed: bool, of: Any) ->
     return Shown(rendering.text(value), len(data), redaction.hides(record, data, value))
 
 
-def _versions(record: JobRecord, *, revealed: bool) -> list[Old]:
+def _rows(request: HttpRequest, queue: str, job_id: str) -> list[PayloadVersion]:
+    """Its payload versions, read once for a request."""
+    known: list[PayloadVersion] | None = getattr(request, "_djqueue_versions", None)
+    if known is None:
+        known = versions.of_job(queue, job_id)
+        request._djqueue_versions = known  # type: ignore[attr-defined]
+    return known
+
+
+def _versions(request: HttpRequest, record: JobRecord, *, revealed: bool) -> list[Old]:
     """The payloads that it had, and that of the job that it was made from."""
     found = []
-    for row in versions.of_job(record.queue, record.id):
+    for row in _rows(request, record.queue, record.id):
         was = versions.as_it_was(record, row)
         found.append(Old(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
     return found

@@ -78,7 +78,7 @@ class Report(NamedTuple):
     total: Bucket
 
 
-@pages.show("metrics", "metrics/", rights.VIEW, gettext_lazy("Metrics"), marks.parts)
+@pages.show("metrics", "metrics/", rights.VIEW, gettext_lazy("Metrics"))
 def metrics(request: HttpRequest, desk: Desk) -> HttpResponse:
     """Charts and tables of a window."""
     queue = request.GET.get("queue", "")

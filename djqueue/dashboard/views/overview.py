@@ -73,7 +73,7 @@ def overview(request: HttpRequest, desk: Desk) -> HttpResponse:
     overdue = planning.overdue(request)
     workers = [one.info for one in crew.crew(request).value.workers]
     silent = _silent(board, workers)
-    unhandled = sorted((one for line in board.lines for one in line.unhandled), key=lambda one: -one.count)
+    unhandled = sorted((one for line in board.lines for one in line.unhandled), key=lambda one: -one.jobs)
     context: dict[str, Any] = {
         "board": board,
         "facts": _facts(desk, board, hour),
@@ -137,7 +137,7 @@ def _health(
     said_silent = ngettext("silent worker", "silent workers", silent)
     said_alone = ngettext("queue with jobs and no worker", "queues with jobs and no worker", len(alone))
     said_overdue = ngettext("overdue schedule", "overdue schedules", overdue)
-    stuck = sum(one.count for line in board.lines for one in line.unhandled)
+    stuck = sum(one.jobs for line in board.lines for one in line.unhandled)
     said_stuck = ngettext("job that no worker can run", "jobs that no worker can run", stuck)
     facts = [
         *_scheduler(request, desk),

@@ -63,9 +63,7 @@ def queue():
 
 
 def test_the_pages_that_are_looked_at_most_have_versions():
-    assert {"changelist", "queues", "queue", "jobs", "job", "letters", "cron", "schedule"} <= {
-        *VERSIONED
-    }
+    assert {"changelist", "queues", "queue", "jobs", "job", "letters", "cron", "schedule"} <= {*VERSIONED}
 
 
 @pytest.mark.parametrize("name", [name for name in VERSIONED if name != "job"])

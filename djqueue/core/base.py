@@ -29,6 +29,7 @@ from .queue import JobQueue, QueuePolicy
 from .shard import Changes, Shard
 from .sharing import NO_LIMITS, LimiterPolicy, SharedLimiter
 from .states import LIVE, State
+from .versions import ChangeCounter
 from .workers import Workers
 
 Wake = Callable[[], None]
@@ -82,6 +83,9 @@ class EngineBase:
         self._workers = Workers(clock)
         self._registry = Lock()
         self._steps = StepDetector(clock)
+        self.changes = ChangeCounter()
+        self.started = f"{clock.now()}:{self.random.getrandbits(32)}"
+        """Which engine this is: versions of another one say nothing about its jobs."""
 
     # Dependencies.
 

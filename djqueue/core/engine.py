@@ -37,8 +37,10 @@ from .shard import NO_RIVAL, Changes, Shard
 from .sharing import SharedLimiter
 from .states import REUSABLE, State
 from .streams import Streams
+from .versions import counted
 
 
+@counted
 class Engine(
     JobControls, Moving, QueueControls, Reads, FactFinding, Linking, Streams, Observers, KeptElsewhere
 ):
@@ -174,6 +176,7 @@ class Engine(
             step = self._steps.follow(self.clock.now(), self.clock.monotonic())
         if not step:
             return
+        self.changes.bump()
         for name in self.queues():
             shard = self.shard(name)
             with shard.lock:

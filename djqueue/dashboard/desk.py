@@ -1,7 +1,6 @@
 """Where the pages are: one admin site, in whose look they are rendered."""
 
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib import admin, messages
@@ -26,7 +25,7 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import DjqueueError, OptionError, StorageError
 
-from . import audit, rights
+from . import audit, freshness, rights
 from .pages import Page
 from .snapshot import snapshots
 
@@ -85,6 +84,8 @@ class Desk:
             raise PermissionDenied
         request.current_app = self.site.name
         try:
+            if page.parts is not None and (same := self._unchanged(request, page.parts)) is not None:
+                return same
             return page.view(request, self, **captured)
         except DjqueueError as error:
             if changes:
@@ -97,6 +98,7 @@ class Desk:
                 return HttpResponseBadRequest(str(error), content_type="text/plain; charset=utf-8")
             raise
         finally:
+            snapshots.unwatch()
             if changes:
                 snapshots.forget()
 
@@ -125,12 +127,12 @@ class Desk:
         shown = SYSTEM_CLOCK.now() if as_of is None else as_of
         whole = {**context, "desk": self, "may": rights.Rights(request), "away": away, "as_of": shown}
         html = render_to_string(part, whole, request)
-        tag = blake2b(html.encode(), digest_size=12).hexdigest()
+        tag = freshness.tag_of(request, html)
         response: HttpResponse
         if is_partial(request):
-            same = request.headers.get(PAGE_TAG) == tag
+            same = freshness.read(request.headers.get(PAGE_TAG, "")).html == tag.html
             response = HttpResponse(status=304) if same else HttpResponse(html, status=status)
-            response[PAGE_TAG] = tag
+            response[PAGE_TAG] = str(tag)
         else:
             about = {
                 **self.site.each_context(request),
@@ -141,7 +143,7 @@ class Desk:
                 "tab": tab,
                 "tabs": self._tabs(request),
                 "live": html,
-                "tag": tag,
+                "tag": str(tag),
                 "intervals": INTERVALS,
                 "poll": get_settings().dashboard.poll // 1_000,
                 "here": "" if request.method == "POST" else request.get_full_path(),
@@ -152,6 +154,17 @@ class Desk:
         response[AS_OF] = str(shown)
         if away:
             response[AWAY] = "1"
+        return response
+
+    def _unchanged(self, request: HttpRequest, parts: freshness.Parts) -> HttpResponse | None:
+        """The answer to an open page that shows what it would get now; None if that has to be rendered."""
+        fresh = freshness.begin(request, parts)
+        shown = request.headers.get(PAGE_TAG, "")
+        if fresh is None or not is_partial(request) or not freshness.is_same(fresh, shown):
+            return None
+        response = HttpResponse(status=304)
+        response[PAGE_TAG] = shown
+        response[AS_OF] = str(fresh.at)
         return response
 
     def back(self, request: HttpRequest, page: str, *args: Any, **query: Any) -> HttpResponse:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgpack
 from django.db import connections
 from django.db.models import BinaryField, F, Func, IntegerField, Min, Q, QuerySet, Value
-from django.db.models.functions import Left
+from django.db.models.functions import Left, Substr
 from django.db.models.lookups import GreaterThan
 
 from djqueue.core.durations import to_datetime, to_milliseconds
@@ -25,7 +25,7 @@ from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.rows import unpack_options
 
-from . import keyset
+from . import keyset, listing
 from .byargument import Argument
 from .tables import rows_of
 
@@ -67,7 +67,7 @@ class Wanted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A page of jobs, without payloads, newest first."""
+    """A page of jobs, newest first; see `listing.LARGEST` for their payloads."""
 
     jobs: list[JobRecord]
     page: keyset.Found
@@ -207,18 +207,19 @@ def _together(parts: "Sequence[QuerySet[Job]]", *columns: str) -> "QuerySet[Job,
 
 def _listed(rows: "QuerySet[Job]", with_payloads: bool = False) -> "QuerySet[Job]":
     large = [column for column in LARGE if not with_payloads or column != "payload"]
-    return rows.defer(*large).annotate(message=Left("error_message", MESSAGE))
+    start = Substr("payload", 1, listing.LARGEST + 1)
+    return rows.defer(*large).annotate(message=Left("error_message", MESSAGE), payload_start=start)
 
 
 def _record(row: Any) -> JobRecord:
-    """A row as the storages give jobs, without what a list does not show."""
+    """A row as the storages give jobs, as far as a list shows it; of a large payload its beginning."""
     error = JobError(row.error_type, row.message) if row.error_type else None
     started, finished = (0 if at is None else to_milliseconds(at) for at in (row.started_at, row.finished_at))
     return JobRecord(
         id=row.job_id,
         queue=row.queue,
         name=row.name,
-        payload=b"",
+        payload=bytes(row.payload_start),
         options=unpack_options(bytes(row.options)),
         state=State(row.state),
         created_at=to_milliseconds(row.created_at),

@@ -115,7 +115,7 @@ def groups(queue: str, name: str = "") -> GroupsOverview:
     """The busiest groups of a queue, and the one with a name, if there is one."""
     names = [name] if name else []
     key = ("groups", queue, *names)
-    return snapshots.read(key, lambda: get_storage().groups(queue, SHOWN_GROUPS, names)).value
+    return snapshots.read(key, lambda: get_storage().groups(queue, SHOWN_GROUPS, names), versioned=True).value
 
 
 def are_used(found: GroupsOverview, queue: str) -> bool:

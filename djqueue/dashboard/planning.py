@@ -1,7 +1,7 @@
 """Schedules as the pages show them: when they run next, and what became of their last runs."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from djqueue.operations.agenda import next_runs
 from djqueue.operations.cron import job_id, options_of
 from djqueue.schedules import Schedule
 
-from . import cronwords, rights, spans
+from . import cronwords, freshness, rights, spans
 from .snapshot import Shot, snapshots
 from .tables import rows_of
 
@@ -139,6 +139,16 @@ def overdue(request: HttpRequest) -> list[CronJob]:
     return [row for row in shot.value if rights.sees(request, queue_of(row))]
 
 
+def overdue_parts(request: HttpRequest) -> Hashable:
+    """What the overview shows of schedules: see `freshness.Parts`."""
+    return tuple((row.pk, row.name, row.next_run_at) for row in overdue(request))
+
+
+def parts(_request: HttpRequest) -> Hashable:
+    """What the pages of schedules show of their rows: see `freshness.Parts`."""
+    return tuple(_rows().order_by("name").values_list()[:MOST])
+
+
 def planned(rows: Sequence[CronJob]) -> Shot[list[Planned]]:
     """Schedules with their runs: what became of the last ones is one read for each queue."""
     now = SYSTEM_CLOCK.now()
@@ -147,9 +157,17 @@ def planned(rows: Sequence[CronJob]) -> Shot[list[Planned]]:
     for row in rows:
         wanted.setdefault(queue_of(row), []).extend(job_id(row, slot) for slot in slots[row.pk])
     key = ("cron", *((row.pk, row.last_run_at) for row in rows))
-    shot = snapshots.read(key, lambda: _outcomes(wanted), fresh=FRESH)
+    shot = snapshots.read(key, lambda: _outcomes(wanted), fresh=FRESH, versioned=True)
     found = [_planned(row, slots[row.pk], shot.value, now) for row in rows]
     return shot._replace(value=found)  # type: ignore[arg-type, return-value]
+
+
+def changes_at(request: HttpRequest, shown: Sequence[Planned]) -> None:
+    """Tell when one of these schedules is overdue, or its next runs are others."""
+    for planned_one in shown:
+        if planned_one.runs and not planned_one.is_overdue:
+            freshness.limit(request, planned_one.runs[0])
+            freshness.limit(request, planned_one.runs[0] + GRACE)
 
 
 def queue_of(row: CronJob) -> str:

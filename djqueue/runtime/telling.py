@@ -8,6 +8,7 @@ from django.dispatch import Signal
 
 from djqueue.client.announcing import announcer
 from djqueue.core.job import Claimed
+from djqueue.core.unhandled import Unhandled
 from djqueue.signals import (
     job_cancelled,
     job_completed,
@@ -166,6 +167,17 @@ class Teller:
             _name(run),
             run.stop.name.lower(),
             extra=_extra(run.claimed),
+        )
+
+    def no_worker_knows(self, found: Unhandled) -> None:
+        """Jobs wait that no live worker can run."""
+        logger.warning(
+            "%d job(s) named %s wait in queue %s, and no live worker knows that name. Deploy the code that "
+            "defines the job and restart runworkers, or cancel the jobs.",
+            found.jobs,
+            found.name,
+            found.queue,
+            extra={"queue": found.queue, "job_name": found.name},
         )
 
     def overran(self, run: "Run") -> None:

@@ -37,6 +37,7 @@ from djqueue.core.overview import GroupsOverview, Overview
 from djqueue.core.pages import JobPage
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
+from djqueue.core.versions import version_of
 
 from . import room
 from .base import EventHandler, P, Storage, T, Unsubscribe
@@ -196,6 +197,17 @@ class EngineStorage(Storage):
         """See `Storage.overview`."""
         return self.engine.overview(queues)
 
+    def change_version(self) -> str | None:
+        """See `Storage.change_version`."""
+        engine = self.engine
+        # A claim also promotes what is due and buries what has expired.
+        sizes = [
+            (queue.name, queue.ready.size, queue.delayed.size, len(queue.dead), len(queue.jobs))
+            for shard in engine.shards
+            for queue in list(shard.queues.values())
+        ]
+        return version_of([engine.started, engine.changes.value, *sizes], engine.workers())
+
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
         """See `Storage.groups`."""
         return self.engine.groups(queue, limit, names)
@@ -284,6 +296,8 @@ class EngineStorage(Storage):
     def maintain(self) -> Swept:
         """See `Storage.maintain`."""
         swept = sweep(self.engine, WORKER_TTL)
+        if any(swept):
+            self.engine.changes.bump()
         self.note_totals()
         return swept
 
@@ -297,6 +311,7 @@ class EngineStorage(Storage):
             if news:
                 try:
                     self.metrics.count(queue, news, now)
+                    self.engine.changes.bump()
                 except BaseException:
                     self.engine.take_back(queue, news)
                     raise
@@ -305,6 +320,7 @@ class EngineStorage(Storage):
         """See `Storage.record_runs`."""
         known = [one for one in stats if self.engine.existing(one.queue) is not None]
         self.metrics.record(known, self.engine.clock.now())
+        self.engine.changes.bump()
 
     def series(
         self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False

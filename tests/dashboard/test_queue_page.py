@@ -9,6 +9,7 @@ from djqueue.core.groups import GroupLimit
 from djqueue.core.job import ClaimRequest
 from djqueue.core.limiter import Rate
 from djqueue.dashboard import queries, rights
+from djqueue.dashboard.forecast import Forecast
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import AuditEvent
 from djqueue.operations.marks import mark
@@ -266,19 +267,29 @@ def test_nobody_is_late_where_nobody_said_how_soon(queue, viewer):
 def test_when_a_queue_will_be_empty_is_told(queue, viewer):
     assert "nothing waits" in shown(viewer)
     queue.enqueue(1)
-    assert "never empty at this rate" in shown(viewer)
-    assert "never at this rate" in shown(viewer, "queues")
+    assert "estimating when it drains" in shown(viewer)
+    assert "estimating" in shown(viewer, "queues")
     queue.pause()
     assert "not emptied while paused" in shown(viewer)
     assert "not while paused" in shown(viewer, "queues")
 
 
-def test_a_queue_that_gets_shorter_says_when_it_is_empty(queue, viewer, monkeypatch):
+@pytest.mark.parametrize(
+    ("found", "said", "listed"),
+    [
+        (Forecast("draining", 120_000), "drains in 2 min", "2 min"),
+        (Forecast("steady"), "not shrinking", "not shrinking"),
+        (Forecast("never"), "never drains: the backlog is growing", "never: the backlog is growing"),
+    ],
+)
+def test_the_forecast_of_a_backlog_is_told(queue, viewer, monkeypatch, found, said, listed):
     queue.enqueue_many([1, 2, 3])
+    monkeypatch.setattr(queries, "forecast", lambda samples: found)
     monkeypatch.setattr(queries.Line, "leaving", 2.0)
     monkeypatch.setattr(queries.Line, "arriving", 0.5)
-    assert "empty in 2 min" in shown(viewer)
+    assert said in shown(viewer)
     assert "(0 come and 2 go a minute)" in " ".join(shown(viewer).split())
+    assert listed in shown(viewer, "queues")
 
 
 # Marks.

@@ -7,6 +7,7 @@ import pytest
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.dashboard import queries
+from djqueue.dashboard.forecast import DRAINING, EMPTY, NEVER, Forecast
 from djqueue.dashboard.views.queues import ORDERS
 from djqueue.models import AuditEvent
 from tests.dashboard.acting import claim, fail
@@ -78,12 +79,15 @@ def test_those_that_are_never_empty_come_first(client, memory, monkeypatch):
         Queue(name).enqueue(1)
     board = queries._board()
     empty, never, soon = board.lines
-    minutes = [bucket._replace(enqueued=0, completed=5) for bucket in soon.buckets]
-    lines = (empty._replace(row=empty.row._replace(counts={})), never, soon._replace(buckets=tuple(minutes)))
+    lines = (
+        empty._replace(row=empty.row._replace(counts={}), forecast=Forecast(EMPTY)),
+        never._replace(forecast=Forecast(NEVER)),
+        soon._replace(forecast=Forecast(DRAINING, 12_000)),
+    )
     monkeypatch.setattr(queries, "_board", lambda: board._replace(lines=lines))
     assert names(client, sort="drain") == ["never", "soon", "empty"]
     html = shown(client).content.decode()
-    assert "never at this rate" in html
+    assert "never: the backlog is growing" in html
     assert "12 s" in html
 
 

@@ -73,7 +73,7 @@ def test_while_the_storage_is_away_the_last_is_shown_with_the_reason(snapshots, 
     at = clock.now()
     snapshots.read("k", lambda: "last")
     clock.advance(FRESH)
-    assert snapshots.read("k", away) == ("last", at, "no server")
+    assert snapshots.read("k", away)[:3] == ("last", at, "no server")
     clock.advance(FRESH)
     assert snapshots.read("k", lambda: "back").away == ""
 

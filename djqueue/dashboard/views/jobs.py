@@ -15,12 +15,23 @@ from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import State
-from djqueue.dashboard import byargument, failures, jobsearch, queries, rights, ticked, verbs
+from djqueue.dashboard import (
+    byargument,
+    deletions,
+    failures,
+    freshness,
+    jobsearch,
+    queries,
+    rights,
+    ticked,
+    verbs,
+)
 from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.jobsearch import Wanted
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.verbs import Verb
 from djqueue.models import BulkKind, JobState
+from djqueue.operations.mirroring import is_mirrored
 
 from . import bulkjobs
 from .about import jobs_about
@@ -113,10 +124,11 @@ class Listed(NamedTuple):
     """See `jobsearch.Found`; `each`: the newest of every queue; `letters`: dead letters."""
 
 
-@pages.show("jobs", "jobs/", rights.VIEW, gettext_lazy("Jobs"))
+@pages.show("jobs", "jobs/", rights.VIEW, gettext_lazy("Jobs"), deletions.parts)
 def jobs(request: HttpRequest, desk: Desk) -> HttpResponse:
     """Those of one state that match, the newest first."""
     if subject := request.GET.get("subject"):
+        freshness.limit(request, 0)  # the object is one of the project's
         return jobs_about(request, desk, subject)
     shot = queries.board(request)
     board = shot.value
@@ -218,6 +230,8 @@ def _acts(request: HttpRequest, desk: Desk, shown: Sequence[JobRecord]) -> list[
 
 def _listed(request: HttpRequest, board: queries.Board, wanted: Wanted, has_rows: bool, at: str) -> Listed:
     storage, state = get_storage(), wanted.state
+    if has_rows and is_mirrored(storage):
+        freshness.limit(request, board.at)  # rows of the mirror come later than the jobs themselves
     if state is None or wanted.needs_rows:
         if not has_rows:
             return Listed([])  # of a whole id that nobody has

@@ -42,7 +42,7 @@ class BeginForm(forms.Form):
     )
 
 
-@pages.show("letters", "dead-letters/", rights.VIEW, gettext_lazy("Dead letters"))
+@pages.show("letters", "dead-letters/", rights.VIEW, gettext_lazy("Dead letters"), deletions.parts)
 def letters(request: HttpRequest, desk: Desk) -> HttpResponse:
     """Groups by error, and the letters of the one that is chosen."""
     queue = request.GET.get("queue", "")

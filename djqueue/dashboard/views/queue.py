@@ -1,5 +1,6 @@
 """One queue: how it goes, what is in it, what it is told."""
 
+from collections.abc import Hashable
 from typing import Any
 
 from django import forms
@@ -58,7 +59,11 @@ class CleanForm(forms.Form):
         return typed
 
 
-@pages.show("queue", "queues/<djq:queue>/", rights.VIEW)
+def _parts(request: HttpRequest) -> Hashable:
+    return (deletions.parts(request), marks.parts(request))
+
+
+@pages.show("queue", "queues/<djq:queue>/", rights.VIEW, parts=_parts)
 def queue(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
     """Its numbers, its charts, and the jobs of one state."""
     return page(request, desk, queue, group=request.GET.get("group", ""))

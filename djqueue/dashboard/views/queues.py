@@ -1,6 +1,7 @@
 """The queues side by side, and what each can be told."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from django.contrib import messages
@@ -10,8 +11,9 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.states import State
-from djqueue.dashboard import audit, queries, rights
+from djqueue.dashboard import audit, freshness, queries, rights
 from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.forecast import ESTIMATING, NEVER, STEADY
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.queries import Line
 
@@ -30,6 +32,8 @@ ORDERS = {
     "drain": lambda line: (-_drain(line), line.name),
 }
 """Of the list: what needs looking at first."""
+LONG = 1e15
+"""More milliseconds than any estimate has."""
 TWIN = 5
 """Minutes of a column of the table beside the small charts."""
 
@@ -42,7 +46,7 @@ class Twin(NamedTuple):
     rows: list[tuple[str, list[int]]]
 
 
-@pages.show("queues", "queues/", rights.VIEW, gettext_lazy("Queues"))
+@pages.show("queues", "queues/", rights.VIEW, gettext_lazy("Queues"), freshness.no_parts)
 def queues(request: HttpRequest, desk: Desk) -> HttpResponse:
     """All queues."""
     shot = queries.board(request)
@@ -69,9 +73,11 @@ def queues(request: HttpRequest, desk: Desk) -> HttpResponse:
 
 
 def _drain(line: Line) -> float:
-    """Milliseconds until it is empty; one that never is comes first."""
-    left = line.drains_in
-    return float("inf") if left is None else left
+    """Milliseconds until nothing waits; more than any estimate for a queue that has none."""
+    left = line.forecast.left
+    if left is not None:
+        return left
+    return {NEVER: inf, STEADY: LONG, ESTIMATING: LONG / 2}.get(line.forecast.kind, 0.0)
 
 
 def _twin(lines: Sequence[Line]) -> Twin:

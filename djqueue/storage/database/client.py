@@ -421,6 +421,16 @@ class ClientStorage(Storage):
             return capped.overview(self._alias, names, self._clock.now(), self.policy)
         return answer
 
+    def change_version(self) -> str | None:
+        """See `Storage.change_version`: the scheduler's; while none lives, nobody counts."""
+        try:
+            answer: str | None = self._remote.call("change_version")
+        except StorageUnavailableError as error:
+            logger.debug("No scheduler is heard, so there is no version: %s", error)
+            return None
+        # Rows of producers are there a moment before the scheduler takes them in.
+        return f"{answer}:{self._inspector.last_row()}"
+
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
         """See `Storage.groups`: the scheduler's numbers, or, while none lives, those of the tables."""
         try:

@@ -25,6 +25,7 @@ from djqueue.core.options import JobKey
 from djqueue.core.overview import Totals
 from djqueue.core.retention import NO_RETENTION, Retention
 from djqueue.core.states import State
+from djqueue.core.versions import ChangeCounter
 
 from . import held, rows
 from .away import in_one_line
@@ -103,6 +104,11 @@ class Buffer:
         self.durable = False
 
     def __bool__(self) -> bool:
+        return self.is_visible or bool(self.workers or self.waiting)
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether more is to be written than signs of life of workers."""
         return bool(
             self.inserts
             or self.updates
@@ -116,10 +122,8 @@ class Buffer:
             or self.groups
             or self.limiters
             or self.results_gone
-            or self.workers
             or self.metrics
             or self.metrics_gone
-            or self.waiting
         )
 
     def __len__(self) -> int:
@@ -218,6 +222,8 @@ class DatabaseJournal:
         self._renew_share = lease_ttl / 3_000
         self.flushed_at: int | None = None
         """When it last wrote: UTC milliseconds."""
+        self.changes = ChangeCounter()
+        """Of the tables."""
         lock = threading.Lock()
         self._changed = threading.Condition(lock)
         """There is something to write, or no more."""
@@ -615,6 +621,8 @@ class DatabaseJournal:
             logger.warning("The journal is written again.")
         self._failure = None
         self.flushed_at = self._clock.now()
+        if buffer.is_visible:
+            self.changes.bump()
         self._written(buffer.ended)
         for stream in buffer.elsewhere:
             stream.items = None
@@ -658,6 +666,7 @@ class DatabaseJournal:
     def _write_here(self) -> None:
         buffer, self._buffer = self._buffer, Buffer()
         self._write(buffer)
+        self.changes.bump()
         self._written(buffer.ended)
 
     def _write(self, buffer: Buffer) -> None:

@@ -452,6 +452,10 @@ class SchedulerStorage(EngineStorage):
         self._flush()
         return self._inspector.about(subject, limit, cursor, queues)
 
+    def change_version(self) -> str | None:
+        """See `Storage.change_version`: of the engine and of the tables, which are written a little later."""
+        return f"{super().change_version()}:{self._journal.changes.value}"
+
     def diagnostics(self) -> Diagnostics:
         """See `Storage.diagnostics`."""
         now = self._clock.now()
@@ -774,6 +778,8 @@ class SchedulerStorage(EngineStorage):
             done += part
             if not part:
                 break
+        if done:
+            self.engine.changes.bump()
         return done
 
     def _purge_jobs(self, now: int) -> int:

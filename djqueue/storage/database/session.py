@@ -61,6 +61,7 @@ VERBS = frozenset(
         "settled",
         "counts",
         "overview",
+        "change_version",
         "explain",
         "groups",
         "flow",

@@ -332,7 +332,7 @@ def _like(name: str, method: Any) -> Any:
 
 
 # Every other verb is that of what this process is at the moment.
-for _name in sorted(Storage.__abstractmethods__ - {"describe", "diagnostics"} | {"claim"}):
+for _name in sorted(Storage.__abstractmethods__ - {"describe", "diagnostics"} | {"claim", "change_version"}):
     setattr(DatabaseStorage, _name, _delegate(_name))
 for _name in ("aenqueue", "afinish", "ajobs", "aitems"):
     setattr(DatabaseStorage, _name, _async_delegate(_name))

@@ -49,6 +49,7 @@ from djqueue.core.sharing import LimiterPolicy, LimiterState
 from djqueue.core.states import REUSABLE, TERMINAL, State
 from djqueue.core.steering import ASKED, DUMP_TTL, MAX_DUMP, check_command
 from djqueue.core.streams import PAGE_BYTES, PAGE_ITEMS
+from djqueue.core.versions import version_of
 from djqueue.storage import room
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
@@ -797,6 +798,17 @@ class RedisStorage(Storage):
             _asked(Call(script("counts"), self.keys(queue), [], lane=False))
         )
         return counts_of(mapping(counters), delayed, active, failed)
+
+    def change_version(self) -> str | None:
+        """See `Storage.change_version`: one GET for each queue, in one round trip."""
+        return version_of([self._run(self._versions())], self.workers())
+
+    def _versions(self) -> Steps[list[tuple[str, bytes]]]:
+        names = yield from self._queues()
+        if not names:
+            return []
+        found = yield [Command((b"GET", self.keys(name).key("version"))) for name in names]
+        return [(name, value or b"") for name, value in zip(names, found, strict=True)]
 
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
         """See `Storage.overview`."""

@@ -55,7 +55,7 @@ async def test_a_short_outage_is_one_line_when_it_is_over(storage, queue, caplog
         storage.away.clear()
         await aeventually(lambda: queue.counts()["completed"] == 1)
 
-    told = [line for line in messages(caplog, logging.INFO) if "the storage" in line]
+    told = [line for line in messages(caplog, logging.INFO) if "answer" in line and "bulk" not in line]
     assert len(told) == 1
     assert "answers again after" in told[0]
 

@@ -21,10 +21,8 @@ from .journal import LeaseLost
 NAME = "scheduler"
 TTL = 10_000
 """Milliseconds for which the row holds unless renewed, where SCHEDULER_LEASE does not say otherwise."""
-
-
-RELEASED = 1
-"""Ends of the row up to which it was given back."""
+RELEASED, ABANDONED = 0, 1
+"""Ends of a claim that was given back, and of one whose process was killed."""
 
 
 class Holder(NamedTuple):
@@ -58,6 +56,10 @@ class SchedulerLease:
         self._holder = secrets.token_hex(8)
         self._generation = 0
         self._renewed = 0
+        self.left_at = 0
+        """When the scheduler before this one last renewed its claim: UTC milliseconds; 0: there was none."""
+        self.was_released = True
+        """Whether that one ended by itself, rather than being killed, or frozen until its claim ran out."""
         self._lock = threading.Lock()
 
     def acquire(self) -> bool:
@@ -92,6 +94,9 @@ class SchedulerLease:
                 return False
         if not taken:
             return False
+        if there is not None:
+            self.left_at = to_milliseconds(there.renewed_at)
+            self.was_released = to_milliseconds(there.expires_at) == RELEASED
         self._generation = self._rows().get(holder=self._holder).generation
         self._renewed = tick
         self._observe(now, tick)
@@ -116,7 +121,7 @@ class SchedulerLease:
         """Renew what another process of this machine claims, unless it has given that back or lost it."""
         holder, generation = claim.decode().split()
         now = self._clock.now()
-        claimed = self._rows().filter(holder=holder, generation=int(generation), expires_at__gt=RELEASED)
+        claimed = self._rows().filter(holder=holder, generation=int(generation), expires_at__gt=ABANDONED)
         claimed.update(renewed_at=now, expires_at=now + self.ttl)
 
     def move(self, address: str) -> None:
@@ -131,7 +136,12 @@ class SchedulerLease:
 
     def release(self) -> None:
         """Give the row back, if it is still this process's."""
-        self._rows().filter(holder=self._holder, generation=self._generation).update(expires_at=0)
+        self._rows().filter(holder=self._holder, generation=self._generation).update(expires_at=RELEASED)
+
+    def release_unserved(self) -> None:
+        """Give the row back as it was found: no worker could renew a lease in the meantime."""
+        mine = self._rows().filter(holder=self._holder, generation=self._generation)
+        mine.update(renewed_at=self.left_at, expires_at=RELEASED if self.was_released else ABANDONED)
 
     def present(self) -> Holder | None:
         """Who has the row, or had it last."""
@@ -148,7 +158,7 @@ class SchedulerLease:
         unchanged, by the monotonic clock.
         """
         ends = to_milliseconds(there.expires_at)
-        if ends <= RELEASED or died_here(there):
+        if ends <= ABANDONED or died_here(there):
             return True
         seen = there.holder, there.generation, to_milliseconds(there.renewed_at)
         since = _observed.get(self._alias)
@@ -172,7 +182,7 @@ def present_holder(alias: str, now: int | None = None) -> Holder | None:
     if now is None or to_milliseconds(holder.expires_at) > now:
         return holder
     # The clock may have been set forward since the holder renewed it.
-    is_free = to_milliseconds(holder.expires_at) <= RELEASED
+    is_free = to_milliseconds(holder.expires_at) <= ABANDONED
     return holder if not is_free and lives_here(holder) else None
 
 

@@ -17,12 +17,12 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.errors import ConfigurationError, StorageError
-from djqueue.storage.base import Storage
 
 from .accepting import BACKLOG, Limits, accept, bind_tcp, log
 from .address import Address
 from .away import named
 from .folder import private_folder, remove_stale_socket
+from .scheduler import SchedulerStorage
 from .session import Session
 
 T = TypeVar("T")
@@ -40,7 +40,12 @@ class Server:
     """
 
     def __init__(
-        self, storage: Storage, address: Address, token: str | None, inbox: Callable[[], None], alias: str
+        self,
+        storage: SchedulerStorage,
+        address: Address,
+        token: str | None,
+        inbox: Callable[[], None],
+        alias: str,
     ) -> None:
         if address.host and not token:
             raise ConfigurationError("ADDRESS: a TCP address needs a TOKEN")

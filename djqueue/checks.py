@@ -70,6 +70,7 @@ HINTS = {
     "HEARTBEAT": "Seconds between a worker's signs of life: 5 unless set.",
     "METRICS": "For example {'MINUTE': 604_800}: seconds for which buckets of MINUTE, HOUR and DAY are kept.",
     "VERSION": "The project's version, for example its release or commit: '2026.11.3'.",
+    "MODULES": "For example ['tasks']: imported from every app besides its jobs.py.",
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
     "DASHBOARD": "For example {'READ_ONLY': True, 'POLL': 5}.",
 }

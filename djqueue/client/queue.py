@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from itertools import islice, zip_longest
 from typing import Any, ParamSpec, TypeVar
 
-from djqueue.conf import get_settings, parse_rate
+from djqueue.conf import Settings, get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import instant, milliseconds
 from djqueue.core.errors import OptionError
@@ -57,11 +57,11 @@ class Queue:
 
     def __init__(self, name: str, *, storage: Storage | None = None, **defaults: Any) -> None:
         self.name = check_text("queue", name)
-        envelope.check_queue(name, get_settings())
         self._storage = storage
         self._defaults = defaults
         self._check_place(defaults)
-        self._resolved = get_settings(), envelope.resolve(defaults, name)
+        self._resolved: tuple[Settings, EnqueueOptions] | None = None
+        envelope.check(defaults, name)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name}>"
@@ -646,7 +646,7 @@ class Queue:
         if options:
             return envelope.resolve({**self._defaults, **options}, self.name)
         settings = get_settings()
-        if self._resolved[0] is not settings:
+        if self._resolved is None or self._resolved[0] is not settings:
             self._resolved = settings, envelope.resolve(self._defaults, self.name)
         return self._resolved[1]
 

@@ -69,6 +69,9 @@ class Storage(Inspector):
     storage has something better.
     """
 
+    in_process = False
+    """Whether only this process sees its jobs, and runs them."""
+
     trips_at_once = 1
     """Calls of `afinish` that a worker makes at once, if it has the slots: more where the storage is another
     process, which works while this one does."""

@@ -38,6 +38,8 @@ INSIDE = {
     "Node",
     "Place",
     "Registry",
+    "StorageFollower",
+    "StoredResult",
     "Streaming",
     "Together",
 }

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
-from .conf import MODULE, get_settings, problems, unknown_limiters
+from .conf import MODULE, get_settings, is_wrong
 
 if TYPE_CHECKING:
     from .storage.base import Storage
@@ -32,7 +32,7 @@ class DjqueueConfig(AppConfig):
 
         # With a wrong setting, importing a project's modules may raise anything. The checks name it (E001).
         given = getattr(settings, "DJQUEUE", {})
-        if not (problems(given) or unknown_limiters(given)):
+        if not is_wrong(given):
             _import_jobs(get_settings().modules)
 
 

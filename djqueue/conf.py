@@ -142,6 +142,11 @@ def problems(given: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def is_wrong(given: Mapping[str, Any]) -> bool:
+    """Whether `read_settings` would raise."""
+    return bool(problems(given) or unknown_limiters(given))
+
+
 def unknown_limiters(given: Mapping[str, Any]) -> list[str]:
     """A sentence for each queue that names a limiter which is not there. `given` is right otherwise."""
     known = given.get("LIMITERS", {})

@@ -136,7 +136,7 @@ class JobType(Generic[P, R]):
             arguments=arguments,
             calling={**self._calling, **calling},
         )
-        envelope.resolve(changed._given)
+        envelope.check(changed._given)
         return changed
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:

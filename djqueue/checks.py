@@ -43,7 +43,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.utils.module_loading import import_string
 
 from . import middleware
-from .conf import READERS, Settings, problems, read_settings, unknown_limiters
+from .conf import READERS, Settings, is_wrong, problems, read_settings, unknown_limiters
 from .core.errors import ConfigurationError, StorageError
 from .core.hiding import shown_name
 
@@ -72,6 +72,7 @@ HINTS = {
     "STUCK_TIMEOUT": "Seconds for which the leases of a stuck worker are renewed: 300 unless set.",
     "METRICS": "For example {'MINUTE': 604_800}: seconds for which buckets of MINUTE, HOUR and DAY are kept.",
     "VERSION": "The project's version, for example its release or commit: '2026.11.3'.",
+    "MODULES": "For example ['tasks']: imported from every app besides its jobs.py.",
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
     "DASHBOARD": "For example {'READ_ONLY': True, 'POLL': 5}.",
 }
@@ -302,7 +303,7 @@ def _redis(settings: Settings) -> Iterator[checks.CheckMessage]:
 
 def _servers() -> Iterator[checks.CheckMessage]:
     given = getattr(django_settings, "DJQUEUE", {})
-    settings = None if problems(given) else read_settings(given)
+    settings = None if is_wrong(given) else read_settings(given)
     if settings is None or _redis_options(settings) is None:
         return
     from .storage.redis.connections import Connections
@@ -327,7 +328,7 @@ def _left_in_outbox(databases: Iterable[str]) -> Iterator[checks.CheckMessage]:
 
     given = getattr(django_settings, "DJQUEUE", {})
     alias, table = router.db_for_write(OutboxJob), OutboxJob._meta.db_table
-    if alias not in databases or problems(given):
+    if alias not in databases or is_wrong(given):
         return
     if any(policy.outbox for policy in read_settings(given).queues.values()):
         return

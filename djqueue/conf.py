@@ -96,6 +96,9 @@ class Settings:
     version: str = ""
     """The project's, as its workers tell it; the charts mark when another one begins to run."""
 
+    modules: tuple[str, ...] = ()
+    """Modules that define jobs, besides `jobs` of every app: a name in every app, or a whole dotted path."""
+
     middleware: tuple[str, ...] = ()
     """Dotted paths of the classes around every enqueue and every run, from the outermost on."""
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
@@ -105,6 +108,8 @@ class Settings:
         return self.queues.get(queue, DEFAULT_POLICY)
 
 
+MODULE = "jobs"
+"""The module of every app that is imported when Django starts."""
 DEFAULT_POLICY = QueuePolicy()
 LISTS = (list, tuple, set, frozenset)
 
@@ -138,6 +143,11 @@ def problems(given: Mapping[str, Any]) -> list[str]:
         except (ConfigurationError, OptionError) as error:
             found.append(without_credentials(f"DJQUEUE[{key!r}]: {error}"))
     return found
+
+
+def is_wrong(given: Mapping[str, Any]) -> bool:
+    """Whether `read_settings` would raise."""
+    return bool(problems(given) or unknown_limiters(given))
 
 
 def unknown_limiters(given: Mapping[str, Any]) -> list[str]:
@@ -380,6 +390,18 @@ def _codec(key: str, value: Any) -> dict[str, Any]:
     return {"codec": check_text(key, value)}
 
 
+def _modules(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, (list, tuple)):
+        raise ConfigurationError(f"must be a list of modules' names such as ['tasks'], not {value!r}")
+    for name in value:
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigurationError(
+                f"{name!r} is not the name of a module: expected 'tasks', to import it from every app, or "
+                "a dotted path such as 'shop.background'"
+            )
+    return {key.lower(): tuple(value)}
+
+
 def _middleware(key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(path, str) for path in value):
         raise ConfigurationError(f"must be a list of dotted paths of classes, not {value!r}")
@@ -476,6 +498,7 @@ READERS = {
     "STUCK_TIMEOUT": _duration,
     "METRICS": _metrics,
     "VERSION": _version,
+    "MODULES": _modules,
     "MIDDLEWARE": _middleware,
     "DASHBOARD": _dashboard,
 }

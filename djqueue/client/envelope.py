@@ -7,7 +7,7 @@ from typing import Any
 
 from djqueue.codecs import encode, get_encoder
 from djqueue.conf import Settings, get_settings
-from djqueue.core.errors import OptionError, PayloadTooLargeError, UnknownQueueError
+from djqueue.core.errors import ConfigurationError, OptionError, PayloadTooLargeError, UnknownQueueError
 from djqueue.core.job import Batch
 from djqueue.core.options import (
     MSGPACK,
@@ -31,6 +31,20 @@ def resolve(given: Mapping[str, Any], queue: str | None = None) -> EnqueueOption
         return _resolved(tuple((key, type(value), value) for key, value in given.items()), queue, settings)
     except TypeError:  # a value that cannot be hashed
         return _resolve(given, queue, settings)
+
+
+def check(given: Mapping[str, Any], queue: str | None = None) -> None:
+    """Check the options of a job type, or a queue's, where it is declared.
+
+    A wrong setting is none of its faults: `manage.py check` tells of that (E001), which it could not do if
+    importing a project's modules failed.
+
+    Raises OptionError, UnknownQueueError.
+    """
+    try:
+        resolve(given, queue)
+    except ConfigurationError:
+        _resolve(given, queue, Settings())
 
 
 @lru_cache(maxsize=256)

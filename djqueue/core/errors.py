@@ -3,9 +3,10 @@
     DjqueueError
     ├── ConfigurationError              a setting is wrong
     ├── OptionError (ValueError)        a job option is wrong
+    ├── ArgumentsError (TypeError)      a job's function does not accept the arguments
     ├── UnknownQueueError               the settings close the list of queues
     ├── UnknownJobError                 no handler has this name here
-    ├── JobNameError                    two functions want one name
+    ├── JobNameError                    a function cannot be registered under its name
     ├── WaitInTransactionError          who waits would hold up what is waited for
     ├── SerializationError              a value cannot become bytes, or bytes a value
     │   └── PayloadTooLargeError
@@ -60,6 +61,12 @@ class OptionError(DjqueueError, ValueError):
     code = "option"
 
 
+class ArgumentsError(DjqueueError, TypeError):
+    """The job's function does not accept these arguments."""
+
+    code = "arguments"
+
+
 class UnknownQueueError(DjqueueError):
     """The settings list the queues, and this one is not among them."""
 
@@ -73,7 +80,7 @@ class UnknownJobError(DjqueueError):
 
 
 class JobNameError(DjqueueError):
-    """Two functions are registered under one job name."""
+    """The function cannot be registered under this job name."""
 
     code = "job_name"
 

@@ -1,7 +1,9 @@
 """The record of a job, and the small values that travel between storages and workers."""
 
+from datetime import timedelta
 from typing import Any, NamedTuple
 
+from .followup import follower
 from .options import JobKey, JobOptions
 from .states import State
 
@@ -236,6 +238,48 @@ class EnqueueResult(NamedTuple):
     """Of a completed one: what the earlier run returned (in bytes where a storage answers)."""
     replaced: str | None = None
     """Of a queued one: the id of the job with its unique key in whose place it is."""
+
+    def wait(self, timeout: float | timedelta = 30.0) -> Any:
+        """Wait for the job's end, and return what it returned.
+
+        Not in the transaction in which the job was enqueued: it starts after the commit.
+
+        Args:
+            timeout: Seconds, or a timedelta.
+
+        Raises:
+            JobFailedError: The job failed.
+            JobCancelledError: The job was cancelled.
+            JobTimeoutError: The time is over; the job goes on.
+            JobNotFoundError: The job, or its result, is no longer kept.
+        """
+        return follower().wait(self, timeout)
+
+    async def await_(self, timeout: float | timedelta = 30.0) -> Any:
+        """Async version of `wait`, whose name would be a keyword with an `a` before it."""
+        return await follower().await_(self, timeout)
+
+    def refresh(self) -> "EnqueueResult":
+        """Return a result with the job's state of now as `existing_state`.
+
+        Its `status` is `completed`, and `result` what the job returned, if the job has completed.
+
+        Raises:
+            JobNotFoundError: The job is no longer kept.
+        """
+        return follower().refresh(self)
+
+    async def arefresh(self) -> "EnqueueResult":
+        """Async version of `refresh`."""
+        return await follower().arefresh(self)
+
+    def job(self) -> Any:
+        """Return the job as `Queue.get_job` does; None if it is no longer kept."""
+        return follower().job(self)
+
+    async def ajob(self) -> Any:
+        """Async version of `job`."""
+        return await follower().ajob(self)
 
 
 class ClaimRequest(NamedTuple):

@@ -9,7 +9,7 @@ from .backoff import DEFAULT_BACKOFF, Backoff, parse_backoff
 from .durations import instant, milliseconds
 from .errors import OptionError
 from .subjects import name_of
-from .suggest import nearest
+from .suggest import nearest_option
 
 MAX_NAME = 255
 """Characters of a queue's name, a job's name, an id, a unique key, a group, a tag, a subject."""
@@ -153,7 +153,7 @@ def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOpti
     for name, value in given.items():
         parser = PARSERS.get(name)
         if parser is None:
-            raise OptionError(f"unknown option {name!r}{nearest(name, PARSERS)}")
+            raise OptionError(f"unknown option {name!r}{nearest_option(name, PARSERS)}")
         target = where if name in ("queue", "delay", "run_at") else job
         target[name] = parser(name, value)
     if where.get("delay") is not None and where.get("run_at") is not None:

@@ -42,7 +42,7 @@ from djqueue.core.job import (
     WorkerDump,
     WorkerInfo,
 )
-from djqueue.core.limiter import Rate
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
@@ -69,12 +69,12 @@ class Storage(Inspector):
     storage has something better.
     """
 
+    in_process = False
+    """Whether only this process sees its jobs, and runs them."""
+
     trips_at_once = 1
     """Calls of `afinish` that a worker makes at once, if it has the slots: more where the storage is another
     process, which works while this one does."""
-
-    is_shared = True
-    """Whether other processes can use the same jobs."""
 
     on_incidents: Callable[[Sequence[Incident]], None] | None = None
     """Told, on any thread, what this storage's calls have done to jobs beside what workers told of: runs that
@@ -273,8 +273,11 @@ class Storage(Inspector):
         """Whether the queue is paused."""
 
     @abstractmethod
-    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
-        """Starts per time, and jobs active at once, over all workers; None: no limit."""
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        """Limit starts per time, and jobs active at once, over all workers.
+
+        None removes a limit; one that is not given stays as it is.
+        """
 
     @abstractmethod
     def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
@@ -299,8 +302,11 @@ class Storage(Inspector):
     # Limiters that queues share: see `QueuePolicy.limiter`.
 
     @abstractmethod
-    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
-        """Starts per time, and weights of jobs active at once, over a limiter's queues; None: no limit."""
+    def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        """Limit starts per time, and weights of jobs active at once, over a limiter's queues.
+
+        None removes a limit; one that is not given stays as it is.
+        """
 
     @abstractmethod
     def limiter_state(self, name: str) -> LimiterState:

@@ -27,7 +27,7 @@ from djqueue.core.job import (
     WorkerDump,
     WorkerInfo,
 )
-from djqueue.core.limiter import Rate
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept, sweep
 from djqueue.core.mentions import MentionPage
 from djqueue.core.metrics import Bucket, RunStats, assemble, span_of
@@ -141,7 +141,7 @@ class EngineStorage(Storage):
         """See `Storage.is_paused`."""
         return self.engine.is_paused(queue)
 
-    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limits`."""
         self.engine.set_limits(queue, rate, concurrency)
 
@@ -161,7 +161,7 @@ class EngineStorage(Storage):
         """See `Storage.group_limits`."""
         return self.engine.group_limits(queue)
 
-    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limiter`."""
         self.engine.set_limiter(name, rate, concurrency)
 

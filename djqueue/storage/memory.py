@@ -23,7 +23,7 @@ class MemoryStorage(EngineStorage):
     metrics: for how long they are kept.
     """
 
-    is_shared = False
+    in_process = True
 
     def __init__(
         self,

@@ -232,6 +232,28 @@ def test_limits_of_the_queue_are_kept_with_what_they_were(queue, boss):
     assert (detail["old"], detail["new"]) == (SLOW, {"rate": "2/m", "concurrency": 9})
 
 
+def test_a_form_changes_only_the_limit_that_was_changed_on_it(queue, boss):
+    queue.set_limits(rate="1/h", concurrency=2)
+    assert 'name="initial-rate" value="1/h"' in shown(boss)
+    queue.set_limits(rate="5/h")  # by somebody else, after the page was shown
+
+    before = {"initial-rate": "1/h", "initial-concurrency": "2"}
+    assert post(boss, "limits", rate="1/h", concurrency="9", **before).status_code == 302
+
+    assert noted("limits").detail["new"] == {"concurrency": 9}
+    row = get_storage().overview([queue.name]).queues[0]
+    assert (row.rate, row.concurrency) == (Rate(5, 3_600_000), 9)
+
+
+def test_a_form_on_which_nothing_was_changed_changes_nothing(queue, boss):
+    queue.set_limits(rate="1/h")
+
+    before = {"initial-rate": "1/h", "initial-concurrency": ""}
+    assert post(boss, "limits", rate="1/h", concurrency="", **before).status_code == 302
+
+    assert not AuditEvent.objects.exists()
+
+
 @pytest.mark.parametrize(("action", "paused"), [("pause", True), ("resume", False)])
 def test_a_queue_that_is_paused_or_goes_on_is_kept_with_what_it_was(queue, boss, action, paused):
     queue.pause() if not paused else queue.resume()

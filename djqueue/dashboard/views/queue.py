@@ -75,7 +75,9 @@ def set_limits(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
     form = limits.LimitsForm(request.POST)
     if not form.is_valid():
         return page(request, desk, queue, limits_form=form)
-    given = {"rate": form.cleaned_data["rate"] or None, "concurrency": form.cleaned_data["concurrency"]}
+    given = form.given()
+    if not given:
+        return desk.back(request, "queue", queue)
     before = limits.of_queue(queue)
     try:
         Queue(queue).set_limits(**given)

@@ -173,7 +173,7 @@ class Command(BaseCommand):
     def _keeper(self, worker: Worker) -> LeaseKeeper | None:
         """A process that renews the worker's leases while a handler blocks this one; forked at once."""
         patience = get_settings().stuck_timeout
-        if not (patience and self.own_process and worker.storage.is_shared and can_keep()):
+        if not (patience and self.own_process and not worker.storage.in_process and can_keep()):
             return None
         keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * SHARE, patience)
         worker.leases = keeper.table

@@ -36,7 +36,7 @@ from djqueue.core.job import (
     WorkerDump,
     WorkerInfo,
 )
-from djqueue.core.limiter import Rate
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept
 from djqueue.core.mentions import MentionPage
 from djqueue.core.metrics import Bucket, RunStats, assemble, span_of
@@ -337,9 +337,9 @@ class ClientStorage(Storage):
         """See `Storage.resume`."""
         self._steer("resume", (), queue)
 
-    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limits`."""
-        self._steer("set_limits", (), queue, rate, concurrency)
+        self._steer("set_limits", (), queue, **_given(rate, concurrency))
 
     def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
         """See `Storage.set_group_limit`."""
@@ -357,9 +357,9 @@ class ClientStorage(Storage):
         """See `Storage.group_limits`."""
         return self._inspector.group_limits(queue)
 
-    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limiter`."""
-        self._steer("set_limiter", (), name, rate, concurrency)
+        self._steer("set_limiter", (), name, **_given(rate, concurrency))
 
     def limiter_state(self, name: str) -> LimiterState:
         """See `Storage.limiter_state`. Nothing is used while no scheduler runs."""
@@ -671,3 +671,9 @@ def _some_of(batch: Batch, places: Sequence[int]) -> Batch:
     """A batch of some jobs of a batch."""
     ids = None if batch.ids is None else [batch.ids[place] for place in places]
     return batch._replace(payloads=[batch.payloads[place] for place in places], ids=ids)
+
+
+def _given(rate: SetRate, concurrency: SetConcurrency) -> dict[str, Any]:
+    return {
+        name: value for name, value in (("rate", rate), ("concurrency", concurrency)) if value is not UNSET
+    }

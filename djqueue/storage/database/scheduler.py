@@ -38,7 +38,7 @@ from djqueue.core.job import (
     Outcome,
     WorkerInfo,
 )
-from djqueue.core.limiter import Rate
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept, sweep
 from djqueue.core.mentions import MentionPage
 from djqueue.core.metrics import DEFAULT_TIERS, Bucket, Tiers
@@ -761,7 +761,7 @@ class SchedulerStorage(EngineStorage):
         self.engine.resume(queue)
         self._keep_queue(queue)
 
-    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limits`."""
         self._check()
         self.engine.set_limits(queue, rate, concurrency)
@@ -785,10 +785,11 @@ class SchedulerStorage(EngineStorage):
         self.engine.resume_group(queue, group)
         self._keep_group(queue, group)
 
-    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limiter`."""
         self._check()
         self.engine.set_limiter(name, rate, concurrency)
+        rate, concurrency, *_ = self.engine.limiter_state(name)
         policy = self.engine.limiter(name).policy
         row = None
         if (rate, concurrency) != (policy.rate, policy.concurrency):

@@ -17,6 +17,7 @@ from djqueue.core.queue import QueuePolicy
 from .connections import Connections
 from .endpoints import IDLE, Connection, spelled
 from .options import RedisOptions
+from .roundtrips import is_refusal
 
 OLDEST = {"Redis": (7, 0), "Valkey": (7, 2)}
 SHORTEST_BUSY = 50
@@ -106,7 +107,9 @@ def away(error: Exception) -> Finding:
         "djqueue.W007",
         "warning",
         f"it could not be asked how it is: {reason}",
-        "Is it running, and may this user connect?",
+        "Check its user name and password, and what that user may do (ACL)."
+        if is_refusal(error) or "refuses access" in reason
+        else "Is it running?",
     )
 
 

@@ -42,6 +42,8 @@ AWAY = (
 )
 """Errors that may be over in a moment: a failover, a restart, a slot on its way."""
 WITHOUT_REPLICAS = "NOREPLICAS"
+REFUSALS = ("WRONGPASS", "NOAUTH", "NOPERM")
+"""What a server says to a wrong password, to none, and to a user who may not; a cluster's errors quote it."""
 PASSING = ("BUSY ", "LOADING", "UNKILLABLE", WITHOUT_REPLICAS)
 """How answers begin that may be others in a moment."""
 FIRST_WAIT, LAST_WAIT = 0.02, 0.5
@@ -367,12 +369,19 @@ class Trying:
 
     def wait(self, error: redis.RedisError) -> float:
         """Seconds until the next try. Raises what a user gets if there is none."""
-        if not (isinstance(error, AWAY) or str(error).startswith(PASSING)):
+        if is_refusal(error) or not (isinstance(error, AWAY) or str(error).startswith(PASSING)):
             raise failure(error, self._connections) from error
         if time.monotonic() + self._wait > self._until:
             raise away(error, self._connections) from error
         wait, self._wait = self._wait, min(2 * self._wait, LAST_WAIT)
         return wait
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the server is there, but does not accept the user or the password."""
+    # They are connection errors to the client, which would try again.
+    kinds = (errors.AuthenticationError, errors.AuthorizationError, errors.NoPermissionError)
+    return isinstance(error, kinds) or any(word in str(error) for word in REFUSALS)
 
 
 def away(error: Exception, connections: Connections) -> StorageUnavailableError:
@@ -391,6 +400,9 @@ def failure(error: redis.RedisError, connections: Connections) -> StorageError:
     reason = " ".join(str(error).split())
     if isinstance(error, errors.OutOfMemoryError):
         return StorageUnavailableError(f"{connections.describe()} is full: {reason}. Give it more memory.")
-    if isinstance(error, errors.AuthenticationError | errors.NoPermissionError):
-        return StorageUnavailableError(f"{connections.describe()} refuses access: {reason}")
+    if is_refusal(error):
+        return StorageUnavailableError(
+            f"{connections.describe()} refuses access: {reason.rstrip('.')}. Check the user name and the "
+            "password in DJQUEUE['STORAGE'] or the cache that it names, and what that user may do (ACL)."
+        )
     return StorageError(f"{connections.describe()}: {reason}")

@@ -36,7 +36,7 @@ from djqueue.core.job import (
     WorkerDump,
     WorkerInfo,
 )
-from djqueue.core.limiter import Rate
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept
 from djqueue.core.mentions import MentionPage
 from djqueue.core.metrics import DEFAULT_TIERS, Bucket, RunStats, Tiers
@@ -618,11 +618,15 @@ class RedisStorage(Storage):
         """See `Storage.is_paused`."""
         return bool(self._run(_asked(Command((b"HEXISTS", self.keys(queue).key("meta"), b"paused")))))
 
-    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limits`."""
+        policy = self.policy(queue)
+        given = [int(rate is not UNSET), int(concurrency is not UNSET)]
+        rate = policy.rate if rate is UNSET else rate
+        concurrency = policy.concurrency if concurrency is UNSET else concurrency
         capacity, per = (rate.capacity, rate.per) if rate is not None else (b"", b"")
         most = concurrency if concurrency is not None else b""
-        self._run(self._control(queue, "limit", capacity, per, most))
+        self._run(self._control(queue, "limit", capacity, per, most, *given))
 
     def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
         """See `Storage.set_group_limit`."""
@@ -651,7 +655,7 @@ class RedisStorage(Storage):
             if not after:
                 return
 
-    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limiter`."""
         self._run(self._limits.change(name, rate, concurrency))
 

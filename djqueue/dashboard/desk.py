@@ -26,7 +26,7 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import DjqueueError, OptionError, StorageError
 
-from . import audit, rights
+from . import audit, inputs, rights
 from .pages import Page
 from .snapshot import snapshots
 
@@ -85,7 +85,10 @@ class Desk:
             raise PermissionDenied
         request.current_app = self.site.name
         try:
+            inputs.check(request, captured)
             return page.view(request, self, **captured)
+        except inputs.BadInputError as error:
+            return HttpResponseBadRequest(str(error), content_type="text/plain; charset=utf-8")
         except DjqueueError as error:
             if changes:
                 messages.error(request, _("It was not done: %(error)s") % {"error": error})

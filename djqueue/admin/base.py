@@ -132,8 +132,7 @@ class StoredAdmin(ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows that the user may see, of the storage's database."""
         rows = super().get_queryset(request).using(alias_of(self.model))
-        shown = type(self).seen
-        return rows.none() if shown is None else shown(request, rows)
+        return rows.none() if self.seen is None else self.seen(request, rows)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Return whether an address may filter by a column: only by those of `list_filter`.
@@ -193,7 +192,7 @@ class StoredAdmin(ModelAdmin):
 class JobRowsAdmin(StoredAdmin):
     """Rows about jobs, each of which is named by a queue and an id."""
 
-    seen = gate.by_queue
+    seen = staticmethod(gate.by_queue)
     dashboard_page = "jobs"
     search_help_text = _("A job id; or the beginning of one, among the newest 100,000 rows.")
 

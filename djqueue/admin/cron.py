@@ -29,7 +29,7 @@ SHOWN = 5
 class CronJobAdmin(StoredAdmin):
     """Schedules."""
 
-    seen = gate.schedules
+    seen = staticmethod(gate.schedules)
     is_raw = False
     dashboard_page = "cron"
     list_display = (

@@ -39,7 +39,7 @@ class LimitedAdmin(StoredAdmin):
 class GroupStateAdmin(LimitedAdmin):
     """Groups to which something was said; without a name: what was said to all of a queue."""
 
-    seen = gate.by_queue
+    seen = staticmethod(gate.by_queue)
     dashboard_page = "queues"
     list_display = ("group_shown", "queue_shown", "paused", "concurrency", "rate", "weight", "mode")
     list_filter = ("paused",)
@@ -67,7 +67,7 @@ class GroupStateAdmin(LimitedAdmin):
 class LimiterStateAdmin(LimitedAdmin):
     """Shared limiters to which something was said while their queues ran."""
 
-    seen = gate.limiters
+    seen = staticmethod(gate.limiters)
     dashboard_page = "queues"
     list_display = ("name", "concurrency", "rate")
     search_fields = ("^name",)
@@ -86,7 +86,7 @@ class LimiterStateAdmin(LimitedAdmin):
 class MarkAdmin(StoredAdmin):
     """Deploys, and what was marked by hand."""
 
-    seen = gate.everything
+    seen = staticmethod(gate.everything)
     dashboard_page = "metrics"
     list_display = ("label", "marked")
     search_fields = ("^label",)

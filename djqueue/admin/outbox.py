@@ -12,7 +12,7 @@ from .base import StoredAdmin, time_column
 class OutboxJobAdmin(StoredAdmin):
     """Rows that no relay has taken to Redis yet."""
 
-    seen = gate.by_distinct_queue
+    seen = staticmethod(gate.by_distinct_queue)
     list_display = ("name", "job_id", "queue", "enqueued", "not_before")
     ordering = ("id",)
     unlisted = ("payload", "options")

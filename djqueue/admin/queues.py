@@ -23,7 +23,7 @@ WORKER_TTL = 60_000
 class QueueStateAdmin(StoredAdmin):
     """Queues that were ever paused or limited."""
 
-    seen = gate.queue_states
+    seen = staticmethod(gate.queue_states)
     dashboard_page = "queues"
     list_display = ("name", "paused", "rate", "concurrency")
     list_filter = ("paused",)
@@ -51,7 +51,7 @@ class QueueStateAdmin(StoredAdmin):
 class WorkerStateAdmin(StoredAdmin):
     """Workers, as they last reported themselves."""
 
-    seen = gate.workers
+    seen = staticmethod(gate.workers)
     dashboard_page = "workers"
     list_display = (
         "worker_id",

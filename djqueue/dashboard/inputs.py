@@ -38,7 +38,7 @@ def check_hidden(form: forms.BaseForm) -> None:
     """Raise BadInputError if something is wrong with a hidden field: nobody can correct that on the page."""
     for field in form.hidden_fields():
         if field.errors:
-            raise BadInputError(f"{field.name}: {' '.join(field.errors)}")
+            raise BadInputError(f"{field.name}: {' '.join(map(str, field.errors))}")
 
 
 class TimeField(forms.DateTimeField):

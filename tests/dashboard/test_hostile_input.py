@@ -195,7 +195,8 @@ def test_no_form_fails(client: Any, page: Any, data: dict[str, str]) -> None:
 LISTS = ("job", "jobresult", "jobattempt", "joblog", "deadletter", "cronjob", "queuestate", "workerstate",
          "groupstate", "limiterstate", "mark", "outboxjob")  # fmt: skip
 LIST_NAMES = ("q", "p", "o", "all", "e", "state__exact", "queue", "name", "reason", "outcome",
-              "paused__exact", "enabled__exact", "source__exact", "_popup", "_to_field", "payload__contains")  # fmt: skip
+              "paused__exact", "enabled__exact", "source__exact", "_popup", "_to_field",
+              "payload__contains")  # fmt: skip
 
 
 @FEW

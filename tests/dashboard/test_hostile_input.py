@@ -140,13 +140,15 @@ NASTY = st.one_of(
 GET_NAMES = (
     "state", "queue", "id", "name", "tag", "worker", "priority", "since", "until", "argument", "error", "at",
     "after", "subject", "group", "window", "format", "sort", "q", "user", "action", "job_id", "reason",
-    "kind", "fingerprint", "error_type", "older_than", "newer_than", "rate", "expected", "args", "kwargs", "delay",
+    "kind", "fingerprint", "error_type", "older_than", "newer_than", "rate", "expected",
+    "args", "kwargs", "delay",
 )  # fmt: skip
 POST_NAMES = (
     "rate", "concurrency", "what", "confirm", "group", "group-name", "group-concurrency", "group-rate",
     "group-weight", "limiter-rate", "limiter-concurrency", "job", "state", "queue", "name", "expected",
-    "kind", "reason", "error_type", "fingerprint", "older_than", "newer_than", "run_at", "delay", "priority", "seal",
-    "how", "new_id", "args", "kwargs", "payload", "unique_key", "job_name", "schedule", "every", "timezone",
+    "kind", "reason", "error_type", "fingerprint", "older_than", "newer_than", "run_at", "delay",
+    "priority", "seal", "how", "new_id", "args", "kwargs", "payload", "unique_key", "job_name",
+    "schedule", "every", "timezone",
     "jitter", "start_at", "end_at", "max_executions", "overlap", "missed", "missed_window", "blackouts",
     "on_blackout", "enabled", "on", "djq_do", "djq_back",
 )  # fmt: skip

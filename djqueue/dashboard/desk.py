@@ -25,7 +25,7 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import DjqueueError, OptionError, StorageError
 
-from . import audit, freshness, rights
+from . import audit, freshness, inputs, rights
 from .pages import Page
 from .snapshot import snapshots
 
@@ -84,9 +84,12 @@ class Desk:
             raise PermissionDenied
         request.current_app = self.site.name
         try:
+            inputs.check(request, captured)
             if page.parts is not None and (same := self._unchanged(request, page.parts)) is not None:
                 return same
             return page.view(request, self, **captured)
+        except inputs.BadInputError as error:
+            return HttpResponseBadRequest(str(error), content_type="text/plain; charset=utf-8")
         except DjqueueError as error:
             if changes:
                 messages.error(request, _("It was not done: %(error)s") % {"error": error})

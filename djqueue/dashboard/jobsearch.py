@@ -6,8 +6,6 @@ rows alone, and the answer says so.
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import reduce
-from operator import or_
 from typing import Any, NamedTuple
 
 import msgpack
@@ -25,7 +23,7 @@ from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.rows import unpack_options
 
-from . import keyset, listing
+from . import keyset, listing, scanning
 from .byargument import Argument
 from .tables import rows_of
 
@@ -73,7 +71,8 @@ class Found(NamedTuple):
     page: keyset.Found
     window: str
     """Among which rows was looked: `all` | `queue`: the newest of the queue and state | `newest` of all |
-    `opened`: the newest of either, as their payloads had to be looked through."""
+    `opened`: the newest of either, as their payloads had to be looked through | `cut`: fewer than these, as
+    the budget of a search ran out."""
 
 
 def states_with_rows(storage: Storage) -> frozenset[State]:
@@ -122,11 +121,21 @@ def search(wanted: Wanted, queues: Sequence[str] | None, at: str) -> Found:
         rows = rows.filter(pk__gte=floor or 0)
     if queues is not None:
         rows = rows.filter(queue__in=list(queues))
-    page = keyset.page(_listed(_matching(rows, wanted), wanted.argument is not None), at)
-    jobs = [
-        _record(row) for row in page.rows if wanted.argument is None or wanted.argument.is_in(_opened(row))
-    ]
+    if wanted.argument is not None:
+        return _by_argument(_matching(rows, wanted), wanted, wanted.argument, at)
+    page = keyset.page(_listed(_matching(rows, wanted)), at)
+    jobs = [_record(row) for row in page.rows]
     return Found([job for job in jobs if wanted.tag in ("", *job.options.tags)], page, window)
+
+
+def _by_argument(rows: "QuerySet[Job]", wanted: Wanted, argument: Argument, at: str) -> Found:
+    def matches(row: Any) -> bool:
+        record = _opened(row)
+        return argument.is_in(record) and wanted.tag in ("", *record.options.tags)
+
+    found = scanning.scan(_listed(rows, with_payloads=True), at, matches, keyset.LENGTH)
+    page = keyset.Found(found.rows, found.older, "", is_first=not at)
+    return Found([_record(row) for row in found.rows], page, "cut" if found.is_cut else "opened")
 
 
 def _matching(rows: "QuerySet[Job]", wanted: Wanted) -> "QuerySet[Job]":
@@ -146,8 +155,6 @@ def _matching(rows: "QuerySet[Job]", wanted: Wanted) -> "QuerySet[Job]":
         given["created_at__lt"] = to_datetime(wanted.until)
     if wanted.tag:
         rows = rows.filter(_holding("options", msgpack.packb(wanted.tag)))
-    if wanted.argument is not None:
-        rows = rows.filter(reduce(or_, (_holding("payload", one) for one in wanted.argument.needles)))
     return rows.filter(**given)
 
 

@@ -21,7 +21,7 @@ from djqueue.operations.agenda import next_runs
 from djqueue.operations.cron import job_id, options_of
 from djqueue.schedules import Schedule
 
-from . import cronwords, freshness, rights, spans
+from . import cronwords, freshness, queries, rights, spans
 from .snapshot import Shot, snapshots
 from .tables import rows_of
 
@@ -122,13 +122,33 @@ class Planned(NamedTuple):
 
 def visible(request: HttpRequest) -> list[CronJob]:
     """The schedules whose queues the user sees, by name."""
-    return [row for row in _rows().order_by("name")[:MOST] if rights.sees(request, queue_of(row))]
+    return [row for row in _rows().order_by("name")[:MOST] if sees(request, row)]
 
 
 def one(request: HttpRequest, pk: int) -> CronJob | None:
     """One of them; None if it is gone, or not for this user."""
     row = _rows().filter(pk=pk).first()
-    return row if row is not None and rights.sees(request, queue_of(row)) else None
+    return row if row is not None and sees(request, row) else None
+
+
+def sees(request: HttpRequest, row: CronJob) -> bool:
+    """Return whether the user may see the queue that the jobs of a schedule go to.
+
+    If neither the row nor code in this process names that queue, only users who see every queue may.
+    """
+    if not rights.hides_queues():
+        return True
+    if not has_known_queue(row) and not queries.sees_all(request):
+        return False
+    return rights.sees(request, queue_of(row))
+
+
+def has_known_queue(row: CronJob) -> bool:
+    """Return whether this process can tell the queue of a schedule's jobs.
+
+    A row without a queue uses the job's own, which only a process that has the job registered knows.
+    """
+    return bool(row.queue) or registry.find(row.job_name) is not None
 
 
 def overdue(request: HttpRequest) -> list[CronJob]:
@@ -136,7 +156,7 @@ def overdue(request: HttpRequest) -> list[CronJob]:
     now = SYSTEM_CLOCK.now()
     late = _rows().filter(enabled=True, next_run_at__lt=to_datetime(now - GRACE)).order_by("next_run_at")
     shot = snapshots.read("overdue", lambda: [row for row in late[:MOST] if _is_late(row, now)], fresh=FRESH)
-    return [row for row in shot.value if rights.sees(request, queue_of(row))]
+    return [row for row in shot.value if sees(request, row)]
 
 
 def overdue_parts(request: HttpRequest) -> Hashable:

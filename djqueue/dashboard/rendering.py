@@ -1,7 +1,7 @@
 """Values as the pages show them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -149,8 +149,13 @@ def decoded(data: Any, content_type: str) -> str:
     """Bytes of a storage as the value that they stand for, or the reason why that cannot be shown."""
     if data is None:
         return NOTHING
+    return shown(lambda: decode(bytes(data), content_type))
+
+
+def shown(read: Callable[[], Any]) -> str:
+    """Return a value as text, or the reason why reading it failed."""
     try:
-        value = decode(bytes(data), content_type)
+        value = read()
     except SerializationError as error:
         return format_html('<p class="djq-note">{} {}</p>', _("Cannot be shown:"), str(error))
     return preformatted(text(value, SHOWN + 1))

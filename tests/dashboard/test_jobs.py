@@ -37,9 +37,9 @@ def database(settings):
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
 
 
-def page(client, **query):
+def page(client, status=200, **query):
     response = client.get(address(BY_NAME["jobs"], **query))
-    assert response.status_code == 200, response
+    assert response.status_code == status, response
     return response.content.decode()
 
 
@@ -319,14 +319,14 @@ def test_jobs_are_found_by_the_place_of_an_argument_that_their_function_names(cl
 def test_what_is_no_argument_is_told_and_narrows_nothing(client, database):
     make_job(job_id="plain")
     for text in ("7", ":7", "order..id:7"):
-        html = page(client, state="waiting", argument=text)
+        html = page(client, 400, state="waiting", argument=text)
         assert "Write it as order_id:7" in html
         assert "plain" in html
 
 
 def test_a_filter_that_is_none_is_told_and_narrows_nothing(client, database):
     make_job(job_id="plain")
-    html = page(client, state="waiting", priority="high")
+    html = page(client, 400, state="waiting", priority="high")
     assert "Enter a whole number." in html
     assert "plain" in html
 

@@ -152,7 +152,7 @@ def test_the_limits_of_each_group_are_set(queue, boss):
 )
 def test_limits_of_groups_that_are_wrong_are_told_and_change_nothing(queue, boss, wrong):
     response = post(boss, "group_limits", **wrong)
-    assert response.status_code == 200
+    assert response.status_code == 400
     assert "errorlist" in response.content.decode()
     assert queue.group_limits() == {}
     assert not AuditEvent.objects.exists()

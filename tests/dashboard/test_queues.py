@@ -135,3 +135,17 @@ def test_one_that_the_user_does_not_see_is_not_there(client, memory, settings):
     Queue("emails").enqueue(1)
     Queue("images").enqueue(1)
     assert names(client) == ["images"]
+
+
+def test_a_queue_of_the_settings_is_paused_before_its_first_job(memory, settings):
+    hides = {"QUEUE_FILTER": lambda _request, name: name != "hidden"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": ["nightly", "hidden"], "DASHBOARD": hides}
+    client = logged_in(one_with(*ALL_RIGHTS))
+
+    html = client.get(address(BY_NAME["queues"])).content.decode()
+    url = address(BY_NAME["queue"]).replace("emails", "nightly")
+    assert f'<a href="{url}">nightly</a>' in html
+    assert address(BY_NAME["queue"]).replace("emails", "hidden") not in html
+
+    assert client.post(f"{url}pause/").status_code == 302
+    assert get_storage().is_paused("nightly")

@@ -162,8 +162,18 @@ def page(
         **_shared(request, name, shot.value, limiter_form),
     }
     crumbs = [Crumb(str(_("Queues")), desk.url("queues"))]
+    sent = (limits_form, clean_form, group_form, limiter_form)
+    status = 400 if any(form is not None and form.errors for form in sent) else 200
     return desk.render(
-        request, "queue.html", name, context, tab="queues", crumbs=crumbs, as_of=shot.value.at, away=shot.away
+        request,
+        "queue.html",
+        name,
+        context,
+        tab="queues",
+        crumbs=crumbs,
+        as_of=shot.value.at,
+        away=shot.away,
+        status=status,
     )
 
 

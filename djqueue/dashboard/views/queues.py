@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
+from djqueue.conf import get_settings
 from djqueue.core.states import State
 from djqueue.dashboard import audit, freshness, queries, rights
 from djqueue.dashboard.desk import Desk
@@ -38,6 +39,10 @@ TWIN = 5
 """Minutes of a column of the table beside the small charts."""
 
 
+UNUSED = 50
+"""Queues without jobs that are named."""
+
+
 class Twin(NamedTuple):
     """The small charts as numbers."""
 
@@ -59,6 +64,7 @@ def queues(request: HttpRequest, desk: Desk) -> HttpResponse:
         "term": term,
         "order": order,
         "all": len(shot.value.lines),
+        "unused": _unused(request, shot.value.lines, term),
         "twin": _twin(lines),
     }
     return desk.render(
@@ -70,6 +76,13 @@ def queues(request: HttpRequest, desk: Desk) -> HttpResponse:
         as_of=shot.value.at,
         away=shot.away,
     )
+
+
+def _unused(request: HttpRequest, lines: Sequence[Line], term: str) -> list[str]:
+    """Return the queues of the settings that have had no job: they, too, can be paused on their pages."""
+    used = {line.name for line in lines}
+    names = (name for name in sorted(get_settings().queues) if name not in used and term in name.lower())
+    return [name for name in names if rights.sees(request, name)][:UNUSED]
 
 
 def _drain(line: Line) -> float:

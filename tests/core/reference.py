@@ -11,13 +11,14 @@ from typing import Any
 from djqueue.core.engine import EXPIRED
 from djqueue.core.finished import FOREVER, RETURNED
 from djqueue.core.groups import GroupLimit
-from djqueue.core.job import Batch, DeadLetter, JobError
+from djqueue.core.job import Attempt, Batch, DeadLetter, JobError
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.sizes import size_of_error
+from djqueue.core.stalls import stalled_error
 from djqueue.core.states import LIVE, PENDING, REUSABLE, TERMINAL, State
 from djqueue.core.unique import PREDECESSOR
 from djqueue.testing.clock import FakeClock
@@ -55,6 +56,7 @@ class RefJob:
     cancel_requested: bool = False
     unmet: set[JobKey] = field(default_factory=set)
     outcomes: list[tuple[int, str]] = field(default_factory=list)
+    runs: list[Attempt] = field(default_factory=list)
     admitted: int = 0
     holders: set["RefJob"] = field(default_factory=set)
     put_off: bool = False
@@ -519,7 +521,7 @@ class Reference:
         self, queue: str, slots: int, names: frozenset[str], worker: str, tokens: Iterable[int]
     ) -> tuple[list[RefJob], int | None]:
         claimed: list[RefJob] = []
-        tokens = iter(tokens)
+        tokens, alone = iter(tokens), ""
         rests = any(name == queue for name, _ in self.rests)
         if slots <= 0 or queue in self.paused or not (self.ready(queue) or self.delayed(queue) or rests):
             return claimed, None
@@ -534,6 +536,10 @@ class Reference:
                 if self.is_expired(job):
                     self.expire(job)
                     continue
+                if job.stalls and claimed:
+                    alone = "later"
+                    break
+                alone = "taken" if job.stalls else ""
                 job.state = State.ACTIVE
                 job.attempts += 1
                 job.token = next(tokens, -1)
@@ -548,7 +554,12 @@ class Reference:
                     bucket.tokens -= 1
                 self.advance(queue, job.options.group)
                 self.tell(job, "active")
-        hints = [max(0, job.run_at - self.now) for job in self.delayed(queue)[:1]]
+                if alone:
+                    break
+            if alone:
+                break
+        hints = [0] if alone == "later" else []
+        hints += [max(0, job.run_at - self.now) for job in self.delayed(queue)[:1]]
         hints += [at - self.clock.monotonic() for (name, _), (at, _) in self.rests.items() if name == queue]
         if limits.rate is not None and self.ready(queue, names) and limits.tokens < 1:
             missing = (1 - limits.tokens) * limits.rate.per / limits.rate.capacity
@@ -600,6 +611,8 @@ class Reference:
 
     def note(self, job: RefJob, outcome: str) -> None:
         most = self.policy(job.queue).retention.attempts.count
+        run = Attempt(job.attempts, job.worker, job.started_at, self.now, outcome)
+        job.runs = [*job.runs[len(job.runs) - len(job.outcomes) :][-most:], run]
         job.outcomes = [*job.outcomes, (job.attempts, outcome)][-most:]
 
     def fail_active(self, job: RefJob, reason: str) -> None:
@@ -607,8 +620,7 @@ class Reference:
         error = ERROR
         if reason == "worker_lost":
             job.stalls += 1
-            text = f"lost {job.stalls} times with its worker, last with {job.worker}"
-            error = JobError("djqueue.core.errors.StorageError", text)
+            error = stalled_error(job.stalls, job.runs)
         else:
             job.failures += 1
         self.take_out(job)
@@ -770,7 +782,7 @@ class Reference:
             for job in self.jobs
             if job.state is State.ACTIVE and job.lease_until <= self.clock.monotonic()
         ]
-        for job in sorted(overdue, key=lambda job: job.token, reverse=True):
+        for job in sorted(overdue, key=lambda job: (job.started_at, -job.token)):
             stalled += 1
             if job.cancel_requested:
                 self.note(job, "cancelled")

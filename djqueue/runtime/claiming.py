@@ -35,8 +35,8 @@ POLL_UNTIL_EMPTY = 0.25
 FIRST_RETRY, LAST_RETRY = 0.05, 5.0
 """Seconds between tries while the storage is away: doubled from the first to the last."""
 ISOLATION = (2.0, 10.0, 60.0)
-"""Seconds for which a worker claims nothing beside a job with one, two, or more stalled attempts: should it kill
-its process again, it is alone."""
+"""Seconds for which a worker claims nothing beside a job with one, two, or more stalled attempts: should it
+kill its process again, it is alone."""
 
 CATCH_UP = 0.05
 """Seconds between looks whether the receivers of signals have caught up."""

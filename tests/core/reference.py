@@ -665,7 +665,7 @@ class Reference:
             job.options = replace(job.options, priority=priority)
             if job.state is State.WAITING and not job.parked:
                 job.run_at = self.now
-                job.order = next(self.numbers) * (-1 if job.options.lifo else 1)
+                job.order = next(self.numbers)
         return True
 
     def cancel(self, queue: str, job_id: str, reason: str) -> str:

@@ -65,7 +65,7 @@ from .metrics import Metrics
 from .options import RedisOptions
 from .outbox_table import OutboxTable
 from .records import STATES, flat, mapping, pack, pack_text, text
-from .removing import PAGE, SWEEP, Removing, all_of_jobs, chunks, of_jobs
+from .removing import PAGE, STEP, SWEEP, Removing, all_of_jobs, chunks, of_jobs
 from .roundtrips import Call, Command, Roundtrips, Steps, T
 from .scripts import script
 from .staging import RedisStaging
@@ -576,10 +576,11 @@ class RedisStorage(Storage):
         ids: Sequence[str],
         heading: list[Any],
         their_keys: Callable[[QueueKeys, Sequence[str]], list[bytes]] | None = None,
+        step: int = STEP,
     ) -> Steps[list[Any]]:
         keys = self.keys(queue)
         replies: list[Any] = []
-        for some in chunks(ids):
+        for some in chunks(ids, step):
             arguments = [*heading, *map(pack_text, some)]
             theirs = their_keys(keys, some) if their_keys is not None else ()
             [[left, answers]] = yield [Call(script(name), keys, arguments, theirs)]
@@ -686,7 +687,7 @@ class RedisStorage(Storage):
     ) -> Steps[int]:
         removed = 0
         while ids and (limit is None or removed < limit):
-            size = PAGE if limit is None else min(PAGE, limit - removed)
+            size = STEP if limit is None else min(STEP, limit - removed)
             some, ids = ids[:size], ids[size:]
             removed += sum((yield from self._removing.removed(keys, some, "clean", before, states)))
         return removed

@@ -215,6 +215,12 @@ class DeadLetter(models.Model):
     expires_at = MillisecondsField(_("kept until"))
     retries = models.IntegerField(_("retries by itself"), default=0)
     next_retry_at = MillisecondsField(_("next retry by itself"), null=True, blank=True)
+    unmet = models.TextField(
+        _("dependencies that had not completed"),
+        blank=True,
+        default="",
+        help_text=_("JSON: queue and job id of each."),
+    )
 
     class Meta:
         db_table = "djqueue_dead_letter"

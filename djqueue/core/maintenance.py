@@ -118,7 +118,8 @@ def _sweep_queue(engine: Engine, name: str) -> tuple[int, int, int, int]:
             part, is_done = _forget(shard, queue, now, changes)
         engine.settle(changes)
         removed += part
-    return promoted, len(expired), answers.count("retried"), removed
+    retried = answers.count("retried") + answers.count("blocked_again")
+    return promoted, len(expired), retried, removed
 
 
 def _is_barred(queue: JobQueue, job_id: str, now: int) -> bool:

@@ -347,7 +347,9 @@ class Reference:
                     self.place(follower)
                     self.tell(follower, "unblocked")
 
-    def bury(self, job: RefJob, reason: str, error: JobError) -> None:
+    def bury(
+        self, job: RefJob, reason: str, error: JobError, unmet: Iterable[JobKey] = ()
+    ) -> None:
         job.reason = reason
         job.error = error
         self.end(job, State.FAILED)
@@ -355,7 +357,8 @@ class Reference:
         retries = self.retries.pop(job.key, 0)
         again = self.now + policy.auto_retry_delay if retries < policy.auto_retries else 0
         letters = self.letters.setdefault(job.queue, [])
-        letters.append(DeadLetter(job.queue, job.id, reason, self.now, self.now + policy.ttl, retries, again))
+        letter = DeadLetter(job.queue, job.id, reason, self.now, self.now + policy.ttl, retries, again)
+        letters.append(letter._replace(unmet=tuple(sorted(unmet))))
         self.tell(job, "failed")
         for letter in letters[: max(0, len(letters) - policy.max_entries)]:
             self.forget(self.job(letter.queue, letter.id))
@@ -428,7 +431,10 @@ class Reference:
         there = self.job(*key)
         waits = there is not None and (
             there.state in LIVE
-            or (there.state is State.FAILED and job.options.on_dependency_failure == "wait")
+            or (
+                there.state is State.FAILED
+                and (job.options.on_dependency_failure == "wait" or job.error is not None)
+            )
         )
         self.bindings[job, key] = next(self.numbers)
         if not waits:
@@ -451,12 +457,14 @@ class Reference:
         elif policy == "wait" and ended is State.FAILED:
             self.bind(job, key)
         else:
+            unmet = job.unmet - {PREDECESSOR}
             self.take_out(job)
             if policy == "cancel":
                 self.cancel_out(job, "dependency_failed")
             else:
                 text = f"the job {key[1]!r} of queue {key[0]!r} that it depends on is {ended}"
-                self.bury(job, "dependency_failed", JobError("djqueue.core.errors.JobFailedError", text))
+                error = JobError("djqueue.core.errors.JobFailedError", text)
+                self.bury(job, "dependency_failed", error, unmet)
 
     # The verbs.
 
@@ -704,6 +712,9 @@ class Reference:
             return "unique_key_taken"
         letters = self.letters[queue]
         letter = next(letter for letter in letters if letter.id == job_id)
+        ended = {one: there.state if (there := self.job(*one)) else None for one in letter.unmet}
+        if not by_itself and not {None, State.CANCELLED}.isdisjoint(ended.values()):
+            return "dependency_gone"
         letters.remove(letter)
         if by_itself:
             self.retries[job.key] = letter.retries + 1
@@ -715,9 +726,13 @@ class Reference:
             ttl = job.options.unique_ttl
             self.keys[queue, key] = (job, None if ttl is None else job.created_at + ttl)
         job.state = None
+        job.unmet = {one for one, state in ended.items() if state is not State.COMPLETED}
+        word = "blocked_again" if job.unmet else "retried"
         self.place(job)
         self.tell(job, "retried")
-        return "retried"
+        for one in job.options.depends_on if ended else ():
+            self.bind(job, one)
+        return word
 
     def remove(self, queue: str, job_id: str) -> bool:
         job = self.job(queue, job_id)
@@ -833,7 +848,7 @@ class Reference:
             ]
             self.settle()
             answers = [self.retry(queue, job_id, by_itself=True) for job_id in due]
-            retried += answers.count("retried")
+            retried += answers.count("retried") + answers.count("blocked_again")
         return Swept(promoted, stalled, expired, retried, removed)
 
     def heavy_letters(self, queue: str) -> list[DeadLetter]:

@@ -88,8 +88,10 @@ def borrow(
         jobs.update({(job.queue, job.id): job for job in load(alias, to, rivals)})
     jobs.update(_dependents(alias, jobs))
     blocked = [job for job in jobs.values() if job.state is State.BLOCKED]
+    # A dead letter may be put behind its dependencies again.
+    waiting = [*blocked, *(job for job in jobs.values() if job.reason == "dependency_failed")]
     wanted: dict[str, list[str]] = {}
-    for key in {key for job in blocked for key in job.options.depends_on} - jobs.keys():
+    for key in {key for job in waiting for key in job.options.depends_on} - jobs.keys():
         wanted.setdefault(key[0], []).append(key[1])
     found = [*jobs.values(), *(job for name, missing in wanted.items() for job in load(alias, name, missing))]
     failed = [job for job in found if job.state is State.FAILED]

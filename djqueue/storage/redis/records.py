@@ -359,7 +359,8 @@ def incident(queue: str, found: Sequence[Any]) -> Incident:
 
 def letter(queue: str, job_id: str, data: bytes) -> DeadLetter:
     """A dead letter."""
-    return DeadLetter(queue, job_id, *unpack(data))
+    *fields, unmet = (*unpack(data), ())[:9]
+    return DeadLetter(queue, job_id, *fields, tuple(map(tuple, unmet)))
 
 
 def pack_delay(delay: int | Backoff) -> int | bytes:

@@ -509,8 +509,49 @@ class RedisStorage(Storage):
 
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
+        return self._run(self._retried(queue, ids, dry_run=dry_run))
+
+    def _retried(self, queue: str, ids: Sequence[str], *, dry_run: bool) -> Steps[list[str]]:
         heading = [b"d" if dry_run else b"0", records.pack_groups(self.policy(queue))]
-        return list(map(text, self._run(self._on_jobs("retry", queue, ids, heading))))
+        replies = yield from self._on_jobs("retry", queue, ids, heading, step=PAGE if dry_run else STEP)
+        unmet = {place: _keys(reply) for place, reply in enumerate(replies) if isinstance(reply, list)}
+        words = ["" if place in unmet else text(reply) for place, reply in enumerate(replies)]
+        states = yield from self._states_of({key for keys in unmet.values() for key in keys})
+        again: dict[bytes, list[int]] = {}
+        for place, keys in unmet.items():
+            found = {states[key] for key in keys}
+            is_met = found == {State.COMPLETED}
+            if None in found or State.CANCELLED in found:
+                words[place] = "dependency_gone"
+            elif dry_run:
+                words[place] = "retried" if is_met else "blocked_again"
+            else:
+                again.setdefault(b"w" if is_met else b"b", []).append(place)
+        for mode, places in again.items():
+            heading[0] = mode
+            replies = yield from self._on_jobs("retry", queue, [ids[place] for place in places], heading)
+            for place, reply in zip(places, replies, strict=True):
+                words[place] = text(reply)
+        return words
+
+    def _states_of(self, keys: Iterable[JobKey]) -> Steps[dict[JobKey, State | None]]:
+        """The states of jobs, wherever they have been moved lately; None for one that is gone."""
+        left = {key: key for key in keys}
+        found: dict[JobKey, State | None] = {}
+        while left:
+            queues: dict[str, list[JobKey]] = {}
+            for key, there in left.items():
+                queues.setdefault(there[0], []).append(key)
+            missing = []
+            for queue, mine in queues.items():
+                states = yield from self._states(queue, [left[key][1] for key in mine])
+                found.update(zip(mine, states, strict=True))
+                missing += [key for key in mine if found[key] is None]
+            looks = [Command((b"GET", self.keys(left[key][0]).moved(left[key][1]))) for key in missing]
+            targets = (yield looks) if looks else []
+            moved = zip(missing, targets, strict=True)
+            left = {key: (text(target), key[1]) for key, target in moved if target is not None}
+        return found
 
     def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
         """See `Storage.remove`."""
@@ -1084,3 +1125,9 @@ def _by_queue(entries: Sequence[Any]) -> Iterable[tuple[str, list[int]]]:
     for place, entry in enumerate(entries):
         places.setdefault(entry.queue, []).append(place)
     return places.items()
+
+
+def _keys(reply: Sequence[Any]) -> list[JobKey]:
+    """Queue and id of jobs, from a reply that has them one after the other."""
+    words = list(map(text, reply))
+    return list(zip(words[::2], words[1::2], strict=True))

@@ -166,7 +166,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', AGAIN, '-inf', now, 'LIMIT', 0, limit)
   if not job or not letter then
     call('ZREM', AGAIN, id)
   elseif not (job.o.unique_key and owner_of(job.o.unique_key)) then
-    revive(job, letter[4] + 1)
+    revive(job, letter[4] + 1, letter[9])
     retried = retried + 1
   else
     -- Later then: so many of these would hold up the others.

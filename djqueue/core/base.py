@@ -155,8 +155,8 @@ class EngineBase:
                     return key, missing
                 # A plain job completes under its processing shard's lock alone.
                 with self.place(there.id).lock:
-                    # Should a failed one be retried and complete, a dependent that waits is told.
-                    # So does one that has failed for its dependency before (it has an error), and was retried.
+                    # Should a failed one be retried and complete, a dependent that waits is told. So does a
+                    # retried one, which has the error of its own failure.
                     is_patient = job.options.on_dependency_failure == "wait" or job.error is not None
                     waits = there.state is State.FAILED and is_patient
                     if there.state not in LIVE and not waits:
@@ -292,5 +292,5 @@ class EngineBase:
         return self._policies.get(queue_name, self._default_policy)
 
 
-def _known(keys: Iterable[JobKey]) -> AbstractContextManager[None]:
+def _known(_: Iterable[JobKey]) -> AbstractContextManager[None]:
     return nullcontext()

@@ -382,7 +382,7 @@ class Shard:
         by_itself: bool,
         unmet: Iterable[JobKey] = (),
     ) -> None:
-        """failed → waiting | blocked, out of the dead letters, with its budget of failures and stalls renewed.
+        """failed → waiting | blocked, with its budget of failures and stalls renewed.
 
         unmet: dependencies that it waits for again; the caller binds it to them.
         """

@@ -347,9 +347,7 @@ class Reference:
                     self.place(follower)
                     self.tell(follower, "unblocked")
 
-    def bury(
-        self, job: RefJob, reason: str, error: JobError, unmet: Iterable[JobKey] = ()
-    ) -> None:
+    def bury(self, job: RefJob, reason: str, error: JobError, unmet: Iterable[JobKey] = ()) -> None:
         job.reason = reason
         job.error = error
         self.end(job, State.FAILED)

@@ -576,4 +576,3 @@ class DependenciesContract(StorageCase):
         self.pass_time(storage, LATER + 1)
 
         assert job(storage, "first", UPSTREAM).result == b"for the other"
-

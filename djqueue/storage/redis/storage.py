@@ -547,7 +547,9 @@ class RedisStorage(Storage):
                 states = yield from self._states(queue, [left[key][1] for key in mine])
                 found.update(zip(mine, states, strict=True))
                 missing += [key for key in mine if found[key] is None]
-            looks = [Command((b"GET", self.keys(left[key][0]).moved(left[key][1]))) for key in missing]
+            looks: list[Call | Command] = [
+                Command((b"GET", self.keys(left[key][0]).moved(left[key][1]))) for key in missing
+            ]
             targets = (yield looks) if looks else []
             moved = zip(missing, targets, strict=True)
             left = {key: (text(target), key[1]) for key, target in moved if target is not None}

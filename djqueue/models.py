@@ -74,13 +74,17 @@ class Job(models.Model):
         _("in the inbox"), default=False, help_text=_("Not yet taken in by the scheduler.")
     )
     token = models.BigIntegerField(
-        _("fencing token"), default=0, help_text=_("Of the present claim, or of the last one.")
+        _("fencing token"),
+        default=0,
+        db_default=0,  # Processes of the version before, which migrations meet, insert jobs without it.
+        help_text=_("Of the present claim, or of the last one."),
     )
     process = models.CharField(
         _("process"),
         max_length=NAME,
         blank=True,
         default="",
+        db_default="",
         help_text=_("Process that holds the claim; empty: the scheduler's own."),
     )
     leased_until = MillisecondsField(
@@ -228,6 +232,13 @@ class DeadLetter(models.Model):
     expires_at = MillisecondsField(_("kept until"))
     retries = models.IntegerField(_("retries by itself"), default=0)
     next_retry_at = MillisecondsField(_("next retry by itself"), null=True, blank=True)
+    unmet = models.TextField(
+        _("dependencies that had not completed"),
+        blank=True,
+        default="",
+        db_default="",
+        help_text=_("JSON: queue and job id of each."),
+    )
 
     class Meta:
         db_table = "djqueue_dead_letter"

@@ -40,6 +40,10 @@ class RetriedDead(NamedTuple):
     not_found: int = 0
     rejected: int = 0
     """Left where they were: they were never fit to run, and need another payload first."""
+    blocked_again: int = 0
+    """Retried, and blocked again until the dependencies that had not completed do."""
+    dependency_gone: int = 0
+    """Left where they were: a dependency that had not completed was cancelled or removed."""
 
 
 class MovedDead(NamedTuple):

@@ -319,8 +319,11 @@ class Queue:
         return await self._acall(self.update, id, payload=payload, priority=priority)
 
     def retry(self, id: str) -> bool:
-        """Have a dead letter run again; False if it is none, or if its unique key is taken."""
-        return self.storage.retry(self.name, [id])[0] == "retried"
+        """Retry a dead letter; return False if it is none, its unique key is taken, or a dependency is gone.
+
+        A job that failed because a dependency did is blocked again until its dependencies complete.
+        """
+        return self.storage.retry(self.name, [id])[0] in ("retried", "blocked_again")
 
     async def aretry(self, id: str) -> bool:
         """See `retry`."""

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count, groupby
 from operator import itemgetter
 from random import Random
@@ -80,6 +80,8 @@ class EngineBase:
         """Tokens of claims that another engine made are lower."""
         self._tokens = count(self.least_token)
         self._rotation = count()
+        self.knowing: Callable[[Iterable[JobKey]], AbstractContextManager[None]] = _known
+        """While it lasts, the engine knows these jobs, also those that are kept elsewhere alone."""
         self._listeners: list[tuple[frozenset[str] | None, Wake]] = []
         self._workers = Workers(clock)
         self._registry = Lock()
@@ -166,8 +168,10 @@ class EngineBase:
                     return key, missing
                 # A plain job completes under its processing shard's lock alone.
                 with self.place(there.id).lock:
-                    # Should a failed one be retried and complete, a dependent that waits is told.
-                    waits = there.state is State.FAILED and job.options.on_dependency_failure == "wait"
+                    # Should a failed one be retried and complete, a dependent that waits is told. So does a
+                    # retried one, which has the error of its own failure.
+                    is_patient = job.options.on_dependency_failure == "wait" or job.error is not None
+                    waits = there.state is State.FAILED and is_patient
                     if there.state not in LIVE and not waits:
                         if there.state is not State.FAILED:
                             shard.hold(queue, there, job)
@@ -299,3 +303,7 @@ class EngineBase:
     def policy(self, queue_name: str) -> QueuePolicy:
         """What a queue is configured to do."""
         return self._policies.get(queue_name, self._default_policy)
+
+
+def _known(_: Iterable[JobKey]) -> AbstractContextManager[None]:
+    return nullcontext()

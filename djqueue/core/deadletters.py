@@ -185,6 +185,7 @@ def letter_of(job: Job, now: int, retries: int, policy: DeadLetterPolicy, random
         job.name,
         error.type,
         error.message,
+        tuple(sorted(job.unmet)) if job.unmet else (),
     )
 
 

@@ -190,7 +190,8 @@ class Engine(
     def claim(self, request: ClaimRequest) -> Claims:
         """Waiting jobs to active, as many as the request has slots, each under a lease and a token.
 
-        Queues take turns in being served first; within a queue, priority decides, then arrival.
+        Queues take turns in being served first; within a queue, priority decides, then arrival. A job with
+        a stalled attempt is claimed alone.
         """
         claimed: list[Claimed] = []
         hints: list[int] = []
@@ -211,6 +212,8 @@ class Engine(
             if hint is not None:
                 hints.append(hint)
             self.settle(changes)
+            if claimed and claimed[-1].stalls:
+                break
         return Claims(claimed, min(hints, default=None))
 
     def _take(
@@ -233,11 +236,19 @@ class Engine(
         parked, found = groups.parked, len(claimed)
         if groups.rests:
             queue.end_rests(tick)
+        hints = []
         while slots > 0 and queue.ready.size:
             most = slots
+            if queue.ready.stalled:
+                # One at a time, up to the first with a stalled attempt.
+                head, most = queue.ready.head(request.names), 1
+                if head is not None and head.stalls and claimed:
+                    if self._may_start(queue, head, tick):
+                        hints.append(0)
+                    break
             if shared is not None:
                 is_served = len(claimed) > found
-                most, weight = _reserve(queue, shared, request.names, slots, tick, changes, is_served)
+                most, weight = _reserve(queue, shared, request.names, most, tick, changes, is_served)
                 if not most:
                     break
             if limiter.bucket is None and limiter.concurrency is None:
@@ -253,9 +264,10 @@ class Engine(
             if not jobs:
                 break
             slots -= started  # Others take the place of those that had expired.
+            if started and claimed[-1].stalls:
+                break
         if groups.parked < parked and queue.ready.size:
             changes.woken.add(queue.name)
-        hints = []
         bucket = limiter.bucket
         if bucket is not None and queue.ready.has(request.names) and (wait := bucket.wait(tick)):
             hints.append(wait)
@@ -289,6 +301,13 @@ class Engine(
             if ready.heavy:
                 return _fitting(ready, names, allowed, most, taken)
             return ready.pop(allowed, names)
+
+    def _may_start(self, queue: JobQueue, job: Job, tick: int) -> bool:
+        """Whether the queue's own limits would let a ready job start."""
+        limiter, most = queue.limiter, queue.limiter.concurrency
+        if limiter.bucket is not None and limiter.bucket.wait(tick):
+            return False
+        return most is None or self.taken_in(queue.name) + min(job.options.weight, most) <= most
 
     def _start(
         self,

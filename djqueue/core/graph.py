@@ -68,8 +68,8 @@ class FlowGraph(NamedTuple):
         return [node for place, node in enumerate(self.nodes) if place not in inner]
 
     def failed(self) -> tuple[list[FlowNode], list[FlowNode]]:
-        """Those that have failed: such as may run again at once, and such as depend on one that has not
-        completed. A dead letter that is retried waits for nothing: run at once, the latter would miss that.
+        """Return the jobs that have failed: the roots, which may run again at once, and those that depend on
+        a job that has not completed.
         """
         early = {
             edge.after

@@ -459,6 +459,8 @@ class DeadLetter(NamedTuple):
     error_type: str = ""
     """Of its last error, as `error_message`."""
     error_message: str = ""
+    unmet: tuple[JobKey, ...] = ()
+    """With the reason `dependency_failed`: the dependencies that had not completed."""
 
 
 class LetterPage(NamedTuple):

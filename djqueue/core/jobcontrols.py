@@ -1,9 +1,11 @@
 """What can be done to single jobs from outside, by id: cancel, promote, revise, retry, remove and others."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .base import EngineBase
 from .job import REJECTED, CancelResult, Job
+from .options import JobKey
+from .queue import JobQueue
 from .shard import Changes, Shard
 from .states import PENDING, TERMINAL, State
 
@@ -86,6 +88,13 @@ class JobControls(EngineBase):
 
         updated | retried | not_found | changed | unique_key_taken, or the state in which it is instead.
         """
+        unmet = self._unmet(queue_name, [job_id]) if retry else []
+        if not unmet:
+            return self._revise(queue_name, job_id, payload, old, retry=retry)
+        with self.knowing(unmet):
+            return self._revise(queue_name, job_id, payload, old, retry=retry)
+
+    def _revise(self, queue_name: str, job_id: str, payload: bytes, old: bytes, *, retry: bool) -> str:
         changes = Changes()
         shard = self.shard(queue_name)
         now = self.clock.now()
@@ -100,12 +109,15 @@ class JobControls(EngineBase):
                 return "changed"
             if retry and job.options.unique_key and queue.unique.owner(job.options.unique_key, now):
                 return "unique_key_taken"
+            unmet = _unmet_of(queue, job_id)
             if retry:
-                shard.revive(queue, job, now, changes, by_itself=False)
+                shard.revive(queue, job, now, changes, by_itself=False, unmet=unmet)
             job.payload = payload
             if self._journal is not None:
                 self._journal.updated(job)
         self.settle(changes)
+        if retry and unmet:
+            self.bind(job, job.options.depends_on)
         return "retried" if retry else "updated"
 
     def _move(
@@ -130,21 +142,41 @@ class JobControls(EngineBase):
     def retry(
         self, queue_name: str, ids: Sequence[str], *, by_itself: bool = False, dry_run: bool = False
     ) -> list[str]:
-        """Dead letters back to waiting: retried | not_found | not_failed | unique_key_taken | rejected, for
-        each.
+        """Dead letters back to waiting, or behind their dependencies: retried | blocked_again | not_found |
+        not_failed | unique_key_taken | rejected | dependency_gone, for each.
 
+        by_itself: a dependency that is gone is no reason to refuse it: it fails again.
         dry_run: only say what would become of each.
         """
+        unmet = self._unmet(queue_name, ids)
+        if not unmet:
+            return self._retry(queue_name, ids, {}, by_itself=by_itself, dry_run=dry_run)
+        with self.knowing(unmet):
+            states = {key: self._state_of(key) for key in unmet}
+            return self._retry(queue_name, ids, states, by_itself=by_itself, dry_run=dry_run)
+
+    def _retry(
+        self,
+        queue_name: str,
+        ids: Sequence[str],
+        states: Mapping[JobKey, State | None],
+        *,
+        by_itself: bool,
+        dry_run: bool,
+    ) -> list[str]:
         changes = Changes()
         shard = self.shard(queue_name)
         now = self.clock.now()
         answers = []
+        bound: list[Job] = []
         would_be: set[str] = set()
         """Ids, and unique keys behind a NUL, of those that a dry run has passed."""
         with shard.lock:
             queue = shard.find(queue_name)
             for job_id in ids:
                 job = queue.jobs.get(job_id)
+                unmet = _unmet_of(queue, job_id)
+                ended = [states.get(key, State.FAILED) for key in unmet]
                 if job is None:
                     answers.append("not_found")
                 elif job.state is not State.FAILED or job_id in would_be:
@@ -157,14 +189,39 @@ class JobControls(EngineBase):
                     queue.unique.owner(key, now) or f"\0{key}" in would_be
                 ):
                     answers.append("unique_key_taken")
-                elif dry_run:
-                    would_be |= {job_id, f"\0{key}"}
-                    answers.append("retried")
+                elif not by_itself and (None in ended or State.CANCELLED in ended):
+                    answers.append("dependency_gone")
                 else:
-                    shard.revive(queue, job, now, changes, by_itself=by_itself)
-                    answers.append("retried")
+                    left = [
+                        one for one, state in zip(unmet, ended, strict=True) if state is not State.COMPLETED
+                    ]
+                    if dry_run:
+                        would_be |= {job_id, f"\0{key}"}
+                    else:
+                        shard.revive(queue, job, now, changes, by_itself=by_itself, unmet=left)
+                        bound += [job] if unmet else []
+                    answers.append("blocked_again" if left else "retried")
         self.settle(changes)
+        for job in bound:
+            # Also to those that have completed: it reads their results.
+            self.bind(job, job.options.depends_on)
         return answers
+
+    def _unmet(self, queue_name: str, ids: Sequence[str]) -> list[JobKey]:
+        """What dead letters with the reason `dependency_failed` waited for."""
+        shard = self.shard(queue_name)
+        with shard.lock:
+            queue = shard.find(queue_name)
+            return [key for job_id in ids for key in _unmet_of(queue, job_id)]
+
+    def _state_of(self, key: JobKey) -> State | None:
+        """The state of a job, wherever it has been moved; None if it is gone."""
+        while (new := self.shard(key[0]).whereabouts(key)) is not None:
+            key = new
+        shard = self.shard(key[0])
+        with shard.lock:
+            job = shard.find(key[0]).jobs.get(key[1])
+            return None if job is None else job.state
 
     def remove(self, queue_name: str, ids: Sequence[str], ended_before: int | None = None) -> list[bool]:
         """Forget jobs that are not active; False for one that is, or that is not there.
@@ -186,6 +243,11 @@ class JobControls(EngineBase):
                     removed.append(True)
         self.settle(changes)
         return removed
+
+
+def _unmet_of(queue: JobQueue, job_id: str) -> tuple[JobKey, ...]:
+    letter = queue.dead.get(job_id)
+    return () if letter is None else letter.unmet
 
 
 def _has_ended(job: Job, before: int | None) -> bool:

@@ -3,9 +3,10 @@
 from typing import NamedTuple
 
 from .engine import EXPIRED, Engine
-from .job import Job, JobError
+from .job import Attempt, Job
 from .queue import JobQueue
 from .shard import Changes, Shard
+from .stalls import stalled_error
 
 SWEEP_LIMIT = 1_000
 """Records that are taken from a queue at a time, so that no lock is held for long."""
@@ -46,8 +47,9 @@ def _sweep_leases(engine: Engine, tick: int) -> int:
     for place in engine.processing:
         with place.lock:
             overdue += place.overdue(tick)
-    # The last to be claimed goes back first: before it, then, go those that were claimed earlier.
-    overdue.sort(key=lambda entry: entry[0], reverse=True)
+    # The last to be claimed is claimed first again: a job that kills its worker soon after its start is among
+    # those. Jobs of one claim keep their order.
+    overdue.sort(key=lambda entry: (entry[1].started_at, -entry[0]))
     return sum(_stall(engine, token, job, tick) for token, job in overdue)
 
 
@@ -70,8 +72,8 @@ def _stall(engine: Engine, token: int, job: Job, tick: int) -> bool:
         elif job.stalls >= job.options.max_stalls:
             alive = any(info.id == job.worker for info in engine.workers())
             reason = "stalled" if alive else "worker_lost"
-            text = f"lost {job.stalls + 1} times with its worker, last with {job.worker}"
-            error = JobError("djqueue.core.errors.StorageError", text)
+            last = Attempt(job.attempts, job.worker, job.started_at, now, "stalled")
+            error = stalled_error(job.stalls + 1, [*(job.history or ()), last])
             shard.incident(job, "stalled", changes)
             shard.fail_active(queue, job, reason, error, now, changes)
             shard.incident(job, "failed", changes)
@@ -118,7 +120,8 @@ def _sweep_queue(engine: Engine, name: str) -> tuple[int, int, int, int]:
             part, is_done = _forget(shard, queue, now, changes)
         engine.settle(changes)
         removed += part
-    return promoted, len(expired), answers.count("retried"), removed
+    retried = answers.count("retried") + answers.count("blocked_again")
+    return promoted, len(expired), retried, removed
 
 
 def _is_barred(queue: JobQueue, job_id: str, now: int) -> bool:

@@ -74,7 +74,7 @@ class JobOptions:
     """Milliseconds for which the finished job's record is kept, if longer than its result."""
     executor: str | None = None
     """Where the handler runs; None is what the job type or the settings say."""
-    delay: int | None = None
+    delay: int | None = field(default=None, compare=False)
     """Milliseconds that it was to wait from its enqueue on; None: it is due at a point in time. Set by the
     storage: see `clocksteps`."""
     tags: tuple[str, ...] = ()

@@ -243,7 +243,7 @@ class JobQueue:
             self.drops.push(job, self.pending)
         if is_ready:
             job.run_at = now  # its turn, as one that comes anew
-            self.ready.push(job, front=job.options.lifo)
+            self.ready.push(job)
 
     def claimed(self, job: Job) -> None:
         """A ready job of a group, out of its list, is active; its group's next may be ready."""

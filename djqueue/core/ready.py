@@ -14,7 +14,7 @@ from .job import Job
 class ReadyJobs:
     """Waiting jobs by name."""
 
-    __slots__ = ("_by_name", "_next", "heavy", "size")
+    __slots__ = ("_by_name", "_next", "heavy", "size", "stalled")
 
     def __init__(self) -> None:
         self._by_name: dict[str, PriorityQueue] = {}
@@ -23,6 +23,8 @@ class ReadyJobs:
         self.size = 0
         self.heavy = 0
         """Those that weigh more than one."""
+        self.stalled = 0
+        """Those with a stalled attempt."""
 
     def push(self, job: Job, *, front: bool = False) -> None:
         """Add a job behind those of its priority, or before them."""
@@ -32,6 +34,8 @@ class ReadyJobs:
         self.size += 1
         if job.options.weight > 1:
             self.heavy += 1
+        if job.stalls:
+            self.stalled += 1
 
     def extend(self, jobs: list[Job], name: str, priority: int) -> None:
         """Add jobs of one name and priority, each of weight one, in order."""
@@ -51,6 +55,8 @@ class ReadyJobs:
         self.size -= len(jobs)
         if self.heavy:
             self.heavy -= sum(job.options.weight > 1 for job in jobs)
+        if self.stalled:
+            self.stalled -= sum(job.stalls > 0 for job in jobs)
         for name in names & self._by_name.keys():
             if not self._by_name[name].size:
                 del self._by_name[name]
@@ -68,6 +74,8 @@ class ReadyJobs:
         self.size -= 1
         if job.options.weight > 1:
             self.heavy -= 1
+        if job.stalls:
+            self.stalled -= 1
         if not queue.size:
             del self._by_name[job.name]
 

@@ -203,8 +203,12 @@ class Shard:
         self, queue: JobQueue, job: Job, reason: str, error: JobError, now: int, changes: Changes
     ) -> None:
         """waiting | delayed | blocked → failed: its ttl is over, or a dependency failed."""
+        unmet = (job.unmet or set()) - {PREDECESSOR}
         self._displace(queue, job, changes)
+        # For the dead letter: what a retry puts the job behind again.
+        job.unmet = unmet if reason == "dependency_failed" else None
         self._bury(queue, job, reason, error, now, changes, in_group=False)
+        job.unmet = None
         self.incident(job, "failed", changes)
 
     def reject(self, queue: JobQueue, job: Job, now: int, changes: Changes) -> None:
@@ -368,8 +372,20 @@ class Shard:
 
     # Ended jobs.
 
-    def revive(self, queue: JobQueue, job: Job, now: int, changes: Changes, *, by_itself: bool) -> None:
-        """failed → waiting, out of the dead letters, with its budget of failures and stalls renewed."""
+    def revive(
+        self,
+        queue: JobQueue,
+        job: Job,
+        now: int,
+        changes: Changes,
+        *,
+        by_itself: bool,
+        unmet: Iterable[JobKey] = (),
+    ) -> None:
+        """failed → waiting | blocked, with its budget of failures and stalls renewed.
+
+        unmet: dependencies that it waits for again; the caller binds it to them.
+        """
         queue.dead.remove(job.id, by_itself=by_itself)
         if job.stream is not None:
             self.restart(job)
@@ -377,6 +393,7 @@ class Shard:
         job.finished_at = 0
         job.reason = job.worker = ""
         job.run_at = now
+        job.unmet = set(unmet) or None
         queue.unique.take(job)
         queue.place(job, now)
         changes.woken.add(queue.name)

@@ -67,7 +67,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     _row("unblock", State.BLOCKED, "waiting delayed", "unblocked"),
     _row("dependency_failed", State.BLOCKED, "failed", "failed"),
     _row("dependency_failed", State.BLOCKED, "cancelled", "cancelled"),
-    _row("retry_dead", State.FAILED, "waiting", "retried"),
+    _row("retry_dead", State.FAILED, "waiting blocked", "retried"),
     _row("enqueue", State.FAILED, "waiting delayed blocked", "queued"),
     _row("enqueue", State.CANCELLED, "waiting delayed blocked", "queued"),
 )

@@ -63,7 +63,13 @@ RETRY = Verb(
     permission="retry",
     call=lambda storage, queue, ids: storage.retry(queue, ids),
     legal=_can("retry_dead"),
-    done={"retried": ngettext_lazy("%d job will run again.", "%d jobs will run again.")},
+    done={
+        "retried": ngettext_lazy("%d job will run again.", "%d jobs will run again."),
+        "blocked_again": ngettext_lazy(
+            "%d job is blocked until its dependencies complete.",
+            "%d jobs are blocked until their dependencies complete.",
+        ),
+    },
     log=gettext_noop("Retried."),
 )
 REMOVE = Verb(
@@ -93,5 +99,6 @@ REFUSALS = {
     "not_removed": gettext_lazy("%d running or gone"),
     "unique_key_taken": gettext_lazy("%d whose unique key another job has"),
     "rejected": gettext_lazy("%d that need other arguments first"),
+    "dependency_gone": gettext_lazy("%d whose dependency was cancelled or removed"),
 }
 """Why it was not done, with the number of jobs."""

@@ -12,12 +12,12 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="job",
             name="token",
-            field=models.BigIntegerField(default=0, help_text="Of the present claim, or of the last one.", verbose_name="fencing token"),
+            field=models.BigIntegerField(db_default=0, default=0, help_text="Of the present claim, or of the last one.", verbose_name="fencing token"),
         ),
         migrations.AddField(
             model_name="job",
             name="process",
-            field=models.CharField(blank=True, default="", help_text="Process that holds the claim; empty: the scheduler's own.", max_length=255, verbose_name="process"),
+            field=models.CharField(blank=True, db_default="", default="", help_text="Process that holds the claim; empty: the scheduler's own.", max_length=255, verbose_name="process"),
         ),
         migrations.AddField(
             model_name="job",

@@ -38,7 +38,7 @@ DELETIONS = frozenset({BulkKind.PURGE, BulkKind.DELETE, BulkKind.CLEAN, BulkKind
 """Kinds that begin after a time in which they can be undone."""
 WHOLE = frozenset({BulkKind.CLEAN, BulkKind.OBLITERATE})
 """Kinds that are about a queue, and ask for no job by its id."""
-DONE = frozenset({"retried", "removed", "cancelled", "requested", "promoted"})
+DONE = frozenset({"retried", "blocked_again", "removed", "cancelled", "requested", "promoted"})
 """Words of the storage that say that it was done."""
 
 Words = list[str]

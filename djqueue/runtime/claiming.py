@@ -34,7 +34,9 @@ POLL_UNTIL_EMPTY = 0.25
 """The same while the worker waits for its queues' end: nobody rings when another worker's job is over."""
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0
 """Seconds between tries while the storage is away: doubled from the first to the last."""
-
+ISOLATION = (2.0, 10.0, 60.0)
+"""Seconds for which a worker claims nothing beside a job with one, two, or more stalled attempts: should it
+kill its process again, it is alone."""
 
 CATCH_UP = 0.05
 """Seconds between looks whether the receivers of signals have caught up."""
@@ -102,6 +104,10 @@ class ClaimLoop:
         """Seconds until the next try; 0 while the storage answers."""
         self._hint: int | None = None
         self._looked_empty = False
+        self._isolated: Run | None = None
+        """The last run of a job with a stalled attempt, until it has ended or its isolation is over."""
+        self._isolated_until = 0
+        """Monotonic milliseconds."""
         self._retry_due = 0
         """Monotonic milliseconds: until then a job that failed here is expected back."""
 
@@ -196,12 +202,27 @@ class ClaimLoop:
                 await self._look_for_end(finished.claims)
 
     def _free_slots(self) -> int:
-        if self.stopping or self._resting or self._tell.is_behind:
+        if self.stopping or self._resting or self._tell.is_behind or self._isolation():
             return 0
         slots = self._options.concurrency - len(self._runs.executing) - self._asked_for
         if self._options.max_jobs is not None:
             slots = min(slots, self._options.max_jobs - self._begun - self._asked_for)
         return slots
+
+    def _isolation(self) -> float:
+        """Return the seconds for which nothing is claimed beside a job with a stalled attempt."""
+        if self._isolated is None:
+            return 0.0
+        left = self._isolated_until - self._clock.monotonic()
+        if left <= 0 or self._isolated not in self._runs.executing:
+            self._isolated = None
+            return 0.0
+        return left / 1_000
+
+    def _isolate(self, run: Run, now: int) -> None:
+        stalls = min(run.claimed.stalls, len(ISOLATION))
+        self._isolated = run
+        self._isolated_until = now + round(ISOLATION[stalls - 1] * 1_000)
 
     def _request(self, slots: int) -> ClaimRequest:
         options = self._options
@@ -258,6 +279,11 @@ class ClaimLoop:
         now = self._clock.monotonic()
         verbose = self._tell.verbose
         self._tell.counters.claimed += len(claims.jobs)
+        if self._isolation():
+            # Asked for before the isolation began: another worker may have them.
+            for claimed in claims.jobs:
+                self._give_back(claimed)
+            return
         runs: list[Run] = []
         for claimed in claims.jobs:
             handler = self._handlers.get(claimed.name)
@@ -269,6 +295,8 @@ class ClaimLoop:
             self._runs.executing[run] = run
             if claimed.lease < self._heartbeat.shortest_lease:
                 self._heartbeat.expect(claimed.lease)
+            if claimed.stalls:
+                self._isolate(run, now)
             runs.append(run)
         if self._leases is not None and not self._leases.add([lease_of(run) for run in runs]):
             self._leases.replace(map(lease_of, self._runs.held()))
@@ -281,11 +309,14 @@ class ClaimLoop:
 
     def _refuse(self, claimed: Claimed) -> None:
         self._tell.unhandled(claimed)
+        self._give_back(claimed, delay=60_000)
+
+    def _give_back(self, claimed: Claimed, delay: int = 0) -> None:
         handler = Handler(claimed.name, _nothing, Style.JOB)
         run = Run(claimed, handler, self._reports, self._clock.monotonic())
         self._begun += 1
         self._runs.executing[run] = run
-        self._runs.settle(run, release(claimed, delay=60_000))
+        self._runs.settle(run, release(claimed, delay=delay))
         self._bell.run_ended_here()
 
     async def _look_for_end(self, claims: Claims) -> None:
@@ -317,7 +348,7 @@ class ClaimLoop:
         elif self._tell.is_behind:
             await self._bell.sleep(CATCH_UP, Hearing.STOP)
         elif self._free_slots() <= 0 or len(self._trips) == self._trips_at_once:
-            await self._bell.sleep(None, Hearing.ENDINGS)
+            await self._bell.sleep(self._isolation() or None, Hearing.ENDINGS)
         else:
             await self._bell.sleep(self._patience(), Hearing.ALL)
 

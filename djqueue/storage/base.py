@@ -241,8 +241,12 @@ class Storage(Inspector):
 
     @abstractmethod
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
-        """Dead letters to waiting: retried | not_found | not_failed | unique_key_taken | rejected (it was
-        never fit to run: `revise` it), for each.
+        """Dead letters to waiting, or to blocked: retried | blocked_again | not_found | not_failed |
+        unique_key_taken | rejected (it was never fit to run: `revise` it) | dependency_gone, for each.
+
+        A job with the reason `dependency_failed` waits again for the dependencies that had not completed,
+        also for those that have failed and are not retried yet. It is refused as `dependency_gone` if one of
+        them was cancelled or removed.
 
         dry_run: only say what would become of each if nothing else happened.
         """

@@ -102,7 +102,9 @@ def test_some_are_retried_by_filter_or_by_id(queue):
 
     assert queue.retry_dead(name="ship", limit=1) == RetriedDead(retried=1)
     assert ids(queue.dead_letters()) == ["b", "c", "d"]
-    assert asyncio.run(queue.aretry_dead(["d", "nobody", "a"])) == (1, 0, 1, 1, 0)
+    assert asyncio.run(queue.aretry_dead(["d", "nobody", "a"])) == RetriedDead(
+        retried=1, not_failed=1, not_found=1
+    )
     assert queue.retry_dead("b").retried == 1
     assert ids(queue.dead_letters()) == ["c"]
 
@@ -218,3 +220,15 @@ def test_ids_and_filters_exclude_each_other(queue):
         queue.retry_dead(["a"], name="ship")
     with pytest.raises(OptionError, match="ids"):
         queue.retry_dead([7])
+
+
+def test_a_dependent_is_counted_as_blocked_until_its_dependency_completes(queue):
+    queue.enqueue(name="charge", id="first")
+    queue.enqueue(name="ship", id="second", depends_on=[(queue.name, "first")])
+    claimed = claim_one(queue.storage, names=["charge"])
+    finish(queue.storage, failing(claimed))
+
+    assert queue.retry_dead(["second"], dry_run=True) == RetriedDead(blocked_again=1)
+    assert queue.retry("second")
+    assert queue.get_job("second").state == "blocked"
+    assert queue.retry_dead() == RetriedDead(retried=1)

@@ -11,13 +11,14 @@ from typing import Any
 from djqueue.core.engine import EXPIRED
 from djqueue.core.finished import FOREVER, RETURNED
 from djqueue.core.groups import GroupLimit
-from djqueue.core.job import Batch, DeadLetter, JobError
+from djqueue.core.job import Attempt, Batch, DeadLetter, JobError
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.sizes import size_of_error
+from djqueue.core.stalls import stalled_error
 from djqueue.core.states import LIVE, PENDING, REUSABLE, TERMINAL, State
 from djqueue.core.unique import PREDECESSOR
 from djqueue.testing.clock import FakeClock
@@ -55,6 +56,7 @@ class RefJob:
     cancel_requested: bool = False
     unmet: set[JobKey] = field(default_factory=set)
     outcomes: list[tuple[int, str]] = field(default_factory=list)
+    runs: list[Attempt] = field(default_factory=list)
     admitted: int = 0
     holders: set["RefJob"] = field(default_factory=set)
     put_off: bool = False
@@ -345,7 +347,7 @@ class Reference:
                     self.place(follower)
                     self.tell(follower, "unblocked")
 
-    def bury(self, job: RefJob, reason: str, error: JobError) -> None:
+    def bury(self, job: RefJob, reason: str, error: JobError, unmet: Iterable[JobKey] = ()) -> None:
         job.reason = reason
         job.error = error
         self.end(job, State.FAILED)
@@ -353,7 +355,8 @@ class Reference:
         retries = self.retries.pop(job.key, 0)
         again = self.now + policy.auto_retry_delay if retries < policy.auto_retries else 0
         letters = self.letters.setdefault(job.queue, [])
-        letters.append(DeadLetter(job.queue, job.id, reason, self.now, self.now + policy.ttl, retries, again))
+        letter = DeadLetter(job.queue, job.id, reason, self.now, self.now + policy.ttl, retries, again)
+        letters.append(letter._replace(unmet=tuple(sorted(unmet))))
         self.tell(job, "failed")
         for letter in letters[: max(0, len(letters) - policy.max_entries)]:
             self.forget(self.job(letter.queue, letter.id))
@@ -426,7 +429,10 @@ class Reference:
         there = self.job(*key)
         waits = there is not None and (
             there.state in LIVE
-            or (there.state is State.FAILED and job.options.on_dependency_failure == "wait")
+            or (
+                there.state is State.FAILED
+                and (job.options.on_dependency_failure == "wait" or job.error is not None)
+            )
         )
         self.bindings[job, key] = next(self.numbers)
         if not waits:
@@ -449,12 +455,14 @@ class Reference:
         elif policy == "wait" and ended is State.FAILED:
             self.bind(job, key)
         else:
+            unmet = job.unmet - {PREDECESSOR}
             self.take_out(job)
             if policy == "cancel":
                 self.cancel_out(job, "dependency_failed")
             else:
                 text = f"the job {key[1]!r} of queue {key[0]!r} that it depends on is {ended}"
-                self.bury(job, "dependency_failed", JobError("djqueue.core.errors.JobFailedError", text))
+                error = JobError("djqueue.core.errors.JobFailedError", text)
+                self.bury(job, "dependency_failed", error, unmet)
 
     # The verbs.
 
@@ -519,7 +527,7 @@ class Reference:
         self, queue: str, slots: int, names: frozenset[str], worker: str, tokens: Iterable[int]
     ) -> tuple[list[RefJob], int | None]:
         claimed: list[RefJob] = []
-        tokens = iter(tokens)
+        tokens, alone = iter(tokens), ""
         rests = any(name == queue for name, _ in self.rests)
         if slots <= 0 or queue in self.paused or not (self.ready(queue) or self.delayed(queue) or rests):
             return claimed, None
@@ -534,6 +542,10 @@ class Reference:
                 if self.is_expired(job):
                     self.expire(job)
                     continue
+                if job.stalls and claimed:
+                    alone = "later"
+                    break
+                alone = "taken" if job.stalls else ""
                 job.state = State.ACTIVE
                 job.attempts += 1
                 job.token = next(tokens, -1)
@@ -548,7 +560,12 @@ class Reference:
                     bucket.tokens -= 1
                 self.advance(queue, job.options.group)
                 self.tell(job, "active")
-        hints = [max(0, job.run_at - self.now) for job in self.delayed(queue)[:1]]
+                if alone:
+                    break
+            if alone:
+                break
+        hints = [0] if alone == "later" else []
+        hints += [max(0, job.run_at - self.now) for job in self.delayed(queue)[:1]]
         hints += [at - self.clock.monotonic() for (name, _), (at, _) in self.rests.items() if name == queue]
         if limits.rate is not None and self.ready(queue, names) and limits.tokens < 1:
             missing = (1 - limits.tokens) * limits.rate.per / limits.rate.capacity
@@ -600,6 +617,8 @@ class Reference:
 
     def note(self, job: RefJob, outcome: str) -> None:
         most = self.policy(job.queue).retention.attempts.count
+        run = Attempt(job.attempts, job.worker, job.started_at, self.now, outcome)
+        job.runs = [*job.runs[len(job.runs) - len(job.outcomes) :][-most:], run]
         job.outcomes = [*job.outcomes, (job.attempts, outcome)][-most:]
 
     def fail_active(self, job: RefJob, reason: str) -> None:
@@ -607,8 +626,7 @@ class Reference:
         error = ERROR
         if reason == "worker_lost":
             job.stalls += 1
-            text = f"lost {job.stalls} times with its worker, last with {job.worker}"
-            error = JobError("djqueue.core.errors.StorageError", text)
+            error = stalled_error(job.stalls, job.runs)
         else:
             job.failures += 1
         self.take_out(job)
@@ -653,7 +671,7 @@ class Reference:
             job.options = replace(job.options, priority=priority)
             if job.state is State.WAITING and not job.parked:
                 job.run_at = self.now
-                job.order = next(self.numbers) * (-1 if job.options.lifo else 1)
+                job.order = next(self.numbers)
         return True
 
     def cancel(self, queue: str, job_id: str, reason: str) -> str:
@@ -692,6 +710,9 @@ class Reference:
             return "unique_key_taken"
         letters = self.letters[queue]
         letter = next(letter for letter in letters if letter.id == job_id)
+        ended = {one: there.state if (there := self.job(*one)) else None for one in letter.unmet}
+        if not by_itself and not {None, State.CANCELLED}.isdisjoint(ended.values()):
+            return "dependency_gone"
         letters.remove(letter)
         if by_itself:
             self.retries[job.key] = letter.retries + 1
@@ -703,9 +724,13 @@ class Reference:
             ttl = job.options.unique_ttl
             self.keys[queue, key] = (job, None if ttl is None else job.created_at + ttl)
         job.state = None
+        job.unmet = {one for one, state in ended.items() if state is not State.COMPLETED}
+        word = "blocked_again" if job.unmet else "retried"
         self.place(job)
         self.tell(job, "retried")
-        return "retried"
+        for one in job.options.depends_on if ended else ():
+            self.bind(job, one)
+        return word
 
     def remove(self, queue: str, job_id: str) -> bool:
         job = self.job(queue, job_id)
@@ -770,7 +795,7 @@ class Reference:
             for job in self.jobs
             if job.state is State.ACTIVE and job.lease_until <= self.clock.monotonic()
         ]
-        for job in sorted(overdue, key=lambda job: job.token, reverse=True):
+        for job in sorted(overdue, key=lambda job: (job.started_at, -job.token)):
             stalled += 1
             if job.cancel_requested:
                 self.note(job, "cancelled")
@@ -821,7 +846,7 @@ class Reference:
             ]
             self.settle()
             answers = [self.retry(queue, job_id, by_itself=True) for job_id in due]
-            retried += answers.count("retried")
+            retried += answers.count("retried") + answers.count("blocked_again")
         return Swept(promoted, stalled, expired, retried, removed)
 
     def heavy_letters(self, queue: str) -> list[DeadLetter]:

@@ -24,7 +24,7 @@ def test_a_letter_is_kept_for_a_week_and_not_retried_unless_told():
     letter, evicted = add(DeadLetters(DeadLetterPolicy(), Random(1)), "a", "timeout", 1_000)
 
     assert letter[:7] == ("q", "a", "timeout", 1_000, 1_000 + 7 * DAY, 0, 0)
-    assert letter[7:] == ("send", "builtins.KeyError", "'price'")
+    assert letter[7:] == ("send", "builtins.KeyError", "'price'", ())
     assert evicted == []
 
 

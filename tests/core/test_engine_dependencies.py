@@ -171,13 +171,17 @@ def test_one_that_waits_is_told_when_the_failed_one_is_gone_for_good(how):
     check_engine(bench.engine)
 
 
-def test_a_dependent_whose_dependency_failed_runs_when_it_is_retried_itself():
+def test_a_dependent_whose_dependency_failed_is_retried_behind_it():
     bench = Bench()
     bench.enqueue("a")
     bench.enqueue("b", depends_on=A)
     bench.finish(bench.claim_one(), "fail")
 
-    assert bench.engine.retry("q", ["b"]) == ["retried"]
+    assert bench.engine.retry("q", ["b"]) == ["blocked_again"]
+    assert bench.ids() == []
+    check_engine(bench.engine)
+    assert bench.engine.retry("q", ["a"]) == ["retried"]
+    bench.finish(bench.claim_one())
     assert bench.ids() == ["b"]
     check_engine(bench.engine)
 

@@ -172,7 +172,8 @@ def test_stalled_jobs_go_before_those_that_wait_in_their_old_order():
     bench.claim(10)
     bench.sweep(LEASE)
 
-    assert bench.ids() == [f"{number:02}" for number in range(20)]
+    claimed = [one for _ in range(11) for one in bench.ids(10)]
+    assert claimed == [f"{number:02}" for number in range(20)]
 
 
 def test_a_run_that_was_asked_to_stop_and_is_lost_is_cancelled():

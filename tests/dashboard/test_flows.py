@@ -128,24 +128,32 @@ def test_a_flow_is_found_by_the_id_of_a_job(pages, viewer):
     assert "There is none" in page(viewer, "flows", id="nobody")
 
 
-def test_failed_jobs_run_again_first_those_that_the_others_depend_on(storage, pages, retrier):
+def test_a_workflow_is_retried_roots_run_and_the_rest_is_blocked_behind_them(storage, pages, retrier):
     work(storage, "fail", slots=2)
     html = page(retrier)
-    assert ">Retry 2 failed jobs</button>" in html
-    assert "1 failed job depends on one that has not completed" in html
+    assert ">Retry workflow: 3 failed jobs</button>" in html
+    assert "1 failed job is blocked until its dependencies complete" in html
 
-    assert visit(retrier, BY_NAME["flow_retry"]).status_code == 302
+    visit(retrier, BY_NAME["flow_retry"])
 
+    said = "2 jobs will run again. 1 job is blocked until its dependencies complete."
+    assert said in page(retrier)
     event = AuditEvent.objects.get(action="flow_retry")
-    assert (event.queue, event.job_id, event.count) == ("emails", "job-1", 2)
+    assert (event.queue, event.job_id, event.count) == ("emails", "job-1", 3)
     assert storage.states("emails", ["job-1", "job-2"]) == [State.WAITING] * 2
-    assert storage.states("books", ["book"]) == [State.FAILED]
-    assert "Retry" not in page(retrier).partition("djq-facts")[2].partition("<svg")[0].replace("retry it", "")
+    assert storage.states("books", ["book"]) == [State.BLOCKED]
+    assert "Retry workflow" not in page(retrier)
 
     work(storage, slots=2)
-    assert ">Retry 1 failed job</button>" in page(retrier)
-    visit(retrier, BY_NAME["flow_retry"])
     assert storage.states("books", ["book"]) == [State.WAITING]
+
+
+def test_a_workflow_whose_roots_fail_again_is_retried_as_a_whole(storage, pages, retrier):
+    for _ in range(2):
+        work(storage, "fail", slots=2)
+        assert storage.states("books", ["book"]) == [State.FAILED]
+        visit(retrier, BY_NAME["flow_retry"])
+    assert storage.states("books", ["book"]) == [State.BLOCKED]
 
 
 def test_there_is_nothing_to_retry_twice(storage, pages, retrier):
@@ -158,7 +166,7 @@ def test_there_is_nothing_to_retry_twice(storage, pages, retrier):
 
 def test_one_who_may_not_retry_is_not_asked(storage, pages, viewer):
     work(storage, "fail", slots=2)
-    assert "Retry 2" not in page(viewer)
+    assert "Retry workflow" not in page(viewer)
 
 
 def test_what_cannot_be_retried_is_said_before(storage, retrier):
@@ -169,7 +177,7 @@ def test_what_cannot_be_retried_is_said_before(storage, retrier):
     emails.enqueue(3, unique_key="one", delay=1_000)
     html = page(retrier)
     assert "1 whose unique key another job has" in html
-    assert "Retry 1" not in html
+    assert ">Retry workflow: 1 failed job</button>" in html
 
 
 def test_jobs_of_hidden_queues_are_not_there(monkeypatch, storage, pages, retrier):
@@ -186,10 +194,10 @@ def test_a_failed_job_waits_for_one_that_the_user_does_not_see(monkeypatch, stor
     work(storage, "fail")
     monkeypatch.setattr(rights, "sees", hides_books)
 
-    assert "1 failed job depends on one that has not completed" in page(retrier)
+    assert "1 failed job is blocked until its dependencies complete" in page(retrier)
     visit(retrier, BY_NAME["flow_retry"])
 
-    assert storage.states("emails", ["job-1"]) == [State.FAILED]
+    assert storage.states("emails", ["job-1"]) == [State.BLOCKED]
     assert storage.states("books", [first.id]) == [State.FAILED]
 
 

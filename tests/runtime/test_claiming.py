@@ -7,10 +7,12 @@ import time
 import pytest
 
 from djqueue import Queue, Snooze, Worker
+from djqueue.core.job import ClaimRequest
 from djqueue.core.limiter import Rate
 from djqueue.runtime import claiming
+from djqueue.testing.clock import FakeClock
 from tests.runtime.running import HANDLER, reached, record, work_off, working
-from tests.runtime.storages import DistantStorage
+from tests.runtime.storages import DistantStorage, RecordingStorage
 from tests.support import aeventually
 
 
@@ -279,3 +281,83 @@ async def test_failed_runs_count_for_max_jobs_and_given_back_ones_do_not(storage
 
     assert runs == ["sleepy", "sleepy", "bad"]
     assert queue.counts()["waiting"] == 1
+
+
+async def test_a_worker_claims_nothing_beside_a_stalled_job_until_it_ends(clocked, monkeypatch):
+    monkeypatch.setattr(claiming, "ISOLATION", (3_600.0,))
+    storage, queue = clocked
+    stalled = lost_jobs(storage, queue, 1)
+    others = [queue.enqueue(name=HANDLER).id for _ in range(3)]
+    done, running = asyncio.Event(), []
+
+    async def handler(job):
+        running.append(job.id)
+        if job.id in stalled:
+            await done.wait()
+
+    async with working(storage, handler, concurrency=10) as worker:
+        await aeventually(lambda: running == stalled)
+        queue.enqueue(name=HANDLER)
+        assert queue.counts()["waiting"] == 4
+        done.set()
+        await aeventually(lambda: worker.counters.completed == 5)
+
+    assert set(others) < set(running)
+    assert [jobs for _, _, jobs in storage.trips if jobs] == [1, 4]
+
+
+async def test_stalled_jobs_that_take_long_are_joined_one_by_one(clocked, monkeypatch):
+    monkeypatch.setattr(claiming, "ISOLATION", (0.02,))
+    storage, queue = clocked
+    lost_jobs(storage, queue, 3)
+    done = asyncio.Event()
+
+    async def handler(job):
+        await done.wait()
+
+    async with working(storage, handler, concurrency=10) as worker:
+        await aeventually(lambda: worker.running == 3)
+        done.set()
+        await aeventually(lambda: worker.counters.completed == 3)
+
+    assert [jobs for _, _, jobs in storage.trips if jobs] == [1, 1, 1]
+
+
+async def test_what_another_round_trip_brings_beside_a_stalled_job_is_given_back(monkeypatch):
+    monkeypatch.setattr(claiming, "ISOLATION", (3_600.0,))
+    clock = FakeClock()
+    storage = DistantStorage(clock=clock)
+    queue = Queue("work", storage=storage)
+    lost_jobs(storage, queue, 2)
+    done, running = asyncio.Event(), []
+
+    async def handler(job):
+        running.append(job.id)
+        await done.wait()
+
+    async with working(storage, handler, concurrency=100) as worker:
+        await aeventually(lambda: worker.counters.released == 1)
+        assert len(running) == 1
+        assert queue.counts()["waiting"] == 1
+        done.set()
+        await aeventually(lambda: worker.counters.completed == 2)
+
+    assert storage.most == 2
+
+
+def lost_jobs(storage, queue, many):
+    """Ids of jobs that wait again after the loss of their worker."""
+    ids = [queue.enqueue(name=HANDLER).id for _ in range(many)]
+    claimed = storage.claim(ClaimRequest("lost", many, frozenset({HANDLER}))).jobs
+    assert [one.id for one in claimed] == ids
+    storage.engine.clock.advance(claimed[0].lease + 1)
+    assert storage.maintain().stalled == many
+    storage.trips.clear()
+    return ids
+
+
+@pytest.fixture
+def clocked():
+    """A storage that notes its round trips, on a fake clock, and a queue of it."""
+    storage = RecordingStorage(clock=FakeClock())
+    return storage, Queue("work", storage=storage)

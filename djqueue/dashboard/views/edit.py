@@ -93,6 +93,8 @@ def edit_now(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpR
         "retried": _("It will run again, with the new arguments. The old ones are kept."),
         "copied": _("A new job is enqueued with these arguments."),
     }
+    if word == "retried" and record.reason == "dependency_failed":
+        said[word] = _("It will run with the new arguments once its dependencies have completed.")
     messages.success(request, said[word])
     return desk.back(request, "job", queue, copy_id or job_id)
 

@@ -77,7 +77,7 @@ def flow(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpRespo
         )
     graph = flows.visible(request, whole)
     drawing = graphs.draw(graph)
-    able, early = flows.failed(request, whole)
+    roots, dependents = flows.failed(request, whole)
     summary = flows.summary(graph)
     context = {
         "summary": summary,
@@ -86,9 +86,8 @@ def flow(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpRespo
         "svg": flowcharts.svg(graph, drawing, lambda node: desk.url("job", *node.key)),
         "drawing": drawing,
         "rows": _rows(graph, drawing),
-        "failed": [*able, *early][:FAILED] if drawing.collapsed else [],
-        "early": len(early),
-        **_dry_run(able),
+        "failed": [*roots, *dependents][:FAILED] if drawing.collapsed else [],
+        **_dry_run(roots, dependents),
     }
     title = summary.last.name or job_id
     return desk.render(request, "flow.html", title, context, tab="flows", crumbs=crumbs)
@@ -96,37 +95,49 @@ def flow(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpRespo
 
 @pages.act("flow_retry", "flows/<djq:queue>/<djq:job_id>/retry/", rights.RETRY)
 def retry(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
-    """Those of its jobs that failed, and wait for none that has not completed, run again."""
+    """Retry the failed roots of a workflow; the jobs that failed with them are blocked behind them again."""
     graph = get_storage().flow(queue, job_id)
-    able = flows.failed(request, graph)[0] if graph is not None else []
-    answers = _retried(able, dry_run=False)
-    done = answers.pop("retried", 0)
+    roots, dependents = flows.failed(request, graph) if graph is not None else ([], [])
+    answers = _retried(roots, dependents, dry_run=False)
+    done = {word: answers.pop(word) for word in verbs.RETRY.done if word in answers}
     if done:
-        audit.note(request, "flow_retry", queue=queue, job_id=job_id, count=done, detail={"refused": answers})
-        messages.success(request, verbs.RETRY.done["retried"] % done)
+        detail = {"refused": answers}
+        count = sum(done.values())
+        audit.note(request, "flow_retry", queue=queue, job_id=job_id, count=count, detail=detail)
+        messages.success(request, " ".join(verbs.RETRY.done[word] % many for word, many in done.items()))
     if answers or not done:
         why = ", ".join(_refusals(answers)) or _("no failed job of it can run again")
         messages.warning(request, _("The others were not retried: %(why)s.") % {"why": why})
     return desk.back(request, "flow", queue, job_id)
 
 
-def _dry_run(able: list[FlowNode]) -> dict[str, Any]:
-    """How many would run again, and why not all."""
-    answers = _retried(able, dry_run=True)
-    count = answers.pop("retried", 0)
-    said = ngettext("Retry %(count)d failed job", "Retry %(count)d failed jobs", count)
-    return {"retriable": count, "retry_label": said % {"count": count}, "refused": _refusals(answers)}
+def _dry_run(roots: list[FlowNode], dependents: list[FlowNode]) -> dict[str, Any]:
+    """What "Retry workflow" would do, and why not with all."""
+    answers = _retried(roots, dependents, dry_run=True)
+    done = {word: answers.pop(word) for word in verbs.RETRY.done if word in answers}
+    count = sum(done.values())
+    label = ngettext("Retry workflow: %(count)d failed job", "Retry workflow: %(count)d failed jobs", count)
+    return {
+        "retriable": count,
+        "blocked_again": done.get("blocked_again", 0),
+        "retry_label": label % {"count": count},
+        "refused": _refusals(answers),
+    }
 
 
-def _retried(able: list[FlowNode], *, dry_run: bool) -> dict[str, int]:
-    """What became of jobs that are retried, by the storage's words."""
-    by_queue: dict[str, list[str]] = {}
-    for node in able:
-        by_queue.setdefault(node.queue, []).append(node.id)
+def _retried(roots: list[FlowNode], dependents: list[FlowNode], *, dry_run: bool) -> dict[str, int]:
+    """What became of jobs that are retried, by the storage's words.
+
+    Dependents go first: a root that fails again at once finds them behind it.
+    """
     answers: dict[str, int] = {}
-    for queue, ids in by_queue.items():
-        for answer in get_storage().retry(queue, ids, dry_run=dry_run):
-            answers[answer] = answers.get(answer, 0) + 1
+    for nodes in (dependents, roots):
+        by_queue: dict[str, list[str]] = {}
+        for node in nodes:
+            by_queue.setdefault(node.queue, []).append(node.id)
+        for queue, ids in by_queue.items():
+            for answer in get_storage().retry(queue, ids, dry_run=dry_run):
+                answers[answer] = answers.get(answer, 0) + 1
     return answers
 
 

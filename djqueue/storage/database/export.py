@@ -84,7 +84,7 @@ COMPLETED = (
 ATTEMPT = ("id", *rows.ATTEMPT[:-1])
 OF_JOB = ("job_id", "name", "state", "created_at", "run_at", "started_at")
 """What an attempt does not say itself."""
-LETTER = ("id", *rows.LETTER)
+LETTER = ("id", *rows.LETTER[:-1])
 CRON = (
     "name",
     "queue",

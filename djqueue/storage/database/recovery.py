@@ -10,9 +10,10 @@ from django.db.models import Count
 from djqueue import models
 from djqueue.core.deadletters import letter_of
 from djqueue.core.engine import Engine
-from djqueue.core.job import DeadLetter, Incident, Job, JobError, Lease, Stream
+from djqueue.core.job import DeadLetter, Incident, Job, Lease, Stream
 from djqueue.core.options import JobKey
 from djqueue.core.shard import REPLACED, incident_of, note_attempt
+from djqueue.core.stalls import stalled_error
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
 from djqueue.core.unique import PREDECESSOR
 
@@ -95,8 +96,10 @@ def borrow(
         jobs.update({(job.queue, job.id): job for job in load(alias, to, rivals)})
     jobs.update(_dependents(alias, jobs))
     blocked = [job for job in jobs.values() if job.state is State.BLOCKED]
+    # A dead letter may be put behind its dependencies again.
+    waiting = [*blocked, *(job for job in jobs.values() if job.reason == "dependency_failed")]
     wanted: dict[str, list[str]] = {}
-    for key in {key for job in blocked for key in job.options.depends_on} - jobs.keys():
+    for key in {key for job in waiting for key in job.options.depends_on} - jobs.keys():
         wanted.setdefault(key[0], []).append(key[1])
     found = [*jobs.values(), *(job for name, missing in wanted.items() for job in load(alias, name, missing))]
     failed = [job for job in found if job.state is State.FAILED]
@@ -131,8 +134,10 @@ def _dependents(alias: str, jobs: Mapping[JobKey, Job]) -> dict[JobKey, Job]:
 
 def _turn(job: Job) -> tuple[bool, int]:
     """When it is a waiting job's turn: by its coming, or its coming back, and not by its row."""
-    given_back = job.history is not None and job.history[-1].outcome in ("released", "stalled")
-    if job.state is State.ACTIVE or given_back:
+    last = job.history[-1].outcome if job.history else ""
+    if job.state is State.ACTIVE or last == "stalled":
+        return False, -job.started_at  # the last to be claimed is claimed first again
+    if last == "released":
         return False, job.created_at
     return True, job.run_at
 
@@ -319,7 +324,7 @@ def _interrupted(engine: Engine, job: Job) -> DeadLetter | None:
     now = engine.clock.now()
     most = engine.policy(job.queue).retention.attempts.count
     note_attempt(job, "cancelled" if job.cancel_requested else "stalled", now, None, most)
-    lost_with, job.worker = job.worker, ""
+    job.worker = ""
     if job.cancel_requested:
         job.state = State.CANCELLED
         job.reason = "cancelled"
@@ -333,8 +338,7 @@ def _interrupted(engine: Engine, job: Job) -> DeadLetter | None:
     job.state = State.FAILED
     job.reason = "worker_lost"
     job.finished_at = now
-    text = f"lost {job.stalls} times with its worker, last with {lost_with}"
-    job.error = JobError("djqueue.core.errors.StorageError", text)
+    job.error = stalled_error(job.stalls, job.history or ())
     return letter_of(job, now, 0, engine.policy(job.queue).dead_letters, engine.random)
 
 

@@ -1,5 +1,6 @@
 """Jobs as rows: the columns of each table, and both ways between them and the engine's records."""
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -112,6 +113,7 @@ LETTER = (
     "expires_at",
     "retries",
     "next_retry_at",
+    "unmet",
 )
 PROGRESS = (*JOB_KEY, "progress")
 ITEM = (*KEY, "number", "run", "item")
@@ -270,6 +272,7 @@ def letter_row(job: Job, letter: DeadLetter) -> Row:
         letter.expires_at,
         letter.retries,
         letter.next_retry_at or None,
+        json.dumps(letter.unmet) if letter.unmet else "",
     )
 
 
@@ -462,10 +465,11 @@ def read_belongings(alias: str, queue: str, jobs: dict[str, Job], *, logs: bool 
 
 def letter_from_row(row: Row) -> DeadLetter:
     """The dead letter of a row of `LETTER`."""
-    queue, job_id, name, reason, error_type, message, entered_at, expires_at, retries, next_retry_at = row
-    again = next_retry_at or 0
+    queue, job_id, name, reason, error_type, message, entered_at, expires_at, retries, next_retry, unmet = row
+    again = next_retry or 0
+    keys = tuple((other, one) for other, one in json.loads(unmet)) if unmet else ()
     return DeadLetter(
-        queue, job_id, reason, entered_at, expires_at, retries, again, name, error_type, message
+        queue, job_id, reason, entered_at, expires_at, retries, again, name, error_type, message, keys
     )
 
 

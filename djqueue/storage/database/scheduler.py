@@ -143,6 +143,7 @@ class SchedulerStorage(EngineStorage):
             cores=cores,
             incidents=incidents,
         )
+        self.engine.knowing = self._knowing
         self._seen: dict[tuple[str, State, str], tuple[int, int]] = {}
         """Up to which ended job (its end, its row's number) attempts, log lines or items are taken away."""
         self._taken: set[int] = set()

@@ -75,19 +75,21 @@ class Claiming:
         order = [queue for queue in places if queue not in serving[:1]] + serving
         for queue in dict.fromkeys(order):
             mine = places.get(queue, ())
-            slots = then.slots - len(jobs) if then is not None and queue in serving else 0
+            is_served = then is not None and queue in serving and not is_alone(jobs)
+            slots = then.slots - len(jobs) if then is not None and is_served else 0
             if not mine and slots <= 0:
                 continue
             for first in range(0, max(1, len(mine)), BULK):
                 some = mine[first : first + BULK]
                 last = first + BULK >= len(mine)
                 work = self._work if self._policy(queue).limiter is None else self._work_shared
-                found = yield from work(queue, [outcomes[place] for place in some], then, slots * last)
+                ended = [outcomes[place] for place in some]
+                found = yield from work(queue, ended, then, slots * last, others=bool(jobs))
                 for place, flag in zip(some, found[0], strict=True):
                     accepted[place] = flag == ord("1")
                 jobs += found[1]
                 while then is not None and len(found[1]) == BULK and len(jobs) < then.slots:
-                    found = yield from work(queue, (), then, then.slots - len(jobs))
+                    found = yield from work(queue, (), then, then.slots - len(jobs), others=True)
                     jobs += found[1]
                 if found[2] is not None:
                     waits.append(found[2])
@@ -111,7 +113,13 @@ class Claiming:
         return found, [look[1] for look in looks if not look[0] and look[1] >= 0]
 
     def _work_shared(
-        self, queue: str, outcomes: Sequence[Outcome], request: ClaimRequest | None, slots: int
+        self,
+        queue: str,
+        outcomes: Sequence[Outcome],
+        request: ClaimRequest | None,
+        slots: int,
+        *,
+        others: bool = False,
     ) -> Steps[Worked]:
         """See `_work`, for a queue that shares a limiter with others."""
         policy, limits = self._policy(queue), self._limits
@@ -119,7 +127,7 @@ class Claiming:
         limiter, lease = policy.limiter, policy.lease
         ended = [permit(queue, outcome.token) for outcome in outcomes]
         if slots <= 0:
-            found = yield from self._work(queue, outcomes, request, 0)
+            found = yield from self._work(queue, outcomes, request, 0, others=others)
             yield from limits.free(limiter, ended)
             return found
         flags = b""
@@ -133,7 +141,10 @@ class Claiming:
                 waits.append(grant.wait)
             if not outcomes and not grant.starts:
                 break
-            said, some, wait, short = yield from self._work(queue, outcomes, request, grant.starts, grant)
+            found = yield from self._work(
+                queue, outcomes, request, grant.starts, grant, others=others or bool(jobs)
+            )
+            said, some, wait, short = found
             is_over = not short and len(some) < grant.starts
             yield from limits.settle(limiter, queue, grant, some, lease, is_over=is_over)
             flags, jobs = flags or said, jobs + some
@@ -165,6 +176,8 @@ class Claiming:
         request: ClaimRequest | None,
         slots: int,
         grant: Grant = NOTHING_GRANTED,
+        *,
+        others: bool = False,
     ) -> Steps[Worked]:
         keys, policy = self._keys(queue), self._policy(queue)
         told = records.outcome_arguments(queue, outcomes)
@@ -193,7 +206,7 @@ class Claiming:
                 self._intricate[queue] = NOT_QUICK
         if reply is None:
             bounded = (b"", b"") if grant.whole is None else (grant.permits, grant.whole)
-            arguments = [len(outcomes), worker, slots, *_limits(policy), names, *bounded, *told]
+            arguments = [len(outcomes), worker, slots, *_limits(policy), names, *bounded, int(others), *told]
             [[left, reply]] = yield [Call(script("work"), keys, arguments, results)]
         word, flags, first, wait, overflow, *more, now = reply
         short, found, streamed = more if len(more) == 3 else (0, more[0], ())
@@ -232,6 +245,11 @@ class Claiming:
             counters = pack([*body[:3], body[5]]) if body is not None else b""
             found += (job_id, blob if blob is not None else records.NOTHING, counters)
         return found
+
+
+def is_alone(jobs: Sequence[Claimed]) -> bool:
+    """Whether a claim has a job with a stalled attempt, beside which it takes no others."""
+    return bool(jobs) and jobs[-1].stalls > 0
 
 
 def _limits(policy: QueuePolicy) -> list[Any]:

@@ -359,7 +359,9 @@ def incident(queue: str, found: Sequence[Any]) -> Incident:
 
 def letter(queue: str, job_id: str, data: bytes) -> DeadLetter:
     """A dead letter."""
-    return DeadLetter(queue, job_id, *unpack(data))
+    values = unpack(data)
+    found = DeadLetter(queue, job_id, *values[:8])
+    return found._replace(unmet=tuple(map(tuple, values[8]))) if len(values) > 8 else found
 
 
 def pack_delay(delay: int | Backoff) -> int | bytes:

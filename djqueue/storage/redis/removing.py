@@ -14,6 +14,8 @@ from .scripts import script
 
 PAGE = 1_000
 """Ids, letters, records of one reading call."""
+STEP = 200
+"""Jobs that one script changes: that takes a few milliseconds, in which nobody else is served."""
 SWEEP = 500
 """Of each kind, in one sweep."""
 LOOKS = 20

@@ -67,7 +67,7 @@ from .metrics import Metrics
 from .options import RedisOptions
 from .outbox_table import OutboxTable
 from .records import STATES, flat, mapping, pack, pack_text, text
-from .removing import PAGE, SWEEP, Removing, all_of_jobs, chunks, of_jobs
+from .removing import PAGE, STEP, SWEEP, Removing, all_of_jobs, chunks, of_jobs
 from .roundtrips import Call, Command, Roundtrips, Steps, T
 from .scripts import script
 from .staging import RedisStaging
@@ -516,8 +516,51 @@ class RedisStorage(Storage):
 
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
+        return self._run(self._retried(queue, ids, dry_run=dry_run))
+
+    def _retried(self, queue: str, ids: Sequence[str], *, dry_run: bool) -> Steps[list[str]]:
         heading = [b"d" if dry_run else b"0", records.pack_groups(self.policy(queue))]
-        return list(map(text, self._run(self._on_jobs("retry", queue, ids, heading))))
+        replies = yield from self._on_jobs("retry", queue, ids, heading, step=PAGE if dry_run else STEP)
+        unmet = {place: _keys(reply) for place, reply in enumerate(replies) if isinstance(reply, list)}
+        words = ["" if place in unmet else text(reply) for place, reply in enumerate(replies)]
+        states = yield from self._states_of({key for keys in unmet.values() for key in keys})
+        again: dict[bytes, list[int]] = {}
+        for place, keys in unmet.items():
+            found = {states[key] for key in keys}
+            is_met = found == {State.COMPLETED}
+            if None in found or State.CANCELLED in found:
+                words[place] = "dependency_gone"
+            elif dry_run:
+                words[place] = "retried" if is_met else "blocked_again"
+            else:
+                again.setdefault(b"w" if is_met else b"b", []).append(place)
+        for mode, places in again.items():
+            heading[0] = mode
+            replies = yield from self._on_jobs("retry", queue, [ids[place] for place in places], heading)
+            for place, reply in zip(places, replies, strict=True):
+                words[place] = text(reply)
+        return words
+
+    def _states_of(self, keys: Iterable[JobKey]) -> Steps[dict[JobKey, State | None]]:
+        """The states of jobs, wherever they have been moved lately; None for one that is gone."""
+        left = {key: key for key in keys}
+        found: dict[JobKey, State | None] = {}
+        while left:
+            queues: dict[str, list[JobKey]] = {}
+            for key, there in left.items():
+                queues.setdefault(there[0], []).append(key)
+            missing = []
+            for queue, mine in queues.items():
+                states = yield from self._states(queue, [left[key][1] for key in mine])
+                found.update(zip(mine, states, strict=True))
+                missing += [key for key in mine if found[key] is None]
+            looks: list[Call | Command] = [
+                Command((b"GET", self.keys(left[key][0]).moved(left[key][1]))) for key in missing
+            ]
+            targets = (yield looks) if looks else []
+            moved = zip(missing, targets, strict=True)
+            left = {key: (text(target), key[1]) for key, target in moved if target is not None}
+        return found
 
     def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
         """See `Storage.remove`."""
@@ -583,10 +626,11 @@ class RedisStorage(Storage):
         ids: Sequence[str],
         heading: list[Any],
         their_keys: Callable[[QueueKeys, Sequence[str]], list[bytes]] | None = None,
+        step: int = STEP,
     ) -> Steps[list[Any]]:
         keys = self.keys(queue)
         replies: list[Any] = []
-        for some in chunks(ids):
+        for some in chunks(ids, step):
             arguments = [*heading, *map(pack_text, some)]
             theirs = their_keys(keys, some) if their_keys is not None else ()
             [[left, answers]] = yield [Call(script(name), keys, arguments, theirs)]
@@ -697,7 +741,7 @@ class RedisStorage(Storage):
     ) -> Steps[int]:
         removed = 0
         while ids and (limit is None or removed < limit):
-            size = PAGE if limit is None else min(PAGE, limit - removed)
+            size = STEP if limit is None else min(STEP, limit - removed)
             some, ids = ids[:size], ids[size:]
             removed += sum((yield from self._removing.removed(keys, some, "clean", before, states)))
         return removed
@@ -1105,3 +1149,9 @@ def _by_queue(entries: Sequence[Any]) -> Iterable[tuple[str, list[int]]]:
     for place, entry in enumerate(entries):
         places.setdefault(entry.queue, []).append(place)
     return places.items()
+
+
+def _keys(reply: Sequence[Any]) -> list[JobKey]:
+    """Queue and id of jobs, from a reply that has them one after the other."""
+    words = list(map(text, reply))
+    return list(zip(words[::2], words[1::2], strict=True))

@@ -1,6 +1,7 @@
 """Dependencies: jobs that start when others have completed, and what happens when they do not."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ from ..factories import (
     retrying,
     state,
 )
-from .case import FEW_LETTERS, LATER, SOON, StorageCase, nothing_changes
+from .case import FEW_LETTERS, LATER, SELF_HEALING, SOON, StorageCase, nothing_changes, swept_clean
 from .transitions import shows
 
 Bad = Callable[["DependenciesContract", Storage], None]
@@ -343,16 +344,6 @@ class DependenciesContract(StorageCase):
         assert counts(storage) == {State.FAILED: 20}
         assert len(storage.dead_letters(QUEUE)) == 20
 
-    def test_a_dependent_that_failed_with_its_dependency_can_be_retried(self, storage: Storage) -> None:
-        enqueue(storage, queue=UPSTREAM, id="first")
-        job_id = self.dependent(storage, "first")
-        finish(storage, failing(claim_one(storage)))
-
-        assert storage.retry(QUEUE, [job_id]) == ["retried"]
-
-        assert state(storage, job_id) is State.WAITING
-        assert finish(storage, completing(claim_one(storage, queues=[QUEUE]))) == [True]
-
     def test_a_blocked_job_removed_leaves_its_dependency_alone(self, storage: Storage) -> None:
         enqueue(storage, queue=UPSTREAM, id="first")
         job_id = self.dependent(storage, "first")
@@ -411,3 +402,177 @@ class DependenciesContract(StorageCase):
         finish(storage, completing(claimed[0]))
 
         assert state(storage, job_id) is State.WAITING
+
+    def retriable(self, storage: Storage, **options: Any) -> str:
+        """The id of a job that failed because `first` did, in the queue `UPSTREAM`."""
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first", **options)
+        fails(self, storage)
+        assert job(storage, job_id).reason == "dependency_failed"
+        return job_id
+
+    @shows("retry_dead", State.FAILED, State.BLOCKED)
+    def test_a_retried_dependent_waits_behind_its_failed_dependency(self, storage: Storage) -> None:
+        job_id = self.retriable(storage)
+        [letter] = storage.dead_letters(QUEUE)
+        assert letter.unmet == ((UPSTREAM, "first"),)
+
+        assert storage.retry(QUEUE, [job_id], dry_run=True) == ["blocked_again"]
+        assert state(storage, job_id) is State.FAILED
+        assert storage.retry(QUEUE, [job_id]) == ["blocked_again"]
+
+        record = job(storage, job_id)
+        assert (record.state, record.reason, record.finished_at) == (State.BLOCKED, "", 0)
+        assert storage.dead_letters(QUEUE) == []
+        assert claim(storage, queues=[QUEUE]) == []
+        swept_clean(storage)
+        assert counts(storage) == {State.BLOCKED: 1}
+
+    def test_it_runs_when_its_dependency_has_been_retried_and_completes(self, storage: Storage) -> None:
+        job_id = self.retriable(storage)
+        storage.retry(QUEUE, [job_id])
+
+        assert storage.retry(UPSTREAM, ["first"]) == ["retried"]
+        assert state(storage, job_id) is State.BLOCKED
+        finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
+
+        assert claim_one(storage).id == job_id
+
+    def test_it_fails_again_with_its_dependency(self, storage: Storage) -> None:
+        job_id = self.retriable(storage)
+        storage.retry(QUEUE, [job_id])
+        storage.retry(UPSTREAM, ["first"])
+
+        fails(self, storage)
+
+        record = job(storage, job_id)
+        assert (record.state, record.reason) == (State.FAILED, "dependency_failed")
+        assert storage.retry(QUEUE, [job_id]) == ["blocked_again"]
+
+    def test_retried_after_its_dependency_it_waits_for_its_end(self, storage: Storage) -> None:
+        job_id = self.retriable(storage)
+        storage.retry(UPSTREAM, ["first"])
+
+        assert storage.retry(QUEUE, [job_id]) == ["blocked_again"]
+
+        assert claim(storage, queues=[QUEUE]) == []
+        finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
+        assert claim_one(storage).id == job_id
+
+    def test_retried_after_its_dependency_has_completed_it_waits_for_nothing(self, storage: Storage) -> None:
+        job_id = self.retriable(storage)
+        storage.retry(UPSTREAM, ["first"])
+        finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
+
+        assert storage.retry(QUEUE, [job_id], dry_run=True) == ["retried"]
+        assert storage.retry(QUEUE, [job_id]) == ["retried"]
+
+        assert claim_one(storage).id == job_id
+
+    def test_what_had_completed_before_is_not_waited_for(self, storage: Storage) -> None:
+        brief = a_completed_job(storage, queue=UPSTREAM, id="brief", result_ttl=SOON)
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, brief, "first")
+        fails(self, storage)
+        self.advance(SOON + 1)
+        swept_clean(storage)
+        assert state(storage, brief, UPSTREAM) is None
+        storage.retry(UPSTREAM, ["first"])
+
+        assert storage.retry(QUEUE, [job_id]) == ["blocked_again"]
+
+        finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
+        assert claim_one(storage).id == job_id
+
+    @pytest.mark.parametrize("goes", [True, False], ids=["removed", "cancelled"])
+    def test_it_is_not_retried_without_its_dependency(self, storage: Storage, goes: bool) -> None:
+        job_id = self.retriable(storage)
+        storage.retry(UPSTREAM, ["first"])
+        storage.cancel(UPSTREAM, ["first"])
+        if goes:
+            storage.remove(UPSTREAM, ["first"])
+
+        with nothing_changes(storage):
+            assert storage.retry(QUEUE, [job_id], dry_run=True) == ["dependency_gone"]
+            assert storage.retry(QUEUE, [job_id]) == ["dependency_gone"]
+
+    def test_it_fails_if_its_dependency_goes_while_it_waits_again(self, storage: Storage) -> None:
+        job_id = self.retriable(storage)
+        storage.retry(QUEUE, [job_id])
+
+        storage.remove(UPSTREAM, ["first"])
+
+        assert job(storage, job_id).reason == "dependency_failed"
+
+    def test_a_chain_is_retried_in_any_order_and_runs_in_its_own(self, storage: Storage) -> None:
+        enqueue(storage, id="a")
+        enqueue(storage, id="b", depends_on=((QUEUE, "a"),))
+        enqueue(storage, id="c", depends_on=((QUEUE, "b"),))
+        finish(storage, failing(claim_one(storage)))
+        assert counts(storage) == {State.FAILED: 3}
+
+        answers = storage.retry(QUEUE, ["c", "a", "b", "c"])
+
+        assert answers == ["blocked_again", "retried", "blocked_again", "not_failed"]
+        order = []
+        for _ in range(3):
+            claimed = claim_one(storage)
+            order.append(claimed.id)
+            finish(storage, completing(claimed))
+        assert order == ["a", "b", "c"]
+
+    def test_a_patient_dependent_is_retried_behind_its_dependency(self, storage: Storage) -> None:
+        enqueue(storage, queue=UPSTREAM, id="first")
+        job_id = self.dependent(storage, "first", on_dependency_failure="wait")
+        storage.cancel(UPSTREAM, ["first"])
+        enqueue(storage, queue=UPSTREAM, id="first")
+
+        assert storage.retry(QUEUE, [job_id]) == ["blocked_again"]
+
+        finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
+        assert claim_one(storage).id == job_id
+
+    def test_a_dead_letter_moved_to_another_queue_waits_there(self, storage: Storage) -> None:
+        job_id = self.retriable(storage)
+        assert storage.move(QUEUE, [job_id], "elsewhere") == ["moved"]
+
+        assert storage.retry("elsewhere", [job_id]) == ["blocked_again"]
+
+        assert state(storage, job_id, "elsewhere") is State.BLOCKED
+        storage.retry(UPSTREAM, ["first"])
+        finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
+        assert claim_one(storage, queues=["elsewhere"]).id == job_id
+
+    def test_a_revised_dead_letter_waits_behind_its_dependency(self, storage: Storage) -> None:
+        job_id = self.retriable(storage)
+
+        answer = storage.revise(QUEUE, job_id, b"other", job(storage, job_id).payload, retry=True)
+
+        assert answer == "retried"
+        assert state(storage, job_id) is State.BLOCKED
+        storage.retry(UPSTREAM, ["first"])
+        finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
+        assert claim_one(storage).payload == b"other"
+
+    def test_a_queue_that_heals_itself_keeps_the_order(self, storage: Storage) -> None:
+        enqueue(storage, id="first")
+        enqueue(storage, queue=SELF_HEALING, id="second", depends_on=((QUEUE, "first"),))
+        finish(storage, failing(claim_one(storage)))
+
+        self.pass_time(storage, SOON + 1)
+
+        assert state(storage, "second", SELF_HEALING) is State.BLOCKED
+        storage.retry(QUEUE, ["first"])
+        finish(storage, completing(claim_one(storage)))
+        assert claim_one(storage).id == "second"
+
+    def test_the_record_of_a_dependency_is_held_for_a_retried_dependent(self, storage: Storage) -> None:
+        job_id = self.retriable(storage)
+        storage.retry(QUEUE, [job_id])
+        storage.retry(UPSTREAM, ["first"])
+        finish(storage, completing(claim_one(storage, queues=[UPSTREAM]), b"for the other"))
+        claim_one(storage)
+
+        self.pass_time(storage, LATER + 1)
+
+        assert job(storage, "first", UPSTREAM).result == b"for the other"

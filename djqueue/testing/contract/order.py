@@ -111,7 +111,7 @@ class OrderContract(StorageCase):
         ids = [enqueue(storage) for _ in range(3)]
         self.lose_lease(storage, claim_one(storage).lease)
 
-        assert claim_ids(storage, 3) == ids
+        assert [one for _ in range(2) for one in claim_ids(storage, 2)] == ids
 
     def test_a_job_given_back_does_not_overtake_a_higher_priority(self, storage: Storage) -> None:
         enqueue(storage, id="low")

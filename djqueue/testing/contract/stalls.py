@@ -1,5 +1,8 @@
 """Stalls: runs that were lost with their worker."""
 
+from datetime import UTC, datetime
+from typing import Any
+
 import pytest
 
 from djqueue.core.states import State
@@ -9,6 +12,7 @@ from ..factories import (
     QUEUE,
     an_active_job,
     claim,
+    claim_ids,
     claim_one,
     completing,
     counts,
@@ -17,10 +21,11 @@ from ..factories import (
     finish,
     job,
     lease_of,
+    request,
     state,
     worker,
 )
-from .case import StorageCase, recorded, so_far, swept_clean
+from .case import LIMITER, SHARING, StorageCase, recorded, so_far, swept_clean
 from .transitions import shows
 
 
@@ -110,8 +115,95 @@ class StallsContract(StorageCase):
         swept_clean(storage)
 
         assert counts(storage) == {State.WAITING: 2_000, State.ACTIVE: 500}
-        lost = {one.id for one in claim(storage, 2_500, worker="worker-2")}
+        lost = {one.id for one in storage.page(QUEUE, State.WAITING, 2_500)}
         assert lost == set(ids) - {one.id for one in renewed}
+
+    def test_a_stalled_job_is_claimed_alone(self, storage: Storage) -> None:
+        enqueue(storage, id="stalled")
+        self.lose_lease(storage, claim_one(storage).lease)
+        enqueue_many(storage, 3)
+
+        assert claim_ids(storage, 10) == ["stalled"]
+        assert len(claim(storage, 10)) == 3
+
+    def test_two_stalled_jobs_are_not_claimed_together(self, storage: Storage) -> None:
+        enqueue_many(storage, 2)
+        self.lose_lease(storage, claim(storage, 2)[0].lease)
+
+        assert [len(claim(storage, 10)) for _ in range(3)] == [1, 1, 0]
+
+    def test_jobs_before_a_stalled_one_are_claimed_without_it(self, storage: Storage) -> None:
+        enqueue(storage, id="stalled")
+        self.lose_lease(storage, claim_one(storage).lease)
+        for number in range(2):
+            enqueue(storage, id=f"urgent {number}", priority=5)
+
+        first = storage.claim(request(10))
+
+        assert [one.id for one in first.jobs] == ["urgent 0", "urgent 1"]
+        assert first.wait == 0
+        assert claim_ids(storage, 10) == ["stalled"]
+
+    def test_a_stalled_job_is_claimed_without_jobs_of_other_queues(self, storage: Storage) -> None:
+        enqueue(storage, id="stalled")
+        self.lose_lease(storage, claim_one(storage).lease)
+        for queue in ("others", "more"):
+            enqueue(storage, queue=queue)
+
+        claims = [claim_ids(storage, 10) for _ in range(4)]
+
+        assert ["stalled"] in claims
+        assert sum(map(len, claims)) == 3
+
+    @pytest.mark.parametrize("given", [{"group": "g"}, {"weight": 2}, {"lifo": True}, {"priority": -3}])
+    def test_a_stalled_job_with_options_is_claimed_alone(
+        self, storage: Storage, given: dict[str, Any]
+    ) -> None:
+        storage.set_limits(QUEUE, None, 10)
+        enqueue(storage, id="stalled", **given)
+        self.lose_lease(storage, claim_one(storage).lease)
+        enqueue_many(storage, 2, priority=-5)
+
+        assert claim_ids(storage, 10) == ["stalled"]
+        assert len(claim(storage, 10)) == 2
+
+    def test_a_stalled_job_of_a_shared_limiter_is_claimed_alone(self, storage: Storage) -> None:
+        queue = SHARING[0]
+        storage.set_limiter(LIMITER, None, 5)
+        enqueue(storage, id="stalled", queue=queue)
+        self.lose_lease(storage, claim_one(storage).lease)
+        ids = enqueue_many(storage, 2, queue=queue)
+
+        assert claim_ids(storage, 10) == ["stalled"]
+        assert claim_ids(storage, 10) == ids
+        assert storage.limiter_state(LIMITER).used == 3
+
+    def test_of_lost_jobs_the_last_one_claimed_is_claimed_first(self, storage: Storage) -> None:
+        enqueue(storage, id="first")
+        claimed = claim_one(storage)
+        enqueue(storage, id="second")
+        self.advance(2)
+        claim_one(storage)
+        self.lose_lease(storage, claimed.lease)
+
+        assert [claim_ids(storage, 10) for _ in range(2)] == [["second"], ["first"]]
+
+    def test_the_dead_letter_lists_the_lost_attempts(self, storage: Storage) -> None:
+        enqueue(storage, id="poison", max_stalls=1)
+        for worker_id in ("worker-1", "worker-2"):
+            self.lose_lease(storage, claim_one(storage, worker=worker_id).lease)
+
+        record = job(storage, "poison")
+
+        assert record.error is not None
+        told = record.error.message
+        assert told.startswith("lost 2 times with its worker, last with worker-2: ")
+        for attempt in record.history:
+            started, lost = (
+                f"{datetime.fromtimestamp(at // 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+                for at in (attempt.started_at, attempt.finished_at)
+            )
+            assert f"attempt {attempt.attempt} on {attempt.worker}, started {started}, lost {lost}" in told
 
     def test_a_stalled_job_that_was_to_be_cancelled_is_cancelled(self, storage: Storage) -> None:
         claimed = an_active_job(storage)

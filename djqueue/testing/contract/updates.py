@@ -119,13 +119,13 @@ class UpdatesContract(StorageCase):
 
         assert claim_ids(storage, 3) == [ids[1], ids[2], ids[0]]
 
-    def test_a_lifo_job_goes_before_those_of_its_new_priority(self, storage: Storage) -> None:
+    def test_a_lifo_job_goes_behind_those_of_its_new_priority(self, storage: Storage) -> None:
         enqueue(storage, id="lifo", lifo=True)
         enqueue(storage, id="high", priority=1)
 
         storage.update(QUEUE, ["lifo"], priority=1)
 
-        assert claim_ids(storage, 2) == ["lifo", "high"]
+        assert claim_ids(storage, 2) == ["high", "lifo"]
 
     def test_a_delayed_job_comes_with_its_new_priority(self, storage: Storage) -> None:
         enqueue(storage, id="delayed", delay=SOON)

@@ -355,13 +355,13 @@ def test_maintainers_that_die_one_after_another_bring_a_job_over(place):
 
 def test_maintainers_that_meet_bring_each_job_over_once(place):
     storage = place.storage()
-    ids = enqueue_many(storage, 250, queue=NEAR)
+    ids = enqueue_many(storage, 150, queue=NEAR)
     with pytest.raises(Death):
         place.storage(commands=GIVEN).move(NEAR, ids, FAR)
 
     together([place.storage().maintain for _ in range(4)])
 
-    assert counts(storage, FAR) == {State.WAITING: 250}
+    assert counts(storage, FAR) == {State.WAITING: 150}
     assert worked_off(storage) == ids
 
 

@@ -211,6 +211,8 @@ RETRIED = {
     "not_failed": "retried by others",
     "unique_key_taken": "left, as their unique key is taken",
     "rejected": "left, as they need another payload",
+    "blocked_again": "blocked until their dependencies complete",
+    "dependency_gone": "left, as a dependency was cancelled or removed",
 }
 
 

@@ -2,7 +2,8 @@
 --
 -- lease     id by the time at which its claim is lost     finished  id by the time at which it is forgotten
 -- dead      id in the order of death                      letters   id: reason, entered, expires, retries, next retry,
---                                                                       the job's name, the error's type and message
+--                                                                       the job's name, the error's type and message, and
+--                                                                       (queue, id) of dependencies that had not completed
 -- again     id by the time of its next retry by itself    uniq      key: free at (8) .. number (8) .. id; NUL .. key: see wait_behind
 -- uniqttl   key by the time at which it is free           deps      id .. NUL .. number .. who waits for it
 -- hist      id: count (2) .. ended runs                   prog      id: progress
@@ -358,7 +359,8 @@ local function bury(job, reason, error, policy, in_group)
   local retries = b[RETRIES]
   local again = retries < policy[2] and now + wait_of(policy[3], retries + 1, job.id) or 0
   call('ZADD', DEAD, numbers('deaths', 1), job.id)
-  call('HSET', LETTERS, job.id, encode({reason, now, job.expires, retries, again, job.name, error[1], error[2]}))
+  local letter = {reason, now, job.expires, retries, again, job.name, error[1], error[2], job.lacks}
+  call('HSET', LETTERS, job.id, encode(letter))
   if again ~= 0 then
     call('ZADD', AGAIN, again, job.id)
   end
@@ -377,7 +379,39 @@ local function take_letter(job)
   keep.forget(job)
 end
 
-local function revive(job, retries)
+-- What a blocked job waits for: (queue, id); but not the active job that it follows with its unique key.
+function keep.unmet_of(id)
+  local prefix, unmet = id .. NUL, {}
+  for _, entry in ipairs(call('ZRANGEBYLEX', UNMET, '[' .. prefix, '(' .. id .. AFTER)) do
+    local rest = sub(entry, #prefix + 1)
+    local at = string.find(rest, NUL, 1, true)
+    if at > 1 then unmet[#unmet + 1] = {sub(rest, 1, at - 1), sub(rest, at + 1)} end
+  end
+  return unmet
+end
+
+-- Whether a blocked job waits for a dependency that has failed, too: it has failed for one before, and was retried.
+function keep.is_patient(job)
+  return job.b[ERROR_TYPE] ~= ''
+end
+
+-- A retried job depends on others again: on those in `lacks` it waits, of the others it may read the records.
+local function depend_again(job, lacks)
+  local missing = {}
+  for _, key in ipairs(lacks) do missing[key[1] .. NUL .. key[2]] = true end
+  call('SADD', NEEDS, job.id)
+  for _, key in ipairs(job.o.depends_on) do
+    if missing[key[1] .. NUL .. key[2]] then
+      call('ZADD', UNMET, 0, job.id .. NUL .. key[1] .. NUL .. key[2])
+      job.unmet = true
+    end
+    local rule = job.o.on_dependency_failure or 'fail'
+    send(key[1], {'await', key[2], job.id, job.inc, rule, false, false, true})
+  end
+end
+
+-- lacks: the dependencies that a job waits for again; nil if it failed for none.
+local function revive(job, retries, lacks)
   take_letter(job)
   local b = job.b
   restart(job)
@@ -385,8 +419,9 @@ local function revive(job, retries)
   b[RUN_AT], b[RETRIES] = now, retries
   job.finished, job.expires = nil, nil
   take_key(job)
+  if lacks and job.o.depends_on then depend_again(job, lacks) end
   place(job)
-  save(job) --@ retry_dead: failed -> waiting
+  save(job) --@ retry_dead: failed -> waiting|blocked
   tell(job.id, job.name, 'retried', NAMES[job.state])
 end
 

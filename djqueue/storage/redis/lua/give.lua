@@ -17,17 +17,6 @@ local function obstacle(job)
   return ENDED[job.state] and 'ended'
 end
 
--- What a blocked job waits for: (queue, id); but not the active job that it follows, which stays behind.
-local function unmet_of(id)
-  local prefix, unmet = id .. NUL, {}
-  for _, entry in ipairs(call('ZRANGEBYLEX', UNMET, '[' .. prefix, '(' .. id .. AFTER)) do
-    local rest = sub(entry, #prefix + 1)
-    local at = string.find(rest, NUL, 1, true)
-    if at > 1 then unmet[#unmet + 1] = {sub(rest, 1, at - 1), sub(rest, at + 1)} end
-  end
-  return unmet
-end
-
 local function give(job, result_key, log_key, items_key, moved_key)
   local id = job.id
   local blob = call('HGET', JOBS, id)
@@ -36,7 +25,7 @@ local function give(job, result_key, log_key, items_key, moved_key)
   -- Those that hang here up to now are told where it is, once it is there.
   local hanging = call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', 0, 1)
   local before = #hanging > 0 and numbers('sent', 1) or false
-  local unmet = unmet_of(id)
+  local unmet = keep.unmet_of(id)
   local needs = call('SREM', NEEDS, id) == 1 and job.inc
   local letter = job.state == FAILED and {job.finished, call('HGET', LETTERS, id)}
   local body = job.b

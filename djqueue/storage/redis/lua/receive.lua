@@ -24,12 +24,22 @@ local function let_go(dependency, from, dependent, inc, rule, result_key)
     keep.let_go(dependency, result_key)
     return
   end
-  local found = call('ZRANGEBYLEX', DEPS, '[' .. dependency .. NUL, '(' .. dependency .. AFTER)
-  for _, entry in ipairs(found) do
-    local who = decode(sub(entry, #dependency + 10))
-    if who[1] == from and who[2] == dependent and who[3] == inc then
-      call('ZREM', DEPS, entry)
+  -- From both ends: of thousands that wait for one job, the first or the last are the next to go.
+  local low, high, step = '[' .. dependency .. NUL, '(' .. dependency .. AFTER, 50
+  local many = call('ZLEXCOUNT', DEPS, low, high)
+  for at = 0, many - 1, step do
+    for _, ends in ipairs({
+      call('ZREVRANGEBYLEX', DEPS, high, low, 'LIMIT', at, step), call('ZRANGEBYLEX', DEPS, low, high, 'LIMIT', at, step),
+    }) do
+      for _, entry in ipairs(ends) do
+        local who = decode(sub(entry, #dependency + 10))
+        if who[1] == from and who[2] == dependent and who[3] == inc then
+          call('ZREM', DEPS, entry)
+          return
+        end
+      end
     end
+    if 2 * at > many then return end
   end
 end
 
@@ -45,7 +55,8 @@ local function hold_for(job, dependent, inc, rule, result_key)
 end
 
 -- from: where a dependent was that has been moved, under another number: what it had there goes over.
-local function await(dependency, dependent, inc, rule, from, number, result_key, moved_key)
+-- patient: whether it waits for a job that has failed, too.
+local function await(dependency, dependent, inc, rule, from, number, patient, result_key, moved_key)
   local job = load(dependency)
   if not job then
     local target = call('GET', moved_key)
@@ -54,7 +65,7 @@ local function await(dependency, dependent, inc, rule, from, number, result_key,
     else
       send(source, {'ended', dependency, 'cancelled', dependent, inc})
     end
-  elseif not ENDED[job.state] or job.state == FAILED and rule == 'wait' then
+  elseif not ENDED[job.state] or job.state == FAILED and (rule == 'wait' or patient) then
     hang(dependency, dependent, inc, rule)
   else
     hold_for(job, dependent, inc, rule, result_key)
@@ -126,7 +137,8 @@ local function follow(dependency, target, dependent, inc)
   if call('ZREM', UNMET, dependent .. NUL .. source .. NUL .. dependency) == 0 then return end
   rename(job, dependency, target)
   if call('ZADD', UNMET, 0, dependent .. NUL .. target .. NUL .. dependency) == 1 then
-    send(target, {'await', dependency, dependent, inc, job.o.on_dependency_failure or 'fail'})
+    local rule = job.o.on_dependency_failure or 'fail'
+    send(target, {'await', dependency, dependent, inc, rule, false, false, keep.is_patient(job)})
   end
 end
 
@@ -149,6 +161,7 @@ local function resolve(dependency, state, dependent, inc)
   elseif rule == 'wait' and state == 'failed' then
     send(source, {'await', dependency, dependent, inc, rule})
   else
+    job.lacks = keep.unmet_of(dependent)
     displace(job)
     if rule == 'cancel' then
       cancel(job, 'dependency_failed') --@ dependency_failed: blocked -> cancelled
@@ -223,7 +236,7 @@ local function take_in(m, result_key, log_key, items_key, moved_key)
     job.unmet = true
     waited_for[other[1] .. NUL .. other[2]] = true
     call('ZADD', UNMET, 0, id .. NUL .. other[1] .. NUL .. other[2])
-    send(other[1], {'await', other[2], id, job.inc, rule, needs and from, needs})
+    send(other[1], {'await', other[2], id, job.inc, rule, needs and from, needs, keep.is_patient(job)})
   end
   if needs then
     call('SADD', NEEDS, id)
@@ -256,7 +269,7 @@ for i = ARGS + 6, #ARGV, 2 do
     is_again = false
     mark = number
     if m[1] == 'await' then
-      await(m[2], m[3], m[4], m[5], m[6], m[7], KEYS[first + 1], KEYS[first + 2])
+      await(m[2], m[3], m[4], m[5], m[6], m[7], m[8], KEYS[first + 1], KEYS[first + 2])
     elseif m[1] == 'unbind' then
       for at, id in ipairs(m[2]) do let_go(id, source, m[3], m[4], m[5], KEYS[first + at]) end
     elseif m[1] == 'hold' then

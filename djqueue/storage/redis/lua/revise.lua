@@ -15,7 +15,8 @@ local function revised(job)
   if sub(blob, at + 1) ~= old then return 'changed' end
   if retries then
     if job.o.unique_key and owner_of(job.o.unique_key) then return 'unique_key_taken' end
-    revive(job, 0)
+    local kept = call('HGET', LETTERS, job.id)
+    revive(job, 0, kept and decode(kept)[9])
   else
     note(job.id, 'u')
   end

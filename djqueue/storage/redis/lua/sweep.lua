@@ -51,8 +51,47 @@ for _, id in ipairs(call('ZRANGEBYSCORE', LEASE, '-inf', now, 'LIMIT', 0, limit)
     lost[#lost + 1], tokens[#tokens + 1] = job, job.mark
   end
 end
--- The last to be claimed goes back first: before it, then, go those that were claimed earlier.
-table.sort(lost, function(a, b) return unpack_number('>I8', a.mark) > unpack_number('>I8', b.mark) end)
+-- The last to be claimed is claimed first again: a job that kills its worker soon after its start is among those. Jobs
+-- of one claim keep their order.
+table.sort(lost, function(a, b)
+  if a.b[STARTED] ~= b.b[STARTED] then return a.b[STARTED] < b.b[STARTED] end
+  return unpack_number('>I8', a.mark) > unpack_number('>I8', b.mark)
+end)
+
+local function utc(milliseconds)
+  local seconds = floor(milliseconds / 1000)
+  local days, rest = floor(seconds / 86400) + 719468, seconds % 86400
+  local era = floor(days / 146097)
+  local day = days - era * 146097
+  local year = floor((day - floor(day / 1460) + floor(day / 36524) - floor(day / 146096)) / 365)
+  day = day - (365 * year + floor(year / 4) - floor(year / 100))
+  local month = floor((5 * day + 2) / 153)
+  day = day - floor((153 * month + 2) / 5) + 1
+  month = month < 10 and month + 3 or month - 9
+  year = year + era * 400 + (month <= 2 and 1 or 0)
+  return string.format(
+    '%04d-%02d-%02d %02d:%02d:%02d UTC', year, month, day, floor(rest / 3600), floor(rest / 60) % 60, rest % 60
+  )
+end
+
+-- Which attempts were lost, on which workers, and when: see core/stalls.py.
+local function stalled_text(job, stalls)
+  local b, listed = job.b, {}
+  local function list(attempt, worker, started, ended)
+    local text = 'attempt %.0f on %s, started %s, lost %s'
+    listed[#listed + 1] = string.format(text, attempt, worker, utc(started), utc(ended))
+  end
+  local kept = call('HGET', HIST, job.id)
+  local at = kept and 2 or -1
+  while at ~= -1 and at < #kept do
+    local run
+    at, run = cmsgpack.unpack_one(kept, at)
+    if run[5] == 'stalled' then list(run[1], run[2], run[3], run[4]) end
+  end
+  list(b[ATTEMPTS], b[WORKER], b[STARTED], now)
+  local lines = table.concat(listed, '; ', math.max(1, #listed - math.min(stalls, 10) + 1))
+  return 'lost ' .. stalls .. ' times with its worker, last with ' .. b[WORKER] .. ': ' .. lines
+end
 
 local function stall(job)
   local b = job.b
@@ -66,8 +105,7 @@ local function stall(job)
   local most = job.o.max_stalls or 3
   if b[STALLS] >= most then
     local times = b[STALLS] + 1
-    local text = 'lost ' .. times .. ' times with its worker, last with ' .. b[WORKER]
-    local error = {'djqueue.core.errors.StorageError', text, ''}
+    local error = {'djqueue.core.errors.StorageError', stalled_text(job, times), ''}
     note_attempt(job, 'stalled', error)
     b[STALLS] = times
     call('HINCRBY', META, 'stalled', 1)
@@ -128,7 +166,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', AGAIN, '-inf', now, 'LIMIT', 0, limit)
   if not job or not letter then
     call('ZREM', AGAIN, id)
   elseif not (job.o.unique_key and owner_of(job.o.unique_key)) then
-    revive(job, letter[4] + 1)
+    revive(job, letter[4] + 1, letter[9])
     retried = retried + 1
   else
     -- Later then: so many of these would hold up the others.

@@ -13,7 +13,7 @@ local function prioritize(job)
   if had_rank then call('ZADD', DROPS, 0, drop_member(job, 'l')) end
   if was_ready then
     job.b[RUN_AT] = now -- its turn, as one that comes anew
-    make_ready(job, job.o.lifo)
+    make_ready(job)
   end
   save(job) --@ nothing changes: it is pending, in another place
   return next(job.o) and encode(job.o) or NO_OPTIONS_PACKED

@@ -3,7 +3,8 @@
 -- Arguments: number of outcomes, worker, slots, lease, the rate that the settings set (capacity, per) and the
 -- concurrency (each '' for none), what the settings say of groups, the dead letters' policy (ttl, retries, wait, most), how
 -- many attempts a job keeps, the worker's job names (MessagePack), the permits that the claim has of a shared limiter, and
--- how many there are of those in all ('' both: it needs none); then for each outcome its kind, id, token and data.
+-- how many there are of those in all ('' both: it needs none), and whether the claim has jobs of other queues already
+-- ('1' or '0'); then for each outcome its kind, id, token and data.
 -- Keys: of each outcome, its job's result.
 -- Kinds: c completes with a result, n without one; r retry, l release, f fail, x cancel.
 --! include base job places ends
@@ -16,7 +17,9 @@ local most_dead = tonumber(ARGV[ARGS + 11])
 keep.attempts = tonumber(ARGV[ARGS + 12])
 -- Of the shared limiter; short: what the next job weighs, if that is more than the permits that are left.
 local shared = {permits = tonumber(ARGV[ARGS + 14]), whole = tonumber(ARGV[ARGS + 15]), short = 0}
-local first = ARGS + 16
+local first = ARGS + 17
+-- A job with a stalled attempt is claimed alone: 'taken' when this claim has one, 'later' when one comes next.
+shared.alone, shared.others = false, ARGV[ARGS + 16] == '1'
 
 -- The queue's own limits, set while it ran, or those of the settings. held: whether the next waiting job was
 -- too heavy for what was free.
@@ -342,12 +345,17 @@ local function start(id, number, blob, st)
       incident(job, 'failed')
       return
     end
+    if b[STALLS] > 0 and (token > 0 or shared.others) then
+      shared.alone = 'later'
+      return true
+    end
     weight = weight_of(job)
     if room and math.min(weight, concurrency) > room then return true end
     if shared.permits and math.min(weight, shared.whole) > shared.permits then
       shared.short = weight
       return true
     end
+    if b[STALLS] > 0 then shared.alone = 'taken' end
     if room then room = room - weight + 1 end
     add('e', weight - 1)
     if o.ttl then call('ZREM', TTL, id) end
@@ -392,7 +400,7 @@ local function claim()
     local function is_full()
       return room and room <= 0 or shared.permits and shared.permits <= 0
     end
-    while token < allowed and aside < 1000 and not too_heavy and not is_full() do
+    while token < allowed and aside < 1000 and not too_heavy and not shared.alone and not is_full() do
       local taken = take(allowed - token)
       if #taken == 0 then
         if call('LLEN', W) == 0 and call('ZCARD', Z) == 0 then break end
@@ -403,7 +411,7 @@ local function claim()
         for i = 1, #taken do wanted[i] = taken[i][1] end
         local blobs, sts = call('HMGET', JOBS, unpack(wanted)), call('HMGET', ST, unpack(wanted))
         for i = 1, #taken do
-          local full = is_full()
+          local full = shared.alone == 'taken' or is_full()
           too_heavy = not full and blobs[i] and start(taken[i][1], taken[i][2], blobs[i], sts[i])
           if full or too_heavy then
             put_in_place(taken, i, blobs, sts)
@@ -412,7 +420,7 @@ local function claim()
         end
       end
     end
-    if too_heavy then
+    if too_heavy and shared.alone ~= 'later' then
       if not held and shared.short == 0 then call('HSET', META, 'held', 1) end
     elseif held and token > 0 and call('ZCARD', ASIDES) == 0 then
       call('HDEL', META, 'held')
@@ -436,7 +444,7 @@ local function claim()
     local left = math.max(0, tonumber(due[2]) - now)
     if wait < 0 or left < wait then wait = left end
   end
-  if aside >= 1000 then wait = 0 end
+  if aside >= 1000 or shared.alone == 'later' then wait = 0 end
 end
 
 if slots > 0 then claim() end

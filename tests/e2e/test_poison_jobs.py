@@ -1,0 +1,105 @@
+"""A job that kills its worker's process each time, among jobs that do not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import servers
+from tests.e2e.test_killed_workers import python, run
+from tests.runtime.project import Project
+
+GOOD = 30
+
+SETTINGS = """
+INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "djqueue", "shop"]
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": "jobs.sqlite3",
+        "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+    }
+}
+DJQUEUE = {"HEARTBEAT": 0.5, "STORAGE": %s}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+"""
+
+JOBS = """
+import os
+import time
+
+from djqueue import job
+
+
+@job
+def good(number):
+    time.sleep(0.2)
+    return number
+
+
+@job
+def poison():
+    time.sleep(%s)
+    os._exit(9)
+"""
+
+FOUND = """
+import json
+from djqueue import Queue
+jobs = Queue("default").storage.page("default", None, 100)
+print(json.dumps([
+    [job.name, str(job.state), job.stalls, job.reason, job.error.message if job.error else ""] for job in jobs
+]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("poisons", [1, 3])
+def test_on_redis_a_poison_job_ends_alone(
+    tmp_path: Path, redis_server: servers.RedisServer, poisons: int
+) -> None:
+    redis_server.clean()
+    options = {"URL": redis_server.url, "LEASE": 1}
+    storage = {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}
+    ends_alone(Project(tmp_path, JOBS % 0, SETTINGS % storage), poisons)
+
+
+@pytest.mark.slow
+def test_on_a_database_a_poison_job_ends_alone(tmp_path: Path) -> None:
+    storage = {"BACKEND": "djqueue.storage.database.DatabaseStorage"}
+    # Long enough for the journal to write its claim.
+    ends_alone(Project(tmp_path, JOBS % 0.5, SETTINGS % storage), poisons=1)
+
+
+def ends_alone(project: Project, poisons: int) -> None:
+    python(project, "-m", "django", "migrate", "--verbosity", "0")
+    code = f"""
+from shop.jobs import good, poison
+for number in range({GOOD}):
+    if number % 10 == 5 and number // 10 < {poisons}:
+        poison.enqueue()
+    good.using(durable=True).enqueue(number)
+print("enqueued")
+"""
+    assert run(project, code) == "enqueued"
+    deaths = 0
+    while True:
+        with project.start("--until-empty", "--concurrency", "10") as workers:
+            code_of_end = workers.process.wait(60)
+        if code_of_end == 0:
+            break
+        assert code_of_end == 9, workers.output
+        deaths += 1
+        assert deaths <= 4 * poisons, workers.output
+
+    found = json.loads(run(project, FOUND))
+    goods = [row for row in found if row[0] == "shop.jobs.good"]
+    bad = [row for row in found if row[0] == "shop.jobs.poison"]
+    assert [row[1] for row in goods] == ["completed"] * GOOD
+    assert max(row[2] for row in goods) <= poisons
+    assert [row[1:3] for row in bad] == [["failed", 4]] * poisons
+    for row in bad:
+        assert row[3] in ("stalled", "worker_lost")
+        assert row[4].startswith("lost 4 times with its worker, last with ")
+        assert row[4].count("attempt ") == 4
+    assert deaths >= 3 * poisons

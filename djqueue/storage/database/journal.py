@@ -234,6 +234,8 @@ class DatabaseJournal:
         self._closing = False
         self._ended = False
         self._failure: BaseException | None = None
+        self._failures = 0
+        """Flushes that failed since the last success."""
         self._put_off: set[Key] = set()
         """Ended jobs whose ends are put off."""
         self._thread = threading.Thread(target=self._run, name="djqueue-journal", daemon=True)
@@ -546,28 +548,36 @@ class DatabaseJournal:
             self._changed.notify()
 
     def _run(self) -> None:
-        failures = 0
         try:
             while (buffer := self._next()) is not None:
-                try:
-                    self._write(buffer)
-                except LeaseLost as error:
-                    self._fail(buffer, error)
-                    self._lost()
+                delay = self._flush(buffer)
+                if delay is None:
                     return
-                except Exception as error:
-                    self._fail(buffer, error)
-                    delay = min(FIRST_RETRY * 2**failures, LAST_RETRY)
-                    if self._closing and delay >= LAST_RETRY:
-                        return
-                    self._pause(delay, error)
-                    failures += 1
-                else:
-                    self._succeed(buffer)
-                    failures = 0
+                if delay:
+                    self._pause(delay)
         finally:
             connections[self._dialect.alias].close()
             self._end()
+
+    def _flush(self, buffer: Buffer) -> float | None:
+        """Write a buffer and return the seconds until the next try: 0 after a success, None at the end."""
+        try:
+            self._write(buffer)
+        except LeaseLost as error:
+            self._fail(buffer, error)
+            self._lost()
+            return None
+        except Exception as error:
+            self._fail(buffer, error)
+            delay = min(FIRST_RETRY * 2**self._failures, LAST_RETRY)
+            if self._closing and delay >= LAST_RETRY:
+                return None
+            self._failures += 1
+            self._warn(delay, error)
+            return delay
+        self._succeed(buffer)
+        self._failures = 0
+        return 0.0
 
     def _next(self) -> Buffer | None:
         """The next buffer to write, when its time has come; None at the end."""
@@ -587,12 +597,16 @@ class DatabaseJournal:
                 self._gather()
                 self._changed.wait_for(lambda: not self._holders, PATIENCE)
             self._idle = False
-            buffer = self._flying = self._buffer
-            self._buffer = Buffer()
-            self._in_flight = len(buffer)
-            self._urgent = False
-            self._together = len(buffer.waiting)
-            return buffer
+            return self._take()
+
+    def _take(self) -> Buffer:
+        """Take what has been noted, to be written. The caller has the lock."""
+        buffer = self._flying = self._buffer
+        self._buffer = Buffer()
+        self._in_flight = len(buffer)
+        self._urgent = False
+        self._together = len(buffer.waiting)
+        return buffer
 
     def _gather(self) -> None:
         """Let those who wait for a commit share it: those whom the last one set free are soon back."""
@@ -629,8 +643,8 @@ class DatabaseJournal:
             self._room.notify_all()
         _tell(waiting, error)
 
-    def _pause(self, seconds: float, error: Exception) -> None:
-        """Before the next try, which wants a new connection."""
+    def _warn(self, seconds: float, error: Exception) -> None:
+        """Log a failure, and have the next try begin with a new connection."""
         connections[self._dialect.alias].close()
         # What is no error of the database's is one of this package: it needs its traceback.
         unexpected = None if isinstance(error, Error | OSError) else error
@@ -640,6 +654,9 @@ class DatabaseJournal:
             in_one_line(error),
             exc_info=unexpected,
         )
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the next try, but not when the journal closes."""
         closing = self._closing
         with self._changed:
             self._changed.wait_for(lambda: self._closing and not closing, seconds)

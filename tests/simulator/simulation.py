@@ -1,0 +1,73 @@
+"""One simulation from its beginning to its end."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from .defects import without_fix
+from .monitor import Monitor
+from .nodes import Node
+from .patches import simulated
+from .workload import Producer
+from .world import World
+
+NODES = (("first", "wait"), ("second", "wait"), ("helper", "work"), ("other", "work"))
+
+
+class Result(NamedTuple):
+    """What came of a simulation."""
+
+    violation: str | None
+    steps: int
+    digest: str
+    """A hash of all events: two runs of one seed have the same."""
+    summary: str
+
+
+def simulate(
+    seed: int,
+    steps: int,
+    *,
+    trace: Callable[[str], object] | None = None,
+    without: frozenset[str] = frozenset(),
+    disable: frozenset[str] = frozenset(),
+) -> Result:
+    """Simulate so many steps with faults, and then the time until everything is done.
+
+    without: faults that do not happen; `helpers` leaves out the processes that work for a scheduler elsewhere.
+    disable: fixes that are taken away: see `defects`.
+    """
+    world = World(seed, trace=trace, without=without)
+    with ExitStack() as stack:
+        for fix in sorted(disable):
+            stack.enter_context(without_fix(fix))
+        stack.enter_context(simulated(world))
+        world.prepare()
+        asyncio._set_running_loop(world.loop)
+        try:
+            world.monitor = Monitor()
+            Producer()
+            for name, standby in NODES:
+                if standby == "work" and "helpers" in without:
+                    continue
+                node = Node(name, standby)
+                world.nodes.append(node)
+                node.start()
+            violation = world.run(steps)
+            return Result(violation, world.steps, world.digest, f"{world.faults} faults, {world.monitor.summary()}")
+        finally:
+            asyncio._set_running_loop(None)
+            world.dispose()
+
+
+def shrink(seed: int, steps: int, *, without: frozenset[str], disable: frozenset[str]) -> int:
+    """Find the fewest steps with faults with which a seed still fails: they stop earlier, as far as possible."""
+    low, high = 0, steps
+    while low < high:
+        middle = (low + high) // 2
+        if simulate(seed, middle, without=without, disable=disable).violation is None:
+            low = middle + 1
+        else:
+            high = middle
+    return high

@@ -1,6 +1,5 @@
 """The simulated machine's database: SQLite in memory, whose transactions may fail or be cut off."""
 
-import sqlite3
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,22 +9,12 @@ from django.db import OperationalError, connection, connections
 
 from .loop import PROCESS, Crashed
 
-_empty: sqlite3.Connection | None = None
-
-
-def reset() -> None:
-    """Make the database one with djqueue's tables and no rows."""
-    global _empty
-    if _empty is None:
+def prepare() -> None:
+    """Make the tables, once."""
+    if connection.connection is None:
         # Else each task on a loop would have a connection, and so a database, of its own.
         connections._connections = SimpleNamespace()  # type: ignore[attr-defined]
-    connection.ensure_connection()
-    if _empty is None:
         call_command("migrate", verbosity=0)
-        _empty = sqlite3.connect(":memory:")
-        connection.connection.backup(_empty)
-    else:
-        _empty.backup(connection.connection)
 
 
 class FaultyDatabase:
@@ -49,11 +38,6 @@ class FaultyDatabase:
         """Stand between Django and SQLite."""
         connection._commit = self._commit_or_fail  # type: ignore[method-assign]
         connection.execute_wrappers.append(self._execute)
-
-    def remove(self) -> None:
-        """Undo `install`."""
-        connection.execute_wrappers.remove(self._execute)
-        connection._commit = self._commit  # type: ignore[method-assign]
 
     def _execute(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001
         _check_alive()

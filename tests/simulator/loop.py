@@ -62,6 +62,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._queue: list[asyncio.Handle] = []
         self._tasks: list[asyncio.Task[Any]] = []
+        """Kept, because a task of a dead process that was thrown away would run its `finally` blocks."""
         self.failed: Callable[[str], None] = lambda message: None
         """Called with each unhandled exception of a process that is alive."""
         self.set_task_factory(self._new_task)
@@ -128,26 +129,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.call_soon(run)
         return future
 
-    def dispose(self) -> None:
-        """Close what is left of the tasks, so that nothing of them runs later."""
-        for task in self._tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            coroutine: Any = task.get_coro()
-            for _ in range(100):
-                try:
-                    coroutine.close()
-                    break
-                except BaseException:  # noqa: BLE001, S112 - a dead process's cleanup is of no interest
-                    continue
-        self._ready.clear()  # type: ignore[attr-defined]
-        self._queue.clear()
-        self._scheduled.clear()  # type: ignore[attr-defined]
-        self.close()
-
     def _new_task(self, loop: Any, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
         task = asyncio.Task(coroutine, loop=loop, **options)
         self._tasks.append(task)
-        if len(self._tasks) > 1_000:
+        if len(self._tasks) % 1_000 == 0:
             self._tasks = [one for one in self._tasks if not one.done()]
         return task
 

@@ -63,10 +63,10 @@ class Monitor:
         """Jobs seen in a terminal state."""
         self._claims: dict[JobKey, list[Claim]] = {}
         self._uncommitted: dict[Any, list[tuple[Any, ...]]] = {}
-        self._schedulers: list[Any] = []
-        """Those that are open, the present one last."""
+        self._present: Any = None
+        """The scheduler that took over last, while it is open."""
+        self._superseded: set[Any] = set()
         self._checked: tuple[Any, int] = (None, 0)
-        self._versions: dict[Any, int] = {}
 
     # What the workload says.
 
@@ -83,7 +83,7 @@ class Monitor:
     def retried(self, key: JobKey) -> None:
         """A dead letter may live again."""
         self._ended.discard(key)
-        if key in self._acknowledged:
+        if key in self._acknowledged and key not in self._excused:
             self._open[key] = None
 
     def pending(self) -> int:
@@ -147,16 +147,18 @@ class Monitor:
         for other in self._uncommitted:
             if other is not scheduler:
                 self._lose(other)
+                self._superseded.add(other)
+        self._present = None
 
     def opened(self, scheduler: Any) -> None:
         """A scheduler has loaded its jobs."""
-        self._schedulers.append(scheduler)
+        self._present = scheduler
         self._check_delivery()
 
     def closed(self, scheduler: Any) -> None:
         """A scheduler has written what it had."""
-        if scheduler in self._schedulers:
-            self._schedulers.remove(scheduler)
+        if scheduler is self._present:
+            self._present = None
             for fact in self._uncommitted[scheduler]:
                 self._world.fail(f"a scheduler closed before it wrote {fact}")
         self._uncommitted[scheduler] = []
@@ -167,8 +169,8 @@ class Monitor:
             if scheduler._inbox_thread.process is process:
                 self._lose(scheduler)
                 del self._uncommitted[scheduler]
-                if scheduler in self._schedulers:
-                    self._schedulers.remove(scheduler)
+                if scheduler is self._present:
+                    self._present = None
 
     def _note(self, scheduler: Any, event: str, key: JobKey, token: int) -> None:
         """Note a fact, to be committed by the scheduler's journal."""
@@ -182,7 +184,7 @@ class Monitor:
         journal.facts.append(partial(_forget, uncommitted, fact))
 
     def _is_present(self, scheduler: Any) -> bool:
-        return not self._schedulers or self._schedulers[-1] is scheduler or scheduler not in self._schedulers
+        return scheduler not in self._superseded
 
     def _lose(self, scheduler: Any) -> None:
         facts = list(self._uncommitted.get(scheduler, ()))
@@ -268,9 +270,9 @@ class Monitor:
 
     def check(self) -> None:
         """Check what the last step may have changed."""
-        if not self._schedulers:
+        scheduler = self._present
+        if scheduler is None:
             return
-        scheduler = self._schedulers[-1]
         journal: SimulatedJournal = scheduler._journal
         if self._checked != (journal, journal.version):
             self._checked = (journal, journal.version)
@@ -281,9 +283,9 @@ class Monitor:
 
     def is_drained(self) -> bool:
         """Whether every job has ended and nothing is left to be written."""
-        if self._open or not self._schedulers:
+        scheduler = self._present
+        if self._open or scheduler is None:
             return False
-        scheduler = self._schedulers[-1]
         return scheduler._journal.is_idle and not any(
             job.state in LIVE
             for shard in scheduler.engine.shards
@@ -324,7 +326,7 @@ class Monitor:
         return None if queue is None else queue.jobs.get(key[1])
 
     def _check_delivery(self) -> None:
-        scheduler = self._schedulers[-1]
+        scheduler = self._present
         states = read_states()
         for key in self._acknowledged:
             if key not in states and key not in self._excused and self._job(scheduler.engine, key) is None:

@@ -109,7 +109,8 @@ class SimulatedRemote:
         self._numbers = itertools.count(1)
         self._server: SimulatedServer | None = None
         self._subscriptions: dict[int, tuple[str, tuple[Any, ...], Callable[[Any], None]]] = {}
-        self._futures: set[asyncio.Future[bytes]] = set()
+        self._futures: dict[asyncio.Future[bytes], None] = {}
+        """In order: a set's is not the same in each run."""
         self._closed = False
         self._reconnecting = False
         process = PROCESS.get()
@@ -143,7 +144,7 @@ class SimulatedRemote:
         data = pack([next(self._numbers), "finish", list(args), {}])
         fate = world.message()
         future: asyncio.Future[bytes] = world.loop.create_future()
-        self._futures.add(future)
+        self._futures[future] = None
         for _ in range(2 if fate == "repeated" else 1):
             if fate != "lost":
                 late = 45.0 * world.random.random() if fate == "late" else world.latency()
@@ -156,7 +157,7 @@ class SimulatedRemote:
         except TimeoutError:
             raise StorageUnavailableError("the scheduler has not answered 'finish'") from None
         finally:
-            self._futures.discard(future)
+            self._futures.pop(future, None)
 
     def subscribe(self, operation: str, args: tuple[Any, ...], handler: Callable[[Any], None]) -> Unsubscribe:
         """See `Remote.subscribe`."""

@@ -1,10 +1,15 @@
 """One simulation from its beginning to its end."""
 
 import asyncio
+import os
+import pickle
+import sys
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from .database import prepare
 from .defects import without_fix
 from .monitor import Monitor
 from .nodes import Node
@@ -25,7 +30,39 @@ class Result(NamedTuple):
     summary: str
 
 
-def simulate(
+def simulate(seed: int, steps: int, **options: Any) -> Result:
+    """Simulate in a child process, so that nothing of a simulation is left behind for the next one.
+
+    See `simulate_here` for the options. Raises RuntimeError if the simulator itself fails.
+    """
+    prepare()
+    sys.stdout.flush()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        code = 1
+        try:
+            found = simulate_here(seed, steps, **options)
+            with os.fdopen(writer, "wb") as stream:
+                pickle.dump(tuple(found), stream)
+            code = 0
+        except BaseException:  # noqa: BLE001 - whatever it is, this process ends here
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        data = stream.read()
+    os.waitpid(child, 0)
+    if not data:
+        raise RuntimeError(f"the simulation of seed {seed} did not end")
+    return Result(*pickle.loads(data))  # noqa: S301 - this package's own
+
+
+def simulate_here(
     seed: int,
     steps: int,
     *,
@@ -43,22 +80,18 @@ def simulate(
         for fix in sorted(disable):
             stack.enter_context(without_fix(fix))
         stack.enter_context(simulated(world))
-        world.prepare()
+        world.database.install()
         asyncio._set_running_loop(world.loop)
-        try:
-            world.monitor = Monitor()
-            Producer()
-            for name, standby in NODES:
-                if standby == "work" and "helpers" in without:
-                    continue
-                node = Node(name, standby)
-                world.nodes.append(node)
-                node.start()
-            violation = world.run(steps)
-            return Result(violation, world.steps, world.digest, f"{world.faults} faults, {world.monitor.summary()}")
-        finally:
-            asyncio._set_running_loop(None)
-            world.dispose()
+        world.monitor = Monitor()
+        Producer()
+        for name, standby in NODES:
+            if standby == "work" and "helpers" in without:
+                continue
+            node = Node(name, standby)
+            world.nodes.append(node)
+            node.start()
+        violation = world.run(steps)
+        return Result(violation, world.steps, world.digest, f"{world.faults} faults, {world.monitor.summary()}")
 
 
 def shrink(seed: int, steps: int, *, without: frozenset[str], disable: frozenset[str]) -> int:

@@ -6,7 +6,7 @@ from contextvars import copy_context
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .database import FaultyDatabase, reset
+from .database import FaultyDatabase
 from .loop import PROCESS, Crashed, Process, SimulatedClock, SimulatedLoop
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class World:
         self.loop = SimulatedLoop(self.random)
         self.loop.failed = self.fail
         self.clock = SimulatedClock(self.loop)
-        reset()
         self.database = FaultyDatabase(self._fate, self._is_busy, self._crash)
         self.servers: dict[str, SimulatedServer] = {}
         self.nodes: list[Node] = []
@@ -133,7 +132,7 @@ class World:
         return fate
 
     def _is_busy(self) -> bool:
-        if not self.chaos or "database" in self._without or self.random.random() > 0.0003:
+        if not self.chaos or "database" in self._without or self.random.random() > 0.001:
             return False
         self.faults += 1
         self.note("statement refused")
@@ -146,7 +145,7 @@ class World:
         raise Crashed
 
     def _inject(self) -> None:
-        if not self._faults or self.random.random() > 0.002:
+        if not self._faults or self.random.random() > 0.004:
             return
         [fault] = self.random.choices(list(self._faults), list(self._faults.values()))
         nodes = [node for node in self.nodes if node.process is not None and node.process.is_running]
@@ -207,13 +206,3 @@ class World:
         self.note("faults stop")
         for process in self.processes.values():
             self._thaw(process)
-
-    def prepare(self) -> None:
-        """Stand between the storages and the database."""
-        self.database.install()
-
-    def dispose(self) -> None:
-        """Let go of everything."""
-        self.database.remove()
-        self.loop.dispose()
-        World._current = None

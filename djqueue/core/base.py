@@ -74,12 +74,19 @@ class EngineBase:
         self.shards = [Shard(journal, self._new_queue) for _ in range(shards)]
         self._keep_finished = keep_finished
         self.processing = [ProcessingShard() for _ in range(shards)]
-        # Tokens of an earlier engine, before a restart, are lower than any of this one.
-        self._tokens = count(clock.now() << 20)
+        self.least_token = clock.now() << 20
+        """Tokens of claims that another engine made are lower."""
+        self._tokens = count(self.least_token)
         self._rotation = count()
         self._listeners: list[tuple[frozenset[str] | None, Wake]] = []
         self._workers = Workers(clock)
         self._registry = Lock()
+
+    def _outbid(self, token: int) -> None:
+        """Have all new tokens be higher than this one, wherever the clock stands."""
+        if token >= self.least_token:
+            self.least_token = token + 1
+            self._tokens = count(self.least_token)
 
     # Dependencies.
 

@@ -224,7 +224,7 @@ class Engine(
                 jobs = self._allowed(queue, request.names, most, tick)
             started = 0
             if jobs:
-                started = self._start(shard, queue, jobs, request.worker, now, tick, claimed, changes)
+                started = self._start(shard, queue, jobs, request, now, tick, claimed, changes)
                 limiter.started(started)
             if shared is not None and started < most:
                 shared.give_back(queue.name, most - started, weight, changes.woken)
@@ -273,7 +273,7 @@ class Engine(
         shard: Shard,
         queue: JobQueue,
         jobs: list[Job],
-        worker: str,
+        request: ClaimRequest,
         now: int,
         tick: int,
         claimed: list[Claimed],
@@ -283,6 +283,7 @@ class Engine(
         until = tick + lease
         journal, observed = self._journal, queue.observed
         tokens, processing, mask = self._tokens, self.processing, self._mask
+        worker, process = request.worker, request.process
         new = tuple.__new__
         started = 0
         grouped = len(queue.groups) > 0
@@ -297,6 +298,7 @@ class Engine(
             job.attempts = attempts = job.attempts + 1
             job.token = token = next(tokens)
             job.worker = worker
+            job.process = process
             job.started_at = now
             job.lease_until = until
             job.cancel_requested = False
@@ -393,8 +395,25 @@ class Engine(
                     renewals.append(Renewal(False))
                     continue
                 job.lease_until = tick + self.policy(job.queue).lease
+                if self._journal is not None and job.process:
+                    self._journal.renewed(job)
                 renewals.append(Renewal(True, job.cancel_requested))
         return renewals
+
+    def renew_all(self) -> None:
+        """Extend all claims to a whole lease from now."""
+        tick = self.clock.monotonic()
+        for place in self.processing:
+            with place.lock:
+                for job in place.active.values():
+                    job.lease_until = tick + self.policy(job.queue).lease
+
+    def postpone_leases(self, by: int) -> None:
+        """Extend all claims: for so many milliseconds nobody could renew them."""
+        for place in self.processing:
+            with place.lock:
+                for job in place.active.values():
+                    job.lease_until += by
 
     def report(self, reports: Sequence[Report]) -> list[bool]:
         """Progress and log lines of running jobs, each if its token still holds."""

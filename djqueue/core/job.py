@@ -45,12 +45,14 @@ class Job:
         "has_dependents",
         "history",
         "id",
+        "last_token",
         "lease_until",
         "logs",
         "name",
         "noted",
         "options",
         "payload",
+        "process",
         "progress",
         "queue",
         "reason",
@@ -94,9 +96,13 @@ class Job:
         """Runs that ended with their worker."""
         self.token = 0
         """Fencing token of the present claim."""
+        self.last_token = 0
+        """Fencing token of the last claim, once its worker has ended it; 0 after a stall."""
         self.lease_until = 0
         """Monotonic milliseconds at which the claim is lost unless renewed."""
         self.worker = ""
+        self.process = ""
+        """The process that holds the claim, if that is not the engine's own: see `ClaimRequest.process`."""
         self.started_at = 0
         self.finished_at = 0
         self.result: bytes | None = None
@@ -239,6 +245,8 @@ class ClaimRequest(NamedTuple):
     """Job names that it has handlers for."""
     queues: tuple[str, ...] | None = None
     """None is every queue."""
+    process: str = ""
+    """The process of the worker, as the storage that serves it knows it; empty: the storage's own."""
 
 
 class Claimed(NamedTuple):

@@ -283,9 +283,12 @@ class EngineStorage(Storage):
 
     def maintain(self) -> Swept:
         """See `Storage.maintain`."""
-        swept = sweep(self.engine, WORKER_TTL)
+        swept = self._sweep()
         self.note_totals()
         return swept
+
+    def _sweep(self) -> Swept:
+        return sweep(self.engine, WORKER_TTL)
 
     # Metrics.
 

@@ -14,13 +14,14 @@ from djqueue.core.errors import StorageUnavailableError, by_code
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.database.address import Address
 from djqueue.storage.database.remote import ANSWER_TIMEOUT, RECONNECT_EVERY
-from djqueue.storage.database.session import SUBSCRIPTIONS, _refusal
+from djqueue.storage.database.session import SUBSCRIPTIONS, WRITTEN, _refusal
 from djqueue.storage.database.wire import LENGTH, pack
 from djqueue.storage.database.wire import unpack as unpack_body
 
 from .loop import PROCESS, Crashed, Process
 from .world import World
 
+HOST = "simulated/host"
 GONE = "the scheduler has hung up"
 
 
@@ -70,18 +71,23 @@ class SimulatedServer:
             return pack([number, *self._subscribe(client, operation, args)])
         return pack([number, *self._do(operation, args, kwargs)])
 
-    async def finish(self, data: bytes, reply: Callable[[bytes], None]) -> None:
-        """Answer a request to finish and claim."""
-        number, _, args, kwargs = unpack(data)
+    async def finish(self, data: bytes, client: "SimulatedRemote", reply: Callable[[bytes], None]) -> None:
+        """Answer a request to finish and claim, as `Session` does."""
+        number, _, (outcomes, then), _ = unpack(data)
+        if then is not None:
+            then = then._replace(process=f"{HOST}/{client.process.pid}")
         try:
-            answer: tuple[Any, ...] = ("ok", await self.storage.afinish(*args, **kwargs))
+            finished = await self.storage.finish_written(outcomes, then)
+            if finished.claims.jobs and client not in self.clients:
+                self.storage.unclaim(finished.claims.jobs)
+            answer: tuple[Any, ...] = ("ok", finished)
         except Exception as error:
             answer = _refusal("finish", error)
         reply(pack([number, *answer]))
 
     def _do(self, operation: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
-            return "ok", getattr(self.storage, operation)(*args, **kwargs)
+            return "ok", getattr(self.storage, WRITTEN.get(operation, operation))(*args, **kwargs)
         except Exception as error:
             return _refusal(operation, error)
 
@@ -115,7 +121,7 @@ class SimulatedRemote:
         self._reconnecting = False
         process = PROCESS.get()
         assert process is not None
-        self._process: Process = process
+        self.process: Process = process
         self.context: Context = process.context()
 
     @property
@@ -226,7 +232,7 @@ class SimulatedRemote:
         try:
             answer: bytes = server.process.call(server.answer, data, self)
         except Crashed:
-            if not self._process.alive:
+            if not self.process.alive:
                 raise
             raise StorageUnavailableError(GONE) from None
         return answer
@@ -235,7 +241,7 @@ class SimulatedRemote:
         world = World.current()
         if not server.is_open:
             return
-        world.loop.create_task(server.finish(data, partial(self._send_back, future)))
+        world.loop.create_task(server.finish(data, self, partial(self._send_back, future)))
 
     def _send_back(self, future: "asyncio.Future[bytes]", answer: bytes) -> None:
         world = World.current()
@@ -278,7 +284,7 @@ class SimulatedRemote:
     def _reconnect_later(self) -> None:
         if not self._reconnecting and self._subscriptions and not self._closed:
             self._reconnecting = True
-            World.current().loop.spawn(self._process, self._reconnect())
+            World.current().loop.spawn(self.process, self._reconnect())
 
     async def _reconnect(self) -> None:
         while self._subscriptions and self._server is None and not self._closed:

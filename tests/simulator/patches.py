@@ -12,9 +12,9 @@ from djqueue.storage.database.client import ClientStorage
 from djqueue.storage.database.lease import Holder
 from djqueue.storage.database.scheduler import SchedulerStorage
 
-from .loop import PROCESS
-from .network import SimulatedRemote, SimulatedServer
-from .threads import InboxThread, SimulatedJournal, SimulatedPeriodic
+from .loop import PROCESS, SimulatedClock
+from .network import HOST, SimulatedRemote, SimulatedServer
+from .threads import InboxThread, SimulatedJournal, SimulatedPauseWatch, SimulatedPeriodic
 from .world import World
 
 DATABASE = "djqueue.storage.database"
@@ -77,7 +77,10 @@ def simulated(world: World) -> Iterator[None]:
             f"{DATABASE}.storage.Server": SimulatedServer,
             f"{DATABASE}.client.Remote": SimulatedRemote,
             f"{DATABASE}.lease.died_here": _died,
-            f"{DATABASE}.lease.host_name": lambda: "simulated/host",
+            f"{DATABASE}.lease.host_name": lambda: HOST,
+            f"{DATABASE}.processes.died_here": _died,
+            f"{DATABASE}.scheduler.DatabaseClock": SimulatedClock,
+            f"{DATABASE}.scheduler.PauseWatch": SimulatedPauseWatch,
             f"{DATABASE}.lease.secrets": token_hex,
             f"{DATABASE}.lease.os": SimpleNamespace(getpid=_pid),
             "djqueue.runtime.heartbeat.Periodic": SimulatedPeriodic,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from djqueue.storage.database.journal import RENEW_EVERY, WINDOW, Buffer, DatabaseJournal, Done
+from djqueue.storage.database.pauses import BEAT, PAUSE, PauseWatch
 from djqueue.storage.database.scheduler import POLL, SchedulerStorage
 
 from .loop import PROCESS
@@ -175,6 +176,33 @@ class InboxThread:
                 World.current().note("inbox failed", type(error).__name__)
                 await asyncio.sleep(POLL)
                 self._arrived.set()
+
+
+class SimulatedPauseWatch(PauseWatch):
+    """The watch for pauses, whose thread is a task."""
+
+    def __init__(self, paused: Callable[[int], None]) -> None:
+        super().__init__(paused, World.current().clock)
+        self._started = False
+
+    def start(self) -> None:
+        """See `PauseWatch.start`."""
+        self._seen = self._clock.monotonic()
+        self._started = True
+        spawn(self._work())
+
+    def check(self) -> None:
+        """See `PauseWatch.check`."""
+        if self._started:
+            now = self._clock.monotonic()
+            gap, self._seen = now - self._seen, now
+            if gap >= PAUSE:
+                self._paused(gap)
+
+    async def _work(self) -> None:
+        while not self._ended.is_set():
+            await asyncio.sleep(BEAT)
+            self.check()
 
 
 class SimulatedPeriodic:

@@ -619,7 +619,7 @@ class ClientStorage(Storage):
                 storage.open_for(queue, concerned, into)
                 answer = getattr(storage, verb)(queue, *args, **kwargs)
                 storage.close()
-                lease.release()
+                lease.release_unserved()
             return answer
 
     def _find(self) -> Address | None:

@@ -65,6 +65,8 @@ class Buffer:
         self.deletes: dict[JobRowKey, None] = {}
         self.inserts: dict[Key, Row] = {}
         self.updates: dict[Key, Row] = {}
+        self.leases: dict[Key, Row] = {}
+        """Until when active jobs are leased whose leases were renewed."""
         self.contents: dict[Key, Row] = {}
         """Priorities, payloads and options of jobs to which somebody has given others."""
         self.results: dict[Key, Row] = {}
@@ -106,6 +108,7 @@ class Buffer:
         return bool(
             self.inserts
             or self.updates
+            or self.leases
             or self.contents
             or self.deletes
             or self.progress
@@ -173,6 +176,7 @@ class Buffer:
         return (
             self.inserts,
             self.updates,
+            self.leases,
             self.contents,
             self.results,
             self.letters,
@@ -236,6 +240,8 @@ class DatabaseJournal:
         self._failure: BaseException | None = None
         self._failures = 0
         """Flushes that failed since the last success."""
+        self._lag = clock.now() - clock.monotonic()
+        """Milliseconds from monotonic time to UTC, as of the last flush."""
         self._put_off: set[Key] = set()
         """Ended jobs whose ends are put off."""
         self._thread = threading.Thread(target=self._run, name="djqueue-journal", daemon=True)
@@ -255,6 +261,11 @@ class DatabaseJournal:
             self._write_here()
         if self._buffer and self._failure is not None:
             raise self._failure
+
+    @property
+    def alias(self) -> str:
+        """Of the database, in `DATABASES`."""
+        return self._dialect.alias
 
     @property
     def backlog(self) -> int:
@@ -307,7 +318,7 @@ class DatabaseJournal:
     def changed(self, job: Job) -> None:
         """See `Journal`."""
         retention = self._retention_of(job.queue)
-        key, row = (job.queue, job.id), rows.changed_row(job, retention.of(job.state))
+        key, row = (job.queue, job.id), rows.changed_row(job, retention.of(job.state), self._lag)
         attempts = _take_history(job)
         with self._changed:
             buffer = self._buffer
@@ -321,6 +332,13 @@ class DatabaseJournal:
             if self.book.concerns(job.queue) and job.state is not State.ACTIVE:
                 # Also of one that lives: it may be enqueued again by a producer that took an ended one's row.
                 buffer.kept[key] = self.book.entry(job) if job.state is State.CANCELLED else None
+            self._noted()
+
+    def renewed(self, job: Job) -> None:
+        """See `Journal`."""
+        row = rows.lease_row(job, self._lag)
+        with self._changed:
+            self._buffer.leases[job.queue, job.id] = row
             self._noted()
 
     def updated(self, job: Job) -> None:
@@ -626,6 +644,7 @@ class DatabaseJournal:
             logger.warning("The journal is written again.")
         self._failure = None
         self.flushed_at = self._clock.now()
+        self._lag = self.flushed_at - self._clock.monotonic()
         self._written(buffer.ended)
         for stream in buffer.elsewhere:
             stream.items = None
@@ -692,6 +711,9 @@ class DatabaseJournal:
                     constants=rows.UNTOUCHED,
                     key=rows.KEY,
                 )
+            if buffer.leases:
+                # Before other changes: a job that has ended since is leased to nobody.
+                write.update(models.Job, rows.JOB_KEY, ("leased_until",), list(buffer.leases.values()))
             if buffer.updates:
                 fields = rows.CHANGED_JOB[len(rows.JOB_KEY) :]
                 write.update(models.Job, rows.JOB_KEY, fields, list(buffer.updates.values()))

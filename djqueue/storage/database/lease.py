@@ -15,10 +15,13 @@ from djqueue.core.clock import Clock
 
 from .clock import set_right
 from .journal import LeaseLost
+from .rows import raw_values
 
 NAME = "scheduler"
 TTL = 10_000
 """Milliseconds for which the row holds unless renewed."""
+RELEASED, ABANDONED = 0, 1
+"""Ends of a claim that was given back, and of one whose process was killed."""
 
 
 class Holder(NamedTuple):
@@ -48,6 +51,10 @@ class SchedulerLease:
         self._holder = secrets.token_hex(8)
         self._generation = 0
         self._renewed = 0
+        self.left_at = 0
+        """When the scheduler before this one last renewed its claim: UTC milliseconds; 0: there was none."""
+        self.was_released = True
+        """Whether that one ended by itself, rather than being killed, or frozen until its claim ran out."""
         self._lock = threading.Lock()
 
     def acquire(self) -> bool:
@@ -55,6 +62,7 @@ class SchedulerLease:
         set_right(self._clock)
         tick, now = self._clock.monotonic(), self._clock.now()
         free = Q(expires_at__lte=now)
+        before = next(iter(raw_values(self._rows(), ("renewed_at", "expires_at"))), None)
         there = self.present()
         if there is not None and died_here(there):
             free |= Q(holder=there.holder)
@@ -77,6 +85,8 @@ class SchedulerLease:
                 return False
         if not taken:
             return False
+        if before is not None:
+            self.left_at, self.was_released = before[0], before[1] == RELEASED
         self._generation = self._rows().get(holder=self._holder).generation
         self._renewed = tick
         return True
@@ -102,7 +112,12 @@ class SchedulerLease:
 
     def release(self) -> None:
         """Give the row back, if it is still this process's."""
-        self._rows().filter(holder=self._holder, generation=self._generation).update(expires_at=0)
+        self._rows().filter(holder=self._holder, generation=self._generation).update(expires_at=RELEASED)
+
+    def release_unserved(self) -> None:
+        """Give the row back as it was found: no worker could renew a lease in the meantime."""
+        mine = self._rows().filter(holder=self._holder, generation=self._generation)
+        mine.update(renewed_at=self.left_at, expires_at=RELEASED if self.was_released else ABANDONED)
 
     def present(self) -> Holder | None:
         """Who has the row, or had it last."""

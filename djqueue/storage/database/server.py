@@ -18,10 +18,10 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.errors import ConfigurationError, StorageError
-from djqueue.storage.base import Storage
 
 from .address import Address
 from .away import named
+from .scheduler import SchedulerStorage
 from .session import Session
 
 T = TypeVar("T")
@@ -41,7 +41,12 @@ class Server:
     """
 
     def __init__(
-        self, storage: Storage, address: Address, token: str | None, inbox: Callable[[], None], alias: str
+        self,
+        storage: SchedulerStorage,
+        address: Address,
+        token: str | None,
+        inbox: Callable[[], None],
+        alias: str,
     ) -> None:
         if address.host and not token:
             raise ConfigurationError("ADDRESS: a TCP address needs a TOKEN")

@@ -10,13 +10,15 @@ import asyncio
 import contextlib
 import hmac
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from djqueue.core.errors import DjqueueError, SerializationError, StorageError
+from djqueue.core.job import ClaimRequest, Finished, Outcome
 from djqueue.storage.base import Unsubscribe
 
+from .processes import peer_process
 from .wire import LENGTH, MAX_FRAME, pack, unpack
 
 if TYPE_CHECKING:
@@ -85,6 +87,8 @@ AT_ONCE = frozenset(
     {"renew", "report", "register_worker", "unregister_worker", "steer_worker", "keep_dump", "worker_dump"}
 )
 """Verbs that wait for nothing."""
+WRITTEN = {"emit": "emit_written"}
+"""Verbs whose answers are given once what they changed is committed: the caller forgets it then."""
 SUBSCRIPTIONS = frozenset({"subscribe", "listen", "follow_worker", "unsubscribe"})
 FIRST_FRAME = 5.0
 """Seconds within which a client has to show its token."""
@@ -105,6 +109,7 @@ class Session:
         self._subscriptions: dict[int, Unsubscribe] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: set[int] = set()
+        self._process = peer_process(writer.get_extra_info("socket"))
 
     async def run(self) -> None:
         """Answer requests until either side hangs up."""
@@ -169,16 +174,27 @@ class Session:
 
     async def _finish(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
-            return "ok", await self._server.storage.afinish(*args, **kwargs)
+            finished = await self._finish_written(*args, **kwargs)
+            if finished.claims.jobs and (self._reader.at_eof() or self._writer.is_closing()):
+                # Nobody hears of these claims.
+                self._server.storage.unclaim(finished.claims.jobs)
+            return "ok", finished
         except Exception as error:
             return _refusal("finish", error)
+
+    async def _finish_written(
+        self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None
+    ) -> Finished:
+        if then is not None:
+            then = then._replace(process=self._process)
+        return await self._server.storage.finish_written(outcomes, then)
 
     def _do(self, verb: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
             if verb not in VERBS:
                 raise StorageError(f"{verb!r} is no verb of the storage")
             with self._server.errors_named():
-                return "ok", getattr(self._server.storage, verb)(*args, **kwargs)
+                return "ok", getattr(self._server.storage, WRITTEN.get(verb, verb))(*args, **kwargs)
         except Exception as error:
             return _refusal(verb, error)
 

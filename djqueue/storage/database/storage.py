@@ -214,6 +214,7 @@ class DatabaseStorage(Storage):
             server = Server(storage, self._address, self._token, storage.arrived, self._alias)
             server.start()
             lease.move(str(server.address))
+            storage.welcome()
         except BaseException:
             if server is not None:
                 server.close()
@@ -222,7 +223,8 @@ class DatabaseStorage(Storage):
             raise
         self._lease, self._server, self._active = lease, server, storage
         logger.info(
-            "This process is the scheduler: %s pending jobs, %s of them interrupted, %s dead letters.",
+            "This process is the scheduler: %s pending jobs, %s of them interrupted; "
+            "%s jobs running in other processes; %s dead letters.",
             *counts.values(),
         )
 

@@ -38,7 +38,7 @@ class Claim:
         self.accepted = False
         """Whether its outcome was accepted."""
         self.lost = False
-        """Whether the scheduler crashed before the claim, or its outcome, was committed."""
+        """Whether the scheduler crashed before the claim was committed."""
 
     def is_live(self, tick: int) -> bool:
         """Whether its worker runs it, and may count on its lease."""
@@ -89,6 +89,10 @@ class Monitor:
     def pending(self) -> int:
         """How many acknowledged jobs have not ended, as far as is known."""
         return len(self._open)
+
+    def has_dependencies(self, key: JobKey) -> bool:
+        """Whether a job depends on others."""
+        return bool(self._options[key].depends_on)
 
     # What handlers say.
 
@@ -202,7 +206,11 @@ class Monitor:
             return
         claim = self._find(key, token)
         assert claim is not None
-        claim.lost = True
+        if event == "claimed":
+            claim.lost = True
+        else:
+            # Its worker was not told that it was accepted, and says it again.
+            claim.accepted = False
         if event == "complete":
             self._completed.discard(key)
         if key in self._acknowledged and key not in self._excused:

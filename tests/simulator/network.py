@@ -83,7 +83,8 @@ class SimulatedServer:
             answer: tuple[Any, ...] = ("ok", finished)
         except Exception as error:
             answer = _refusal("finish", error)
-        reply(pack([number, *answer]))
+        if client in self.clients:
+            reply(pack([number, *answer]))
 
     def _do(self, operation: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 LONGEST_DRAIN = 1_200.0
 """Simulated seconds within which everything has to be done once the faults have stopped."""
-KILL, STOP, FREEZE, STEP, BREAK = "kill", "stop", "freeze", "clock step", "break"
-FAULTS = {KILL: 4, STOP: 2, FREEZE: 3, STEP: 1, BREAK: 2}
+KILL, STOP, BREAK = "kill", "stop", "break"
+FREEZE, LONG_FREEZE = "freeze", "long-freeze"
+STEP, LEAP = "clock-step", "clock-leap"
+FAULTS = {KILL: 8, STOP: 4, BREAK: 4, FREEZE: 4, LONG_FREEZE: 3, STEP: 2, LEAP: 1}
 """How often each fault comes, in proportion."""
 
 
@@ -159,12 +161,14 @@ class World:
             self.kill(process)
         elif fault == STOP:
             process.call(node.stop)
-        elif fault == FREEZE:
+        elif fault in (FREEZE, LONG_FREEZE):
             self.note("frozen", process)
             process.frozen = True
-            self.later(self.random.choice((0.5, 3.0, 12.0, 40.0)), self._thaw, process)
-        elif fault == STEP:
-            milliseconds = self.random.choice((-3_600_000, -5_000, -200, 200, 5_000, 60_000, 3_600_000))
+            seconds = (0.5, 3.0) if fault == FREEZE else (12.0, 40.0)
+            self.later(self.random.choice(seconds), self._thaw, process)
+        elif fault in (STEP, LEAP):
+            steps = (-5_000, -200, 200, 5_000) if fault == STEP else (-3_600_000, 60_000, 3_600_000)
+            milliseconds = self.random.choice(steps)
             self.note("clock set", milliseconds)
             self.clock.offset += milliseconds
         else:

@@ -80,9 +80,14 @@ def _count_queue(engine: Any, queue: Any, active: int, weights: Counter[Any], fa
     if counted != found:
         fail(f"{queue.name} counts {counted} waiting, delayed, blocked and active jobs, and has {found}")
     if any(count > 1 for count in owners.values()):
-        fail(f"two live jobs of {queue.name} have one unique key: {owners}")
+        fail(f"two live jobs of {queue.name} have one unique key: {_owners(queue)}")
     if any(count > 1 for count in groups.values()):
         fail(f"two jobs of one group of {queue.name} are active: {groups}")
     most = queue.limiter.concurrency
     if most is not None and taken > most:
         fail(f"{taken} jobs of {queue.name} are active, and {most} may be")
+
+
+def _owners(queue: Any) -> str:
+    live = [job for job in queue.jobs.values() if job.state in LIVE and job.options.unique_key is not None]
+    return ", ".join(f"{job.id} ({job.state}, {job.options.unique_key}, {job.options.on_duplicate})" for job in live)

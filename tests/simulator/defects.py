@@ -7,7 +7,7 @@ from unittest.mock import patch
 DATABASE = "djqueue.storage.database"
 FIXES: dict[str, tuple[str, Any]] = {
     # A new scheduler takes every active job for one that was interrupted.
-    "restart": (f"{DATABASE}.recovery._is_lost", lambda job, left_at: True),
+    "restart": (f"{DATABASE}.recovery._is_lost", lambda job, left_at, **rest: True),
     # A scheduler whose lease another process has goes on writing.
     "lease": (f"{DATABASE}.lease.SchedulerLease.hold", lambda self: None),
     # Any token ends the present claim of a job.

@@ -215,7 +215,7 @@ class SimulatedRemote:
         server = self._connected()
         if server.process.frozen:
             # It will read what was sent when it goes on; nobody waits for its answer any more.
-            world.loop.call_later(0, self._run, server, data, context=server.process.context())
+            world.loop.call_later(0, self._run_late, server, data, context=server.process.context())
             raise StorageUnavailableError("the scheduler has not answered in time")
         fate = world.message()
         if fate == "lost":
@@ -237,6 +237,10 @@ class SimulatedRemote:
                 raise
             raise StorageUnavailableError(GONE) from None
         return answer
+
+    def _run_late(self, server: SimulatedServer, data: bytes) -> None:
+        if server.is_open:
+            server.answer(data, self)
 
     def _deliver(self, server: SimulatedServer, data: bytes, future: "asyncio.Future[bytes]") -> None:
         world = World.current()

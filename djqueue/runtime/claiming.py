@@ -32,7 +32,7 @@ POLL = 5.0
 """Seconds between claims that nothing has called for: a wake-up may be lost with a connection."""
 POLL_UNTIL_EMPTY = 0.25
 """The same while the worker waits for its queues' end: nobody rings when another worker's job is over."""
-FIRST_RETRY, LAST_RETRY = 0.05, 5.0
+FIRST_RETRY, LAST_RETRY = 0.05, 1.0
 """Seconds between tries while the storage is away: doubled from the first to the last."""
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django.dispatch import Signal
 
 from djqueue.client.announcing import announcer
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.job import Claimed
 from djqueue.signals import (
     job_cancelled,
@@ -17,6 +18,7 @@ from djqueue.signals import (
     job_started,
 )
 
+from .outages import Outages
 from .tracebacks import exc_info
 
 if TYPE_CHECKING:
@@ -50,10 +52,10 @@ class Counters:
 class Teller:
     """Counts and logs. Payloads are never logged."""
 
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, worker_id: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.counters = Counters()
         self._worker_id = worker_id
-        self._away: set[str] = set()
+        self._outages = Outages(worker_id, clock.monotonic)
         self._summed = 0
 
     @property
@@ -271,22 +273,12 @@ class Teller:
     # The storage.
 
     def away(self, part: str, error: BaseException) -> None:
-        """An operation of the storage failed. Logged once until it works again."""
-        if part not in self._away:
-            self._away.add(part)
-            logger.error(
-                "worker %s: the storage failed (%s) and is tried again until it answers: %s",
-                self._worker_id,
-                part,
-                error,
-                exc_info=error,
-            )
+        """An operation of the storage failed. See `Outages`."""
+        self._outages.failed(part, error)
 
     def back(self, part: str) -> None:
         """An operation of the storage worked."""
-        if part in self._away:
-            self._away.discard(part)
-            logger.warning("worker %s: the storage answers again (%s)", self._worker_id, part)
+        self._outages.worked(part)
 
     def _announce(self, signal: Signal, run: "Run", **about: Any) -> None:
         of_run = {"attempt": run.claimed.attempts, "worker": self._worker_id}

@@ -92,7 +92,7 @@ class Worker:
         """Handlers, and calls of the storage, that did not end in time; their threads may still be at it."""
         self._clock = clock
         self._random = random or Random()
-        self._tell = Teller(self.options.worker_id)
+        self._tell = Teller(self.options.worker_id, clock)
         self._started_at = clock.now()
         self._begun = False
         self._stopping = False

@@ -79,6 +79,8 @@ def simulated(world: World) -> Iterator[None]:
             f"{DATABASE}.lease.died_here": _died,
             f"{DATABASE}.lease.host_name": lambda: HOST,
             f"{DATABASE}.processes.died_here": _died,
+            f"{DATABASE}.processes.host_name": lambda: HOST,
+            f"{DATABASE}.processes.os": SimpleNamespace(getpid=_pid),
             f"{DATABASE}.scheduler.DatabaseClock": SimulatedClock,
             f"{DATABASE}.scheduler.PauseWatch": SimulatedPauseWatch,
             f"{DATABASE}.lease.secrets": token_hex,

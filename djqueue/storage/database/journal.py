@@ -199,6 +199,7 @@ class DatabaseJournal:
     written: called with the ended jobs of each flush once it is committed.
     retention: of the queues that have one.
     clock: for telling when it last wrote.
+    own: the process whose claims name none.
     """
 
     def __init__(
@@ -209,6 +210,7 @@ class DatabaseJournal:
         lost: Callable[[], None],
         retention: Mapping[str, Retention] | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        own: str = "",
     ) -> None:
         self._dialect = dialect
         self._fence = fence
@@ -240,6 +242,7 @@ class DatabaseJournal:
         self._failure: BaseException | None = None
         self._failures = 0
         """Flushes that failed since the last success."""
+        self._own = own
         self._lag = clock.now() - clock.monotonic()
         """Milliseconds from monotonic time to UTC, as of the last flush."""
         self._put_off: set[Key] = set()
@@ -318,7 +321,7 @@ class DatabaseJournal:
     def changed(self, job: Job) -> None:
         """See `Journal`."""
         retention = self._retention_of(job.queue)
-        key, row = (job.queue, job.id), rows.changed_row(job, retention.of(job.state), self._lag)
+        key, row = (job.queue, job.id), rows.changed_row(job, retention.of(job.state), self._lag, self._own)
         attempts = _take_history(job)
         with self._changed:
             buffer = self._buffer

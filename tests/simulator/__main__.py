@@ -25,7 +25,8 @@ def main() -> int:
         action="append",
         default=[],
         metavar="FAULT",
-        help="kill, stop, break, freeze, long-freeze, clock-step, clock-leap, messages, database, or helpers",
+        help="kill, stop, break, freeze, long-freeze, clock-step, clock-forward, clock-back, messages, database, "
+        "or helpers",
     )
     parser.add_argument("--disable", action="append", default=[], help="a fix to take away: see defects.py")
     options = parser.parse_args()

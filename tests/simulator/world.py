@@ -18,8 +18,9 @@ LONGEST_DRAIN = 1_200.0
 """Simulated seconds within which everything has to be done once the faults have stopped."""
 KILL, STOP, BREAK = "kill", "stop", "break"
 FREEZE, LONG_FREEZE = "freeze", "long-freeze"
-STEP, LEAP = "clock-step", "clock-leap"
-FAULTS = {KILL: 8, STOP: 4, BREAK: 4, FREEZE: 4, LONG_FREEZE: 3, STEP: 2, LEAP: 1}
+STEPS = {"clock-step": (-5_000, -200, 200, 5_000), "clock-forward": (60_000, 3_600_000), "clock-back": (-3_600_000,)}
+"""Milliseconds by which the clock is set, by the fault's name."""
+FAULTS = {KILL: 8, STOP: 4, BREAK: 4, FREEZE: 4, LONG_FREEZE: 3, **dict.fromkeys(STEPS, 1)}
 """How often each fault comes, in proportion."""
 
 
@@ -166,9 +167,8 @@ class World:
             process.frozen = True
             seconds = (0.5, 3.0) if fault == FREEZE else (12.0, 40.0)
             self.later(self.random.choice(seconds), self._thaw, process)
-        elif fault in (STEP, LEAP):
-            steps = (-5_000, -200, 200, 5_000) if fault == STEP else (-3_600_000, 60_000, 3_600_000)
-            milliseconds = self.random.choice(steps)
+        elif fault in STEPS:
+            milliseconds = self.random.choice(STEPS[fault])
             self.note("clock set", milliseconds)
             self.clock.offset += milliseconds
         else:

@@ -205,7 +205,7 @@ def take_over(
 
 
 def _adopt(job: Job, engine: Engine, journal: DatabaseJournal) -> None:
-    """Count an active job as one of another process, which was the scheduler and may only have been frozen."""
+    """Count an active job as another process's: the last scheduler's own, which may only have been frozen."""
     job.process = job.process.removeprefix(SCHEDULER)
     job.lease_until = engine.clock.now() + engine.policy(job.queue).lease
     journal.changed(job)

@@ -1,4 +1,4 @@
-"""Kill workers, schedulers and producers at random instants: `python -m tests.chaos --storage sqlite --kills 500`.
+"""Kill workers, schedulers and producers at random: `python -m tests.chaos --storage sqlite --kills 500`.
 
 At the end everything is worked off. An acknowledged job that is not there, or has not ended, is lost; a job
 with two records or two dead letters is duplicated. Handlers may run more than once: that is at-least-once.
@@ -67,7 +67,7 @@ def start(folder: Path, arguments: list[str], output: Any) -> "subprocess.Popen[
 
 
 def services(project: Project, storage: str) -> list[Service]:
-    """Start the project's processes: where there is a scheduler, two that may be it and two that work for it."""
+    """Start the processes: where there is a scheduler, two that may be it and two that work for it."""
     run = ["-m", "django", "runworkers", "--concurrency", "4"]
     helping = [] if storage == REDIS else ["--standby", "work"]
     return [
@@ -85,13 +85,17 @@ def run(storage: str, kills: int, seed: int) -> list[str]:
     with tempfile.TemporaryDirectory() as name, project_on(storage, Path(name)) as project:
         folder = project.folder
         with (folder / "end.log").open("ab") as log:
-            assert start(folder, ["-m", "django", "migrate", "--verbosity", "0"], log).wait(120) == 0, _log(folder)
+            assert start(folder, ["-m", "django", "migrate", "--verbosity", "0"], log).wait(120) == 0, _log(
+                folder
+            )
         running = services(project, storage)
         killed: Counter[str] = Counter()
         begun = time.monotonic()
         try:
             done = folder / "done.txt"
-            eventually(lambda: done.exists() and done.stat().st_size > 100, timeout=120, message="jobs are done")
+            eventually(
+                lambda: done.exists() and done.stat().st_size > 100, timeout=120, message="jobs are done"
+            )
             for _ in range(kills):
                 time.sleep(random.choice((0.02, 0.2, 0.8, 3.0)))
                 victim = random.choices(running, WEIGHTS)[0]
@@ -131,7 +135,9 @@ def check(folder: Path) -> list[str]:
         if states[job_id] not in (None, expected):
             wrong.append(f"{job_id} ({name}) is {states[job_id]}")
     for kind in ("every", "dead"):
-        wrong += [f"{job_id} is there twice ({kind})" for job_id, count in Counter(found[kind]).items() if count > 1]
+        wrong += [
+            f"{job_id} is there twice ({kind})" for job_id, count in Counter(found[kind]).items() if count > 1
+        ]
     if len(found["dead"]) != found["counts"]["failed"]:
         wrong.append(f"{len(found['dead'])} dead letters, and {found['counts']['failed']} failed jobs")
     done = Counter((folder / "done.txt").read_text().split())
@@ -141,7 +147,10 @@ def check(folder: Path) -> list[str]:
         if not name.endswith("refuse") and number not in done
     ]
     again = sum(count > 1 for count in done.values())
-    print(f"{len(lines):,} acknowledged jobs, {len(done):,} numbers done, {again:,} of them more than once", flush=True)
+    print(
+        f"{len(lines):,} acknowledged jobs, {len(done):,} numbers done, {again:,} of them more than once",
+        flush=True,
+    )
     return wrong
 
 

@@ -25,8 +25,8 @@ def main() -> int:
         action="append",
         default=[],
         metavar="FAULT",
-        help="kill, stop, break, freeze, long-freeze, clock-step, clock-forward, clock-back, messages, database, "
-        "or helpers",
+        help="kill, stop, break, freeze, long-freeze, clock-step, clock-forward, clock-back, messages, "
+        "database, keyed (changes of jobs with unique keys) or helpers",
     )
     parser.add_argument("--disable", action="append", default=[], help="a fix to take away: see defects.py")
     options = parser.parse_args()
@@ -64,7 +64,9 @@ def _simulate(options: argparse.Namespace) -> int:
         if options.shrink:
             steps = shrink(seed, outcome.steps, **chosen)
         print(f"seed {seed} failed at step {outcome.steps}: {outcome.violation}")
-        words = [f"--without {one}" for one in options.without] + [f"--disable {one}" for one in options.disable]
+        words = [f"--without {one}" for one in options.without] + [
+            f"--disable {one}" for one in options.disable
+        ]
         command = ["python -m tests.simulator", f"--seed {seed}", f"--steps {steps}", *words, "--trace"]
         print(f"replay: {' '.join(command)}", flush=True)
         if not options.keep_going:

@@ -15,14 +15,14 @@ TABLE = "djqueue_job"
 
 def read_states() -> dict[JobKey, State]:
     """The state of every job in the tables, read past all faults."""
-    rows = connection.connection.execute(f"SELECT queue, job_id, state FROM {TABLE}")  # noqa: S608
+    rows = connection.connection.execute(f"SELECT queue, job_id, state FROM {TABLE}")
     return {(queue, job_id): State(state) for queue, job_id, state in rows}
 
 
 def compare_with_tables(scheduler: Any, fail: Fail) -> None:
     """Check that the rows are those of the engine's jobs; the journal has nothing left to write."""
     rows = connection.connection.execute(
-        f"SELECT queue, job_id, state, attempts, failures, stalls FROM {TABLE} WHERE NOT inbox"  # noqa: S608
+        f"SELECT queue, job_id, state, attempts, failures, stalls FROM {TABLE} WHERE NOT inbox"
     )
     tables = {(row[0], row[1]): row[2:] for row in rows}
     for shard in scheduler.engine.shards:
@@ -90,4 +90,6 @@ def _count_queue(engine: Any, queue: Any, active: int, weights: Counter[Any], fa
 
 def _owners(queue: Any) -> str:
     live = [job for job in queue.jobs.values() if job.state in LIVE and job.options.unique_key is not None]
-    return ", ".join(f"{job.id} ({job.state}, {job.options.unique_key}, {job.options.on_duplicate})" for job in live)
+    return ", ".join(
+        f"{job.id} ({job.state}, {job.options.unique_key}, {job.options.on_duplicate})" for job in live
+    )

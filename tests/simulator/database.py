@@ -9,6 +9,7 @@ from django.db import OperationalError, connection, connections
 
 from .loop import PROCESS, Crashed
 
+
 def prepare() -> None:
     """Make the tables, once."""
     if connection.connection is None:
@@ -20,8 +21,8 @@ def prepare() -> None:
 class FaultyDatabase:
     """Decides the fate of each transaction.
 
-    fate: asked at each commit: `done`, `refused` (rolled back, with an error), `unanswered` (done, but with an
-        error), `crash_before` or `crash_after` (the process dies on either side of it).
+    fate: asked at each commit: `done`, `refused` (rolled back, with an error), `unanswered` (done, but
+        with an error), `crash_before` or `crash_after` (the process dies on either side of it).
     busy: asked at each statement: whether it fails.
     crash: kills the process at work.
     """
@@ -39,7 +40,7 @@ class FaultyDatabase:
         connection._commit = self._commit_or_fail  # type: ignore[method-assign]
         connection.execute_wrappers.append(self._execute)
 
-    def _execute(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001
+    def _execute(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         _check_alive()
         if self._busy():
             raise OperationalError("database is locked")

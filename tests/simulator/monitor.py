@@ -94,6 +94,10 @@ class Monitor:
         """Whether a job depends on others."""
         return bool(self._options[key].depends_on)
 
+    def is_keyed(self, key: JobKey) -> bool:
+        """Whether a job has a unique key."""
+        return self._options[key].unique_key is not None
+
     # What handlers say.
 
     def began(self, claimed: Claimed) -> None:
@@ -235,7 +239,7 @@ class Monitor:
         self._claims.setdefault(claim.key, []).append(claim)
         self._note(scheduler, "claimed", claim.key, claim.token)
 
-    def _finished(self, scheduler: Any, outcome: Outcome, accepted: bool) -> None:  # noqa: FBT001
+    def _finished(self, scheduler: Any, outcome: Outcome, accepted: bool) -> None:
         key = (outcome.queue, outcome.id)
         claim = self._find(key, outcome.token)
         self._world.note("finished", *key, outcome.token, outcome.kind, accepted)
@@ -265,7 +269,9 @@ class Monitor:
             return
         tick = self._clock.monotonic()
         if renewal.held:
-            claim.until = tick + POLICIES[lease.queue].lease
+            # What one that was replaced says counts for nothing; it hears of that with its next write.
+            if self._is_present(scheduler):
+                claim.until = tick + POLICIES[lease.queue].lease
             return
         if self._is_present(scheduler) and self._is_promised(claim, tick):
             self._world.fail(f"the lease of {claim.key} was refused while it was live")
@@ -313,7 +319,9 @@ class Monitor:
             if state not in TERMINAL:
                 self._world.fail(f"{key} is {state} at the end")
             if (state is State.COMPLETED) != (key in self._completed):
-                self._world.fail(f"{key} is {state} at the end, and handlers completed: {sorted(self._completed)}")
+                self._world.fail(
+                    f"{key} is {state} at the end, and handlers completed: {sorted(self._completed)}"
+                )
 
     def _see_ends(self, scheduler: Any) -> None:
         for key in list(self._open):
@@ -345,7 +353,7 @@ class Monitor:
         for other in self._claims.get(claim.key, ()):
             if other is not claim and other.is_live(tick):
                 self._world.fail(
-                    f"{event} while {claim.key} runs in {other.process} under a lease for {other.until - tick} ms"
+                    f"{event} while {claim.key} runs in {other.process}, leased for {other.until - tick} ms"
                 )
 
     def _check_limits(self, claim: Claim, tick: int) -> None:

@@ -55,7 +55,7 @@ class SimulatedServer:
     close = stop
 
     def hang_up(self) -> None:
-        """Tell the clients that the connection has ended; the operating system does that for a dead process."""
+        """Tell the clients that the connection has ended, as the operating system does."""
         clients, self.clients = self.clients, []
         loop = World.current().loop
         for client in clients:
@@ -155,7 +155,9 @@ class SimulatedRemote:
         for _ in range(2 if fate == "repeated" else 1):
             if fate != "lost":
                 late = 45.0 * world.random.random() if fate == "late" else world.latency()
-                world.loop.call_later(late, self._deliver, server, data, future, context=server.process.context())
+                world.loop.call_later(
+                    late, self._deliver, server, data, future, context=server.process.context()
+                )
         if fate == "lost":
             world.loop.call_later(world.latency(), self.lose, server)
         try:

@@ -47,7 +47,7 @@ def simulate(seed: int, steps: int, **options: Any) -> Result:
             with os.fdopen(writer, "wb") as stream:
                 pickle.dump(tuple(found), stream)
             code = 0
-        except BaseException:  # noqa: BLE001 - whatever it is, this process ends here
+        except BaseException:
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -59,7 +59,7 @@ def simulate(seed: int, steps: int, **options: Any) -> Result:
     os.waitpid(child, 0)
     if not data:
         raise RuntimeError(f"the simulation of seed {seed} did not end")
-    return Result(*pickle.loads(data))  # noqa: S301 - this package's own
+    return Result(*pickle.loads(data))
 
 
 def simulate_here(
@@ -72,7 +72,7 @@ def simulate_here(
 ) -> Result:
     """Simulate so many steps with faults, and then the time until everything is done.
 
-    without: faults that do not happen; `helpers` leaves out the processes that work for a scheduler elsewhere.
+    without: what does not happen; `helpers` leaves out the processes that work for a scheduler.
     disable: fixes that are taken away: see `defects`.
     """
     world = World(seed, trace=trace, without=without)
@@ -91,11 +91,13 @@ def simulate_here(
             world.nodes.append(node)
             node.start()
         violation = world.run(steps)
-        return Result(violation, world.steps, world.digest, f"{world.faults} faults, {world.monitor.summary()}")
+        return Result(
+            violation, world.steps, world.digest, f"{world.faults} faults, {world.monitor.summary()}"
+        )
 
 
 def shrink(seed: int, steps: int, *, without: frozenset[str], disable: frozenset[str]) -> int:
-    """Find the fewest steps with faults with which a seed still fails: they stop earlier, as far as possible."""
+    """Find the fewest steps with faults with which a seed still fails."""
     low, high = 0, steps
     while low < high:
         middle = (low + high) // 2

@@ -94,6 +94,8 @@ class Producer:
             return
         queue, job_id = random.choice(self._known[-20:])
         act = random.choice(("cancel", "promote", "update", "retry", "pause", "resume", "read"))
+        if not self._world.allows("keyed") and self._world.monitor.is_keyed((queue, job_id)):
+            act = "read"
         self._world.note("act", act, queue, job_id)
         if act == "cancel":
             storage.cancel(queue, [job_id])

@@ -18,7 +18,11 @@ LONGEST_DRAIN = 1_200.0
 """Simulated seconds within which everything has to be done once the faults have stopped."""
 KILL, STOP, BREAK = "kill", "stop", "break"
 FREEZE, LONG_FREEZE = "freeze", "long-freeze"
-STEPS = {"clock-step": (-5_000, -200, 200, 5_000), "clock-forward": (60_000, 3_600_000), "clock-back": (-3_600_000,)}
+STEPS = {
+    "clock-step": (-5_000, -200, 200, 5_000),
+    "clock-forward": (60_000, 3_600_000),
+    "clock-back": (-3_600_000,),
+}
 """Milliseconds by which the clock is set, by the fault's name."""
 FAULTS = {KILL: 8, STOP: 4, BREAK: 4, FREEZE: 4, LONG_FREEZE: 3, **dict.fromkeys(STEPS, 1)}
 """How often each fault comes, in proportion."""
@@ -32,7 +36,9 @@ class World:
 
     _current: ClassVar["World | None"] = None
 
-    def __init__(self, seed: int, *, trace: Callable[[str], None] | None = None, without: frozenset[str]) -> None:
+    def __init__(
+        self, seed: int, *, trace: Callable[[str], None] | None = None, without: frozenset[str]
+    ) -> None:
         self.seed = seed
         self.random = Random(seed)
         self.loop = SimulatedLoop(self.random)
@@ -80,6 +86,10 @@ class World:
         self.note("VIOLATION", message)
         if self.violation is None:
             self.violation = message
+
+    def allows(self, fault: str) -> bool:
+        """Whether something was not left out."""
+        return fault not in self._without
 
     # Processes.
 

@@ -10,7 +10,7 @@ from .lease import Holder, died_here, host_name
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group at the other end of a Unix domain socket."""
 SCHEDULER = "scheduler "
-"""Before the name of a process that claims jobs as the scheduler: their leases are not renewed in the tables."""
+"""Prefix of a process that claims jobs as the scheduler: their leases are not renewed in the tables."""
 REMOTE = "remote"
 """A process that only its connection is known of."""
 

@@ -174,7 +174,8 @@ class Session:
 
     async def _finish(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
-            finished = await self._finish_written(*args, **kwargs)
+            with self._server.errors_named():
+                finished = await self._finish_written(*args, **kwargs)
             if finished.claims.jobs and (self._reader.at_eof() or self._writer.is_closing()):
                 # Nobody hears of these claims.
                 self._server.storage.unclaim(finished.claims.jobs)

@@ -1,8 +1,12 @@
 """A scheduler ends, or is killed, while jobs run in other processes: these go on, once each."""
 
+from contextlib import contextmanager
+
 import pytest
+from django.db import OperationalError
 
 from djqueue import models
+from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
@@ -25,6 +29,7 @@ from djqueue.testing.factories import (
     lease_of,
     releasing,
     report_of,
+    request,
     retrying,
     state,
 )
@@ -385,3 +390,102 @@ def test_a_successor_that_is_changed_while_no_scheduler_runs_still_waits_for_the
     assert state(restarted, later) is State.BLOCKED
     assert finish(restarts.worker, completing(claimed)) == [True]
     assert claim_ids(restarted, 5) == [later]
+
+
+# Claims are on the disk before anybody acts on them.
+
+
+def row_of(job_id):
+    return models.Job.objects.get(job_id=job_id)
+
+
+def test_a_claim_of_another_process_is_written_when_it_is_answered(restarts, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
+    enqueue(restarts.scheduler)
+
+    claimed = claim_one(restarts.worker)
+
+    row = row_of(claimed.id)
+    assert (row.state, row.token, row.attempts) == ("active", claimed.token, 1)
+    assert row.process
+    assert to_milliseconds(row.leased_until) == restarts.clock.now() + LEASE
+    assert finish(restarts.worker, completing(claimed)) == [True]
+    assert (row_of(claimed.id).state, row_of(claimed.id).leased_until) == ("completed", None)
+
+
+def test_a_renewed_lease_is_written(restarts):
+    enqueue(restarts.scheduler)
+    claimed = claim_one(restarts.worker)
+    restarts.clock.advance(1_000)
+    renew(restarts.worker, claimed)
+    restarts.scheduler.counts(QUEUE)
+
+    assert to_milliseconds(row_of(claimed.id).leased_until) == restarts.clock.now() + LEASE
+
+
+def test_after_a_kill_claims_of_the_schedulers_own_process_are_written_for_a_minute(restarts, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
+    enqueue_many(restarts.scheduler, 3)
+    restarts.scheduler.close()
+    models.SchedulerLease.objects.update(expires_at=1)  # as one that was killed leaves it
+
+    restarted = restarts.again()
+
+    assert row_of(claim_one(restarted).id).state == "active"
+    restarts.clock.advance(60_000)
+    assert row_of(claim_one(restarted).id).state == "waiting"
+
+
+def test_after_a_clean_end_claims_of_the_schedulers_own_process_need_not_be_written_first(
+    restarts, monkeypatch
+):
+    monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
+    enqueue(restarts.scheduler)
+
+    restarted = restarts.again()
+
+    assert row_of(claim_one(restarted).id).state == "waiting"
+
+
+def test_what_is_asked_while_no_scheduler_runs_does_not_hide_that_the_last_one_was_killed(
+    restarts, monkeypatch
+):
+    monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
+    enqueue(restarts.scheduler)
+    restarts.scheduler.close()
+    models.SchedulerLease.objects.update(expires_at=1)
+    restarts.worker.pause("other")
+
+    restarted = restarts.again()
+
+    assert row_of(claim_one(restarted).id).state == "active"
+
+
+@contextmanager
+def full_disk(scheduler, monkeypatch):
+    """The scheduler's journal cannot write while this lasts."""
+
+    @contextmanager
+    def transaction(**_):
+        raise OperationalError("the disk is full")
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr("djqueue.storage.database.journal.FIRST_RETRY", 0.01)
+        patch.setattr(scheduler._dialect, "transaction", transaction)
+        yield
+
+
+def test_claims_that_cannot_be_written_are_given_back_unused(restarts, monkeypatch):
+    enqueue_many(restarts.scheduler, 2)
+    held = claim_one(restarts.worker)
+
+    refused = pytest.raises(StorageUnavailableError, match="the disk is full")
+    with full_disk(restarts.scheduler, monkeypatch), refused:
+        restarts.worker.finish([completing(held)], request(5))
+
+    # The worker tells it again, having heard of an error only: it was accepted the first time.
+    assert finish(restarts.worker, completing(held)) == [True]
+    assert finish(restarts.worker, completing(held)) == [False]
+    again = claim_one(restarts.worker)
+    assert (again.id != held.id, again.attempts, again.stalls) == (True, 1, 0)

@@ -590,7 +590,7 @@ class DatabaseJournal:
             return None
         except Exception as error:
             self._fail(buffer, error)
-            delay = min(FIRST_RETRY * 2**self._failures, LAST_RETRY)
+            delay: float = min(FIRST_RETRY * 2**self._failures, LAST_RETRY)
             if self._closing and delay >= LAST_RETRY:
                 return None
             self._failures += 1

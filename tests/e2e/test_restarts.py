@@ -216,6 +216,22 @@ def test_an_end_that_came_while_no_scheduler_ran_is_delivered_to_the_next(projec
                 assert process.ends() == 0, process.output
 
 
+def test_when_all_processes_are_stopped_at_once_a_job_that_ends_in_time_is_done(project: Project) -> None:
+    enqueue(project, "hold.enqueue(1)")
+    scheduler = start_scheduler(project, 0, "other")
+    with scheduler, project.start("--standby=work", "--queues", "held", log="helper.txt") as helper:
+        eventually(lambda: begun(project) == {"1": 1}, timeout=30)
+        for process in (helper, scheduler):
+            process.signal(signal.SIGTERM)
+        assert scheduler.ends() == 0, scheduler.output
+        (project.folder / "go").touch()
+        assert helper.ends() == 0, helper.output
+        assert "Traceback" not in helper.output
+
+    assert states(project) == {"completed": 1}
+    assert query(project, "SELECT attempts, stalls FROM djqueue_job") == [(1, 0)]
+
+
 def test_a_scheduler_that_was_frozen_stalls_nothing(project: Project) -> None:
     enqueue(project, "hold.using(queue='brief').enqueue_many([((n,), {}) for n in range(3)])")
     scheduler = project.start("--queues", "other", log="scheduler.txt")

@@ -261,8 +261,29 @@ class ClientStorage(Storage):
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """See `Storage.finish`."""
-        finished: Finished = self._remote.call("finish", outcomes, then)
+        try:
+            finished: Finished = self._remote.call("finish", outcomes, then)
+        except StorageUnavailableError as unreachable:
+            if then is not None or not outcomes:
+                raise
+            # The worker may be about to end, and the next scheduler may come late.
+            return self._finish_here(outcomes, unreachable)
         return finished
+
+    def _finish_here(self, outcomes: Sequence[Outcome], unreachable: StorageUnavailableError) -> Finished:
+        """Write how runs have ended, where no scheduler runs. Raises `unreachable` if one does."""
+        connection = connections[self._alias]
+        was_open = connection.connection is not None
+        try:
+            with named(self._alias), self._dialect.transaction():
+                storage, lease = self._take_place(unreachable)
+                finished = storage.finish_here(outcomes)
+                storage.close()
+                lease.release_unserved()
+            return finished
+        finally:
+            if not was_open:
+                connection.close()
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """See `Storage.finish`: not on the one thread of the async ORM, which a job may keep busy."""
@@ -604,23 +625,28 @@ class ClientStorage(Storage):
         except StorageUnavailableError as unreachable:
             # One transaction, if need be the caller's, which keeps every scheduler from starting.
             with self._dialect.transaction():
-                lease = SchedulerLease(self._alias, self._clock, "")
-                if not lease.acquire():
-                    raise
-                logger.debug("No scheduler runs, so this process steers: %s", unreachable)
-                storage = SchedulerStorage(
-                    self._dialect,
-                    lease,
-                    self._clock,
-                    self._policies,
-                    self._limiters,
-                    incidents=self._incidents,
-                )
+                storage, lease = self._take_place(unreachable)
                 storage.open_for(queue, concerned, into)
                 answer = getattr(storage, verb)(queue, *args, **kwargs)
                 storage.close()
                 lease.release_unserved()
             return answer
+
+    def _take_place(self, unreachable: StorageUnavailableError) -> tuple[SchedulerStorage, SchedulerLease]:
+        """The scheduler's place, for this transaction. Raises `unreachable` if a scheduler has it."""
+        lease = SchedulerLease(self._alias, self._clock, "")
+        if not lease.acquire():
+            raise unreachable
+        logger.debug("No scheduler runs, so this process takes its place for a moment: %s", unreachable)
+        storage = SchedulerStorage(
+            self._dialect,
+            lease,
+            self._clock,
+            self._policies,
+            self._limiters,
+            incidents=self._incidents,
+        )
+        return storage, lease
 
     def _find(self) -> Address | None:
         """Where the scheduler listens. Leaves no connection open that was not."""

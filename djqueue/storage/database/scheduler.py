@@ -341,6 +341,23 @@ class SchedulerStorage(EngineStorage):
             finished = finished._replace(accepted=accepted)
         return finished
 
+    def finish_here(self, outcomes: Sequence[Outcome]) -> Finished:
+        """End runs of this process, having loaded their jobs; the caller writes, and no scheduler runs."""
+        ids: dict[str, list[str]] = {}
+        for outcome in outcomes:
+            ids.setdefault(outcome.queue, []).append(outcome.id)
+        for queue, mine in ids.items():
+            self.open_for(queue, mine)
+        finished = self.engine.finish(outcomes)
+        ended = {
+            claim for queue, mine in ids.items() for claim in recovery.ended_claims(self._alias, queue, mine)
+        }
+        accepted = [
+            is_accepted or _claim_of(outcome) in ended
+            for outcome, is_accepted in zip(outcomes, finished.accepted, strict=True)
+        ]
+        return finished._replace(accepted=accepted)
+
     async def _known(self, outcomes: Sequence[Outcome], finished: Finished) -> set[Lease]:
         """Claims whose ends were refused now because they had been accepted before."""
         refused = {_claim_of(outcome) for outcome in outcomes} - _accepted(outcomes, finished)

@@ -177,6 +177,61 @@ def test_new_tokens_are_higher_than_those_of_jobs_that_still_run(restarts):
     assert claim_one(restarts.worker).token > first.token
 
 
+# While no scheduler runs.
+
+
+def test_an_end_that_nobody_is_there_to_hear_is_written_by_its_worker(restarts):
+    enqueue(restarts.scheduler)
+    running = claim_one(restarts.worker)
+    dependent = enqueue(restarts.scheduler, depends_on=[(QUEUE, running.id)])
+    restarts.scheduler.close()
+
+    assert finish(restarts.worker, completing(running, b"done")) == [True]
+
+    assert state(restarts.worker, running.id) is State.COMPLETED
+    # Told again, as one whose answer was lost: it counts, and counts once.
+    assert finish(restarts.worker, completing(running, b"again")) == [True]
+    restarted = restarts.again()
+    there = job(restarted, running.id)
+    assert (there.state, there.result, there.attempts, there.stalls) == (State.COMPLETED, b"done", 1, 0)
+    assert claim_ids(restarted, 5) == [dependent]
+
+
+def test_ends_of_jobs_in_several_queues_are_written_by_their_worker(restarts):
+    queues = ("a", "b")
+    for queue in queues:
+        restarts.scheduler.enqueue([batch(queue=queue)])
+    done, failed = sorted(claim(restarts.worker, 2, queues=queues), key=lambda one: one.queue)
+    restarts.scheduler.close()
+
+    assert finish(restarts.worker, completing(done), retrying(failed)) == [True, True]
+
+    restarted = restarts.again()
+    assert state(restarted, done.id, "a") is State.COMPLETED
+    there = job(restarted, failed.id, "b")
+    assert (there.state, there.failures, len(there.history)) == (State.WAITING, 1, 1)
+
+
+def test_an_end_of_a_claim_that_does_not_hold_is_refused_where_no_scheduler_runs(restarts):
+    enqueue(restarts.scheduler)
+    running = claim_one(restarts.worker)
+    restarts.scheduler.close()
+
+    assert finish(restarts.worker, completing(running._replace(token=running.token + 1))) == [False]
+    assert state(restarts.again(), running.id) is State.ACTIVE
+
+
+def test_an_end_is_left_to_a_scheduler_that_cannot_be_reached(restarts, monkeypatch):
+    enqueue(restarts.scheduler)
+    running = claim_one(restarts.worker)
+    restarts.scheduler._server.close()
+
+    with pytest.raises(StorageUnavailableError):
+        finish(restarts.worker, completing(running))
+
+    assert state(restarts.scheduler, running.id) is State.ACTIVE
+
+
 # Limits count what still runs.
 
 

@@ -25,7 +25,7 @@ DATABASES = {
     }
 }
 DJQUEUE = {
-    "QUEUES": {"limited": {"CONCURRENCY": 2}, "brief": {"LEASE": 3}},
+    "QUEUES": {"limited": {"CONCURRENCY": 2}, "brief": {"LEASE": 3}, "kept": {"LEASE": 10}},
     "STORAGE": {
         "BACKEND": "djqueue.storage.database.DatabaseStorage",
         "OPTIONS": {"ADDRESS": "unix://" + __import__("os").path.abspath("socket")},
@@ -196,6 +196,28 @@ def test_a_killed_scheduler_runs_nothing_twice_that_another_process_runs(project
             for process in (helper, second):
                 process.signal(signal.SIGTERM)
                 assert process.ends() == 0, process.output
+
+
+def test_five_kills_of_a_scheduler_under_load_repeat_nothing(project: Project) -> None:
+    """A claim whose answer died with its scheduler costs a stall, for nobody ran it; no job begins twice."""
+    enqueue(project, "slow.using(queue='kept').enqueue_many([((n, 0.05), {}) for n in range(300)])")
+    scheduler = start_scheduler(project, 0, "other")
+    with scheduler, project.start("--standby=work", "--concurrency", "4", log="helper.txt") as helper:
+        for number in range(1, 6):
+            reached = 40 * number
+            eventually(lambda reached=reached: sum(begun(project).values()) >= reached, timeout=30)
+            scheduler.signal(signal.SIGKILL)
+            scheduler.ends()
+            scheduler = start_scheduler(project, number, "other")
+            scheduler.says("This process is the scheduler")
+        eventually(lambda: states(project) == {"completed": 300}, timeout=60)
+        for process in (helper, scheduler):
+            process.signal(signal.SIGTERM)
+            assert process.ends() == 0, process.output
+
+    assert set(begun(project).values()) == {1}
+    assert "Traceback" not in helper.output
+    assert "its lease was lost" not in helper.output
 
 
 def test_an_end_that_came_while_no_scheduler_ran_is_delivered_to_the_next(project: Project) -> None:

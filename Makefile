@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-spark test-compat lint format bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-spark test-compat lint format simulate chaos bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,13 @@ lint: install ## Check style, types and the import rules
 format: install ## Put the code in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+simulate: install ## Simulate faults with many seeds; ARGS="--seed 7 --steps 5000 --trace"
+	$(BIN)/python -m tests.simulator $(or $(ARGS),--seeds 1000 --without clock-back --without keyed)
+
+chaos: install ## Kill 10,000 random processes on each storage; ARGS="--storage sqlite --kills 500"
+	@scripts/system-packages.sh redis postgresql
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 bench: install ## Measure speed and size; ARGS="--storage memory --json"
 	$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -85,7 +85,7 @@ class Job(models.Model):
         blank=True,
         default="",
         db_default="",
-        help_text=_("Process that holds the claim; empty: the scheduler's own."),
+        help_text=_("Process that holds the claim."),
     )
     leased_until = MillisecondsField(
         _("leased until"), null=True, blank=True, help_text=_("When the claim ends unless renewed.")

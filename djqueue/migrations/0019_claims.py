@@ -17,7 +17,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="job",
             name="process",
-            field=models.CharField(blank=True, db_default="", default="", help_text="Process that holds the claim; empty: the scheduler's own.", max_length=255, verbose_name="process"),
+            field=models.CharField(blank=True, db_default="", default="", help_text="Process that holds the claim.", max_length=255, verbose_name="process"),
         ),
         migrations.AddField(
             model_name="job",

@@ -203,6 +203,7 @@ class DatabaseJournal:
     written: called with the ended jobs of each flush once it is committed.
     retention: of the queues that have one.
     clock: for telling when it last wrote.
+    own: the process whose claims name none.
     lease_ttl: milliseconds for which the lease holds; `fence` is called three times as often.
     """
 
@@ -214,6 +215,7 @@ class DatabaseJournal:
         lost: Callable[[], None],
         retention: Mapping[str, Retention] | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        own: str = "",
         lease_ttl: int = 10_000,
     ) -> None:
         self._dialect = dialect
@@ -247,6 +249,9 @@ class DatabaseJournal:
         self._closing = False
         self._ended = False
         self._failure: BaseException | None = None
+        self._failures = 0
+        """Flushes that failed since the last success."""
+        self._own = own
         self._lag = clock.now() - clock.monotonic()
         """Milliseconds from monotonic time to UTC, as of the last flush."""
         self._put_off: set[Key] = set()
@@ -325,7 +330,7 @@ class DatabaseJournal:
     def changed(self, job: Job) -> None:
         """See `Journal`."""
         retention = self._retention_of(job.queue)
-        key, row = (job.queue, job.id), rows.changed_row(job, retention.of(job.state), self._lag)
+        key, row = (job.queue, job.id), rows.changed_row(job, retention.of(job.state), self._lag, self._own)
         attempts = _take_history(job)
         with self._changed:
             buffer = self._buffer
@@ -573,28 +578,36 @@ class DatabaseJournal:
             self._changed.notify()
 
     def _run(self) -> None:
-        failures = 0
         try:
             while (buffer := self._next()) is not None:
-                try:
-                    self._write(buffer)
-                except LeaseLost as error:
-                    self._fail(buffer, error)
-                    self._lost()
+                delay = self._flush(buffer)
+                if delay is None:
                     return
-                except Exception as error:
-                    self._fail(buffer, error)
-                    delay = min(FIRST_RETRY * 2**failures, LAST_RETRY)
-                    if self._closing and delay >= LAST_RETRY:
-                        return
-                    self._pause(delay, error)
-                    failures += 1
-                else:
-                    self._succeed(buffer)
-                    failures = 0
+                if delay:
+                    self._pause(delay)
         finally:
             connections[self._dialect.alias].close()
             self._end()
+
+    def _flush(self, buffer: Buffer) -> float | None:
+        """Write a buffer and return the seconds until the next try: 0 after a success, None at the end."""
+        try:
+            self._write(buffer)
+        except LeaseLost as error:
+            self._fail(buffer, error)
+            self._lost()
+            return None
+        except Exception as error:
+            self._fail(buffer, error)
+            delay: float = min(FIRST_RETRY * 2**self._failures, LAST_RETRY)
+            if self._closing and delay >= LAST_RETRY:
+                return None
+            self._failures += 1
+            self._warn(delay, error)
+            return delay
+        self._succeed(buffer)
+        self._failures = 0
+        return 0.0
 
     def _next(self) -> Buffer | None:
         """The next buffer to write, when its time has come; None at the end."""
@@ -614,12 +627,16 @@ class DatabaseJournal:
                 self._gather()
                 self._changed.wait_for(lambda: not self._holders, PATIENCE)
             self._idle = False
-            buffer = self._flying = self._buffer
-            self._buffer = Buffer()
-            self._in_flight = len(buffer)
-            self._urgent = False
-            self._together = len(buffer.waiting)
-            return buffer
+            return self._take()
+
+    def _take(self) -> Buffer:
+        """Take what has been noted, to be written. The caller has the lock."""
+        buffer = self._flying = self._buffer
+        self._buffer = Buffer()
+        self._in_flight = len(buffer)
+        self._urgent = False
+        self._together = len(buffer.waiting)
+        return buffer
 
     def _gather(self) -> None:
         """Let those who wait for a commit share it: those whom the last one set free are soon back."""
@@ -659,8 +676,8 @@ class DatabaseJournal:
             self._room.notify_all()
         _tell(waiting, error)
 
-    def _pause(self, seconds: float, error: Exception) -> None:
-        """Before the next try, which wants a new connection."""
+    def _warn(self, seconds: float, error: Exception) -> None:
+        """Log a failure, and have the next try begin with a new connection."""
         connections[self._dialect.alias].close()
         # What is no error of the database's is one of this package: it needs its traceback.
         unexpected = None if isinstance(error, Error | OSError) else error
@@ -670,6 +687,9 @@ class DatabaseJournal:
             in_one_line(error),
             exc_info=unexpected,
         )
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the next try, but not when the journal closes."""
         closing = self._closing
         with self._changed:
             self._changed.wait_for(lambda: self._closing and not closing, seconds)

@@ -1,5 +1,6 @@
 """Processes that hold claims: written with the jobs' rows, for the scheduler that comes next."""
 
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -8,8 +9,15 @@ from .lease import Holder, died_here, host_name
 
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group at the other end of a Unix domain socket."""
+SCHEDULER = "scheduler "
+"""Prefix of a process that claims jobs as the scheduler: their leases are not renewed in the tables."""
 REMOTE = "remote"
 """A process that only its connection is known of."""
+
+
+def own_process() -> str:
+    """This process, as the scheduler."""
+    return f"{SCHEDULER}{host_name()}/{os.getpid()}"
 
 
 def peer_process(connection: socket.socket) -> str:

@@ -20,7 +20,7 @@ from djqueue.core.unique import PREDECESSOR
 from . import held, rows
 from .groups import group_limits, recorded_modes
 from .journal import DatabaseJournal
-from .processes import has_died
+from .processes import SCHEDULER, has_died
 
 logger = logging.getLogger("djqueue.scheduler")
 
@@ -45,17 +45,20 @@ def recover(
     take_in: Callable[[], None],
     knowing: Knowing,
     left_at: int = 0,
+    *,
+    was_released: bool = True,
 ) -> dict[str, int]:
     """Everything that is alive: queues, pending jobs, running and interrupted ones, dead letters. Returns
     counts.
 
     take_in: takes in what producers have written and no scheduler has seen.
     left_at: when the last scheduler was last there: UTC milliseconds.
+    was_released: whether it ended by itself; else its process may live, with the jobs that it runs.
     """
     queues(alias, engine)
     jobs = [job for page in _pages(alias, LIVE) for job in page]
     jobs.sort(key=_turn)
-    running, interrupted = take_over(engine, journal, jobs, left_at=left_at)
+    running, interrupted = take_over(engine, journal, jobs, left_at=left_at, was_released=was_released)
     dead = sum(_dead(alias, engine, page) for page in _pages(alias, [State.FAILED]))
     take_in()
     # Last, and in one step: what they depend on is there by now, themselves included.
@@ -81,11 +84,13 @@ def borrow(
     ids: Sequence[str] | None,
     to: str | None = None,
     left_at: int = 0,
+    *,
+    was_released: bool = True,
 ) -> None:
     """Some jobs of one queue (None: all), the blocked ones that wait for them, and what those wait for.
 
     to: a queue to which they are moved; of that, those with one of their ids or unique keys.
-    left_at: see `recover`.
+    left_at, was_released: see `recover`.
     """
     queues(alias, engine)
     if ids is None:
@@ -94,6 +99,10 @@ def borrow(
     if to is not None:
         rivals = [*ids, *_owners(alias, to, jobs.values())]
         jobs.update({(job.queue, job.id): job for job in load(alias, to, rivals)})
+    # A successor waits for the active job that has its key.
+    successors = [job for job in jobs.values() if job.state is State.BLOCKED]
+    owners = [job_id for job_id in _owners(alias, queue, successors) if (queue, job_id) not in jobs]
+    jobs.update({(job.queue, job.id): job for job in load(alias, queue, owners)})
     jobs.update(_dependents(alias, jobs))
     blocked = [job for job in jobs.values() if job.state is State.BLOCKED]
     # A dead letter may be put behind its dependencies again.
@@ -103,7 +112,8 @@ def borrow(
         wanted.setdefault(key[0], []).append(key[1])
     found = [*jobs.values(), *(job for name, missing in wanted.items() for job in load(alias, name, missing))]
     failed = [job for job in found if job.state is State.FAILED]
-    take_over(engine, journal, [job for job in found if job.state is not State.FAILED], left_at=left_at)
+    alive = [job for job in found if job.state is not State.FAILED]
+    take_over(engine, journal, alive, left_at=left_at, was_released=was_released)
     _dead(alias, engine, failed)
     bind(engine, knowing, [job for job in blocked if job.unmet])
 
@@ -150,7 +160,12 @@ def bind(engine: Engine, knowing: Knowing, blocked: Sequence[Job]) -> None:
 
 
 def take_over(
-    engine: Engine, journal: DatabaseJournal, jobs: Sequence[Job], *, left_at: int = 0
+    engine: Engine,
+    journal: DatabaseJournal,
+    jobs: Sequence[Job],
+    *,
+    left_at: int = 0,
+    was_released: bool = True,
 ) -> tuple[int, int]:
     """Give the engine jobs of a scheduler that is no more; returns how many run on in other processes, and
     how many were interrupted.
@@ -158,6 +173,9 @@ def take_over(
     dead: list[DeadLetter] = []
     active = [job for job in jobs if job.state is State.ACTIVE]
     is_gone = has_died()
+    for job in active:
+        if job.process.startswith(SCHEDULER) and not was_released:
+            _adopt(job, engine, journal)
     interrupted = [job for job in active if _is_lost(job, left_at) or is_gone(job.process)]
     for job in interrupted:
         job.token = 0
@@ -191,11 +209,20 @@ def take_over(
     return len(running), len(interrupted)
 
 
+def _adopt(job: Job, engine: Engine, journal: DatabaseJournal) -> None:
+    """Count an active job as another process's: the last scheduler's own, which may only have been frozen."""
+    job.process = job.process.removeprefix(SCHEDULER)
+    job.lease_until = engine.clock.now() + engine.policy(job.queue).lease
+    journal.changed(job)
+
+
 def _is_lost(job: Job, left_at: int) -> bool:
-    """Whether an active job's run is over: its process was the scheduler, or its lease had ended while a
-    scheduler was there to renew it.
+    """Whether an active job's run is over: its process was the scheduler, and ended by itself, or its lease
+    had ended while a scheduler was there to renew it.
     """
-    return not job.token or not job.process or job.lease_until <= left_at
+    if not job.token or not job.process or job.process.startswith(SCHEDULER):
+        return True
+    return job.lease_until <= left_at
 
 
 def _read_items(alias: str, running: Iterable[Job]) -> None:

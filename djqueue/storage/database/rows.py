@@ -177,16 +177,17 @@ def new_rows(jobs: Iterable[Job], *, inbox: bool = False) -> dict[tuple[str, str
     return found
 
 
-def changed_row(job: Job, keep: Keep = KEEP, lag: int = 0) -> Row:
+def changed_row(job: Job, keep: Keep = KEEP, lag: int = 0, own: str = "") -> Row:
     """A job's changing fields, as `CHANGED_JOB`; `keep` are its queue's bounds, should it have ended.
 
     lag: milliseconds from the engine's monotonic time to UTC.
+    own: the process whose claims name none.
     """
     error = job.error or NO_ERROR
     reason = job.reason
     claim: Row = (job.last_token, "", None)
     if job.state is State.ACTIVE:
-        claim = (job.token, job.process, job.lease_until + lag)
+        claim = (job.token, job.process or own, job.lease_until + lag)
         if job.cancel_requested:
             reason = CANCEL_REQUESTED
     return (

@@ -63,6 +63,7 @@ from .journal import DatabaseJournal, LeaseLost, Waiter
 from .lease import SchedulerLease
 from .metrics import DatabaseMetrics
 from .pauses import PauseWatch
+from .processes import own_process
 from .producer import Found, Inserter, Owner
 from .staging import DatabaseStaging, purge
 
@@ -129,6 +130,7 @@ class SchedulerStorage(EngineStorage):
             lost or _nothing,
             self._retention,
             clock,
+            own_process(),
             lease.ttl,
         )
         self._tiers = tiers
@@ -179,6 +181,7 @@ class SchedulerStorage(EngineStorage):
             self._take_in_all,
             self._knowing,
             self._lease.left_at,
+            was_released=self._lease.was_released,
         )
         if counts["interrupted"] or not self._lease.was_released:
             self._careful_until = self._clock.monotonic() + CAREFUL
@@ -198,7 +201,8 @@ class SchedulerStorage(EngineStorage):
         to: a queue to which they are moved, of which what may be in their way is loaded, too.
         """
         found = self._alias, self.engine, self._journal, self._knowing
-        recovery.borrow(*found, queue, ids, to, self._lease.left_at)
+        lease = self._lease
+        recovery.borrow(*found, queue, ids, to, lease.left_at, was_released=lease.was_released)
 
     def close(self) -> None:
         """Write what is left, and let the next scheduler come."""

@@ -415,6 +415,40 @@ def test_jobs_of_a_killed_worker_wait_again_at_once_with_a_stall(start_scheduler
     assert sorted(claimed) == sorted([job_id] for job_id in held)
 
 
+def test_a_job_of_a_scheduler_that_was_only_frozen_keeps_its_lease(restarts, make_storage):
+    enqueue(restarts.scheduler)
+    claimed = claim_one(restarts.scheduler)
+    frozen = restarts.scheduler
+    frozen.counts(QUEUE)  # what it has said is written
+    models.SchedulerLease.objects.update(expires_at=restarts.clock.now())
+
+    restarts.scheduler = None
+    restarted = restarts.again()
+
+    assert job(restarted, claimed.id).state is State.ACTIVE
+    assert claim_ids(restarted, 5) == []
+    restarts.clock.advance(LEASE + 1)
+    restarted.maintain()
+    assert (job(restarted, claimed.id).state, job(restarted, claimed.id).stalls) == (State.WAITING, 1)
+    with pytest.raises(StorageUnavailableError):
+        frozen.close()
+
+
+def test_a_successor_that_is_changed_while_no_scheduler_runs_still_waits_for_the_owner_of_its_key(restarts):
+    enqueue(restarts.scheduler, unique_key="k", on_duplicate="keep_last_if_active")
+    claimed = claim_one(restarts.worker)
+    later = enqueue(restarts.scheduler, unique_key="k", on_duplicate="keep_last_if_active")
+    restarts.scheduler.close()
+
+    assert restarts.worker.update(QUEUE, [later], priority=5) == [True]
+
+    restarts.scheduler = None
+    restarted = restarts.again()
+    assert state(restarted, later) is State.BLOCKED
+    assert finish(restarts.worker, completing(claimed)) == [True]
+    assert claim_ids(restarted, 5) == [later]
+
+
 # Claims are on the disk before anybody acts on them.
 
 

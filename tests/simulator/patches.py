@@ -1,0 +1,94 @@
+"""Puts the simulated parts in the places of the real ones, while a simulation lasts."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from djqueue.core.ids import IdSource
+from djqueue.storage.database.client import ClientStorage
+from djqueue.storage.database.lease import Holder
+from djqueue.storage.database.scheduler import SchedulerStorage
+
+from .loop import PROCESS, SimulatedClock
+from .network import HOST, SimulatedRemote, SimulatedServer
+from .threads import InboxThread, SimulatedJournal, SimulatedPauseWatch, SimulatedPeriodic
+from .world import World
+
+DATABASE = "djqueue.storage.database"
+
+
+class SimulatedScheduler(SchedulerStorage):
+    """The scheduler, watched by the monitor, whose inbox thread is a task."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        world = World.current()
+        self.engine.random = Random(world.random.random())
+        self._inbox_thread = InboxThread(self)  # type: ignore[assignment]
+        world.monitor.watch(self)
+
+    def open(self) -> dict[str, int]:
+        """See `SchedulerStorage.open`."""
+        world = World.current()
+        world.monitor.takes_over(self)
+        counts = super().open()
+        world.note("scheduler", *counts.values())
+        world.monitor.opened(self)
+        return counts
+
+    def open_for(self, *args: Any, **kwargs: Any) -> None:
+        """See `SchedulerStorage.open_for`."""
+        World.current().monitor.takes_over(self)
+        super().open_for(*args, **kwargs)
+
+    def close(self) -> None:
+        """See `SchedulerStorage.close`."""
+        super().close()
+        World.current().monitor.closed(self)
+
+
+async def _finish(self: Any, outcomes: Any, then: Any = None) -> Any:
+    return await self._remote.finish(outcomes, then)
+
+
+def _died(holder: Holder) -> bool:
+    return not any(one.pid == holder.pid and one.alive for one in World.current().processes.values())
+
+
+def _pid() -> int:
+    process = PROCESS.get()
+    assert process is not None
+    return process.pid
+
+
+@contextmanager
+def simulated(world: World) -> Iterator[None]:
+    """While this lasts, storages and workers that are made are simulated ones."""
+    token_hex = SimpleNamespace(token_hex=lambda size: world.random.randbytes(size).hex())
+    defaults = (world.random.randbytes,)
+    with ExitStack() as stack:
+        for name, value in {
+            f"{DATABASE}.scheduler.DatabaseJournal": SimulatedJournal,
+            f"{DATABASE}.storage.SchedulerStorage": SimulatedScheduler,
+            f"{DATABASE}.client.SchedulerStorage": SimulatedScheduler,
+            f"{DATABASE}.storage.Server": SimulatedServer,
+            f"{DATABASE}.client.Remote": SimulatedRemote,
+            f"{DATABASE}.lease.died_here": _died,
+            f"{DATABASE}.lease.host_name": lambda: HOST,
+            f"{DATABASE}.processes.died_here": _died,
+            f"{DATABASE}.processes.host_name": lambda: HOST,
+            f"{DATABASE}.processes.os": SimpleNamespace(getpid=_pid),
+            f"{DATABASE}.scheduler.DatabaseClock": SimulatedClock,
+            f"{DATABASE}.scheduler.PauseWatch": SimulatedPauseWatch,
+            f"{DATABASE}.lease.secrets": token_hex,
+            f"{DATABASE}.lease.os": SimpleNamespace(getpid=_pid),
+            "djqueue.runtime.heartbeat.Periodic": SimulatedPeriodic,
+            "djqueue.runtime.maintenance.Periodic": SimulatedPeriodic,
+        }.items():
+            stack.enter_context(patch(name, value))
+        stack.enter_context(patch.object(ClientStorage, "afinish", _finish))
+        stack.enter_context(patch.object(IdSource.__init__, "__defaults__", defaults))
+        yield

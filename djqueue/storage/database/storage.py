@@ -12,10 +12,13 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 
+from djqueue.core.breaker import Outage
 from djqueue.core.clock import Clock
 from djqueue.core.diagnostics import Diagnostics, Line
+from djqueue.core.durations import milliseconds
 from djqueue.core.errors import (
     ConfigurationError,
+    OptionError,
     SchedulerRunningError,
     StorageError,
     StorageUnavailableError,
@@ -30,7 +33,7 @@ from djqueue.storage.staging import Staging
 
 from .address import default_address, parse_address
 from .away import drop_if_broken, in_one_line, named, raise_named
-from .client import ClientStorage
+from .client import TIMEOUT, ClientStorage
 from .clock import DatabaseClock
 from .dialects import dialect_for
 from .imports import DatabaseImports
@@ -40,6 +43,8 @@ from .server import Server
 
 logger = logging.getLogger("djqueue.scheduler")
 
+MAX_TIMEOUT = 60
+"""Seconds that TIMEOUT may be."""
 STANDBY_POLL = 0.5
 """Seconds between a standby's looks at the scheduler's lease."""
 
@@ -51,6 +56,7 @@ class DatabaseStorage(Storage):
     address: of the scheduler's socket: `unix:///path` or `tcp://host:port`; else a Unix domain socket
         that only this user can open.
     token: what clients of a TCP address have to show.
+    timeout: seconds that an enqueue may take; longer, by a second for every 10,000 jobs, for many at once.
     metrics: for how long they are kept.
     sql: `auto` uses the fast statements of SQLite and PostgreSQL; `orm` the ORM alone.
 
@@ -73,6 +79,7 @@ class DatabaseStorage(Storage):
         clock: Clock | None = None,
         cores: int | None = None,
         metrics: Tiers = DEFAULT_TIERS,
+        timeout: float = TIMEOUT,
     ) -> None:
         if database not in connections:
             raise ConfigurationError(f"DATABASE: {database!r} is not in DATABASES")
@@ -89,7 +96,9 @@ class DatabaseStorage(Storage):
         self._metrics = metrics
         self._clock: Clock = clock or DatabaseClock(database)
         self._dialect = dialect_for(database, orm=sql == "orm")
-        self._client = ClientStorage(self._dialect, self._clock, token, policies, limiters, self.told)
+        self._client = ClientStorage(
+            self._dialect, self._clock, token, policies, limiters, self.told, _seconds(timeout)
+        )
         self._active: Storage = self._client
         self._lease: SchedulerLease | None = None
         self._server: Server | None = None
@@ -172,6 +181,11 @@ class DatabaseStorage(Storage):
         return self._active.export
 
     @property
+    def outage(self) -> Outage | None:
+        """See `Storage.outage`."""
+        return self._active.outage
+
+    @property
     def is_scheduler(self) -> bool:
         """Whether this process is the scheduler."""
         return self._active is not self._client
@@ -211,7 +225,14 @@ class DatabaseStorage(Storage):
         server = None
         try:
             counts = storage.open()
-            server = Server(storage, self._address, self._token, storage.arrived, self._alias)
+            server = Server(
+                storage,
+                self._address,
+                self._token,
+                storage.arrived,
+                self._alias,
+                holds=lambda: not lease.has_run_out(),
+            )
             server.start()
             lease.move(str(server.address))
         except BaseException:
@@ -279,6 +300,18 @@ class DatabaseStorage(Storage):
             self._server.stop()
         if self.on_lost is not None:
             self.on_lost()
+
+
+def _seconds(timeout: Any) -> float:
+    try:
+        found = milliseconds("TIMEOUT", timeout) / 1_000
+    except OptionError as error:
+        raise ConfigurationError(str(error)) from error
+    if not 0 < found <= MAX_TIMEOUT:
+        raise ConfigurationError(
+            f"TIMEOUT: {timeout!r} is not a number of seconds over 0 and at most {MAX_TIMEOUT}"
+        )
+    return found
 
 
 def _delegate(name: str) -> Any:

@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from djqueue.core.deadline import remaining
 from djqueue.core.errors import StorageUnavailableError
 
 from .connections import Connections
@@ -55,7 +56,7 @@ class Listener:
             reader.ring()
 
         try:
-            reader.wait_for(subscriber, self._connections.timeout)
+            reader.wait_for(subscriber, remaining(self._connections.timeout))
         except BaseException:
             remove()
             raise

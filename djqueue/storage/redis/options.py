@@ -30,7 +30,7 @@ class RedisOptions:
 
     lease: int = 30_000
     """LEASE: milliseconds (there: seconds) for which a claim holds unless renewed."""
-    timeout: float = 5.0
+    timeout: float = 2.0
     """TIMEOUT: seconds within which a call is answered or fails."""
     prefix: str = ""
     """PREFIX: before every key and channel, for several projects in one Redis."""

@@ -11,8 +11,6 @@ FIRST_PAUSE = 500
 """Milliseconds until the first probe of a server that missed a deadline, doubled for each further one."""
 LONGEST_PAUSE = 4_000
 """Milliseconds between probes of a server that stays away."""
-COUNTED_FROM = 0.5
-"""Seconds that a server must have been given; a miss of a shorter deadline says nothing about the server."""
 
 
 class Outage(NamedTuple):

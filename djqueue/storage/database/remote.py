@@ -14,7 +14,7 @@ from concurrent.futures import Future, InvalidStateError
 from time import monotonic
 from typing import Any
 
-from djqueue.core.breaker import COUNTED_FROM, CircuitBreaker, Outage
+from djqueue.core.breaker import CircuitBreaker, Outage
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadline import remaining
 from djqueue.core.errors import DjqueueError, SerializationError, StorageUnavailableError, by_code
@@ -39,6 +39,8 @@ PING_TIMEOUT = 1.25
 """Seconds within which a ping is answered, or the connection is closed."""
 IDLE_PING = 5.0
 """Seconds between pings of a connection that only carries subscriptions."""
+COUNTED_FROM = 0.5
+"""Seconds that a call must have had; one that had less says nothing about the scheduler by failing."""
 PROBE_TIMEOUT = 2.0
 """Seconds within which a scheduler that was away connects and answers a ping."""
 LONG_VERBS = frozenset({"clean", "obliterate"})
@@ -134,6 +136,8 @@ class Remote:
             raise
 
     def _call(self, timeout: float, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if timeout <= 0:
+            raise StorageUnavailableError("the scheduler was not asked: no time was left")
         until = monotonic() + timeout
         number = next(self._numbers)
         data = pack([number, verb, list(args), kwargs])

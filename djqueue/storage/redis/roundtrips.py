@@ -19,7 +19,7 @@ from hiredis import pack_command
 from redis import exceptions as errors
 
 from djqueue.core import deadline
-from djqueue.core.breaker import COUNTED_FROM, CircuitBreaker, Outage
+from djqueue.core.breaker import CircuitBreaker, Outage
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageError, StorageUnavailableError
 from djqueue.core.job import Incident
@@ -51,6 +51,8 @@ FIRST_WAIT, LAST_WAIT = 0.02, 0.5
 """Seconds between tries, doubled."""
 READS = frozenset({b"HGET", b"HMGET"})
 """Commands of which many go at once, each with its key behind it."""
+COUNTED = 0.9
+"""Part of TIMEOUT that a call must have had; one that had less says nothing about the server by failing."""
 IN_FLIGHT = 2
 """Calls of one bulk operation that are on their way at once."""
 
@@ -286,7 +288,13 @@ class Roundtrips:
             outage = breaker.outage
             if outage is not None:  # else it has just come back
                 raise StorageUnavailableError(_away_for(outage))
-        return Trying(deadline.remaining(self._timeout), self._connections, self._breakers, name)
+        left = deadline.remaining(self._timeout)
+        if not left:
+            if breaker is not None:
+                breaker.gave_up()
+            raise StorageUnavailableError(f"{self._connections.describe()} was not asked: no time was left")
+        counts = left >= COUNTED * self._timeout
+        return Trying(left, self._connections, self._breakers, name, counts=counts)
 
     # A call's words.
 
@@ -361,9 +369,15 @@ class Trying:
     """For how long a call is tried, and what that says about the server."""
 
     def __init__(
-        self, timeout: float, connections: Connections, breakers: dict[str, CircuitBreaker], name: str
+        self,
+        timeout: float,
+        connections: Connections,
+        breakers: dict[str, CircuitBreaker],
+        name: str,
+        *,
+        counts: bool,
     ) -> None:
-        self._timeout = timeout
+        self._counts = counts
         self._until = time.monotonic() + timeout
         self._wait = FIRST_WAIT
         self._connections = connections
@@ -384,6 +398,8 @@ class Trying:
             unavailable = away(error, self._connections)
             if isinstance(error, ABSENT):
                 self._failed(str(unavailable))
+            else:
+                self.succeeded()
             raise unavailable from error
         wait, self._wait = self._wait, min(2 * self._wait, LAST_WAIT)
         return wait
@@ -404,7 +420,7 @@ class Trying:
             breaker.gave_up()
 
     def _failed(self, reason: str) -> None:
-        if self._timeout >= COUNTED_FROM:
+        if self._counts:
             self._is_settled = True
             self._breakers.setdefault(self._name, CircuitBreaker()).failed(reason)
 

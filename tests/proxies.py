@@ -133,6 +133,13 @@ class SlowProxy:
         """Keep each piece of an answer for so many seconds from now on."""
         self._delay = delay
 
+    def refuse(self) -> None:
+        """End all connections, and take no others."""
+        self._listener.close()
+        for end in list(self._sockets):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
     def swallow(self) -> None:
         """Pass nothing on any more."""
         self._is_black = True
@@ -148,6 +155,8 @@ class SlowProxy:
                 client, _ = self._listener.accept()
             except TimeoutError:
                 continue
+            except OSError:
+                return
             client.settimeout(None)
             self._sockets.append(client)
             try:

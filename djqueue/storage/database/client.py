@@ -59,6 +59,7 @@ from .export import DatabaseExport
 from .groups import record_mode, recorded_modes
 from .inspector import Inspector
 from .lease import SchedulerLease, present_holder
+from .patience import TIMEOUT, patience
 from .producer import Inserter, is_bounded
 from .remote import Remote
 from .scheduler import SchedulerStorage
@@ -66,10 +67,6 @@ from .staging import DatabaseStaging
 
 logger = logging.getLogger("djqueue.client")
 
-TIMEOUT = 2.0
-"""Seconds that an enqueue may take, unless TIMEOUT says otherwise."""
-JOBS_PER_SECOND = 10_000
-"""Jobs of one enqueue for which it gets another second."""
 TO_WRITE = 0.5
 """Part of these seconds that is kept for writing the jobs, should the scheduler not take them."""
 AT_LEAST = 0.5
@@ -163,11 +160,8 @@ class ClientStorage(Storage):
         return self._remote.outage
 
     def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        with within(self._patience(batches)):
+        with within(patience(self._timeout, batches)):
             return self._enqueue_in_time(batches)
-
-    def _patience(self, batches: Sequence[Batch]) -> float:
-        return self._timeout + sum(len(batch.payloads) for batch in batches) / JOBS_PER_SECOND
 
     def _enqueue_in_time(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         for batch in batches:
@@ -240,8 +234,8 @@ class ClientStorage(Storage):
         # With ids, so that it can be said again should the answer be lost.
         batches = [self._with_ids(batch) for batch in batches]
         try:
-            patience = (1 - TO_WRITE) * self._patience(batches)
-            answers: list[EnqueueResult] = self._remote.read(verb, batches, timeout=patience)
+            limit = (1 - TO_WRITE) * patience(self._timeout, batches)
+            answers: list[EnqueueResult] = self._remote.read(verb, batches, timeout=limit)
         except StorageUnavailableError as error:
             logger.debug("No scheduler takes the jobs, so they are written: %s", error)
             return self._enqueue_again(batches, wake)
@@ -662,6 +656,7 @@ class ClientStorage(Storage):
                 self._policies,
                 self._limiters,
                 incidents=self._incidents,
+                timeout=self._timeout,
             )
             storage.open_for(queue, concerned, into)
             answer = getattr(storage, verb)(queue, *args, **kwargs)

@@ -33,11 +33,12 @@ from djqueue.storage.staging import Staging
 
 from .address import default_address, parse_address
 from .away import drop_if_broken, in_one_line, named, raise_named
-from .client import TIMEOUT, ClientStorage
+from .client import ClientStorage
 from .clock import DatabaseClock
 from .dialects import dialect_for
 from .imports import DatabaseImports
 from .lease import SchedulerLease
+from .patience import TIMEOUT
 from .scheduler import SchedulerStorage
 from .server import Server
 
@@ -96,8 +97,9 @@ class DatabaseStorage(Storage):
         self._metrics = metrics
         self._clock: Clock = clock or DatabaseClock(database)
         self._dialect = dialect_for(database, orm=sql == "orm")
+        self._timeout = _seconds(timeout)
         self._client = ClientStorage(
-            self._dialect, self._clock, token, policies, limiters, self.told, _seconds(timeout)
+            self._dialect, self._clock, token, policies, limiters, self.told, self._timeout
         )
         self._active: Storage = self._client
         self._lease: SchedulerLease | None = None
@@ -221,6 +223,7 @@ class DatabaseStorage(Storage):
             lost=self._lost,
             incidents=self.told,
             tiers=self._metrics,
+            timeout=self._timeout,
         )
         server = None
         try:

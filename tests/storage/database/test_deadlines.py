@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import connection
 
 from djqueue import models
@@ -15,7 +16,7 @@ from djqueue.core.deadline import within
 from djqueue.core.errors import ConfigurationError, JobTimeoutError, StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, lease
-from djqueue.storage.database.client import TIMEOUT
+from djqueue.storage.database.patience import TIMEOUT
 from djqueue.storage.database.remote import READ_TIMEOUT
 from djqueue.testing.factories import QUEUE, batch, enqueue, request, worker
 from djqueue.testing.waiting import Wakes
@@ -238,6 +239,24 @@ def test_an_enqueue_waits_for_the_lock_of_another_process_no_longer_than_timeout
         other.rollback()
     assert storage.enqueue([batch()])[0].status == "queued"
     assert connection.connection.execute("PRAGMA busy_timeout").fetchone() == (20_000,)
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_durable_enqueue_of_the_scheduler_itself_ends_in_time_too(
+    make_storage: MakeStorage, is_async: bool
+) -> None:
+    storage = make_storage(timeout=0.5)
+    storage.connect()
+    enqueue(storage)  # the queue is known from here on
+    enqueue_it = async_to_sync(storage.aenqueue) if is_async else storage.enqueue
+    with closing(sqlite3.connect(connection.settings_dict["NAME"], uri=True)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with at_most(0.5), pytest.raises(StorageUnavailableError, match="nothing was enqueued"):
+            enqueue_it([batch(durable=True)])
+        other.rollback()
+    assert storage.enqueue([batch(durable=True)])[0].status == "queued"
+    assert storage.counts(QUEUE)[State.WAITING] == 2
 
 
 @pytest.mark.skipif("connection.vendor != 'sqlite'")

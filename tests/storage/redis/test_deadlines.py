@@ -59,6 +59,20 @@ def test_a_refused_connection_fails_at_once_and_each_time(redis_options, redis_s
     assert enqueue(storage)
 
 
+def test_who_waits_for_a_job_is_told_of_a_refused_connection_at_once(
+    redis_options, redis_server, open_storage
+):
+    storage = open_storage(redis_server.url)
+    enqueue(storage)
+    redis_server.stop()
+    try:
+        for _ in range(3):
+            with at_most(0), pytest.raises(StorageUnavailableError, match="refused"):
+                Queue(QUEUE, storage=storage).enqueue_and_wait(None, name="nothing", wait=30)
+    finally:
+        redis_server.start()
+
+
 async def test_a_refused_connection_fails_a_coroutine_at_once(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server.url)
     await storage.aenqueue([batch()])

@@ -163,7 +163,7 @@ class OnSqlite(Dialect):
         try:
             yield
         finally:
-            if self.connection.connection is driver:
+            if self.connection.connection is driver and not self.connection.closed_in_transaction:
                 driver.execute(f"PRAGMA busy_timeout={usual}")
 
     def insert_new(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .codecs import content_id
     from .core.backoff import Backoff
     from .core.errors import (
+        ArgumentsError,
         ConfigurationError,
         Discard,
         DjqueueError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from .runtime import Worker, current_job
 
 __all__ = [
+    "ArgumentsError",
     "Backoff",
     "CancelResult",
     "ConfigurationError",

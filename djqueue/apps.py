@@ -1,6 +1,7 @@
-"""The app's configuration: checks at start-up, and the projects' `jobs.py` modules."""
+"""The app's configuration: checks at start-up, and the modules that define the project's jobs."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from django.apps import AppConfig
@@ -8,7 +9,7 @@ from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
-from .conf import problems
+from .conf import MODULE, get_settings, is_wrong
 
 if TYPE_CHECKING:
     from .storage.base import Storage
@@ -22,16 +23,28 @@ class DjqueueConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks, have workers fire schedules, import every app's `jobs` module."""
+        """Register the system checks, have workers fire schedules, import the modules that define jobs."""
         from . import checks  # noqa: F401
         from .storage.chores import makers
 
         makers["schedules"] = _schedules
         makers["bulk operations"] = _bulk_operations
 
-        # With a bad setting every @job raises. The checks tell of it better than a traceback here.
-        if not problems(getattr(settings, "DJQUEUE", {})):
-            autodiscover_modules("jobs")
+        # With a wrong setting, importing a project's modules may raise anything. The checks name it (E001).
+        given = getattr(settings, "DJQUEUE", {})
+        if not is_wrong(given):
+            _import_jobs(get_settings().modules)
+
+
+def _import_jobs(names: tuple[str, ...]) -> None:
+    """Import `jobs`, and the modules of the setting MODULES: of every app, or by their whole path."""
+    from .client import registry
+
+    autodiscover_modules(MODULE, *(name for name in names if "." not in name))
+    for name in names:
+        if "." in name:
+            import_module(name)
+    registry.discovered = frozenset(registry.names())
 
 
 def _schedules(storage: "Storage") -> "Callable[[], None]":

@@ -43,8 +43,9 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.utils.module_loading import import_string
 
 from . import middleware
-from .conf import READERS, Settings, problems, read_settings, unknown_limiters
+from .conf import READERS, Settings, is_wrong, problems, read_settings, unknown_limiters
 from .core.errors import ConfigurationError, StorageError
+from .core.hiding import shown_name
 
 if TYPE_CHECKING:
     from .storage.redis.health import Finding
@@ -68,8 +69,10 @@ HINTS = {
     "CONCURRENCY": "How many jobs a worker runs at once: 10 unless set.",
     "SHUTDOWN_TIMEOUT": "Seconds that a stopping worker gives its jobs: 25 unless set.",
     "HEARTBEAT": "Seconds between a worker's signs of life: 5 unless set.",
+    "STUCK_TIMEOUT": "Seconds for which the leases of a stuck worker are renewed: 300 unless set.",
     "METRICS": "For example {'MINUTE': 604_800}: seconds for which buckets of MINUTE, HOUR and DAY are kept.",
     "VERSION": "The project's version, for example its release or commit: '2026.11.3'.",
+    "MODULES": "For example ['tasks']: imported from every app besides its jobs.py.",
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
     "DASHBOARD": "For example {'READ_ONLY': True, 'POLL': 5}.",
 }
@@ -213,7 +216,9 @@ def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[checks
     hint = f"It has: {', '.join(sorted(name.upper() for name in known)) or 'none'}."
     for name in given:
         if name not in known and not open_ended:
-            yield checks.Error(f"{where} has no option {name.upper()!r}.", hint=hint, id="djqueue.E004")
+            yield checks.Error(
+                f"{where} has no option {shown_name(name.upper())}.", hint=hint, id="djqueue.E004"
+            )
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in given:
             yield checks.Error(f"{where} needs the option {name.upper()!r}.", hint=hint, id="djqueue.E004")
@@ -224,7 +229,7 @@ def _database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
     if alias not in connections:
         known = ", ".join(connections)
         yield checks.Error(
-            f"DJQUEUE['STORAGE']: OPTIONS: DATABASE: {alias!r} is not one of DATABASES.",
+            f"DJQUEUE['STORAGE']: OPTIONS: DATABASE: {shown_name(alias)} is not one of DATABASES.",
             hint=f"There are: {known}.",
             id="djqueue.E004",
         )
@@ -298,7 +303,7 @@ def _redis(settings: Settings) -> Iterator[checks.CheckMessage]:
 
 def _servers() -> Iterator[checks.CheckMessage]:
     given = getattr(django_settings, "DJQUEUE", {})
-    settings = None if problems(given) else read_settings(given)
+    settings = None if is_wrong(given) else read_settings(given)
     if settings is None or _redis_options(settings) is None:
         return
     from .storage.redis.connections import Connections
@@ -323,7 +328,7 @@ def _left_in_outbox(databases: Iterable[str]) -> Iterator[checks.CheckMessage]:
 
     given = getattr(django_settings, "DJQUEUE", {})
     alias, table = router.db_for_write(OutboxJob), OutboxJob._meta.db_table
-    if alias not in databases or problems(given):
+    if alias not in databases or is_wrong(given):
         return
     if any(policy.outbox for policy in read_settings(given).queues.values()):
         return

@@ -14,6 +14,7 @@ from .core.capacity import WHEN_FULL
 from .core.deadletters import DeadLetterPolicy
 from .core.durations import milliseconds
 from .core.errors import ConfigurationError, OptionError
+from .core.hiding import NAME, HiddenOptions, kind_of, shown_name, without_credentials
 from .core.limiter import Rate
 from .core.metrics import DEFAULT_TIERS, Tiers
 from .core.options import MAX_INTEGER, MSGPACK, EnqueueOptions, check_text, parse_options
@@ -53,6 +54,8 @@ class DashboardSettings:
         "*key",
     )
     """Words in names of values that are hidden until they are revealed; `*word`: at the end of a name."""
+    raw_lists: bool = False
+    """Whether the admin's index has all lists, not only jobs, results, dead letters and cron jobs."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,8 +64,8 @@ class Settings:
 
     backend: str = "djqueue.storage.database.DatabaseStorage"
     """Dotted path of the storage's class."""
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the storage."""
+    storage_options: Mapping[str, Any] = field(default_factory=HiddenOptions)
+    """Keyword arguments of the storage. They may hold passwords: their representation has no values."""
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict)
     limiters: Mapping[str, LimiterPolicy] = field(default_factory=dict)
     """What queues share, by the name that a queue's LIMITER has."""
@@ -86,12 +89,17 @@ class Settings:
     """Milliseconds that a stopping worker gives its jobs."""
     heartbeat: int = 5_000
     """Milliseconds between a worker's renewals of its leases."""
+    stuck_timeout: int = 300_000
+    """Milliseconds for which the leases of a worker are renewed that cannot do so itself; 0: they are not."""
 
     metrics: Tiers = DEFAULT_TIERS
     """For how long buckets of metrics are kept."""
 
     version: str = ""
     """The project's, as its workers tell it; the charts mark when another one begins to run."""
+
+    modules: tuple[str, ...] = ()
+    """Modules that define jobs, besides `jobs` of every app: a name in every app, or a whole dotted path."""
 
     middleware: tuple[str, ...] = ()
     """Dotted paths of the classes around every enqueue and every run, from the outermost on."""
@@ -102,6 +110,8 @@ class Settings:
         return self.queues.get(queue, DEFAULT_POLICY)
 
 
+MODULE = "jobs"
+"""The module of every app that is imported when Django starts."""
 DEFAULT_POLICY = QueuePolicy()
 LISTS = (list, tuple, set, frozenset)
 
@@ -123,18 +133,23 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
 def problems(given: Mapping[str, Any]) -> list[str]:
     """What is wrong with a `DJQUEUE` mapping, a sentence for each bad key."""
     if not isinstance(given, Mapping):
-        return [f"DJQUEUE must be a dict, not {given!r}"]
+        return [f"DJQUEUE must be a dict, not {shown_name(given)}"]
     found = []
     for key, value in given.items():
         reader = READERS.get(key)
         if reader is None:
-            found.append(f"DJQUEUE[{key!r}] is not a setting{nearest(str(key), READERS)}")
+            found.append(f"DJQUEUE[{shown_name(key)}] is not a setting{nearest(str(key), READERS)}")
             continue
         try:
             reader(key, value)
         except (ConfigurationError, OptionError) as error:
-            found.append(f"DJQUEUE[{key!r}]: {error}")
+            found.append(without_credentials(f"DJQUEUE[{key!r}]: {error}"))
     return found
+
+
+def is_wrong(given: Mapping[str, Any]) -> bool:
+    """Whether `read_settings` would raise."""
+    return bool(problems(given) or unknown_limiters(given))
 
 
 def unknown_limiters(given: Mapping[str, Any]) -> list[str]:
@@ -165,16 +180,20 @@ def _limiters(_key: str, value: Any) -> dict[str, Any]:
 
 
 def _storage(_key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"must be a dict, not {kind_of(value)}")
     mapping = _mapping(value, {"BACKEND", "OPTIONS"})
     options = mapping.get("OPTIONS", {})
     if not isinstance(options, Mapping):
-        raise ConfigurationError(f"OPTIONS must be a dict, not {options!r}")
+        raise ConfigurationError(f"OPTIONS must be a dict, not {kind_of(options)}")
     backend = mapping.get("BACKEND", Settings.backend)
-    if not isinstance(backend, str) or "." not in backend:
-        raise ConfigurationError(f"BACKEND must be the dotted path of a storage, not {backend!r}")
+    if not isinstance(backend, str) or "." not in backend or not NAME.fullmatch(backend):
+        raise ConfigurationError(f"BACKEND must be the dotted path of a storage, not {shown_name(backend)}")
     return {
         "backend": backend,
-        "storage_options": {str(name).lower(): option for name, option in options.items()},
+        "storage_options": HiddenOptions(
+            {str(name).lower(): option for name, option in options.items()},
+        ),
     }
 
 
@@ -373,6 +392,18 @@ def _codec(key: str, value: Any) -> dict[str, Any]:
     return {"codec": check_text(key, value)}
 
 
+def _modules(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, (list, tuple)):
+        raise ConfigurationError(f"must be a list of modules' names such as ['tasks'], not {value!r}")
+    for name in value:
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigurationError(
+                f"{name!r} is not the name of a module: expected 'tasks', to import it from every app, or "
+                "a dotted path such as 'shop.background'"
+            )
+    return {key.lower(): tuple(value)}
+
+
 def _middleware(key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(path, str) for path in value):
         raise ConfigurationError(f"must be a list of dotted paths of classes, not {value!r}")
@@ -389,7 +420,7 @@ def _version(key: str, value: Any) -> dict[str, Any]:
 
 
 def _dashboard(key: str, value: Any) -> dict[str, Any]:
-    given = _mapping(value, {"READ_ONLY", "QUEUE_FILTER", "POLL", "SSE", "REDACT"})
+    given = _mapping(value, {"READ_ONLY", "QUEUE_FILTER", "POLL", "SSE", "REDACT", "RAW_LISTS"})
     said: dict[str, Any] = {}
     if "READ_ONLY" in given:
         said["read_only"] = _flag(given["READ_ONLY"], "READ_ONLY ")
@@ -402,6 +433,8 @@ def _dashboard(key: str, value: Any) -> dict[str, Any]:
         said["queue_filter"] = chosen
     if "SSE" in given:
         said["sse"] = _flag(given["SSE"], "SSE ")
+    if "RAW_LISTS" in given:
+        said["raw_lists"] = _flag(given["RAW_LISTS"], "RAW_LISTS ")
     if "POLL" in given:
         said["poll"] = milliseconds("POLL", given["POLL"])
     if "REDACT" in given:
@@ -417,7 +450,7 @@ def _mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:
         raise ConfigurationError(f"{where}must be a dict, not {value!r}")
     for key in value:
         if key not in known:
-            raise ConfigurationError(f"{where}{key!r} is not known here{nearest(str(key), known)}")
+            raise ConfigurationError(f"{where}{shown_name(key)} is not known here{nearest(str(key), known)}")
     return value
 
 
@@ -466,8 +499,10 @@ READERS = {
     "CONCURRENCY": _count,
     "SHUTDOWN_TIMEOUT": _duration,
     "HEARTBEAT": _interval,
+    "STUCK_TIMEOUT": _duration,
     "METRICS": _metrics,
     "VERSION": _version,
+    "MODULES": _modules,
     "MIDDLEWARE": _middleware,
     "DASHBOARD": _dashboard,
 }

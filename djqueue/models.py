@@ -73,6 +73,19 @@ class Job(models.Model):
     inbox = models.BooleanField(
         _("in the inbox"), default=False, help_text=_("Not yet taken in by the scheduler.")
     )
+    token = models.BigIntegerField(
+        _("fencing token"), default=0, help_text=_("Of the present claim, or of the last one.")
+    )
+    process = models.CharField(
+        _("process"),
+        max_length=NAME,
+        blank=True,
+        default="",
+        help_text=_("Process that holds the claim; empty: the scheduler's own."),
+    )
+    leased_until = MillisecondsField(
+        _("leased until"), null=True, blank=True, help_text=_("When the claim ends unless renewed.")
+    )
 
     class Meta:
         db_table = "djqueue_job"

@@ -428,3 +428,8 @@ def test_limiters_that_do_not_fit_their_queues_are_named(
 
 def test_limiters_that_queues_use_are_right(settings: Any) -> None:
     assert found(settings, {"STORAGE": MEMORY, "QUEUES": LIMITED, "LIMITERS": {"stripe": {}}}) == []
+
+
+@pytest.mark.parametrize("given", ["tasks", None, [1], ["no-module"], [""], ["shop."], {"tasks": 1}])
+def test_modules_are_names_of_modules(settings, given):
+    assert ids(found(settings, {"STORAGE": MEMORY, "MODULES": given})) == ["djqueue.E001"]

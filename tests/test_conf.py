@@ -176,7 +176,7 @@ def test_every_bad_key_is_told_of() -> None:
 
 @pytest.mark.parametrize("value", [None, [], "x", 3])
 def test_a_setting_that_is_no_dict_is_said_to_be_none(value: Any) -> None:
-    assert problems(value) == [f"DJQUEUE must be a dict, not {value!r}"]
+    assert problems(value) == [f"DJQUEUE must be a dict, not {'a list' if value == [] else repr(value)}"]
 
 
 def test_reading_a_bad_setting_raises_the_first_of_its_problems() -> None:

@@ -10,8 +10,8 @@ from django.utils.translation import gettext_lazy as _
 
 from djqueue.client import registry
 from djqueue.dashboard.rendering import OUTCOMES, REASONS
-from djqueue.dashboard.tables import alias_of
-from djqueue.storage.database import names
+
+from . import gate
 
 MOST_QUEUES = 200
 """Queues that a filter offers."""
@@ -20,13 +20,13 @@ MOST_QUEUES = 200
 class ChoiceFilter(admin.SimpleListFilter):
     """A filter by a text column, whose choices come from elsewhere."""
 
-    def choices_of(self, model: type[Model]) -> Iterable[tuple[str, Any]]:
+    def choices_of(self, request: HttpRequest, model: type[Model]) -> Iterable[tuple[str, Any]]:
         """(value, label) of each choice."""
         raise NotImplementedError
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         """The choices, and the present one if it is not among them."""
-        choices = list(self.choices_of(model_admin.model))
+        choices = list(self.choices_of(request, model_admin.model))
         present = self.value()
         if present and present not in dict(choices):
             choices.append((present, present))
@@ -39,14 +39,14 @@ class ChoiceFilter(admin.SimpleListFilter):
 
 
 class QueueFilter(ChoiceFilter):
-    """By queue, of those that the table names."""
+    """By queue, of those that the table names and the user may see."""
 
     title = _("queue")
     parameter_name = "queue"
 
-    def choices_of(self, model: type[Model]) -> Iterable[tuple[str, Any]]:
+    def choices_of(self, request: HttpRequest, model: type[Model]) -> Iterable[tuple[str, Any]]:
         """See `ChoiceFilter.choices_of`."""
-        return [(queue, queue) for queue in used_queues(model, MOST_QUEUES)]
+        return [(queue, queue) for queue in gate.used_queues(request, model)[:MOST_QUEUES]]
 
 
 class NameFilter(ChoiceFilter):
@@ -55,7 +55,7 @@ class NameFilter(ChoiceFilter):
     title = _("job name")
     parameter_name = "name"
 
-    def choices_of(self, model: type[Model]) -> Iterable[tuple[str, Any]]:
+    def choices_of(self, request: HttpRequest, model: type[Model]) -> Iterable[tuple[str, Any]]:
         """See `ChoiceFilter.choices_of`."""
         return [(name, name) for name in registry.names()]
 
@@ -66,7 +66,7 @@ class ReasonFilter(ChoiceFilter):
     title = _("reason")
     parameter_name = "reason"
 
-    def choices_of(self, model: type[Model]) -> Iterable[tuple[str, Any]]:
+    def choices_of(self, request: HttpRequest, model: type[Model]) -> Iterable[tuple[str, Any]]:
         """See `ChoiceFilter.choices_of`."""
         return REASONS.items()
 
@@ -77,11 +77,6 @@ class OutcomeFilter(ChoiceFilter):
     title = _("outcome")
     parameter_name = "outcome"
 
-    def choices_of(self, model: type[Model]) -> Iterable[tuple[str, Any]]:
+    def choices_of(self, request: HttpRequest, model: type[Model]) -> Iterable[tuple[str, Any]]:
         """See `ChoiceFilter.choices_of`."""
         return OUTCOMES.items()
-
-
-def used_queues(model: type[Model], most: int) -> list[str]:
-    """The first queues, in order, that a table names."""
-    return names.used_queues(alias_of(model), model, most)

@@ -1,94 +1,36 @@
 """Jobs, and what belongs to them."""
 
-from functools import partialmethod
+from collections.abc import Collection
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.utils import unquote
-from django.core.exceptions import PermissionDenied
-from django.db.models import Model, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
-from djqueue.codecs import MSGPACK
+from djqueue.codecs import MSGPACK, decode
 from djqueue.core.states import State
-from djqueue.dashboard import rendering
+from djqueue.dashboard import rendering, rights
 from djqueue.dashboard.tables import rows_of
-from djqueue.dashboard.verbs import CANCEL, PROMOTE, REMOVE, RETRY, Verb
 from djqueue.models import DeadLetter, Job, JobAttempt, JobLog, JobResult
 
-from .actions import ask_before_deletion, run
 from .base import JobRowsAdmin, time_column
 from .filters import NameFilter, OutcomeFilter, QueueFilter
 
 ID_OR_NAME = _("A job id; or the beginning of one, or of a job's name, among the newest 100,000 rows.")
 BELONGINGS = 200
 """Attempts, and log lines, that a job's page shows: the newest."""
-
-
-class SteeredAdmin(JobRowsAdmin):
-    """Rows of jobs on which the user can act."""
-
-    verbs: dict[str, Verb] = {}
-    """By the names of the actions that do them to one row."""
-
-    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """The user's right, where the storage would not refuse."""
-        return self.may("delete", request) and (obj is None or self.is_legal("delete_selected", obj))
-
-    def is_legal(self, action: str, row: Any) -> bool:
-        """See `StoredAdmin.is_legal`."""
-        return self.verbs[action].legal(State(getattr(row, "state", State.FAILED)))
-
-    def act(self, action: str, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-        """Do an action to rows, if the user may; back to the page that it came from."""
-        verb = self.verbs[action]
-        if not self.may(verb.permission, request):
-            raise PermissionDenied
-        run(request, verb, rows)
-        single = request.POST.get("djq_row")
-        return HttpResponseRedirect(self.url("change", single)) if single else None
-
-    @admin.action(permissions=["delete"], description=_("Delete selected %(verbose_name_plural)s"))
-    def delete_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Instead of Django's own, which would delete the rows behind the storage's back."""
-        if request.POST.get("post"):
-            return self.act("delete_selected", request, queryset)
-        if not self.has_delete_permission(request):
-            raise PermissionDenied
-        return ask_before_deletion(self, request, queryset)
-
-    def delete_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        """Django's question; its answer goes to the storage."""
-        row = self.get_object(request, unquote(object_id))
-        if request.method != "POST" or row is None:
-            return super().delete_view(request, object_id, extra_context)
-        if not self.has_delete_permission(request, row):
-            raise PermissionDenied
-        if run(request, self.verbs["delete_selected"], self.only(request, row)):
-            return HttpResponseRedirect(self.url("changelist"))
-        return HttpResponseRedirect(self.url("change", row.pk))
-
-    def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        """Through the storage."""
-        run(request, self.verbs["delete_selected"], self.only(request, obj))
-
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        """Through the storage."""
-        run(request, self.verbs["delete_selected"], queryset)
-
-    def only(self, request: HttpRequest, row: Model) -> QuerySet[Any]:
-        """One row as a queryset."""
-        return self.get_queryset(request).filter(pk=row.pk)
+UNSHOWN = frozenset({"rejected"})
+"""Options that are not shown: the values of a row that an import could not make a job of."""
+OF_OTHERS = frozenset({"depends_on", "dependents"})
+"""Options that name jobs of other queues, which are not shown where queues may be hidden."""
 
 
 @admin.register(Job)
-class JobAdmin(SteeredAdmin):
+class JobAdmin(JobRowsAdmin):
     """Jobs in every state."""
 
+    is_raw = False
     list_display = (
         "job_id",
         "state_shown",
@@ -103,18 +45,6 @@ class JobAdmin(SteeredAdmin):
     search_fields = ("job_id", "name")
     search_help_text = ID_OR_NAME
     unlisted = ("payload", "options", "progress", "error_message", "traceback")
-    verbs = {
-        "cancel_jobs": CANCEL,
-        "promote_jobs": PROMOTE,
-        "retry_jobs": RETRY,
-        "delete_selected": REMOVE,
-    }
-    actions = tuple(verbs)
-    buttons = {
-        "cancel_jobs": _("Cancel"),
-        "promote_jobs": _("Run now"),
-        "retry_jobs": _("Retry"),
-    }
     fieldsets = (
         (None, {"fields": ("state_shown", "name", "queue", "job_id", "reason_shown", "dead_letter")}),
         (_("Error"), {"fields": ("error_type", "error_shown", "traceback_shown")}),
@@ -139,31 +69,12 @@ class JobAdmin(SteeredAdmin):
     finished = time_column(Job, "finished_at")
     kept_until = time_column(Job, "expires_at")
 
-    has_cancel_permission = partialmethod(JobRowsAdmin.may, "cancel")
-    has_promote_permission = partialmethod(JobRowsAdmin.may, "promote")
-    has_retry_permission = partialmethod(JobRowsAdmin.may, "retry")
-
     def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
         """Without the error where there is none."""
         fieldsets = super().get_fieldsets(request, obj)
         if obj is not None and not (obj.error_type or obj.error_message or obj.traceback):
             return [entry for entry in fieldsets if "error_shown" not in entry[1]["fields"]]
         return fieldsets
-
-    @admin.action(permissions=["cancel"], description=_("Cancel selected %(verbose_name_plural)s"))
-    def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Pending jobs never start, active ones are asked to stop."""
-        return self.act("cancel_jobs", request, queryset)
-
-    @admin.action(permissions=["promote"], description=_("Run selected delayed jobs now"))
-    def promote_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Delayed jobs to waiting."""
-        return self.act("promote_jobs", request, queryset)
-
-    @admin.action(permissions=["retry"], description=_("Retry selected failed jobs"))
-    def retry_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Dead letters to waiting."""
-        return self.act("retry_jobs", request, queryset)
 
     @admin.display(description=_("state"))
     def state_shown(self, job: Job) -> str:
@@ -206,7 +117,7 @@ class JobAdmin(SteeredAdmin):
     @admin.display(description=_("payload"))
     def payload_shown(self, job: Job) -> str:
         """What the handler is given."""
-        return rendering.decoded(job.payload, job.content_type)
+        return self.value_shown(job.name, "payload", job.payload, job.content_type)
 
     @admin.display(description=_("result"))
     def result_shown(self, job: Job) -> str:
@@ -216,7 +127,7 @@ class JobAdmin(SteeredAdmin):
         row = rows_of(JobResult).filter(queue=job.queue, job_id=job.job_id).first()
         if row is None:
             return _now("no longer kept")
-        return rendering.decoded(row.result, row.content_type)
+        return self.value_shown(job.name, "result", row.result, row.content_type)
 
     @admin.display(description=_("progress"))
     def progress_shown(self, job: Job) -> str:
@@ -226,7 +137,9 @@ class JobAdmin(SteeredAdmin):
     @admin.display(description=_("options that differ from their defaults"))
     def options_shown(self, job: Job) -> str:
         """How it is to be run; times in milliseconds."""
-        return rendering.decoded(job.options, MSGPACK)
+        options = bytes(job.options)
+        left_out = UNSHOWN | OF_OTHERS if rights.hides_queues() else UNSHOWN
+        return rendering.shown(lambda: _without(decode(options, MSGPACK), left_out))
 
     @admin.display(description=_("runs without success"))
     def attempts_shown(self, job: Job) -> str:
@@ -245,6 +158,7 @@ class JobAdmin(SteeredAdmin):
 class JobResultAdmin(JobRowsAdmin):
     """What completed jobs returned."""
 
+    is_raw = False
     list_display = ("job_id", "queue", "content_type", "completed", "kept_until")
     list_filter = (QueueFilter,)
     search_fields = ("job_id",)
@@ -256,8 +170,9 @@ class JobResultAdmin(JobRowsAdmin):
 
     @admin.display(description=_("result"))
     def result_shown(self, row: JobResult) -> str:
-        """The value."""
-        return rendering.decoded(row.result, row.content_type)
+        """The value, as far as its job's name allows to show it; without a job it is hidden."""
+        names = rows_of(Job).filter(queue=row.queue, job_id=row.job_id).values_list("name", flat=True)
+        return self.value_shown(names.first() or "", "result", row.result, row.content_type)
 
 
 @admin.register(JobAttempt)
@@ -329,3 +244,9 @@ class JobLogAdmin(JobRowsAdmin):
     def line_whole(self, row: JobLog) -> str:
         """All of it."""
         return rendering.preformatted(row.line)
+
+
+def _without(value: Any, names: Collection[str]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: one for name, one in value.items() if name not in names}

@@ -13,6 +13,7 @@ from djqueue.core.limiter import Rate
 from djqueue.dashboard import limits, rendering
 from djqueue.models import Dashboard, GroupState, LimiterState, Mark
 
+from . import gate
 from .base import StoredAdmin, time_column
 
 
@@ -38,6 +39,8 @@ class LimitedAdmin(StoredAdmin):
 class GroupStateAdmin(LimitedAdmin):
     """Groups to which something was said; without a name: what was said to all of a queue."""
 
+    seen = staticmethod(gate.by_queue)
+    dashboard_page = "queues"
     list_display = ("group_shown", "queue_shown", "paused", "concurrency", "rate", "weight", "mode")
     list_filter = ("paused",)
     search_fields = ("^queue", "^group")
@@ -64,6 +67,8 @@ class GroupStateAdmin(LimitedAdmin):
 class LimiterStateAdmin(LimitedAdmin):
     """Shared limiters to which something was said while their queues ran."""
 
+    seen = staticmethod(gate.limiters)
+    dashboard_page = "queues"
     list_display = ("name", "concurrency", "rate")
     search_fields = ("^name",)
     search_help_text = _("The beginning of a limiter's name.")
@@ -81,6 +86,8 @@ class LimiterStateAdmin(LimitedAdmin):
 class MarkAdmin(StoredAdmin):
     """Deploys, and what was marked by hand."""
 
+    seen = staticmethod(gate.everything)
+    dashboard_page = "metrics"
     list_display = ("label", "marked")
     search_fields = ("^label",)
     search_help_text = _("The beginning of a label.")

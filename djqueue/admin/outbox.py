@@ -4,6 +4,7 @@ from django.contrib import admin
 
 from djqueue.models import OutboxJob
 
+from . import gate
 from .base import StoredAdmin, time_column
 
 
@@ -11,6 +12,7 @@ from .base import StoredAdmin, time_column
 class OutboxJobAdmin(StoredAdmin):
     """Rows that no relay has taken to Redis yet."""
 
+    seen = staticmethod(gate.by_distinct_queue)
     list_display = ("name", "job_id", "queue", "enqueued", "not_before")
     ordering = ("id",)
     unlisted = ("payload", "options")

@@ -1,5 +1,6 @@
 """What producers use: `@job`, `Queue`, and waiting for results."""
 
+from . import results  # noqa: F401 - installs what results of enqueues ask
 from .flows import Flow, FlowResult, Node, chain, chord, flow, group
 from .jobs import JobType, job, registry
 from .limiters import Limiter

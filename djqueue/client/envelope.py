@@ -5,14 +5,23 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from djqueue.codecs import get_encoder
+from djqueue.codecs import encode, get_encoder
 from djqueue.conf import Settings, get_settings
-from djqueue.core.errors import OptionError, UnknownQueueError
+from djqueue.core.errors import ConfigurationError, OptionError, PayloadTooLargeError, UnknownQueueError
 from djqueue.core.job import Batch
-from djqueue.core.options import EnqueueOptions, check_text, parse_options
+from djqueue.core.options import (
+    MSGPACK,
+    EnqueueOptions,
+    JobOptions,
+    check_dependencies,
+    check_text,
+    parse_options,
+)
 from djqueue.core.suggest import nearest
 
 DEFAULT_QUEUE = "default"
+ROOM_FOR_OPTIONS = 8 * 1024
+"""More bytes than a job's encoded options have without tags and dependencies."""
 
 
 def resolve(given: Mapping[str, Any], queue: str | None = None) -> EnqueueOptions:
@@ -22,6 +31,20 @@ def resolve(given: Mapping[str, Any], queue: str | None = None) -> EnqueueOption
         return _resolved(tuple((key, type(value), value) for key, value in given.items()), queue, settings)
     except TypeError:  # a value that cannot be hashed
         return _resolve(given, queue, settings)
+
+
+def check(given: Mapping[str, Any], queue: str | None = None) -> None:
+    """Check the options of a job type, or a queue's, where it is declared.
+
+    A wrong setting is none of its faults: `manage.py check` tells of that (E001), which it could not do if
+    importing a project's modules failed.
+
+    Raises OptionError, UnknownQueueError.
+    """
+    try:
+        resolve(given, queue)
+    except ConfigurationError:
+        _resolve(given, queue, Settings())
 
 
 @lru_cache(maxsize=256)
@@ -61,20 +84,50 @@ def batch(
 ) -> Batch:
     """Payloads encoded, ids checked: ready for the storage."""
     assert options.queue is not None
-    encode = encoder(options.job.content_type, get_settings())
+    encode_payload = encoder(options.job.content_type, get_settings())
     if ids is not None:
         if len(ids) != len(values):
             raise OptionError(f"ids: {len(ids)} ids for {len(values)} jobs")
         ids = [check_text("id", job_id) for job_id in ids]
+    payloads = [encode_payload(value) for value in values]
+    check_size(options.job, name, payloads)
     return Batch(
         options.queue,
         check_text("name", name),
         options.job,
-        [encode(value) for value in values],
+        payloads,
         ids,
         options.delay,
         options.run_at,
     )
+
+
+def check_size(options: JobOptions, name: str, payloads: Sequence[bytes]) -> None:
+    """Raise PayloadTooLargeError if a job's payload and its encoded options are too large together."""
+    limit = get_settings().max_payload
+    payload = max(map(len, payloads), default=0)
+    if not options.tags and not options.depends_on and payload + ROOM_FOR_OPTIONS <= limit:
+        return
+    check_dependencies("depends_on", options.depends_on)
+    size = _size_of(options)
+    if payload + size <= limit:
+        return
+    parts = {
+        "payload": payload,
+        "tags": size - _size_of(replace(options, tags=())),
+        "depends_on": size - _size_of(replace(options, depends_on=())),
+    }
+    parts["other options"] = payload + size - sum(parts.values())
+    listed = ", ".join(f"{part} {count}" for part, count in parts.items() if count)
+    raise PayloadTooLargeError(
+        f'job {name!r}: {payload + size} bytes ({listed}), but DJQUEUE["MAX_PAYLOAD"] allows {limit} for '
+        "the payload and the options together"
+    )
+
+
+def _size_of(options: JobOptions) -> int:
+    found = options.as_dict()
+    return len(encode(found, MSGPACK)) if found else 0
 
 
 @lru_cache(maxsize=64)

@@ -2,20 +2,24 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
-from djqueue.core.errors import OptionError
+from djqueue.core.durations import milliseconds
+from djqueue.core.errors import ArgumentsError, OptionError
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import EnqueueOptions, check_text
 from djqueue.storage.base import Storage
 
-from . import envelope, waiting
+from . import envelope, hints, waiting
+from .arguments import Arguments, check_call, check_entry, read_arguments
 from .batches import BatchRule, parse_batch
 from .declared import declared, split_options
 from .flows import Node
+from .foreign import explain_attribute
 from .generating import is_generator
+from .importable import check_importable
 from .registered import Registry, registry
 from .sending import asend, send
 from .storages import get_storage
@@ -28,6 +32,11 @@ DEFAULT_WAIT = 30.0
 """Seconds that `enqueue_and_wait` waits unless told."""
 BULK = 1_000
 """Jobs of `enqueue_many` in one call of the storage."""
+
+PLAIN_CALL = (tuple, dict)
+"""The types in an entry of `enqueue_many` that needs no closer look."""
+UNSET: Any = object()
+"""An argument that was not given."""
 
 Call = tuple[Sequence[Any], dict[str, Any]]
 Redact = Callable[[Any, str], Any]
@@ -46,6 +55,9 @@ class JobType(Generic[P, R]):
         job_id: str | None = None,
         batch: BatchRule | None = None,
         redact: Redact | None = None,
+        *,
+        arguments: Arguments | None = None,
+        calling: Mapping[str, Any] | None = None,
     ) -> None:
         self.function = function
         self.name = name
@@ -55,7 +67,11 @@ class JobType(Generic[P, R]):
         """How many jobs the function takes in one call; None: it is called with the arguments of one."""
         self.redact_function = redact
         """What of its jobs' values the dashboard may show; None: what the settings say."""
+        self.arguments = arguments
+        """What the function accepts; None if the arguments of its jobs are not checked."""
         self._given = given
+        self._calling = calling or {}
+        """`wait` and `on_restart` as given to `using`, for the calls that wait."""
         self._id = job_id
         self._resolved: tuple[Settings, EnqueueOptions] | None = None
         self.__doc__ = function.__doc__
@@ -69,6 +85,12 @@ class JobType(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<job {self.name}>"
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Only what is not there: the calls of other job queues get an error that names the call here.
+            raise AttributeError(explain_attribute(type(self).__name__, self.__dict__.get("__name__"), name))
+
     @property
     def options(self) -> EnqueueOptions:
         """The options of its jobs: the settings' defaults, the decorator's, those of `using`."""
@@ -78,13 +100,26 @@ class JobType(Generic[P, R]):
         return self._resolved[1]
 
     def using(self, **options: Any) -> "JobType[P, R]":
-        """The same job with other options. `id` names the one job to enqueue.
+        """Return the same job type with other options.
 
-        Raises OptionError, naming the option.
+        Args:
+            options: Job options, and besides them: `id`, the id of the one job to enqueue;
+                `check_arguments=False`, which enqueues without comparing the arguments with the function's
+                signature; `wait` and `on_restart`, which the calls that wait use unless they are given their
+                own. After `using(wait=...)`, an argument `wait` of a call goes to a function that takes one.
+
+        Raises:
+            OptionError: An option is unknown or wrong; the message names it.
         """
         job_id = options.pop("id", None)
         if job_id is not None:
             check_text("id", job_id)
+        arguments = self.arguments
+        if not _flag("check_arguments", options.pop("check_arguments", True)):
+            arguments = None
+        calling = {name: options.pop(name) for name in CALLING if name in options}
+        if "wait" in calling:
+            milliseconds("wait", calling["wait"])
         # A word about the start replaces an earlier one of either form.
         earlier = dict(self._given)
         if "delay" in options or "run_at" in options:
@@ -98,56 +133,73 @@ class JobType(Generic[P, R]):
             job_id or self._id,
             self.batch,
             self.redact_function,
+            arguments=arguments,
+            calling={**self._calling, **calling},
         )
-        envelope.resolve(changed._given)
+        envelope.check(changed._given)
         return changed
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
-        """Have a worker call the function with these arguments."""
-        return send(get_storage(), [self._batch([(args, kwargs)])])[0]
+        """Have a worker call the function with these arguments.
+
+        Raises:
+            ArgumentsError: The function does not accept the arguments.
+            SerializationError: An argument cannot be stored.
+            StorageError: The job was not enqueued.
+        """
+        return send(self._storage(), [self._one(args, kwargs)])[0]
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
-        """See `enqueue`."""
-        return (await asend(get_storage(), [self._batch([(args, kwargs)])]))[0]
+        """Async version of `enqueue`."""
+        return (await asend(self._storage(), [self._one(args, kwargs)]))[0]
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
-        """One job for each (args, kwargs), in order; much faster than one by one.
+        """Enqueue one job for each pair (args, kwargs), in order; much faster than one by one.
 
-        If one of them cannot be serialised, none is stored.
+        If one of them is wrong, none is stored.
+
+        Raises:
+            ArgumentsError: An entry is not a pair (args, kwargs), or the function does not accept it.
         """
-        return send(get_storage(), [self._batch(chunk) for chunk in chunks(calls)])
+        return send(self._storage(), self._many(calls))
 
     async def aenqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
-        """See `enqueue_many`."""
-        return await asend(get_storage(), [self._batch(chunk) for chunk in chunks(calls)])
+        """Async version of `enqueue_many`."""
+        return await asend(self._storage(), list(self._many(calls)))
 
-    def enqueue_and_wait(self, *args: Any, wait: float | timedelta = DEFAULT_WAIT, **kwargs: Any) -> Any:
-        """Enqueue, and return what the job returns: see `djqueue.client.waiting`.
+    def enqueue_and_wait(self, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
+        """Enqueue one job, and return what it returns: see `djqueue.client.waiting`.
 
-        wait: seconds, or a timedelta.
+        Args:
+            wait: Seconds to wait at most, or a timedelta; 30 seconds unless given. A function with a
+                parameter `wait` of its own gets this one, if the time to wait is given by
+                `using(wait=...)`.
         """
-        return waiting.enqueue_and_wait(get_storage(), self._batch([(args, kwargs)]), wait)
+        wait, _ = self._waiting(wait, UNSET, kwargs)
+        return waiting.enqueue_and_wait(self._storage(), self._one(args, kwargs), wait)
 
-    async def aenqueue_and_wait(
-        self, *args: Any, wait: float | timedelta = DEFAULT_WAIT, **kwargs: Any
-    ) -> Any:
-        """See `enqueue_and_wait`."""
-        return await waiting.aenqueue_and_wait(get_storage(), self._batch([(args, kwargs)]), wait)
+    async def aenqueue_and_wait(self, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
+        """Async version of `enqueue_and_wait`."""
+        wait, _ = self._waiting(wait, UNSET, kwargs)
+        return await waiting.aenqueue_and_wait(self._storage(), self._one(args, kwargs), wait)
 
     def enqueue_and_stream(
-        self, *args: Any, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise", **kwargs: Any
+        self, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
     ) -> Generator[Any, None, Any]:
-        """Enqueue, and give what the job, a generator, yields, as it comes: see `djqueue.client.streaming`.
+        """Enqueue one job, a generator, and yield its items as they come: see `djqueue.client.streaming`.
 
-        The job is enqueued when the first item is asked for.
+        The job is enqueued when the first item is asked for. `wait` and `on_restart` are told from
+        parameters of the function as in `enqueue_and_wait`.
         """
-        return Streaming(get_storage(), wait, on_restart).enqueue(self._batch([(args, kwargs)]))
+        streaming = Streaming(self._storage(), *self._waiting(wait, on_restart, kwargs))
+        return streaming.enqueue(self._one(args, kwargs))
 
     def aenqueue_and_stream(
-        self, *args: Any, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise", **kwargs: Any
+        self, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        """See `enqueue_and_stream`: `async for item in job.aenqueue_and_stream(…)`."""
-        return Streaming(get_storage(), wait, on_restart).aenqueue(self._batch([(args, kwargs)]))
+        """Async version of `enqueue_and_stream`: `async for item in job.aenqueue_and_stream(…)`."""
+        streaming = Streaming(self._storage(), *self._waiting(wait, on_restart, kwargs))
+        return streaming.aenqueue(self._one(args, kwargs))
 
     def stream(
         self, result: EnqueueResult, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
@@ -158,11 +210,13 @@ class JobType(Generic[P, R]):
     def astream(
         self, result: EnqueueResult, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
     ) -> AsyncIterator[Any]:
-        """See `stream`."""
+        """Async version of `stream`."""
         return Streaming(get_storage(), wait, on_restart).aof(result.queue, result.id)
 
     def node(self, *args: P.args, **kwargs: P.kwargs) -> Node:
         """A job of a flow with these arguments: see `djqueue.flow`."""
+        if self.arguments is not None:
+            self.arguments.check(self.name, args, kwargs)
         return Node(self.options, self.name, _value(args, kwargs), self._id, get_storage)
 
     def schedule(
@@ -175,12 +229,71 @@ class JobType(Generic[P, R]):
 
         Raises OptionError, naming what is wrong.
         """
-        declared.add(declared.check(name, self.name, when, args, kwargs))
+        entry = declared.check(name, self.name, when, args, kwargs)
+        if self.arguments is not None:
+            self.arguments.check(self.name, entry.args, entry.kwargs)
+        declared.add(entry)
 
-    def _batch(self, calls: Sequence[Call]) -> Batch:
-        values = [_value(args, kwargs) for args, kwargs in calls]
-        ids = [self._id] * len(calls) if self._id is not None else None
+    def _storage(self) -> Storage:
+        storage = get_storage()
+        if self.arguments is not None or self.batch is not None:
+            hints.check_job(storage, self.name)
+        return storage
+
+    def _one(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Batch:
+        if self.arguments is not None:
+            self.arguments.check(self.name, args, kwargs)
+        return self._batch([_value(args, kwargs)])
+
+    def _many(self, calls: Iterable[Call]) -> Iterable[Batch]:
+        for number, chunk in enumerate(chunks(calls)):
+            for place, call in enumerate(chunk, number * BULK):
+                if type(call) is not tuple or tuple(map(type, call)) != PLAIN_CALL:
+                    check_entry(place, call)
+                if self.arguments is not None:
+                    check_call(self.arguments, self.name, place, call)
+            yield self._batch([_value(args, kwargs) for args, kwargs in chunk])
+
+    def _batch(self, values: list[dict[str, Any]]) -> Batch:
+        ids = [self._id] * len(values) if self._id is not None else None
         return envelope.batch(self.options, self.name, values, ids)
+
+    def _waiting(self, wait: Any, on_restart: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Tell the caller's own `wait` and `on_restart` from the function's: those are put into kwargs."""
+        chosen = []
+        for name, given in (("wait", wait), ("on_restart", on_restart)):
+            mine = self._calling.get(name, CALLING[name])
+            if given is not UNSET:
+                if self.arguments is not None and self._accepts(name, given):
+                    kwargs[name] = given
+                else:
+                    mine = given
+            chosen.append(mine)
+        return chosen[0], chosen[1]
+
+    def _accepts(self, name: str, given: Any) -> bool:
+        """Whether an argument that the caller could mean, too, is the function's."""
+        assert self.arguments is not None
+        is_own = self.arguments.has_parameter(name)
+        if name in self._calling:
+            return is_own or self.arguments.takes_any_name
+        if is_own:
+            raise ArgumentsError(
+                f"{self.name}{self.arguments.signature}: {name}={given!r} could be the function's own "
+                f"parameter or the caller's. Give the caller's with using({name}=...), then {name}= of the "
+                "call is the function's."
+            )
+        return False
+
+
+CALLING: dict[str, Any] = {"wait": DEFAULT_WAIT, "on_restart": "raise"}
+"""What the calls that wait take besides the function's arguments, and what they do without it."""
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}: expected True or False, got {value!r}")
+    return value
 
 
 def _value(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -214,18 +327,25 @@ def job(
 ) -> Any:
     """Make a function a job: `@job`, or `@job(queue="emails", max_attempts=5, timeout=30)`.
 
+    The function is defined at a module's level, where every worker finds it by importing the module. One
+    defined elsewhere (a lambda, a function inside a function) needs a name, and its code has to be run by
+    whatever workers import. Methods cannot be jobs.
+
     name: under which workers find it; else the function's dotted path.
+    check_arguments: whether the arguments of its jobs are compared with the function's signature when they
+        are enqueued. False for a name whose code is elsewhere, so that the function here only stands for it.
     batch: the function takes a list of jobs: at most so many, or {"size": …, "min_size": …, "wait": …}.
     redact: a function (value, part) -> what of it the dashboard shows; part: `payload` or `result`. See
         `djqueue.dashboard.redaction`.
     options: see `djqueue.core.options`; `backoff` may be a function (failures, exception) -> seconds. With
         `cron` or `every` it has a schedule, too: see `djqueue.schedules.Schedule` for what else that takes.
 
-    Raises OptionError, naming the option; JobNameError if the name is taken.
+    Raises OptionError, naming the option; JobNameError if the name is taken, or cannot name the function.
     """
 
     def decorate(function: Callable[P, R]) -> JobType[P, R]:
         given = dict(options)
+        checked = _flag("check_arguments", given.pop("check_arguments", True))
         when = split_options(given)
         backoff = given.pop("backoff") if callable(given.get("backoff")) else None
         batch = parse_batch(given.pop("batch")) if "batch" in given else None
@@ -233,10 +353,12 @@ def job(
             raise OptionError("batch: a generator function has the items of one job, and cannot take several")
         if redact is not None and not callable(redact):
             raise OptionError(f"redact: expected a function, got {redact!r}")
-        path = f"{function.__module__}.{function.__qualname__}"
-        label = check_text("name", path if name is None else name)
-        job_type = JobType(function, label, given, backoff, batch=batch, redact=redact)
-        envelope.resolve(given)
+        check_importable(function, name)
+        path = f"{function.__module__}.{function.__qualname__}" if name is None else name
+        label = check_text("name", path)
+        arguments = read_arguments(function) if checked and batch is None else None
+        job_type = JobType(function, label, given, backoff, batch=batch, redact=redact, arguments=arguments)
+        envelope.check(given)
         schedule = declared.check(label, label, when) if when else None
         registry.add(job_type)
         if schedule is not None:

@@ -11,6 +11,23 @@ from djqueue.storage.base import Storage
 
 from .storages import get_storage
 
+UNCHANGED: Any = object()
+"""An argument that was not given: what it stands for stays as it is."""
+
+
+def read_limits(call: str, rate: Any, concurrency: Any) -> dict[str, Any]:
+    """The limits that were given, checked. Raises OptionError, ConfigurationError."""
+    given: dict[str, Any] = {}
+    if rate is not UNCHANGED:
+        given["rate"] = None if rate is None else parse_rate(rate)
+    if concurrency is not UNCHANGED:
+        if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_INTEGER):
+            raise OptionError(f"concurrency: {concurrency!r} is not a positive whole number")
+        given["concurrency"] = concurrency
+    if not given:
+        raise OptionError(f"{call}: give a rate, a concurrency, or both; None removes a limit")
+    return given
+
 
 class Limiter:
     """One of `DJQUEUE["LIMITERS"]`, in a storage (the settings' one unless given).
@@ -33,19 +50,17 @@ class Limiter:
         """Where its queues are."""
         return self._storage if self._storage is not None else get_storage()
 
-    def set(self, *, rate: Any = None, concurrency: int | None = None) -> None:
+    def set(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
         """Limit what its queues together start (`"100/s"`, or (count, seconds)) and have active at once.
 
-        None: no limit. It counts at once, for all processes, and after a restart.
+        A limit that is not given stays as it is; None removes it. It counts at once, for all processes, and
+        after a restart.
 
         Raises OptionError, ConfigurationError, StorageError.
         """
-        if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_INTEGER):
-            raise OptionError(f"concurrency: {concurrency!r} is not a positive whole number")
-        limit = None if rate is None else parse_rate(rate)
-        self.storage.set_limiter(self.name, limit, concurrency)
+        self.storage.set_limiter(self.name, **read_limits("set", rate, concurrency))
 
-    async def aset(self, *, rate: Any = None, concurrency: int | None = None) -> None:
+    async def aset(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
         """See `set`."""
         await self.storage.acall(self.set, rate=rate, concurrency=concurrency)
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from itertools import islice, zip_longest
 from typing import Any, ParamSpec, TypeVar
 
-from djqueue.conf import get_settings, parse_rate
+from djqueue.conf import Settings, get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import instant, milliseconds
 from djqueue.core.errors import OptionError
@@ -22,6 +22,8 @@ from .deadletters import DeadLetterCounts, LetterFilter, MovedDead, RetriedDead
 from .flows import Node
 from .info import JobInfo, JobStatus, outcome
 from .jobs import DEFAULT_WAIT, chunks
+from .limiters import UNCHANGED, read_limits
+from .results import of_storage
 from .sending import asend, send
 from .storages import get_storage
 from .streaming import Streaming, Wait
@@ -29,8 +31,6 @@ from .streaming import Streaming, Wait
 P = ParamSpec("P")
 T = TypeVar("T")
 
-UNCHANGED: Any = object()
-"""What `update` is to leave as it is."""
 EVENTS = (
     "queued",
     "active",
@@ -57,11 +57,11 @@ class Queue:
 
     def __init__(self, name: str, *, storage: Storage | None = None, **defaults: Any) -> None:
         self.name = check_text("queue", name)
-        envelope.check_queue(name, get_settings())
         self._storage = storage
         self._defaults = defaults
         self._check_place(defaults)
-        self._resolved = get_settings(), envelope.resolve(defaults, name)
+        self._resolved: tuple[Settings, EnqueueOptions] | None = None
+        envelope.check(defaults, name)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name}>"
@@ -83,13 +83,13 @@ class Queue:
 
         Raises OptionError, SerializationError, StorageError; a duplicate is an answer.
         """
-        return send(self.storage, [self._batch([payload], id, name, options)])[0]
+        return self._results(send(self.storage, [self._batch([payload], id, name, options)]))[0]
 
     async def aenqueue(
         self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
     ) -> EnqueueResult:
         """See `enqueue`."""
-        return (await asend(self.storage, [self._batch([payload], id, name, options)]))[0]
+        return self._results(await asend(self.storage, [self._batch([payload], id, name, options)]))[0]
 
     def enqueue_many(
         self,
@@ -105,7 +105,7 @@ class Queue:
 
         If one of them cannot be serialised, none is stored.
         """
-        return send(self.storage, list(self._batches(payloads, ids, name, options)))
+        return self._results(send(self.storage, list(self._batches(payloads, ids, name, options))))
 
     async def aenqueue_many(
         self,
@@ -116,7 +116,7 @@ class Queue:
         **options: Any,
     ) -> list[EnqueueResult]:
         """See `enqueue_many`."""
-        return await asend(self.storage, list(self._batches(payloads, ids, name, options)))
+        return self._results(await asend(self.storage, list(self._batches(payloads, ids, name, options))))
 
     def enqueue_and_wait(
         self,
@@ -310,7 +310,9 @@ class Queue:
         if record is None:
             return False
         encode = envelope.encoder(record.options.content_type, get_settings())
-        return self.storage.update(self.name, [id], checked, encode(payload))[0]
+        encoded = encode(payload)
+        envelope.check_size(record.options, record.name, [encoded])
+        return self.storage.update(self.name, [id], checked, encoded)[0]
 
     async def aupdate(self, id: str, *, payload: Any = UNCHANGED, priority: int | None = None) -> bool:
         """See `update`."""
@@ -476,14 +478,20 @@ class Queue:
         """See `is_paused`."""
         return await self._acall(self.is_paused)
 
-    def set_limits(self, *, rate: Any = None, concurrency: int | None = None) -> None:
-        """Limit starts (`"100/s"`, or (count, seconds)) and jobs active at once; None: no limit."""
-        if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_INTEGER):
-            raise OptionError(f"concurrency: {concurrency!r} is not a positive whole number")
-        limit = None if rate is None else parse_rate(rate)
-        self.storage.set_limits(self.name, limit, concurrency)
+    def set_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
+        """Change the limits that are given, at once and for all workers; None removes a limit.
 
-    async def aset_limits(self, *, rate: Any = None, concurrency: int | None = None) -> None:
+        Args:
+            rate: Starts per time: `"100/s"`, or (count, seconds).
+            concurrency: Jobs active at once.
+
+        Raises:
+            OptionError: A limit is wrong, or none is given.
+        """
+        given = read_limits("set_limits", rate, concurrency)
+        self.storage.set_limits(self.name, **given)
+
+    async def aset_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
         """See `set_limits`."""
         await self._acall(self.set_limits, rate=rate, concurrency=concurrency)
 
@@ -646,9 +654,12 @@ class Queue:
         if options:
             return envelope.resolve({**self._defaults, **options}, self.name)
         settings = get_settings()
-        if self._resolved[0] is not settings:
+        if self._resolved is None or self._resolved[0] is not settings:
             self._resolved = settings, envelope.resolve(self._defaults, self.name)
         return self._resolved[1]
+
+    def _results(self, answers: list[EnqueueResult]) -> list[EnqueueResult]:
+        return answers if self._storage is None else of_storage(answers, self._storage)
 
     def _check_place(self, options: Mapping[str, Any]) -> None:
         if "queue" in options:

@@ -15,6 +15,10 @@ class Registry:
 
     def __init__(self) -> None:
         self._types: dict[str, JobType[..., Any]] = {}
+        self.discovered: frozenset[str] | None = None
+        """Names registered when every module that workers import had been imported; None before that."""
+        self.served: set[str] = set()
+        """Names that a worker of this process has handlers for."""
 
     def add(self, job_type: "JobType[..., Any]") -> None:
         """Register a job type. Raises JobNameError if another function has its name."""

@@ -12,7 +12,7 @@ from djqueue.middleware import layers_of, through
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 
-from . import announcing
+from . import announcing, hints
 
 
 def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
@@ -51,6 +51,8 @@ def send_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueRes
     together.answered(storage.enqueue(together.batches))
     results: list[EnqueueResult] = []
     for batch, answers, is_new in together.each():
+        if is_new and batch.queue not in hints.checked_queues:
+            hints.check_queue(storage, batch.queue)
         if is_new and job_enqueued.receivers:
             announcing.enqueued(storage, batch, answers)
         if ids := _with_results(answers):
@@ -68,6 +70,8 @@ async def asend_together(storage: Storage, batches: Sequence[Batch]) -> list[Enq
     together.answered(await storage.aenqueue(together.batches))
     results: list[EnqueueResult] = []
     for batch, answers, is_new in together.each():
+        if is_new and batch.queue not in hints.checked_queues:
+            await hints.acheck_queue(storage, batch.queue)
         if is_new and job_enqueued.receivers:
             await announcing.aenqueued(storage, batch, answers)
         if ids := _with_results(answers):
@@ -144,6 +148,8 @@ class Together:
 
 def _accepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     answers = storage.enqueue([batch])
+    if batch.queue not in hints.checked_queues:
+        hints.check_queue(storage, batch.queue)
     if job_enqueued.receivers:
         announcing.enqueued(storage, batch, answers)
     return answers
@@ -151,6 +157,8 @@ def _accepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:
 
 async def _aaccepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     answers = await storage.aenqueue([batch])
+    if batch.queue not in hints.checked_queues:
+        await hints.acheck_queue(storage, batch.queue)
     if job_enqueued.receivers:
         await announcing.aenqueued(storage, batch, answers)
     return answers

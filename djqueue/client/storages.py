@@ -11,6 +11,7 @@ from django.utils.module_loading import import_string
 
 from djqueue.conf import Settings, get_settings
 from djqueue.core.errors import ConfigurationError
+from djqueue.core.hiding import shown_name
 from djqueue.storage.base import Storage
 
 from .announcing import told
@@ -47,7 +48,9 @@ def make_storage(settings: Settings) -> Storage:
         given.setdefault("metrics", settings.metrics)
     for name in given:
         if name not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-            raise ConfigurationError(f"STORAGE: OPTIONS: {backend.__name__} has no option {name.upper()!r}")
+            raise ConfigurationError(
+                f"STORAGE: OPTIONS: {backend.__name__} has no option {shown_name(name.upper())}"
+            )
     storage: Storage = backend(**given)
     storage.on_incidents = told
     return storage

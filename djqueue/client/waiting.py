@@ -173,3 +173,60 @@ def too_late(queue: str, job_id: str, wait: float | timedelta) -> JobTimeoutErro
 
 def _text(wait: float | timedelta) -> str:
     return str(wait) if isinstance(wait, timedelta) else f"{wait:g} s"
+
+
+def wait_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -> Any:
+    """Wait for the end of a job that was enqueued, and return what it returned.
+
+    Raises as `enqueue_and_wait` does, and JobNotFoundError.
+    """
+    deadline = _deadline(wait)
+    done = ThreadEvent()
+    unsubscribe = storage.subscribe(result.queue, _on_ending(done.set), result.id)
+    try:
+        while True:
+            away, patience = None, CHECK_EVERY
+            try:
+                record = storage.jobs(result.queue, [result.id])[0]
+            except StorageUnavailableError as error:
+                away, patience = error, RETRY
+            else:
+                if has_ended(record):
+                    return outcome(record, result.id)
+            _check(deadline, wait, result, away)
+            done.wait(min(patience, _left(deadline)))
+            done.clear()
+    finally:
+        unsubscribe()
+
+
+async def await_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -> Any:
+    """Async version of `wait_for`."""
+    deadline = _deadline(wait)
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def wake() -> None:
+        # A late event may come in on another thread after the loop has been closed.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(done.set)
+
+    unsubscribe = await storage.acall(storage.subscribe, result.queue, _on_ending(wake), result.id)
+    try:
+        while True:
+            away, patience = None, CHECK_EVERY
+            try:
+                record = (await storage.ajobs(result.queue, [result.id]))[0]
+            except StorageUnavailableError as error:
+                away, patience = error, RETRY
+            else:
+                if has_ended(record):
+                    return outcome(record, result.id)
+            _check(deadline, wait, result, away)
+            try:
+                await asyncio.wait_for(done.wait(), min(patience, _left(deadline)))
+            except TimeoutError:
+                pass
+            done.clear()
+    finally:
+        unsubscribe()

@@ -10,6 +10,7 @@ from random import Random
 from threading import Lock
 
 from .clock import SYSTEM_CLOCK, Clock
+from .clocksteps import StepDetector
 from .errors import OptionError
 from .flow import outside
 from .hashing import fnv1a32, shard_count
@@ -28,6 +29,7 @@ from .queue import JobQueue, QueuePolicy
 from .shard import Changes, Shard
 from .sharing import NO_LIMITS, LimiterPolicy, SharedLimiter
 from .states import LIVE, State
+from .versions import ChangeCounter
 from .workers import Workers
 
 Wake = Callable[[], None]
@@ -74,12 +76,23 @@ class EngineBase:
         self.shards = [Shard(journal, self._new_queue) for _ in range(shards)]
         self._keep_finished = keep_finished
         self.processing = [ProcessingShard() for _ in range(shards)]
-        # Tokens of an earlier engine, before a restart, are lower than any of this one.
-        self._tokens = count(clock.now() << 20)
+        self.least_token = clock.now() << 20
+        """Tokens of claims that another engine made are lower."""
+        self._tokens = count(self.least_token)
         self._rotation = count()
         self._listeners: list[tuple[frozenset[str] | None, Wake]] = []
         self._workers = Workers(clock)
         self._registry = Lock()
+        self._steps = StepDetector(clock)
+        self.changes = ChangeCounter()
+        self.started = f"{clock.now()}:{self.random.getrandbits(32)}"
+        """Which engine this is: versions of another one say nothing about its jobs."""
+
+    def _outbid(self, token: int) -> None:
+        """Have all new tokens be higher than this one, wherever the clock stands."""
+        if token >= self.least_token:
+            self.least_token = token + 1
+            self._tokens = count(self.least_token)
 
     # Dependencies.
 

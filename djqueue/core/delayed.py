@@ -41,6 +41,13 @@ class DelayedJobs:
             self._heap = [entry for entry in self._heap if entry[2].generation == entry[1]]
             heapq.heapify(self._heap)
 
+    def reorder(self) -> None:
+        """Take note of jobs that are due at another time than before."""
+        self._heap = [
+            (entry[2].run_at, entry[1], entry[2]) for entry in self._heap if entry[2].generation == entry[1]
+        ]
+        heapq.heapify(self._heap)
+
     def pop_due(self, now: int, limit: int | None = None) -> list[Job]:
         """Jobs whose time has come, soonest first, `limit` at most."""
         jobs: list[Job] = []

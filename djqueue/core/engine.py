@@ -1,6 +1,7 @@
 """The in-memory engine: enqueue, claim, finish, over shards and processing shards."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .base import DEFAULT_POLICY as DEFAULT_POLICY
 from .capacity import full_error
@@ -36,8 +37,10 @@ from .shard import NO_RIVAL, Changes, Shard
 from .sharing import SharedLimiter
 from .states import REUSABLE, State
 from .streams import Streams
+from .versions import counted
 
 
+@counted
 class Engine(
     JobControls, Moving, QueueControls, Reads, FactFinding, Linking, Streams, Observers, KeptElsewhere
 ):
@@ -114,7 +117,7 @@ class Engine(
     def _enqueue_each(
         self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: Changes
     ) -> tuple[list[EnqueueResult], list[Job]]:
-        options = batch.options
+        options = batch.options if not batch.delay else replace(batch.options, delay=batch.delay)
         run_at = batch.run_at if batch.run_at is not None else now + (batch.delay or 0)
         ids = batch.ids if batch.ids is not None else self._ids.many(len(batch.payloads), now)
         results: list[EnqueueResult] = []
@@ -165,6 +168,23 @@ class Engine(
                 self._journal.added(added)
         return results, added
 
+    # Time.
+
+    def follow_clock(self) -> None:
+        """Keep the lengths of delays and time limits if the wall clock was set."""
+        with self._registry:
+            step = self._steps.follow(self.clock.now(), self.clock.monotonic())
+        if not step:
+            return
+        self.changes.bump()
+        for name in self.queues():
+            shard = self.shard(name)
+            with shard.lock:
+                queue = shard.queues.get(name)
+                moved = [] if queue is None else queue.follow_step(step)
+                for job in moved:
+                    shard.changed(job)
+
     # Claim and finish.
 
     def claim(self, request: ClaimRequest) -> Claims:
@@ -175,6 +195,8 @@ class Engine(
         claimed: list[Claimed] = []
         hints: list[int] = []
         now, tick = self.clock.now(), self.clock.monotonic()
+        if self._steps.look(now, tick):
+            self.follow_clock()
         for shard, queue in self._serving(request.queues):
             slots = request.slots - len(claimed)
             if slots <= 0:
@@ -224,7 +246,7 @@ class Engine(
                 jobs = self._allowed(queue, request.names, most, tick)
             started = 0
             if jobs:
-                started = self._start(shard, queue, jobs, request.worker, now, tick, claimed, changes)
+                started = self._start(shard, queue, jobs, request, now, tick, claimed, changes)
                 limiter.started(started)
             if shared is not None and started < most:
                 shared.give_back(queue.name, most - started, weight, changes.woken)
@@ -273,7 +295,7 @@ class Engine(
         shard: Shard,
         queue: JobQueue,
         jobs: list[Job],
-        worker: str,
+        request: ClaimRequest,
         now: int,
         tick: int,
         claimed: list[Claimed],
@@ -283,6 +305,7 @@ class Engine(
         until = tick + lease
         journal, observed = self._journal, queue.observed
         tokens, processing, mask = self._tokens, self.processing, self._mask
+        worker, process = request.worker, request.process
         new = tuple.__new__
         started = 0
         grouped = len(queue.groups) > 0
@@ -297,6 +320,7 @@ class Engine(
             job.attempts = attempts = job.attempts + 1
             job.token = token = next(tokens)
             job.worker = worker
+            job.process = process
             job.started_at = now
             job.lease_until = until
             job.cancel_requested = False
@@ -393,8 +417,25 @@ class Engine(
                     renewals.append(Renewal(False))
                     continue
                 job.lease_until = tick + self.policy(job.queue).lease
+                if self._journal is not None and job.process:
+                    self._journal.renewed(job)
                 renewals.append(Renewal(True, job.cancel_requested))
         return renewals
+
+    def renew_all(self) -> None:
+        """Extend all claims to a whole lease from now."""
+        tick = self.clock.monotonic()
+        for place in self.processing:
+            with place.lock:
+                for job in place.active.values():
+                    job.lease_until = tick + self.policy(job.queue).lease
+
+    def postpone_leases(self, by: int) -> None:
+        """Extend all claims: for so many milliseconds nobody could renew them."""
+        for place in self.processing:
+            with place.lock:
+                for job in place.active.values():
+                    job.lease_until += by
 
     def report(self, reports: Sequence[Report]) -> list[bool]:
         """Progress and log lines of running jobs, each if its token still holds."""

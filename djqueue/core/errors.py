@@ -3,9 +3,10 @@
     DjqueueError
     ├── ConfigurationError              a setting is wrong
     ├── OptionError (ValueError)        a job option is wrong
+    ├── ArgumentsError (TypeError)      a job's function does not accept the arguments
     ├── UnknownQueueError               the settings close the list of queues
     ├── UnknownJobError                 no handler has this name here
-    ├── JobNameError                    two functions want one name
+    ├── JobNameError                    a function cannot be registered under its name
     ├── WaitInTransactionError          who waits would hold up what is waited for
     ├── SerializationError              a value cannot become bytes, or bytes a value
     │   └── PayloadTooLargeError
@@ -33,6 +34,8 @@ A class's docstring is its message; `code` is shared with stored rows and with w
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from .hiding import without_credentials
+
 
 class DjqueueError(Exception):
     """djqueue could not do what was asked."""
@@ -48,11 +51,20 @@ class ConfigurationError(DjqueueError):
 
     code = "configuration"
 
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(None if message is None else without_credentials(message))
+
 
 class OptionError(DjqueueError, ValueError):
     """A job option is wrong."""
 
     code = "option"
+
+
+class ArgumentsError(DjqueueError, TypeError):
+    """The job's function does not accept these arguments."""
+
+    code = "arguments"
 
 
 class UnknownQueueError(DjqueueError):
@@ -68,7 +80,7 @@ class UnknownJobError(DjqueueError):
 
 
 class JobNameError(DjqueueError):
-    """Two functions are registered under one job name."""
+    """The function cannot be registered under this job name."""
 
     code = "job_name"
 

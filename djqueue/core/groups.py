@@ -136,6 +136,10 @@ class Groups:
             self._buckets.consume(name, rate, self._tick())
         return self.advance(name)
 
+    def resume(self, job: Job) -> None:
+        """Count a job that is active already; no other job of its group is ready yet."""
+        self._groups.setdefault(self._name(job), Group()).active += 1
+
     def leave(self, job: Job, *, was_ready: bool) -> list[Job]:
         """A job that was ready, or active, is neither any more; the next that may be ready."""
         group = self._groups[self._name(job)]

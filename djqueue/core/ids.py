@@ -4,6 +4,8 @@ import os
 import threading
 from collections.abc import Callable
 
+from .forks import after_fork
+
 COUNTER_BITS = 12
 COUNTER_LIMIT = 1 << COUNTER_BITS
 NOISE_SIZE, NOISES = 8, 128
@@ -25,7 +27,7 @@ class IdSource:
         self._last = 0
         self._noise: list[str] = []
         """Random hexadecimal digits, for a call each."""
-        os.register_at_fork(after_in_child=self._part)
+        after_fork(self._part)
 
     def new(self, now: int) -> str:
         """One id, for a time in UTC milliseconds."""

@@ -1,7 +1,9 @@
 """The record of a job, and the small values that travel between storages and workers."""
 
+from datetime import timedelta
 from typing import Any, NamedTuple
 
+from .followup import follower
 from .options import JobKey, JobOptions
 from .states import State
 
@@ -45,12 +47,14 @@ class Job:
         "has_dependents",
         "history",
         "id",
+        "last_token",
         "lease_until",
         "logs",
         "name",
         "noted",
         "options",
         "payload",
+        "process",
         "progress",
         "queue",
         "reason",
@@ -59,6 +63,7 @@ class Job:
         "stalls",
         "started_at",
         "state",
+        "stepped",
         "stream",
         "token",
         "unmet",
@@ -85,6 +90,8 @@ class Job:
         self.created_at = created_at
         """UTC milliseconds, as every `…_at`."""
         self.run_at = run_at
+        self.stepped = 0
+        """Milliseconds by which the wall clock was set while it was here: see `clocksteps`."""
         self.generation = 0
         """Number of its present entry in a queue structure; entries with another one are stale."""
         self.attempts = 0
@@ -94,9 +101,13 @@ class Job:
         """Runs that ended with their worker."""
         self.token = 0
         """Fencing token of the present claim."""
+        self.last_token = 0
+        """Fencing token of the last claim, once its worker has ended it; 0 after a stall."""
         self.lease_until = 0
         """Monotonic milliseconds at which the claim is lost unless renewed."""
         self.worker = ""
+        self.process = ""
+        """The process that holds the claim, if that is not the engine's own: see `ClaimRequest.process`."""
         self.started_at = 0
         self.finished_at = 0
         self.result: bytes | None = None
@@ -228,6 +239,48 @@ class EnqueueResult(NamedTuple):
     replaced: str | None = None
     """Of a queued one: the id of the job with its unique key in whose place it is."""
 
+    def wait(self, timeout: float | timedelta = 30.0) -> Any:
+        """Wait for the job's end, and return what it returned.
+
+        Not in the transaction in which the job was enqueued: it starts after the commit.
+
+        Args:
+            timeout: Seconds, or a timedelta.
+
+        Raises:
+            JobFailedError: The job failed.
+            JobCancelledError: The job was cancelled.
+            JobTimeoutError: The time is over; the job goes on.
+            JobNotFoundError: The job, or its result, is no longer kept.
+        """
+        return follower().wait(self, timeout)
+
+    async def await_(self, timeout: float | timedelta = 30.0) -> Any:
+        """Async version of `wait`, whose name would be a keyword with an `a` before it."""
+        return await follower().await_(self, timeout)
+
+    def refresh(self) -> "EnqueueResult":
+        """Return a result with the job's state of now as `existing_state`.
+
+        Its `status` is `completed`, and `result` what the job returned, if the job has completed.
+
+        Raises:
+            JobNotFoundError: The job is no longer kept.
+        """
+        return follower().refresh(self)
+
+    async def arefresh(self) -> "EnqueueResult":
+        """Async version of `refresh`."""
+        return await follower().arefresh(self)
+
+    def job(self) -> Any:
+        """Return the job as `Queue.get_job` does; None if it is no longer kept."""
+        return follower().job(self)
+
+    async def ajob(self) -> Any:
+        """Async version of `job`."""
+        return await follower().ajob(self)
+
 
 class ClaimRequest(NamedTuple):
     """What a worker can start at once."""
@@ -239,6 +292,8 @@ class ClaimRequest(NamedTuple):
     """Job names that it has handlers for."""
     queues: tuple[str, ...] | None = None
     """None is every queue."""
+    process: str = ""
+    """The process of the worker, as the storage that serves it knows it; empty: the storage's own."""
 
 
 class Claimed(NamedTuple):

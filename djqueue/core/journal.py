@@ -57,6 +57,10 @@ class Journal(Protocol):
         """A job whose run has sent items, which are the last ones of its stream."""
         ...
 
+    def renewed(self, job: Job) -> None:
+        """An active job of another process whose lease was extended."""
+        ...
+
     def restarted(self, job: Job) -> None:
         """A job whose run is over, and with it what that has sent."""
         ...

@@ -31,9 +31,9 @@ class KeptElsewhere(EngineBase):
     ) -> int:
         """Take in jobs as they were kept; one whose id is already here is passed over.
 
-        The caller has given every job a state that is not active. A dependency that is not known any
-        more has completed: had it ended otherwise, its dependent would have ended with it. Returns how
-        many are new here.
+        Active jobs have the tokens of their claims, get a whole lease, and come before those that wait for
+        them or for what they take of limits. A dependency that is not known any more has completed: had it
+        ended otherwise, its dependent would have ended with it. Returns how many are new here.
 
         kept: whether those that have ended are among the records that are known to be kept elsewhere.
         """
@@ -57,6 +57,12 @@ class KeptElsewhere(EngineBase):
                 owner = queue.unique.owner(job.options.unique_key, now) if job.options.unique_key else None
                 if owner is None:
                     queue.unique.take(job)
+                elif owner.state is State.ACTIVE and job.state is State.BLOCKED:
+                    job.unmet = {PREDECESSOR, *(job.unmet or ())}
+                    queue.unique.wait(job, owner)
+                if job.state is State.ACTIVE:
+                    self._resume(queue, job)
+                    continue
                 queue.watch_deadline(job)
                 kept_as = job.state
                 queue.place(job, now)
@@ -73,11 +79,24 @@ class KeptElsewhere(EngineBase):
                     queue.finished.note_failed([queue.jobs[letter.id]])
         for job in restored:
             if bind and job.unmet:
-                self.bind(job, tuple(job.unmet), missing=State.COMPLETED)
+                self.bind(job, tuple(job.unmet - {PREDECESSOR}), missing=State.COMPLETED)
         changes = Changes()
         changes.woken.update({job.queue for job in restored})
         self.settle(changes)
         return len(restored)
+
+    def _resume(self, queue: JobQueue, job: Job) -> None:
+        """Hold a claim that was made by another engine, and count it wherever claims count."""
+        job.lease_until = self.clock.monotonic() + queue.policy.lease
+        with self.place(job.id).lock:
+            self.place(job.id).hold(job)
+        self._outbid(job.token)
+        if job.options.group is not None and queue.is_grouped:
+            queue.groups.resume(job)
+        if queue.shared is not None:
+            queue.shared.take(job.options.weight)
+        if self._journal is not None:
+            self._journal.renewed(job)
 
     def accept(self, jobs: Iterable[Job]) -> int:
         """Take in new jobs that a producer has already written where the journal writes, ids and all.

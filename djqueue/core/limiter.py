@@ -1,6 +1,8 @@
 """How many jobs of a queue may start now: a token bucket and a bound on those active."""
 
 from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -9,6 +11,18 @@ class Rate:
 
     capacity: int
     per: int = 1_000
+
+
+class Unset(Enum):
+    """The type of `UNSET`."""
+
+    UNSET = "unset"
+
+
+UNSET: Final = Unset.UNSET
+"""Given for a limit that is to stay as it is; None removes a limit."""
+SetRate = Rate | Literal[Unset.UNSET] | None
+SetConcurrency = int | Literal[Unset.UNSET] | None
 
 
 class TokenBucket:
@@ -57,13 +71,14 @@ class Limiter:
         self.full = False
         """Whether the last claim may have left no place, so that somebody is to be told of a free one."""
 
-    def set(self, rate: Rate | None, concurrency: int | None, tick: int) -> None:
+    def set(self, rate: SetRate, concurrency: SetConcurrency, tick: int) -> None:
         """Change the limits; an unchanged rate keeps its tokens."""
         if rate is None:
             self.bucket = None
-        elif self.bucket is None or self.bucket.rate != rate:
+        elif rate is not UNSET and (self.bucket is None or self.bucket.rate != rate):
             self.bucket = TokenBucket(rate, tick)
-        self.concurrency = concurrency
+        if concurrency is not UNSET:
+            self.concurrency = concurrency
 
     def allowance(self, wanted: int, active: int, tick: int) -> int:
         """How many of `wanted` jobs may start, with so many active."""

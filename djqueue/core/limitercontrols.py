@@ -1,6 +1,6 @@
 """What can be done to the limiters that queues share."""
 
-from .limiter import Rate
+from .limiter import UNSET, SetConcurrency, SetRate
 from .queue import JobQueue
 from .reads import Reads
 from .shard import Changes
@@ -10,7 +10,7 @@ from .sharing import LimiterState
 class LimiterControls(Reads):
     """Verbs on limiters."""
 
-    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """Change what a limiter allows while its queues run."""
         changes = Changes()
         self.limiter(name).change(rate, concurrency, changes.woken)

@@ -23,14 +23,16 @@ class Swept(NamedTuple):
     removed: int = 0
 
 
-def sweep(engine: Engine, worker_ttl: int) -> Swept:
+def sweep(engine: Engine, worker_ttl: int, tick: int | None = None) -> Swept:
     """One round: turns gone by, due jobs, lost leases, ttls, dead letters, old records.
 
     worker_ttl: milliseconds after which a silent worker counts as gone.
+    tick: the monotonic time by which leases have run out, if that is not now.
     """
+    engine.follow_clock()
     engine.forget_workers(worker_ttl)
     engine.pass_turns_on()
-    stalled = _sweep_leases(engine)
+    stalled = _sweep_leases(engine, engine.clock.monotonic() if tick is None else tick)
     totals = [0, 0, 0, 0]
     for name in engine.queues():
         for index, count in enumerate(_sweep_queue(engine, name)):
@@ -39,8 +41,7 @@ def sweep(engine: Engine, worker_ttl: int) -> Swept:
     return Swept(promoted, stalled, expired, retried, removed)
 
 
-def _sweep_leases(engine: Engine) -> int:
-    tick = engine.clock.monotonic()
+def _sweep_leases(engine: Engine, tick: int) -> int:
     overdue: list[tuple[int, Job]] = []
     for place in engine.processing:
         with place.lock:
@@ -62,6 +63,7 @@ def _stall(engine: Engine, token: int, job: Job, tick: int) -> bool:
                 return False
             if place.release(token, job.queue, job.id) is None:
                 return False
+            job.last_token = 0
         if job.cancel_requested:
             shard.cancel_active(queue, job, "cancelled", now, changes)
             shard.incident(job, "cancelled", changes)

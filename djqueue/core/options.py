@@ -1,18 +1,21 @@
 """Job options: what they are, and the one place where they are checked."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import Any
 
 from .backoff import DEFAULT_BACKOFF, Backoff, parse_backoff
 from .durations import instant, milliseconds
 from .errors import OptionError
 from .subjects import name_of
-from .suggest import nearest
+from .suggest import nearest_option
 
 MAX_NAME = 255
 """Characters of a queue's name, a job's name, an id, a unique key, a group, a tag, a subject."""
 MAX_CONTENT_TYPE = 100
+MAX_TAGS = 1_000
+MAX_DEPENDENCIES = 10_000
 MAX_INTEGER = 2**31 - 1
 DAY = 86_400_000
 MSGPACK = "application/x-djqueue-msgpack"
@@ -71,6 +74,9 @@ class JobOptions:
     """Milliseconds for which the finished job's record is kept, if longer than its result."""
     executor: str | None = None
     """Where the handler runs; None is what the job type or the settings say."""
+    delay: int | None = None
+    """Milliseconds that it was to wait from its enqueue on; None: it is due at a point in time. Set by the
+    storage: see `clocksteps`."""
     tags: tuple[str, ...] = ()
     """Words to find the job by."""
     subject: str | None = None
@@ -147,7 +153,7 @@ def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOpti
     for name, value in given.items():
         parser = PARSERS.get(name)
         if parser is None:
-            raise OptionError(f"unknown option {name!r}{nearest(name, PARSERS)}")
+            raise OptionError(f"unknown option {name!r}{nearest_option(name, PARSERS)}")
         target = where if name in ("queue", "delay", "run_at") else job
         target[name] = parser(name, value)
     if where.get("delay") is not None and where.get("run_at") is not None:
@@ -227,7 +233,23 @@ def _positive(name: str, value: Any) -> int:
 def _tags(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise OptionError(f"{name}: expected a list of texts, got {value!r}")
-    return tuple(check_text(name, tag) for tag in value)
+    tags = tuple(check_text(name, tag) for tag in islice(value, MAX_TAGS + 1))
+    if len(tags) > MAX_TAGS:
+        raise OptionError(f"{name}: a job may have at most {MAX_TAGS:,} tags, got {_count_of(value)}")
+    return tags
+
+
+def check_dependencies(name: str, keys: Collection[JobKey]) -> None:
+    """Raise OptionError if a job would depend on too many others."""
+    if len(keys) > MAX_DEPENDENCIES:
+        raise OptionError(
+            f"{name}: a job may depend on at most {MAX_DEPENDENCIES:,} others; let jobs between them collect "
+            "some each"
+        )
+
+
+def _count_of(values: Iterable[Any]) -> str:
+    return f"{len(values):,}" if isinstance(values, Sized) else "more"
 
 
 def _subject(name: str, value: Any) -> str:
@@ -254,6 +276,7 @@ def _dependencies(name: str, value: Any) -> tuple[JobKey, ...]:
         else:
             raise OptionError(f"{name}: {entry!r} is neither an enqueue's result nor (queue, id)")
         keys[check_text(f"{name}: queue", queue), check_text(f"{name}: id", job_id)] = None
+        check_dependencies(name, keys)
     return tuple(keys)
 
 

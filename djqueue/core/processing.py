@@ -41,7 +41,7 @@ class ProcessingShard:
             self.extra[queue] -= job.options.weight - 1
             if not self.extra[queue]:
                 del self.extra[queue]
-        job.token = 0
+        job.token, job.last_token = 0, token
         return job
 
     def overdue(self, tick: int) -> list[tuple[int, Job]]:

@@ -7,6 +7,7 @@ from itertools import count
 from random import Random
 
 from .capacity import DropOrder
+from .clocksteps import is_relative
 from .deadletters import DeadLetterPolicy, DeadLetters
 from .delayed import DelayedJobs
 from .errors import ConfigurationError, OptionError
@@ -18,7 +19,7 @@ from .mentions import Subjects
 from .ready import ReadyJobs
 from .retention import NO_RETENTION, Retention
 from .sharing import SharedLimiter
-from .states import PENDING, State
+from .states import LIVE, PENDING, State
 from .tally import Tally
 from .unique import PREDECESSOR, UniqueKeys
 
@@ -282,7 +283,7 @@ class JobQueue:
     def watch_deadline(self, job: Job) -> None:
         """Remember when a job with a ttl expires."""
         if job.options.ttl is not None:
-            heapq.heappush(self._deadlines, (job.created_at + job.options.ttl, next(self._numbers), job))
+            heapq.heappush(self._deadlines, (expiry(job), next(self._numbers), job))
 
     def expired(self, now: int) -> list[Job]:
         """Jobs past their ttl that have not started."""
@@ -298,6 +299,26 @@ class JobQueue:
             self._deadlines = [entry for entry in self._deadlines if self._may_expire(entry[2])]
             heapq.heapify(self._deadlines)
         return jobs
+
+    def follow_step(self, step: int) -> list[Job]:
+        """Keep the lengths of delays and time limits: the wall clock was set by so many milliseconds.
+
+        Returns the jobs that are due at another time than before.
+        """
+        moved = []
+        for job in self.jobs.values():
+            if job.state not in LIVE:
+                continue
+            relative = is_relative(job)
+            job.stepped += step
+            if relative:
+                job.run_at += step
+                moved.append(job)
+        self.delayed.reorder()
+        self.unique.follow_step(step)
+        self._deadlines = [(expiry(job), number, job) for _, number, job in self._deadlines]
+        heapq.heapify(self._deadlines)
+        return moved
 
     def _may_expire(self, job: Job) -> bool:
         return job.state in PENDING and not job.started_at and self.jobs.get(job.id) is job
@@ -315,9 +336,14 @@ class JobQueue:
         return bool(self.handlers or self.watchers)
 
 
+def expiry(job: Job) -> int:
+    """When a job with a ttl expires: UTC milliseconds."""
+    return job.created_at + job.stepped + (job.options.ttl or 0)
+
+
 def is_expired(job: Job, now: int) -> bool:
     """Whether a pending job is past its ttl; one that has started, or died and was retried, never is."""
     ttl = job.options.ttl
-    if ttl is None or job.created_at + ttl > now:
+    if ttl is None or job.created_at + job.stepped + ttl > now:
         return False
     return not job.started_at and job.error is None

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from .groups import NO_LIMIT, GroupLimit, GroupWords
 from .job import Job
-from .limiter import Rate
+from .limiter import UNSET, Rate, SetConcurrency, SetRate
 from .limitercontrols import LimiterControls
 from .queue import QueuePolicy
 from .shard import Changes
@@ -42,8 +42,8 @@ class QueueControls(LimiterControls):
             changes.woken.add(queue_name)
         self.settle(changes)
 
-    def set_limits(self, queue_name: str, rate: Rate | None, concurrency: int | None) -> None:
-        """Change the limits of a queue while it runs."""
+    def set_limits(self, queue_name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        """Change the limits of a queue while it runs: those that are given."""
         changes = Changes()
         shard = self.shard(queue_name)
         with shard.lock:

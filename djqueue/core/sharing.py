@@ -5,7 +5,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from .clock import Clock
-from .limiter import Limiter, Rate
+from .limiter import Limiter, Rate, SetConcurrency, SetRate
 
 TURN = 250
 """Milliseconds for which what is free is kept for a queue that was told of it."""
@@ -74,7 +74,7 @@ class SharedLimiter:
         self._used = 0
         self._line: dict[str, Turn] = {}
 
-    def change(self, rate: Rate | None, concurrency: int | None, woken: set[str]) -> None:
+    def change(self, rate: SetRate, concurrency: SetConcurrency, woken: set[str]) -> None:
         """Change what is allowed; an unchanged rate keeps its tokens. `woken`: see `release`."""
         with self._lock:
             tick = self._clock.monotonic()

@@ -86,6 +86,14 @@ class UniqueKeys:
             self.take(successor)
         return successor
 
+    def follow_step(self, step: int) -> None:
+        """Keep the lengths of the keys' times: the wall clock was set by so many milliseconds."""
+        for key, (job, free_at) in self._owners.items():
+            if free_at is not None:
+                self._owners[key] = (job, free_at + step)
+        self._times = [(at, key) for key, (_, at) in self._owners.items() if at is not None]
+        heapq.heapify(self._times)
+
     def sweep(self, now: int) -> None:
         """Forget the keys whose time is over."""
         while self._times and self._times[0][0] <= now:

@@ -1,13 +1,12 @@
 """Jobs by a value in their arguments: `order_id:7`, `kwargs.order.id:7`, `args.0:7`.
 
-MessagePack writes a key and its value one behind the other, so that a database finds candidates by their
-bytes. Then what is shown of a job is looked at: nobody finds by a value what is hidden from them.
+Only what is shown of a job is compared: nobody finds a job by a value that is hidden from them. Every payload
+in question is opened, whatever its bytes are, so that neither the pages nor the time of a search tell whether
+a hidden value is the one that was looked for. Such a search is slow, and has a budget: see `scanning`.
 """
 
 import json
 from typing import Any, NamedTuple
-
-import msgpack
 
 from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.job import JobRecord
@@ -22,13 +21,6 @@ class Argument(NamedTuple):
 
     path: tuple[str, ...]
     values: tuple[Any, ...]
-
-    @property
-    def needles(self) -> list[bytes]:
-        """Bytes of which the payload of such a job has one."""
-        *_, last = self.path
-        key = b"" if last.isdecimal() else msgpack.packb(last)
-        return [key + msgpack.packb(value) for value in self.values]
 
     def is_in(self, record: JobRecord) -> bool:
         """Whether a job has it, among what is shown of its payload."""
@@ -63,12 +55,7 @@ def read(text: str) -> Argument | None:
 def _meant(text: str) -> list[Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return [text]
-    plain = value is None or (isinstance(value, (str, int, float)) and _fits(value))
+    plain = value is None or isinstance(value, (str, int, float))
     return [value, text] if plain and value != text else [text]
-
-
-def _fits(value: str | float) -> bool:
-    """Whether MessagePack has such a number."""
-    return not isinstance(value, int) or -(2**63) <= value < 2**64

@@ -1,6 +1,7 @@
 """Deletions that somebody has asked for: done by the workers after a time, until which they can be undone."""
 
 import re
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from django.contrib import messages
@@ -40,7 +41,10 @@ class Leavings:
 
     def __init__(self) -> None:
         kinds = rows_of(BulkOperation).filter(kind__in=bulk.DELETIONS)
-        rows = kinds.filter(state__in=(BulkState.PLANNED, BulkState.RUNNING)).order_by("-pk")[:OPEN]
+        found = kinds.filter(state__in=(BulkState.PLANNED, BulkState.RUNNING)).order_by("-pk")[:OPEN]
+        rows = list(found)
+        self.states = tuple((row.pk, str(row.state)) for row in rows)
+        """By operation: whether it has begun."""
         self._jobs: dict[tuple[str, str], Leaving] = {}
         self._queues: dict[str, list[Leaving]] = {}
         for row in rows:
@@ -69,6 +73,11 @@ def leavings(request: HttpRequest) -> Leavings:
         known = Leavings()
         request._djqueue_leavings = known  # type: ignore[attr-defined]
     return known
+
+
+def parts(request: HttpRequest) -> Hashable:
+    """What a page of jobs shows of deletions: see `freshness.Parts`."""
+    return leavings(request).states
 
 
 def begin(

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
@@ -31,7 +30,7 @@ from djqueue.core.deadline import within
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError, OptionError, StorageError
 
-from . import audit, rendering, rights
+from . import audit, freshness, inputs, rendering, rights
 from .pages import Page
 from .snapshot import snapshots
 
@@ -95,7 +94,12 @@ class Desk:
         request.current_app = self.site.name
         try:
             with nullcontext() if changes else within(DEADLINE):
+                inputs.check(request, captured)
+                if page.parts is not None and (same := self._unchanged(request, page.parts)) is not None:
+                    return same
                 return page.view(request, self, **captured)
+        except inputs.BadInputError as error:
+            return HttpResponseBadRequest(str(error), content_type="text/plain; charset=utf-8")
         except DjqueueError as error:
             if changes:
                 messages.error(request, _("It was not done: %(error)s") % {"error": error})
@@ -107,6 +111,7 @@ class Desk:
                 return HttpResponseBadRequest(str(error), content_type="text/plain; charset=utf-8")
             raise
         finally:
+            snapshots.unwatch()
             if changes:
                 snapshots.forget()
 
@@ -136,12 +141,12 @@ class Desk:
         notice = _notice(away, as_of)
         whole = {**context, "desk": self, "may": rights.Rights(request), "away": away, "as_of": shown}
         html = render_to_string(part, whole, request)
-        tag = blake2b(html.encode(), digest_size=12).hexdigest()
+        tag = freshness.tag_of(request, html)
         response: HttpResponse
         if is_partial(request):
-            same = request.headers.get(PAGE_TAG) == tag
+            same = freshness.read(request.headers.get(PAGE_TAG, "")).html == tag.html
             response = HttpResponse(status=304) if same else HttpResponse(html, status=status)
-            response[PAGE_TAG] = tag
+            response[PAGE_TAG] = str(tag)
         else:
             about = {
                 **self.site.each_context(request),
@@ -152,7 +157,7 @@ class Desk:
                 "tab": tab,
                 "tabs": self._tabs(request),
                 "live": html,
-                "tag": tag,
+                "tag": str(tag),
                 "intervals": INTERVALS,
                 "poll": get_settings().dashboard.poll // 1_000,
                 "here": "" if request.method == "POST" else request.get_full_path(),
@@ -165,6 +170,19 @@ class Desk:
         if away:
             response[AWAY] = "1"
         if notice:
+            response[NOTICE] = quote(notice)
+        return response
+
+    def _unchanged(self, request: HttpRequest, parts: freshness.Parts) -> HttpResponse | None:
+        """The answer to an open page that shows what it would get now; None if that has to be rendered."""
+        fresh = freshness.begin(request, parts)
+        shown = request.headers.get(PAGE_TAG, "")
+        if fresh is None or not is_partial(request) or not freshness.is_same(fresh, shown):
+            return None
+        response = HttpResponse(status=304)
+        response[PAGE_TAG] = shown
+        response[AS_OF] = str(fresh.at)
+        if notice := _notice("", None):
             response[NOTICE] = quote(notice)
         return response
 

@@ -1,6 +1,6 @@
 """A job's arguments as a form: what of them can be edited, by whom, and what is done with it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from django import forms
@@ -100,12 +100,23 @@ def exposes(record: JobRecord, payload: bytes, found: Editable, texts: Mapping[s
     texts: what was typed, with the marks of what is kept.
     """
     shown = redaction.payload(record._replace(payload=payload), revealed=False)
-    for name, draft in found.drafts.items():
-        kept = jsontext.marks(texts[name])
-        for mark, (path, _value) in draft.hidden.items():
-            if mark in kept and not _is_as_hidden(_at(shown, path), _at(found.shown, path)):
-                return True
-    return False
+    kept = {name: jsontext.marks(texts[name]) for name in found.drafts}
+    return uncovers(found.shown, shown, found.drafts, kept)
+
+
+def uncovers(before: Any, now: Any, drafts: Mapping[str, Draft], kept: Mapping[str, Collection[str]]) -> bool:
+    """Return whether a hidden value that is kept would be seen.
+
+    Args:
+        before: What the viewer sees of the whole.
+        now: What they would see of it after the change.
+        kept: By the name of a draft, the marks that its new text still has.
+    """
+    return any(
+        mark in kept[name] and not _is_as_hidden(_at(now, path), _at(before, path))
+        for name, draft in drafts.items()
+        for mark, (path, _value) in draft.hidden.items()
+    )
 
 
 def _at(shown: Any, path: jsontext.Path) -> Any:

@@ -65,7 +65,7 @@ def failures(request: HttpRequest, queue: str = "", fresh: int = FRESH) -> Shot[
     board = queries.board(request).value
     names = [line.name for line in board.lines if line.count(State.FAILED) and queue in ("", line.name)]
     key = ("failures", *names)
-    return snapshots.read(key, lambda: _read(names, board.at), fresh=fresh)
+    return snapshots.read(key, lambda: _read(names, board.at), fresh=fresh, versioned=True)
 
 
 def read_query(given: Mapping[str, str]) -> dict[str, str]:

@@ -6,14 +6,12 @@ rows alone, and the answer says so.
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import reduce
-from operator import or_
 from typing import Any, NamedTuple
 
 import msgpack
 from django.db import connections
 from django.db.models import BinaryField, F, Func, IntegerField, Min, Q, QuerySet, Value
-from django.db.models.functions import Left
+from django.db.models.functions import Left, Substr
 from django.db.models.lookups import GreaterThan
 
 from djqueue.core.durations import to_datetime, to_milliseconds
@@ -25,7 +23,7 @@ from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.rows import unpack_options
 
-from . import keyset
+from . import keyset, listing, scanning
 from .byargument import Argument
 from .tables import rows_of
 
@@ -67,13 +65,14 @@ class Wanted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A page of jobs, without payloads, newest first."""
+    """A page of jobs, newest first; see `listing.LARGEST` for their payloads."""
 
     jobs: list[JobRecord]
     page: keyset.Found
     window: str
     """Among which rows was looked: `all` | `queue`: the newest of the queue and state | `newest` of all |
-    `opened`: the newest of either, as their payloads had to be looked through."""
+    `opened`: the newest of either, as their payloads had to be looked through | `cut`: fewer than these, as
+    the budget of a search ran out."""
 
 
 def states_with_rows(storage: Storage) -> frozenset[State]:
@@ -122,11 +121,21 @@ def search(wanted: Wanted, queues: Sequence[str] | None, at: str) -> Found:
         rows = rows.filter(pk__gte=floor or 0)
     if queues is not None:
         rows = rows.filter(queue__in=list(queues))
-    page = keyset.page(_listed(_matching(rows, wanted), wanted.argument is not None), at)
-    jobs = [
-        _record(row) for row in page.rows if wanted.argument is None or wanted.argument.is_in(_opened(row))
-    ]
+    if wanted.argument is not None:
+        return _by_argument(_matching(rows, wanted), wanted, wanted.argument, at)
+    page = keyset.page(_listed(_matching(rows, wanted)), at)
+    jobs = [_record(row) for row in page.rows]
     return Found([job for job in jobs if wanted.tag in ("", *job.options.tags)], page, window)
+
+
+def _by_argument(rows: "QuerySet[Job]", wanted: Wanted, argument: Argument, at: str) -> Found:
+    def matches(row: Any) -> bool:
+        record = _opened(row)
+        return argument.is_in(record) and wanted.tag in ("", *record.options.tags)
+
+    found = scanning.scan(_listed(rows, with_payloads=True), at, matches, keyset.LENGTH)
+    page = keyset.Found(found.rows, found.older, "", is_first=not at)
+    return Found([_record(row) for row in found.rows], page, "cut" if found.is_cut else "opened")
 
 
 def _matching(rows: "QuerySet[Job]", wanted: Wanted) -> "QuerySet[Job]":
@@ -146,8 +155,6 @@ def _matching(rows: "QuerySet[Job]", wanted: Wanted) -> "QuerySet[Job]":
         given["created_at__lt"] = to_datetime(wanted.until)
     if wanted.tag:
         rows = rows.filter(_holding("options", msgpack.packb(wanted.tag)))
-    if wanted.argument is not None:
-        rows = rows.filter(reduce(or_, (_holding("payload", one) for one in wanted.argument.needles)))
     return rows.filter(**given)
 
 
@@ -207,18 +214,19 @@ def _together(parts: "Sequence[QuerySet[Job]]", *columns: str) -> "QuerySet[Job,
 
 def _listed(rows: "QuerySet[Job]", with_payloads: bool = False) -> "QuerySet[Job]":
     large = [column for column in LARGE if not with_payloads or column != "payload"]
-    return rows.defer(*large).annotate(message=Left("error_message", MESSAGE))
+    start = Substr("payload", 1, listing.LARGEST + 1)
+    return rows.defer(*large).annotate(message=Left("error_message", MESSAGE), payload_start=start)
 
 
 def _record(row: Any) -> JobRecord:
-    """A row as the storages give jobs, without what a list does not show."""
+    """A row as the storages give jobs, as far as a list shows it; of a large payload its beginning."""
     error = JobError(row.error_type, row.message) if row.error_type else None
     started, finished = (0 if at is None else to_milliseconds(at) for at in (row.started_at, row.finished_at))
     return JobRecord(
         id=row.job_id,
         queue=row.queue,
         name=row.name,
-        payload=b"",
+        payload=bytes(row.payload_start),
         options=unpack_options(bytes(row.options)),
         state=State(row.state),
         created_at=to_milliseconds(row.created_at),

@@ -21,6 +21,7 @@ from .redaction import DEEPEST, HIDDEN, Hidden
 LONGEST = 100_000
 """Characters that are edited at once."""
 MARK = re.compile(rf"{HIDDEN}\d+")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 Path = tuple[str | int, ...]
 
@@ -68,30 +69,39 @@ _READ: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def write(value: Any, shown: Any, path: Path = ()) -> Draft:
+def write(value: Any, shown: Any, path: Path = (), *, tagged: bool = True) -> Draft:
     """A value as JSON; `shown` is what of it is to be seen: a part that differs there is hidden.
 
     path: where the value is in the whole.
+    tagged: whether an object with one key such as `$date` stands for what JSON has no word for; if not,
+        it is what it is, as in a column of JSON.
 
     Raises NotEditableError.
     """
     hidden: dict[str, tuple[Path, Any]] = {}
-    text = json.dumps(_plain(value, shown, path, hidden, 0), ensure_ascii=False, indent=2)
+    plain = _plain(value, shown, path, hidden, 0, tagged=tagged)
+    text = json.dumps(plain, ensure_ascii=False, indent=2)
     if len(text) > LONGEST:
         raise NotEditableError(_("it has more than 100,000 characters"))
     draft = Draft(text, hidden)
-    if repr(read(text, draft.hidden, path)) != repr(value):
+    if repr(read(text, draft.hidden, path, tagged=tagged)) != repr(value):
         raise NotEditableError(_("JSON would not give it back as it is"))
     return draft
 
 
-def read(text: str, hidden: Mapping[str, tuple[Path, Any]], path: Path = ()) -> Any:
+def hidden_whole(value: Any, path: Path) -> Draft:
+    """A value of which nothing is to be seen: one mark."""
+    mark = f"{HIDDEN}1"
+    return Draft(json.dumps(mark, ensure_ascii=False), {mark: (path, value)})
+
+
+def read(text: str, hidden: Mapping[str, tuple[Path, Any]], path: Path = (), *, tagged: bool = True) -> Any:
     """The value of a text. Raises MalformedError."""
     if len(text) > LONGEST:
         raise MalformedError(_("There are more than 100,000 characters."))
     try:
         plain = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
-        return _value(plain, hidden, path, 0)
+        return _value(plain, hidden, path, 0, tagged=tagged)
     except json.JSONDecodeError as error:
         said = _("This is not JSON: line %(line)d, column %(column)d.")
         raise MalformedError(said % {"line": error.lineno, "column": error.colno}) from None
@@ -99,9 +109,8 @@ def read(text: str, hidden: Mapping[str, tuple[Path, Any]], path: Path = ()) -> 
         raise MalformedError(_("It is nested too deeply.")) from None
     except MalformedError:
         raise
-    except ValueError as error:
-        # A number of thousands of digits.
-        raise MalformedError(str(error)) from None
+    except ValueError:
+        raise MalformedError(_("A number has thousands of digits.")) from None
 
 
 def marks(text: str) -> set[str]:
@@ -117,7 +126,9 @@ def marks(text: str) -> set[str]:
     return found
 
 
-def _plain(value: Any, shown: Any, path: Path, hidden: dict[str, tuple[Path, Any]], level: int) -> Any:
+def _plain(
+    value: Any, shown: Any, path: Path, hidden: dict[str, tuple[Path, Any]], level: int, *, tagged: bool
+) -> Any:
     if isinstance(shown, Hidden) or not _is_seen(value, shown):
         mark = f"{HIDDEN}{len(hidden) + 1}"
         hidden[mark] = path, value
@@ -129,12 +140,16 @@ def _plain(value: Any, shown: Any, path: Path, hidden: dict[str, tuple[Path, Any
         for key in value:
             if type(key) is not str:
                 raise _refused(path, _("an object of JSON has texts as keys, and %s is none") % repr(key))
-        if len(value) == 1 and next(iter(value)) in _READ:
+        if tagged and len(value) == 1 and next(iter(value)) in _READ:
             raise _refused(path, _("it looks like a mark of this form"))
-        return {key: _plain(part, shown[key], (*path, key), hidden, level + 1) for key, part in value.items()}
+        return {
+            key: _plain(part, shown[key], (*path, key), hidden, level + 1, tagged=tagged)
+            for key, part in value.items()
+        }
     if kind is list or kind is tuple:
         parts = [
-            _plain(part, shown[index], (*path, index), hidden, level + 1) for index, part in enumerate(value)
+            _plain(part, shown[index], (*path, index), hidden, level + 1, tagged=tagged)
+            for index, part in enumerate(value)
         ]
         return parts if kind is list else {"$tuple": parts}
     if kind is str and MARK.fullmatch(value):
@@ -157,9 +172,13 @@ def _is_seen(value: Any, shown: Any) -> bool:
     return type(value) is type(shown) and repr(value) == repr(shown)
 
 
-def _value(plain: Any, hidden: Mapping[str, tuple[Path, Any]], path: Path, level: int) -> Any:
+def _value(
+    plain: Any, hidden: Mapping[str, tuple[Path, Any]], path: Path, level: int, *, tagged: bool
+) -> Any:
     if level > 2 * DEEPEST:
         raise MalformedError(_("It is nested too deeply."))
+    if isinstance(plain, str):
+        _check_text(plain)
     if isinstance(plain, str) and MARK.fullmatch(plain):
         there, value = hidden.get(plain, (None, None))
         if there != path:
@@ -169,19 +188,28 @@ def _value(plain: Any, hidden: Mapping[str, tuple[Path, Any]], path: Path, level
             raise MalformedError(said % {"mark": plain})
         return value
     if isinstance(plain, list):
-        return [_value(part, hidden, (*path, index), level + 1) for index, part in enumerate(plain)]
+        return [
+            _value(part, hidden, (*path, index), level + 1, tagged=tagged) for index, part in enumerate(plain)
+        ]
     if not isinstance(plain, dict):
         return plain
+    for key in plain:
+        _check_text(key)
     word, *others = [*plain, ""]
-    if word in _READ and others == [""]:
+    if tagged and word in _READ and others == [""]:
         inner = plain[word]
         if word == "$tuple":
-            inner = _value(inner, hidden, path, level + 1)
+            inner = _value(inner, hidden, path, level + 1, tagged=tagged)
         try:
             return _READ[word](inner)
         except (TypeError, ValueError, ArithmeticError) as error:
             raise MalformedError(_("%(word)s: %(error)s") % {"word": word, "error": error}) from None
-    return {key: _value(part, hidden, (*path, key), level + 1) for key, part in plain.items()}
+    return {key: _value(part, hidden, (*path, key), level + 1, tagged=tagged) for key, part in plain.items()}
+
+
+def _check_text(text: str) -> None:
+    if SURROGATE.search(text):
+        raise MalformedError(_("A text has half of a surrogate pair, which is no character."))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -28,14 +28,29 @@ class LimitsForm(forms.Form):
     rate = forms.CharField(
         label=gettext_lazy("Rate"),
         required=False,
+        show_hidden_initial=True,
         help_text=gettext_lazy("As 100/s, 20/m or 5/h; empty: no limit."),
     )
     concurrency = forms.IntegerField(
         label=gettext_lazy("Active at once"),
         required=False,
         min_value=1,
+        show_hidden_initial=True,
         help_text=gettext_lazy("Over all workers; empty: no limit."),
     )
+
+    def given(self) -> dict[str, Any]:
+        """The limits to set: those that differ from what the page showed, where the form says what that was.
+
+        A limit that somebody else has changed in the meantime is left alone.
+        """
+        values = {"rate": self.cleaned_data["rate"] or None, "concurrency": self.cleaned_data["concurrency"]}
+        changed = self.changed_data
+        return {
+            name: value
+            for name, value in values.items()
+            if name in changed or self.add_initial_prefix(name) not in self.data
+        }
 
 
 class LimiterForm(LimitsForm):
@@ -115,7 +130,7 @@ def groups(queue: str, name: str = "") -> GroupsOverview:
     """The busiest groups of a queue, and the one with a name, if there is one."""
     names = [name] if name else []
     key = ("groups", queue, *names)
-    return snapshots.read(key, lambda: get_storage().groups(queue, SHOWN_GROUPS, names)).value
+    return snapshots.read(key, lambda: get_storage().groups(queue, SHOWN_GROUPS, names), versioned=True).value
 
 
 def are_used(found: GroupsOverview, queue: str) -> bool:

@@ -1,13 +1,15 @@
 """What is noted in charts: deploys, and what somebody marked."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from django.db import Error, transaction
+from django.http import HttpRequest
 
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime, to_milliseconds
-from djqueue.core.metrics import Bucket
+from djqueue.core.metrics import MINUTE, Bucket
 from djqueue.models import Mark
 
 from .snapshot import snapshots
@@ -34,6 +36,16 @@ def within(series: Sequence[Bucket]) -> list[Flag]:
     if not series:
         return []
     start, end = series[0].start, series[-1].start + series[-1].step
+    return _between(start, end)
+
+
+def parts(_request: HttpRequest) -> Hashable:
+    """What the charts of the last hour show of marks: see `freshness.Parts`."""
+    end = (SYSTEM_CLOCK.now() // MINUTE + 1) * MINUTE
+    return tuple(_between(end - 60 * MINUTE, end))
+
+
+def _between(start: int, end: int) -> list[Flag]:
     return snapshots.read(("marks", start, end), lambda: _read(start, end), FRESH).value
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from django.http import HttpResponseBase
 
+from .freshness import Parts
+
 View = Callable[..., HttpResponseBase]
 
 
@@ -19,6 +21,8 @@ class Page:
     right: without which it answers 403, and is linked from nowhere.
     method: GET shows and changes nothing; POST changes something, and leads back to a page.
     label: in the navigation, if it is there.
+    parts: what its live part shows beside what `Storage.change_version` covers; None: that is not known, so
+        that an unchanged part is rendered to be compared.
     """
 
     name: str
@@ -27,6 +31,7 @@ class Page:
     right: str
     method: str = "GET"
     label: Any = ""
+    parts: Parts | None = None
 
 
 class Pages:
@@ -35,17 +40,23 @@ class Pages:
     def __init__(self) -> None:
         self.all: list[Page] = []
 
-    def show(self, name: str, route: str, right: str, label: Any = "") -> Callable[[View], View]:
+    def show(
+        self, name: str, route: str, right: str, label: Any = "", parts: Parts | None = None
+    ) -> Callable[[View], View]:
         """Decorates a view that shows something."""
-        return self._listed(name, route, right, "GET", label)
+        return self._listed(name, route, right, "GET", label, parts)
 
     def act(self, name: str, route: str, right: str) -> Callable[[View], View]:
         """Decorates a view that does something."""
-        return self._listed(name, route, right, "POST", "")
+        return self._listed(name, route, right, "POST", "", None)
 
-    def _listed(self, name: str, route: str, right: str, method: str, label: Any) -> Callable[[View], View]:
+    def _listed(
+        self, name: str, route: str, right: str, method: str, label: Any, parts: Parts | None
+    ) -> Callable[[View], View]:
         def listed(view: View) -> View:
-            page = Page(name=name, route=route, view=view, right=right, method=method, label=label)
+            page = Page(
+                name=name, route=route, view=view, right=right, method=method, label=label, parts=parts
+            )
             self.all.append(page)
             return view
 

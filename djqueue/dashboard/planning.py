@@ -1,7 +1,7 @@
 """Schedules as the pages show them: when they run next, and what became of their last runs."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from djqueue.operations.agenda import next_runs
 from djqueue.operations.cron import job_id, options_of
 from djqueue.schedules import Schedule
 
-from . import cronwords, rights, spans
+from . import cronwords, freshness, queries, rights, spans
 from .snapshot import Shot, snapshots
 from .tables import rows_of
 
@@ -122,13 +122,33 @@ class Planned(NamedTuple):
 
 def visible(request: HttpRequest) -> list[CronJob]:
     """The schedules whose queues the user sees, by name."""
-    return [row for row in _rows().order_by("name")[:MOST] if rights.sees(request, queue_of(row))]
+    return [row for row in _rows().order_by("name")[:MOST] if sees(request, row)]
 
 
 def one(request: HttpRequest, pk: int) -> CronJob | None:
     """One of them; None if it is gone, or not for this user."""
     row = _rows().filter(pk=pk).first()
-    return row if row is not None and rights.sees(request, queue_of(row)) else None
+    return row if row is not None and sees(request, row) else None
+
+
+def sees(request: HttpRequest, row: CronJob) -> bool:
+    """Return whether the user may see the queue that the jobs of a schedule go to.
+
+    If neither the row nor code in this process names that queue, only users who see every queue may.
+    """
+    if not rights.hides_queues():
+        return True
+    if not has_known_queue(row) and not queries.sees_all(request):
+        return False
+    return rights.sees(request, queue_of(row))
+
+
+def has_known_queue(row: CronJob) -> bool:
+    """Return whether this process can tell the queue of a schedule's jobs.
+
+    A row without a queue uses the job's own, which only a process that has the job registered knows.
+    """
+    return bool(row.queue) or registry.find(row.job_name) is not None
 
 
 def overdue(request: HttpRequest) -> list[CronJob]:
@@ -136,7 +156,17 @@ def overdue(request: HttpRequest) -> list[CronJob]:
     now = SYSTEM_CLOCK.now()
     late = _rows().filter(enabled=True, next_run_at__lt=to_datetime(now - GRACE)).order_by("next_run_at")
     shot = snapshots.read("overdue", lambda: [row for row in late[:MOST] if _is_late(row, now)], fresh=FRESH)
-    return [row for row in shot.value if rights.sees(request, queue_of(row))]
+    return [row for row in shot.value if sees(request, row)]
+
+
+def overdue_parts(request: HttpRequest) -> Hashable:
+    """What the overview shows of schedules: see `freshness.Parts`."""
+    return tuple((row.pk, row.name, row.next_run_at) for row in overdue(request))
+
+
+def parts(_request: HttpRequest) -> Hashable:
+    """What the pages of schedules show of their rows: see `freshness.Parts`."""
+    return tuple(_rows().order_by("name").values_list()[:MOST])
 
 
 def planned(rows: Sequence[CronJob]) -> Shot[list[Planned]]:
@@ -147,9 +177,17 @@ def planned(rows: Sequence[CronJob]) -> Shot[list[Planned]]:
     for row in rows:
         wanted.setdefault(queue_of(row), []).extend(job_id(row, slot) for slot in slots[row.pk])
     key = ("cron", *((row.pk, row.last_run_at) for row in rows))
-    shot = snapshots.read(key, lambda: _outcomes(wanted), fresh=FRESH)
+    shot = snapshots.read(key, lambda: _outcomes(wanted), fresh=FRESH, versioned=True)
     found = [_planned(row, slots[row.pk], shot.value, now) for row in rows]
     return shot._replace(value=found)  # type: ignore[arg-type, return-value]
+
+
+def changes_at(request: HttpRequest, shown: Sequence[Planned]) -> None:
+    """Tell when one of these schedules is overdue, or its next runs are others."""
+    for planned_one in shown:
+        if planned_one.runs and not planned_one.is_overdue:
+            freshness.limit(request, planned_one.runs[0])
+            freshness.limit(request, planned_one.runs[0] + GRACE)
 
 
 def queue_of(row: CronJob) -> str:

@@ -1,20 +1,24 @@
 """What the pages read: the storage's answers, put together for a viewer and shared for a second."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from django.http import HttpRequest
 
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import WorkerDump, WorkerInfo
 from djqueue.core.metrics import COUNTS, NO_TIMES, Bucket, Histogram
 from djqueue.core.states import State
+from djqueue.core.unhandled import Unhandled, unhandled
 from djqueue.storage.inspector import QueueOverview
 
-from . import rights
-from .snapshot import Shot, snapshots
+from . import freshness, rights
+from .forecast import EMPTY, STEADY, Forecast, Samples, forecast, sampled
+from .snapshot import FRESH, Shot, snapshots
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -41,6 +45,10 @@ class Line(NamedTuple):
     """Those that serve it."""
     at: int
     """UTC milliseconds at which all this was so."""
+    forecast: Forecast = Forecast(EMPTY)
+    """When nothing of it waits any more."""
+    unhandled: tuple[Unhandled, ...] = ()
+    """Names of its waiting jobs that none of its live workers knows."""
 
     @property
     def name(self) -> str:
@@ -92,14 +100,6 @@ class Line(NamedTuple):
         return _mean([bucket.completed + bucket.failed + bucket.cancelled for bucket in self.whole])
 
     @property
-    def drains_in(self) -> float | None:
-        """Milliseconds until nothing waits if all goes on as it does; None: never."""
-        if not self.waiting:
-            return 0
-        net = self.leaving - self.arriving
-        return self.waiting / net * MINUTE if net > 0 else None
-
-    @property
     def history(self) -> list[int]:
         """Jobs that ended in each of the last minutes."""
         return [bucket.completed + bucket.failed + bucket.cancelled for bucket in self.buckets]
@@ -120,6 +120,8 @@ class Board(NamedTuple):
     """Whether counts stop at 10,000, as no scheduler could be asked."""
     past: "Past | None" = None
     """What all these queues did in the minutes before the `RECENT` ones, if that is known."""
+    samples: Mapping[str, Samples] = MappingProxyType({})
+    """The sizes that each queue's backlog had at the last reads."""
 
     def total(self, state: State) -> int:
         """Jobs in a state."""
@@ -149,16 +151,31 @@ def nothing(queue: str, start: int, step: int) -> Bucket:
 
 def board(request: HttpRequest) -> Shot[Board]:
     """All queues that the user sees, with their last hour."""
-    shot = snapshots.read("board", _board)
+    shot = snapshots.read("board", _board, versioned=True)
+    changes_at(request, shot.value)
     lines = tuple(line for line in shot.value.lines if rights.sees(request, line.name))
     if len(lines) == len(shot.value.lines):
         return shot
     return shot._replace(value=shot.value._replace(lines=lines, past=None))
 
 
+def changes_at(request: HttpRequest, board: Board) -> None:
+    """Tell until when a page may show a board without asking again, as long as nothing but time passes."""
+    for line in board.lines:
+        if line.waiting and not line.row.paused and line.forecast.kind != STEADY:
+            freshness.limit(request, board.at + FRESH)  # an estimate follows the clock
+        if line.row.rate is not None and (line.row.tokens or 0) < line.row.rate.capacity:
+            freshness.limit(request, board.at + FRESH)
+        if line.objective is not None and line.row.oldest_at is not None and not line.is_late:
+            freshness.limit(request, line.row.oldest_at + line.objective)
+    for worker in board.workers:
+        if board.at - worker.seen_at <= SILENT:
+            freshness.limit(request, worker.seen_at + SILENT)
+
+
 def sees_all(request: HttpRequest) -> bool:
     """Whether no queue is hidden from the user."""
-    lines = snapshots.read("board", _board).value.lines
+    lines = snapshots.read("board", _board, versioned=True).value.lines
     return all(rights.sees(request, line.name) for line in lines)
 
 
@@ -195,16 +212,24 @@ def _board() -> Board:
     last = snapshots.last("board")
     past = _past(names, end - SHOWN * MINUTE, None if last is None else last.value.past)
     recent = _by_queue(names, end - RECENT * MINUTE, end)
+    # Counts of the tables end at 10,000: above that they do not change.
+    known = {} if last is None or seen.capped else last.value.samples
+    samples = sampled(known, seen.queues, SYSTEM_CLOCK.monotonic())
+    strange: dict[str, list[Unhandled]] = {}
+    for one in unhandled(seen.queues, workers):
+        strange.setdefault(one.queue, []).append(one)
     lines = tuple(
         Line(
             row,
             (*past.lines[row.name], *recent[row.name]),
             served[row.name] + served[None],
             seen.at,
+            forecast(samples[row.name]),
+            tuple(strange.get(row.name, ())),
         )
         for row in seen.queues
     )
-    return Board(lines, workers, seen.at, seen.capped, past)
+    return Board(lines, workers, seen.at, seen.capped, past, samples)
 
 
 def _past(names: Sequence[str], start: int, known: Past | None) -> Past:

@@ -53,13 +53,34 @@ def payload(record: JobRecord, *, revealed: bool) -> Any:
     registered here, nobody knows what they are, and they are hidden.
     """
     value = _decoded(record, record.payload)
-    return value if revealed else _without_secrets(record, value, "payload")
+    return value if revealed else _without_secrets(record.name, value, "payload")
 
 
 def result(record: JobRecord, *, revealed: bool) -> Any:
     """What a job returned. Raises SerializationError."""
     value = _decoded(record, record.result)
-    return value if revealed else _without_secrets(record, value, "result")
+    return value if revealed else _without_secrets(record.name, value, "result")
+
+
+def stored(name: str, part: str, data: bytes | None, content_type: str) -> Any:
+    """Return what may be shown of a stored value of a job, as `payload` and `result` do without a record.
+
+    Args:
+        name: The job's name; empty if it is not known, in which case the whole value is hidden.
+        part: "payload" or "result".
+
+    Raises:
+        SerializationError: The bytes cannot be read here.
+    """
+    if data is None:
+        return None
+    value = decode(data, content_type, accept=get_settings().accept_content)
+    return _without_secrets(name, value, part) if name else Hidden()
+
+
+def arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what may be shown of the arguments of a job that is still to be enqueued, as of a schedule."""
+    return _without_secrets(name, {"args": args, "kwargs": kwargs}, "payload")
 
 
 def hides(record: JobRecord, data: bytes, shown: Any) -> bool:
@@ -80,14 +101,14 @@ def has_secrets(value: Any) -> bool:
     return any(map(has_secrets, parts))
 
 
-def _without_secrets(record: JobRecord, value: Any, part: str) -> Any:
+def _without_secrets(name: str, value: Any, part: str) -> Any:
     """A value as its job's own function leaves it, and then without what secret names name.
 
     If that function fails nothing is shown. What it raised may say what it was to hide, so that it is told
     of without its message.
     """
     words = get_settings().dashboard.redact
-    job_type = registry.find(record.name)
+    job_type = registry.find(name)
     if job_type is None or job_type.redact_function is None:
         return _unnamed(value, part, job_type, words)
     try:
@@ -96,7 +117,7 @@ def _without_secrets(record: JobRecord, value: Any, part: str) -> Any:
         where = traceback.extract_tb(error.__traceback__)[-1]
         logger.error(
             "The redact function of %s failed at %s:%s with %s: nothing of the %s is shown.",
-            record.name,
+            name,
             where.filename,
             where.lineno,
             type(error).__qualname__,

@@ -1,8 +1,8 @@
 """Values as the pages show them."""
 
 import re
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 from urllib.parse import urlencode
@@ -17,8 +17,9 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import registry
 from djqueue.codecs import decode
-from djqueue.core.errors import SerializationError
+from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.states import PENDING
+from djqueue.schedules.zones import parse_timezone
 
 SHOWN = 10_000
 """Characters of a value that a page shows."""
@@ -91,9 +92,27 @@ def moment(value: datetime | None) -> str:
 
 def local(value: datetime) -> str:
     """A time in the viewer's zone, to the second, as it is written in the viewer's language."""
+    return _written(timezone.localtime(value))
+
+
+def moment_in(value: datetime, zone: str) -> str:
+    """A time on the clocks of a named zone, to the second, and exact for programs."""
+    return format_html('<time datetime="{}">{}</time>', value.isoformat(), local_in(value, zone))
+
+
+def local_in(value: datetime, zone: str) -> str:
+    """A time on the clocks of a named zone, followed by that zone's abbreviation at the time."""
+    try:
+        there = value.astimezone(parse_timezone(zone))
+    except OptionError:
+        there = value.astimezone(UTC)  # the page says what is wrong with the name
+    return f"{_written(there)} {there.tzname()}"
+
+
+def _written(value: datetime) -> str:
     # Django's formats for showing times leave out seconds; the first of those for typing them has them.
     written = get_format("DATETIME_INPUT_FORMATS")[0]
-    return timezone.localtime(value).strftime(written if "%S" in written else "%Y-%m-%d %H:%M:%S")
+    return value.strftime(written if "%S" in written else "%Y-%m-%d %H:%M:%S")
 
 
 def clock(value: datetime) -> str:
@@ -130,8 +149,13 @@ def decoded(data: Any, content_type: str) -> str:
     """Bytes of a storage as the value that they stand for, or the reason why that cannot be shown."""
     if data is None:
         return NOTHING
+    return shown(lambda: decode(bytes(data), content_type))
+
+
+def shown(read: Callable[[], Any]) -> str:
+    """Return a value as text, or the reason why reading it failed."""
     try:
-        value = decode(bytes(data), content_type)
+        value = read()
     except SerializationError as error:
         return format_html('<p class="djq-note">{} {}</p>', _("Cannot be shown:"), str(error))
     return preformatted(text(value, SHOWN + 1))

@@ -59,6 +59,11 @@ def sees(request: HttpRequest, queue: str) -> bool:
     return bool((_imported(chosen) if isinstance(chosen, str) else chosen)(request, queue))
 
 
+def hides_queues() -> bool:
+    """Return whether the settings have a `QUEUE_FILTER`, so that a user may not see every queue."""
+    return get_settings().dashboard.queue_filter is not None
+
+
 def sees_each(request: HttpRequest, queues: Iterable[str]) -> bool:
     """Whether the user is to know of all of these queues."""
     return all(sees(request, queue) for queue in queues)

@@ -3,8 +3,8 @@
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from threading import Lock, Thread
+from collections.abc import Callable, Container, Hashable
+from threading import Lock, Thread, local
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.core.signals import setting_changed
@@ -36,6 +36,29 @@ MOST = 200
 """Different reads that are kept; the one that was asked for longest ago goes first."""
 
 
+class Watch:
+    """Which snapshots a thread reads, and until when what it was given cannot differ.
+
+    since: monotonic milliseconds; what was read since then, and depends on the storage alone, has the version
+        that was known then.
+    covered: keys whose values are a part of the version.
+    """
+
+    def __init__(self, since: int, covered: Container[Hashable] = ()) -> None:
+        self.keys: set[Hashable] = set()
+        self.until: int | None = None
+        """Monotonic milliseconds: when a snapshot that no version covers is read anew."""
+        self._since = since
+        self._covered = covered
+
+    def note(self, key: Hashable, shot: "Shot[Any]", again: int, *, versioned: bool) -> None:
+        """A snapshot, which is to be read again at some time, has been given out."""
+        self.keys.add(key)
+        if key in self._covered or (versioned and shot.began >= self._since):
+            return
+        self.until = again if self.until is None else min(self.until, again)
+
+
 class Shot(NamedTuple, Generic[T]):
     """What was read, and when."""
 
@@ -44,6 +67,9 @@ class Shot(NamedTuple, Generic[T]):
     """UTC milliseconds."""
     away: str = ""
     """Why it could not be read anew; then it is the last that could."""
+    began: int = 0
+    """When it was asked for, in monotonic milliseconds; `ended`: when it was answered."""
+    ended: int = 0
 
 
 class _Entry:
@@ -65,15 +91,38 @@ class Snapshots:
         self._clock = clock
         self._lock = Lock()
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._watches = local()
 
-    def read(self, key: Hashable, fetch: Callable[[], T], fresh: int = FRESH) -> Shot[T]:
+    def read(
+        self, key: Hashable, fetch: Callable[[], T], fresh: int = FRESH, *, versioned: bool = False
+    ) -> Shot[T]:
         """What `fetch` answers, or answered a moment ago, or last if the storage is away.
 
         fresh: milliseconds that such a moment has.
+        versioned: whether it depends on what `Storage.change_version` covers, and on nothing else.
 
         Raises StorageError if the storage is away and nothing was read before.
         """
         entry = self._entry(key)
+        shot = self._read(entry, fetch, fresh)
+        watch: Watch | None = getattr(self._watches, "current", None)
+        if watch is not None:
+            watch.note(
+                key, shot, shot.ended + max(fresh, SHARE * (shot.ended - shot.began)), versioned=versioned
+            )
+        return shot
+
+    def watch(self, since: int, covered: Container[Hashable] = ()) -> None:
+        """Watch what this thread reads from now on. See `Watch`."""
+        self._watches.current = Watch(since, covered)
+
+    def unwatch(self) -> Watch | None:
+        """End that; what was seen."""
+        watch: Watch | None = getattr(self._watches, "current", None)
+        self._watches.current = None
+        return watch
+
+    def _read(self, entry: _Entry, fetch: Callable[[], T], fresh: int) -> Shot[T]:
         shot = entry.shot
         if shot is not None and self._is_fresh(entry, fresh):
             return shot
@@ -97,6 +146,8 @@ class Snapshots:
                     entry.took = 0 if entry.shot is None or entry.shot.away else entry.tick - began
                     if entry.took == 0 and entry.tick - began >= SLOW:
                         self._read_behind(entry, fetch)
+                if not entry.shot.away:
+                    entry.shot = entry.shot._replace(began=began, ended=entry.tick)
             return entry.shot
         finally:
             entry.lock.release()
@@ -138,7 +189,8 @@ class Snapshots:
                     began = self._clock.monotonic()
                     shot = Shot(fetch(), self._clock.now())
                 with entry.lock:
-                    entry.shot, entry.tick = shot, self._clock.monotonic()
+                    entry.tick = self._clock.monotonic()
+                    entry.shot = shot._replace(began=began, ended=entry.tick)
                     entry.took = entry.tick - began
             except StorageError as error:
                 logger.debug("A read that took too long for a page failed: %s", error)

@@ -332,6 +332,10 @@ def any_of(job: JobRecord) -> Any:
     return job
 
 
+UNCLAIMED = (0, "", None)
+"""Token, process and lease of a job whose claims are in another storage."""
+
+
 def job_rows(records: Iterable[JobRecord], expiries: Mapping[str, int | None]) -> list[Row]:
     """As `rows.JOB_FIELDS`."""
     found = []
@@ -371,6 +375,7 @@ def job_rows(records: Iterable[JobRecord], expiries: Mapping[str, int | None]) -
                 clean(error.traceback),
                 None if job.progress is None else encode(job.progress, MSGPACK),
                 job.items,
+                *UNCLAIMED,
             )
         )
     return found

@@ -78,7 +78,7 @@ class Assembly:
             on_exit=on_exit,
         )
         self._watch = CancelWatch(station, self._heartbeat, executor.stop)
-        self._maintenance = Maintenance(station, on_exit) if options.maintain else None
+        self._maintenance = Maintenance(station, options.queues, on_exit) if options.maintain else None
         self._meter = Meter(station)
         self.claims = ClaimLoop(
             station,

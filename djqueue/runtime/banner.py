@@ -4,6 +4,8 @@ import textwrap
 from os import getpid
 
 from djqueue._version import __version__
+from djqueue.client import hints
+from djqueue.core.suggest import similar
 
 from .worker import Worker
 
@@ -43,10 +45,25 @@ def banner(worker: Worker) -> str:
 
 
 def findings(worker: Worker) -> list[str]:
-    """What is wrong with the storage's servers, where it can tell, in a line each."""
+    """What looks wrong: with the storage's servers, and with the queues to be served. A line each."""
     look = getattr(worker.storage, "findings", None)
     found = look() if look is not None else []
-    return [f"{each.text} {each.hint} ({each.id})" for each in found if each.level != "info"]
+    return [
+        *(f"{each.text} {each.hint} ({each.id})" for each in found if each.level != "info"),
+        *_unknown_queues(worker),
+    ]
+
+
+def _unknown_queues(worker: Worker) -> list[str]:
+    """Queues to be served that nothing names, but that resemble one that is there."""
+    if worker.options.queues is None:
+        return []
+    known = hints.declared_queues().union(worker.storage.queues())
+    return [
+        f"Queue {name!r} is not declared, and has no jobs. Did you mean {meant!r}?"
+        for name in worker.options.queues
+        if name not in known and (meant := similar(name, known)) is not None
+    ]
 
 
 def farewell(worker: Worker) -> str:

@@ -22,7 +22,7 @@ from .heartbeat import Heartbeat
 from .metering import Meter
 from .outcomes import release
 from .reports import Reports
-from .runs import Run
+from .runs import Run, lease_of
 from .station import Station
 from .stopping import Stop
 
@@ -32,7 +32,7 @@ POLL = 5.0
 """Seconds between claims that nothing has called for: a wake-up may be lost with a connection."""
 POLL_UNTIL_EMPTY = 0.25
 """The same while the worker waits for its queues' end: nobody rings when another worker's job is over."""
-FIRST_RETRY, LAST_RETRY = 0.05, 5.0
+FIRST_RETRY, LAST_RETRY = 0.05, 1.0
 """Seconds between tries while the storage is away: doubled from the first to the last."""
 
 
@@ -77,6 +77,7 @@ class ClaimLoop:
         self._heartbeat = heartbeat
         self._watch = watch
         self._note = meter.note
+        self._leases = station.leases
         self._enough = enough
         """Called when the worker has done what it was to do."""
         self.stopping = False
@@ -269,6 +270,8 @@ class ClaimLoop:
             if claimed.lease < self._heartbeat.shortest_lease:
                 self._heartbeat.expect(claimed.lease)
             runs.append(run)
+        if self._leases is not None and not self._leases.add([lease_of(run) for run in runs]):
+            self._leases.replace(map(lease_of, self._runs.held()))
         # All are known before the first is started: one of them may cancel another.
         for run in runs:
             if verbose:

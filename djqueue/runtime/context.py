@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from djqueue.core.durations import to_datetime
+from djqueue.core.errors import JobCancelledError
 from djqueue.core.options import JobOptions
 
 from . import children
@@ -103,6 +104,15 @@ class JobContext:
     def cancelled(self) -> Cancelled:
         """An event, set when the handler should stop. Nothing but this stops a handler in a thread."""
         return self._run.cancelled
+
+    def raise_if_cancelled(self) -> None:
+        """Raise JobCancelledError if the handler was asked to stop; else do nothing.
+
+        The exception ends the job as the reason of the request demands: `cancelled` if somebody cancelled
+        the job, given back if the worker stops, a failure with JobTimeoutError after its timeout.
+        """
+        if self._run.cancelled.is_set():
+            raise JobCancelledError(f"job {self.id!r} was asked to stop", job_id=self.id)
 
     def children(self) -> list[Child]:
         """The jobs that it has waited for, in the order of `depends_on`, with their results and errors.

@@ -79,6 +79,7 @@ def read_handlers(given: Handlers | None) -> dict[str, Handler]:
     Raises ConfigurationError, naming the handler, for what cannot be called with a job.
     """
     if given is None:
+        registry.served.update(registry.names())
         return {name: _from_type(name, job_type) for name, job_type in registry.all().items()}
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"handlers: expected a mapping of names to functions, got {given!r}")

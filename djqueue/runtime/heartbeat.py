@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from djqueue.core.job import WorkerInfo
 
+from .leasekeeper import seconds_between_looks
 from .periodic import Periodic
 from .runs import Run, lease_of
 from .station import Station
@@ -43,6 +44,7 @@ class Heartbeat:
         self._runs = station.runs
         self._clock = station.clock
         self._tell = station.tell
+        self._leases = station.leases
         self._longest = interval
         self._info = info
         self._obey = obey
@@ -52,14 +54,25 @@ class Heartbeat:
         self.shortest_lease = interval * SHARE
         """Of the jobs claimed so far: milliseconds."""
         self._thread = Periodic("djqueue-heartbeat", self._seconds, self._beat, on_exit)
+        self._life = (
+            Periodic("djqueue-life", self._seconds_of_life, self._show_life, None)
+            if self._leases is not None
+            else None
+        )
+        """Shows the lease keeper that this process's threads run, also while the storage does not answer."""
 
     def start(self) -> None:
         """Begin to beat."""
         self._thread.start()
+        if self._life is not None:
+            self._show_life()
+            self._life.start()
 
     def expect(self, lease: int) -> None:
         """A job with a shorter lease than any before has been claimed."""
         self.shortest_lease = lease
+        if self._leases is not None:
+            self._leases.expect(lease)
         self._thread.hasten()
 
     def hasten(self) -> None:
@@ -70,6 +83,10 @@ class Heartbeat:
         """End; a beat under way is waited for, but not for ever."""
         self._thread.stop()
         self._thread.join(GRACE)
+        if self._life is not None and self._leases is not None:
+            self._life.stop()
+            self._life.join(GRACE)
+            self._leases.show_life(0)
 
     def renew(self, runs: list[Run]) -> None:
         """Renew some leases and act on the answers. Raises what the storage raises."""
@@ -95,9 +112,19 @@ class Heartbeat:
             self._away = False
             self._tell.back("renew")
         now = self._clock.monotonic()
+        if self._leases is not None:
+            self._leases.replace(map(lease_of, self._runs.held()))
         if now - self._summed_at >= SUMMARY:
             self._summed_at = now
             self._tell.summary(len(self._runs.executing))
+
+    def _show_life(self) -> None:
+        if self._leases is not None:
+            self._leases.show_life(self._clock.monotonic())
+
+    def _seconds_of_life(self) -> float:
+        shortest = self.shortest_lease if self._leases is None else self._leases.shortest_lease
+        return seconds_between_looks(shortest)
 
     def _seconds(self) -> float:
         interval = min(self._longest, self.shortest_lease // SHARE)

@@ -1,11 +1,12 @@
 """What time does to jobs, asked of the storage about once a second."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from djqueue.storage.chores import chores_of
 
 from .periodic import Periodic
 from .station import Station
+from .unhandled import UnhandledWatch
 
 INTERVAL = 1.0
 """Seconds between two rounds, on average; several workers do not keep in step."""
@@ -16,11 +17,17 @@ GRACE = 5.0
 class Maintenance:
     """Any number of workers may do it: a second round finds nothing to do."""
 
-    def __init__(self, station: Station, on_exit: Callable[[], None] | None) -> None:
+    def __init__(
+        self, station: Station, queues: Sequence[str] | None, on_exit: Callable[[], None] | None
+    ) -> None:
         self._storage = station.storage
         self._random = station.random
         self._tell = station.tell
-        self._chores = {"maintain": lambda: station.storage.maintain(), **chores_of(station.storage)}
+        self._chores = {
+            "maintain": lambda: station.storage.maintain(),
+            **chores_of(station.storage),
+            "unhandled": UnhandledWatch(station, queues).look,
+        }
         self._thread = Periodic("djqueue-maintenance", self._seconds, self._round, on_exit)
 
     def start(self) -> None:

@@ -8,6 +8,7 @@ from djqueue.core.clock import Clock
 from djqueue.storage.base import Storage
 
 from .bell import Bell
+from .leasetable import LeaseTable
 from .runs import Runs
 from .telling import Teller
 
@@ -23,3 +24,5 @@ class Station:
     runs: Runs
     bell: Bell
     tell: Teller
+    leases: LeaseTable | None = None
+    """What a lease keeper reads, where there is one."""

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from django.dispatch import Signal
 
 from djqueue.client.announcing import announcer
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.job import Claimed
+from djqueue.core.unhandled import Unhandled
 from djqueue.signals import (
     job_cancelled,
     job_completed,
@@ -17,6 +19,7 @@ from djqueue.signals import (
     job_started,
 )
 
+from .outages import Outages
 from .tracebacks import exc_info
 
 if TYPE_CHECKING:
@@ -50,10 +53,10 @@ class Counters:
 class Teller:
     """Counts and logs. Payloads are never logged."""
 
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, worker_id: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.counters = Counters()
         self._worker_id = worker_id
-        self._away: set[str] = set()
+        self._outages = Outages(worker_id, clock.monotonic)
         self._summed = 0
 
     @property
@@ -168,6 +171,17 @@ class Teller:
             extra=_extra(run.claimed),
         )
 
+    def no_worker_knows(self, found: Unhandled) -> None:
+        """Jobs wait that no live worker can run."""
+        logger.warning(
+            "%d job(s) named %s wait in queue %s, and no live worker knows that name. Deploy the code that "
+            "defines the job and restart runworkers, or cancel the jobs.",
+            found.jobs,
+            found.name,
+            found.queue,
+            extra={"queue": found.queue, "job_name": found.name},
+        )
+
     def overran(self, run: "Run") -> None:
         """A handler in a thread has run longer than its timeout: it can only be asked to stop."""
         logger.warning(
@@ -271,22 +285,12 @@ class Teller:
     # The storage.
 
     def away(self, part: str, error: BaseException) -> None:
-        """An operation of the storage failed. Logged once until it works again."""
-        if part not in self._away:
-            self._away.add(part)
-            logger.error(
-                "worker %s: the storage failed (%s) and is tried again until it answers: %s",
-                self._worker_id,
-                part,
-                error,
-                exc_info=error,
-            )
+        """An operation of the storage failed. See `Outages`."""
+        self._outages.failed(part, error)
 
     def back(self, part: str) -> None:
         """An operation of the storage worked."""
-        if part in self._away:
-            self._away.discard(part)
-            logger.warning("worker %s: the storage answers again (%s)", self._worker_id, part)
+        self._outages.worked(part)
 
     def _announce(self, signal: Signal, run: "Run", **about: Any) -> None:
         of_run = {"attempt": run.claimed.attempts, "worker": self._worker_id}

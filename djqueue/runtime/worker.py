@@ -22,6 +22,7 @@ from .bell import Bell
 from .configuration import Seconds, read_options
 from .connections import close_connections
 from .handlers import Handlers, read_handlers
+from .leasetable import LeaseTable
 from .loops import run_loop
 from .runs import Runs
 from .station import Station
@@ -92,12 +93,14 @@ class Worker:
         """Handlers, and calls of the storage, that did not end in time; their threads may still be at it."""
         self._clock = clock
         self._random = random or Random()
-        self._tell = Teller(self.options.worker_id)
+        self._tell = Teller(self.options.worker_id, clock)
         self._started_at = clock.now()
         self._begun = False
         self._stopping = False
         self._hurrying = False
         self._resting = False
+        self.leases: LeaseTable | None = None
+        """What its lease keeper reads, where there is one."""
         self.kind = EMBEDDED
         """What its process is for: see `WorkerInfo.kind`."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -152,6 +155,7 @@ class Worker:
             runs=Runs(),
             bell=Bell(loop),
             tell=self._tell,
+            leases=self.leases,
         )
         assembly = self._assembly = Assembly(
             station,

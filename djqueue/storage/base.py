@@ -43,7 +43,7 @@ from djqueue.core.job import (
     WorkerDump,
     WorkerInfo,
 )
-from djqueue.core.limiter import Rate
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
@@ -69,6 +69,9 @@ class Storage(Inspector):
     The `a…` twins that a worker and an async producer need run the plain methods in a thread, unless a
     storage has something better.
     """
+
+    in_process = False
+    """Whether only this process sees its jobs, and runs them."""
 
     trips_at_once = 1
     """Calls of `afinish` that a worker makes at once, if it has the slots: more where the storage is another
@@ -114,6 +117,20 @@ class Storage(Inspector):
             except Exception:
                 # What has happened has happened: the caller's operation did not fail.
                 logger.exception("What was to be told of incidents failed.")
+
+    # The scheduler's place, where a storage has a scheduler.
+
+    def scheduler_claim(self) -> tuple[bytes, int] | None:
+        """What `renew_scheduler_claim` needs, and for how many milliseconds the scheduler's lease holds; None
+        if this process is not the scheduler."""
+        return None
+
+    def renew_scheduler_claim(self, claim: bytes) -> None:
+        """Renew the scheduler's lease from another process, while the scheduler's is too busy to do so.
+
+        Changes nothing if the scheduler has given its lease back, or lost it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no scheduler")
 
     # Life.
 
@@ -265,8 +282,11 @@ class Storage(Inspector):
         """Whether the queue is paused."""
 
     @abstractmethod
-    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
-        """Starts per time, and jobs active at once, over all workers; None: no limit."""
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        """Limit starts per time, and jobs active at once, over all workers.
+
+        None removes a limit; one that is not given stays as it is.
+        """
 
     @abstractmethod
     def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
@@ -291,8 +311,11 @@ class Storage(Inspector):
     # Limiters that queues share: see `QueuePolicy.limiter`.
 
     @abstractmethod
-    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
-        """Starts per time, and weights of jobs active at once, over a limiter's queues; None: no limit."""
+    def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        """Limit starts per time, and weights of jobs active at once, over a limiter's queues.
+
+        None removes a limit; one that is not given stays as it is.
+        """
 
     @abstractmethod
     def limiter_state(self, name: str) -> LimiterState:

@@ -27,7 +27,7 @@ from djqueue.core.job import (
     WorkerDump,
     WorkerInfo,
 )
-from djqueue.core.limiter import Rate
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept, sweep
 from djqueue.core.mentions import MentionPage
 from djqueue.core.metrics import Bucket, RunStats, assemble, span_of
@@ -37,6 +37,7 @@ from djqueue.core.overview import GroupsOverview, Overview
 from djqueue.core.pages import JobPage
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
+from djqueue.core.versions import version_of
 
 from . import room
 from .base import EventHandler, P, Storage, T, Unsubscribe
@@ -140,7 +141,7 @@ class EngineStorage(Storage):
         """See `Storage.is_paused`."""
         return self.engine.is_paused(queue)
 
-    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limits`."""
         self.engine.set_limits(queue, rate, concurrency)
 
@@ -160,7 +161,7 @@ class EngineStorage(Storage):
         """See `Storage.group_limits`."""
         return self.engine.group_limits(queue)
 
-    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limiter`."""
         self.engine.set_limiter(name, rate, concurrency)
 
@@ -195,6 +196,17 @@ class EngineStorage(Storage):
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
         """See `Storage.overview`."""
         return self.engine.overview(queues)
+
+    def change_version(self) -> str | None:
+        """See `Storage.change_version`."""
+        engine = self.engine
+        # A claim also promotes what is due and buries what has expired.
+        sizes = [
+            (queue.name, queue.ready.size, queue.delayed.size, len(queue.dead), len(queue.jobs))
+            for shard in engine.shards
+            for queue in list(shard.queues.values())
+        ]
+        return version_of([engine.started, engine.changes.value, *sizes], engine.workers())
 
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
         """See `Storage.groups`."""
@@ -283,9 +295,14 @@ class EngineStorage(Storage):
 
     def maintain(self) -> Swept:
         """See `Storage.maintain`."""
-        swept = sweep(self.engine, WORKER_TTL)
+        swept = self._sweep()
+        if any(swept):
+            self.engine.changes.bump()
         self.note_totals()
         return swept
+
+    def _sweep(self) -> Swept:
+        return sweep(self.engine, WORKER_TTL)
 
     # Metrics.
 
@@ -297,6 +314,7 @@ class EngineStorage(Storage):
             if news:
                 try:
                     self.metrics.count(queue, news, now)
+                    self.engine.changes.bump()
                 except BaseException:
                     self.engine.take_back(queue, news)
                     raise
@@ -305,6 +323,7 @@ class EngineStorage(Storage):
         """See `Storage.record_runs`."""
         known = [one for one in stats if self.engine.existing(one.queue) is not None]
         self.metrics.record(known, self.engine.clock.now())
+        self.engine.changes.bump()
 
     def series(
         self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False

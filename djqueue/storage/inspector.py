@@ -51,6 +51,15 @@ class Inspector(ABC):
         One that was never used is an empty one.
         """
 
+    def change_version(self) -> str | None:
+        """An opaque word for all queues, jobs and workers; None if the storage cannot tell.
+
+        While it is the same, the other reads answer the same, but for what changes with time alone. It costs
+        as much as one small read, however many jobs there are. Heartbeats, memory and running jobs of
+        workers, renewed leases and the state of shared limiters are no part of it.
+        """
+        return None
+
     @abstractmethod
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
         """Up to `limit` groups of a queue, those with most waiting jobs first, and those with these names.

@@ -23,6 +23,8 @@ class MemoryStorage(EngineStorage):
     metrics: for how long they are kept.
     """
 
+    in_process = True
+
     def __init__(
         self,
         *,

@@ -19,7 +19,7 @@ from djqueue.core.job import Attempt, JobError, JobRecord
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import Bucket, Histogram
 from djqueue.core.states import State
-from djqueue.dashboard import drawing, limits, rendering, spans
+from djqueue.dashboard import drawing, limits, listing, rendering, spans
 from djqueue.dashboard.addresses import QuotedConverter
 from djqueue.dashboard.marks import Flag
 from djqueue.models import JobState
@@ -83,15 +83,26 @@ def moment(at: int | None) -> str:
 
 
 @register.filter
+def moment_in(at: int | None, zone: str) -> str:
+    """A time in UTC milliseconds, on the clocks of a named zone, with its abbreviation there."""
+    return rendering.moment_in(to_datetime(at), zone) if at else rendering.NOTHING
+
+
+@register.filter
+def ago_in(at: int | None, zone: str) -> str:
+    """As `ago`; without scripts, and when pointed at, on the clocks of a named zone."""
+    return _ago(at, rendering.local_in(to_datetime(at), zone)) if at else rendering.NOTHING
+
+
+@register.filter
 def ago(at: int | None) -> str:
     """As `moment`; where scripts run, how long ago that is, or how soon."""
-    if not at:
-        return rendering.NOTHING
-    when = to_datetime(at)
-    shown = rendering.local(when)
-    return format_html(
-        '<time datetime="{}" title="{}" data-djq-ago>{}</time>', when.isoformat(), shown, shown
-    )
+    return _ago(at, rendering.local(to_datetime(at))) if at else rendering.NOTHING
+
+
+def _ago(at: int, shown: str) -> SafeString:
+    when = to_datetime(at).isoformat()
+    return format_html('<time datetime="{}" title="{}" data-djq-ago>{}</time>', when, shown, shown)
 
 
 @register.filter
@@ -202,6 +213,12 @@ def error_line(error: JobError) -> str:
 
 
 @register.filter
+def arguments(record: JobRecord) -> str:
+    """What a job is called with, redacted, in a line."""
+    return listing.arguments(record)
+
+
+@register.filter
 def quoted(text: str) -> str:
     """A name as a part of an address."""
     return QuotedConverter().to_url(text)
@@ -248,6 +265,12 @@ def minus(number_: int, other: int) -> int:
 def since(when: datetime | None) -> str:
     """As `ago`, of a row's time."""
     return ago(None if when is None else to_milliseconds(when))
+
+
+@register.filter
+def since_in(when: datetime | None, zone: str) -> str:
+    """As `ago_in`, of a row's time."""
+    return ago_in(None if when is None else to_milliseconds(when), zone)
 
 
 @register.simple_tag

@@ -3,10 +3,11 @@
 from django.contrib import admin
 from django.urls import path
 
-from djqueue.admin import DeadLetterAdmin, JobAdmin
-from djqueue.models import DeadLetter, Job
+from djqueue.admin import DashboardAdmin, DeadLetterAdmin, JobAdmin
+from djqueue.models import Dashboard, DeadLetter, Job
 
 office = admin.AdminSite(name="office")
+office.register(Dashboard, DashboardAdmin)
 office.register(Job, JobAdmin)
 office.register(DeadLetter, DeadLetterAdmin)
 

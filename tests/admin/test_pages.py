@@ -25,7 +25,6 @@ from tests.admin.factories import (
     make_superuser,
     make_user,
 )
-from tests.admin.storages import Recorder
 
 pytestmark = pytest.mark.django_db
 
@@ -66,6 +65,7 @@ def test_the_page_of_a_job_shows_all_that_is_known_of_it() -> None:
     job = make_full_job()
     html = page(job)
     assert "&#x27;to&#x27;: &#x27;ann@example.com&#x27;" in field(html, "payload_shown")
+    assert "42" not in field(html, "payload_shown")  # nobody here knows what the first parameter is called
     assert "&#x27;timeout&#x27;: 30000" in field(html, "options_shown")
     assert "0.5" in field(html, "progress_shown")
     assert "shop.NoAddressError: no address" in field(html, "traceback_shown")
@@ -80,7 +80,7 @@ def test_a_page_takes_few_queries(model: Any) -> None:
     job = make_full_job()
     make_result(job, 42)
     row = model.objects.first()
-    client = logged_in(make_user(f"view_{model._meta.model_name}", "view_cronjob"))
+    client = logged_in(make_user("view_dashboard", f"view_{model._meta.model_name}"))
     with CaptureQueriesContext(connection) as captured:
         assert client.get(change_url(row)).status_code == 200
     assert len(captured) <= QUERIES, [entry["sql"] for entry in captured.captured_queries]
@@ -147,12 +147,10 @@ def test_payloads_of_other_content_types_are_decoded_by_theirs() -> None:
 def test_nothing_is_inline_so_that_a_strict_content_security_policy_can_stand() -> None:
     job = make_full_job()
     client = logged_in(make_superuser())
-    asked = {"action": "delete_selected", "index": "0", "_selected_action": job.pk}
     responses = [
         client.get(change_url(job)),
         client.get(list_url("job")),
-        client.get(list_url("queuestate") + "add/"),
-        client.post(list_url("job"), asked),
+        client.get(list_url("queuestate")),
     ]
     for response in responses:
         html = response.content.decode()
@@ -162,22 +160,15 @@ def test_nothing_is_inline_so_that_a_strict_content_security_policy_can_stand() 
 
 
 @pytest.mark.urls("tests.admin.office_urls")
-def test_a_site_of_the_projects_own_has_the_same_pages(recorder: type[Recorder]) -> None:
+def test_a_site_of_the_projects_own_has_the_same_pages() -> None:
     client = logged_in(make_superuser())
     job, letter = make_job("failed"), DeadLetter.objects.get()
 
     shown = client.get(f"/office/djqueue/job/{job.pk}/change/").content.decode()
     assert f'href="/office/djqueue/deadletter/{letter.pk}/change/"' in shown
-    assert 'action="/office/djqueue/job/"' in shown
+    assert 'href="/office/djqueue/dashboard/jobs/emails/' in shown
     shown = client.get(f"/office/djqueue/deadletter/{letter.pk}/change/").content.decode()
     assert f'href="/office/djqueue/job/?queue=emails&amp;q={job.job_id}"' in shown
-
-    data = {"action": "delete_selected", "_selected_action": job.pk}
-    asked = client.post("/office/djqueue/job/", {**data, "index": "0"})
-    assert 'href="/office/djqueue/job/"' in asked.content.decode()
-    done = client.post("/office/djqueue/job/", {**data, "post": "yes"})
-    assert done["Location"] == "/office/djqueue/job/"
-    assert recorder.calls == [("remove", "emails", [job.job_id])]
 
 
 @pytest.mark.parametrize(
@@ -206,6 +197,6 @@ def test_a_value_nested_deeper_than_anyone_reads_is_cut() -> None:
     assert "…" in "".join(rendering._characters(value))
 
 
-@pytest.mark.parametrize("name", ["change_list", "change_form", "confirm_delete", "attempts", "log"])
+@pytest.mark.parametrize("name", ["change_list", "change_form", "attempts", "log"])
 def test_the_templates_are_shipped_with_the_package(name: str) -> None:
     assert get_template(f"djqueue/admin/{name}.html")

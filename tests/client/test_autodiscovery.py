@@ -45,6 +45,40 @@ def test_a_job_found_so_runs_from_its_enqueue_to_its_result(djqueue_drain):
     assert Queue("emails").get_result(answer.id) == "receipt of 42"
 
 
+DEPOT = "tests.client.depot"
+
+
+@pytest.mark.parametrize(
+    ("modules", "names"),
+    [
+        ([], []),
+        (["tasks"], [f"{DEPOT}.tasks.pack"]),
+        ([f"{DEPOT}.inner.background"], [f"{DEPOT}.inner.background.count"]),
+        (["tasks", f"{DEPOT}.inner.background"], [f"{DEPOT}.inner.background.count", f"{DEPOT}.tasks.pack"]),
+    ],
+)
+def test_modules_that_the_settings_name_are_imported_too(settings, monkeypatch, modules, names):
+    for name in list(sys.modules):
+        if name.startswith(DEPOT):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(registry, "discovered", None)
+    settings.DJQUEUE = {**settings.DJQUEUE, "MODULES": modules}
+
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, DEPOT]):
+        assert registry.names() == names
+        assert registry.discovered == frozenset(names)
+
+
+def test_a_module_of_the_settings_that_is_not_there_is_an_error(settings):
+    settings.DJQUEUE = {**settings.DJQUEUE, "MODULES": ["nowhere.to_be.found"]}
+
+    with (
+        pytest.raises(ImportError, match="nowhere"),
+        override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, DEPOT]),
+    ):
+        pass
+
+
 def test_an_app_without_jobs_is_fine(settings):
     with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "tests.client"]):
         assert registry.names() == []

@@ -28,6 +28,15 @@ def pay():
     return pay
 
 
+@pytest.fixture
+def take():
+    @job(name="take", queue="orders")
+    def take(*args, **kwargs):
+        return args, kwargs
+
+    return take
+
+
 def complete(storage, result, content_type="application/x-djqueue-msgpack"):
     from djqueue.codecs import encode
 
@@ -45,10 +54,10 @@ def test_an_enqueue_answers_with_the_new_jobs_id(pay, storage, do):
     assert info.payload == {"args": [42], "kwargs": {"twice": True}}
 
 
-def test_arguments_come_back_as_they_were(pay):
+def test_arguments_come_back_as_they_were(take):
     arguments = (None, True, 2**63, 1.5, "größer", b"\0\xff", [1], (2,), {"k": date(2026, 1, 2)})
 
-    answer = pay.enqueue(*arguments, price=Decimal("1.10"))
+    answer = take.enqueue(*arguments, price=Decimal("1.10"))
 
     payload = Queue("orders").get_job(answer.id).payload
     assert tuple(payload["args"]) == arguments
@@ -140,11 +149,11 @@ def test_many_payloads_with_ids_answer_with_decoded_results(storage, do):
     ]
 
 
-def test_an_unserialisable_argument_is_refused_with_its_place(pay, storage, do):
+def test_an_unserialisable_argument_is_refused_with_its_place(take, storage, do):
     with pytest.raises(SerializationError, match=r"payload\.args\[1\]\.items\[2\]\.file"):
-        do(pay, "enqueue", 1, {"items": [0, 1, {"file": object()}]})
+        do(take, "enqueue", 1, {"items": [0, 1, {"file": object()}]})
     with pytest.raises(SerializationError, match=r"payload\.kwargs\.when"):
-        do(pay, "enqueue", when=lambda: None)
+        do(take, "enqueue", when=lambda: None)
     assert storage.queues() == []
 
 
@@ -190,9 +199,9 @@ def test_the_settings_name_the_codec(pay, storage, settings):
     assert Queue("orders").get_job(answer.id).options.content_type == "application/json"
 
 
-def test_an_option_is_not_an_argument(pay):
+def test_an_option_is_not_an_argument(take):
     """Options belong to `using`: whatever an enqueue is given goes to the function."""
-    answer = pay.enqueue(1, priority=9)
+    answer = take.enqueue(1, priority=9)
 
     assert Queue("orders").get_job(answer.id).payload["kwargs"] == {"priority": 9}
 

@@ -459,9 +459,16 @@ def test_a_queue_is_limited(queue, storage, do, rate):
     do(queue, "set_limits", rate=rate)
     assert len(claim(storage, 9, names=["orders"])) == 2
     do(queue, "set_limits", concurrency=5)
+    assert claim(storage, 9, names=["orders"]) == []
+    do(queue, "set_limits", rate=None)
     assert len(claim(storage, 9, names=["orders"])) == 3
-    do(queue, "set_limits")
+    do(queue, "set_limits", rate=None, concurrency=None)
     assert len(claim(storage, 9, names=["orders"])) == 4
+
+
+def test_limits_that_are_not_given_are_refused(queue, do):
+    with pytest.raises(OptionError, match="set_limits: give a rate, a concurrency, or both; None removes"):
+        do(queue, "set_limits")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def words(received):
 
 
 def test_an_enqueue_is_told_with_its_job_and_its_type(do):
-    @job(queue="orders", priority=3)
+    @job(name="tests.client.test_signals.pack", queue="orders", priority=3)
     def pack():
         return 1
 
@@ -111,7 +111,7 @@ def test_a_receiver_that_raises_harms_no_enqueue(queue, do, caplog):
 
 
 def test_a_receiver_can_be_of_one_job_type_alone(queue):
-    @job(queue="orders")
+    @job(name="tests.client.test_signals.pack", queue="orders")
     def pack():
         return 1
 

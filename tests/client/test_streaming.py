@@ -84,7 +84,7 @@ def listeners(storage, monkeypatch):
 
 @pytest.fixture
 def numbers():
-    @job(queue="orders")
+    @job(name="numbers", queue="orders")
     def numbers(count, *, of="sync"):
         for number in range(count):
             yield of, number

@@ -79,7 +79,7 @@ def test_what_the_job_returns_is_returned(queue, do, result):
 
 
 def test_a_job_type_waits_for_its_functions_result(do):
-    @job(queue="sums")
+    @job(name="add", queue="sums")
     def add(a, b=1, *, wait_for=0):
         return a + b + wait_for
 
@@ -89,7 +89,7 @@ def test_a_job_type_waits_for_its_functions_result(do):
 
 
 def test_an_async_function_is_waited_for_too(do):
-    @job
+    @job(name="double")
     async def double(n):
         await asyncio.sleep(0)
         return 2 * n

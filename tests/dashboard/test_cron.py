@@ -13,8 +13,8 @@ from djqueue.dashboard import planning
 from djqueue.models import AuditEvent, CronJob, ScheduleSource
 from djqueue.operations.cron import job_id
 from djqueue.schedules import Schedule
-from tests.admin.test_cron import GOOD, Refuses
 from tests.dashboard.acting import complete, fail
+from tests.dashboard.schedules import GOOD, Refuses
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
 
 pytestmark = pytest.mark.django_db
@@ -119,6 +119,26 @@ def test_its_last_runs_are_shown_with_what_became_of_them(client, anywhere):
         ]
     else:
         assert "The last 4 runs: 3 no longer kept, 1 waiting" in html
+
+
+@pytest.mark.parametrize(
+    ("zone", "clock"), [("Europe/Berlin", "03:30:00 CEST"), ("Asia/Tokyo", "10:30:00 JST")]
+)
+def test_times_of_a_schedule_are_those_of_its_own_zone_which_is_named(
+    client, memory, monkeypatch, zone, clock
+):
+    half_past_one = to_milliseconds(datetime(2026, 6, 1, 1, 30, tzinfo=UTC))
+    monkeypatch.setattr(planning, "upcoming", lambda row: [half_past_one])
+    monkeypatch.setattr(planning, "_past", lambda row: (half_past_one,))
+    row = schedule(timezone=zone)
+    CronJob.objects.filter(pk=row.pk).update(last_run_at=to_datetime(half_past_one), executions=1)
+    detail = page(client, "schedule")
+    assert detail.count(f"2026-06-01 {clock}</time>") == 3
+    assert detail.count(f"Times in {zone}, the time zone of the schedule") == 2
+    listed = page(client)
+    assert listed.count(f"2026-06-01 {clock}</time>") == 3
+    assert f"Next runs, times in {zone}" in listed
+    assert "2026-06-01T01:30:00+00:00" in listed
 
 
 def test_what_became_of_runs_is_one_read_for_each_queue(client, memory, monkeypatch):
@@ -279,6 +299,7 @@ def test_what_was_changed_is_kept_with_the_old_and_the_new(client, memory):
     assert changed == {
         "schedule": ["0 1 * * *", "30 2 * * *"],
         "timezone": ["UTC", "Europe/Berlin"],
+        "args": "changed",  # though to what they were, which were hidden: a guess is not confirmed
         "kwargs": "changed",
     }
 

@@ -339,7 +339,7 @@ def test_a_rate_that_is_none_is_asked_for_again(client, kept):
 
     response = client.post(address(BY_NAME["import_cancel_begin"]), {"rate": "-1"})
 
-    assert response.status_code == 200
+    assert response.status_code == 400
     assert "errorlist" in response.content.decode()
     assert not BulkOperation.objects.exists()
 

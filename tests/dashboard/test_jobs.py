@@ -10,6 +10,9 @@ from django.test.utils import CaptureQueriesContext
 from djqueue import Queue, job
 from djqueue.client import get_storage
 from djqueue.client.deadletters import fingerprint
+from djqueue.codecs import MSGPACK, encode
+from djqueue.core.job import Batch
+from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 from djqueue.dashboard import jobsearch, queries, rights, told
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, Job
@@ -34,9 +37,9 @@ def database(settings):
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
 
 
-def page(client, **query):
+def page(client, status=200, **query):
     response = client.get(address(BY_NAME["jobs"], **query))
-    assert response.status_code == 200, response
+    assert response.status_code == status, response
     return response.content.decode()
 
 
@@ -61,6 +64,68 @@ def test_the_newest_of_all_queues_come_first(client, anywhere):
     assert sorted(listed(client, state="waiting")) == ["one", "two"]
     assert listed(client, state="waiting", queue="images") == ["two"]
     assert listed(client, state="completed") == []
+
+
+@job(name="tests.jobs.pay")
+def pay(order, token, note=""):
+    """Never called."""
+
+
+@job(name="tests.jobs.refund", redact=lambda value, part: {"args": ["masked"], "kwargs": {}})
+def refund(order):
+    """Never called."""
+
+
+def cells(html):
+    """What the column of arguments says, row by row."""
+    parts = html.split('data-label="Arguments">')[1:]
+    return [part.partition("</td>")[0].replace("&#x27;", "'").replace("&quot;", '"') for part in parts]
+
+
+def enqueued(name, value):
+    get_storage().enqueue([Batch("emails", name, JobOptions(), [encode(value, MSGPACK)])])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("tests.jobs.pay", {"args": [7, "hunter2"], "kwargs": {"note": "gift"}}, "7, •••, note='gift'"),
+        ("tests.jobs.refund", {"args": [7], "kwargs": {}}, "'masked'"),
+        ("tests.jobs.gone", {"args": [7], "kwargs": {"password": "hunter2"}}, "•••, password=•••"),
+        ("emails", {"to": "ann", "password": "hunter2"}, "{'to': 'ann', 'password': •••}"),
+        ("emails", "x" * 100, f"'{'x' * 78}…"),
+        ("emails", "x" * 9_000, "too large for a list"),
+        ("emails", "line\n<b>", "'line\\n&lt;b&gt;'"),
+    ],
+)
+def test_each_row_says_what_its_job_is_called_with_but_no_secret(anywhere, name, value, said):
+    enqueued(name, value)
+    for client in (logged_in(one_with(rights.VIEW)), logged_in(one_with(*ALL_RIGHTS))):
+        html = page(client, state="waiting")
+        assert cells(html) == [said]
+        assert "hunter2" not in html
+        assert cells(page(client, state="waiting", queue="emails")) == [said]
+
+
+def test_arguments_take_no_query_more_however_many_rows_there_are(client, database):
+    def statements():
+        with CaptureQueriesContext(connection) as captured:
+            page(client, state="waiting")
+        return len(captured)
+
+    enqueued("tests.jobs.pay", {"args": [1, "t"], "kwargs": {}})
+    page(client, state="waiting")
+    one = statements()
+    for number in range(20):
+        enqueued("tests.jobs.pay", {"args": [number, "t"], "kwargs": {}})
+    assert statements() == one
+
+
+def test_buttons_for_many_jobs_are_above_the_rows(client, memory):
+    Queue("emails").enqueue_many([1, 2])
+    html = page(client, state="waiting", queue="emails")
+    assert html.index("Ticked: Cancel") < html.index('<table class="djq-table')
+    assert html.index("Cancel all that match…") < html.index('<table class="djq-table')
 
 
 def test_the_tabs_say_how_many_there_are(client, anywhere):
@@ -254,14 +319,14 @@ def test_jobs_are_found_by_the_place_of_an_argument_that_their_function_names(cl
 def test_what_is_no_argument_is_told_and_narrows_nothing(client, database):
     make_job(job_id="plain")
     for text in ("7", ":7", "order..id:7"):
-        html = page(client, state="waiting", argument=text)
+        html = page(client, 400, state="waiting", argument=text)
         assert "Write it as order_id:7" in html
         assert "plain" in html
 
 
 def test_a_filter_that_is_none_is_told_and_narrows_nothing(client, database):
     make_job(job_id="plain")
-    html = page(client, state="waiting", priority="high")
+    html = page(client, 400, state="waiting", priority="high")
     assert "Enter a whole number." in html
     assert "plain" in html
 

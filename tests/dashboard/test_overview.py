@@ -132,6 +132,39 @@ def test_silent_workers_of_hidden_queues_are_neither_named_nor_counted(client, m
     assert health(client)["silent workers"] == ("0", "ok")
 
 
+def test_jobs_whose_name_no_live_worker_knows_are_an_alert(client, memory):
+    Queue("emails").enqueue_many([1, 2], name="shop.new.pay")
+    Queue("emails").enqueue(3, name="emails")
+    knowing = WorkerInfo("w1", "host", 7, ("emails",), ("emails",), 4, 1)
+    get_storage().register_worker(knowing)
+    assert health(client)["jobs that no worker can run"] == ("2", "bad")
+    html = shown(client).content.decode()
+    assert "shop.<wbr>new.<wbr>pay" in html
+    assert "2 jobs wait in" in html
+    assert "restart <code>manage.py runworkers</code>" in html
+    for name in ("queues", "queue"):
+        html = client.get(address(BY_NAME[name])).content.decode()
+        assert "✖ jobs that no worker knows" in html
+        assert "▶ open" not in html
+
+
+def test_jobs_that_a_live_worker_knows_are_no_alert(client, memory):
+    Queue("emails").enqueue(1, name="emails")
+    get_storage().register_worker(WorkerInfo("w1", "host", 7, None, ("emails",), 4, 1))
+    assert health(client)["jobs that no worker can run"] == ("0", "ok")
+    assert "Jobs that no worker can run" not in shown(client).content.decode()
+
+
+def test_unknown_names_of_hidden_queues_are_no_alert(client, memory, settings):
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "secret"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    Queue("secret").enqueue(1, name="shop.hidden")
+    get_storage().register_worker(WorkerInfo("w1", "host", 7, None, ("emails",), 4, 1))
+    assert health(client)["jobs that no worker can run"] == ("0", "ok")
+    assert "hidden" not in shown(client).context["unhandled"]
+    assert "shop" not in shown(client).content.decode()
+
+
 def test_while_the_storage_is_away_what_was_read_last_stays(client, memory, monkeypatch):
     Queue("emails").enqueue(1)
     shown(client)

@@ -9,6 +9,7 @@ from djqueue.core.groups import GroupLimit
 from djqueue.core.job import ClaimRequest
 from djqueue.core.limiter import Rate
 from djqueue.dashboard import queries, rights
+from djqueue.dashboard.forecast import Forecast
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import AuditEvent
 from djqueue.operations.marks import mark
@@ -151,7 +152,7 @@ def test_the_limits_of_each_group_are_set(queue, boss):
 )
 def test_limits_of_groups_that_are_wrong_are_told_and_change_nothing(queue, boss, wrong):
     response = post(boss, "group_limits", **wrong)
-    assert response.status_code == 200
+    assert response.status_code == 400
     assert "errorlist" in response.content.decode()
     assert queue.group_limits() == {}
     assert not AuditEvent.objects.exists()
@@ -231,6 +232,28 @@ def test_limits_of_the_queue_are_kept_with_what_they_were(queue, boss):
     assert (detail["old"], detail["new"]) == (SLOW, {"rate": "2/m", "concurrency": 9})
 
 
+def test_a_form_changes_only_the_limit_that_was_changed_on_it(queue, boss):
+    queue.set_limits(rate="1/h", concurrency=2)
+    assert 'name="initial-rate" value="1/h"' in shown(boss)
+    queue.set_limits(rate="5/h")  # by somebody else, after the page was shown
+
+    before = {"initial-rate": "1/h", "initial-concurrency": "2"}
+    assert post(boss, "limits", rate="1/h", concurrency="9", **before).status_code == 302
+
+    assert noted("limits").detail["new"] == {"concurrency": 9}
+    row = get_storage().overview([queue.name]).queues[0]
+    assert (row.rate, row.concurrency) == (Rate(5, 3_600_000), 9)
+
+
+def test_a_form_on_which_nothing_was_changed_changes_nothing(queue, boss):
+    queue.set_limits(rate="1/h")
+
+    before = {"initial-rate": "1/h", "initial-concurrency": ""}
+    assert post(boss, "limits", rate="1/h", concurrency="", **before).status_code == 302
+
+    assert not AuditEvent.objects.exists()
+
+
 @pytest.mark.parametrize(("action", "paused"), [("pause", True), ("resume", False)])
 def test_a_queue_that_is_paused_or_goes_on_is_kept_with_what_it_was(queue, boss, action, paused):
     queue.pause() if not paused else queue.resume()
@@ -266,19 +289,29 @@ def test_nobody_is_late_where_nobody_said_how_soon(queue, viewer):
 def test_when_a_queue_will_be_empty_is_told(queue, viewer):
     assert "nothing waits" in shown(viewer)
     queue.enqueue(1)
-    assert "never empty at this rate" in shown(viewer)
-    assert "never at this rate" in shown(viewer, "queues")
+    assert "estimating when it drains" in shown(viewer)
+    assert "estimating" in shown(viewer, "queues")
     queue.pause()
     assert "not emptied while paused" in shown(viewer)
     assert "not while paused" in shown(viewer, "queues")
 
 
-def test_a_queue_that_gets_shorter_says_when_it_is_empty(queue, viewer, monkeypatch):
+@pytest.mark.parametrize(
+    ("found", "said", "listed"),
+    [
+        (Forecast("draining", 120_000), "drains in 2 min", "2 min"),
+        (Forecast("steady"), "not shrinking", "not shrinking"),
+        (Forecast("never"), "never drains: the backlog is growing", "never: the backlog is growing"),
+    ],
+)
+def test_the_forecast_of_a_backlog_is_told(queue, viewer, monkeypatch, found, said, listed):
     queue.enqueue_many([1, 2, 3])
+    monkeypatch.setattr(queries, "forecast", lambda samples: found)
     monkeypatch.setattr(queries.Line, "leaving", 2.0)
     monkeypatch.setattr(queries.Line, "arriving", 0.5)
-    assert "empty in 2 min" in shown(viewer)
+    assert said in shown(viewer)
     assert "(0 come and 2 go a minute)" in " ".join(shown(viewer).split())
+    assert listed in shown(viewer, "queues")
 
 
 # Marks.

@@ -7,6 +7,7 @@ import pytest
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.dashboard import queries
+from djqueue.dashboard.forecast import DRAINING, EMPTY, NEVER, Forecast
 from djqueue.dashboard.views.queues import ORDERS
 from djqueue.models import AuditEvent
 from tests.dashboard.acting import claim, fail
@@ -78,12 +79,15 @@ def test_those_that_are_never_empty_come_first(client, memory, monkeypatch):
         Queue(name).enqueue(1)
     board = queries._board()
     empty, never, soon = board.lines
-    minutes = [bucket._replace(enqueued=0, completed=5) for bucket in soon.buckets]
-    lines = (empty._replace(row=empty.row._replace(counts={})), never, soon._replace(buckets=tuple(minutes)))
+    lines = (
+        empty._replace(row=empty.row._replace(counts={}), forecast=Forecast(EMPTY)),
+        never._replace(forecast=Forecast(NEVER)),
+        soon._replace(forecast=Forecast(DRAINING, 12_000)),
+    )
     monkeypatch.setattr(queries, "_board", lambda: board._replace(lines=lines))
     assert names(client, sort="drain") == ["never", "soon", "empty"]
     html = shown(client).content.decode()
-    assert "never at this rate" in html
+    assert "never: the backlog is growing" in html
     assert "12 s" in html
 
 
@@ -131,3 +135,17 @@ def test_one_that_the_user_does_not_see_is_not_there(client, memory, settings):
     Queue("emails").enqueue(1)
     Queue("images").enqueue(1)
     assert names(client) == ["images"]
+
+
+def test_a_queue_of_the_settings_is_paused_before_its_first_job(memory, settings):
+    hides = {"QUEUE_FILTER": lambda _request, name: name != "hidden"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": ["nightly", "hidden"], "DASHBOARD": hides}
+    client = logged_in(one_with(*ALL_RIGHTS))
+
+    html = client.get(address(BY_NAME["queues"])).content.decode()
+    url = address(BY_NAME["queue"]).replace("emails", "nightly")
+    assert f'<a href="{url}">nightly</a>' in html
+    assert address(BY_NAME["queue"]).replace("emails", "hidden") not in html
+
+    assert client.post(f"{url}pause/").status_code == 302
+    assert get_storage().is_paused("nightly")

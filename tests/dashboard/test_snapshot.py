@@ -75,7 +75,7 @@ def test_while_the_storage_is_away_the_last_is_shown_with_the_reason(snapshots, 
     at = clock.now()
     snapshots.read("k", lambda: "last")
     clock.advance(FRESH)
-    assert snapshots.read("k", away) == ("last", at, "no server")
+    assert snapshots.read("k", away)[:3] == ("last", at, "no server")
     clock.advance(FRESH)
     assert snapshots.read("k", lambda: "back").away == ""
 
@@ -159,7 +159,7 @@ def test_what_takes_longer_than_a_page_may_is_read_for_the_next_page(snapshots, 
     with within(1.5), pytest.raises(StorageUnavailableError):
         snapshots.read("k", slow)
     eventually(lambda: snapshots.last("k"))
-    assert snapshots.read("k", pytest.fail) == ("read", clock.now(), "")
+    assert snapshots.read("k", pytest.fail)[:3] == ("read", clock.now(), "")
     assert [deadline > 5 for deadline in deadlines] == [False, True]
 
 
@@ -173,4 +173,4 @@ def test_a_read_that_failed_slowly_is_tried_again_after_a_second(snapshots, cloc
 
     assert snapshots.read("k", slow).away == "no answer"
     clock.advance(FRESH)
-    assert snapshots.read("k", lambda: "back") == ("back", clock.now(), "")
+    assert snapshots.read("k", lambda: "back")[:3] == ("back", clock.now(), "")

@@ -114,7 +114,8 @@ async def finish(awaited: Awaitable[object]) -> None:
 
 def waits(statement: ast.stmt) -> bool:
     """Whether a statement needs jobs to be run while it is."""
-    return "_and_wait" in ast.unparse(statement) and not isinstance(statement, ast.With)
+    text = ast.unparse(statement)
+    return ("_and_wait" in text or "result.wait(" in text) and not isinstance(statement, ast.With)
 
 
 def worker() -> Worker:

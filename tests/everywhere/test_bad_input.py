@@ -8,17 +8,16 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.contrib.admin import site
 from django.test import RequestFactory
 from hypothesis import example, given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
 from djqueue import Queue, chain, flow, job
-from djqueue.admin.cron import CronJobAdmin
 from djqueue.client.declared import declared
 from djqueue.core.errors import DjqueueError
 from djqueue.core.queue import QueuePolicy
+from djqueue.dashboard.views.schedules import ScheduleForm
 from djqueue.models import CronJob
 from djqueue.schedules.lines import next_run
 from djqueue.schedules.schedule import Schedule
@@ -394,8 +393,10 @@ FIELDS: dict[str, list[str]] = {
 }
 
 
-def test_the_admins_form_refuses_what_cannot_be_at_its_field(tables: None) -> None:
-    form = CronJobAdmin(CronJob, site).get_form(RequestFactory().get("/"))
+def test_the_form_of_a_schedule_refuses_what_cannot_be_at_its_field(tables: None) -> None:
+    def form(given: dict[str, str]) -> ScheduleForm:
+        return ScheduleForm(RequestFactory().get("/"), given, instance=CronJob())
+
     assert form(FORM).is_valid(), form(FORM).errors
     for field, values in FIELDS.items():
         for value in values:

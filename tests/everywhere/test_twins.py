@@ -31,12 +31,15 @@ WITHOUT_STORAGE = {
 """Public methods that only prepare something for a later call."""
 INSIDE = {
     "Announcer",
+    "Arguments",
     "Declarations",
     "JobInfo",
     "LetterFilter",
     "Node",
     "Place",
     "Registry",
+    "StorageFollower",
+    "StoredResult",
     "Streaming",
     "Together",
 }
@@ -212,7 +215,7 @@ def test_every_call_that_asks_a_storage_has_a_twin(method: Method) -> None:
 
     assert inspect.iscoroutinefunction(twin)
     assert signature(twin) == signature(getattr(method.owner, method.name))
-    assert twin.__doc__ == f"See `{method.name}`."
+    assert twin.__doc__ in (f"See `{method.name}`.", f"Async version of `{method.name}`.")
 
 
 @pytest.mark.parametrize("method", [one for one in methods() if str(one) in STREAMING], ids=str)
@@ -220,7 +223,7 @@ def test_every_call_that_streams_has_a_twin_for_coroutines(method: Method) -> No
     twin = getattr(method.owner, f"a{method.name}")
 
     assert signature(twin) == signature(getattr(method.owner, method.name))
-    assert twin.__doc__.startswith(f"See `{method.name}`")
+    assert twin.__doc__.startswith((f"See `{method.name}`", f"Async version of `{method.name}`"))
     assert inspect.signature(twin).return_annotation.__origin__ is AsyncIterator
 
 

@@ -78,7 +78,7 @@ def test_an_interval_is_a_row_too_and_fires_with_the_options_of_its_job() -> Non
 
 
 def test_a_job_may_have_several_schedules_with_arguments() -> None:
-    report_job = job(name="report")(report)
+    report_job = job(name="report", check_arguments=False)(report)
     report_job.schedule("report of Europe", cron="@daily", args=["eu"], kwargs={"deep": True})
     report_job.schedule("report of Asia", cron="@daily", timezone="Asia/Tokyo", args=("asia",))
     declare("default", NOW)

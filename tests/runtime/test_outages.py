@@ -1,6 +1,7 @@
 """A storage that is away for a while: what has ended is told when it is back."""
 
 import asyncio
+import logging
 import threading
 
 import pytest
@@ -16,7 +17,8 @@ def storage() -> FailingStorage:
     return FailingStorage()
 
 
-async def test_results_are_kept_until_the_storage_is_back(storage, queue, caplog):
+async def test_results_are_kept_until_the_storage_is_back(storage, queue, caplog, monkeypatch):
+    monkeypatch.setattr("djqueue.runtime.outages.PATIENCE", 0)
     done = asyncio.Event()
 
     async def handler(job):
@@ -36,10 +38,43 @@ async def test_results_are_kept_until_the_storage_is_back(storage, queue, caplog
             await reached(queue, job_id, "completed")
 
     assert [queue.get_result(job_id) for job_id in ids] == [0, 1, 2, 3, 4]
-    told = [line for line in messages(caplog) if "claim and finish" in line]
-    assert ["failed" in line for line in told] == [True, False]
+    told = [line for line in messages(caplog) if "the storage" in line]
+    assert len(told) == 2
+    assert "has not answered" in told[0]
     assert "switched off" in told[0]
     assert "answers again" in told[1]
+    assert not [record for record in caplog.records if record.exc_info], "an outage needs no traceback"
+
+
+async def test_a_short_outage_is_one_line_when_it_is_over(storage, queue, caplog):
+    caplog.set_level("INFO", "djqueue")
+    async with working(storage, lambda job: None, heartbeat=0.01):
+        storage.away.set()
+        queue.enqueue(name=HANDLER)
+        await aeventually(lambda: {"finish", "maintain"} <= set(storage.refused), timeout=10)
+        storage.away.clear()
+        await aeventually(lambda: queue.counts()["completed"] == 1)
+
+    told = [line for line in messages(caplog, logging.INFO) if "answer" in line and "bulk" not in line]
+    assert len(told) == 1
+    assert "answers again after" in told[0]
+
+
+async def test_a_fault_of_the_storage_is_logged_once_with_its_traceback(storage, queue, caplog, monkeypatch):
+    monkeypatch.setattr("djqueue.runtime.maintenance.INTERVAL", 0.01)
+    tries = []
+
+    def broken():
+        tries.append(1)
+        raise ZeroDivisionError("a fault")
+
+    async with working(storage, lambda job: None):
+        storage.maintain = broken
+        await aeventually(lambda: len(tries) >= 3)
+
+    told = [record for record in caplog.records if "failed (maintain)" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].exc_info
 
 
 async def test_a_storage_that_is_away_is_not_asked_all_the_time(storage, queue):
@@ -63,7 +98,7 @@ async def test_jobs_come_again_after_an_outage_without_any_wake_up(storage, queu
         await reached(queue, job_id, "completed")
 
 
-async def test_maintenance_goes_on_after_an_outage(storage, queue, monkeypatch, caplog):
+async def test_maintenance_goes_on_after_an_outage(storage, queue, monkeypatch):
     monkeypatch.setattr("djqueue.runtime.maintenance.INTERVAL", 0.01)
     swept = threading.Event()
     async with working(storage, lambda job: None):
@@ -72,8 +107,6 @@ async def test_maintenance_goes_on_after_an_outage(storage, queue, monkeypatch, 
         storage.away.clear()
         storage.maintain = swept.set
         assert await asyncio.to_thread(swept.wait, 5)
-
-    assert len([line for line in messages(caplog) if "failed (maintain)" in line]) == 1
 
 
 async def test_a_worker_without_maintenance_does_none(storage, queue, monkeypatch):

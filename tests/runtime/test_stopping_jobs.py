@@ -4,7 +4,9 @@ import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
 
-from djqueue import Queue, current_job
+import pytest
+
+from djqueue import JobCancelledError, Queue, current_job, job
 from djqueue.core.queue import QueuePolicy
 from tests.runtime.running import HANDLER, messages, reached, record, work_off, working
 from tests.runtime.storages import RecordingStorage
@@ -151,6 +153,73 @@ async def test_a_cancelled_sync_job_is_told_and_may_end(storage, queue):
         assert await asyncio.to_thread(started.wait, 5)
         queue.cancel(job_id)
         await reached(queue, job_id, "cancelled")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_handler_that_obeys_a_request_to_cancel_ends_its_job_as_cancelled(storage, queue, is_async):
+    started = threading.Event()
+
+    def handler(job):
+        started.set()
+        job.raise_if_cancelled()
+        assert job.cancelled.wait(5)
+        job.raise_if_cancelled()
+
+    async def ahandler(job):
+        started.set()
+        job.raise_if_cancelled()
+        try:
+            await job.cancelled.wait(5)
+        finally:
+            job.raise_if_cancelled()
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, ahandler if is_async else handler) as worker:
+        assert await asyncio.to_thread(started.wait, 5)
+        queue.cancel(job_id)
+        await reached(queue, job_id, "cancelled")
+
+    ended = record(queue, job_id)
+    assert (ended.reason, ended.failures) == ("cancelled", 0)
+    assert worker.counters.cancelled == 1
+    assert queue.counts()["failed"] == 0
+
+
+async def test_a_function_under_job_asks_the_current_job(storage, queue):
+    started = threading.Event()
+
+    @job(name="tests.stopping.steps", queue=queue.name)
+    def steps():
+        started.set()
+        assert current_job().cancelled.wait(5)
+        current_job().raise_if_cancelled()
+
+    result = queue.enqueue({"args": [], "kwargs": {}}, name="tests.stopping.steps")
+    async with working(storage, {"tests.stopping.steps": steps}):
+        assert await asyncio.to_thread(started.wait, 5)
+        queue.cancel(result.id)
+        await reached(queue, result.id, "cancelled")
+
+
+async def test_a_handler_that_obeys_its_timeout_has_failed(storage, queue):
+    def handler(job):
+        assert job.cancelled.wait(5)
+        job.raise_if_cancelled()
+
+    job_id = queue.enqueue(name=HANDLER, timeout=0.03, max_attempts=1).id
+    await work_off(storage, handler)
+
+    assert record(queue, job_id).reason == "timeout"
+
+
+async def test_the_cancellation_of_another_job_is_an_ordinary_failure(storage, queue):
+    def handler(job):
+        raise JobCancelledError("the job that this one waited for was cancelled")
+
+    job_id = queue.enqueue(name=HANDLER, max_attempts=1).id
+    await work_off(storage, handler)
+
+    assert record(queue, job_id).state == "failed"
 
 
 async def test_a_cancelled_job_that_completes_all_the_same_is_completed(storage, queue):

@@ -4,7 +4,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from djqueue.dashboard import deeds, keyset, rights
+from djqueue.dashboard import crew, deeds, keyset, queries, rights
 from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.tables import rows_of
@@ -20,7 +20,7 @@ def activity(request: HttpRequest, desk: Desk) -> HttpResponse:
     """What was done here, and what was refused, newest first."""
     query = {name: request.GET[name] for name in FILTERS if request.GET.get(name)}
     found = keyset.page(rows_of(AuditEvent).filter(**query), request.GET.get("at", ""))
-    shown = [row for row in found.rows if rights.sees_each(request, _queues(row))]
+    shown = [row for row in found.rows if _sees(request, row)]
     names = {action: str(name) for action, name in deeds.NAMES.items()}
     if query.get("action"):
         names.setdefault(query["action"], query["action"])
@@ -31,6 +31,16 @@ def activity(request: HttpRequest, desk: Desk) -> HttpResponse:
         **keyset.links(desk, "activity", found, **query),
     }
     return desk.render(request, "activity.html", _("Activity"), context, tab="activity")
+
+
+def _sees(request: HttpRequest, row: AuditEvent) -> bool:
+    """Return whether the user may know of every queue, and of the worker, that an event names."""
+    if not rights.hides_queues():
+        return True
+    worker = row.detail.get("worker")
+    if worker and crew.crew(request).value.find(worker) is None and not queries.sees_all(request):
+        return False
+    return rights.sees_each(request, _queues(row))
 
 
 def _queues(row: AuditEvent) -> set[str]:

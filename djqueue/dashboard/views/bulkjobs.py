@@ -11,9 +11,11 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.errors import OptionError
+from djqueue.core.options import MAX_INTEGER
 from djqueue.core.states import State
 from djqueue.dashboard import audit, queries, rights, verbs
 from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard.inputs import check_hidden
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.tables import alias_of
 from djqueue.dashboard.verbs import Verb
@@ -78,7 +80,9 @@ class RateForm(forms.Form):
         max_value=100_000,
         help_text=gettext_lazy("Empty: as fast as it goes."),
     )
-    expected = forms.IntegerField(required=False, min_value=0, widget=forms.HiddenInput)
+    expected = forms.IntegerField(
+        required=False, min_value=0, max_value=MAX_INTEGER, widget=forms.HiddenInput
+    )
 
 
 def _listed(one: Kind) -> None:
@@ -98,7 +102,12 @@ for _kind in KINDS:
 
 
 def _preview(
-    request: HttpRequest, desk: Desk, one: Kind, form: RateForm, given: Mapping[str, str]
+    request: HttpRequest,
+    desk: Desk,
+    one: Kind,
+    form: RateForm,
+    given: Mapping[str, str],
+    status: int = 200,
 ) -> HttpResponse:
     problem, found = "", None
     try:
@@ -115,13 +124,16 @@ def _preview(
         "begin_url": desk.url(f"{one.page}_begin"),
     }
     crumbs = [Crumb(str(_("Jobs")), desk.url("jobs"))]
-    return desk.render(request, "bulkjobs.html", str(one.title), context, tab="jobs", crumbs=crumbs)
+    return desk.render(
+        request, "bulkjobs.html", str(one.title), context, tab="jobs", crumbs=crumbs, status=status
+    )
 
 
 def _begin(request: HttpRequest, desk: Desk, one: Kind) -> HttpResponse:
     form = RateForm(request.POST)
     if not form.is_valid():
-        return _preview(request, desk, one, form, request.POST)
+        check_hidden(form)
+        return _preview(request, desk, one, form, request.POST, status=400)
     row = bulk.begin(
         alias_of(BulkOperation),
         one.kind,

@@ -24,16 +24,17 @@ pages = Pages()
 logger = logging.getLogger("djqueue.cron")
 
 
-@pages.show("cron", "cron/", rights.VIEW, gettext_lazy("Cron"))
+@pages.show("cron", "cron/", rights.VIEW, gettext_lazy("Cron"), planning.parts)
 def cron(request: HttpRequest, desk: Desk) -> HttpResponse:
     """All schedules, those that run next first."""
     shot = planning.planned(planning.visible(request))
     found = sorted(shot.value, key=lambda one: (not one.row.enabled, one.runs[:1] or [1 << 62], one.row.name))
+    planning.changes_at(request, found)
     context = {"planned": found, "most": planning.MOST}
     return desk.render(request, "cron.html", _("Cron"), context, tab="cron", as_of=shot.at, away=shot.away)
 
 
-@pages.show("schedule", "cron/<int:pk>/", rights.VIEW)
+@pages.show("schedule", "cron/<int:pk>/", rights.VIEW, parts=planning.parts)
 def schedule(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
     """One of them, with what became of its last runs."""
     crumbs = [Crumb(str(_("Cron")), desk.url("cron"))]
@@ -43,6 +44,7 @@ def schedule(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
         return desk.render(request, "no_schedule.html", title, {}, tab="cron", crumbs=crumbs, status=404)
     shot = planning.planned([row])
     [one] = shot.value
+    planning.changes_at(request, [one])
     context = {"one": one, "history": list(reversed(_history(one)))}
     return desk.render(
         request,

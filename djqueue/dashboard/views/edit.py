@@ -58,7 +58,7 @@ def edit_now(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpR
     if not editing.is_sealed(record, request.POST.get("seal", "")):
         return _again(request, desk, record, "changed")
     if not form.is_valid():
-        return _page(request, desk, queue, job_id, record, form)
+        return _page(request, desk, queue, job_id, record, form, status=400)
     copy_id = form.cleaned_data["new_id"] if how == COPY else ""
     try:
         payload = envelope.encoder(record.options.content_type, get_settings())(form.typed())

@@ -14,29 +14,28 @@ from djqueue.core.errors import DjqueueError
 from djqueue.dashboard import audit, rights
 from djqueue.dashboard.arguments import check_arguments
 from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.inputs import ArgumentsField
+from djqueue.dashboard.jsontext import LONGEST
 from djqueue.dashboard.pages import Pages
 
 pages = Pages()
-
-LONGEST = 100_000
-"""Characters of arguments."""
 
 
 class EnqueueForm(forms.Form):
     """Which job, with what. There is no box for a dotted path: only what is registered can be chosen."""
 
     name = forms.ChoiceField(label=gettext_lazy("Job"))
-    args = forms.JSONField(
+    args = ArgumentsField(
+        kind=list,
         label=gettext_lazy("Positional arguments"),
-        initial=list,
-        required=False,
+        initial="[]",
         help_text=gettext_lazy("A JSON list."),
         widget=forms.Textarea(attrs={"rows": 3, "maxlength": LONGEST}),
     )
-    kwargs = forms.JSONField(
+    kwargs = ArgumentsField(
+        kind=dict,
         label=gettext_lazy("Keyword arguments"),
-        initial=dict,
-        required=False,
+        initial="{}",
         help_text=gettext_lazy("A JSON object."),
         widget=forms.Textarea(attrs={"rows": 3, "maxlength": LONGEST}),
     )
@@ -56,8 +55,6 @@ class EnqueueForm(forms.Form):
     def clean_args(self) -> list[Any]:
         """A list."""
         value = self.cleaned_data["args"]
-        if value in (None, ""):
-            return []
         if not isinstance(value, list):
             raise forms.ValidationError(_("This is not a JSON list."))
         return value
@@ -65,8 +62,6 @@ class EnqueueForm(forms.Form):
     def clean_kwargs(self) -> dict[str, Any]:
         """An object."""
         value = self.cleaned_data["kwargs"]
-        if value in (None, ""):
-            return {}
         if not isinstance(value, dict):
             raise forms.ValidationError(_("This is not a JSON object."))
         return value
@@ -124,4 +119,7 @@ def enqueue(request: HttpRequest, desk: Desk) -> HttpResponse:
 
 
 def _page(request: HttpRequest, desk: Desk, form: EnqueueForm) -> HttpResponse:
-    return desk.render(request, "enqueue.html", _("Enqueue a job"), {"form": form}, tab="enqueue")
+    status = 400 if form.is_bound and form.errors else 200
+    return desk.render(
+        request, "enqueue.html", _("Enqueue a job"), {"form": form}, tab="enqueue", status=status
+    )

@@ -63,7 +63,9 @@ def limiter(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
     form = limits.LimiterForm(request.POST)
     if not form.is_valid():
         return page(request, desk, queue, limiter_form=form)
-    given = {"rate": form.cleaned_data["rate"] or None, "concurrency": form.cleaned_data["concurrency"]}
+    given = form.given()
+    if not given:
+        return desk.back(request, "queue", queue)
     handle = Limiter(name)
     before = limits.of_limiter(handle.state())
     try:

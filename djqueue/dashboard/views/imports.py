@@ -13,6 +13,7 @@ from djqueue.core.states import State
 from djqueue.dashboard import audit, imports, rights, verbs
 from djqueue.dashboard.desk import Crumb, Desk
 from djqueue.dashboard.imports import Shown
+from djqueue.dashboard.inputs import check_hidden
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.tables import alias_of
 from djqueue.models import BulkKind, BulkOperation
@@ -103,7 +104,9 @@ for _kind in KINDS:
     _listed(_kind)
 
 
-def _preview(request: HttpRequest, desk: Desk, kind: Kind, shown: Shown, form: RateForm) -> HttpResponse:
+def _preview(
+    request: HttpRequest, desk: Desk, kind: Kind, shown: Shown, form: RateForm, status: int = 200
+) -> HttpResponse:
     report = shown.report
     found = (
         bulk.preview(get_storage(), kind.kind, imports.selection(kind.kind, report))
@@ -130,7 +133,9 @@ def _preview(request: HttpRequest, desk: Desk, kind: Kind, shown: Shown, form: R
         Crumb(str(_("Bulk import")), desk.url("import", report.write)),
     ]
     title = str(kind.title)
-    return desk.render(request, "import_act.html", title, context, tab="operations", crumbs=crumbs)
+    return desk.render(
+        request, "import_act.html", title, context, tab="operations", crumbs=crumbs, status=status
+    )
 
 
 def _begin(request: HttpRequest, desk: Desk, kind: Kind, write: str) -> HttpResponse:
@@ -144,7 +149,8 @@ def _begin(request: HttpRequest, desk: Desk, kind: Kind, write: str) -> HttpResp
         return desk.back(request, "imports")
     form = RateForm(request.POST)
     if not form.is_valid():
-        return _preview(request, desk, kind, shown, form)
+        check_hidden(form)
+        return _preview(request, desk, kind, shown, form, status=400)
     row = bulk.begin(
         alias_of(BulkOperation),
         kind.kind,

@@ -1,5 +1,6 @@
 """One job: where it is in its life, why, and what can be done about it."""
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from django.contrib import messages
@@ -9,16 +10,19 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.client.info import JobInfo
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import SerializationError
 from djqueue.core.job import JobRecord
-from djqueue.core.states import TERMINAL
+from djqueue.core.states import PENDING, TERMINAL
 from djqueue.dashboard import (
     audit,
     deletions,
     diagram,
     editing,
     flows,
+    freshness,
+    progress,
     redaction,
     rendering,
     rights,
@@ -30,6 +34,7 @@ from djqueue.dashboard import (
 )
 from djqueue.dashboard.desk import Crumb, Desk
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.snapshot import FRESH
 from djqueue.dashboard.verbs import Verb
 from djqueue.dashboard.views import timing
 from djqueue.models import BulkKind, PayloadVersion
@@ -37,7 +42,7 @@ from djqueue.models import BulkKind, PayloadVersion
 pages = Pages()
 
 LINES = 200
-"""Log lines that are shown: the last."""
+"""Log lines that are shown: the last, newest first."""
 STEPS = {
     "enqueued": gettext_lazy("enqueued"),
     "started": gettext_lazy("started"),
@@ -99,7 +104,14 @@ OFFERS: tuple[tuple[str, Verb, Any, str], ...] = (
 )
 
 
-@pages.show("job", "jobs/<djq:queue>/<djq:job_id>/", rights.VIEW)
+def _parts(request: HttpRequest) -> Hashable:
+    where = request.resolver_match
+    assert where is not None
+    rows = _rows(request, where.kwargs["queue"], where.kwargs["job_id"])
+    return (deletions.parts(request), tuple((row.pk, str(row.outcome)) for row in rows))
+
+
+@pages.show("job", "jobs/<djq:queue>/<djq:job_id>/", rights.VIEW, parts=_parts)
 def job(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
     """Everything that is known of it, its secrets hidden."""
     return _page(request, desk, queue, job_id, revealed=False)
@@ -156,10 +168,11 @@ def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed
         )
     if revealed:
         audit.note(request, "reveal", queue=queue, job_id=job_id, count=1)
+    _limit(request, record)
     info = JobInfo(record)
     payload = _shown(record, record.payload, revealed=revealed, of=redaction.payload)
     result = _shown(record, record.result, revealed=revealed, of=redaction.result)
-    old_ones = _versions(record, revealed=revealed)
+    old_ones = _versions(request, record, revealed=revealed)
     context = {
         "job": record,
         "versions": old_ones,
@@ -169,7 +182,7 @@ def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed
         "steps": _steps(info),
         "life": _life(info),
         "runs": list(reversed(record.all_attempts())),
-        "lines": record.logs[-LINES:],
+        "lines": record.logs[: -LINES - 1 : -1],
         "lines_cut": max(0, len(record.logs) - LINES),
         "payload": payload,
         "result": result,
@@ -178,7 +191,7 @@ def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed
         and any(
             one is not None and one.hides for one in (payload, result, *(old.payload for old in old_ones))
         ),
-        "progress": _progress(record.progress),
+        "progress": progress.shown(record.progress),
         "options": {name: value for name, value in record.options.as_dict().items() if name not in TOLD},
         "subject": _subject(request, desk, record.options.subject),
         "flow": flows.around(request, queue, job_id),
@@ -187,6 +200,17 @@ def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed
         "is_over": record.state in TERMINAL,
     }
     return desk.render(request, "job.html", record.name, context, tab="queues", crumbs=crumbs)
+
+
+def _limit(request: HttpRequest, record: JobRecord) -> None:
+    """Tell what of the page changes without a change of the storage's version."""
+    now, ttl = SYSTEM_CLOCK.now(), record.options.result_ttl
+    if record.options.subject is not None:
+        freshness.limit(request, now)  # the object is one of the project's
+    if record.state in PENDING:
+        freshness.limit(request, now + FRESH)  # rates and groups let it start when their time has come
+    elif record.finished_at and ttl is not None:
+        freshness.limit(request, max(now, record.finished_at + ttl))
 
 
 def _why(request: HttpRequest, record: JobRecord) -> verdicts.Reason | None:
@@ -248,22 +272,22 @@ def _shown(record: JobRecord, data: bytes | None, *, revealed: bool, of: Any) ->
     return Shown(rendering.text(value), len(data), redaction.hides(record, data, value))
 
 
-def _versions(record: JobRecord, *, revealed: bool) -> list[Old]:
+def _rows(request: HttpRequest, queue: str, job_id: str) -> list[PayloadVersion]:
+    """Its payload versions, read once for a request."""
+    known: list[PayloadVersion] | None = getattr(request, "_djqueue_versions", None)
+    if known is None:
+        known = versions.of_job(queue, job_id)
+        request._djqueue_versions = known  # type: ignore[attr-defined]
+    return known
+
+
+def _versions(request: HttpRequest, record: JobRecord, *, revealed: bool) -> list[Old]:
     """The payloads that it had, and that of the job that it was made from."""
     found = []
-    for row in versions.of_job(record.queue, record.id):
+    for row in _rows(request, record.queue, record.id):
         was = versions.as_it_was(record, row)
         found.append(Old(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
     return found
-
-
-def _progress(value: Any) -> dict[str, Any] | None:
-    """What a handler said of how far it is: a share of one is a bar, anything else is shown as it is."""
-    if value is None:
-        return None
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
-        return {"share": f"{value:.4f}", "percent": round(value * 100)}
-    return {"text": rendering.text(value)}
 
 
 def _offers(request: HttpRequest, desk: Desk, record: JobRecord) -> list[Offer]:

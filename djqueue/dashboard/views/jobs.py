@@ -15,12 +15,25 @@ from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import State
-from djqueue.dashboard import byargument, failures, jobsearch, queries, rights, ticked, verbs
-from djqueue.dashboard.desk import Desk
+from djqueue.dashboard import (
+    byargument,
+    deletions,
+    failures,
+    freshness,
+    jobsearch,
+    queries,
+    rights,
+    scanning,
+    ticked,
+    verbs,
+)
+from djqueue.dashboard.desk import Desk, is_partial
+from djqueue.dashboard.inputs import TimeField, check_hidden
 from djqueue.dashboard.jobsearch import Wanted
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.verbs import Verb
 from djqueue.models import BulkKind, JobState
+from djqueue.operations.mirroring import is_mirrored
 
 from . import bulkjobs
 from .about import jobs_about
@@ -33,6 +46,8 @@ LENGTH = 50
 QUEUES = jobsearch.QUEUES
 ANY = "any"
 """Of the states, where there are tables to ask."""
+BUSY = "busy"
+"""The window of a list that was not made, as another search of the user was under way."""
 ALWAYS = ("queue", "id", "error")
 """Filters that every storage answers."""
 
@@ -48,8 +63,8 @@ class FilterForm(forms.Form):
     priority = forms.IntegerField(
         label=gettext_lazy("Priority"), required=False, min_value=-(2**31), max_value=2**31 - 1
     )
-    since = forms.DateTimeField(label=gettext_lazy("Enqueued from"), required=False)
-    until = forms.DateTimeField(label=gettext_lazy("Before"), required=False)
+    since = TimeField(label=gettext_lazy("Enqueued from"), required=False)
+    until = TimeField(label=gettext_lazy("Before"), required=False)
     argument = forms.CharField(
         label=gettext_lazy("Argument"),
         required=False,
@@ -110,13 +125,14 @@ class Listed(NamedTuple):
     """Where the newer page begins, as `older` the older one."""
     older: str = ""
     window: str = "all"
-    """See `jobsearch.Found`; `each`: the newest of every queue; `letters`: dead letters."""
+    """See `jobsearch.Found`; `each`: the newest of every queue; `letters`: dead letters; or `BUSY`."""
 
 
-@pages.show("jobs", "jobs/", rights.VIEW, gettext_lazy("Jobs"))
+@pages.show("jobs", "jobs/", rights.VIEW, gettext_lazy("Jobs"), deletions.parts)
 def jobs(request: HttpRequest, desk: Desk) -> HttpResponse:
     """Those of one state that match, the newest first."""
     if subject := request.GET.get("subject"):
+        freshness.limit(request, 0)  # the object is one of the project's
         return jobs_about(request, desk, subject)
     shot = queries.board(request)
     board = shot.value
@@ -128,6 +144,7 @@ def jobs(request: HttpRequest, desk: Desk) -> HttpResponse:
     has_rows = bool(with_rows) if state is None else state in with_rows
     form = FilterForm(request.GET, queues=[line.name for line in board.lines], has_rows=has_rows)
     form.is_valid()
+    check_hidden(form)
     error = form.cleaned_data.get("error", "")
     state = State.FAILED if error else state
     wanted = form.wanted(state)
@@ -140,6 +157,8 @@ def jobs(request: HttpRequest, desk: Desk) -> HttpResponse:
     listed = (
         _letters(request, wanted.queue, error, at) if error else _listed(request, board, wanted, has_rows, at)
     )
+    if listed.window == BUSY and is_partial(request):
+        return HttpResponse(status=204)  # what the open page shows stays
     word = ANY if state is None else state.value
     context = {
         "form": form,
@@ -161,7 +180,17 @@ def jobs(request: HttpRequest, desk: Desk) -> HttpResponse:
         "acts": _acts(request, desk, listed.jobs),
         "in_bulk": _in_bulk(request, desk, wanted, listed.jobs),
     }
-    return desk.render(request, "jobs.html", _("Jobs"), context, tab="jobs", as_of=board.at, away=shot.away)
+    status = 400 if form.errors else 429 if listed.window == BUSY else 200
+    return desk.render(
+        request,
+        "jobs.html",
+        _("Jobs"),
+        context,
+        tab="jobs",
+        as_of=board.at,
+        away=shot.away,
+        status=status,
+    )
 
 
 @pages.act("ticked_retry", "ticked/retry/", rights.RETRY)
@@ -218,12 +247,21 @@ def _acts(request: HttpRequest, desk: Desk, shown: Sequence[JobRecord]) -> list[
 
 def _listed(request: HttpRequest, board: queries.Board, wanted: Wanted, has_rows: bool, at: str) -> Listed:
     storage, state = get_storage(), wanted.state
+    if has_rows and is_mirrored(storage):
+        freshness.limit(request, board.at)  # rows of the mirror come later than the jobs themselves
     if state is None or wanted.needs_rows:
         if not has_rows:
             return Listed([])  # of a whole id that nobody has
         hides = get_settings().dashboard.queue_filter is not None
-        found = jobsearch.search(wanted, [line.name for line in board.lines] if hides else None, at)
-        return Listed(found.jobs, found.page.newer, found.page.older, found.window)
+        seen = [line.name for line in board.lines] if hides else None
+        if wanted.argument is None:
+            found = jobsearch.search(wanted, seen, at)
+            return Listed(found.jobs, found.page.newer, found.page.older, found.window)
+        with scanning.turns.take(request) as is_free:
+            if not is_free:
+                return Listed([], window=BUSY)
+            found = jobsearch.search(wanted, seen, at)
+        return Listed(found.jobs, older=found.page.older, window=found.window)
     if wanted.queue:
         if not rights.sees(request, wanted.queue):
             return Listed([])

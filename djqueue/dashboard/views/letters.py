@@ -14,9 +14,11 @@ from djqueue.client.deadletters import fingerprint, read_filter
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import OptionError
 from djqueue.core.job import DEAD_LETTER_REASONS
+from djqueue.core.options import MAX_INTEGER
 from djqueue.core.states import State
 from djqueue.dashboard import audit, deletions, failures, queries, rendering, rights, ticked, verbs
 from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard.inputs import check_hidden
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.tables import alias_of
 from djqueue.models import BulkKind, BulkOperation
@@ -40,9 +42,12 @@ class BeginForm(forms.Form):
         max_value=100_000,
         help_text=gettext_lazy("Empty: as fast as it goes."),
     )
+    expected = forms.IntegerField(
+        required=False, min_value=0, max_value=MAX_INTEGER, widget=forms.HiddenInput
+    )
 
 
-@pages.show("letters", "dead-letters/", rights.VIEW, gettext_lazy("Dead letters"))
+@pages.show("letters", "dead-letters/", rights.VIEW, gettext_lazy("Dead letters"), deletions.parts)
 def letters(request: HttpRequest, desk: Desk) -> HttpResponse:
     """Groups by error, and the letters of the one that is chosen."""
     queue = request.GET.get("queue", "")
@@ -87,7 +92,8 @@ def begin(request: HttpRequest, desk: Desk) -> HttpResponse:
     """Have it done, part by part."""
     form = BeginForm(request.POST)
     if not form.is_valid():
-        return _preview(request, desk, form, request.POST)
+        check_hidden(form)
+        return _preview(request, desk, form, request.POST, status=400)
     kind = form.cleaned_data["kind"]
     selection = _selection(request, request.POST, form.cleaned_data["queue"])
     row = bulk.begin(
@@ -96,7 +102,7 @@ def begin(request: HttpRequest, desk: Desk) -> HttpResponse:
         selection,
         user=request.user.get_username(),
         rate=form.cleaned_data["rate"],
-        expected=int(request.POST.get("expected") or 0),
+        expected=form.cleaned_data["expected"] or 0,
     )
     audit.note(
         request, "letters_begin", count=row.expected, detail={"operation": row.pk, "kind": kind, **row.filter}
@@ -153,7 +159,9 @@ def export(request: HttpRequest, _desk: Desk) -> HttpResponseBase:
     return response
 
 
-def _preview(request: HttpRequest, desk: Desk, form: BeginForm, given: QueryDict) -> HttpResponse:
+def _preview(
+    request: HttpRequest, desk: Desk, form: BeginForm, given: QueryDict, status: int = 200
+) -> HttpResponse:
     form.is_valid()
     kind = form.cleaned_data.get("kind") or BulkKind.RETRY
     queue = form.cleaned_data.get("queue") or ""
@@ -178,7 +186,9 @@ def _preview(request: HttpRequest, desk: Desk, form: BeginForm, given: QueryDict
     }
     title = _("Delete dead letters") if kind == BulkKind.PURGE else _("Retry dead letters")
     crumbs = [Crumb(str(_("Dead letters")), desk.url("letters"))]
-    return desk.render(request, "letters_preview.html", title, context, tab="letters", crumbs=crumbs)
+    return desk.render(
+        request, "letters_preview.html", title, context, tab="letters", crumbs=crumbs, status=status
+    )
 
 
 def _selection(request: HttpRequest, given: QueryDict, queue: str) -> bulk.Selection:

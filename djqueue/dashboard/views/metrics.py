@@ -137,7 +137,7 @@ def _report(request: HttpRequest, window: Window, queue: str) -> Shot[Report]:
     board = queries.board(request).value
     names = [line.name for line in board.lines if queue in ("", line.name)]
     key = ("metrics", window.word, *names)
-    return snapshots.read(key, lambda: _read(window, names, board.at), fresh=5_000)
+    return snapshots.read(key, lambda: _read(window, names, board.at), fresh=5_000, versioned=True)
 
 
 def _read(window: Window, queues: list[str], at: int) -> Report:

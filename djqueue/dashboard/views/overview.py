@@ -1,6 +1,6 @@
 """Is it healthy, what is stuck, and where to look."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest, HttpResponse
@@ -14,7 +14,7 @@ from djqueue.core.errors import StorageError
 from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import Bucket
 from djqueue.core.states import State
-from djqueue.dashboard import crew, diagnoses, failures, marks, planning, queries, rights, spans
+from djqueue.dashboard import crew, diagnoses, failures, freshness, marks, planning, queries, rights, spans
 from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.snapshot import snapshots
@@ -23,6 +23,8 @@ pages = Pages()
 
 WORST = 5
 """Queues whose age is charted; groups of errors, schedules and workers that are named."""
+AGES = 10_000
+"""Milliseconds for which a chart may show the same ages of waiting jobs."""
 SELDOM = 15_000
 """Milliseconds for which what takes longer to read is shown again: the scheduler, the groups of errors."""
 
@@ -35,6 +37,8 @@ class Fact(NamedTuple):
     url: str = ""
     level: str = "ok"
     """ok | warn | bad"""
+    at: int | None = None
+    """UTC milliseconds since when it is so: shown as an age that the browser keeps up to date."""
 
     @property
     def shown(self) -> str:
@@ -52,16 +56,24 @@ class Minute(NamedTuple):
     """Of each queue: milliseconds, and for the chart seconds."""
 
 
-@pages.show("changelist", "", rights.VIEW, gettext_lazy("Overview"))
+def _parts(request: HttpRequest) -> Hashable:
+    return (planning.overdue_parts(request), marks.parts(request))
+
+
+@pages.show("changelist", "", rights.VIEW, gettext_lazy("Overview"), _parts)
 def overview(request: HttpRequest, desk: Desk) -> HttpResponse:
     """The first page."""
     shot = queries.board(request)
     board = shot.value
     hour = board.series()
     worst = sorted((line for line in board.lines if line.age), key=lambda line: -line.age)[:WORST]
+    if worst:
+        # The last point of the chart is how long the oldest job has waited so far.
+        freshness.limit(request, board.at + AGES)
     overdue = planning.overdue(request)
     workers = [one.info for one in crew.crew(request).value.workers]
     silent = _silent(board, workers)
+    unhandled = sorted((one for line in board.lines for one in line.unhandled), key=lambda one: -one.jobs)
     context: dict[str, Any] = {
         "board": board,
         "facts": _facts(desk, board, hour),
@@ -73,6 +85,8 @@ def overview(request: HttpRequest, desk: Desk) -> HttpResponse:
         "groups": _groups(request, board),
         "overdue": overdue[:WORST],
         "silent": silent[:WORST],
+        "unhandled": unhandled[:WORST],
+        "unhandled_names": len(unhandled),
         "is_new": not board.lines and not workers,
     }
     return desk.render(
@@ -117,17 +131,21 @@ def _health(
     alone = [line for line in board.lines if line.backlog and not line.workers and not line.row.paused]
     oldest = max((line.age for line in board.lines), default=0)
     waits = spans.shown(oldest) if oldest else _("nothing")
+    since = min((line.row.oldest_at for line in board.lines if line.age and line.row.oldest_at), default=None)
     workers = desk.url("workers")
     live, paused = len(seen) - silent, sum(line.row.paused for line in board.lines)
     said_silent = ngettext("silent worker", "silent workers", silent)
     said_alone = ngettext("queue with jobs and no worker", "queues with jobs and no worker", len(alone))
     said_overdue = ngettext("overdue schedule", "overdue schedules", overdue)
+    stuck = sum(one.jobs for line in board.lines for one in line.unhandled)
+    said_stuck = ngettext("job that no worker can run", "jobs that no worker can run", stuck)
     facts = [
         *_scheduler(request, desk),
-        Fact(_("waits longest"), waits, desk.url("queues", sort="age")),
+        Fact(_("waits longest"), waits, desk.url("queues", sort="age"), at=since),
         Fact(ngettext("worker", "workers", live), live, workers, "ok" if seen else "bad"),
         Fact(said_silent, silent, workers, "bad" if silent else "ok"),
         Fact(said_alone, len(alone), "", "bad" if alone else "ok"),
+        Fact(said_stuck, stuck, "", "bad" if stuck else "ok"),
         Fact(ngettext("paused queue", "paused queues", paused), paused),
         Fact(said_overdue, overdue, desk.url("cron"), "bad" if overdue else "ok"),
     ]

@@ -1,5 +1,6 @@
 """One queue: how it goes, what is in it, what it is told."""
 
+from collections.abc import Hashable
 from typing import Any
 
 from django import forms
@@ -58,7 +59,11 @@ class CleanForm(forms.Form):
         return typed
 
 
-@pages.show("queue", "queues/<djq:queue>/", rights.VIEW)
+def _parts(request: HttpRequest) -> Hashable:
+    return (deletions.parts(request), marks.parts(request))
+
+
+@pages.show("queue", "queues/<djq:queue>/", rights.VIEW, parts=_parts)
 def queue(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
     """Its numbers, its charts, and the jobs of one state."""
     return page(request, desk, queue, group=request.GET.get("group", ""))
@@ -70,7 +75,9 @@ def set_limits(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
     form = limits.LimitsForm(request.POST)
     if not form.is_valid():
         return page(request, desk, queue, limits_form=form)
-    given = {"rate": form.cleaned_data["rate"] or None, "concurrency": form.cleaned_data["concurrency"]}
+    given = form.given()
+    if not given:
+        return desk.back(request, "queue", queue)
     before = limits.of_queue(queue)
     try:
         Queue(queue).set_limits(**given)
@@ -155,8 +162,18 @@ def page(
         **_shared(request, name, shot.value, limiter_form),
     }
     crumbs = [Crumb(str(_("Queues")), desk.url("queues"))]
+    sent = (limits_form, clean_form, group_form, limiter_form)
+    status = 400 if any(form is not None and form.errors for form in sent) else 200
     return desk.render(
-        request, "queue.html", name, context, tab="queues", crumbs=crumbs, as_of=shot.value.at, away=shot.away
+        request,
+        "queue.html",
+        name,
+        context,
+        tab="queues",
+        crumbs=crumbs,
+        as_of=shot.value.at,
+        away=shot.away,
+        status=status,
     )
 
 

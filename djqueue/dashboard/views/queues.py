@@ -1,6 +1,7 @@
 """The queues side by side, and what each can be told."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from django.contrib import messages
@@ -9,9 +10,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
+from djqueue.conf import get_settings
 from djqueue.core.states import State
-from djqueue.dashboard import audit, queries, rights
+from djqueue.dashboard import audit, freshness, queries, rights
 from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.forecast import ESTIMATING, NEVER, STEADY
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.queries import Line
 
@@ -30,8 +33,14 @@ ORDERS = {
     "drain": lambda line: (-_drain(line), line.name),
 }
 """Of the list: what needs looking at first."""
+LONG = 1e15
+"""More milliseconds than any estimate has."""
 TWIN = 5
 """Minutes of a column of the table beside the small charts."""
+
+
+UNUSED = 50
+"""Queues without jobs that are named."""
 
 
 class Twin(NamedTuple):
@@ -42,7 +51,7 @@ class Twin(NamedTuple):
     rows: list[tuple[str, list[int]]]
 
 
-@pages.show("queues", "queues/", rights.VIEW, gettext_lazy("Queues"))
+@pages.show("queues", "queues/", rights.VIEW, gettext_lazy("Queues"), freshness.no_parts)
 def queues(request: HttpRequest, desk: Desk) -> HttpResponse:
     """All queues."""
     shot = queries.board(request)
@@ -55,6 +64,7 @@ def queues(request: HttpRequest, desk: Desk) -> HttpResponse:
         "term": term,
         "order": order,
         "all": len(shot.value.lines),
+        "unused": _unused(request, shot.value.lines, term),
         "twin": _twin(lines),
     }
     return desk.render(
@@ -68,10 +78,19 @@ def queues(request: HttpRequest, desk: Desk) -> HttpResponse:
     )
 
 
+def _unused(request: HttpRequest, lines: Sequence[Line], term: str) -> list[str]:
+    """Return the queues of the settings that have had no job: they, too, can be paused on their pages."""
+    used = {line.name for line in lines}
+    names = (name for name in sorted(get_settings().queues) if name not in used and term in name.lower())
+    return [name for name in names if rights.sees(request, name)][:UNUSED]
+
+
 def _drain(line: Line) -> float:
-    """Milliseconds until it is empty; one that never is comes first."""
-    left = line.drains_in
-    return float("inf") if left is None else left
+    """Milliseconds until nothing waits; more than any estimate for a queue that has none."""
+    left = line.forecast.left
+    if left is not None:
+        return left
+    return {NEVER: inf, STEADY: LONG, ESTIMATING: LONG / 2}.get(line.forecast.kind, 0.0)
 
 
 def _twin(lines: Sequence[Line]) -> Twin:

@@ -7,12 +7,14 @@ from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from djqueue.client import registry
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError
-from djqueue.dashboard import audit, planning, rights
-from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard import audit, editing, planning, redaction, rights
+from djqueue.dashboard.desk import Crumb, Desk, is_partial
+from djqueue.dashboard.inputs import ArgumentsField, TimeField
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.tables import alias_of
 from djqueue.models import CronJob, ScheduleSource
@@ -59,31 +61,102 @@ class ScheduleForm(ModelForm):
                 attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"
             )
             for name in ("start_at", "end_at")
-        } | {name: forms.Textarea(attrs={"rows": 3}) for name in ("blackouts", "args", "kwargs")}
+        } | {"blackouts": forms.Textarea(attrs={"rows": 3})}
+        field_classes = {"start_at": TimeField, "end_at": TimeField}
+
+    args = ArgumentsField(
+        kind=list,
+        label=gettext_lazy("Positional arguments"),
+        widget=forms.Textarea(attrs={"rows": 3, "class": "djq-mono"}),
+    )
+    kwargs = ArgumentsField(
+        kind=dict,
+        label=gettext_lazy("Keyword arguments"),
+        widget=forms.Textarea(attrs={"rows": 3, "class": "djq-mono"}),
+    )
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._request = request
+        row = self.instance
+        self._job_name = row.job_name
+        self._shown = shown_arguments(row)
+        for name in editing.ARGUMENTS:
+            self._arguments(name).show(getattr(row, name), self._shown[name], (name,))
+            self.initial[name] = self._arguments(name).initial
         self.fields["job_name"].widget.attrs["list"] = "djq-names"
         for field in self.fields.values():
             field.show_hidden_initial = False  # what was there is what the row says, not the browser
 
+    @property
+    def hides(self) -> bool:
+        """Whether something of the arguments is hidden."""
+        return any(self._arguments(name).draft.hidden for name in editing.ARGUMENTS)
+
     def clean(self) -> dict[str, Any] | None:
-        """A queue that the user does not see is none to enqueue into."""
+        """Refuse a queue that the user may not see, and arguments that would uncover a hidden value."""
         cleaned = super().clean()
-        queue = self.cleaned_data.get("queue")
-        if queue and not rights.sees(self._request, queue):
-            self.add_error("queue", _("There is no such queue for you."))
+        self._check_queue()
+        if not {"job_name", *editing.ARGUMENTS} & self.errors.keys():
+            self._check_kept()
         return cleaned
 
+    def _check_queue(self) -> None:
+        """Check the queue that the jobs would go to, which may be the job's own."""
+        row = CronJob(
+            queue=self.cleaned_data.get("queue") or "", job_name=self.cleaned_data.get("job_name", "")
+        )
+        if "queue" in self.errors or planning.sees(self._request, row):
+            return
+        if planning.has_known_queue(row):
+            self.add_error("queue", _("There is no such queue for you."))
+        else:
+            self.add_error("queue", _("Name the queue: this process does not know the job's own."))
+
+    def _check_kept(self) -> None:
+        """Check that what is hidden, and is kept, stays hidden."""
+        kept = {
+            name: self._arguments(name).keeps(self.data.get(self.add_prefix(name), ""))
+            for name in editing.ARGUMENTS
+        }
+        if not any(kept.values()):
+            return
+        name = self.cleaned_data["job_name"]
+        if name != self._job_name:
+            self.add_error(
+                "job_name", _("Another job does not get hidden values: type others in their place.")
+            )
+            return
+        now = redaction.arguments(name, *(self.cleaned_data[part] for part in editing.ARGUMENTS))
+        drafts = {part: self._arguments(part).draft for part in editing.ARGUMENTS}
+        if editing.uncovers(self._shown, now, drafts, kept):
+            self.add_error(None, _("With these arguments a hidden value would be seen: type another one."))
+
+    def _arguments(self, name: str) -> ArgumentsField:
+        field = self.fields[name]
+        assert isinstance(field, ArgumentsField)
+        return field
+
     def changes(self) -> dict[str, Any]:
-        """By field: the old value and the new one."""
+        """By field: the old value and the new one.
+
+        Arguments count as changed if their text is another one: a comparison with the old value would
+        tell whether a hidden one was guessed.
+        """
         found: dict[str, Any] = {}
         for name in self.changed_data:
             old, new = self.initial.get(name), getattr(self.instance, name)
             if old != new:
                 found[name] = "changed" if name in HIDDEN else [_written(old), _written(new)]
         return found
+
+
+def shown_arguments(row: CronJob) -> dict[str, Any]:
+    """Return what may be seen of a schedule's arguments."""
+    found = redaction.arguments(row.job_name, row.args, row.kwargs)
+    if isinstance(found, dict) and found.keys() == set(editing.ARGUMENTS):
+        return found
+    return dict.fromkeys(editing.ARGUMENTS, redaction.Hidden())
 
 
 @pages.show("cron_new", "cron/new/", rights.CRON)
@@ -146,7 +219,11 @@ def _page(request: HttpRequest, desk: Desk, form: ScheduleForm) -> HttpResponse:
     if row.pk:
         crumbs.append(Crumb(form.initial["name"], desk.url("schedule", row.pk)))
     title = _("Change the schedule") if row.pk else _("Add a schedule")
-    return desk.render(request, "schedule_form.html", title, context, tab="cron", crumbs=crumbs)
+    # A preview of what is half typed is an answer, not a failure.
+    status = 400 if form.is_bound and form.errors and not is_partial(request) else 200
+    return desk.render(
+        request, "schedule_form.html", title, context, tab="cron", crumbs=crumbs, status=status
+    )
 
 
 def _errors(form: ScheduleForm) -> list[tuple[str, list[str]]]:

@@ -18,6 +18,7 @@ from djqueue.core.options import MAX_INTEGER
 from djqueue.core.states import PENDING, State
 from djqueue.dashboard import audit, rendering, rights, told, verbs
 from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.inputs import TimeField
 from djqueue.dashboard.pages import Pages
 
 pages = Pages()
@@ -29,7 +30,7 @@ LONGEST = 366 * 86_400
 class TimeForm(forms.Form):
     """A time, or how long from now."""
 
-    run_at = forms.DateTimeField(
+    run_at = TimeField(
         label=gettext_lazy("Not before"),
         required=False,
         widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": 1}, format="%Y-%m-%dT%H:%M:%S"),

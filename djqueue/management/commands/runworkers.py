@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, DjangoHelpFormatter
 
 from djqueue.client import get_storage
+from djqueue.conf import get_settings
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError, UnknownQueueError
 from djqueue.operations.marks import mark_version
 from djqueue.operations.mirroring import mirroring
@@ -21,6 +22,8 @@ from djqueue.operations.relay import relaying
 from djqueue.operations.scheduling import declare_now
 from djqueue.runtime import Worker
 from djqueue.runtime.banner import NO_HANDLERS, banner, farewell, findings
+from djqueue.runtime.heartbeat import SHARE
+from djqueue.runtime.leasekeeper import LeaseKeeper, can_keep
 from djqueue.runtime.logs import visible_logs
 from djqueue.runtime.reloading import ReloadingParent, child_command
 from djqueue.runtime.serving import interruptible, leave, serve
@@ -125,8 +128,11 @@ class Command(BaseCommand):
         verbosity = options["verbosity"]
         with visible_logs(verbosity), interruptible():
             worker = self._worker(options)
+            keeper = self._keeper(worker)
             try:
                 self._connect(worker, options["standby"])
+                if keeper is not None and (claim := worker.storage.scheduler_claim()) is not None:
+                    keeper.table.set_scheduler_claim(*claim)
                 declare_now(worker.storage)
                 mark_version(worker.storage)
                 with mirroring(worker.storage), relaying(worker.storage):
@@ -136,6 +142,9 @@ class Command(BaseCommand):
             except KeyboardInterrupt:
                 self.stdout.write("Stopped before it had begun.")
             finally:
+                if keeper is not None:
+                    # Before the scheduler's lease is given back.
+                    keeper.close()
                 self._close(worker.storage)
         if verbosity:
             self.stdout.write(farewell(worker))
@@ -160,6 +169,15 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=2) from error
         except (ConfigurationError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
+
+    def _keeper(self, worker: Worker) -> LeaseKeeper | None:
+        """A process that renews the worker's leases while a handler blocks this one; forked at once."""
+        patience = get_settings().stuck_timeout
+        if not (patience and self.own_process and not worker.storage.in_process and can_keep()):
+            return None
+        keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * SHARE, patience)
+        worker.leases = keeper.table
+        return keeper
 
     def _connect(self, worker: Worker, standby: str) -> None:
         def on_lost() -> None:

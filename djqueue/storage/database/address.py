@@ -30,7 +30,7 @@ def parse_address(text: str) -> Address:
         host, _, port = text.removeprefix("tcp://").rpartition(":")
         if host and port.isdecimal() and 0 <= int(port) <= 65_535:
             return Address(host=host.strip("[]"), port=int(port))
-    raise ConfigurationError(f"ADDRESS: {text!r} is neither like unix:///path nor like tcp://host:port")
+    raise ConfigurationError("ADDRESS: it is neither like unix:///path nor like tcp://host:port")
 
 
 def default_address(alias: str) -> Address:
@@ -42,4 +42,4 @@ def default_address(alias: str) -> Address:
     identity = "\n".join((*(str(settings.get(key, "")) for key in ("ENGINE", "HOST", "PORT")), name))
     label = hashlib.sha256(identity.encode()).hexdigest()[:16]
     folder = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Address(path=str(Path(folder) / f"djqueue-{os.getuid()}" / f"{label}.sock"))
+    return Address(path=str(Path(folder) / f"djqueue-{os.geteuid()}" / f"{label}.sock"))

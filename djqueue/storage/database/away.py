@@ -16,6 +16,8 @@ from django.db.transaction import TransactionManagementError
 
 from djqueue.core.errors import StorageUnavailableError
 
+from .remedies import remedy
+
 AWAY = (OperationalError, InterfaceError, InternalError, ProgrammingError)
 """The server cannot be reached, or the tables are not there."""
 
@@ -52,8 +54,7 @@ def drop_if_broken(alias: str) -> None:
 def unavailable(alias: str, error: Error, consequence: str = "") -> StorageUnavailableError:
     """The error for a user. consequence: what that means for what was asked."""
     return StorageUnavailableError(
-        f"the database {alias!r} cannot be used{consequence}: {in_one_line(error)}. Is it running, and are "
-        "its tables there (manage.py migrate)?"
+        f"the database {alias!r} cannot be used{consequence}: {in_one_line(error)}. {remedy(alias, error)}"
     )
 
 

@@ -38,7 +38,7 @@ from djqueue.core.job import (
     WorkerDump,
     WorkerInfo,
 )
-from djqueue.core.limiter import Rate
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept
 from djqueue.core.mentions import MentionPage
 from djqueue.core.metrics import Bucket, RunStats, assemble, span_of
@@ -281,8 +281,29 @@ class ClientStorage(Storage):
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """See `Storage.finish`."""
-        finished: Finished = self._remote.call("finish", outcomes, then)
+        try:
+            finished: Finished = self._remote.call("finish", outcomes, then)
+        except StorageUnavailableError as unreachable:
+            if then is not None or not outcomes:
+                raise
+            # The worker may be about to end, and the next scheduler may come late.
+            return self._finish_here(outcomes, unreachable)
         return finished
+
+    def _finish_here(self, outcomes: Sequence[Outcome], unreachable: StorageUnavailableError) -> Finished:
+        """Write how runs have ended, where no scheduler runs. Raises `unreachable` if one does."""
+        connection = connections[self._alias]
+        was_open = connection.connection is not None
+        try:
+            with named(self._alias), self._dialect.transaction():
+                storage, lease = self._take_place(unreachable)
+                finished = storage.finish_here(outcomes)
+                storage.close()
+                lease.release_unserved()
+            return finished
+        finally:
+            if not was_open:
+                connection.close()
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """See `Storage.finish`: not on the one thread of the async ORM, which a job may keep busy."""
@@ -357,9 +378,9 @@ class ClientStorage(Storage):
         """See `Storage.resume`."""
         self._steer("resume", (), queue)
 
-    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limits`."""
-        self._steer("set_limits", (), queue, rate, concurrency)
+        self._steer("set_limits", (), queue, **_given(rate, concurrency))
 
     def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
         """See `Storage.set_group_limit`."""
@@ -377,9 +398,9 @@ class ClientStorage(Storage):
         """See `Storage.group_limits`."""
         return self._inspector.group_limits(queue)
 
-    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limiter`."""
-        self._steer("set_limiter", (), name, rate, concurrency)
+        self._steer("set_limiter", (), name, **_given(rate, concurrency))
 
     def limiter_state(self, name: str) -> LimiterState:
         """See `Storage.limiter_state`. Nothing is used while no scheduler runs."""
@@ -440,6 +461,16 @@ class ClientStorage(Storage):
             names = self._inspector.queues() if queues is None else queues
             return capped.overview(self._alias, names, self._clock.now(), self.policy)
         return answer
+
+    def change_version(self) -> str | None:
+        """See `Storage.change_version`: the scheduler's; while none lives, nobody counts."""
+        try:
+            answer: str | None = self._remote.call("change_version")
+        except StorageUnavailableError as error:
+            logger.debug("No scheduler is heard, so there is no version: %s", error)
+            return None
+        # Rows of producers are there a moment before the scheduler takes them in.
+        return f"{answer}:{self._inspector.last_row()}"
 
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
         """See `Storage.groups`: the scheduler's numbers, or, while none lives, those of the tables."""
@@ -645,24 +676,29 @@ class ClientStorage(Storage):
     ) -> Any:
         # One transaction, if need be the caller's, which keeps every scheduler from starting.
         with self._dialect.transaction():
-            lease = SchedulerLease(self._alias, self._clock, "")
-            if not lease.acquire():
-                raise unreachable
-            logger.debug("No scheduler runs, so this process steers: %s", unreachable)
-            storage = SchedulerStorage(
-                self._dialect,
-                lease,
-                self._clock,
-                self._policies,
-                self._limiters,
-                incidents=self._incidents,
-                timeout=self._timeout,
-            )
+            storage, lease = self._take_place(unreachable)
             storage.open_for(queue, concerned, into)
             answer = getattr(storage, verb)(queue, *args, **kwargs)
             storage.close()
-            lease.release()
+            lease.release_unserved()
         return answer
+
+    def _take_place(self, unreachable: StorageUnavailableError) -> tuple[SchedulerStorage, SchedulerLease]:
+        """The scheduler's place, for this transaction. Raises `unreachable` if a scheduler has it."""
+        lease = SchedulerLease(self._alias, self._clock, "")
+        if not lease.acquire():
+            raise unreachable
+        logger.debug("No scheduler runs, so this process takes its place for a moment: %s", unreachable)
+        storage = SchedulerStorage(
+            self._dialect,
+            lease,
+            self._clock,
+            self._policies,
+            self._limiters,
+            incidents=self._incidents,
+            timeout=self._timeout,
+        )
+        return storage, lease
 
     def _find(self) -> Address | None:
         """Where the scheduler listens. Leaves no connection open that was not."""
@@ -703,3 +739,9 @@ def _some_of(batch: Batch, places: Sequence[int]) -> Batch:
     """A batch of some jobs of a batch."""
     ids = None if batch.ids is None else [batch.ids[place] for place in places]
     return batch._replace(payloads=[batch.payloads[place] for place in places], ids=ids)
+
+
+def _given(rate: SetRate, concurrency: SetConcurrency) -> dict[str, Any]:
+    return {
+        name: value for name, value in (("rate", rate), ("concurrency", concurrency)) if value is not UNSET
+    }

@@ -89,6 +89,10 @@ class Inspector:
         ids = list(found.order_by("created_at", "job_id").values_list("job_id", flat=True)[:limit])
         return [record for record in self.jobs(queue, ids) if record is not None]
 
+    def last_row(self) -> int:
+        """The number of the newest job's row; 0: there is none."""
+        return self._jobs().order_by("-id").values_list("id", flat=True).first() or 0
+
     def cursor_page(
         self, queue: str, state: State, limit: int, cursor: str | None, *, newest_first: bool
     ) -> JobPage:

@@ -27,6 +27,7 @@ from djqueue.core.options import JobKey
 from djqueue.core.overview import Totals
 from djqueue.core.retention import NO_RETENTION, Retention
 from djqueue.core.states import State
+from djqueue.core.versions import ChangeCounter
 
 from . import held, rows
 from .away import in_one_line
@@ -52,7 +53,7 @@ MANY_ITEMS = 4 * 1024 * 1024
 FIRST_RETRY, LAST_RETRY = 0.1, 5.0
 """Seconds before a failed flush is tried again, doubling."""
 RENEW_EVERY = 3.0
-"""Seconds after which the lease is renewed although there is nothing to write."""
+"""Seconds between renewals of the lease while there is nothing to write, at most."""
 
 Key = tuple[str, str]
 JobRowKey = tuple[str, str, int]
@@ -67,6 +68,8 @@ class Buffer:
         self.deletes: dict[JobRowKey, None] = {}
         self.inserts: dict[Key, Row] = {}
         self.updates: dict[Key, Row] = {}
+        self.leases: dict[Key, Row] = {}
+        """Until when active jobs are leased whose leases were renewed."""
         self.contents: dict[Key, Row] = {}
         """Priorities, payloads and options of jobs to which somebody has given others."""
         self.results: dict[Key, Row] = {}
@@ -105,9 +108,15 @@ class Buffer:
         self.durable = False
 
     def __bool__(self) -> bool:
+        return self.is_visible or bool(self.workers or self.waiting)
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether more is to be written than signs of life of workers."""
         return bool(
             self.inserts
             or self.updates
+            or self.leases
             or self.contents
             or self.deletes
             or self.progress
@@ -118,10 +127,8 @@ class Buffer:
             or self.groups
             or self.limiters
             or self.results_gone
-            or self.workers
             or self.metrics
             or self.metrics_gone
-            or self.waiting
         )
 
     def __len__(self) -> int:
@@ -175,6 +182,7 @@ class Buffer:
         return (
             self.inserts,
             self.updates,
+            self.leases,
             self.contents,
             self.results,
             self.letters,
@@ -197,6 +205,7 @@ class DatabaseJournal:
     written: called with the ended jobs of each flush once it is committed.
     retention: of the queues that have one.
     clock: for telling when it last wrote.
+    lease_ttl: milliseconds for which the lease holds; `fence` is called three times as often.
     """
 
     def __init__(
@@ -207,6 +216,7 @@ class DatabaseJournal:
         lost: Callable[[], None],
         retention: Mapping[str, Retention] | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        lease_ttl: int = 10_000,
     ) -> None:
         self._dialect = dialect
         self._fence = fence
@@ -215,8 +225,11 @@ class DatabaseJournal:
         self._retention = dict(retention or {})
         self.book = Book(dialect, self._retention)
         self._clock = clock
+        self._renew_share = lease_ttl / 3_000
         self.flushed_at: int | None = None
         """When it last wrote: UTC milliseconds."""
+        self.changes = ChangeCounter()
+        """Of the tables."""
         lock = threading.Lock()
         self._changed = threading.Condition(lock)
         """There is something to write, or no more."""
@@ -236,6 +249,8 @@ class DatabaseJournal:
         self._closing = False
         self._ended = False
         self._failure: BaseException | None = None
+        self._lag = clock.now() - clock.monotonic()
+        """Milliseconds from monotonic time to UTC, as of the last flush."""
         self._put_off: set[Key] = set()
         """Ended jobs whose ends are put off."""
         self._thread = threading.Thread(target=self._run, name="djqueue-journal", daemon=True)
@@ -255,6 +270,11 @@ class DatabaseJournal:
             self._write_here()
         if self._buffer and self._failure is not None:
             raise self._failure
+
+    @property
+    def alias(self) -> str:
+        """Of the database, in `DATABASES`."""
+        return self._dialect.alias
 
     @property
     def backlog(self) -> int:
@@ -307,7 +327,7 @@ class DatabaseJournal:
     def changed(self, job: Job) -> None:
         """See `Journal`."""
         retention = self._retention_of(job.queue)
-        key, row = (job.queue, job.id), rows.changed_row(job, retention.of(job.state))
+        key, row = (job.queue, job.id), rows.changed_row(job, retention.of(job.state), self._lag)
         attempts = _take_history(job)
         with self._changed:
             buffer = self._buffer
@@ -321,6 +341,13 @@ class DatabaseJournal:
             if self.book.concerns(job.queue) and job.state is not State.ACTIVE:
                 # Also of one that lives: it may be enqueued again by a producer that took an ended one's row.
                 buffer.kept[key] = self.book.entry(job) if job.state is State.CANCELLED else None
+            self._noted()
+
+    def renewed(self, job: Job) -> None:
+        """See `Journal`."""
+        row = rows.lease_row(job, self._lag)
+        with self._changed:
+            self._buffer.leases[job.queue, job.id] = row
             self._noted()
 
     def updated(self, job: Job) -> None:
@@ -582,7 +609,7 @@ class DatabaseJournal:
                 if self._closing:
                     self._ended = True
                     return None
-                if not self._changed.wait(RENEW_EVERY):
+                if not self._changed.wait(min(RENEW_EVERY, self._renew_share)):
                     break
             else:
                 self._idle = False
@@ -615,6 +642,9 @@ class DatabaseJournal:
             logger.warning("The journal is written again.")
         self._failure = None
         self.flushed_at = self._clock.now()
+        if buffer.is_visible:
+            self.changes.bump()
+        self._lag = self.flushed_at - self._clock.monotonic()
         self._written(buffer.ended)
         for stream in buffer.elsewhere:
             stream.items = None
@@ -658,6 +688,7 @@ class DatabaseJournal:
     def _write_here(self) -> None:
         buffer, self._buffer = self._buffer, Buffer()
         self._write(buffer)
+        self.changes.bump()
         self._written(buffer.ended)
 
     def _write(self, buffer: Buffer) -> None:
@@ -678,6 +709,9 @@ class DatabaseJournal:
                     constants=rows.UNTOUCHED,
                     key=rows.KEY,
                 )
+            if buffer.leases:
+                # Before other changes: a job that has ended since is leased to nobody.
+                write.update(models.Job, rows.JOB_KEY, ("leased_until",), list(buffer.leases.values()))
             if buffer.updates:
                 fields = rows.CHANGED_JOB[len(rows.JOB_KEY) :]
                 write.update(models.Job, rows.JOB_KEY, fields, list(buffer.updates.values()))

@@ -4,21 +4,25 @@ import os
 import secrets
 import socket
 import threading
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from django.db import IntegrityError, transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, QuerySet
 
 from djqueue import models
 from djqueue.core.clock import Clock
+from djqueue.core.durations import EPOCH, to_milliseconds
 
 from .clock import set_right
 from .journal import LeaseLost
 
 NAME = "scheduler"
 TTL = 10_000
-"""Milliseconds for which the row holds unless renewed."""
+"""Milliseconds for which the row holds unless renewed, where SCHEDULER_LEASE does not say otherwise."""
+RELEASED, ABANDONED = 0, 1
+"""Ends of a claim that was given back, and of one whose process was killed."""
 
 
 class Holder(NamedTuple):
@@ -28,6 +32,9 @@ class Holder(NamedTuple):
     host: str
     pid: int
     address: str
+    generation: int = 0
+    renewed_at: datetime = EPOCH
+    expires_at: datetime = EPOCH
 
     def describe(self) -> str:
         """For people."""
@@ -41,33 +48,43 @@ class SchedulerLease:
     another process has the row, however long this one was asleep.
     """
 
-    def __init__(self, alias: str, clock: Clock, address: str) -> None:
+    def __init__(self, alias: str, clock: Clock, address: str, ttl: int = TTL) -> None:
         self._alias = alias
         self._clock = clock
         self._address = address
+        self.ttl = ttl
         self._holder = secrets.token_hex(8)
         self._generation = 0
         self._renewed = 0
+        self.left_at = 0
+        """When the scheduler before this one last renewed its claim: UTC milliseconds; 0: there was none."""
+        self.was_released = True
+        """Whether that one ended by itself, rather than being killed, or frozen until its claim ran out."""
         self._lock = threading.Lock()
 
     def acquire(self) -> bool:
         """Take the row if it is free: released, run out, or its holder died on this machine."""
         set_right(self._clock)
         tick, now = self._clock.monotonic(), self._clock.now()
-        free = Q(expires_at__lte=now)
         there = self.present()
-        if there is not None and died_here(there):
-            free |= Q(holder=there.holder)
+        if there is not None and not self._is_free(there, tick, now):
+            return False
         values = {
             "holder": self._holder,
             "host": host_name(),
             "pid": os.getpid(),
             "address": self._address,
             "renewed_at": now,
-            "expires_at": now + TTL,
+            "expires_at": now + self.ttl,
         }
-        taken = self._rows().filter(free).update(generation=F("generation") + 1, **values)
-        if not taken and there is None:
+        taken = 0
+        if there is not None:
+            # Unless its holder has renewed it since, or another process has taken it.
+            unchanged = self._rows().filter(
+                holder=there.holder, generation=there.generation, expires_at=there.expires_at
+            )
+            taken = unchanged.update(generation=F("generation") + 1, **values)
+        else:
             try:
                 with transaction.atomic(using=self._alias):
                     self._rows().create(name=NAME, generation=1, **values)
@@ -77,8 +94,12 @@ class SchedulerLease:
                 return False
         if not taken:
             return False
+        if there is not None:
+            self.left_at = to_milliseconds(there.renewed_at)
+            self.was_released = to_milliseconds(there.expires_at) == RELEASED
         self._generation = self._rows().get(holder=self._holder).generation
         self._renewed = tick
+        self._observe(now, tick)
         return True
 
     def hold(self) -> None:
@@ -86,9 +107,22 @@ class SchedulerLease:
         set_right(self._clock)
         tick, now = self._clock.monotonic(), self._clock.now()
         mine = self._rows().filter(holder=self._holder, generation=self._generation)
-        if not mine.update(renewed_at=now, expires_at=now + TTL):
+        if not mine.update(renewed_at=now, expires_at=now + self.ttl):
             raise LeaseLost
         self._renewed = tick
+        self._observe(now, tick)
+
+    @property
+    def claim(self) -> bytes:
+        """What `renew_claim` needs."""
+        return f"{self._holder} {self._generation}".encode()
+
+    def renew_claim(self, claim: bytes) -> None:
+        """Renew what another process of this machine claims, unless it has given that back or lost it."""
+        holder, generation = claim.decode().split()
+        now = self._clock.now()
+        claimed = self._rows().filter(holder=holder, generation=int(generation), expires_at__gt=ABANDONED)
+        claimed.update(renewed_at=now, expires_at=now + self.ttl)
 
     def move(self, address: str) -> None:
         """Say where the socket listens."""
@@ -98,15 +132,41 @@ class SchedulerLease:
 
     def has_run_out(self) -> bool:
         """Whether it was renewed so long ago that another process may have the row."""
-        return self._clock.monotonic() - self._renewed >= TTL
+        return self._clock.monotonic() - self._renewed >= self.ttl
 
     def release(self) -> None:
         """Give the row back, if it is still this process's."""
-        self._rows().filter(holder=self._holder, generation=self._generation).update(expires_at=0)
+        self._rows().filter(holder=self._holder, generation=self._generation).update(expires_at=RELEASED)
+
+    def release_unserved(self) -> None:
+        """Give the row back as it was found: no worker could renew a lease in the meantime."""
+        mine = self._rows().filter(holder=self._holder, generation=self._generation)
+        mine.update(renewed_at=self.left_at, expires_at=RELEASED if self.was_released else ABANDONED)
 
     def present(self) -> Holder | None:
         """Who has the row, or had it last."""
         return present_holder(self._alias)
+
+    def _observe(self, renewed_at: int, tick: int) -> None:
+        _observed[self._alias] = (self._holder, self._generation, renewed_at), tick
+
+    def _is_free(self, there: Holder, tick: int, now: int) -> bool:
+        """Whether the holder gave the row back, died, or has not renewed it for as long as it holds.
+
+        The wall clock decides only about a holder on another machine: an end that has passed there may as
+        well mean that this clock was set forward. What counts is how long this process has seen the row
+        unchanged, by the monotonic clock.
+        """
+        ends = to_milliseconds(there.expires_at)
+        if ends <= ABANDONED or died_here(there):
+            return True
+        seen = there.holder, there.generation, to_milliseconds(there.renewed_at)
+        since = _observed.get(self._alias)
+        if since is None or since[0] != seen:
+            _observed[self._alias] = since = (seen, tick)
+        if tick - since[1] >= ends - to_milliseconds(there.renewed_at):
+            return True
+        return ends <= now and not lives_here(there)
 
     def _rows(self) -> "QuerySet[models.SchedulerLease]":
         return models.SchedulerLease.objects.using(self._alias).filter(name=NAME)
@@ -115,10 +175,15 @@ class SchedulerLease:
 def present_holder(alias: str, now: int | None = None) -> Holder | None:
     """Who has the row, or had it last; with `now`, only if it has not run out."""
     found = models.SchedulerLease.objects.using(alias).filter(name=NAME)
-    if now is not None:
-        found = found.filter(expires_at__gt=now)
-    row = found.values_list("holder", "host", "pid", "address").first()
-    return None if row is None else Holder(*row)
+    row = found.values_list(*Holder._fields).first()
+    if row is None:
+        return None
+    holder = Holder(*row)
+    if now is None or to_milliseconds(holder.expires_at) > now:
+        return holder
+    # The clock may have been set forward since the holder renewed it.
+    is_free = to_milliseconds(holder.expires_at) <= ABANDONED
+    return holder if not is_free and lives_here(holder) else None
 
 
 def host_name() -> str:
@@ -132,12 +197,27 @@ def host_name() -> str:
 
 def died_here(holder: Holder) -> bool:
     """Whether the holder was a process of this machine that is no more."""
-    if holder.host != host_name() or "/" not in holder.host:
-        return False
+    return _is_here(holder) and not _exists(holder.pid)
+
+
+def lives_here(holder: Holder) -> bool:
+    """Whether the holder is a process of this machine."""
+    return _is_here(holder) and _exists(holder.pid)
+
+
+def _is_here(holder: Holder) -> bool:
+    return holder.host == host_name() and "/" in holder.host
+
+
+def _exists(pid: int) -> bool:
     try:
-        os.kill(holder.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
-        return True
-    except PermissionError:
         return False
-    return False
+    except PermissionError:
+        return True
+    return True
+
+
+_observed: dict[str, tuple[tuple[str, int, int], int]] = {}
+"""By database: the row as this process saw it last, and the monotonic time at which it first saw it so."""

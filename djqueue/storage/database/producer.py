@@ -1,6 +1,7 @@
 """Enqueues by any process: rows inserted in the caller's own transaction."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from django.db import connections, transaction
 
@@ -197,7 +198,8 @@ class Inserter:
         state = State.WAITING if run_at <= now else State.DELAYED
         if batch.options.depends_on:
             state = State.BLOCKED
-        return Job(job_id, batch.queue, batch.name, payload, batch.options, state, now, run_at)
+        options = replace(batch.options, delay=batch.delay) if batch.delay else batch.options
+        return Job(job_id, batch.queue, batch.name, payload, options, state, now, run_at)
 
     def _there(self, queue: str, ids: Sequence[str]) -> dict[str, Found]:
         """The jobs that have these ids."""

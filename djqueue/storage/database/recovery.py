@@ -10,14 +10,16 @@ from django.db.models import Count
 from djqueue import models
 from djqueue.core.deadletters import letter_of
 from djqueue.core.engine import Engine
-from djqueue.core.job import DeadLetter, Incident, Job, JobError
+from djqueue.core.job import DeadLetter, Incident, Job, JobError, Lease, Stream
 from djqueue.core.options import JobKey
 from djqueue.core.shard import REPLACED, incident_of, note_attempt
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
+from djqueue.core.unique import PREDECESSOR
 
 from . import held, rows
 from .groups import group_limits, recorded_modes
 from .journal import DatabaseJournal
+from .processes import has_died
 
 logger = logging.getLogger("djqueue.scheduler")
 
@@ -41,15 +43,18 @@ def recover(
     journal: DatabaseJournal,
     take_in: Callable[[], None],
     knowing: Knowing,
+    left_at: int = 0,
 ) -> dict[str, int]:
-    """Everything that is alive: queues, pending jobs, interrupted ones, dead letters. Returns counts.
+    """Everything that is alive: queues, pending jobs, running and interrupted ones, dead letters. Returns
+    counts.
 
     take_in: takes in what producers have written and no scheduler has seen.
+    left_at: when the last scheduler was last there: UTC milliseconds.
     """
     queues(alias, engine)
     jobs = [job for page in _pages(alias, LIVE) for job in page]
     jobs.sort(key=_turn)
-    interrupted = take_over(engine, journal, jobs)
+    running, interrupted = take_over(engine, journal, jobs, left_at=left_at)
     dead = sum(_dead(alias, engine, page) for page in _pages(alias, [State.FAILED]))
     take_in()
     # Last, and in one step: what they depend on is there by now, themselves included.
@@ -62,7 +67,8 @@ def recover(
         journal.was_put_off(key)
         if not engine.put_off(key[0], [key[1]]):
             journal.let_go(key)
-    return {"pending": len(jobs), "interrupted": interrupted, "dead": dead}
+    pending = len(jobs) - running
+    return {"pending": pending, "interrupted": interrupted, "running": running, "dead": dead}
 
 
 def borrow(
@@ -73,10 +79,12 @@ def borrow(
     queue: str,
     ids: Sequence[str] | None,
     to: str | None = None,
+    left_at: int = 0,
 ) -> None:
     """Some jobs of one queue (None: all), the blocked ones that wait for them, and what those wait for.
 
     to: a queue to which they are moved; of that, those with one of their ids or unique keys.
+    left_at: see `recover`.
     """
     queues(alias, engine)
     if ids is None:
@@ -92,7 +100,7 @@ def borrow(
         wanted.setdefault(key[0], []).append(key[1])
     found = [*jobs.values(), *(job for name, missing in wanted.items() for job in load(alias, name, missing))]
     failed = [job for job in found if job.state is State.FAILED]
-    take_over(engine, journal, [job for job in found if job.state is not State.FAILED])
+    take_over(engine, journal, [job for job in found if job.state is not State.FAILED], left_at=left_at)
     _dead(alias, engine, failed)
     bind(engine, knowing, [job for job in blocked if job.unmet])
 
@@ -133,15 +141,22 @@ def bind(engine: Engine, knowing: Knowing, blocked: Sequence[Job]) -> None:
     """Have blocked jobs hear of the ends of what they depend on, those that lie in the past included."""
     with knowing(key for job in blocked for key in job.unmet or ()):
         for job in blocked:
-            engine.bind(job, tuple(job.unmet or ()), missing=State.COMPLETED)
+            engine.bind(job, tuple((job.unmet or set()) - {PREDECESSOR}), missing=State.COMPLETED)
 
 
 def take_over(
-    engine: Engine, journal: DatabaseJournal, jobs: Sequence[Job], letters: Iterable[DeadLetter] = ()
-) -> int:
-    """Give the engine jobs of a scheduler that is no more; returns how many it was running."""
-    dead = list(letters)
-    interrupted = [job for job in jobs if job.state is State.ACTIVE]
+    engine: Engine, journal: DatabaseJournal, jobs: Sequence[Job], *, left_at: int = 0
+) -> tuple[int, int]:
+    """Give the engine jobs of a scheduler that is no more; returns how many run on in other processes, and
+    how many were interrupted.
+    """
+    dead: list[DeadLetter] = []
+    active = [job for job in jobs if job.state is State.ACTIVE]
+    is_gone = has_died()
+    interrupted = [job for job in active if _is_lost(job, left_at) or is_gone(job.process)]
+    for job in interrupted:
+        job.token = 0
+    running = [job for job in active if job.token]
     incidents: list[Incident] = []
     for job in interrupted:
         letter = _interrupted(engine, job)
@@ -163,9 +178,28 @@ def take_over(
         job.finished_at = engine.clock.now()
         journal.changed(job)
         incidents.append(incident_of(job, "cancelled"))
-    engine.restore(jobs, dead, bind=False)
+    # First what counts against the limits of the others.
+    others = [job for job in jobs if job.state is not State.ACTIVE] if running else jobs
+    _read_items(journal.alias, running)
+    engine.restore([*running, *others], dead, bind=False)
     engine.announce(incidents)
-    return len(interrupted)
+    return len(running), len(interrupted)
+
+
+def _is_lost(job: Job, left_at: int) -> bool:
+    """Whether an active job's run is over: its process was the scheduler, or its lease had ended while a
+    scheduler was there to renew it.
+    """
+    return not job.token or not job.process or job.lease_until <= left_at
+
+
+def _read_items(alias: str, running: Iterable[Job]) -> None:
+    """Give jobs the items that their runs have sent: they go on behind these."""
+    for job in running:
+        if job.stream is not None:
+            mine = models.JobItem.objects.using(alias).filter(queue=job.queue, job_id=job.id)
+            items = [bytes(item) for (item,) in rows.raw_values(mine.order_by("number"), ("item",))]
+            job.stream = Stream(job.token, items, len(items))
 
 
 def _superseded(jobs: Sequence[Job], now: int) -> Iterable[Job]:
@@ -259,6 +293,14 @@ def succeeding(alias: str, queue: str, ids: Sequence[str]) -> dict[int, Job]:
         mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk, inbox=True)
         found |= {row[0]: rows.job_from_row(row[1:]) for row in rows.raw_values(mine, NUMBERED)}
     return found
+
+
+def ended_claims(alias: str, queue: str, ids: Sequence[str]) -> Iterable[Lease]:
+    """The last claims of these jobs that their workers have ended."""
+    for chunk in rows.chunked(ids):
+        mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk, token__gt=0)
+        ended = mine.exclude(state=State.ACTIVE.value).values_list("queue", "job_id", "token")
+        yield from (Lease(*claim) for claim in ended)
 
 
 def _load(alias: str, queue: str, ids: Sequence[str]) -> list[tuple[int, Job, bool]]:

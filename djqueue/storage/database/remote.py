@@ -3,12 +3,10 @@
 import contextlib
 import itertools
 import logging
-import os
 import queue
 import select
 import socket
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from time import monotonic
@@ -17,13 +15,23 @@ from typing import Any
 from djqueue.core.breaker import CircuitBreaker, Outage
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadline import remaining
-from djqueue.core.errors import DjqueueError, SerializationError, StorageUnavailableError, by_code
+from djqueue.core.errors import (
+    ConfigurationError,
+    DjqueueError,
+    SerializationError,
+    StorageUnavailableError,
+    by_code,
+)
+from djqueue.core.forks import after_fork
+from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 
 from .address import Address
-from .wire import LENGTH, MAX_FRAME, pack, unpack
+from .folder import connect_privately
+from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
 logger = logging.getLogger("djqueue.remote")
+unsafe = ThrottledLog(logger, 60.0)
 
 CONNECT_TIMEOUT = 1.0
 SEND_TIMEOUT = 2.0
@@ -71,7 +79,7 @@ class Remote:
         self._numbers = itertools.count(1)
         self._closed = threading.Event()
         self._begin()
-        _remotes.add(self)
+        after_fork(self.forget)
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
@@ -310,10 +318,15 @@ class Remote:
             raise NoSchedulerError("no scheduler is running for this database: start manage.py runworkers")
         try:
             return connect(address, remaining(CONNECT_TIMEOUT))
+        except ConfigurationError as error:
+            # Enqueues go by the tables; without this line nobody would know why the scheduler is not asked.
+            unsafe.log(logging.WARNING, str(address), "The scheduler's socket is not used: %s", error)
+            raise NoSchedulerError(str(error)) from error
         except OSError as error:
             reason = (
-                f"the scheduler cannot be reached at {address}: {error}; is it on another machine? "
-                "Then give it a tcp:// ADDRESS and a TOKEN in DJQUEUE['STORAGE']['OPTIONS']"
+                f"the scheduler cannot be reached at {address}: {error}; is it on another machine, or in a "
+                "systemd unit with PrivateTmp=yes? Then give it a socket in its RuntimeDirectory=, or a "
+                "tcp:// ADDRESS and a TOKEN, in DJQUEUE['STORAGE']['OPTIONS']"
             )
             if isinstance(error, TimeoutError | BlockingIOError):
                 # Nobody takes connections there; one that refused them would have said so.
@@ -475,19 +488,13 @@ class SilentError(Exception):
 
 
 def connect(address: Address, timeout: float = CONNECT_TIMEOUT) -> socket.socket:
-    """A connected socket. Raises OSError."""
+    """A connected socket. Raises OSError, and ConfigurationError for a socket that is not this user's."""
     timeout = max(timeout, 0.001)  # 0 would mean not to wait at all
     if address.host:
         connection = socket.create_connection((address.host, address.port), timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     else:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(timeout)
-        try:
-            connection.connect(address.path)
-        except OSError:
-            connection.close()
-            raise
+        connection = connect_privately(address.path, timeout)
     connection.settimeout(None)
     return connection
 
@@ -517,7 +524,7 @@ def _frames(buffer: bytearray) -> Iterator[Any]:
             return
         body = bytes(buffer[LENGTH.size : end])
         del buffer[:end]
-        yield unpack(body)
+        yield unpack_frame(body)
 
 
 def _away_for(outage: Outage) -> str:
@@ -531,14 +538,3 @@ def _settle(answer: "Future[Any]", value: Any = None, error: BaseException | Non
             answer.set_result(value)
         else:
             answer.set_exception(error)
-
-
-_remotes: "weakref.WeakSet[Remote]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for remote in _remotes:
-        remote.forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -61,6 +61,9 @@ UNTOUCHED = {
     "traceback": "",
     "progress": None,
     "items": 0,
+    "token": 0,
+    "process": "",
+    "leased_until": None,
 }
 """Those others."""
 CHANGED_JOB = (
@@ -79,7 +82,11 @@ CHANGED_JOB = (
     "error_message",
     "traceback",
     "inbox",
+    "token",
+    "process",
+    "leased_until",
 )
+LEASE = (*JOB_KEY, "leased_until")
 RESULT = (*KEY, "content_type", "result", "completed_at", "expires_at")
 ATTEMPT = (
     *KEY,
@@ -168,12 +175,18 @@ def new_rows(jobs: Iterable[Job], *, inbox: bool = False) -> dict[tuple[str, str
     return found
 
 
-def changed_row(job: Job, keep: Keep = KEEP) -> Row:
-    """A job's changing fields, as `CHANGED_JOB`; `keep` are its queue's bounds, should it have ended."""
+def changed_row(job: Job, keep: Keep = KEEP, lag: int = 0) -> Row:
+    """A job's changing fields, as `CHANGED_JOB`; `keep` are its queue's bounds, should it have ended.
+
+    lag: milliseconds from the engine's monotonic time to UTC.
+    """
     error = job.error or NO_ERROR
     reason = job.reason
-    if job.cancel_requested and job.state is State.ACTIVE:
-        reason = CANCEL_REQUESTED
+    claim: Row = (job.last_token, "", None)
+    if job.state is State.ACTIVE:
+        claim = (job.token, job.process, job.lease_until + lag)
+        if job.cancel_requested:
+            reason = CANCEL_REQUESTED
     return (
         job.queue,
         job.id,
@@ -192,7 +205,13 @@ def changed_row(job: Job, keep: Keep = KEEP) -> Row:
         clean(error.message),
         clean(error.traceback),
         False,
+        *claim,
     )
+
+
+def lease_row(job: Job, lag: int) -> Row:
+    """Until when an active job is leased, as `LEASE`; `lag` as for `changed_row`."""
+    return (*job_key(job), job.lease_until + lag)
 
 
 def expiry(job: Job, keep: Keep) -> int | None:
@@ -337,7 +356,7 @@ def raw_values(rows: QuerySet[Any], names: Sequence[str]) -> Iterable[Row]:
 
 
 def job_from_row(row: Row) -> Job:
-    """The engine's job of a row of `JOB_FIELDS`."""
+    """The engine's job of a row of `JOB_FIELDS`. The lease of an active one is in UTC milliseconds."""
     (
         queue,
         job_id,
@@ -366,6 +385,9 @@ def job_from_row(row: Row) -> Job:
         traceback,
         progress,
         items,
+        token,
+        process,
+        leased_until,
     ) = row
     job = Job(
         job_id,
@@ -389,6 +411,10 @@ def job_from_row(row: Row) -> Job:
         job.error = JobError(error_type, error_message, traceback)
     if progress is not None:
         job.progress = decode(bytes(progress), MSGPACK)
+    if job.state is State.ACTIVE:
+        job.token, job.process, job.lease_until = token, process, leased_until or 0
+    else:
+        job.last_token = token
     if items:
         job.stream = Stream(0, None, items)
     return job

@@ -25,6 +25,7 @@ from djqueue.core.groups import NO_LIMIT, GroupWords
 from djqueue.core.job import (
     Batch,
     CancelResult,
+    Claimed,
     ClaimRequest,
     Emission,
     EnqueueResult,
@@ -34,11 +35,12 @@ from djqueue.core.job import (
     ItemPage,
     Job,
     JobRecord,
+    Lease,
     Outcome,
     WorkerInfo,
 )
-from djqueue.core.limiter import Rate
-from djqueue.core.maintenance import Swept
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
+from djqueue.core.maintenance import Swept, sweep
 from djqueue.core.mentions import MentionPage
 from djqueue.core.metrics import DEFAULT_TIERS, Bucket, Tiers
 from djqueue.core.options import MAX_INTEGER, JobKey
@@ -53,6 +55,7 @@ from djqueue.storage.engined import WORKER_TTL, EngineStorage
 
 from . import diagnosis, metrics, recovery, rows
 from .away import in_one_line, named
+from .clock import DatabaseClock
 from .dialects import Dialect
 from .export import DatabaseExport
 from .groups import recorded_modes, row_of
@@ -61,6 +64,7 @@ from .journal import DatabaseJournal, LeaseLost, Waiter
 from .lease import SchedulerLease
 from .metrics import DatabaseMetrics
 from .patience import TIMEOUT, patience
+from .pauses import PauseWatch
 from .producer import Found, Inserter, Owner
 from .staging import DatabaseStaging, purge
 
@@ -80,6 +84,8 @@ MANY = 10_000
 """Ended jobs that wait to be forgotten: then those who would put that off wait first, but not for long."""
 PATIENCE = 1.0
 """Seconds."""
+CAREFUL = 60_000
+"""Milliseconds after the unclean end of the last scheduler in which a job may be what kills this one, too."""
 
 
 class SchedulerStorage(EngineStorage):
@@ -121,7 +127,13 @@ class SchedulerStorage(EngineStorage):
             if policy.retention is not NO_RETENTION
         }
         self._journal = DatabaseJournal(
-            dialect, lease.hold, self._written, lost or _nothing, self._retention, clock
+            dialect,
+            lease.hold,
+            self._written,
+            lost or _nothing,
+            self._retention,
+            clock,
+            lease.ttl,
         )
         self._tiers = tiers
         self.metrics = DatabaseMetrics(self._alias, self._journal)
@@ -147,6 +159,11 @@ class SchedulerStorage(EngineStorage):
         """When this last did what time does: UTC milliseconds."""
         self._closing = threading.Event()
         self._arrived = threading.Event()
+        self._pauses = PauseWatch(self._make_up)
+        self._careful_until = 0
+        """Until then (monotonic milliseconds) claims of this process are written before they are answered."""
+        self._unanswered: set[Lease] = set()
+        """Claims whose ends were accepted, and whose workers have heard of an error instead."""
         self._inbox_thread = threading.Thread(target=self._watch_inbox, name="djqueue-inbox", daemon=True)
 
     # Life.
@@ -158,21 +175,39 @@ class SchedulerStorage(EngineStorage):
         self._journal.start()
         self._is_open = True
         recovery.note_kept(self._alias, self.engine)
-        counts = recovery.recover(self._alias, self.engine, self._journal, self._take_in_all, self._knowing)
+        counts = recovery.recover(
+            self._alias,
+            self.engine,
+            self._journal,
+            self._take_in_all,
+            self._knowing,
+            self._lease.left_at,
+        )
+        if counts["interrupted"] or not self._lease.was_released:
+            self._careful_until = self._clock.monotonic() + CAREFUL
         self._inbox_thread.start()
         return counts
+
+    def welcome(self) -> None:
+        """Workers of other processes reach this one from now on: each has a whole lease to do so."""
+        self.engine.renew_all()
+        if not isinstance(self._clock, DatabaseClock):
+            return  # It is set by hand: what it shows says nothing of how long this process was paused.
+        self._pauses.start()
 
     def open_for(self, queue: str, ids: Sequence[str] | None, to: str | None = None) -> None:
         """Load these jobs (None: all) of one queue alone, and what depends on them; this thread writes.
 
         to: a queue to which they are moved, of which what may be in their way is loaded, too.
         """
-        recovery.borrow(self._alias, self.engine, self._journal, self._knowing, queue, ids, to)
+        found = self._alias, self.engine, self._journal, self._knowing
+        recovery.borrow(*found, queue, ids, to, self._lease.left_at)
 
     def close(self) -> None:
         """Write what is left, and let the next scheduler come."""
         self._closing.set()
         self._arrived.set()
+        self._pauses.stop()
         if self._inbox_thread.is_alive():
             self._inbox_thread.join()
         try:
@@ -277,13 +312,108 @@ class SchedulerStorage(EngineStorage):
         self._check()
         if self._journal.is_full():
             self._journal.wait_for_room()
-        return self.engine.finish(outcomes, then)
+        finished = self.engine.finish(outcomes, then)
+        if finished.claims.jobs and self._is_careful():
+            with self._unclaiming(finished.claims.jobs):
+                self._journal.sync()
+        return finished
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """See `Storage.finish`."""
         await self._acheck()
         await self._room()
-        return self.engine.finish(outcomes, then)
+        finished = self.engine.finish(outcomes, then)
+        if finished.claims.jobs and self._is_careful():
+            with self._unclaiming(finished.claims.jobs):
+                await self._synced()
+        return finished
+
+    async def finish_written(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        """See `afinish`, for a worker of another process, which may outlive this one: when this returns, what
+        has ended and what was claimed is committed.
+
+        An outcome that is told again counts if this one could not answer for it, or the scheduler before it
+        has written it: that one may have died before it answered.
+        """
+        await self._acheck()
+        await self._room()
+        finished = self.engine.finish(outcomes, then)
+        if outcomes or finished.claims.jobs:
+            try:
+                with self._unclaiming(finished.claims.jobs):
+                    await self._synced()
+            except BaseException:
+                self._unanswered.update(_accepted(outcomes, finished))
+                raise
+        if not all(finished.accepted):
+            known = await self._known(outcomes, finished)
+            accepted = [
+                is_accepted or _claim_of(outcome) in known
+                for outcome, is_accepted in zip(outcomes, finished.accepted, strict=True)
+            ]
+            finished = finished._replace(accepted=accepted)
+        return finished
+
+    def finish_here(self, outcomes: Sequence[Outcome]) -> Finished:
+        """End runs of this process, having loaded their jobs; the caller writes, and no scheduler runs."""
+        ids: dict[str, list[str]] = {}
+        for outcome in outcomes:
+            ids.setdefault(outcome.queue, []).append(outcome.id)
+        for queue, mine in ids.items():
+            self.open_for(queue, mine)
+        finished = self.engine.finish(outcomes)
+        ended = {
+            claim for queue, mine in ids.items() for claim in recovery.ended_claims(self._alias, queue, mine)
+        }
+        accepted = [
+            is_accepted or _claim_of(outcome) in ended
+            for outcome, is_accepted in zip(outcomes, finished.accepted, strict=True)
+        ]
+        return finished._replace(accepted=accepted)
+
+    async def _known(self, outcomes: Sequence[Outcome], finished: Finished) -> set[Lease]:
+        """Claims whose ends were refused now because they had been accepted before."""
+        refused = {_claim_of(outcome) for outcome in outcomes} - _accepted(outcomes, finished)
+        known = refused & self._unanswered
+        self._unanswered -= known
+        earlier: dict[str, list[str]] = {}
+        for claim in refused:
+            if claim.token < self.engine.least_token:
+                earlier.setdefault(claim.queue, []).append(claim.id)
+        if earlier:
+            known |= refused & await asyncio.to_thread(self._ended_claims, earlier)
+        return known
+
+    def _ended_claims(self, ids: Mapping[str, Sequence[str]]) -> set[Lease]:
+        try:
+            found = [recovery.ended_claims(self._alias, queue, mine) for queue, mine in ids.items()]
+            return {claim for claims in found for claim in claims}
+        finally:
+            connections[self._alias].close()
+
+    def unclaim(self, claimed: Iterable[Claimed]) -> None:
+        """Give back jobs of which their worker has not heard: no attempt is used up."""
+        self.engine.finish([Outcome(one.queue, one.id, one.token, "release") for one in claimed])
+
+    @contextmanager
+    def _unclaiming(self, claimed: Sequence[Claimed]) -> Iterator[None]:
+        """Claims that cannot be written are not answered: they are given back."""
+        try:
+            yield
+        except BaseException:
+            self.unclaim(claimed)
+            raise
+
+    def _is_careful(self) -> bool:
+        return self._clock.monotonic() < self._careful_until
+
+    def _make_up(self, paused: int) -> None:
+        """For so many milliseconds this process did not run: nobody could renew a lease."""
+        self.engine.postpone_leases(paused)
+        logger.warning(
+            "This process was paused for %.1f s: the leases of running jobs were extended by as much.",
+            paused / 1_000,
+        )
 
     def _check(self) -> None:
         """Raise LeaseLost if this is the scheduler no more: one that was asleep learns that by writing."""
@@ -342,6 +472,12 @@ class SchedulerStorage(EngineStorage):
         accepted = self.engine.emit(emissions)
         if self._journal.has_many_items():
             self._flush()
+        return accepted
+
+    def emit_written(self, emissions: Sequence[Emission]) -> list[bool]:
+        """See `emit`, for a worker of another process: when this returns the items are committed."""
+        accepted = self.emit(emissions)
+        self._flush()
         return accepted
 
     # Reads: what has ended is in the tables, once the journal is.
@@ -455,6 +591,10 @@ class SchedulerStorage(EngineStorage):
         """See `Storage.about`."""
         self._flush()
         return self._inspector.about(subject, limit, cursor, queues)
+
+    def change_version(self) -> str | None:
+        """See `Storage.change_version`: of the engine and of the tables, which are written a little later."""
+        return f"{super().change_version()}:{self._journal.changes.value}"
 
     def diagnostics(self) -> Diagnostics:
         """See `Storage.diagnostics`."""
@@ -648,7 +788,7 @@ class SchedulerStorage(EngineStorage):
         self.engine.resume(queue)
         self._keep_queue(queue)
 
-    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limits`."""
         self._check()
         self.engine.set_limits(queue, rate, concurrency)
@@ -672,10 +812,11 @@ class SchedulerStorage(EngineStorage):
         self.engine.resume_group(queue, group)
         self._keep_group(queue, group)
 
-    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limiter`."""
         self._check()
         self.engine.set_limiter(name, rate, concurrency)
+        rate, concurrency, *_ = self.engine.limiter_state(name)
         policy = self.engine.limiter(name).policy
         row = None
         if (rate, concurrency) != (policy.rate, policy.concurrency):
@@ -746,6 +887,12 @@ class SchedulerStorage(EngineStorage):
         self._flush()
         return swept._replace(removed=swept.removed + self._purge(now))
 
+    def _sweep(self) -> Swept:
+        # In this order: a pause after the first line has nothing to do with the leases swept here.
+        tick = self._clock.monotonic()
+        self._pauses.check()
+        return sweep(self.engine, WORKER_TTL, tick)
+
     def _purge(self, now: int) -> int:
         """Rows whose time is over, and those above what queues keep."""
         removed = self._in_steps(lambda: self._purge_jobs(now))
@@ -778,6 +925,8 @@ class SchedulerStorage(EngineStorage):
             done += part
             if not part:
                 break
+        if done:
+            self.engine.changes.bump()
         return done
 
     def _purge_jobs(self, now: int) -> int:
@@ -995,6 +1144,16 @@ def _called_by_sync_code() -> bool:
     if getattr(AsyncToSync.executors, "current", None) is not None:
         return True
     return asyncio.get_running_loop() in AsyncToSync.loop_thread_executors
+
+
+def _accepted(outcomes: Sequence[Outcome], finished: Finished) -> set[Lease]:
+    """The claims whose ends were accepted."""
+    answers = zip(outcomes, finished.accepted, strict=True)
+    return {_claim_of(outcome) for outcome, is_accepted in answers if is_accepted}
+
+
+def _claim_of(outcome: Outcome) -> Lease:
+    return Lease(outcome.queue, outcome.id, outcome.token)
 
 
 def _nothing() -> None:

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import socket
-import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,15 +17,15 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.errors import ConfigurationError, StorageError
-from djqueue.storage.base import Storage
 
+from .accepting import BACKLOG, Limits, accept, bind_tcp, log
 from .address import Address
 from .away import named
+from .folder import private_folder, remove_stale_socket
+from .scheduler import SchedulerStorage
 from .session import Session
 
 T = TypeVar("T")
-
-logger = logging.getLogger("djqueue.server")
 
 THREADS = 4
 """For the verbs that may read tables."""
@@ -43,7 +42,7 @@ class Server:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: SchedulerStorage,
         address: Address,
         token: str | None,
         inbox: Callable[[], None],
@@ -65,6 +64,9 @@ class Server:
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._sessions: set[asyncio.Task[None]] = set()
+        self._unauthenticated: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
+        """Sessions of which no valid request has come, the oldest first."""
+        self.limits = Limits.of_process()
         self._inode = 0
         """Of the Unix domain socket: another scheduler's may be in its place by the end."""
         self._loop: asyncio.AbstractEventLoop
@@ -74,9 +76,12 @@ class Server:
     def start(self) -> None:
         """Listen. Raises StorageError if the address cannot be had, ConfigurationError if it is unsafe."""
         if self.address.path:
-            own_folder(Path(self.address.path).parent)
+            with private_folder(Path(self.address.path).parent, create=True):
+                pass  # an unsafe folder is a wrong setting, and not a failure of the thread
         self._thread.start()
         self._ready.wait()
+        if isinstance(self._failure, ConfigurationError):
+            raise self._failure
         if self._failure is not None:
             raise StorageError(f"cannot listen on {self.address}: {self._failure}") from self._failure
 
@@ -115,55 +120,91 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         try:
-            server = await self._listen()
-        except OSError as error:
+            listeners = await self._listen()
+        except (OSError, ConfigurationError) as error:
             self._failure = error
             return
         finally:
             self._ready.set()
+        accepting = [self._loop.create_task(accept(listener, self._connected)) for listener in listeners]
         await self._stop.wait()
         # First the name: as long as the socket is open, no other one has its inode.
         self._remove_socket()
-        server.close()
+        for task in accepting:
+            task.cancel()
+        await asyncio.wait(accepting)
+        for listener in listeners:
+            listener.close()
         await self._end_sessions()
 
-    async def _listen(self) -> asyncio.Server:
+    async def _listen(self) -> list[socket.socket]:
         if self.address.host:
-            server = await asyncio.start_server(self._connected, self.address.host, self.address.port)
-            self.address = self.address._replace(port=server.sockets[0].getsockname()[1])
-            return server
-        listener = self._bind()
-        try:
-            return await asyncio.start_unix_server(self._connected, sock=listener)
-        except OSError:
-            listener.close()
-            raise
+            listeners = await bind_tcp(self.address)
+            self.address = self.address._replace(port=listeners[0].getsockname()[1])
+        else:
+            listeners = [self._bind()]
+        for listener in listeners:
+            listener.listen(BACKLOG)  # from here on clients can connect
+        return listeners
 
     def _bind(self) -> socket.socket:
         path = Path(self.address.path)
-        # The lease is ours: whoever left this socket is no scheduler any more.
-        path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listener.bind(str(path))
-            path.chmod(0o600)  # before anybody can connect
-            self._inode = path.stat().st_ino
-        except OSError:
+            with private_folder(path.parent) as folder:
+                # The lease is ours: whoever left this socket is no scheduler any more.
+                remove_stale_socket(path.name, folder)
+                listener.bind(str(path))
+                os.chmod(path.name, 0o600, dir_fd=folder)  # before anybody can connect
+                self._inode = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_ino
+        except BaseException:
             listener.close()
             raise
         return listener
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = self._loop.create_task(Session(self, reader, writer).run())
+    def _connected(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refusal: str | None
+    ) -> None:
+        task = self._loop.create_task(Session(self, reader, writer, refusal).run())
         self._sessions.add(task)
         task.add_done_callback(partial(self._ended, writer.transport))
+        self._unauthenticated[task] = writer.transport
+        if len(self._unauthenticated) > self.limits.unauthenticated:
+            # The oldest, and not the newest: a client sends its first request at once.
+            oldest = next(iter(self._unauthenticated))
+            self._unauthenticated.pop(oldest).abort()
+            log.log(
+                logging.WARNING,
+                "unauthenticated",
+                "Closed the oldest of more than %d connections that had sent no request.",
+                self.limits.unauthenticated,
+            )
+
+    def authenticated(self) -> str | None:
+        """Count the current session as a client's; return why it is refused, if it is."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._unauthenticated.pop(task, None)
+        if len(self._sessions) - len(self._unauthenticated) <= self.limits.total:
+            return None
+        log.log(
+            logging.WARNING,
+            "total",
+            "Refused a client: %d are connected, half of the file descriptors that this process may open.",
+            self.limits.total,
+        )
+        return (
+            f"{self.limits.total} clients are connected to the scheduler, half of the file descriptors that "
+            "its process may open; raise its limit (ulimit -n, or LimitNOFILE= of systemd)"
+        )
 
     def _ended(self, transport: asyncio.WriteTransport, task: asyncio.Task[None]) -> None:
         self._sessions.discard(task)
+        self._unauthenticated.pop(task, None)
         # Also of one that was cancelled before its first step, or twice: nothing of it stays open.
         transport.abort()
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("A session with another process failed.", exc_info=error)
+            log.log(logging.ERROR, "session", "A session with another process failed.", exc_info=error)
 
     async def _end_sessions(self) -> None:
         sessions = set(self._sessions)
@@ -176,17 +217,5 @@ class Server:
         if self._inode:
             path = Path(self.address.path)
             with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_ino == self._inode:
+                if path.lstat().st_ino == self._inode:
                     path.unlink()
-
-
-def own_folder(folder: Path) -> None:
-    """Make a folder that only this user enters. Raises ConfigurationError if others may write to it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigurationError(
-            f"ADDRESS: the folder {folder} is open to other users; set "
-            "DJQUEUE['STORAGE']['OPTIONS']['ADDRESS'] to a socket in a folder of this one"
-        )

@@ -11,19 +11,23 @@ import asyncio
 import contextlib
 import hmac
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from djqueue.core.errors import DjqueueError, SerializationError, StorageError
+from djqueue.core.job import ClaimRequest, Finished, Outcome
+from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 
-from .wire import LENGTH, MAX_FRAME, pack, unpack
+from .processes import peer_process
+from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
 if TYPE_CHECKING:
     from .server import Server
 
 logger = logging.getLogger("djqueue.server")
+failures = ThrottledLog(logger, 10.0)
 
 VERBS = frozenset(
     {
@@ -60,6 +64,7 @@ VERBS = frozenset(
         "settled",
         "counts",
         "overview",
+        "change_version",
         "explain",
         "groups",
         "flow",
@@ -86,9 +91,11 @@ AT_ONCE = frozenset(
     {"renew", "report", "register_worker", "unregister_worker", "steer_worker", "keep_dump", "worker_dump"}
 )
 """Verbs that wait for nothing."""
+WRITTEN = {"emit": "emit_written"}
+"""Verbs whose answers are given once what they changed is committed: the caller forgets it then."""
 SUBSCRIPTIONS = frozenset({"subscribe", "listen", "follow_worker", "unsubscribe"})
 FIRST_FRAME = 5.0
-"""Seconds within which a client has to show its token."""
+"""Seconds within which a client has to show its token, or to begin its first request."""
 MAX_TOKEN_FRAME = 4_096
 """Bytes that a frame may have before its sender has shown the token."""
 MAX_UNSENT = 16 * 1024 * 1024
@@ -98,27 +105,50 @@ MAX_UNSENT = 16 * 1024 * 1024
 class Session:
     """See the module."""
 
-    def __init__(self, server: "Server", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        server: "Server",
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        refusal: str | None,
+    ) -> None:
         self._server = server
+        self._refusal = refusal
+        """Why the process at the other end is not welcome, whatever it sends."""
         self._reader = reader
         self._writer = writer
         self._loop = asyncio.get_running_loop()
+        self._head = b""
+        """The length of the first frame, which the handshake has read."""
         self._subscriptions: dict[int, Unsubscribe] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: set[int] = set()
+        self._process = peer_process(writer.get_extra_info("socket"))
 
     async def run(self) -> None:
         """Answer requests until either side hangs up."""
         try:
-            if self._server.token is None or await self._shows(self._server.token):
+            refusal = self._refusal or await self._handshake() or self._server.authenticated()
+            if refusal is None:
                 await self._serve()
             else:
-                await self._refuse()
+                await self._refuse(refusal)
         except (EOFError, OSError, TimeoutError, SerializationError) as error:
             logger.debug("A client has gone: %s", error)
         finally:
             # Also when the server ends: what has been asked is still answered.
             await self._leave()
+
+    async def _handshake(self) -> str | None:
+        """Wait for the token, or else for the beginning of a request; return why the client is refused."""
+        token = self._server.token
+        if token is None:
+            async with asyncio.timeout(FIRST_FRAME):
+                self._head = await self._reader.readexactly(LENGTH.size)
+            return None
+        if await self._shows(token):
+            return None
+        return "the TOKEN in DJQUEUE['STORAGE']['OPTIONS'] is not the scheduler's"
 
     async def _shows(self, token: str) -> bool:
         async with asyncio.timeout(FIRST_FRAME):
@@ -126,8 +156,8 @@ class Session:
         shown = frame.encode(errors="surrogatepass") if isinstance(frame, str) else b""
         return hmac.compare_digest(shown, token.encode())
 
-    async def _refuse(self) -> None:
-        self._write([0, "refused", "the TOKEN in DJQUEUE['STORAGE']['OPTIONS'] is not the scheduler's"])
+    async def _refuse(self, refusal: str) -> None:
+        self._write([0, "refused", refusal])
         # It hangs up once it has read this; before, what it says meanwhile would fail without a reason.
         self._writer.write_eof()
         async with asyncio.timeout(FIRST_FRAME):
@@ -154,10 +184,11 @@ class Session:
                 self._start(self._answer(number, verb, args, kwargs))
 
     async def _frame(self, limit: int) -> Any:
-        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        head, self._head = self._head, b""
+        (length,) = LENGTH.unpack(head or await self._reader.readexactly(LENGTH.size))
         if length > limit:
             raise SerializationError(f"a frame of {length} bytes is over the limit of {limit}")
-        return unpack(await self._reader.readexactly(length))
+        return unpack_frame(await self._reader.readexactly(length))
 
     def _start(self, answer: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(answer)
@@ -172,16 +203,28 @@ class Session:
 
     async def _finish(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
-            return "ok", await self._server.storage.afinish(*args, **kwargs)
+            with self._server.errors_named():
+                finished = await self._finish_written(*args, **kwargs)
+            if finished.claims.jobs and (self._reader.at_eof() or self._writer.is_closing()):
+                # Nobody hears of these claims.
+                self._server.storage.unclaim(finished.claims.jobs)
+            return "ok", finished
         except Exception as error:
             return _refusal("finish", error)
+
+    async def _finish_written(
+        self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None
+    ) -> Finished:
+        if then is not None:
+            then = then._replace(process=self._process)
+        return await self._server.storage.finish_written(outcomes, then)
 
     def _do(self, verb: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
             if verb not in VERBS:
                 raise StorageError(f"{verb!r} is no verb of the storage")
             with self._server.errors_named():
-                return "ok", getattr(self._server.storage, verb)(*args, **kwargs)
+                return "ok", getattr(self._server.storage, WRITTEN.get(verb, verb))(*args, **kwargs)
         except Exception as error:
             return _refusal(verb, error)
 
@@ -264,5 +307,6 @@ def _is_request(frame: Any) -> bool:
 def _refusal(verb: str, error: Exception) -> tuple[Any, ...]:
     if isinstance(error, DjqueueError):
         return "error", error.code, str(error)
-    logger.error("A request of another process failed: %s", verb, exc_info=error)
+    kind = verb, type(error)
+    failures.log(logging.ERROR, kind, "A request of another process failed: %s", verb, exc_info=error)
     return "error", StorageError.code, f"{type(error).__name__}: {error}"

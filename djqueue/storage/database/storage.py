@@ -1,10 +1,9 @@
 """`DatabaseStorage`: what the settings name. The scheduler in one process, a client of it in all others."""
 
 import logging
-import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +22,8 @@ from djqueue.core.errors import (
     StorageError,
     StorageUnavailableError,
 )
+from djqueue.core.forks import after_fork
+from djqueue.core.hiding import shown_name
 from djqueue.core.job import Batch
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
@@ -37,7 +38,7 @@ from .client import ClientStorage
 from .clock import DatabaseClock
 from .dialects import dialect_for
 from .imports import DatabaseImports
-from .lease import SchedulerLease
+from .lease import TTL, SchedulerLease
 from .patience import TIMEOUT
 from .scheduler import SchedulerStorage
 from .server import Server
@@ -46,6 +47,8 @@ logger = logging.getLogger("djqueue.scheduler")
 
 MAX_TIMEOUT = 60
 """Seconds that TIMEOUT may be."""
+SHORTEST_LEASE = 1_000
+"""Milliseconds that SCHEDULER_LEASE must have."""
 STANDBY_POLL = 0.5
 """Seconds between a standby's looks at the scheduler's lease."""
 
@@ -59,6 +62,7 @@ class DatabaseStorage(Storage):
     token: what clients of a TCP address have to show.
     timeout: seconds that an enqueue may take; longer, by a second for every 10,000 jobs, for many at once.
     metrics: for how long they are kept.
+    scheduler_lease: seconds, or a timedelta: how long the scheduler keeps its place unless it renews it.
     sql: `auto` uses the fast statements of SQLite and PostgreSQL; `orm` the ORM alone.
 
     `connect` makes this process the scheduler; without it, it is a client.
@@ -74,6 +78,7 @@ class DatabaseStorage(Storage):
         database: str = "default",
         address: str | None = None,
         token: str | None = None,
+        scheduler_lease: float | timedelta = TTL / 1_000,
         sql: str = "auto",
         policies: Mapping[str, QueuePolicy] | None = None,
         limiters: Mapping[str, LimiterPolicy] | None = None,
@@ -83,11 +88,19 @@ class DatabaseStorage(Storage):
         timeout: float = TIMEOUT,
     ) -> None:
         if database not in connections:
-            raise ConfigurationError(f"DATABASE: {database!r} is not in DATABASES")
+            raise ConfigurationError(f"DATABASE: {shown_name(database)} is not in DATABASES")
         if sql not in ("auto", "orm"):
-            raise ConfigurationError(f"SQL: {sql!r} is neither 'auto' nor 'orm'")
+            raise ConfigurationError(f"SQL: {shown_name(sql)} is neither 'auto' nor 'orm'")
         if connections[database].settings_dict["ENGINE"] == "django.db.backends.dummy":
             raise ImproperlyConfigured(f"djqueue keeps its jobs in DATABASES[{database!r}]: configure it")
+        try:
+            self._ttl = milliseconds("SCHEDULER_LEASE", scheduler_lease)
+        except OptionError as error:
+            raise ConfigurationError(str(error)) from error
+        if self._ttl < SHORTEST_LEASE:
+            raise ConfigurationError(
+                f"SCHEDULER_LEASE must be {SHORTEST_LEASE / 1_000:g} s or longer; got {scheduler_lease!r}"
+            )
         self._alias = database
         self._address = parse_address(address) if address else default_address(database)
         self._token = token
@@ -107,7 +120,7 @@ class DatabaseStorage(Storage):
         self._closing = threading.Event()
         self.on_lost: Callable[[], None] | None = None
         """Called when another process has taken the scheduler's place: nothing more can be written."""
-        _storages.add(self)
+        after_fork(self.become_client)
 
     # Life.
 
@@ -182,6 +195,14 @@ class DatabaseStorage(Storage):
         """See `Storage.export`."""
         return self._active.export
 
+    def scheduler_claim(self) -> tuple[bytes, int] | None:
+        """See `Storage.scheduler_claim`."""
+        return None if self._lease is None else (self._lease.claim, self._lease.ttl)
+
+    def renew_scheduler_claim(self, claim: bytes) -> None:
+        """See `Storage.renew_scheduler_claim`."""
+        SchedulerLease(self._alias, self._clock, "", self._ttl).renew_claim(claim)
+
     @property
     def outage(self) -> Outage | None:
         """See `Storage.outage`."""
@@ -238,6 +259,7 @@ class DatabaseStorage(Storage):
             )
             server.start()
             lease.move(str(server.address))
+            storage.welcome()
         except BaseException:
             if server is not None:
                 server.close()
@@ -246,12 +268,13 @@ class DatabaseStorage(Storage):
             raise
         self._lease, self._server, self._active = lease, server, storage
         logger.info(
-            "This process is the scheduler: %s pending jobs, %s of them interrupted, %s dead letters.",
+            "This process is the scheduler: %s pending jobs, %s of them interrupted; "
+            "%s jobs running in other processes; %s dead letters.",
             *counts.values(),
         )
 
     def _wait_for_lease(self) -> SchedulerLease:
-        lease = SchedulerLease(self._alias, self._clock, str(self._address))
+        lease = SchedulerLease(self._alias, self._clock, str(self._address), self._ttl)
         if lease.acquire():
             return lease
         there = lease.present()
@@ -345,17 +368,8 @@ def _like(name: str, method: Any) -> Any:
 
 
 # Every other verb is that of what this process is at the moment.
-for _name in sorted(Storage.__abstractmethods__ - {"describe", "diagnostics"} | {"claim"}):
+for _name in sorted(Storage.__abstractmethods__ - {"describe", "diagnostics"} | {"claim", "change_version"}):
     setattr(DatabaseStorage, _name, _delegate(_name))
 for _name in ("aenqueue", "afinish", "ajobs", "aitems"):
     setattr(DatabaseStorage, _name, _async_delegate(_name))
 DatabaseStorage.__abstractmethods__ = frozenset()
-
-
-def _after_fork() -> None:
-    for storage in _storages:
-        storage.become_client()
-
-
-_storages: "weakref.WeakSet[DatabaseStorage]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=_after_fork)

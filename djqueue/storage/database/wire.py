@@ -31,8 +31,12 @@ from djqueue.core.pages import JobPage
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
 
+from .scan import has_more_values
+
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 64 * 1024 * 1024
+MAX_VALUES = 2_000_000
+"""Values of a frame. The smallest, an empty list, takes one byte there and eighty in memory."""
 MAX_DEPTH = 16
 """Records, tuples and sets inside one another: reading each takes 40 KB of the thread's stack."""
 
@@ -96,7 +100,24 @@ def pack(value: Any) -> bytes:
     body = pack_body(value)
     if len(body) > MAX_FRAME:
         raise SerializationError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME}")
+    _check_values(body)
     return LENGTH.pack(len(body)) + body
+
+
+def unpack_frame(body: bytes) -> Any:
+    """Return the value of a frame's body that came from another process.
+
+    Raises SerializationError for anything else, and for more values than a frame may have.
+    """
+    _check_values(body)
+    return unpack(body)
+
+
+def _check_values(body: bytes) -> None:
+    if has_more_values(body, MAX_VALUES):
+        raise SerializationError(
+            f"a frame of {len(body)} bytes has more than {MAX_VALUES:,} values; ask for fewer jobs at a time"
+        )
 
 
 def pack_body(value: Any) -> bytes:

@@ -2,15 +2,17 @@
 
 import asyncio
 import atexit
-import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple
 
+from djqueue.core.forks import after_fork
+
 from . import requirements  # noqa: F401 - before redis-py is imported
 from .clusters import AsyncClusterClient, ClusterClient
 from .endpoints import Address, AsyncClient, Client, Connection, Single
+from .failover import FailoverWatch
 from .location import locate
 
 
@@ -37,6 +39,7 @@ class Connections:
         self._endpoint = locate(options)
         self._begin()
         _everywhere.add(self)
+        after_fork(self._forget)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -53,6 +56,11 @@ class Connections:
     def is_single(self) -> bool:
         """Whether it is one server, which no other one takes the place of."""
         return isinstance(self._endpoint, Single)
+
+    @property
+    def watch(self) -> FailoverWatch | None:
+        """What follows the failovers, behind sentinels."""
+        return self._endpoint.watch
 
     @property
     def timeout(self) -> float:
@@ -74,6 +82,7 @@ class Connections:
                 client = self._client
                 if client is None:
                     client = self._client = self._endpoint.client()
+            self._watch_failovers()
         return client
 
     def for_loop(self) -> AsyncClient:
@@ -82,6 +91,7 @@ class Connections:
         found = self._of_loops.get(loop)
         if found is None:
             client = self._endpoint.async_client()
+            self._watch_failovers()
             found = _OfLoop(client, self._close_at_end(client))
             try:
                 found.ending.__anext__().send(None)  # begun, it is one of those that the loop finishes
@@ -109,12 +119,18 @@ class Connections:
             client, self._client = self._client, None
             of_loops = dict(self._of_loops)
             self._of_loops.clear()
+        if self.watch is not None:
+            self.watch.close()
         if client is not None:
             for pool in _pools(client):
                 pool.disconnect()
         for loop, found in of_loops.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(loop.create_task, found.ending.aclose())
+
+    def _watch_failovers(self) -> None:
+        if self.watch is not None:
+            self.watch.start()
 
     async def _close_at_end(self, client: AsyncClient) -> AsyncGenerator[None, None]:
         try:
@@ -189,15 +205,9 @@ _parents: list[Any] = []
 """What a forked child keeps of its parent's, and does not touch."""
 
 
-def _after_fork() -> None:
-    for connections in _everywhere:
-        connections._forget()
-
-
 def _at_exit() -> None:
     for connections in list(_everywhere):
         connections.close()
 
 
-os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)

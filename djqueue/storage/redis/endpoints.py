@@ -28,6 +28,7 @@ from djqueue.core.deadline import remaining
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
 
 from .clusters import AsyncClusterClient, ClusterClient
+from .failover import FailoverWatch
 
 Client: TypeAlias = redis.Redis | ClusterClient
 AsyncClient: TypeAlias = aredis.Redis | AsyncClusterClient
@@ -58,6 +59,8 @@ class Endpoint(ABC):
     arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Of connections, as redis-py calls them; `ssl`: whether they are encrypted."""
     timeout: float = TIMEOUT
+    watch: FailoverWatch | None = field(default=None, init=False, repr=False, compare=False)
+    """What follows the failovers of a master behind sentinels."""
 
     @property
     def is_cluster(self) -> bool:
@@ -171,17 +174,22 @@ class Sentinel(Endpoint):
     sentinel_arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Of connections to the sentinels, as redis-py calls them."""
 
+    def __post_init__(self) -> None:
+        watch = FailoverWatch(self.master, self.addresses, self._of_sentinels(Retry(NoBackoff(), 0)))
+        object.__setattr__(self, "watch", watch)
+
     def describe(self) -> str:
         """See `Endpoint.describe`."""
         return f"redis sentinel {self.master} at {', '.join(map(spelled, self.addresses))}"
 
     def client(self) -> redis.Redis:
         """See `Endpoint.client`."""
-        watchers = sentinel.Sentinel(  # type: ignore[no-untyped-call]
+        watchers = _Sentinels(  # type: ignore[no-untyped-call]
             self.addresses, sentinel_kwargs=self._of_sentinels(Retry(NoBackoff(), 0))
         )
         for watcher in watchers.sentinels:
             watcher.connection_pool.connection_class = _SSLConnection if _is_ssl(watcher) else _Connection
+        watchers.watch = self.watch
         pool = sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
             self.master,
             watchers,
@@ -193,10 +201,11 @@ class Sentinel(Endpoint):
 
     def async_client(self) -> aredis.Redis:
         """See `Endpoint.async_client`."""
-        watchers = asentinel.Sentinel(  # type: ignore[no-untyped-call]
+        watchers = _AsyncSentinels(  # type: ignore[no-untyped-call]
             self.addresses, sentinel_kwargs=self._of_sentinels(AsyncRetry(NoBackoff(), 0))
         )
-        kinds = (asentinel.SentinelManagedConnection, asentinel.SentinelManagedSSLConnection)
+        watchers.watch = self.watch
+        kinds = (_AsyncMasterConnection, _AsyncMasterSSLConnection)
         pool = _AsyncMasterPool(  # type: ignore[no-untyped-call]
             self.master,
             watchers,
@@ -306,12 +315,55 @@ def _is_ssl(client: Any) -> bool:
     return issubclass(client.connection_pool.connection_class, redis.SSLConnection)
 
 
-class _MasterConnection(_InTime, sentinel.SentinelManagedConnection):
-    """One that does not go back to its pool with an answer still to come.
+class _Sentinels(sentinel.Sentinel):
+    """Sentinels; an announced master is believed before all of them agree."""
 
-    redis-py leaves this kind open when reading is cut off, by an exception raised in the thread, say; the
-    next command would be given the answer to this one.
+    watch: FailoverWatch | None = None
+
+    def discover_master(self, service_name: str) -> Address:
+        """See redis-py."""
+        announced = self.watch.announced if self.watch is not None else None
+        return announced or super().discover_master(service_name)  # type: ignore[no-untyped-call]
+
+
+class _AsyncSentinels(asentinel.Sentinel):
+    """See `_Sentinels`."""
+
+    watch: FailoverWatch | None = None
+
+    async def discover_master(self, service_name: str) -> Address:
+        """See redis-py."""
+        announced = self.watch.announced if self.watch is not None else None
+        return announced or await super().discover_master(service_name)
+
+
+class _MasterConnection(_InTime, sentinel.SentinelManagedConnection):
+    """A connection to a server that calls itself the master.
+
+    Unlike redis-py's, it does not go back to its pool with an answer still to come: redis-py leaves this
+    kind open when reading is cut off, by an exception raised in the thread, say; the next command would be
+    given the answer to this one.
     """
+
+    epoch = 0
+    """That of `FailoverWatch` in which it was opened."""
+
+    def connect_to(self, address: Address) -> None:
+        """See redis-py."""
+        this: Any = self
+        self.epoch = this.connection_pool.sentinel_manager.watch.epoch
+        super().connect_to(address)  # type: ignore[no-untyped-call]
+        try:
+            this.send_command("ROLE", check_health=False)
+            role = self.read_response()
+        except redis.ResponseError:
+            return  # This user may not ask: a write to a replica is refused all the same.
+        except BaseException:
+            this.disconnect()
+            raise
+        if role[0] != b"master":
+            this.disconnect()
+            raise redis.ConnectionError(not_master(address, role))
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         """See redis-py."""
@@ -323,6 +375,33 @@ class _MasterSSLConnection(_MasterConnection, redis.SSLConnection):
     pass
 
 
+class _AsyncMasterConnection(asentinel.SentinelManagedConnection):
+    """A connection to a server that calls itself the master."""
+
+    epoch = 0
+    """See `_MasterConnection`."""
+
+    async def connect_to(self, address: Address) -> None:
+        """See redis-py."""
+        self.epoch = self.connection_pool.sentinel_manager.watch.epoch
+        await super().connect_to(address)  # type: ignore[no-untyped-call]
+        try:
+            await self.send_command("ROLE", check_health=False)
+            role = await self.read_response()
+        except redis.ResponseError:
+            return  # See `_MasterConnection`.
+        except BaseException:
+            await self.disconnect(nowait=True)
+            raise
+        if role[0] != b"master":
+            await self.disconnect(nowait=True)
+            raise redis.ConnectionError(not_master(address, role))
+
+
+class _AsyncMasterSSLConnection(_AsyncMasterConnection, aredis.SSLConnection):
+    pass
+
+
 class _AsyncMasterPool(asentinel.SentinelConnectionPool, aredis.BlockingConnectionPool):
     """Connections to the master; who finds them all in use waits for one."""
 
@@ -331,3 +410,8 @@ def spelled(address: Address) -> str:
     """`host:port`."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def not_master(address: Address, role: Any) -> str:
+    """What is wrong with a server that the sentinels call the master."""
+    return f"{spelled(address)} is not the master yet, or no longer: its role is {role[0].decode()}"

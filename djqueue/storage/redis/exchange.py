@@ -6,7 +6,6 @@ where whoever waits for one finds it. A Cluster's client is asked as it is: it k
 
 import asyncio
 import math
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from hiredis import pack_command
 from redis import exceptions as errors
 
 from djqueue.core.deadline import remaining
+from djqueue.core.forks import after_fork
 
 from .connections import Connections
 
@@ -40,11 +40,12 @@ class Exchange:
     def __init__(self, connections: Connections, timeout: float) -> None:
         self._connections = connections
         self._timeout = timeout
+        self._watch = connections.watch
         self._spare: deque[tuple[Any, Any]] = deque()
         """(pool, connection) of threads."""
         self._spare_of: WeakKeyDictionary[Any, deque[tuple[Any, Any]]] = WeakKeyDictionary()
         """The same of each loop."""
-        os.register_at_fork(after_in_child=self.forget)
+        after_fork(self.forget)
 
     def forget(self) -> None:
         """Keep no connection at hand any more: they are closed with their pools, or are the parent's."""
@@ -74,6 +75,42 @@ class Exchange:
                 except redis.RedisError as error:
                     answers[some[0]] = error  # as for those that were not answered
         return answers
+
+    def ask_replicated(self, words: Words, key: bytes, replicas: int, patience: float) -> tuple[Any, int]:
+        """One exchange with the server that has a key; returns the answer, and how many replicas have it.
+
+        All is asked on one connection: WAIT confirms what this connection has written, and a server that a
+        failover has put in another's place cannot confirm what that one was told.
+
+        patience: seconds to wait for the replicas.
+        """
+        client: Any = self._connections.sync()
+        if self._connections.is_cluster:
+            by_server = self._by_server([words])
+            if not by_server:
+                raise errors.SlotNotCoveredError("no node serves the slot")
+            using = _from(by_server[0][0])
+        else:
+            using = self.connection(client)
+        # A call that is answered from memory writes nothing: the marker does.
+        requests = (words, ("SET", key, b"", "PX", 1), ("WAIT", replicas, int(patience * 1_000)))
+        packed = b"".join(pack_command(tuple(request)) for request in requests)
+        answers: list[Any] = []
+        with using as connection:
+            connection.send_packed_command([packed], check_health=False)
+            for _ in requests:
+                try:
+                    answers.append(connection.read_response())
+                except redis.ResponseError as error:
+                    answers.append(error)
+        for answer in answers:
+            if isinstance(answer, errors.MovedError):
+                # The client learns where the slot is now. The call is numbered: it counts once.
+                client.execute_command(*words)
+                raise redis.ConnectionError(str(answer)) from answer
+            if isinstance(answer, redis.ResponseError):
+                raise answer
+        return answers[0], answers[2]
 
     def _by_server(self, requests: Sequence[Words]) -> list[tuple[Any, list[int]]]:
         client: Any = self._connections.sync()
@@ -105,6 +142,9 @@ class Exchange:
     @contextmanager
     def connection(self, client: Any = None) -> Iterator[Any]:
         """A connection to the single server, for one caller, who reads all that it asks for."""
+        watch = self._watch
+        if watch is not None:
+            watch.check()
         try:
             pool, connection = self._spare.pop()
         except IndexError:
@@ -112,6 +152,9 @@ class Exchange:
             pool = found.connection_pool
             connection = pool.get_connection()
         try:
+            if watch is not None and connection.epoch != watch.epoch:
+                connection.disconnect()  # It leads to an old master.
+                connection.connect()
             yield connection
         except redis.ResponseError:
             self._put_back(self._spare, pool, connection)
@@ -161,12 +204,18 @@ class Exchange:
             raise errors.TimeoutError(f"no answer within {left:.3g} s") from error
 
     async def _on_one(self, pool: Any, spare: deque[tuple[Any, Any]], packed: bytes, count: int) -> list[Any]:
+        watch = self._watch
+        if watch is not None:
+            watch.check()
         if spare:
             pool, connection = spare.pop()
         else:
             connection = await pool.get_connection()
             connection.socket_timeout = None
         try:
+            if watch is not None and connection.epoch != watch.epoch:
+                await connection.disconnect(nowait=True)  # See `connection`.
+                await connection.connect()
             await connection.send_packed_command(packed, check_health=False)
             answers = [await self._read(connection) for _ in range(count)]
         except BaseException as error:

@@ -17,6 +17,7 @@ from djqueue.core.queue import QueuePolicy
 from .connections import Connections
 from .endpoints import IDLE, Connection, spelled
 from .options import RedisOptions
+from .roundtrips import is_refusal
 
 OLDEST = {"Redis": (7, 0), "Valkey": (7, 2)}
 SHORTEST_BUSY = 50
@@ -28,6 +29,7 @@ SETTINGS = (
     "save",
     "timeout",
     "busy-reply-threshold",
+    "min-replicas-to-write",
 )
 
 
@@ -105,7 +107,9 @@ def away(error: Exception) -> Finding:
         "djqueue.W007",
         "warning",
         f"it could not be asked how it is: {reason}",
-        "Is it running, and may this user connect?",
+        "Check its user name and password, and what that user may do (ACL)."
+        if is_refusal(error) or "refuses access" in reason
+        else "Is it running?",
     )
 
 
@@ -190,6 +194,15 @@ def _of_server(server: Server) -> Iterator[Finding]:
     yield from _memory(known)
     yield from _persistence(known)
     yield from _times(known)
+    if _number((info or {}).get("connected_slaves")) and known.get("min-replicas-to-write") == "0":
+        yield Finding(
+            "djqueue.W014",
+            "warning",
+            "min-replicas-to-write is 0: a master that is being replaced, or that a split network has cut "
+            "off from its replicas, still accepts jobs, and they are lost.",
+            "Set min-replicas-to-write to 1 and min-replicas-max-lag to 10; enqueue with durable=True what "
+            "has to survive the death of the master.",
+        )
 
 
 def from_info(info: Mapping[str, str]) -> dict[str, str]:

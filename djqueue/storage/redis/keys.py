@@ -49,6 +49,11 @@ class QueueKeys:
         """What is remembered of a caller's last request."""
         return self._prefix + b"lane:" + name
 
+    @property
+    def replicated(self) -> bytes:
+        """What is written behind a durable call, so that replicas can confirm it. It expires at once."""
+        return self._prefix + b"replicated"
+
     def staged(self, write: str, part: str) -> bytes:
         """What a part of a write has put aside, by the numbers of its chunks."""
         return self._prefix + f"stage:{write}:{part}".encode()

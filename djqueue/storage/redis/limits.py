@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from djqueue.core.errors import StorageError
 from djqueue.core.job import Claimed
-from djqueue.core.limiter import Rate
+from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
 from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState
 
 from .keys import LimiterKeys, QueueKeys, limiter_keys_of
@@ -171,8 +171,11 @@ class SharedLimits:
 
     # Controls.
 
-    def change(self, limiter: str, rate: Rate | None, concurrency: int | None) -> Steps[None]:
+    def change(self, limiter: str, rate: SetRate, concurrency: SetConcurrency) -> Steps[None]:
         """Have other limits count, for all processes, until they are those of the settings again."""
+        if rate is UNSET or concurrency is UNSET:
+            yield from self._change_given(limiter, rate, concurrency)
+            return
         said = self._of(limiter).key("said")
         policy = self._policies.get(limiter, NO_LIMITS)
         if (rate, concurrency) == (policy.rate, policy.concurrency):
@@ -181,6 +184,22 @@ class SharedLimits:
             limits = _limits(rate, concurrency)
             fields = (b"limited", 1, b"capacity", limits[0], b"per", limits[1], b"concurrency", limits[2])
             yield [Command((b"HSET", said, *fields))]
+        yield from self._say(limiter, None, [b""])
+
+    def _change_given(self, limiter: str, rate: SetRate, concurrency: SetConcurrency) -> Steps[None]:
+        """Change one of the two limits. The other one stays, or is the settings' if none was set before."""
+        said = self._of(limiter).key("said")
+        policy = self._policies.get(limiter, NO_LIMITS)
+        first = dict(zip(LIMIT_FIELDS, _limits(policy.rate, policy.concurrency), strict=True))
+        # The flag comes last: before it, the fields are not read.
+        yield [Command((b"HSETNX", said, name, value)) for name, value in first.items()]
+        fields: list[Any] = []
+        if rate is not UNSET:
+            capacity, per, _ = _limits(rate, None)
+            fields += (b"capacity", capacity, b"per", per)
+        if concurrency is not UNSET:
+            fields += (b"concurrency", _limits(None, concurrency)[2])
+        yield [Command((b"HSET", said, *fields, b"limited", 1))]
         yield from self._say(limiter, None, [b""])
 
     def state(self, limiter: str) -> Steps[LimiterState]:
@@ -254,6 +273,9 @@ def permit(queue: str, token: int) -> bytes:
 def permit_of(queue: str, token: bytes) -> bytes:
     """The same with the token as scripts have it."""
     return token + pack_text(queue)
+
+
+LIMIT_FIELDS = (b"capacity", b"per", b"concurrency")
 
 
 def _limits(rate: Rate | None, concurrency: int | None) -> list[Any]:

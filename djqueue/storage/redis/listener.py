@@ -1,12 +1,11 @@
 """Being told what the server publishes."""
 
-import os
 import threading
-import weakref
 from collections.abc import Callable
 
 from djqueue.core.deadline import remaining
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.forks import after_fork
 
 from .connections import Connections
 from .reader import Channel, Reader, Subscriber
@@ -25,7 +24,7 @@ class Listener:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._begin()
-        _everywhere.add(self)
+        after_fork(self._forget)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -101,14 +100,3 @@ class Listener:
         self._begin()
         if reader is not None:
             reader.hang_up()
-
-
-_everywhere: "weakref.WeakSet[Listener]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for listener in _everywhere:
-        listener._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -6,6 +6,7 @@ from typing import Any
 
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.hiding import kind_of, shown_name
 from djqueue.core.options import DAY
 from djqueue.core.retention import Keep
 from djqueue.core.states import TERMINAL, State
@@ -32,6 +33,9 @@ class RedisOptions:
     """LEASE: milliseconds (there: seconds) for which a claim holds unless renewed."""
     timeout: float = 2.0
     """TIMEOUT: seconds within which a call is answered or fails."""
+    replicas: int | None = None
+    """REPLICAS: how many replicas have to have a job with `durable=True` before its enqueue returns. None is
+    one behind sentinels, and none elsewhere."""
     prefix: str = ""
     """PREFIX: before every key and channel, for several projects in one Redis."""
     stream: int = 10_000
@@ -49,16 +53,21 @@ class RedisOptions:
             if "TIMEOUT" in given:
                 values["timeout"] = _positive("TIMEOUT", milliseconds("TIMEOUT", given["TIMEOUT"])) / 1_000
         except OptionError as error:
-            raise ConfigurationError(str(error)) from error
+            raise ConfigurationError(str(error)) from None
+        if given.get("REPLICAS") is not None:
+            replicas = given["REPLICAS"]
+            if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
+                raise ConfigurationError(f"REPLICAS: expected a number of replicas, got {kind_of(replicas)}")
+            values["replicas"] = replicas
         if "PREFIX" in given:
             prefix = given["PREFIX"]
             if not isinstance(prefix, str) or set(prefix) & set("{}"):
-                raise ConfigurationError(f"PREFIX: expected a text without braces, got {prefix!r}")
+                raise ConfigurationError(f"PREFIX: expected a text without braces, got {kind_of(prefix)}")
             values["prefix"] = prefix
         if "STREAM" in given:
             stream = given["STREAM"]
             if isinstance(stream, bool) or not isinstance(stream, int) or stream < 0:
-                raise ConfigurationError(f"STREAM: expected a number of entries, got {stream!r}")
+                raise ConfigurationError(f"STREAM: expected a number of entries, got {shown_name(stream)}")
             values["stream"] = stream
         options = cls(**values, mirror=_mirror(given.get("MIRROR", True)))
         if options.mirror is None or not options.stream:
@@ -76,7 +85,7 @@ def _mirror(given: Any) -> MirrorOptions | None:
     if given is True or given is False:
         return MirrorOptions() if given else None
     if not isinstance(given, Mapping):
-        raise ConfigurationError(f"MIRROR: expected a dict or False, got {given!r}")
+        raise ConfigurationError(f"MIRROR: expected a dict or False, got {kind_of(given)}")
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name == "STATES":
@@ -85,23 +94,23 @@ def _mirror(given: Any) -> MirrorOptions | None:
             try:
                 values["retention"] = milliseconds("MIRROR: RETENTION", value)
             except OptionError as error:
-                raise ConfigurationError(str(error)) from error
+                raise ConfigurationError(str(error)) from None
         elif name == "KEEP":
             values["keep"] = _keep(value)
         else:
             near = nearest(str(name), ("STATES", "RETENTION", "KEEP"))
-            raise ConfigurationError(f"MIRROR: {name!r} is not one of its options{near}")
+            raise ConfigurationError(f"MIRROR: {shown_name(name)} is not one of its options{near}")
     return MirrorOptions(**values)
 
 
 def _states(given: Any) -> frozenset[State]:
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ConfigurationError(f"MIRROR: STATES: expected a list of states, got {given!r}")
+        raise ConfigurationError(f"MIRROR: STATES: expected a list of states, got {kind_of(given)}")
     words = [state.value for state in State]
     for word in given:
         if word not in words:
             near = nearest(str(word), words)
-            raise ConfigurationError(f"MIRROR: STATES: {word!r} is not a state{near}")
+            raise ConfigurationError(f"MIRROR: STATES: {shown_name(word)} is not a state{near}")
     return frozenset(map(State, given))
 
 
@@ -116,7 +125,7 @@ def _keep(given: Any) -> Mapping[State, Keep]:
                 try:
                     values["age"] = _positive(f"{where}: AGE", milliseconds(f"{where}: AGE", value))
                 except OptionError as error:
-                    raise ConfigurationError(str(error)) from error
+                    raise ConfigurationError(str(error)) from None
             elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ConfigurationError(f"{where}: COUNT: expected a number of rows, got {value!r}")
             else:
@@ -128,7 +137,7 @@ def _keep(given: Any) -> Mapping[State, Keep]:
 def _items(where: str, given: Any, known: Iterable[str]) -> Iterable[tuple[str, Any]]:
     """The entries of a dict, whose names must be known; those that are None say nothing."""
     if not isinstance(given, Mapping):
-        raise ConfigurationError(f"{where}: expected a dict, got {given!r}")
+        raise ConfigurationError(f"{where}: expected a dict, got {kind_of(given)}")
     for name in given:
         if name not in known:
             raise ConfigurationError(f"{where}: {name!r} is not known here{nearest(str(name), known)}")

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import redis
 from hiredis import pack_command
@@ -22,6 +22,7 @@ from djqueue.core import deadline
 from djqueue.core.breaker import CircuitBreaker, Outage
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageError, StorageUnavailableError
+from djqueue.core.forks import after_fork
 from djqueue.core.job import Incident
 
 from .connections import Connections
@@ -45,6 +46,8 @@ AWAY = (
 ABSENT = (errors.ConnectionError, errors.TimeoutError, errors.ClusterDownError, errors.MasterDownError)
 """Those of them after which others need not wait as long: nobody does the work at all."""
 WITHOUT_REPLICAS = "NOREPLICAS"
+REFUSALS = ("WRONGPASS", "NOAUTH", "NOPERM")
+"""What a server says to a wrong password, to none, and to a user who may not; a cluster's errors quote it."""
 PASSING = ("BUSY ", "LOADING", "UNKILLABLE", WITHOUT_REPLICAS)
 """How answers begin that may be others in a moment."""
 FIRST_WAIT, LAST_WAIT = 0.02, 0.5
@@ -53,6 +56,8 @@ READS = frozenset({b"HGET", b"HMGET"})
 """Commands of which many go at once, each with its key behind it."""
 COUNTED = 0.9
 """Part of TIMEOUT that a call must have had; one that had less says nothing about the server by failing."""
+REPLICATION_SHARE = 0.8
+"""Share of a call's time limit in which replicas have to confirm it; the answer needs the rest."""
 IN_FLIGHT = 2
 """Calls of one bulk operation that are on their way at once."""
 
@@ -69,6 +74,8 @@ class Call(NamedTuple):
     keys: Sequence[bytes] = ()
     """Behind the script's own."""
     lane: bool = True
+    replicas: int = 0
+    """How many replicas have to have what it changes before it counts as answered."""
 
 
 class Command(NamedTuple):
@@ -121,7 +128,7 @@ class Roundtrips:
         self._breakers: dict[str, CircuitBreaker] = {}
         """Of servers that have missed a deadline: of the only one, by no name; in a Cluster by queue, since a
         queue is on one of them."""
-        os.register_at_fork(after_in_child=self._after_fork)
+        after_fork(self._after_fork)
 
     def close(self) -> None:
         """Let the connections go."""
@@ -173,6 +180,8 @@ class Roundtrips:
                 self._told([incident(call.queue.queue, found) for found in answer.pop()])
 
     def _answers(self, calls: list[Call | Command]) -> list[Any]:
+        if any(map(_is_replicated, calls)):
+            return [self._replicated(call) if _is_replicated(call) else self._one(call) for call in calls]
         if len(calls) < 3:
             return [self._one(call) for call in calls]
         if all(map(_only_reads, calls)):
@@ -194,6 +203,35 @@ class Roundtrips:
     def _one(self, call: Call | Command) -> Any:
         lane = self._lane(call)
         answer = self._asked(call, lane)
+        self._free(lane)
+        return answer
+
+    def _replicated(self, call: Call) -> Any:
+        """One call, answered when enough replicas have what it has changed."""
+        lane = self._lane(call)
+        words = self._words(call, lane)
+        trying = self._trying(call)
+        limit = deadline.remaining(self._timeout)
+        key, patience = call.queue.replicated, limit * REPLICATION_SHARE
+        try:
+            while True:
+                try:
+                    answer, confirmed = self._exchange.ask_replicated(words, key, call.replicas, patience)
+                    break
+                except errors.NoScriptError:
+                    words = _whole(call, words)
+                except redis.RedisError as error:
+                    time.sleep(trying.wait(error))
+        except BaseException as error:
+            trying.gave_up(error)
+            raise
+        trying.succeeded()
+        if confirmed < call.replicas:
+            raise StorageUnavailableError(
+                f"{self._connections.describe()}: {confirmed} of {call.replicas} replicas confirmed a "
+                f"durable enqueue to queue {call.queue.queue!r} within {patience:g} s. The jobs may be lost "
+                "in a failover; enqueue them again with the same ids to have them confirmed."
+            )
         self._free(lane)
         return answer
 
@@ -261,6 +299,8 @@ class Roundtrips:
         ]
 
     async def _aone(self, call: Call | Command) -> Any:
+        if _is_replicated(call):
+            return await asyncio.to_thread(self._replicated, call)
         lane = self._lane(call)
         words = self._words(call, lane)
         trying = self._trying(call)
@@ -355,6 +395,10 @@ def _only_reads(call: Call | Command) -> bool:
     return not call.lane if isinstance(call, Call) else call.words[0] in READS
 
 
+def _is_replicated(call: Call | Command) -> TypeGuard[Call]:
+    return isinstance(call, Call) and call.replicas > 0
+
+
 def _has_lane(call: Call | Command) -> bool:
     return isinstance(call, Call) and call.lane
 
@@ -387,7 +431,7 @@ class Trying:
 
     def wait(self, error: redis.RedisError) -> float:
         """Seconds until the next try. Raises what a user gets if there is none."""
-        if not (isinstance(error, AWAY) or str(error).startswith(PASSING)):
+        if is_refusal(error) or not (isinstance(error, AWAY) or str(error).startswith(PASSING)):
             self.succeeded()  # it has answered
             raise failure(error, self._connections) from error
         if self._connections.is_single and is_refused(error):
@@ -435,6 +479,13 @@ def _away_for(outage: Outage) -> str:
     return f"{outage.reason} It has been away for {seconds:.1f} s, and is asked again in a moment."
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether the server is there, but does not accept the user or the password."""
+    # They are connection errors to the client, which would try again.
+    kinds = (errors.AuthenticationError, errors.AuthorizationError, errors.NoPermissionError)
+    return isinstance(error, kinds) or any(word in str(error) for word in REFUSALS)
+
+
 def away(error: Exception, connections: Connections) -> StorageUnavailableError:
     """What a user gets when Redis cannot be reached, or takes no changes."""
     reason = " ".join(str(error).split())
@@ -451,6 +502,9 @@ def failure(error: redis.RedisError, connections: Connections) -> StorageError:
     reason = " ".join(str(error).split())
     if isinstance(error, errors.OutOfMemoryError):
         return StorageUnavailableError(f"{connections.describe()} is full: {reason}. Give it more memory.")
-    if isinstance(error, errors.AuthenticationError | errors.NoPermissionError):
-        return StorageUnavailableError(f"{connections.describe()} refuses access: {reason}")
+    if is_refusal(error):
+        return StorageUnavailableError(
+            f"{connections.describe()} refuses access: {reason.rstrip('.')}. Check the user name and the "
+            "password in DJQUEUE['STORAGE'] or the cache that it names, and what that user may do (ACL)."
+        )
     return StorageError(f"{connections.describe()}: {reason}")

@@ -1,6 +1,7 @@
 """`RedisStorage`: the storage contract on Redis or Valkey, one script for each transition."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, Unpack
@@ -37,7 +38,7 @@ from djqueue.core.job import (
     WorkerDump,
     WorkerInfo,
 )
-from djqueue.core.limiter import Rate
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept
 from djqueue.core.mentions import MentionPage
 from djqueue.core.metrics import DEFAULT_TIERS, Bucket, RunStats, Tiers
@@ -50,6 +51,7 @@ from djqueue.core.sharing import LimiterPolicy, LimiterState
 from djqueue.core.states import REUSABLE, TERMINAL, State
 from djqueue.core.steering import ASKED, DUMP_TTL, MAX_DUMP, check_command
 from djqueue.core.streams import PAGE_BYTES, PAGE_ITEMS
+from djqueue.core.versions import version_of
 from djqueue.storage import room
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
@@ -106,6 +108,9 @@ class RedisStorage(Storage):
         given = {name.upper(): value for name, value in options.items()}
         self.options = RedisOptions.read(given)
         self._connections = Connections(given)
+        if self.options.replicas is None:
+            default = 1 if self._connections.watch is not None else 0
+            self.options = replace(self.options, replicas=default)
         self._policies = dict(policies or {})
         self._default_policy = default_policy or QueuePolicy(lease=self.options.lease)
         self._ids = IdSource()
@@ -354,6 +359,7 @@ class RedisStorage(Storage):
         else:
             heading += (start, *self._heading(batch.queue, bounded=bounded))
         called = script("add" if plain else "enqueue")
+        replicas = (self.options.replicas or 0) if batch.options.durable else 0
         ids = batch.ids or self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
         # Where there may be no room for all of them they are one call: all or none.
         size = max(1, len(ids)) if bounded else BULK
@@ -363,7 +369,8 @@ class RedisStorage(Storage):
             for job_id, payload in zip(mine, batch.payloads[first : first + size], strict=True):
                 arguments += (pack_text(job_id), rest + payload)
             # What is new has no forerunner, of which something could be left.
-            yield mine, Call(called, keys, arguments, () if batch.ids is None else all_of_jobs(keys, mine))
+            touched = () if batch.ids is None else all_of_jobs(keys, mine)
+            yield mine, Call(called, keys, arguments, touched, replicas=replicas)
 
     def _heading(self, queue: str, *, bounded: bool = True) -> list[Any]:
         """What a queue's settings say to `enqueue`."""
@@ -626,11 +633,15 @@ class RedisStorage(Storage):
         """See `Storage.is_paused`."""
         return bool(self._run(_asked(Command((b"HEXISTS", self.keys(queue).key("meta"), b"paused")))))
 
-    def set_limits(self, queue: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limits`."""
+        policy = self.policy(queue)
+        given = [int(rate is not UNSET), int(concurrency is not UNSET)]
+        rate = policy.rate if rate is UNSET else rate
+        concurrency = policy.concurrency if concurrency is UNSET else concurrency
         capacity, per = (rate.capacity, rate.per) if rate is not None else (b"", b"")
         most = concurrency if concurrency is not None else b""
-        self._run(self._control(queue, "limit", capacity, per, most))
+        self._run(self._control(queue, "limit", capacity, per, most, *given))
 
     def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
         """See `Storage.set_group_limit`."""
@@ -659,7 +670,7 @@ class RedisStorage(Storage):
             if not after:
                 return
 
-    def set_limiter(self, name: str, rate: Rate | None, concurrency: int | None) -> None:
+    def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limiter`."""
         self._run(self._limits.change(name, rate, concurrency))
 
@@ -806,6 +817,17 @@ class RedisStorage(Storage):
             _asked(Call(script("counts"), self.keys(queue), [], lane=False))
         )
         return counts_of(mapping(counters), delayed, active, failed)
+
+    def change_version(self) -> str | None:
+        """See `Storage.change_version`: one GET for each queue, in one round trip."""
+        return version_of([self._run(self._versions())], self.workers())
+
+    def _versions(self) -> Steps[list[tuple[str, bytes]]]:
+        names = yield from self._queues()
+        if not names:
+            return []
+        found = yield [Command((b"GET", self.keys(name).key("version"))) for name in names]
+        return [(name, value or b"") for name, value in zip(names, found, strict=True)]
 
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
         """See `Storage.overview`."""

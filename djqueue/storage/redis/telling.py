@@ -5,13 +5,13 @@ itself, so that a process that dies leaves nothing behind; one that lives asks a
 """
 
 import logging
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 
 from djqueue.core.errors import StorageError
+from djqueue.core.forks import after_fork
 from djqueue.storage.base import EventHandler, Unsubscribe
 
 from . import records
@@ -56,7 +56,7 @@ class Telling:
         """Queues whose channels are kept: what ends that, and when somebody last subscribed."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        os.register_at_fork(after_in_child=self._after_fork)
+        after_fork(self._after_fork)
 
     def close(self) -> None:
         """Ask for nothing more."""

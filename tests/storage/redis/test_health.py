@@ -124,9 +124,19 @@ def test_the_master_behind_sentinels_is_looked_at(sentinel_options, redis_sentin
     master = redis_sentinel.master
     master.run("CONFIG", "SET", "timeout", 5)
     try:
-        assert ids(found(sentinel_options)) == ["djqueue.W009", "djqueue.W010"]
+        assert ids(found(sentinel_options)) == ["djqueue.W009", "djqueue.W010", "djqueue.W014"]
     finally:
         master.run("CONFIG", "SET", "timeout", 0)
+
+
+def test_a_master_that_writes_without_its_replicas_is_reported(sentinel_options, redis_sentinel, found):
+    master = redis_sentinel.master
+    master.run("CONFIG", "SET", "min-replicas-to-write", 1)
+    try:
+        assert "djqueue.W014" not in ids(found(sentinel_options))
+    finally:
+        master.run("CONFIG", "SET", "min-replicas-to-write", 0)
+    assert "djqueue.W014" in ids(found(sentinel_options))
 
 
 # Servers that do not tell.

@@ -78,7 +78,7 @@ def unix_client() -> redis.Redis:
         ({"URL": 5}, "URL must begin with"),
         ({"URL": "redis://:secret/1@h"}, "URL cannot be read: .* percent-encoded"),
         ({"URL": "redis://h:99999999"}, "URL cannot be read"),
-        ({"URL": "redis://h/secrets"}, "URL: 'secrets' is not the number of a database"),
+        ({"URL": "redis://h/secrets"}, "URL: its path is not the number of a database"),
         ({"URL": "redis://h?ssl_cert=1&sockettimeout=1"}, "URL: 'sockettimeout' .* 'socket_timeout'"),
         ({"URL": "redis://h?db=x"}, "URL: Invalid value for 'db'"),
         ({"URL": "unix://"}, "URL has no path"),
@@ -89,7 +89,7 @@ def unix_client() -> redis.Redis:
         ({"SENTINELS": [("a", 1)]}, "MASTER_NAME is missing"),
         ({"SENTINELS": [], "MASTER_NAME": "main"}, "SENTINELS is empty"),
         ({"SENTINELS": "a:1", "MASTER_NAME": "main"}, r"SENTINELS must be a list of \(host, port\)"),
-        ({"SENTINELS": ["a:1"], "MASTER_NAME": "main"}, r"SENTINELS: 'a:1' is not a \(host, port\)"),
+        ({"SENTINELS": ["a:1"], "MASTER_NAME": "main"}, r"SENTINELS: a str is not a \(host, port\)"),
         ({"URL": "redis://h", "PASSWORD": "x"}, "PASSWORD goes with SENTINELS, not with URL"),
         ({"URL": "redis://h", "SENTINEL_KWARGS": {}}, "SENTINEL_KWARGS goes with SENTINELS"),
         ({"URL": "redis+sentinel://a/m", "SENTINEL_KWARGS": {"pasword": 1}}, "'pasword' .* 'password'"),
@@ -216,7 +216,7 @@ def test_a_cache_behind_sentinels_lends_them(cache, sentinel_options, redis_sent
     ("backend", "location", "options", "words"),
     [
         (DJANGO_REDIS, "", {}, "CACHE: 'jobs': LOCATION has no URL of Redis"),
-        (DJANGO_REDIS, "redis://h/x", {}, "CACHE: 'jobs': LOCATION: 'x' is not the number"),
+        (DJANGO_REDIS, "redis://h/x", {}, "CACHE: 'jobs': LOCATION: its path is not the number"),
         (
             DJANGO_REDIS,
             ["redis://a", "redis://b"],

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, timedelta
 from typing import TYPE_CHECKING
 
@@ -34,11 +34,11 @@ UNKNOWN = "all of it is done; its report could not be kept, so there are no numb
 class Place:
     """Where the queue is, and the project's tables."""
 
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(repr=False)
     """`url`, and what else says where the storage is."""
     alias: str | None = None
     """In DATABASES, of the database with the tables, where there is a project."""
-    database: str | None = None
+    database: str | None = field(default=None, repr=False)
     """The URL of that database, where there is no project and it is not the storage's."""
 
     @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.hiding import kind_of, shown_name
 from djqueue.core.suggest import nearest
 from djqueue.storage.redis.endpoints import CLUSTER_ARGUMENTS, Address, Endpoint, Sentinel
 
@@ -14,7 +15,7 @@ from .arguments import SETTLED, check_argument, taken
 
 WITH_SENTINELS = ("MASTER_NAME", "DB", "USERNAME", "PASSWORD", "SENTINEL_KWARGS")
 READ_HERE = ("CACHE", "URL", "SENTINELS", "CLIENT", *WITH_SENTINELS, "CONNECTION", "TIMEOUT")
-READ_ELSEWHERE = ("LEASE", "PREFIX", "MIRROR", "OUTBOX", "STREAM")
+READ_ELSEWHERE = ("LEASE", "PREFIX", "MIRROR", "OUTBOX", "REPLICAS", "STREAM")
 """Options of the storage itself."""
 LONGEST_TIMEOUT = 60_000
 """Milliseconds. Whoever enqueues is told in time that it failed."""
@@ -27,7 +28,7 @@ def locate(options: Mapping[str, Any]) -> Endpoint:
     for name in given:
         if name not in known:
             raise ConfigurationError(
-                f"{name!r} is not an option of the Redis storage{nearest(str(name), known)}"
+                f"{shown_name(name)} is not an option of the Redis storage{nearest(str(name), known)}"
             )
     ways = [name for name in WAYS if name in given]
     if not ways:
@@ -74,7 +75,7 @@ def _connection(given: Mapping[str, Any], endpoint: Endpoint) -> Mapping[str, An
 def _mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = given.get(name, {})
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name} must be a dict of keyword arguments, not {value!r}")
+        raise ConfigurationError(f"{name} must be a dict of keyword arguments, not {kind_of(value)}")
     return value
 
 
@@ -84,7 +85,7 @@ def _timeout(given: Mapping[str, Any]) -> float:
     try:
         value = milliseconds("TIMEOUT", given["TIMEOUT"])
     except OptionError as error:
-        raise ConfigurationError(str(error)) from error
+        raise ConfigurationError(str(error)) from None  # its text may be a URL
     if not 0 < value <= LONGEST_TIMEOUT:
         raise ConfigurationError(f"TIMEOUT: {given['TIMEOUT']!r} is not more than 0 and at most 60 seconds")
     return value / 1_000
@@ -100,7 +101,7 @@ def _from_sentinels(sentinels: Any, given: Mapping[str, Any]) -> Sentinel:
 
 def _addresses(sentinels: Any) -> tuple[Address, ...]:
     if isinstance(sentinels, str) or not isinstance(sentinels, Iterable):
-        raise ConfigurationError(f"SENTINELS must be a list of (host, port), not {sentinels!r}")
+        raise ConfigurationError(f"SENTINELS must be a list of (host, port), not {kind_of(sentinels)}")
     addresses = tuple(urls.address_of(pair, "SENTINELS") for pair in sentinels)
     if not addresses:
         raise ConfigurationError("SENTINELS is empty")

@@ -6,6 +6,7 @@ from typing import Any
 import redis
 
 from djqueue.core.errors import ConfigurationError
+from djqueue.core.hiding import shown_name
 from djqueue.core.suggest import nearest
 from djqueue.storage.redis.endpoints import CLUSTER_ARGUMENTS
 
@@ -34,7 +35,7 @@ def check_argument(where: str, name: object) -> None:
     known = SHARED | OWN | SETTLED.keys()
     if name not in known and not str(name).startswith("ssl_"):
         hint = nearest(str(name), known | CLUSTER_ARGUMENTS)
-        raise ConfigurationError(f"{where}: {name!r} is not an argument of connections{hint}")
+        raise ConfigurationError(f"{where}: {shown_name(name)} is not an argument of connections{hint}")
 
 
 def taken(*sources: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from django.core.cache.backends.redis import RedisCache
 from django.utils.module_loading import import_string
 
 from djqueue.core.errors import ConfigurationError
+from djqueue.core.hiding import shown_name
 from djqueue.core.suggest import nearest
 from djqueue.storage.redis.endpoints import Endpoint, Sentinel
 
@@ -24,8 +25,9 @@ from .urls import address_of, read_single
 
 def read_cache(alias: Any) -> Endpoint:
     """What a cache's alias describes. Raises ConfigurationError."""
-    if alias not in caches.settings:
-        raise ConfigurationError(f"CACHE: {alias!r} is not in CACHES{nearest(str(alias), caches.settings)}")
+    if not isinstance(alias, str) or alias not in caches.settings:
+        hint = nearest(str(alias), caches.settings)
+        raise ConfigurationError(f"CACHE: {shown_name(alias)} is not in CACHES{hint}")
     configured: Mapping[str, Any] = caches.settings[alias]
     backend = str(configured.get("BACKEND"))
     try:

@@ -10,6 +10,7 @@ from redis.exceptions import RedisClusterException
 from redis.sentinel import SentinelConnectionPool
 
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
+from djqueue.core.hiding import NAME, kind_of, without_credentials
 from djqueue.storage.redis.endpoints import Address, Cluster, Endpoint, Sentinel, Single
 
 from .arguments import taken
@@ -22,18 +23,22 @@ def read_client(make: Any) -> Endpoint:
     Raises ConfigurationError, and StorageUnavailableError if making it took a server that is not there.
     """
     if isinstance(make, str):
+        if not NAME.fullmatch(make):
+            raise ConfigurationError(
+                "CLIENT must be a function that returns a client, or its dotted path; a URL goes under URL"
+            )
         try:
             make = import_string(make)
         except ImportError as error:
             raise ConfigurationError(f"CLIENT: {error}") from error
     if not callable(make):
         raise ConfigurationError(
-            f"CLIENT must be a function that returns a client, or its path; not {make!r}"
+            f"CLIENT must be a function that returns a client, or its path; not {kind_of(make)}"
         )
     try:
         client = make()
     except (redis.RedisError, RedisClusterException) as error:
-        raise StorageUnavailableError(f"CLIENT: {error}") from error
+        raise StorageUnavailableError(f"CLIENT: {without_credentials(str(error))}") from error
     if isinstance(client, RedisCluster):
         nodes = client.nodes_manager
         addresses = tuple((node.host, int(node.port)) for node in nodes.startup_nodes.values())

@@ -9,11 +9,13 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from redis.connection import parse_url
 
 from djqueue.core.errors import ConfigurationError
+from djqueue.core.hiding import kind_of
 from djqueue.storage.redis.endpoints import Address, Cluster, Endpoint, Sentinel, Single
 
 from .arguments import OWN, check_argument, taken
 
 REDIS_PORT, SENTINEL_PORT = 6379, 26379
+UNREADABLE = "{} cannot be read: are all special characters of the password percent-encoded?"
 HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?")
 
 
@@ -21,9 +23,19 @@ def read_url(url: Any) -> Endpoint:
     """What a `URL` describes. Raises ConfigurationError."""
     scheme = url.partition("://")[0] if isinstance(url, str) else ""
     reader = READERS.get(scheme)
+    if reader is not None:
+        _check_marks(url)
     if reader is None:
         raise ConfigurationError(f"URL must begin with one of {', '.join(f'{name}://' for name in READERS)}")
     return reader(url)
+
+
+def _check_marks(url: str) -> None:
+    """Raise ConfigurationError if a special character of the password ends the part with the password."""
+    _, _, rest = url.partition("://")
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    if "@" in rest[len(authority) :] and not url.startswith("unix:"):
+        raise ConfigurationError(UNREADABLE.format("URL"))
 
 
 def read_single(url: str, where: str = "URL") -> Single:
@@ -77,7 +89,7 @@ def address_of(pair: Any, where: str) -> Address:
     """The address that a (host, port) is. Raises ConfigurationError."""
     parts = () if isinstance(pair, str) or not isinstance(pair, Iterable) else tuple(pair)
     if len(parts) != 2:
-        raise ConfigurationError(f"{where}: {pair!r} is not a (host, port)")
+        raise ConfigurationError(f"{where}: {kind_of(pair)} is not a (host, port)")
     host, port = map(str, parts)
     return _address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", 0, where)
 
@@ -105,15 +117,13 @@ def _split(url: str, where: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:  # whose message may quote a part of the password
-        raise ConfigurationError(
-            f"{where} cannot be read: are all special characters of the password percent-encoded?"
-        ) from None
+        raise ConfigurationError(UNREADABLE.format(where)) from None
     return parts
 
 
 def _check_database(text: str, where: str) -> None:
     if not re.fullmatch(r"/?[0-9]{0,6}/?", text):
-        raise ConfigurationError(f"{where}: {text.strip('/')!r} is not the number of a database")
+        raise ConfigurationError(f"{where}: its path is not the number of a database")
 
 
 def _arguments(parsed: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 --
 -- ARGV: 1 the time, '' for Redis's own, 2 the number of this request in its lane, 3 the queue's prefix, 4 PUBLISH or
 -- SPUBLISH, 5 the length of the stream of changes (0: none is kept).
---! keys lane meta count jobs st watch log outbox
+--! keys lane meta count jobs st watch log outbox version
 
 local call, sub, byte, floor = redis.call, string.sub, string.byte, math.floor
 local pack, unpack_number = struct.pack, struct.unpack
@@ -30,6 +30,9 @@ local watching = call('EXISTS', WATCH) == 1
 local everything = watching and tonumber(call('HGET', WATCH, '*') or 0) > clock
 local events, changed, turns, woken, incidents = {}, {}, {}, false, {}
 
+-- Scripts that may find nothing to do say so in `unchanged`: a page shows the same as before. Others count as a change.
+local VERSION_TTL, unchanged, moved = 86400000, false, false
+
 -- Events of jobs that somebody asked for; ids of changed jobs, for the mirror, and what they have become: the letter of
 -- a state, 'u' in the state in which they were, 'r' removed; what the answer tells beside.
 local function tell(id, name, event, state, count)
@@ -52,6 +55,9 @@ local function answer(reply, remembered)
   end
   if ARGV[5] ~= '0' and #changed > 0 then
     call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', encode(changed), 's', table.concat(turns))
+  end
+  if not unchanged then
+    call('SET', VERSION, time[1] .. ':' .. time[2], 'PX', VERSION_TTL)
   end
   local told = #incidents > 0 and incidents or nil
   call('SET', LANE, ARGV[2] .. encode({0, remembered or reply, told}), 'PX', LANE_TTL)

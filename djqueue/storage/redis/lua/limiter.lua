@@ -202,6 +202,8 @@ if queue == '' then
   local tokens = parts and floor(parts / per) or -1
   local missing = parts and math.max(0, per - parts) or 0
   local soon = missing > 0 and math.ceil(missing / capacity) or 0
+  unchanged = true
   return answer({capacity or -1, per or -1, most or -1, used(), tokens, waiting, soon, woken_queues})
 end
+unchanged = true
 return answer({starts, permits, held, most or -1, wait, woken_queues})

@@ -79,5 +79,6 @@ do
       end
       call('PEXPIRE', key, tier[4])
     end
+    return true
   end
 end

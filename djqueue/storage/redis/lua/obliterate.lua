@@ -56,4 +56,6 @@ for i = FIXED + 3, #KEYS do call('UNLINK', KEYS[i]) end
 call('PEXPIRE', INBOX, 86400000)
 call('DEL', LOG)
 changed = {}
+unchanged = true -- its name goes from the list of queues
+call('UNLINK', VERSION)
 return answer({many, tokens})

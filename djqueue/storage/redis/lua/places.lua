@@ -381,6 +381,7 @@ end
 
 local function promote_due(limit)
   local due, rested = call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, limit), 0
+  moved = moved or #due > 0
   for _, id in ipairs(due) do
     call('ZREM', DUE, id)
     if sub(id, 1, 1) == NUL then

@@ -151,6 +151,7 @@ if capacity then
 end
 -- Those who found no room are told of what is left of it.
 if room and room_before <= 0 and room > many and call('LLEN', W) > 0 then woken = true end
+unchanged = outcomes == 0 and many == 0
 local flags = string.rep('1', outcomes)
 local overflow = math.max(0, call('ZCARD', DEAD) - tonumber(ARGV[ARGS + 4]))
 local last = string.format('%.0f', base)

@@ -13,4 +13,5 @@ for i = ARGS + 1, #ARGV, 2 do
   end
   replies[#replies + 1] = reply
 end
+unchanged = true
 return answer(replies)

@@ -14,4 +14,5 @@ for i = ARGS, #ARGV, 3 do
   end
   replies[#replies + 1] = reply
 end
+unchanged = true
 return answer(replies)

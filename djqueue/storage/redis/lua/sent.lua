@@ -10,4 +10,5 @@ end
 if not first and call('HLEN', META) == 1 and call('HEXISTS', META, 'sent') == 1 then
   call('DEL', META) -- of a queue that is there no more
 end
+unchanged = true
 return answer(0)

@@ -148,7 +148,7 @@ end
 
 if call('EXISTS', DROPS) == 1 then tidy(limit) end
 
-measure(decode(ARGV[ARGS + 16]), FIXED + 1)
+local measured = measure(decode(ARGV[ARGS + 16]), FIXED + 1)
 
 local overflow = math.max(0, call('ZCARD', DEAD) - most_dead)
 local over = call('ZRANGEBYSCORE', FINISHED, '-inf', now, 'LIMIT', 0, limit)
@@ -156,4 +156,5 @@ local unneeded = call('ZRANGEBYSCORE', DETAILS, '-inf', now, 'LIMIT', 0, limit)
 for _, id in ipairs(call('ZRANGEBYSCORE', RESULTS, '-inf', now, 'LIMIT', 0, limit)) do
   unneeded[#unneeded + 1] = 'r' .. id
 end
+unchanged = promoted + #lost + expired + retried + #changed == 0 and not moved and not measured
 return answer({promoted, #lost, expired, retried, overflow, over, tokens, unneeded})

@@ -452,4 +452,5 @@ local function reply(word, found)
   local overflow = math.max(0, call('ZCARD', DEAD) - most_dead)
   return {word, table.concat(accepted), last, wait, overflow, shared.short, found, streamed, string.format('%.0f', now)}
 end
+unchanged = #accepted == 0 and #claimed == 0 and #changed == 0 and not moved
 return answer(reply('done', claimed), reply('again', ids))

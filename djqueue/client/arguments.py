@@ -1,0 +1,94 @@
+"""The arguments of a job, checked against the function's signature where the job is enqueued."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from djqueue.core.errors import ArgumentsError
+from djqueue.core.options import PARSERS
+from djqueue.core.suggest import FOREIGN_OPTIONS
+
+Call = tuple[Sequence[Any], Mapping[str, Any]]
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class Arguments:
+    """What one function accepts. The signature is read once; checking a call compares sets of names."""
+
+    __slots__ = ("_named", "_rules", "signature", "takes_any_name")
+
+    def __init__(self, signature: inspect.Signature) -> None:
+        self.signature = signature
+        parameters = signature.parameters.values()
+        self._named = frozenset(p.name for p in parameters if p.kind in NAMED)
+        self.takes_any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self._rules = [self._rule(count) for count in range(len(parameters) + 1)]
+        """By the number of positional arguments: names that have to come besides, and names that may."""
+
+    def check(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise ArgumentsError, naming the job, if the function cannot be called with these arguments."""
+        count = len(args)
+        if count < len(self._rules) and (rule := self._rules[count]) is not None:
+            required, allowed = rule
+            if not required if not kwargs else required <= kwargs.keys() <= allowed:
+                return
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ArgumentsError(f"{name}{self.signature}: {error}.{self._hint(name, kwargs)}") from None
+
+    def has_parameter(self, name: str) -> bool:
+        """Whether the function declares a parameter that can be given by this name."""
+        return name in self._named
+
+    def _rule(self, count: int) -> tuple[frozenset[str], frozenset[str]] | None:
+        """None where only `Signature.bind` can tell."""
+        parameters = list(self.signature.parameters.values())
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if count > len(positional):
+            return None
+        rest = positional[count:] + [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        required = [p for p in rest if p.default is p.empty]
+        if any(p.kind is p.POSITIONAL_ONLY for p in required):
+            return None
+        return frozenset(p.name for p in required), frozenset(p.name for p in rest if p.kind in NAMED)
+
+    def _hint(self, job_name: str, kwargs: Mapping[str, Any]) -> str:
+        if self.takes_any_name:
+            return ""
+        unknown = [name for name in kwargs if name not in self._named]
+        options = [name for name in unknown if name in PARSERS or name in FOREIGN_OPTIONS]
+        if not options:
+            return ""
+        short = job_name.rpartition(".")[2]
+        option = FOREIGN_OPTIONS.get(options[0], options[0])
+        return f" Job options are given with using(): {short}.using({option}=...).enqueue(...)."
+
+
+def read_arguments(function: Callable[..., Any]) -> Arguments | None:
+    """What a function accepts; None for one that does not say, as some written in C."""
+    try:
+        return Arguments(inspect.signature(function))
+    except (TypeError, ValueError):
+        return None
+
+
+def check_call(arguments: Arguments, name: str, place: int, call: Call) -> None:
+    """Check one entry of `enqueue_many`. Raises ArgumentsError, which says where it is."""
+    args, kwargs = call
+    try:
+        arguments.check(name, args, kwargs)
+    except ArgumentsError as error:
+        raise ArgumentsError(f"enqueue_many: entry {place}: {error}") from None
+
+
+def check_entry(place: int, entry: object) -> None:
+    """Raise ArgumentsError, which explains what an entry of `enqueue_many` is, for anything else."""
+    if isinstance(entry, (tuple, list)) and len(entry) == 2:
+        args, kwargs = entry
+        if isinstance(args, Sequence) and not isinstance(args, (str, bytes)) and isinstance(kwargs, Mapping):
+            return
+    raise ArgumentsError(
+        f"enqueue_many: entry {place} is {entry!r}; expected a pair (args, kwargs) such as ((42,), {{}}). "
+        "For one argument each: job.enqueue_many(((value,), {}) for value in values)."
+    )

@@ -1,0 +1,35 @@
+"""Calls of other job queues, for errors that name the call here."""
+
+HERE = {
+    "apply": "{job}(...) to run it here and now, or {job}.enqueue(...)",
+    "apply_async": "{job}.using(delay=60, queue=...).enqueue(...)",
+    "apply_async_on_commit": "{job}.enqueue(...), which is part of the open transaction",
+    "async_apply": "{job}.enqueue(...)",
+    "configure": "{job}.using(...).enqueue(...)",
+    "defer": "{job}.enqueue(...)",
+    "defer_async": "await {job}.aenqueue(...)",
+    "delay": "{job}.enqueue(...)",
+    "delay_on_commit": "{job}.enqueue(...), which is part of the open transaction",
+    "message": "{job}.node(...), a job of a workflow",
+    "perform_async": "{job}.enqueue(...)",
+    "perform_in": "{job}.using(delay=60).enqueue(...)",
+    "run": "{job}(...) to run it here and now, or {job}.enqueue(...)",
+    "s": "{job}.node(...), a job of a workflow",
+    "send": "{job}.enqueue(...)",
+    "send_with_options": "{job}.using(delay=60, queue=...).enqueue(...)",
+    "si": "{job}.node(...), a job of a workflow",
+    "signature": "{job}.node(...), a job of a workflow",
+    "starmap": "{job}.enqueue_many(((value,), {{}}) for value in values)",
+    "map": "{job}.enqueue_many(((value,), {{}}) for value in values)",
+    "chunks": "{job}.enqueue_many(((value,), {{}}) for value in values)",
+    "submit": "{job}.enqueue(...)",
+}
+"""What Celery, Dramatiq, Huey, Procrastinate and Sidekiq call it, and what to call here."""
+
+
+def explain_attribute(kind: str, job: object, name: str) -> str:
+    """The text of an AttributeError for an attribute that a job type does not have."""
+    here = HERE.get(name)
+    if here is None or not isinstance(job, str):
+        return f"{kind!r} object has no attribute {name!r}"
+    return f"{job}.{name}() is not a call of djqueue. Use {here.format(job=job)}."

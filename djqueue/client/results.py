@@ -1,0 +1,82 @@
+"""From the result of an enqueue to its job: what `EnqueueResult.wait`, `refresh` and `job` do."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from djqueue.core.errors import JobNotFoundError
+from djqueue.core.followup import Follower, install
+from djqueue.core.job import EnqueueResult, JobRecord
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
+
+from . import waiting
+from .info import JobInfo
+from .storages import get_storage
+
+
+class StoredResult(EnqueueResult):
+    """A result that remembers its storage, because that is not the one of the settings."""
+
+    storage: Storage
+
+    def __reduce__(self) -> Any:
+        return EnqueueResult, tuple(self)
+
+
+def of_storage(results: Sequence[EnqueueResult], storage: Storage | None) -> list[EnqueueResult]:
+    """Results that ask this storage later; None: the one of the settings, as plain results do."""
+    if storage is None:
+        return list(results)
+    return [_stored(result, storage) for result in results]
+
+
+class StorageFollower(Follower):
+    """See `Follower`."""
+
+    def wait(self, result: EnqueueResult, timeout: float | timedelta) -> Any:
+        return waiting.wait_for(_storage(result), result, timeout)
+
+    async def await_(self, result: EnqueueResult, timeout: float | timedelta) -> Any:
+        return await waiting.await_for(_storage(result), result, timeout)
+
+    def refresh(self, result: EnqueueResult) -> EnqueueResult:
+        return _refreshed(result, _storage(result).jobs(result.queue, [result.id])[0])
+
+    async def arefresh(self, result: EnqueueResult) -> EnqueueResult:
+        return _refreshed(result, (await _storage(result).ajobs(result.queue, [result.id]))[0])
+
+    def job(self, result: EnqueueResult) -> JobInfo | None:
+        return _info(_storage(result).jobs(result.queue, [result.id])[0])
+
+    async def ajob(self, result: EnqueueResult) -> JobInfo | None:
+        return _info((await _storage(result).ajobs(result.queue, [result.id]))[0])
+
+
+def _storage(result: EnqueueResult) -> Storage:
+    return result.storage if isinstance(result, StoredResult) else get_storage()
+
+
+def _stored(result: EnqueueResult, storage: Storage) -> StoredResult:
+    stored = StoredResult(*result)
+    stored.storage = storage
+    return stored
+
+
+def _info(record: JobRecord | None) -> JobInfo | None:
+    return None if record is None else JobInfo(record)
+
+
+def _refreshed(result: EnqueueResult, record: JobRecord | None) -> EnqueueResult:
+    if record is None:
+        raise JobNotFoundError(f"there is no job {result.id!r} in queue {result.queue!r}", job_id=result.id)
+    completed = record.state is State.COMPLETED
+    fresh = result._replace(
+        status="completed" if completed else result.status,
+        existing_state=record.state,
+        result=JobInfo(record).result if completed else None,
+    )
+    return _stored(fresh, result.storage) if isinstance(result, StoredResult) else fresh
+
+
+install(StorageFollower())

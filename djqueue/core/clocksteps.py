@@ -1,0 +1,56 @@
+"""Notice that the wall clock was set, and keep what was promised as a length of time.
+
+What a caller gave as a length (`delay`, a retry's backoff, `ttl`, `unique_ttl`) is stored as a point in
+time on the wall clock. When that clock is set back by an hour, these points would come an hour late; when it
+is set forward, jobs would expire at once. The engine compares the wall clock with the monotonic one: when
+they drift apart suddenly, it moves these points along. A job with `run_at` stays due at that time of day.
+"""
+
+import logging
+
+from .clock import Clock
+from .job import Job
+from .states import State
+
+STEP = 10_000
+"""Milliseconds. A smaller change is left alone: NTP slews, and a database server's clock is measured."""
+
+logger = logging.getLogger("djqueue.engine")
+
+
+class StepDetector:
+    """Compares the two clocks. Not thread-safe; at worst two threads see the same step: see `follow`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._offset = clock.now() - clock.monotonic()
+
+    def look(self, now: int, tick: int) -> bool:
+        """Whether the wall clock was set since the last `follow`; cheap enough for every claim."""
+        change = now - tick - self._offset
+        if -STEP < change < STEP:
+            self._offset += change
+            return False
+        return True
+
+    def follow(self, now: int, tick: int) -> int:
+        """Milliseconds by which the wall clock was set, counted once."""
+        change = now - tick - self._offset
+        self._offset += change
+        if -STEP < change < STEP:
+            return 0
+        logger.warning(
+            "The wall clock was set %s by %.1f s: delays and time limits of waiting jobs keep their lengths.",
+            "forward" if change > 0 else "back",
+            abs(change) / 1_000,
+        )
+        return change
+
+
+def is_relative(job: Job) -> bool:
+    """Whether a delayed job waits for a length of time to pass, and not for a point in time."""
+    if job.state is not State.DELAYED:
+        return False
+    if job.attempts or job.stalls:
+        return True  # It failed and waits for its next attempt.
+    delay = job.options.delay
+    return delay is not None and job.run_at == job.created_at + job.stepped + delay

@@ -1,0 +1,56 @@
+"""What the result of an enqueue can ask about its job later.
+
+The core knows no storage: the client installs a `Follower`, and `EnqueueResult` calls it.
+"""
+
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from .errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .job import EnqueueResult
+
+
+class Follower(ABC):
+    """Reads the job of a result from the storage that has it."""
+
+    @abstractmethod
+    def wait(self, result: "EnqueueResult", timeout: float | timedelta) -> Any:
+        """Wait for the job's end, and return what it returned."""
+
+    @abstractmethod
+    async def await_(self, result: "EnqueueResult", timeout: float | timedelta) -> Any:
+        """Async version of `wait`."""
+
+    @abstractmethod
+    def refresh(self, result: "EnqueueResult") -> "EnqueueResult":
+        """Return the result with the job's state of now."""
+
+    @abstractmethod
+    async def arefresh(self, result: "EnqueueResult") -> "EnqueueResult":
+        """Async version of `refresh`."""
+
+    @abstractmethod
+    def job(self, result: "EnqueueResult") -> Any:
+        """Return the job, or None."""
+
+    @abstractmethod
+    async def ajob(self, result: "EnqueueResult") -> Any:
+        """Async version of `job`."""
+
+
+_installed: list[Follower] = []
+
+
+def install(follower: Follower) -> None:
+    """Have results ask this from now on."""
+    _installed[:] = [follower]
+
+
+def follower() -> Follower:
+    """What results ask. Raises ConfigurationError where the client has not been imported."""
+    if not _installed:
+        raise ConfigurationError("no client reads jobs here: import djqueue.client, or ask the storage")
+    return _installed[0]

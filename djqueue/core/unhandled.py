@@ -1,0 +1,41 @@
+"""Jobs that wait although workers serve their queue, because none of these workers knows their name."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from .job import WorkerInfo
+from .overview import QueueOverview
+from .steering import STOPPING
+
+
+class Unhandled(NamedTuple):
+    """Waiting jobs of one queue and name that no live worker can run."""
+
+    queue: str
+    name: str
+    jobs: int
+
+
+def unhandled(queues: Iterable[QueueOverview], workers: Sequence[WorkerInfo]) -> list[Unhandled]:
+    """The names that no live worker of their queue knows, most jobs first.
+
+    A queue that no worker serves at all is left out: there, the missing worker is the problem.
+    """
+    live = [worker for worker in workers if worker.state != STOPPING]
+    everywhere = {name for worker in live if worker.queues is None for name in worker.names}
+    serves_all = any(worker.queues is None for worker in live)
+    known: dict[str, set[str]] = {}
+    for worker in live:
+        for queue in worker.queues or ():
+            known.setdefault(queue, set()).update(worker.names)
+    found = []
+    for row in queues:
+        if not serves_all and row.name not in known:
+            continue
+        handled = everywhere | known.get(row.name, set())
+        found += [
+            Unhandled(row.name, name, count)
+            for name, count in row.names.items()
+            if count and name not in handled
+        ]
+    return sorted(found, key=lambda one: (-one.jobs, one.queue, one.name))

@@ -1,0 +1,100 @@
+"""When a queue's backlog is empty, estimated from how its size changes per second."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from statistics import median
+from typing import NamedTuple
+
+from djqueue.core.states import State
+from djqueue.storage.inspector import QueueOverview
+
+ENOUGH = 2_000
+"""Milliseconds that samples must span before there is an estimate."""
+SPAN = 15_000
+"""Milliseconds of samples that an estimate is made from; of samples further apart, the last two."""
+COMPARED = 12
+"""Samples of these, the last, that are compared with one another."""
+OLDEST = 300_000
+"""Milliseconds after which the previous sample says nothing about the present."""
+WINDOW = 10_000
+"""Milliseconds, at least, of a window in which a backlog may have grown."""
+WINDOWS = 3
+"""Consecutive windows in which a backlog must have grown before it is said never to drain."""
+MOST = 64
+"""Samples that are kept of each queue."""
+
+EMPTY, ESTIMATING, DRAINING, STEADY, NEVER = "empty", "estimating", "draining", "steady", "never"
+
+
+class Sample(NamedTuple):
+    """The size of a backlog at one moment."""
+
+    tick: int
+    """Monotonic milliseconds."""
+    waiting: int
+
+
+class Forecast(NamedTuple):
+    """When a backlog is empty if it goes on changing as it does."""
+
+    kind: str
+    """empty | estimating: too few samples | draining | steady: neither shrinks nor clearly grows | never: has
+    grown in each of the last windows"""
+    left: float | None = None
+    """Milliseconds until it is empty, of one that is draining."""
+
+
+Samples = tuple[Sample, ...]
+
+
+def forecast(samples: Sequence[Sample]) -> Forecast:
+    """What the samples of one queue, oldest first, say about its end."""
+    if not samples or not samples[-1].waiting:
+        return Forecast(EMPTY)
+    now = samples[-1]
+    recent = _recent(samples)
+    if not recent:
+        return Forecast(ESTIMATING)
+    # The median ignores a burst that arrived between two samples; the mean would not.
+    falling = median(
+        (one.waiting - later.waiting) / (later.tick - one.tick) for one, later in combinations(recent, 2)
+    )
+    if falling > 0:
+        return Forecast(DRAINING, now.waiting / falling)
+    return Forecast(NEVER if _has_grown(samples) else STEADY)
+
+
+def sampled(known: Mapping[str, Samples], rows: Sequence[QueueOverview], tick: int) -> dict[str, Samples]:
+    """The samples of each queue with that of now; queues that are gone are left out."""
+    found = {}
+    for row in rows:
+        new = Sample(tick, row.counts.get(State.WAITING, 0))
+        old = known.get(row.name, ())
+        if old and old[-1].tick >= tick:
+            old = old[:-1]
+        found[row.name] = (*old, new)[-MOST:]
+    return found
+
+
+def _recent(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """The samples that an estimate is made from; none while they do not span enough time."""
+    now = samples[-1].tick
+    near = [one for one in samples if now - one.tick <= SPAN]
+    if now - near[0].tick >= ENOUGH:
+        return near[-COMPARED:]
+    before = [one for one in samples if SPAN < now - one.tick <= OLDEST]
+    return (*before[-1:], samples[-1]) if before else ()
+
+
+def _has_grown(samples: Sequence[Sample]) -> bool:
+    """Whether the backlog has grown in each of the last windows."""
+    later, grown = samples[-1], 0
+    for one in reversed(samples):
+        if later.tick - one.tick < WINDOW:
+            continue
+        if later.tick - one.tick > OLDEST or one.waiting >= later.waiting:
+            return False
+        later, grown = one, grown + 1
+        if grown == WINDOWS:
+            return True
+    return False

@@ -1,0 +1,45 @@
+"""The arguments of jobs as a list shows them: on one line, redacted, and short."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from djqueue.core.errors import SerializationError
+from djqueue.core.job import JobRecord
+
+from . import redaction, rendering
+
+LARGEST = 8_192
+"""Bytes of a payload above which a list does not decode it; lists that read rows read one byte more."""
+LENGTH = 80
+"""Characters of the arguments of one job."""
+
+
+def arguments(record: JobRecord) -> str:
+    """What a job is called with, as in Python, without what redaction hides; never more than `LENGTH`."""
+    if len(record.payload) > LARGEST:
+        return _("too large for a list")
+    try:
+        value = redaction.payload(record, revealed=False)
+    except SerializationError:
+        return _("cannot be read here")
+    return _cut(_line(value))
+
+
+def _line(value: Any) -> str:
+    """A call's arguments as they are written; anything else as a value."""
+    if isinstance(value, Mapping) and value.keys() == {"args", "kwargs"}:
+        args, kwargs = value["args"], value["kwargs"]
+        if isinstance(args, (list, tuple)) and isinstance(kwargs, Mapping):
+            named = [f"{name}={_one_line(one)}" for name, one in kwargs.items()]
+            return ", ".join([*map(_one_line, args), *named])
+    return _one_line(value)
+
+
+def _one_line(value: Any) -> str:
+    return " ".join(rendering.text(value, LENGTH * 4).split())
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LENGTH else f"{text[: LENGTH - 1]}…"

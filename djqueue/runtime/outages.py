@@ -1,0 +1,87 @@
+"""Times in which the storage does not answer: one line in the log for each, whatever was asked of it."""
+
+import logging
+from collections.abc import Callable
+from threading import Lock
+
+from djqueue.core.errors import StorageUnavailableError
+
+logger = logging.getLogger("djqueue.worker")
+
+PATIENCE = 5_000
+"""Milliseconds after which an outage is more than a restart: it is logged before it is over."""
+
+
+class Outages:
+    """What a worker logs of a storage that fails. All methods may be called from any thread.
+
+    A storage that is away, such as a scheduler that is restarted, is an outage: one line is logged when it is
+    over, and one before that if it lasts. Any other error is a fault, and is logged with its traceback.
+    """
+
+    def __init__(self, worker_id: str, monotonic: Callable[[], int]) -> None:
+        self._worker_id = worker_id
+        self._monotonic = monotonic
+        self._lock = Lock()
+        self._faulty: set[str] = set()
+        """Operations whose last try ended with a fault."""
+        self._away: set[str] = set()
+        """Operations whose last try found the storage away."""
+        self._since = 0
+        self._is_logged = False
+
+    def failed(self, operation: str, error: BaseException) -> None:
+        """An operation of the storage failed."""
+        if isinstance(error, StorageUnavailableError):
+            self._note_away(operation, error)
+            return
+        with self._lock:
+            is_new = operation not in self._faulty
+            self._faulty.add(operation)
+        if is_new:
+            logger.error(
+                "worker %s: the storage failed (%s) and is tried again until it answers: %s",
+                self._worker_id,
+                operation,
+                error,
+                exc_info=error,
+            )
+
+    def worked(self, operation: str) -> None:
+        """An operation of the storage worked."""
+        if not self._faulty and not self._away:
+            return
+        with self._lock:
+            was_faulty = operation in self._faulty
+            self._faulty.discard(operation)
+            was_away = operation in self._away
+            if was_away:
+                self._away.clear()
+        if was_faulty:
+            logger.warning("worker %s: the storage answers again (%s)", self._worker_id, operation)
+        if was_away:
+            logger.log(
+                logging.WARNING if self._is_logged else logging.INFO,
+                "worker %s: the storage answers again after %.1f s; running jobs went on, and ended ones are "
+                "reported now",
+                self._worker_id,
+                (self._monotonic() - self._since) / 1_000,
+            )
+
+    def _note_away(self, operation: str, error: StorageUnavailableError) -> None:
+        now = self._monotonic()
+        with self._lock:
+            if not self._away:
+                self._since, self._is_logged = now, False
+            self._away.add(operation)
+            lasts = now - self._since >= PATIENCE and not self._is_logged
+            self._is_logged = self._is_logged or lasts
+        if lasts:
+            logger.warning(
+                "worker %s: the storage has not answered for %.1f s (%s: %s); running jobs go on, and their "
+                "ends are reported when it answers",
+                self._worker_id,
+                (now - self._since) / 1_000,
+                operation,
+                error,
+            )

@@ -1,0 +1,257 @@
+"""Every list, row and page of djqueue in the admin, for every right, QUEUE_FILTER and READ_ONLY."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.http import HttpResponse
+from django.test import Client
+
+from djqueue.dashboard import rights
+from djqueue.dashboard.pages import Page
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.urls import PAGES
+from djqueue.models import AuditEvent, Job
+from tests.admin import ungated_urls
+from tests.admin.factories import logged_in, make_superuser, make_user
+from tests.admin.walk import HIDDEN, SECRET, SETTINGS, SHOWN, Scene, ask, body, sees_shown, state
+
+pytestmark = pytest.mark.django_db
+
+DASHBOARDS: dict[str, dict[str, Any]] = {
+    "open": {},
+    "filtered": {"QUEUE_FILTER": sees_shown},
+    "read-only": {"READ_ONLY": True},
+    "filtered and read-only": {"QUEUE_FILTER": sees_shown, "READ_ONLY": True},
+}
+DOES = sorted({page.right for page in PAGES if page.method == "POST"})
+
+
+@pytest.fixture(params=DASHBOARDS)
+def dashboard(request: pytest.FixtureRequest, settings: Any) -> str:
+    chosen = {**DASHBOARDS[request.param], "RAW_LISTS": True}
+    settings.DJQUEUE = {**SETTINGS, "DASHBOARD": chosen}
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_snapshots() -> Iterator[None]:
+    snapshots.clear()
+    yield
+    snapshots.clear()
+
+
+def all_of_djqueue() -> list[str]:
+    found = Permission.objects.filter(content_type__app_label="djqueue")
+    return list(found.values_list("codename", flat=True).distinct())
+
+
+def of_models() -> list[str]:
+    """The permissions of Django's own kind, none of which is a right of the dashboard."""
+    ours = {value for name, value in vars(rights).items() if name.isupper() and isinstance(value, str)}
+    return [name for name in all_of_djqueue() if name not in ours]
+
+
+def viewer(*more: str) -> User:
+    views = [name for name in all_of_djqueue() if name.startswith("view_") and name != rights.VIEW_PAYLOAD]
+    return make_user(*{*views, *more})
+
+
+def leaks(
+    site: Any,
+    scene: Scene,
+    client: Client,
+    *,
+    may: frozenset[str],
+    dashboard: str,
+    only: str = "",
+    changes_alone: bool = False,
+) -> list[str]:
+    """What a walk as a user finds that must not be: a list of sentences, empty if all is well.
+
+    may: the rights that the user has.
+    only: a word that is in the names of the addresses that are walked.
+    changes_alone: only those pages of the dashboard that change something.
+    """
+    found = []
+    filtered, read_only = "filtered" in dashboard, "read-only" in dashboard
+    before = state()
+    for target, method in product(scene.targets(site), ("GET", "POST")):
+        if only not in target.label:
+            continue
+        if changes_alone and not (target.page and target.page.method == method == "POST"):
+            continue
+        noted = AuditEvent.objects.filter(refused=False).count()
+        response = ask(client, target, method)
+        text, after = body(response), state()
+        where = f"{method} {target.label} ({response.status_code})"
+        if response.status_code >= 500:
+            found.append(f"{where} failed")
+        if SECRET in text and not (target.page and target.page.name == "reveal"):
+            found.append(f"{where} shows a hidden value")
+        if filtered and response.status_code == 200 and HIDDEN in text.replace(target.url, ""):
+            found.append(f"{where} shows a hidden queue: {around(text)}")
+        if filtered and after[HIDDEN] != before[HIDDEN]:
+            found.append(f"{where} changed a hidden queue")
+        if after != before:
+            if method == "GET":
+                found.append(f"{where} changed something")
+            elif read_only:
+                found.append(f"{where} changed something of a read-only dashboard")
+            elif target.page is None:
+                found.append(f"{where} changed something outside of the dashboard")
+            elif not {rights.VIEW, target.page.right} <= may:
+                found.append(f"{where} changed something without the right to")
+            elif AuditEvent.objects.filter(refused=False).count() == noted:
+                found.append(f"{where} changed something, and nothing is in the activity log")
+        before = after
+    return found
+
+
+def around(text: str) -> str:
+    """Where a text names the hidden queue."""
+    at = text.index(HIDDEN)
+    return " ".join(text[max(0, at - 150) : at + 50].split())
+
+
+ALL = frozenset(value for name, value in vars(rights).items() if name.isupper() and isinstance(value, str))
+
+
+def test_a_superuser_sees_and_does_what_the_settings_allow(dashboard: str) -> None:
+    scene = Scene()
+    client = logged_in(make_superuser())
+    assert leaks(admin.site, scene, client, may=ALL, dashboard=dashboard) == []
+    if "read-only" not in dashboard:
+        # The walk does what it asks for: this is no row of refusals.
+        done = set(
+            AuditEvent.objects.filter(refused=False, user=User.objects.get().username).values_list(
+                "action", flat=True
+            )
+        )
+        assert len(done) > 20, sorted(done)
+
+
+def test_a_viewer_changes_nothing(settings: Any) -> None:
+    dashboard = "filtered"
+    settings.DJQUEUE = {**SETTINGS, "DASHBOARD": DASHBOARDS[dashboard]}
+    scene = Scene()
+    client = logged_in(viewer())
+    may = frozenset({rights.VIEW, rights.STORAGE})
+    assert leaks(admin.site, scene, client, may=may, dashboard=dashboard) == []
+
+
+@pytest.mark.parametrize("right", DOES)
+def test_a_right_allows_what_takes_it_and_nothing_else(right: str, settings: Any) -> None:
+    settings.DJQUEUE = {**SETTINGS, "DASHBOARD": DASHBOARDS["filtered"]}
+    scene = Scene()
+    client = logged_in(viewer(right))
+    may = frozenset({rights.VIEW, rights.STORAGE, right})
+    assert leaks(admin.site, scene, client, may=may, dashboard="filtered", changes_alone=True) == []
+
+
+def test_the_permissions_of_the_models_change_nothing(settings: Any) -> None:
+    settings.DJQUEUE = SETTINGS
+    scene = Scene()
+    client = logged_in(make_user(rights.VIEW, *of_models()))
+    assert leaks(admin.site, scene, client, may=frozenset({rights.VIEW}), dashboard="open") == []
+
+
+def test_without_the_right_to_see_the_dashboard_every_address_is_refused(settings: Any) -> None:
+    settings.DJQUEUE = SETTINGS
+    scene = Scene()
+    client = logged_in(make_user(*(name for name in all_of_djqueue() if name != rights.VIEW)))
+    before = state()
+    for target in scene.targets(admin.site):
+        for method in ("GET", "POST"):
+            response = ask(client, target, method)
+            allowed = {403, 405}
+            if response.status_code == 302 and target.page is None:  # from a row's old address to its new one
+                response = client.get(response["Location"])
+            assert response.status_code in allowed, f"{method} {target.label}"
+    assert state() == before
+
+
+def test_one_who_is_not_logged_in_is_led_to_the_login(settings: Any) -> None:
+    settings.DJQUEUE = SETTINGS
+    scene = Scene()
+    for target in scene.targets(admin.site):
+        for method in ("GET", "POST"):
+            response = ask(Client(), target, method)
+            assert response.status_code == 302, f"{method} {target.label}"
+            assert "/login/" in response["Location"]
+
+
+# The walk finds what it is for.
+
+
+@pytest.mark.urls("tests.admin.ungated_urls")
+def test_the_walk_finds_a_list_that_is_not_gated(settings: Any) -> None:
+    settings.DJQUEUE = {**SETTINGS, "DASHBOARD": DASHBOARDS["filtered and read-only"]}
+    client = logged_in(make_superuser())
+    found = leaks(
+        ungated_urls.site, Scene(), client, may=ALL, dashboard="filtered and read-only", only="_job_"
+    )
+    assert any("job_changelist" in one and "shows a hidden queue" in one for one in found), found
+    assert any("changed something of a read-only dashboard" in one for one in found), found
+
+
+def test_the_walk_finds_a_page_that_is_not_gated(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.DJQUEUE = {**SETTINGS, "DASHBOARD": DASHBOARDS["filtered"]}
+    by_name = {page.name: page for page in PAGES}
+
+    def everything(_request: Any, *_args: Any, **_captured: Any) -> Any:
+        return HttpResponse(" ".join(Job.objects.values_list("queue", flat=True)))
+
+    page: Page = by_name["storage"]
+    monkeypatch.setattr(type(page), "view", everything)
+    scene = Scene()
+    found = leaks(
+        admin.site, scene, logged_in(make_superuser()), may=ALL, dashboard="filtered", only="storage"
+    )
+    assert any("djqueue_dashboard_storage" in one and "shows a hidden queue" in one for one in found), found
+
+
+# The index.
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_the_index_has_the_raw_lists_only_where_the_settings_say_so(raw: bool, settings: Any) -> None:
+    settings.DJQUEUE = {**SETTINGS, "DASHBOARD": {"RAW_LISTS": raw}}
+    html = logged_in(make_superuser()).get("/admin/").content.decode()
+    listed = {"job", "jobresult", "deadletter", "cronjob", "dashboard"}
+    for model in admin.site._registry:
+        if model._meta.app_label == "djqueue":
+            name = str(model._meta.model_name)
+            assert (f'href="/admin/djqueue/{name}/"' in html) is (raw or name in listed), name
+    assert logged_in(make_superuser()).get("/admin/djqueue/joblog/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "payload__contains=zz",
+        "error_message__startswith=z",
+        "options__gt=a",
+        "queue__startswith=zz",
+        "id__gt=0",
+    ],
+)
+def test_an_address_cannot_ask_about_columns_that_have_no_filter(query: str, settings: Any) -> None:
+    settings.DJQUEUE = SETTINGS
+    Scene()
+    response = logged_in(make_superuser()).get(f"/admin/djqueue/job/?{query}")
+    assert response.status_code == 400
+
+
+def test_a_list_offers_and_finds_only_queues_that_the_user_may_see(settings: Any) -> None:
+    settings.DJQUEUE = {**SETTINGS, "DASHBOARD": DASHBOARDS["filtered"]}
+    Scene()
+    client = logged_in(make_superuser())
+    for query in (f"q={HIDDEN}-done", f"q={HIDDEN[:4]}", f"queue={HIDDEN}", "state__exact=failed"):
+        html = client.get(f"/admin/djqueue/job/?{query}").content.decode()
+        assert f"{HIDDEN}-failed" not in html
+        assert f"{HIDDEN}.jobs" not in html
+    assert f"{SHOWN}-failed" in html

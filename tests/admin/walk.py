@@ -1,0 +1,222 @@
+"""A walk over every address of djqueue in an admin site: the lists, the rows and the dashboard's pages.
+
+The addresses come from `site._registry`, so that a list or a page that somebody adds is walked, too. What the
+walk does not know how to fill in, it refuses: a model without a row here, a route with another capture.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgpack
+from django.contrib.admin import AdminSite
+from django.test import Client
+from django.urls import URLPattern, reverse
+
+from djqueue.codecs import MSGPACK, encode
+from djqueue.dashboard.pages import Page
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.urls import PAGES
+from djqueue.models import (
+    AuditEvent,
+    BulkKind,
+    BulkOperation,
+    CronJob,
+    DeadLetter,
+    GroupState,
+    Job,
+    JobResult,
+    LimiterState,
+    Mark,
+    OutboxJob,
+    QueueState,
+    WorkerState,
+)
+from djqueue.operations import bulk
+from tests.admin.factories import NOON, make_attempt, make_job, make_log, make_result
+from tests.dashboard.schedules import GOOD
+
+SHOWN, HIDDEN = "mail", "zzhidden"
+"""The queues, and the word that every row of the second one has."""
+SECRET = "zzsecret"
+"""What the payloads and results of both queues hide."""
+SETTINGS = {
+    "STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"},
+    "LIMITERS": {"mail-limiter": {}, "zzhidden-limiter": {}},
+    "QUEUES": {SHOWN: {"LIMITER": "mail-limiter"}, HIDDEN: {"LIMITER": "zzhidden-limiter"}},
+}
+WATCHED = (BulkOperation, CronJob, DeadLetter, GroupState, Job, JobResult, LimiterState, QueueState)
+"""Tables that nothing changes but what a user does in these tests."""
+
+
+def sees_shown(_request: Any, queue: str) -> bool:
+    """The QUEUE_FILTER of the walk."""
+    return queue == SHOWN
+
+
+class Target(NamedTuple):
+    """An address."""
+
+    label: str
+    url: str
+    page: Page | None
+    """The dashboard's page; None: a list or a row of the admin."""
+    queue: str
+    """The queue that it is about."""
+
+
+class Scene:
+    """The same things in both queues."""
+
+    def __init__(self) -> None:
+        self.captured: dict[str, dict[str, Any]] = {}
+        self.rows: dict[tuple[Any, str], Any] = {}
+        Mark.objects.create(at=NOON, label="v1")
+        for queue in (SHOWN, HIDDEN):
+            self._fill(queue)
+        snapshots.clear()
+
+    def _fill(self, queue: str) -> None:
+        secret = {"args": [], "kwargs": {"password": SECRET, "to": "ann"}}
+        name = f"{queue}.jobs.send"
+        given = {"queue": queue, "name": name, "payload": secret}
+        waiting = make_job("waiting", **given, job_id=f"{queue}-waiting")
+        make_job("delayed", **given, job_id=f"{queue}-delayed")
+        make_job("failed", **given, job_id=f"{queue}-failed", error_type="ValueError", error_message=queue)
+        done = make_job("completed", **given, job_id=f"{queue}-done")
+        made = [
+            waiting,
+            DeadLetter.objects.get(queue=queue),
+            make_result(done, {"token": SECRET}),
+            make_attempt(done, worker=f"{queue}-worker"),
+            make_log(done, f"line of {queue}"),
+            QueueState.objects.create(name=queue, concurrency=3),
+            GroupState.objects.create(queue=queue, group=f"{queue}-group", concurrency=2),
+            LimiterState.objects.create(name=f"{queue}-limiter", concurrency=4),
+            CronJob.objects.create(
+                name=f"{queue}-cron", job_name=name, queue=queue, schedule="@yearly", **_values(secret)
+            ),
+            OutboxJob.objects.create(
+                queue=queue,
+                name=name,
+                job_id=f"{queue}-outbox",
+                payload=encode(secret, MSGPACK),
+                options=msgpack.packb({}),
+                created_at=NOON,
+            ),
+            WorkerState.objects.create(
+                worker_id=f"{queue}-worker",
+                host=f"{queue}-host",
+                pid=1,
+                queues=[queue],
+                names=[name],
+                concurrency=1,
+                started_at=NOON,
+                seen_at=datetime.now(UTC),
+                state="running",
+            ),
+        ]
+        self.rows.update({(type(row), queue): row for row in made})
+        cron = self.rows[CronJob, queue]
+        operation = bulk.begin("default", BulkKind.CLEAN, bulk.Selection((queue,), states=("cancelled",)))
+        AuditEvent.objects.create(at=NOON, user="ann", action="pause", queue=queue, job_id=f"{queue}-done")
+        self.captured[queue] = {
+            "queue": queue,
+            "job_id": f"{queue}-failed",
+            "worker": f"{queue}-worker",
+            "write": f"{queue}-write",
+            "cron/": cron.pk,
+            "operations/": operation.pk,
+        }
+
+    def targets(self, site: AdminSite) -> Iterator[Target]:
+        """Every address of djqueue on a site, for both queues."""
+        pages = {f"djqueue_dashboard_{page.name}": page for page in PAGES}
+        for model, model_admin in site._registry.items():
+            if model._meta.app_label != "djqueue":
+                continue
+            for pattern in model_admin.get_urls():
+                for queue in (SHOWN, HIDDEN):
+                    url = self._address(site, model, pattern, queue)
+                    label = f"{pattern.name} of {queue}"
+                    yield Target(label, url, pages.get(pattern.name or ""), queue)
+
+    def _address(self, site: AdminSite, model: Any, pattern: URLPattern, queue: str) -> str:
+        names = re.findall(r"<(?:\w+:)?(\w+)>", str(pattern.pattern))
+        row = (
+            self.rows.get((model, queue)) or model._default_manager.first() if "object_id" in names else None
+        )
+        known = {**self.captured[queue], "object_id": getattr(row, "pk", None)}
+        route = str(pattern.pattern)
+        if "pk" in names:
+            known["pk"] = known[next(part for part in ("cron/", "operations/") if route.startswith(part))]
+        values = {name: known[name] for name in names}
+        assert None not in values.values(), f"{model.__name__} needs a row in tests/admin/walk.py"
+        if pattern.name is None:  # the admin's old address of a row
+            return reverse(f"{site.name}:djqueue_{model._meta.model_name}_changelist") + f"{row.pk}/"
+        return reverse(f"{site.name}:{pattern.name}", kwargs=values)
+
+
+def state() -> dict[str, list[str]]:
+    """What there is, by queue, as the tables have it; anything else is of the queue that is shown."""
+    found: dict[str, list[str]] = {SHOWN: [], HIDDEN: []}
+    for model in WATCHED:
+        for row in model._default_manager.order_by("pk").values():
+            plain = {name: bytes(one) if isinstance(one, memoryview) else one for name, one in row.items()}
+            text = f"{model.__name__} {plain}"
+            found[HIDDEN if HIDDEN in text else SHOWN].append(text)
+    return found
+
+
+def data_for(target: Target) -> dict[str, Any]:
+    """What a form of a page is filled in with, so that it would do something."""
+    queue = target.queue
+    jobs = [f"{queue}/{queue}-{one}" for one in ("waiting", "delayed", "failed", "done")]
+    wanted = {"all_promote_begin": "delayed", "all_cancel_begin": "waiting", "all_delete_begin": "completed"}
+    page = target.page.name if target.page else ""
+    data: dict[str, Any] = {
+        "job": jobs,
+        "confirm": f"{queue}-cron" if page.startswith("cron") else "1" if "worker" in page else queue,
+        "what": "completed",
+        "kind": "retry",
+        "queue": queue,
+        "group": f"{queue}-group",
+        "group-name": f"{queue}-group",
+        "group-concurrency": "9",
+        "limiter-concurrency": "9",
+        "concurrency": "8",
+        "delay": "60",
+        "priority": "5",
+        "on": "0",
+        # Of the admin's own forms.
+        "action": "delete_selected",
+        "_selected_action": ["1", "2", "3"],
+        "post": "yes",
+    }
+    if page in wanted:
+        data["state"] = wanted[page]
+    if page.startswith("cron_"):
+        data |= {**GOOD, "name": f"{queue}-another", "queue": queue, "djq_do": "save", "schedule": "@daily"}
+    return data
+
+
+def ask(client: Client, target: Target, method: str) -> Any:
+    """Make a request, with no snapshot left of an earlier one."""
+    snapshots.clear()
+    if method == "POST":
+        response = client.post(target.url, data_for(target))
+        # What is told on the next page repeats what was typed here.
+        client.cookies.pop("messages", None)
+        return response
+    return client.get(target.url)
+
+
+def body(response: Any) -> str:
+    """The text of an answer, also of one that is streamed, with where it leads."""
+    content = b"".join(response.streaming_content) if response.streaming else response.content
+    return f"{response.headers.get('Location', '')} {content.decode()}"
+
+
+def _values(payload: dict[str, Any]) -> dict[str, Any]:
+    return {"args": payload["args"], "kwargs": payload["kwargs"]}

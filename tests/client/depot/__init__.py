@@ -1,0 +1,1 @@
+"""An app of a project whose jobs are not in `jobs.py`."""

@@ -1,0 +1,304 @@
+"""Calls that are wrong are refused where they are made, with the call to make instead."""
+
+import pytest
+
+from djqueue import ArgumentsError, JobType, OptionError, Queue, job
+from djqueue.core.errors import DjqueueError, JobNameError
+
+
+def pay(order_id, *, twice=False):
+    return order_id
+
+
+def collect(*parts, sep="", **extra):
+    return sep.join(parts)
+
+
+def poll(url, wait=5):
+    return [url, wait]
+
+
+def numbers(count, on_restart="again"):
+    yield from range(count)
+
+
+def take_all(jobs):
+    return [job.args for job in jobs]
+
+
+@pytest.fixture
+def paying():
+    return job(queue="orders")(pay)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {}, "missing a required argument: 'order_id'"),
+        ((1, 2), {}, "too many positional arguments"),
+        ((1,), {"twcie": True}, "unexpected keyword argument 'twcie'"),
+        ((1,), {"order_id": 2}, "multiple values for argument 'order_id'"),
+    ],
+)
+@pytest.mark.parametrize("call", ["enqueue", "enqueue_and_wait"])
+def test_arguments_that_the_function_does_not_accept_are_refused(paying, do, call, args, kwargs, message):
+    with pytest.raises(ArgumentsError, match=message) as refused:
+        do(paying, call, *args, **kwargs)
+
+    assert "tests.client.test_arguments.pay(order_id, *, twice=False)" in str(refused.value)
+    assert isinstance(refused.value, TypeError)
+    assert isinstance(refused.value, DjqueueError)
+    assert Queue("orders").counts()["waiting"] == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((1,), {}), ((1,), {"twice": True}), ((), {"order_id": 1})], ids=str
+)
+def test_arguments_that_the_function_accepts_are_stored(paying, do, args, kwargs):
+    answer = do(paying, "enqueue", *args, **kwargs)
+
+    assert Queue("orders").get_job(answer.id).payload == {"args": list(args), "kwargs": kwargs}
+
+
+def test_a_function_that_takes_anything_is_enqueued_with_anything(do):
+    collecting = job(collect)
+
+    assert do(collecting, "enqueue", "a", "b", "c", sep="-", other=1).status == "queued"
+    assert do(collecting, "enqueue").status == "queued"
+
+
+def test_keyword_only_arguments_that_are_required_cannot_be_left_out(do):
+    def ship(order, *, to):
+        return to
+
+    shipping = job(name="ship")(ship)
+    with pytest.raises(ArgumentsError, match=r"missing a required .*'to'"):
+        do(shipping, "enqueue", 1)
+    assert do(shipping, "enqueue", 1, to="Rome").status == "queued"
+
+
+@pytest.mark.parametrize("option", ["delay", "priority", "queue"])
+def test_an_option_among_the_arguments_is_pointed_to_using(paying, option):
+    with pytest.raises(ArgumentsError, match=rf"pay\.using\({option}=\.\.\.\)\.enqueue"):
+        paying.enqueue(1, **{option: 1})
+
+
+def test_another_queues_option_among_the_arguments_is_translated(paying):
+    with pytest.raises(ArgumentsError, match=r"pay\.using\(delay=\.\.\.\)\.enqueue"):
+        paying.enqueue(1, countdown=60)
+
+
+def test_a_wrong_call_among_many_is_named_and_none_is_stored(paying, do):
+    with pytest.raises(ArgumentsError, match=r"entry 2: .*missing a required argument"):
+        do(paying, "enqueue_many", [((1,), {}), ((2,), {}), ((), {})])
+
+    assert Queue("orders").counts()["waiting"] == 0
+
+
+@pytest.mark.parametrize(
+    "entry", [1, "ab", (1, 2), ((1,),), ("ab", {}), ((1,), {}, {}), {"order_id": 1}], ids=str
+)
+def test_enqueue_many_explains_what_an_entry_is(paying, do, entry):
+    explained = r"entry 1 is .*expected a pair \(args, kwargs\) such as \(\(42,\), \{\}\)"
+    with pytest.raises(ArgumentsError, match=explained):
+        do(paying, "enqueue_many", [((1,), {}), entry])
+
+    assert Queue("orders").counts()["waiting"] == 0
+
+
+def test_the_position_of_a_wrong_entry_counts_from_the_first_chunk(paying):
+    with pytest.raises(ArgumentsError, match="entry 1500 is 7"):
+        paying.enqueue_many([*[((1,), {})] * 1_500, 7])
+
+
+def test_the_check_can_be_switched_off_for_names_whose_code_is_elsewhere(do):
+    elsewhere = job(name="elsewhere", check_arguments=False)(pay)
+
+    assert do(elsewhere, "enqueue", 1, 2, 3).status == "queued"
+    assert do(elsewhere.using(delay=5), "enqueue", 1, 2, 3).status == "queued"
+    assert elsewhere.enqueue_many([((), {"any": 1})])[0].status == "queued"
+
+
+def test_the_check_can_be_switched_off_for_one_call(paying, do):
+    assert do(paying.using(check_arguments=False), "enqueue", 1, 2, 3).status == "queued"
+    with pytest.raises(ArgumentsError):
+        do(paying, "enqueue", 1, 2, 3)
+
+
+@pytest.mark.parametrize("value", [None, 1, "no"])
+def test_whether_arguments_are_checked_is_true_or_false(paying, value):
+    with pytest.raises(OptionError, match="check_arguments"):
+        job(check_arguments=value)(pay)
+    with pytest.raises(OptionError, match="check_arguments"):
+        paying.using(check_arguments=value)
+
+
+def test_arguments_of_jobs_that_are_run_in_batches_are_not_the_functions(do):
+    batched = job(batch=10)(take_all)
+
+    assert do(batched, "enqueue", 1, 2, three=3).status == "queued"
+
+
+def test_arguments_of_workflow_nodes_and_schedules_are_checked(paying):
+    with pytest.raises(ArgumentsError, match="order_id"):
+        paying.node()
+    with pytest.raises(ArgumentsError, match="too many"):
+        paying.schedule("nightly", every=60, args=[1, 2])
+
+
+def test_a_function_that_says_nothing_of_its_arguments_is_not_checked(do):
+    assert do(job(name="make")(dict), "enqueue", 1, 2).status == "queued"
+
+
+# A `wait` of the function's own.
+
+
+def test_a_parameter_named_wait_is_refused_where_it_could_be_the_callers(do):
+    polling = job(poll)
+
+    with pytest.raises(ArgumentsError, match=r"wait=1 could be .*using\(wait=\.\.\.\)"):
+        do(polling, "enqueue_and_wait", "a", wait=1)
+
+
+def test_both_waits_can_be_given(do, djqueue_drain, monkeypatch):
+    waited = []
+
+    def record(storage, batch, wait):
+        waited.append((batch.payloads, wait))
+
+    async def arecord(storage, batch, wait):
+        record(storage, batch, wait)
+
+    monkeypatch.setattr("djqueue.client.waiting.enqueue_and_wait", record)
+    monkeypatch.setattr("djqueue.client.waiting.aenqueue_and_wait", arecord)
+    polling = job(poll)
+
+    do(polling.using(wait=10), "enqueue_and_wait", "a", wait=1)
+    do(polling, "enqueue_and_wait", "a", 1)
+    do(job(pay).using(timeout=30), "enqueue_and_wait", 42, wait=10)
+    do(job(pay).using(wait=20), "enqueue_and_wait", 42)
+    do(job(pay).using(wait=20), "enqueue_and_wait", 42, wait=10)
+
+    assert [wait for _, wait in waited] == [10, 30.0, 10, 20, 10]
+    [first] = waited[0][0]
+    assert b"kwargs" in first
+    assert b"\xa4wait\x01" in first
+
+
+def test_a_time_to_wait_that_is_none_is_refused_by_using(paying):
+    with pytest.raises(OptionError, match="wait"):
+        paying.using(wait=-1)
+
+
+def test_a_streams_on_restart_can_be_the_functions_too():
+    counting = job(numbers)
+
+    with pytest.raises(ArgumentsError, match=r"on_restart='x' could be .*using\(on_restart=\.\.\.\)"):
+        counting.enqueue_and_stream(3, on_restart="x")
+    assert counting.using(on_restart="continue").enqueue_and_stream(3, on_restart="x")
+
+
+# Functions that no worker would find.
+
+
+def test_a_lambda_cannot_be_a_job_without_a_name():
+    with pytest.raises(JobNameError, match="lambda"):
+        job(lambda: 1)
+    assert isinstance(job(name="one")(lambda: 1), JobType)
+
+
+def test_a_function_inside_a_function_cannot_be_a_job_without_a_name():
+    def inner():
+        return 1
+
+    with pytest.raises(JobNameError, match=r"inner is defined inside a function.*name="):
+        job(inner)
+    assert isinstance(job(name="inner")(inner), JobType)
+
+
+class Shop:
+    def method(self, order):
+        return order
+
+    @classmethod
+    def of_class(cls, order):
+        return order
+
+    @staticmethod
+    def static(order):
+        return order
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Shop.method, Shop().method, Shop.of_class, Shop.static, Shop.__dict__["static"]],
+    ids=["method", "bound method", "class method", "static method", "static method's descriptor"],
+)
+@pytest.mark.parametrize("name", [None, "shop"])
+def test_a_method_cannot_be_a_job(function, name):
+    with pytest.raises(JobNameError, match="is a method: define a function at the level of a module"):
+        job(name=name)(function)
+
+
+def test_a_callable_object_needs_a_name():
+    class Adder:
+        def __call__(self, one):
+            return one + 1
+
+    with pytest.raises(JobNameError, match="name="):
+        job(Adder())
+    assert job(name="adder")(Adder())(1) == 2
+
+
+# Calls of other job queues.
+
+
+@pytest.mark.parametrize(
+    ("call", "here"),
+    [
+        ("delay", r"pay\.enqueue\("),
+        ("apply_async", r"pay\.using\(delay=60, queue=\.\.\.\)\.enqueue\("),
+        ("send", r"pay\.enqueue\("),
+        ("send_with_options", r"pay\.using\("),
+        ("defer", r"pay\.enqueue\("),
+        ("s", r"pay\.node\("),
+    ],
+)
+def test_calls_of_other_job_queues_name_the_call_here(paying, call, here):
+    with pytest.raises(AttributeError, match=rf"pay\.{call}\(\) is not a call of djqueue\. Use {here}"):
+        getattr(paying, call)
+    assert not hasattr(paying, call)
+
+
+def test_an_unknown_attribute_is_an_ordinary_error(paying):
+    with pytest.raises(AttributeError, match="'JobType' object has no attribute 'colour'"):
+        _ = paying.colour
+
+
+@pytest.mark.parametrize(
+    ("option", "here"),
+    [
+        ("countdown", "delay"),
+        ("eta", "run_at"),
+        ("expires", "ttl"),
+        ("job_timeout", "timeout"),
+        ("max_retries", "max_attempts"),
+        ("queue_name", "queue"),
+        ("retries", "max_attempts"),
+        ("retry", "max_attempts"),
+        ("time_limit", "timeout"),
+    ],
+)
+def test_options_of_other_job_queues_are_translated(paying, option, here):
+    for refuse in (
+        lambda: paying.using(**{option: 1}),
+        lambda: job(**{option: 1})(pay),
+        lambda: Queue("orders").enqueue(1, **{option: 1}),
+    ):
+        with pytest.raises(OptionError, match=rf"unknown option '{option}'; did you mean '{here}'\?"):
+            refuse()
+
+
+def test_retries_and_attempts_are_not_counted_alike(paying):
+    with pytest.raises(OptionError, match="max_attempts counts the first attempt, too"):
+        paying.using(retries=3)

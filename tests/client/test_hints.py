@@ -1,0 +1,136 @@
+"""Warnings about jobs and queues that no worker would serve: logged once."""
+
+import logging
+
+import pytest
+
+from djqueue import Queue, job
+from djqueue.client import hints, registry
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.job import WorkerInfo
+from djqueue.core.suggest import similar
+
+
+def send(order_id):
+    return order_id
+
+
+@pytest.fixture(autouse=True)
+def _new_process(monkeypatch):
+    monkeypatch.setattr(hints, "checked_queues", set())
+    monkeypatch.setattr(hints, "checked_jobs", set())
+    monkeypatch.setattr(registry, "served", set())
+
+
+@pytest.fixture
+def sending():
+    return job(name="send", queue="emails")(send)
+
+
+@pytest.fixture
+def _shared(storage, monkeypatch):
+    """A storage whose jobs are run by other processes."""
+    monkeypatch.setattr(type(storage), "in_process", False)
+
+
+def warnings_of(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+# Queues.
+
+
+@pytest.mark.usefixtures("sending")
+def test_a_queue_that_resembles_a_declared_one_is_warned_of_once(do, caplog):
+    do(Queue("emial"), "enqueue", 1)
+    do(Queue("emial"), "enqueue", 2)
+
+    [warning] = warnings_of(caplog)
+    assert "Queue 'emial' is not declared" in warning
+    assert "Did you mean 'emails'?" in warning
+
+
+def test_a_queue_of_the_settings_is_known_too(settings, do, caplog):
+    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"reports": {}}}
+
+    do(Queue("reprots"), "enqueue", 1)
+
+    assert "Did you mean 'reports'?" in warnings_of(caplog)[0]
+
+
+@pytest.mark.usefixtures("sending")
+@pytest.mark.parametrize("name", ["emails", "default", "images"])
+def test_declared_queues_and_those_that_resemble_none_are_not_warned_of(do, caplog, name):
+    do(Queue(name), "enqueue", 1)
+
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.usefixtures("sending")
+def test_a_queue_that_a_live_worker_serves_by_name_is_not_warned_of(storage, do, caplog):
+    storage.register_worker(WorkerInfo("w", "host", 1, ("email",), ("send",), 1, 0))
+
+    do(Queue("email"), "enqueue", 1)
+
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.usefixtures("sending")
+def test_a_storage_that_does_not_answer_is_no_reason_to_warn(storage, do, caplog, monkeypatch):
+    def workers():
+        raise StorageUnavailableError("away")
+
+    monkeypatch.setattr(storage, "workers", workers)
+
+    assert do(Queue("emial"), "enqueue", 1).status == "queued"
+    assert warnings_of(caplog) == []
+
+
+def test_names_that_differ_in_digits_are_different_on_purpose():
+    assert similar("shard-2", ["shard-1"]) is None
+    assert similar("shrad-2", ["shard-1"]) == "shard-1"
+
+
+# Jobs.
+
+
+@pytest.mark.usefixtures("_shared")
+def test_a_job_that_no_discovered_module_defines_is_warned_of_once(sending, do, caplog, monkeypatch):
+    monkeypatch.setattr(registry, "discovered", frozenset({"other"}))
+
+    do(sending, "enqueue", 1)
+    do(sending, "enqueue_many", [((1,), {})])
+
+    [warning] = warnings_of(caplog)
+    assert "Job 'send' is not defined by a module that workers import" in warning
+    assert "DJQUEUE['MODULES']" in warning
+
+
+@pytest.mark.usefixtures("_shared")
+@pytest.mark.parametrize(
+    ("discovered", "served"), [({"send"}, set()), (None, set()), (set(), {"send"})], ids=str
+)
+def test_a_job_that_workers_know_is_not_warned_of(sending, caplog, monkeypatch, discovered, served):
+    monkeypatch.setattr(registry, "discovered", discovered)
+    monkeypatch.setattr(registry, "served", served)
+
+    sending.enqueue(1)
+
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.usefixtures("_shared")
+def test_a_job_whose_code_is_elsewhere_is_not_warned_of(caplog, monkeypatch):
+    monkeypatch.setattr(registry, "discovered", frozenset())
+
+    job(name="elsewhere", check_arguments=False)(send).enqueue(1, 2, 3)
+
+    assert warnings_of(caplog) == []
+
+
+def test_jobs_of_a_storage_inside_the_process_are_not_warned_of(sending, caplog, monkeypatch):
+    monkeypatch.setattr(registry, "discovered", frozenset())
+
+    sending.enqueue(1)
+
+    assert warnings_of(caplog) == []

@@ -1,0 +1,150 @@
+"""What was promised as a length of time keeps its length when the wall clock is set."""
+
+import pytest
+
+from djqueue.core.clock import Clock
+from djqueue.core.engine import Engine
+from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Outcome
+from djqueue.core.maintenance import sweep
+from djqueue.core.options import JobOptions
+from djqueue.core.states import State
+from djqueue.testing.clock import FakeClock
+
+HOUR = 3_600_000
+STEPS = [-HOUR, HOUR]
+
+
+class Site:
+    """An engine and its clock."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        clock: Clock = self.clock
+        self.engine = Engine(clock=clock)
+
+    def enqueue(self, *, delay: int | None = None, run_at: int | None = None, **options) -> EnqueueResult:
+        batch = Batch("q", "job", JobOptions(**options), [b""], delay=delay, run_at=run_at)
+        return self.engine.enqueue([batch])[0]
+
+    def state(self, result: EnqueueResult) -> State | None:
+        sweep(self.engine, 60_000)
+        return self.engine.states("q", [result.id])[0]
+
+    def claim(self) -> list:
+        return self.engine.claim(ClaimRequest("w", 10, frozenset({"job"}))).jobs
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_delayed_job_waits_for_its_delay_and_no_longer(site, step):
+    result = site.enqueue(delay=60_000)
+    site.clock.advance(10_000)
+    site.clock.jump(step)
+
+    assert site.state(result) is State.DELAYED
+    site.clock.advance(49_000)
+    assert site.claim() == []
+    site.clock.advance(1_000)
+    assert [claimed.id for claimed in site.claim()] == [result.id]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_it_does_so_when_the_clock_is_set_several_times(site, step):
+    result = site.enqueue(delay=60_000)
+    for _ in range(3):
+        site.clock.jump(step)
+        assert site.state(result) is State.DELAYED
+        site.clock.advance(10_000)
+        site.clock.jump(-2 * step)
+        assert site.claim() == []
+    site.clock.advance(30_000)
+
+    assert [claimed.id for claimed in site.claim()] == [result.id]
+
+
+def test_a_job_that_is_due_at_a_time_of_day_is_due_then(site):
+    result = site.enqueue(run_at=site.clock.now() + HOUR)
+    site.clock.jump(-HOUR)
+    site.clock.advance(HOUR)
+    assert site.state(result) is State.DELAYED
+
+    site.clock.jump(HOUR)
+    assert site.state(result) is State.WAITING
+
+
+def test_a_job_that_was_rescheduled_is_due_at_the_time_that_was_given(site):
+    result = site.enqueue(delay=60_000)
+    site.engine.reschedule("q", [result.id], site.clock.now() + 2 * HOUR)
+    site.clock.jump(HOUR)
+    sweep(site.engine, 60_000)
+    site.clock.advance(HOUR)
+
+    assert site.state(result) is State.WAITING
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_backoff_keeps_its_length(site, step):
+    result = site.enqueue()
+    [claimed] = site.claim()
+    site.engine.finish([Outcome("q", claimed.id, claimed.token, "retry", delay=30_000)])
+    site.clock.jump(step)
+    assert site.state(result) is State.DELAYED
+
+    site.clock.advance(30_000)
+
+    assert site.state(result) is State.WAITING
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_ttl_keeps_its_length(site, step):
+    result = site.enqueue(ttl=60_000)
+    site.clock.jump(step)
+    site.clock.advance(59_000)
+    assert site.state(result) is State.WAITING
+
+    site.clock.advance(1_000)
+
+    assert site.state(result) is State.FAILED
+
+
+def test_a_claim_after_a_step_forward_finds_jobs_with_a_ttl(site):
+    result = site.enqueue(ttl=60_000)
+    site.clock.jump(HOUR)
+
+    assert [claimed.id for claimed in site.claim()] == [result.id]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_unique_key_is_free_when_its_time_is_over(site, step):
+    site.enqueue(unique_key="k", unique_ttl=60_000)
+    site.clock.jump(step)
+    sweep(site.engine, 60_000)
+    site.clock.advance(59_000)
+    assert site.enqueue(unique_key="k").status == "duplicate"
+
+    site.clock.advance(1_000)
+
+    assert site.enqueue(unique_key="k").status == "queued"
+
+
+def test_a_step_is_logged_once(site, caplog):
+    site.enqueue(delay=60_000)
+    site.clock.jump(-HOUR)
+    for _ in range(3):
+        sweep(site.engine, 60_000)
+
+    assert caplog.text.count("set back by 3600.0 s") == 1
+
+
+def test_a_clock_that_drifts_is_not_set(site, caplog):
+    result = site.enqueue(delay=60_000)
+    for _ in range(100):
+        site.clock.jump(500)
+        sweep(site.engine, 60_000)
+
+    assert "clock" not in caplog.text
+    assert site.state(result) is State.DELAYED

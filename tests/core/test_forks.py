@@ -1,0 +1,60 @@
+"""What objects do in a forked child, and that nothing keeps them alive for it."""
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+
+import pytest
+
+from djqueue.core import forks
+from djqueue.core.ids import IdSource
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.resets = 0
+        forks.after_fork(self.reset)
+
+    def reset(self) -> None:
+        self.resets += 1
+
+
+FORK = """
+import os
+from tests.core.test_forks import Counted
+
+alive, gone = Counted(), Counted()
+del gone
+child = os.fork()
+if child == 0:
+    print(alive.resets, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(alive.resets)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_resets_the_objects_that_are_alive():
+    said = subprocess.run(
+        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert said.stdout.split() == ["1", "0"]
+    assert said.stderr == ""
+
+
+def test_the_registry_keeps_no_object_alive():
+    gc.collect()
+    before = forks.registered()
+    made = [Counted() for _ in range(100)] + [IdSource() for _ in range(100)]
+    alive = [weakref.ref(one) for one in made]
+    assert forks.registered() == before + 200
+
+    made.clear()
+    gc.collect()
+
+    assert [one for one in alive if one() is not None] == []
+    assert forks.registered() == before

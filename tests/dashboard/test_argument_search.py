@@ -1,0 +1,199 @@
+"""The search by argument: pages that tell nothing of hidden values, a budget, and one search at a time."""
+
+import re
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from djqueue.dashboard import scanning
+from djqueue.dashboard.byargument import Argument
+from djqueue.models import Job
+from tests.admin.factories import make_job
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+
+pytestmark = pytest.mark.django_db
+
+BY_NAME = {page.name: page for page in PAGES}
+
+
+@pytest.fixture(autouse=True)
+def database(settings: Any) -> None:
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
+
+
+@pytest.fixture
+def client() -> Any:
+    return logged_in(one_with(*ALL_RIGHTS))
+
+
+def search(client: Any, argument: str, **query: str) -> Any:
+    return client.get(address(BY_NAME["jobs"], state="waiting", argument=argument, **query))
+
+
+def listed(response: Any) -> list[str]:
+    return [record.id for record in response.context["jobs"]]
+
+
+def older(response: Any) -> str:
+    return str(response.context["older"])
+
+
+def make_jobs(count: int, **kwargs: Any) -> list[str]:
+    return [make_job(payload={"args": [], "kwargs": kwargs}).job_id for _ in range(count)]
+
+
+def shape(response: Any) -> tuple[Any, ...]:
+    """What a page tells of where it lies among others."""
+    context = response.context
+    return listed(response), context["older"], context["newer"], context["window"]
+
+
+def test_no_page_tells_whether_a_hidden_value_is_the_one_that_was_looked_for(client: Any) -> None:
+    make_jobs(scanning.PART_ROWS + 20, password="hunter2", order=7)
+
+    right, wrong = search(client, "password:hunter2"), search(client, "password:nothunter")
+
+    assert shape(right)[1:] == shape(wrong)[1:]
+    assert shape(right)[0] == shape(wrong)[0] == []
+    html = [
+        re.sub("hunter2|nothunter|csrfmiddlewaretoken.*?>", "", one.content.decode())
+        for one in (right, wrong)
+    ]
+    assert "Older" not in html[0]
+    # Beside what was typed the pages are the same.
+    assert re.sub(r"data-djq-\S+|\d+", "", html[0]) == re.sub(r"data-djq-\S+|\d+", "", html[1])
+
+
+def test_every_payload_is_opened_whatever_was_looked_for(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_jobs(30, password="hunter2")
+    opened: list[int] = []
+    is_in = Argument.is_in
+
+    def counting(self: Argument, record: Any) -> bool:
+        opened[-1] += 1
+        return is_in(self, record)
+
+    monkeypatch.setattr(Argument, "is_in", counting)
+    for text in ("password:hunter2", "password:nothing", "order:7"):
+        opened.append(0)
+        search(client, text)
+
+    assert opened == [30, 30, 30]
+
+
+def test_pages_hold_what_may_be_seen_alone(client: Any) -> None:
+    seen = []
+    for _ in range(60):
+        seen += make_jobs(1, order=7)
+        make_jobs(1, password=7)  # has the bytes of 7, but shows them to nobody
+
+    first = search(client, "order:7")
+    assert listed(first) == seen[:9:-1]
+    second = client.get(older(first))
+    assert listed(second) == seen[9::-1]
+    assert not older(second)
+
+
+def test_a_page_that_is_exactly_full_has_no_older_one(client: Any) -> None:
+    make_jobs(3, order=8)
+    make_jobs(50, order=7)
+    response = search(client, "order:7")
+    assert len(listed(response)) == 50
+    assert not older(response)
+
+
+def test_a_search_reads_no_more_bytes_than_its_budget_and_goes_on_from_there(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scanning, "BYTES", 1_000)
+    [last] = make_jobs(1, order=7)
+    make_jobs(8, text="x" * 400)
+
+    response, pages = search(client, "order:7"), 1
+    assert listed(response) == []
+    assert "Search older jobs" in response.content.decode()
+    while older(response):
+        response, pages = client.get(older(response)), pages + 1
+    assert listed(response) == [last]
+    assert pages == 3
+
+
+def test_a_search_ends_when_its_time_is_over(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "MILLISECONDS", 0)
+    monkeypatch.setattr(scanning, "PART_ROWS", 2)
+    ids = make_jobs(5, order=7)
+
+    response = search(client, "order:7")
+
+    assert listed(response) == ids[:2:-1]
+    assert response.context["window"] == "cut"
+    assert listed(client.get(older(response))) == ids[2:0:-1]
+
+
+def test_one_payload_larger_than_the_budget_is_read_all_the_same(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scanning, "BYTES", 10)
+    [one] = make_jobs(1, order=7, text="x" * 400)
+    assert listed(search(client, "order:7")) == [one]
+
+
+def test_hidden_queues_are_not_looked_through(client: Any, settings: Any) -> None:
+    make_job(queue="payroll", payload={"args": [], "kwargs": {"order": 7}})
+    [mine] = make_jobs(1, order=7)
+    hides = {"QUEUE_FILTER": lambda _request, name: name != "payroll"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": hides}
+    response = search(client, "order:7")
+    assert listed(response) == [mine]
+    assert not older(response)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_user_has_one_search_at_a_time_and_another_user_is_not_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_jobs(1, order=7)
+    users = [one_with(*ALL_RIGHTS) for _ in range(2)]
+    first, again, other = logged_in(users[0]), logged_in(users[0]), logged_in(users[1])
+    entered, leave = Barrier(2, timeout=30), Barrier(2, timeout=30)
+    scan, held = scanning.scan, [True]
+
+    def slow(*args: Any) -> Any:
+        if held.pop() if held else False:
+            entered.wait()
+            leave.wait()
+        return scan(*args)
+
+    monkeypatch.setattr(scanning, "scan", slow)
+    answers: list[Any] = []
+
+    def run() -> None:
+        try:
+            answers.append(search(first, "order:7"))
+        finally:
+            connection.close()
+
+    thread = Thread(target=run)
+    thread.start()
+    entered.wait()
+
+    refused = search(again, "order:7")
+    assert refused.status_code == 429
+    assert "Another search of yours is still running" in refused.content.decode()
+    partial = again.get(
+        refused.request["PATH_INFO"],
+        {"state": "waiting", "argument": "order:7"},
+        headers={"HX-Request": "true"},
+    )
+    assert partial.status_code == 204
+    assert len(listed(search(other, "order:7"))) == 1
+
+    leave.wait()
+    thread.join(30)
+    assert [answer.status_code for answer in answers] == [200]
+    assert len(listed(search(again, "order:7"))) == 1
+    assert Job.objects.count() == 1

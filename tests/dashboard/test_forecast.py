@@ -1,0 +1,78 @@
+"""When a queue is empty: from what its size does per second, and not before that is known."""
+
+import pytest
+
+from djqueue import Queue
+from djqueue.dashboard import forecast, queries
+from djqueue.dashboard.forecast import DRAINING, EMPTY, ESTIMATING, NEVER, STEADY, Sample
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.testing.clock import FakeClock
+from tests.dashboard.acting import complete
+
+SECOND = 1_000
+
+
+def every(seconds, *sizes):
+    return [Sample(number * seconds * SECOND, size) for number, size in enumerate(sizes)]
+
+
+def test_one_look_is_not_enough_to_estimate():
+    assert forecast.forecast(every(1, 150)).kind == ESTIMATING
+    assert forecast.forecast(every(1, 150, 146)).kind == ESTIMATING
+
+
+def test_a_backlog_of_150_that_loses_four_a_second_is_empty_in_35_seconds():
+    found = forecast.forecast(every(1, 150, 146, 142))
+    assert found.kind == DRAINING
+    assert found.left == pytest.approx(35_500)
+    assert forecast.forecast(every(1, *range(150, 90, -4))).left == pytest.approx(23_500)
+
+
+def test_a_burst_of_arrivals_before_it_drains_is_not_called_never():
+    sizes = [0, 150, *range(146, 100, -4)]
+    kinds = {forecast.forecast(every(1, *sizes[:many])).kind for many in range(2, len(sizes) + 1)}
+    assert NEVER not in kinds
+    assert forecast.forecast(every(1, *sizes)).kind == DRAINING
+
+
+def test_only_a_backlog_that_has_grown_over_several_windows_never_drains():
+    growing = every(5, *range(10, 100, 10))
+    assert forecast.forecast(growing).kind == NEVER
+    assert forecast.forecast(growing[:5]).kind == STEADY
+    pausing = every(5, 10, 20, 30, 40, 40, 40, 40, 40, 50)
+    assert forecast.forecast(pausing).kind == STEADY
+
+
+def test_a_page_that_looks_once_a_minute_has_an_estimate_with_its_second_look():
+    assert forecast.forecast(every(60, 600, 540)) == (DRAINING, 540_000)
+    assert forecast.forecast(every(60, 10, 20, 30, 40)).kind == NEVER
+    assert forecast.forecast(every(600, 600, 540)).kind == ESTIMATING
+
+
+def test_nothing_waits_is_no_estimate():
+    assert forecast.forecast(every(1, 5, 0)).kind == EMPTY
+
+
+@pytest.fixture
+def clock(memory, monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(queries, "SYSTEM_CLOCK", clock)
+    return clock
+
+
+def test_the_board_estimates_from_what_it_has_read_before(clock):
+    Queue("emails").enqueue_many(range(10), ids=[f"job-{number}" for number in range(10)])
+
+    def look():
+        snapshots.forget()
+        return snapshots.read("board", queries._board).value.line("emails").forecast
+
+    assert look().kind == ESTIMATING
+    for number in range(2):
+        clock.advance(2 * SECOND)
+        complete(f"job-{number}")
+        found = look()
+        assert found.kind == DRAINING
+    assert found.left == pytest.approx(16_000)
+    snapshots.clear()
+    assert look().kind == ESTIMATING

@@ -1,0 +1,290 @@
+"""An open page that shows what it would get now is answered with 304, without reading or rendering it."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.db import connection
+from django.test.signals import template_rendered
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.core.job import Report, WorkerInfo
+from djqueue.core.limiter import Rate
+from djqueue.dashboard import freshness, queries, rights
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.models import BulkKind, CronJob, Mark
+from djqueue.operations import bulk
+from djqueue.storage.memory import MemoryStorage
+from tests.dashboard.acting import claim, complete, fail
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, make_superuser, one_with
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
+
+BY_NAME = {page.name: page for page in PAGES}
+VERSIONED = [page.name for page in PAGES if page.parts is not None]
+READS = ("overview", "series", "cursor_page", "jobs", "explain", "flow", "groups", "dead_letters", "counts")
+STATEMENTS = 7
+"""Of a page that has not changed: session, user, small reads of the page's own tables, one in a savepoint."""
+
+
+class Viewer:
+    """Somebody with an open page, who looks again and again. Snapshots never are what made it the same."""
+
+    def __init__(self, page: str, client: Any = None) -> None:
+        self.client = client or logged_in(make_superuser())
+        self.url = address(BY_NAME[page])
+        self.tag = ""
+
+    def look(self, **headers: str) -> Any:
+        snapshots.forget()
+        given = {"HX-Request": "true", "HX-PTag": self.tag, **headers}
+        response = self.client.get(self.url, headers=given)
+        self.tag = response.headers.get("HX-PTag", self.tag)
+        return response
+
+
+@pytest.fixture
+def _steady(monkeypatch):
+    """The minute does not end, and time alone moves nothing: what a test changes is all that changes."""
+    monkeypatch.setattr(freshness, "MINUTE", 10**12)
+
+
+@pytest.fixture
+def queue():
+    queue = Queue("emails")
+    queue.enqueue({"args": [1], "kwargs": {}}, id="job-1")
+    queue.pause()  # so that there is no estimate that follows the clock
+    CronJob(pk=1, name="night", job_name="emails", schedule="0 4 1 1 *").save(force_insert=True)
+    return queue
+
+
+def test_the_pages_that_are_looked_at_most_have_versions():
+    assert {"changelist", "queues", "queue", "jobs", "job", "letters", "cron", "schedule"} <= {*VERSIONED}
+
+
+@pytest.mark.parametrize("name", [name for name in VERSIONED if name != "job"])
+@pytest.mark.usefixtures("_steady")
+def test_an_unchanged_page_renders_and_reads_nothing(queue, name, monkeypatch):
+    viewer = Viewer(name)
+    assert viewer.look().status_code == 200
+    rendered, read = [], []
+
+    def note(template, **_more):
+        rendered.append(template.name)
+
+    template_rendered.connect(note)
+    storage = get_storage()
+    for verb in READS:
+        real = getattr(storage, verb)
+        monkeypatch.setattr(
+            storage, verb, lambda *a, _verb=verb, _real=real, **k: read.append(_verb) or _real(*a, **k)
+        )
+    with CaptureQueriesContext(connection) as captured:
+        response = viewer.look()
+    template_rendered.disconnect(note)
+    assert response.status_code == 304
+    assert response.content == b""
+    assert (rendered, read) == ([], [])
+    assert len(captured) <= STATEMENTS, captured.captured_queries
+    assert viewer.look().status_code == 304
+
+
+@pytest.mark.usefixtures("_steady")
+def test_the_page_of_a_job_that_has_ended_renders_and_reads_nothing(queue, monkeypatch):
+    queue.resume()
+    complete("job-1")
+    viewer = Viewer("job")
+    assert viewer.look().status_code == 200
+    monkeypatch.setattr(get_storage(), "jobs", lambda *args: pytest.fail("the job was read"))
+    assert viewer.look().status_code == 304
+
+
+def worker(**said):
+    return WorkerInfo(
+        **{"id": "w9", "host": "h", "pid": 7, "queues": None, "names": ("emails",), **REST, **said}
+    )
+
+
+REST = {"concurrency": 4, "started_at": 1}
+
+
+WORKER = WorkerInfo("w9", "host", 7, None, ("emails",), 4, 1)
+CHANGES = {
+    "an enqueue": lambda: Queue("emails").enqueue(2),
+    "an enqueue to a new queue": lambda: Queue("reports").enqueue(2),
+    "a claim": lambda: (Queue("emails").resume(), claim()),
+    "an end": lambda: (Queue("emails").resume(), complete("job-1")),
+    "a failure": lambda: (Queue("emails").resume(), fail("job-1")),
+    "a cancel": lambda: Queue("emails").cancel("job-1"),
+    "a resume": lambda: Queue("emails").resume(),
+    "a limit": lambda: get_storage().set_limits("emails", Rate(1_000_000, 60_000), 7),
+    "a worker": lambda: get_storage().register_worker(WORKER),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ["changelist", "queues", "queue", "jobs", "letters"])
+@pytest.mark.usefixtures("_steady")
+def test_what_a_304_says_is_what_rendering_would_say(queue, name, change):
+    viewer = Viewer(name)
+    viewer.look()
+    CHANGES[change]()
+    response = viewer.look()
+    if response.status_code == 304:
+        # It was rendered to be compared, and is the same; or it would be.
+        viewer.tag = viewer.tag.partition(".")[0]
+        assert viewer.look().status_code == 304
+    else:
+        assert response.content
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.usefixtures("_steady")
+def test_the_list_of_queues_is_new_after_every_change(queue, change):
+    if change == "a cancel":
+        Queue("emails").enqueue(3)
+    viewer = Viewer("queues")
+    viewer.look()
+    assert viewer.look().status_code == 304
+    CHANGES[change]()
+    assert viewer.look().status_code == 200
+
+
+@pytest.mark.usefixtures("_steady")
+def test_progress_and_log_lines_are_changes_of_the_jobs_page(queue):
+    queue.resume()
+    [claimed] = claim()
+    viewer = Viewer("job")
+    for said in ({"progress": 0.5}, {"lines": ((1_000, "a line"),)}):
+        viewer.look()
+        assert viewer.look().status_code == 304
+        get_storage().report([Report("emails", "job-1", claimed.token, **said)])
+        assert viewer.look().status_code == 200
+
+
+@pytest.mark.usefixtures("_steady")
+def test_rows_of_the_dashboards_own_tables_are_changes(queue):
+    overview, jobs, cron = Viewer("changelist"), Viewer("jobs"), Viewer("cron")
+    jobs.url += "?state=waiting"
+    for viewer in (overview, jobs, cron):
+        viewer.look()
+        assert viewer.look().status_code == 304
+    selection = bulk.Selection(("emails",), ids=("job-1",), state="waiting")
+    bulk.begin("default", BulkKind.DELETE, selection, user="ann", expected=1)
+    assert jobs.look().status_code == 200
+    CronJob.objects.update(enabled=False)
+    assert cron.look().status_code == 200
+    Mark.objects.create(at=timezone.now(), label="v2")
+    assert overview.look().status_code == 200
+    CronJob.objects.update(enabled=True, next_run_at=timezone.now() - timedelta(hours=1))
+    assert overview.look().status_code == 200
+
+
+@pytest.mark.usefixtures("_steady")
+def test_a_right_that_is_given_or_taken_is_a_change(queue):
+    user = one_with(rights.VIEW)
+    viewer = Viewer("queues", logged_in(user))
+    viewer.look()
+    assert viewer.look().status_code == 304
+    right = Permission.objects.get(codename=rights.PAUSE)
+    user.user_permissions.add(right)
+    assert b"Resume" in viewer.look().content
+    user.user_permissions.remove(right)
+    assert b"Resume" not in viewer.look().content
+    user.user_permissions.clear()
+    assert viewer.look().status_code == 403
+
+
+@pytest.mark.usefixtures("_steady")
+def test_settings_of_the_dashboard_are_a_part_of_the_version(queue, settings):
+    hidden: set[str] = set()
+    settings.DJQUEUE = {
+        **settings.DJQUEUE,
+        "DASHBOARD": {"QUEUE_FILTER": lambda _request, name: name not in hidden},
+    }
+    Queue("emails").enqueue(1, id="job-1")
+    Queue("emails").pause()
+    viewer = Viewer("queues")
+    viewer.look()
+    viewer.look()
+    assert viewer.look().status_code == 304
+    hidden.add("emails")
+    assert b"emails" not in viewer.look().content
+    assert viewer.look().status_code == 304
+    hidden.clear()
+    assert b"emails" in viewer.look().content
+
+
+@pytest.mark.usefixtures("_steady")
+def test_another_language_or_zone_is_a_change(queue, settings):
+    viewer = Viewer("queues")
+    viewer.look()
+    assert viewer.look().status_code == 304
+    settings.LANGUAGE_CODE = "de"
+    assert viewer.look(**{"Accept-Language": "de"}).status_code == 200
+    assert viewer.look(**{"Accept-Language": "de"}).status_code == 304
+    settings.TIME_ZONE = "Asia/Tokyo"
+    assert viewer.look(**{"Accept-Language": "de"}).status_code == 200
+
+
+@pytest.mark.usefixtures("_steady")
+def test_a_tag_is_that_of_one_user_and_one_address(queue):
+    first, second = Viewer("queues"), Viewer("queues", logged_in(one_with(rights.VIEW)))
+    first.look()
+    second.tag = first.tag
+    assert second.look().status_code == 200
+    filtered = Viewer("queues", first.client)
+    filtered.tag, filtered.url = first.tag, f"{first.url}?q=nothing"
+    assert filtered.look().status_code == 200
+
+
+def test_a_tag_ends_with_the_minute_and_is_compared_by_its_content_then(queue, monkeypatch):
+    viewer = Viewer("queues")
+    viewer.look()
+    tag = freshness.read(viewer.tag)
+    assert tag.version
+    looks = []
+    real = queries._board
+    monkeypatch.setattr(queries, "_board", lambda: looks.append(1) or real())
+    viewer.tag = str(tag._replace(until=0))
+    assert viewer.look().status_code in (200, 304)
+    assert looks
+
+
+@pytest.mark.usefixtures("_steady")
+def test_an_estimate_that_follows_the_clock_has_no_version_for_long(queue):
+    queue.resume()
+    viewer = Viewer("queues")
+    viewer.look()
+    board = queries._board()
+    assert freshness.read(viewer.tag).until <= board.at + 1_000
+
+
+@pytest.mark.usefixtures("_steady")
+def test_what_was_read_before_its_version_gets_none(queue):
+    viewer = Viewer("queues")
+    snapshots.read("board", queries._board, versioned=True)
+    response = viewer.client.get(viewer.url, headers={"HX-Request": "true"})
+    tag = freshness.read(response.headers["HX-PTag"])
+    # The board may be older than the version: what it lacks would be hidden.
+    assert not tag.version or tag.until <= MemoryStorage().engine.clock.now() + 1_000
+
+
+@pytest.mark.parametrize("tag", ["", "x", "a.b.c", "a.b", "a.b.9" * 9, "..", "a..99999999999999"])
+def test_a_tag_that_is_none_matches_nothing(queue, tag):
+    viewer = Viewer("queues")
+    viewer.tag = tag
+    assert viewer.look().status_code == 200
+
+
+def test_a_storage_that_knows_no_version_is_compared_by_content(queue, monkeypatch):
+    monkeypatch.setattr(get_storage(), "change_version", lambda: None)
+    viewer = Viewer("queues")
+    assert viewer.look().status_code == 200
+    assert "." not in viewer.tag
+    assert viewer.look().status_code == 304
+    assert len(ALL_RIGHTS) == len(freshness.ALL_RIGHTS)

@@ -1,0 +1,237 @@
+"""Parameters that no form sends: each is answered, and none with a failure."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given
+from hypothesis import settings as with_settings
+from hypothesis import strategies as st
+
+from djqueue import Queue
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.models import BulkOperation, CronJob
+from tests.admin.factories import make_job
+from tests.dashboard.schedules import GOOD
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, make_superuser, one_with
+
+pytestmark = pytest.mark.django_db
+
+BY_NAME = {page.name: page for page in PAGES}
+DEEP = "[" * 5_000 + "]" * 5_000
+LONG = "9" * 5_000
+HALF = '{"a": "\\ud800"}'
+
+
+@pytest.fixture(autouse=True)
+def database(settings: Any) -> None:
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
+    Queue("emails").enqueue({"args": [], "kwargs": {"order": 7}}, id="job-1", name="emails")
+
+
+@pytest.fixture
+def client() -> Any:
+    client = logged_in(one_with(*ALL_RIGHTS))
+    client.raise_request_exception = False
+    return client
+
+
+def get(client: Any, page: str, **query: str) -> Any:
+    return client.get(address(BY_NAME[page], **query))
+
+
+def post(client: Any, page: str, **data: Any) -> Any:
+    return client.post(address(BY_NAME[page]), data)
+
+
+@pytest.mark.parametrize("name", ["since", "until"])
+@pytest.mark.parametrize(
+    "at", ["9999-12-31T23:59", "9998-12-31T23:59", "0001-01-01T00:00", "1969-12-31T00:00"]
+)
+def test_a_time_that_is_too_far_away_is_named(client: Any, name: str, at: str) -> None:
+    response = get(client, "jobs", state="waiting", **{name: at})
+    assert response.status_code == 400
+    assert response.context["form"].errors.keys() == {name}
+    assert "Enter a time from 1970 to 9997." in response.content.decode()
+
+
+@pytest.mark.parametrize("expected", ["abc", "-1", LONG, "1e9", "2147483648"])
+def test_a_number_of_matches_that_is_none_is_named(client: Any, expected: str) -> None:
+    for page, data in (
+        ("letters_begin", {"kind": "retry"}),
+        ("all_cancel_begin", {"state": "waiting"}),
+    ):
+        response = post(client, page, **data, expected=expected)
+        assert response.status_code == 400
+        assert response.content.startswith(b"expected: ")
+    assert not BulkOperation.objects.exists()
+
+
+@pytest.mark.parametrize("text", [DEEP, f"[{LONG}]", f'[{{"a": {DEEP}}}]', '["\\ud800"]'])
+def test_json_that_nothing_can_hold_is_named(client: Any, text: str) -> None:
+    for page, data in (("enqueue_now", {"name": "any"}), ("cron_create", {**GOOD, "djq_do": "save"})):
+        for field, value in (("args", text), ("kwargs", f'{{"a": {text}}}')):
+            response = post(client, page, **{**data, field: value})
+            assert response.status_code == 400, page
+            assert field in response.context["form"].errors
+    assert not CronJob.objects.exists()
+
+
+def test_json_that_nothing_can_hold_is_named_where_arguments_are_edited(client: Any) -> None:
+    form = get(client, "edit").context["form"]
+    known = {name: form.initial[name] for name in ("seal", "how", "new_id", "args", "kwargs")}
+    for text in (DEEP, f"[{LONG}]"):
+        response = post(client, "edit_now", **{**known, "args": text})
+        assert response.status_code == 400
+        assert "args" in response.context["form"].errors
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.method == "GET"], ids=lambda page: page.name)
+def test_a_nul_in_a_parameter_is_named(client: Any, page: Any) -> None:
+    response = client.get(f"{address(page)}?zone=%00")
+    assert response.status_code == 400
+    assert response.content == b"zone: The value has a NUL character."
+
+
+def test_a_nul_in_the_path_is_named(client: Any) -> None:
+    response = client.get(address(BY_NAME["queue"]).replace("emails", "e%00"))
+    assert response.status_code == 400
+    assert response.content.startswith(b"queue: ")
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "https://evil.example/",
+        "//evil.example/",
+        "/admin/djqueue/dashboard/\\evil",
+        "javascript:alert(1)",
+        "/admin/djqueue/dashboard@evil.example",
+        "/admin/djqueue/dashboard/\r\nSet-Cookie: a=b",
+        "/admin/djqueue/dashboard/" + "x" * 100_000,
+    ],
+)
+def test_a_change_leads_back_to_the_dashboard_alone(client: Any, back: str) -> None:
+    response = post(client, "pause", djq_back=back)
+    assert response.status_code in (302, 400)
+    where = response.headers.get("Location", "/admin/djqueue/dashboard/")
+    assert where.startswith("/admin/djqueue/dashboard/")
+    assert "\r" not in where
+    assert "\n" not in where
+    assert "Set-Cookie: a=b" not in str(response.headers)
+
+
+NASTY = st.one_of(
+    st.sampled_from(
+        [
+            "", " ", "\0", "abc", "-1", "0", "1e999", "nan", "-inf", "NaN", LONG, f"-{LONG}", DEEP, HALF,
+            "9999-12-31T23:59", "0001-01-01", "2026-02-30", "<9223372036854775808", ">0", "<-1",
+            "<" + "9" * 18,
+            "٣", "\u202e", "\ud7ff", "x" * 10_000, "a:" + "9" * 240, 'a:"\\ud800"', "args.99999999999:1",
+            "a.b:[[[[", ":", "a:NaN", "{}", "[]", "null", "1:2:3", "../..", "%s%d%n", "'\"><script>",
+            "99999999 00:00:00", "P99999999999D", "* * * * *", "failed", "waiting", "any", "2147483648",
+            "18446744073709551616", "-9223372036854775809",
+        ]
+    ),
+    st.text(max_size=40),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.datetimes().map(lambda at: at.isoformat()),
+)  # fmt: skip
+GET_NAMES = (
+    "state", "queue", "id", "name", "tag", "worker", "priority", "since", "until", "argument", "error", "at",
+    "after", "subject", "group", "window", "format", "sort", "q", "user", "action", "job_id", "reason",
+    "kind", "fingerprint", "error_type", "older_than", "newer_than", "rate", "expected",
+    "args", "kwargs", "delay",
+)  # fmt: skip
+POST_NAMES = (
+    "rate", "concurrency", "what", "confirm", "group", "group-name", "group-concurrency", "group-rate",
+    "group-weight", "limiter-rate", "limiter-concurrency", "job", "state", "queue", "name", "expected",
+    "kind", "reason", "error_type", "fingerprint", "older_than", "newer_than", "run_at", "delay",
+    "priority", "seal", "how", "new_id", "args", "kwargs", "payload", "unique_key", "job_name",
+    "schedule", "every", "timezone",
+    "jitter", "start_at", "end_at", "max_executions", "overlap", "missed", "missed_window", "blackouts",
+    "on_blackout", "enabled", "on", "djq_do", "djq_back",
+)  # fmt: skip
+GETS = [page for page in PAGES if page.method == "GET"]
+POSTS = [page for page in PAGES if page.method == "POST"]
+FEW = with_settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def is_answered(response: Any) -> bool:
+    return response.status_code < 500 or response.status_code in (501, 503)
+
+
+@FEW
+@given(
+    page=st.sampled_from(GETS),
+    query=st.dictionaries(st.sampled_from(GET_NAMES), NASTY, min_size=1, max_size=4),
+)
+@example(page=BY_NAME["jobs"], query={"state": "waiting", "argument": 'a:"\\ud800"'})
+@example(page=BY_NAME["jobs"], query={"state": "any", "until": "9999-12-31T23:59"})
+@example(page=BY_NAME["letters"], query={"older_than": LONG})
+@example(page=BY_NAME["letters"], query={"older_than": "1e300"})
+def test_no_address_fails(client: Any, page: Any, query: dict[str, str]) -> None:
+    response = client.get(address(page), query)
+    assert is_answered(response), (page.name, query)
+
+
+@FEW
+@given(
+    page=st.sampled_from(POSTS),
+    data=st.dictionaries(st.sampled_from(POST_NAMES), NASTY, min_size=1, max_size=8),
+)
+@example(page=BY_NAME["letters_begin"], data={"kind": "purge", "older_than": LONG})
+@example(page=BY_NAME["reschedule"], data={"run_at": "9999-12-31T23:59:59"})
+@example(page=BY_NAME["cron_create"], data={**GOOD, "start_at": "9997-12-31T23:00:00", "djq_do": "save"})
+@example(page=BY_NAME["cron_create"], data={**GOOD, "schedule": "", "every": "36500 00:00:00"})
+@example(page=BY_NAME["group_limits"], data={"group-name": "\ud7ff" * 300, "group-rate": LONG})
+def test_no_form_fails(client: Any, page: Any, data: dict[str, str]) -> None:
+    snapshots.clear()
+    filled = {**GOOD, **data} if page.name.startswith("cron_") and page.name != "cron_run" else data
+    response = client.post(address(page), filled)
+    assert is_answered(response), (page.name, data)
+
+
+LISTS = ("job", "jobresult", "jobattempt", "joblog", "deadletter", "cronjob", "queuestate", "workerstate",
+         "groupstate", "limiterstate", "mark", "outboxjob")  # fmt: skip
+LIST_NAMES = ("q", "p", "o", "all", "e", "state__exact", "queue", "name", "reason", "outcome",
+              "paused__exact", "enabled__exact", "source__exact", "_popup", "_to_field",
+              "payload__contains")  # fmt: skip
+
+
+@FEW
+@given(
+    model=st.sampled_from(LISTS),
+    query=st.dictionaries(st.sampled_from(LIST_NAMES), NASTY, min_size=1, max_size=3),
+)
+@example(model="job", query={"p": LONG})
+@example(model="job", query={"o": f"{LONG}.-1"})
+@example(model="queuestate", query={"paused__exact": "perhaps"})
+def test_no_list_of_the_admin_fails(model: str, query: dict[str, str]) -> None:
+    client = logged_in(make_superuser())
+    client.raise_request_exception = False
+    make_job()
+    response = client.get(f"/admin/djqueue/{model}/", query)
+    assert is_answered(response), (model, query)
+
+
+@pytest.mark.parametrize("key", ["0", "-1", LONG[:4_000], "9" * 30, "x" * 3_000, "_00", "%00", "nan", "1e5"])
+@pytest.mark.parametrize("model", LISTS)
+def test_no_row_of_the_admin_fails(model: str, key: str) -> None:
+    client = logged_in(make_superuser())
+    client.raise_request_exception = False
+    for page in ("change", "history", "delete"):
+        response = client.get(f"/admin/djqueue/{model}/{key}/{page}/")
+        assert is_answered(response), (model, key, page)
+
+
+def test_a_body_that_is_not_utf8_is_answered(client: Any) -> None:
+    for page in POSTS:
+        response = client.post(
+            address(page), b"name=\xff\xfe&args=\x80&rate=\xc3", "application/x-www-form-urlencoded"
+        )
+        assert is_answered(response), page.name
+    response = client.get(address(BY_NAME["jobs"]) + "?state=waiting&name=%ff%fe&id=%80")
+    assert is_answered(response)

@@ -1,0 +1,236 @@
+"""The form of a schedule: what it takes, what it refuses, and what it hides."""
+
+from typing import Any
+
+import pytest
+
+from djqueue import job
+from djqueue.client import get_storage, registry
+from djqueue.models import AuditEvent, CronJob
+from tests.dashboard.schedules import GOOD
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
+
+BY_NAME = {page.name: page for page in PAGES}
+
+
+def send(page: str = "cron_create", pk: int | None = None, **changes: str) -> Any:
+    given = {**GOOD, "djq_do": "save", **changes}
+    url = address(BY_NAME[page])
+    if pk is not None:
+        url = url.replace("/1/", f"/{pk}/")
+    return logged_in(one_with(*ALL_RIGHTS)).post(url, given)
+
+
+def form_page(row: CronJob) -> str:
+    url = address(BY_NAME["cron_edit"]).replace("/1/", f"/{row.pk}/")
+    response = logged_in(one_with(*ALL_RIGHTS)).get(url)
+    assert response.status_code == 200
+    return str(response.content.decode())
+
+
+def errors(response: Any) -> Any:
+    return response.context["form"].errors
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [
+        ("schedule", "61 * * * *", "is not a cron line: Bad minute"),
+        ("schedule", "0 0 1--100000000 * *", "is not a cron line: Bad day-of-month"),
+        ("schedule", "@noon", "is not known; there are @hourly"),
+        ("schedule", "", "Give a cron line, or an interval (every)."),
+        ("schedule", "0 0 30 2 *", "is not a cron line: Bad day-of-month"),
+        ("every", "nan", "Enter a valid duration."),
+        ("every", "-1:00:00", "Is not from 1 s to a hundred years."),
+        ("jitter", "1 01:00:00", "Is longer than the 86400 seconds between two slots."),
+        ("jitter", "-60", "Is not from 0 s to a hundred years."),
+        ("missed_window", "99999999 00:00:00", "Is not from 1 s to a hundred years."),
+        ("overlap", "perhaps", "is not one of the available choices"),
+        ("max_executions", "0", "0 is not a number from 1 on."),
+        ("blackouts", "noon", "'noon' is not one of dates"),
+        ("blackouts", "00:00-24:00", "No time of the schedule is left."),
+        ("timezone", "Europe/Atlantis", "is not the name of a time zone"),
+        ("args", '{"a": 1}', "Expected a list"),
+        ("args", "[1", "This is not JSON: line 1, column 3."),
+        ("kwargs", "[1]", "Expected an object"),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_field(field: str, value: str, error: str) -> None:
+    response = send(**{field: value})
+    assert response.status_code == 400
+    assert error in " ".join(errors(response)[field])
+    assert not CronJob.objects.exists()
+
+
+def test_empty_arguments_mean_none() -> None:
+    assert send(args="", kwargs="").status_code == 302
+    cron = CronJob.objects.get()
+    assert (cron.args, cron.kwargs) == ([], {})
+
+
+def test_a_known_job_is_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_types", {"shop.jobs.report": None})
+    assert b"No handler" not in send(djq_do="preview").content
+
+
+def test_a_change_of_the_schedule_moves_the_next_run() -> None:
+    send()
+    row = CronJob.objects.get()
+    assert send("cron_save", row.pk, schedule="0 3 1 1 *").status_code == 302
+    changed = CronJob.objects.get()
+    assert changed.next_run_at is not None
+    assert (changed.next_run_at.month, changed.next_run_at.day) == (1, 1)
+
+
+def test_a_line_and_an_interval_are_refused() -> None:
+    found = errors(send(every="1:00:00"))
+    assert found == {"schedule": ["Give a cron line or an interval (every), not both."]}
+
+
+def test_an_end_before_the_start_is_refused() -> None:
+    found = errors(send(start_at="2026-12-02T00:00:00", end_at="2026-12-01T00:00:00"))
+    assert found["end_at"] == ["Is not later than start_at."]
+
+
+def test_a_schedule_that_is_over_already_is_refused_unless_it_is_off() -> None:
+    over = {"end_at": "2020-12-01T00:00:00"}
+    assert "It is over" in errors(send(**over))["end_at"][0]
+    assert send(**over, enabled="").status_code == 302
+
+
+def test_all_that_can_be_said_of_a_schedule_is_kept() -> None:
+    given = {
+        "schedule": "",
+        "every": "0:15:00",
+        "jitter": "0:01:00",
+        "overlap": "skip",
+        "missed": "all",
+        "missed_window": "2:00:00",
+        "blackouts": "2026-12-24\r\nsat,sun 22:00-06:00\r\n",
+        "on_blackout": "put_off",
+        "max_executions": "100",
+        "start_at": "2026-01-01T00:00:00",
+    }
+    assert send(**given).status_code == 302
+    timing = CronJob.objects.get().timing()
+    assert (timing.every, timing.jitter, timing.missed_window) == (900_000, 60_000, 7_200_000)
+    assert (timing.overlap, timing.missed, timing.on_blackout) == ("skip", "all", "put_off")
+    assert timing.blackouts == ("2026-12-24", "sat,sun 22:00-06:00")
+    assert (timing.max_executions, timing.start_at) == (100, 1_767_225_600_000)
+
+
+# What is hidden.
+
+SECRET = {"kwargs": {"password": "hunter2", "to": "ann"}}
+
+
+def kept(**fields: Any) -> CronJob:
+    row = CronJob(
+        **{"name": "night report", "job_name": "shop.jobs.report", "schedule": "30 2 * * *", **fields}
+    )
+    row.save()
+    return row
+
+
+def test_secret_arguments_are_marks_and_stay_what_they_were() -> None:
+    row = kept(**SECRET)
+    html = form_page(row)
+    assert "hunter2" not in html
+    assert "•••1" in html
+    assert "ann" in html
+
+    text = '{"password": "•••1", "to": "bob"}'
+    assert send("cron_save", row.pk, args="[]", kwargs=text).status_code == 302
+
+    row.refresh_from_db()
+    assert row.kwargs == {"password": "hunter2", "to": "bob"}
+    detail = AuditEvent.objects.get().detail
+    assert "hunter2" not in str(detail)
+    assert detail["changed"]["kwargs"] == "changed"
+
+
+def test_a_hidden_value_can_be_replaced() -> None:
+    row = kept(**SECRET)
+    assert send("cron_save", row.pk, kwargs='{"password": "new"}').status_code == 302
+    row.refresh_from_db()
+    assert row.kwargs == {"password": "new"}
+
+
+def test_a_mark_stands_for_its_value_only_where_that_was() -> None:
+    row = kept(**SECRET)
+    response = send("cron_save", row.pk, kwargs='{"to": "•••1"}')
+    assert response.status_code == 400
+    assert "only where that was" in errors(response)["kwargs"][0]
+    assert "hunter2" not in response.content.decode()
+
+
+def test_another_job_does_not_get_hidden_values() -> None:
+    row = kept(**SECRET)
+    response = send("cron_save", row.pk, job_name="shop.jobs.echo", kwargs='{"password": "•••1"}')
+    assert response.status_code == 400
+    assert "does not get hidden values" in errors(response)["job_name"][0]
+
+
+def test_a_kept_value_is_not_uncovered_by_what_is_changed_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_types", {})
+
+    def hide(value: Any, part: str) -> Any:
+        kwargs = value["kwargs"]
+        return {"args": [], "kwargs": {**kwargs, "text": "*" if kwargs["private"] else kwargs["text"]}}
+
+    @job(name="shop.jobs.report", redact=hide)
+    def report(text: str, private: bool) -> None: ...
+
+    row = kept(kwargs={"text": "the diagnosis", "private": True})
+    assert "the diagnosis" not in form_page(row)
+
+    response = send("cron_save", row.pk, args="[]", kwargs='{"text": "•••1", "private": false}')
+
+    assert response.status_code == 400
+    assert "a hidden value would be seen" in errors(response)["__all__"][0]
+    row.refresh_from_db()
+    assert row.kwargs["private"] is True
+
+
+def test_an_object_that_looks_like_a_date_stays_an_object() -> None:
+    text = '{"on": {"$date": "2026-01-01"}}'
+    assert send(kwargs=text).status_code == 302
+    assert CronJob.objects.get().kwargs == {"on": {"$date": "2026-01-01"}}
+    assert "$date" in form_page(CronJob.objects.get())
+
+
+# Queues that the user may not see.
+
+
+def hides_payroll(_request: Any, queue: str) -> bool:
+    return queue != "payroll"
+
+
+@pytest.fixture
+def filtered(settings: Any) -> None:
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"QUEUE_FILTER": hides_payroll}}
+
+
+def test_an_empty_queue_is_that_of_the_job_and_refused_if_it_is_hidden(
+    filtered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_types", {})
+
+    @job(name="pay", queue="payroll")
+    def pay() -> None: ...
+
+    response = send(job_name="pay", queue="", args="[]", kwargs="{}")
+    assert response.status_code == 400
+    assert errors(response)["queue"] == ["There is no such queue for you."]
+    assert send(job_name="pay", queue="emails", args="[]", kwargs="{}").status_code == 302
+
+
+def test_an_empty_queue_of_a_job_that_is_not_known_here_is_refused_to_those_who_do_not_see_all(
+    filtered: None,
+) -> None:
+    get_storage().pause("payroll")
+    response = send(job_name="known.to.the.workers", queue="")
+    assert response.status_code == 400
+    assert errors(response)["queue"] == ["Name the queue: this process does not know the job's own."]

@@ -1,0 +1,295 @@
+"""`runworkers` that are restarted, killed and frozen while others go on: what a user finds afterwards."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.project import ROOT, Project, WorkerProcess
+from tests.support import eventually
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = """
+INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "djqueue", "shop"]
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": "jobs.sqlite3",
+        "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+    }
+}
+DJQUEUE = {
+    "QUEUES": {"limited": {"CONCURRENCY": 2}, "brief": {"LEASE": 3}, "kept": {"LEASE": 10}},
+    "STORAGE": {
+        "BACKEND": "djqueue.storage.database.DatabaseStorage",
+        "OPTIONS": {"ADDRESS": "unix://" + __import__("os").path.abspath("socket")},
+    },
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+"""
+
+JOBS = """
+import os
+import signal
+import time
+from pathlib import Path
+
+from djqueue import job
+
+LOG = os.open("log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def say(*words):
+    os.write(LOG, (" ".join(map(str, words)) + "\\n").encode())
+
+
+@job
+def note(number):
+    say("note", number)
+
+
+@job
+def slow(number, seconds):
+    say("begin", number, os.getpid())
+    time.sleep(seconds)
+    say("end", number)
+    return number
+
+
+def wait_for_go(number):
+    say("begin", number, os.getpid())
+    while not Path("go").exists():
+        time.sleep(0.02)
+    say("end", number)
+
+
+@job(queue="held")
+def hold(number):
+    wait_for_go(number)
+
+
+@job(queue="limited")
+def limited(number):
+    wait_for_go(number)
+
+
+@job(queue="poison")
+def die():
+    say("die", os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = Project(tmp_path, JOBS, SETTINGS)
+    run_python(made, "-m", "django", "migrate", "--verbosity", "0")
+    return made
+
+
+def run_python(project: Project, *arguments: str) -> str:
+    """Python in the project, in a process of its own: what it printed."""
+    path = os.pathsep.join([str(project.folder), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=project.folder,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "project_settings", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def enqueue(project: Project, code: str) -> None:
+    run_python(project, "-c", f"import django; django.setup(); from shop.jobs import *; {code}")
+
+
+def told(project: Project) -> list[list[str]]:
+    """What the jobs have said, word by word."""
+    path = project.folder / "log.txt"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def begun(project: Project) -> Counter[str]:
+    return Counter(words[1] for words in told(project) if words[0] == "begin")
+
+
+def query(project: Project, statement: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(project.folder / "jobs.sqlite3", timeout=20)
+    try:
+        return connection.execute(statement).fetchall()
+    finally:
+        connection.close()
+
+
+def states(project: Project) -> dict[str, int]:
+    return dict(query(project, "SELECT state, COUNT(*) FROM djqueue_job GROUP BY state"))
+
+
+def start_scheduler(project: Project, number: int, *queues: str) -> WorkerProcess:
+    return project.start("--queues", ",".join(queues), log=f"scheduler-{number}.txt")
+
+
+def lines_of(process: WorkerProcess) -> list[str]:
+    """What a process has logged on the storage and its place as the scheduler."""
+    words = ("scheduler", "storage", "lease", "Traceback", "ERROR", "journal")
+    return [line for line in process.output.splitlines() if any(word in line for word in words)]
+
+
+def test_ten_restarts_under_load_cost_no_attempt_and_repeat_nothing(project: Project) -> None:
+    restarts = 10
+    enqueue(project, "slow.enqueue_many([((n, 0.3), {}) for n in range(120)])")
+    scheduler = start_scheduler(project, 0, "other")
+    with scheduler, project.start("--standby=work", "--concurrency", "4", log="helper.txt") as helper:
+        for number in range(1, restarts + 1):
+            reached = 4 * number
+            eventually(lambda reached=reached: sum(begun(project).values()) >= reached, timeout=30)
+            scheduler.signal(signal.SIGTERM)
+            assert scheduler.ends() == 0, scheduler.output
+            assert "Traceback" not in scheduler.output
+            scheduler = start_scheduler(project, number, "other")
+            with_end = scheduler
+            with_end.says("This process is the scheduler")
+        eventually(lambda: states(project) == {"completed": 120}, timeout=60)
+        helper.signal(signal.SIGTERM)
+        assert helper.ends() == 0
+        scheduler.signal(signal.SIGTERM)
+        assert scheduler.ends() == 0
+
+    assert set(begun(project).values()) == {1}
+    counted = "SELECT SUM(attempts), SUM(failures), SUM(stalls) FROM djqueue_job"
+    assert query(project, counted) == [(120, 0, 0)]
+    assert len(query(project, "SELECT id FROM djqueue_job_attempt")) == 0
+    logged = lines_of(helper)
+    assert not [line for line in logged if "Traceback" in line or "ERROR" in line], helper.output
+    noticed = [line for line in logged if "the storage answers again" in line]
+    assert 1 <= len(noticed) <= restarts, helper.output
+
+
+def test_a_killed_scheduler_runs_nothing_twice_that_another_process_runs(project: Project) -> None:
+    enqueue(project, "hold.enqueue_many([((n,), {}) for n in range(4)])")
+    enqueue(project, "limited.enqueue_many([((n,), {}) for n in range(10, 14)])")
+    scheduler = start_scheduler(project, 0, "other")
+    helpers = ("--standby=work", "--concurrency", "6", "--queues", "held,limited")
+    with scheduler, project.start(*helpers, log="helper.txt") as helper:
+        eventually(lambda: len(begun(project)) == 6, timeout=30)
+        scheduler.signal(signal.SIGKILL)
+        scheduler.ends()
+        with start_scheduler(project, 1, "held", "limited") as second:
+            second.says("This process is the scheduler")
+            enqueue(project, "note.using(queue='held').enqueue(99)")
+            eventually(lambda: ["note", "99"] in told(project), timeout=30)
+            assert len(begun(project)) == 6, "the limit of two is kept, and nothing runs twice"
+            (project.folder / "go").touch()
+            eventually(lambda: states(project) == {"completed": 9}, timeout=30)
+            assert set(begun(project).values()) == {1}
+            assert query(project, "SELECT SUM(stalls) FROM djqueue_job") == [(0,)]
+            for process in (helper, second):
+                process.signal(signal.SIGTERM)
+                assert process.ends() == 0, process.output
+
+
+def test_five_kills_of_a_scheduler_under_load_repeat_nothing(project: Project) -> None:
+    """A claim whose answer died with its scheduler costs a stall, for nobody ran it; no job begins twice."""
+    enqueue(project, "slow.using(queue='kept').enqueue_many([((n, 0.05), {}) for n in range(300)])")
+    scheduler = start_scheduler(project, 0, "other")
+    with scheduler, project.start("--standby=work", "--concurrency", "4", log="helper.txt") as helper:
+        for number in range(1, 6):
+            reached = 40 * number
+            eventually(lambda reached=reached: sum(begun(project).values()) >= reached, timeout=30)
+            scheduler.signal(signal.SIGKILL)
+            scheduler.ends()
+            scheduler = start_scheduler(project, number, "other")
+            scheduler.says("This process is the scheduler")
+        eventually(lambda: states(project) == {"completed": 300}, timeout=60)
+        for process in (helper, scheduler):
+            process.signal(signal.SIGTERM)
+            assert process.ends() == 0, process.output
+
+    assert set(begun(project).values()) == {1}
+    assert "Traceback" not in helper.output
+    assert "its lease was lost" not in helper.output
+
+
+def test_an_end_that_came_while_no_scheduler_ran_is_delivered_to_the_next(project: Project) -> None:
+    enqueue(project, "hold.enqueue(1)")
+    scheduler = start_scheduler(project, 0, "other")
+    with scheduler, project.start("--standby=work", "--queues", "held", log="helper.txt") as helper:
+        eventually(lambda: begun(project) == {"1": 1}, timeout=30)
+        scheduler.signal(signal.SIGTERM)
+        assert scheduler.ends() == 0
+        (project.folder / "go").touch()
+        eventually(lambda: ["end", "1"] in told(project))
+        with start_scheduler(project, 1, "held") as second:
+            eventually(lambda: states(project) == {"completed": 1}, timeout=30)
+            assert begun(project) == {"1": 1}
+            assert query(project, "SELECT attempts, stalls FROM djqueue_job") == [(1, 0)]
+            for process in (helper, second):
+                process.signal(signal.SIGTERM)
+                assert process.ends() == 0, process.output
+
+
+def test_when_all_processes_are_stopped_at_once_a_job_that_ends_in_time_is_done(project: Project) -> None:
+    enqueue(project, "hold.enqueue(1)")
+    scheduler = start_scheduler(project, 0, "other")
+    with scheduler, project.start("--standby=work", "--queues", "held", log="helper.txt") as helper:
+        eventually(lambda: begun(project) == {"1": 1}, timeout=30)
+        for process in (helper, scheduler):
+            process.signal(signal.SIGTERM)
+        assert scheduler.ends() == 0, scheduler.output
+        (project.folder / "go").touch()
+        assert helper.ends() == 0, helper.output
+        assert "Traceback" not in helper.output
+
+    assert states(project) == {"completed": 1}
+    assert query(project, "SELECT attempts, stalls FROM djqueue_job") == [(1, 0)]
+
+
+def test_a_scheduler_that_was_frozen_stalls_nothing(project: Project) -> None:
+    enqueue(project, "hold.using(queue='brief').enqueue_many([((n,), {}) for n in range(3)])")
+    scheduler = project.start("--queues", "other", log="scheduler.txt")
+    arguments = ("--standby=work", "--queues", "brief")
+    with scheduler, project.start(*arguments, log="helper.txt") as helper:
+        eventually(lambda: len(begun(project)) == 3, timeout=30)
+        scheduler.signal(signal.SIGSTOP)
+        [(before,)] = query(project, "SELECT MAX(leased_until) FROM djqueue_job")
+        assert isinstance(before, int)
+        now = "SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+        eventually(lambda: query(project, now)[0][0] > before + 2_000, timeout=30)
+        scheduler.signal(signal.SIGCONT)
+        scheduler.says("was paused for")
+        (project.folder / "go").touch()
+        eventually(lambda: states(project) == {"completed": 3}, timeout=60)
+        assert set(begun(project).values()) == {1}
+        assert query(project, "SELECT SUM(stalls) FROM djqueue_job") == [(0,)]
+        for process in (helper, scheduler):
+            process.signal(signal.SIGTERM)
+            assert process.ends() == 0, process.output
+
+
+def test_a_job_that_kills_its_process_at_once_becomes_a_dead_letter(project: Project) -> None:
+    enqueue(project, "die.enqueue()")
+    deaths = 0
+    while states(project) != {"failed": 1}:
+        with project.start("--queues", "poison", log=f"scheduler-{deaths}.txt") as scheduler:
+            eventually(
+                lambda scheduler=scheduler: (
+                    scheduler.process.poll() is not None or states(project) == {"failed": 1}
+                ),
+                timeout=30,
+            )
+            deaths += 1
+            assert deaths <= 6, "the first death may go unnoticed, the next four are counted"
+
+    [(reason,)] = query(project, "SELECT reason FROM djqueue_dead_letter")
+    assert reason == "worker_lost"
+    assert query(project, "SELECT stalls FROM djqueue_job") == [(4,)]

@@ -1,0 +1,155 @@
+"""Workers whose process one handler keeps to itself: it holds the interpreter lock longer than a lease."""
+
+import os
+import signal
+
+import pytest
+
+from tests.e2e.test_killed_workers import python, run
+from tests.runtime.project import Project
+from tests.support import eventually
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = """
+from pathlib import Path
+DATABASES = {{
+    "default": {{
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": Path(__file__).parent / "jobs.sqlite3",
+        "OPTIONS": {{"transaction_mode": "IMMEDIATE", "timeout": 20}},
+    }}
+}}
+DJQUEUE = {{"HEARTBEAT": 0.4, "STUCK_TIMEOUT": {patience}, "STORAGE": {storage}}}
+"""
+
+JOBS = """
+import ctypes
+import os
+
+from djqueue import job
+
+RUNS = os.open("runs.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+@job
+def hold(seconds):
+    os.write(RUNS, b"hold\\n")
+    # Unlike CDLL, PyDLL keeps the interpreter lock during the call.
+    ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
+
+
+@job
+def note():
+    os.write(RUNS, b"note\\n")
+"""
+
+
+@pytest.fixture
+def redis_options(redis_server):
+    redis_server.clean()
+    return redis_server.options
+
+
+def redis_project(tmp_path, redis_options, patience=60):
+    storage = {
+        "BACKEND": "djqueue.storage.redis.RedisStorage",
+        "OPTIONS": {**redis_options, "LEASE": 1.2, "MIRROR": False, "TIMEOUT": 1},
+    }
+    return Project(tmp_path, JOBS, SETTINGS.format(storage=storage, patience=patience))
+
+
+def runs(tmp_path) -> list[str]:
+    file = tmp_path / "runs.txt"
+    return file.read_text().split() if file.exists() else []
+
+
+def enqueue(project, code: str) -> None:
+    run(project, f"from shop.jobs import hold, note; {code}; print()")
+
+
+def test_a_handler_that_keeps_the_interpreter_to_itself_runs_once(tmp_path, redis_options):
+    project = redis_project(tmp_path, redis_options)
+    enqueue(project, "hold.enqueue(5)")
+
+    with project.start("--concurrency", "1") as first:
+        eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+        with project.start("--concurrency", "1", log="second.txt") as second:
+            first.says("Renewing 1 leases for it")
+            first.says("renews its leases itself again")
+            first.signal()
+            second.signal()
+            assert (first.ends(), second.ends()) == (0, 0)
+
+    assert runs(tmp_path) == ["hold"]
+    assert "1 completed, 0 failed" in first.output
+
+
+def test_the_leases_of_a_stuck_worker_are_given_up_in_the_end(tmp_path, redis_options):
+    project = redis_project(tmp_path, redis_options, patience=2)
+    enqueue(project, "hold.enqueue(8)")
+
+    with project.start("--concurrency", "1") as first:
+        eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+        with project.start("--concurrency", "1", log="second.txt"):
+            first.says("its leases are not renewed any more")
+            eventually(lambda: runs(tmp_path) == ["hold", "hold"], timeout=30, message="it runs again")
+
+
+def test_a_worker_that_is_stopped_loses_its_leases(tmp_path, redis_options):
+    project = redis_project(tmp_path, redis_options)
+    enqueue(project, "hold.enqueue(0.01); hold.enqueue(3)")
+
+    with project.start("--concurrency", "1") as first:
+        eventually(lambda: len(runs(tmp_path)) == 2, timeout=30, message="the second job runs")
+        os.kill(first.process.pid, signal.SIGSTOP)
+        with project.start("--concurrency", "1", log="second.txt"):
+            eventually(lambda: len(runs(tmp_path)) == 3, timeout=30, message="it runs again")
+
+
+def test_a_scheduler_that_is_kept_busy_keeps_its_place(tmp_path):
+    storage = {
+        "BACKEND": "djqueue.storage.database.DatabaseStorage",
+        "OPTIONS": {"SCHEDULER_LEASE": 1.5},
+    }
+    project = Project(tmp_path, JOBS, SETTINGS.format(storage=storage, patience=60))
+    python(project, "-m", "django", "migrate", "--verbosity", "0")
+    enqueue(project, "hold.enqueue(5); note.enqueue()")
+
+    with project.start("--concurrency", "1") as first:
+        eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+        with project.start("--concurrency", "1", log="standby.txt") as standby:
+            standby.says("Standing by")
+            eventually(lambda: runs(tmp_path) == ["hold", "note"], timeout=30, message="the next job runs")
+            first.signal()
+            assert first.ends() == 0
+
+    assert "Another process has become the scheduler" not in first.output
+    assert "2 completed, 0 failed" in first.output
+
+
+def test_the_keeper_ends_with_its_worker(tmp_path, redis_options):
+    project = redis_project(tmp_path, redis_options)
+    enqueue(project, "hold.enqueue(60)")
+
+    with project.start("--concurrency", "1") as worker:
+        eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+        children = children_of(worker.process.pid)
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.ends()
+
+        assert len(children) == 1
+        eventually(lambda: not alive(children[0]), message="the keeper has ended")
+
+
+def children_of(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

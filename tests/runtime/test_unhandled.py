@@ -1,0 +1,82 @@
+"""A worker warns about jobs that no live worker can run, and does not repeat itself."""
+
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from djqueue import Queue
+from djqueue.core.job import WorkerInfo
+from djqueue.runtime.telling import Teller
+from djqueue.runtime.unhandled import AGAIN, EVERY, UnhandledWatch
+from djqueue.storage.memory import MemoryStorage
+from djqueue.testing.clock import FakeClock
+from tests.runtime.running import messages, working
+from tests.support import aeventually
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def watched(clock):
+    storage = MemoryStorage(clock=clock)
+    storage.register_worker(WorkerInfo("w1", "host", 7, None, ("handler",), 4, 1))
+    station = SimpleNamespace(storage=storage, clock=clock, tell=Teller("w1"), random=Random(1))
+    return storage, UnhandledWatch(station, None)
+
+
+def test_each_name_is_logged_once_with_what_to_do(watched, clock, caplog):
+    storage, watch = watched
+    queue = Queue("emails", storage=storage)
+    queue.enqueue_many([1, 2], name="shop.new")
+    queue.enqueue(1, name="handler")
+    for _ in range(3):
+        clock.advance(EVERY)
+        watch.look()
+    [line] = messages(caplog)
+    assert line.startswith(
+        "2 job(s) named shop.new wait in queue emails, and no live worker knows that name."
+    )
+    assert "Deploy the code" in line
+
+    queue.enqueue(1, name="shop.newer")
+    clock.advance(EVERY)
+    watch.look()
+    assert len(messages(caplog)) == 2
+
+
+def test_it_looks_only_once_in_ten_seconds_and_not_while_workers_start(watched, clock, caplog):
+    storage, watch = watched
+    Queue("emails", storage=storage).enqueue(1, name="shop.new")
+    clock.advance(EVERY - 1)
+    watch.look()
+    assert messages(caplog) == []
+    clock.advance(1)
+    watch.look()
+    assert len(messages(caplog)) == 1
+    Queue("emails", storage=storage).enqueue(1, name="shop.newer")
+    watch.look()
+    assert len(messages(caplog)) == 1
+
+
+def test_a_name_that_is_still_unknown_is_logged_again_after_an_hour(watched, clock, caplog):
+    storage, watch = watched
+    Queue("emails", storage=storage).enqueue(1, name="shop.new")
+    clock.advance(EVERY)
+    watch.look()
+    clock.advance(AGAIN - 1)
+    watch.look()
+    assert len(messages(caplog)) == 1
+    clock.advance(EVERY)
+    watch.look()
+    assert len(messages(caplog)) == 2
+
+
+async def test_a_worker_logs_jobs_that_it_does_not_know(storage, queue, caplog, monkeypatch):
+    monkeypatch.setattr("djqueue.runtime.unhandled.EVERY", 0)
+    queue.enqueue(1, name="shop.new")
+    async with working(storage, lambda job: None):
+        await aeventually(lambda: any("named shop.new wait" in line for line in messages(caplog)))

@@ -1,0 +1,109 @@
+"""What errors of the database tell a user to do."""
+
+import psycopg
+import pytest
+from django.db import OperationalError, ProgrammingError, connection
+from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.operations import RunPython
+from django.db.migrations.state import ProjectState
+
+from djqueue import Queue, StorageUnavailableError
+from djqueue.storage.database.away import unavailable
+from djqueue.storage.database.remedies import latest_migration
+
+
+def refused_by(server, user, **arguments):
+    url = server.url.replace(server.user + "@", f"{user}@")
+    with pytest.raises(psycopg.Error) as refused:
+        psycopg.connect(url, **arguments).close()
+    return refused.value
+
+
+@pytest.fixture
+def guarded(postgres_server):
+    """A role of PostgreSQL that has to show a password."""
+    rules = postgres_server.folder / "data" / "pg_hba.conf"
+    before = rules.read_text()
+    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
+        admin.execute("CREATE ROLE guarded LOGIN PASSWORD 'right'")
+        rules.write_text("host all guarded 127.0.0.1/32 scram-sha-256\n" + before)
+        admin.execute("SELECT pg_reload_conf()")
+    yield postgres_server
+    with psycopg.connect(postgres_server.url, autocommit=True) as admin:
+        rules.write_text(before)
+        admin.execute("SELECT pg_reload_conf()")
+        admin.execute("DROP ROLE guarded")
+
+
+@pytest.mark.parametrize("user", ["guarded:wrong", "guarded", "nobody"])
+def test_a_refused_user_or_password_is_to_be_checked(guarded, user):
+    error = OperationalError(str(refused_by(guarded, user)))
+
+    text = str(unavailable("other", error))
+
+    assert "Check USER and PASSWORD of DATABASES['other']" in text
+    assert "Is it running" not in text
+
+
+def test_a_database_that_is_not_there_is_to_be_made(postgres_server):
+    error = OperationalError(str(refused_by(postgres_server, postgres_server.user, dbname="nowhere")))
+
+    assert "Check NAME of DATABASES['default']" in str(unavailable("default", error))
+
+
+def test_a_server_that_is_away_is_asked_about():
+    with pytest.raises(psycopg.OperationalError) as away:
+        psycopg.connect("postgresql://djqueue@127.0.0.1:1/postgres", connect_timeout=2)
+
+    text = str(unavailable("default", OperationalError(str(away.value))))
+
+    assert text.endswith("Is it running?")
+
+
+def test_a_missing_table_of_postgresql_names_the_command(postgres_server):
+    with psycopg.connect(postgres_server.url) as client, pytest.raises(psycopg.Error) as missing:
+        client.execute("SELECT * FROM djqueue_job")
+
+    text = str(unavailable("jobs", ProgrammingError(str(missing.value))))
+
+    assert text.endswith("run manage.py migrate --database jobs.")
+    assert "Is it running" not in text
+
+
+@pytest.fixture
+def _without_tables(settings, transactional_db):
+    settings.DJQUEUE = {}
+    table = "djqueue_job"
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} RENAME TO {table}_kept")
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table}_kept RENAME TO {table}")
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_an_enqueue_without_tables_names_the_command():
+    with pytest.raises(StorageUnavailableError, match=r"run manage\.py migrate --database default\."):
+        Queue("orders").enqueue(1)
+
+
+@pytest.mark.usefixtures("_without_tables")
+def test_an_enqueue_in_a_migration_names_the_dependency_to_add(monkeypatch):
+    def enqueue(apps, schema_editor):
+        Queue("orders").enqueue(1)
+
+    def apply(self, state, *args, **kwargs):
+        with connection.schema_editor(atomic=False) as editor:
+            RunPython(enqueue).database_forwards("shop", editor, state, state)
+        return state
+
+    executor = MigrationExecutor(connection)
+    plan = [(executor.loader.graph.nodes["djqueue", "0001_initial"], False)]
+    monkeypatch.setattr("django.db.migrations.migration.Migration.apply", apply)
+
+    with pytest.raises(StorageUnavailableError) as refused:
+        executor.apply_migration(ProjectState(), plan[0][0])
+
+    text = str(refused.value)
+    assert f"add ('djqueue', '{latest_migration()}') to the dependencies of that migration" in text
+    assert "manage.py migrate --database default" in text

@@ -1,0 +1,512 @@
+"""A scheduler ends, or is killed, while jobs run in other processes: these go on, once each."""
+
+from contextlib import contextmanager
+
+import pytest
+from django.db import OperationalError
+
+from djqueue import models
+from djqueue.core.durations import to_milliseconds
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.states import State
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.factories import (
+    QUEUE,
+    batch,
+    claim,
+    claim_ids,
+    claim_one,
+    completing,
+    emit,
+    enqueue,
+    enqueue_many,
+    failing,
+    finish,
+    items_of,
+    job,
+    lease_of,
+    releasing,
+    report_of,
+    request,
+    retrying,
+    state,
+)
+from tests.support import eventually
+
+LEASE = 30_000
+
+
+def renew(storage, *claimed):
+    """Whether each claim still holds."""
+    return [renewal.held for renewal in storage.renew(list(map(lease_of, claimed)))]
+
+
+class Restarts:
+    """Schedulers one after the other in this process, and a worker that claims over their sockets."""
+
+    def __init__(self, make_storage, **options):
+        self.clock = FakeClock()
+        self._make = make_storage
+        self._options = options
+        self.worker = make_storage(clock=self.clock, **options)
+        self.scheduler = None
+        self.again()
+
+    def again(self):
+        """The present scheduler ends; the next one starts, and is returned."""
+        if self.scheduler is not None:
+            self.scheduler.close()
+        self.scheduler = self._make(clock=self.clock, **self._options)
+        self.scheduler.connect()
+        return self.scheduler
+
+
+@pytest.fixture
+def restarts(make_storage):
+    return Restarts(make_storage)
+
+
+def test_a_job_of_another_process_goes_on_over_a_restart(restarts):
+    enqueue(restarts.scheduler)
+    claimed = claim_one(restarts.worker)
+
+    restarted = restarts.again()
+
+    there = job(restarted, claimed.id)
+    assert (there.state, there.attempts, there.stalls) == (State.ACTIVE, 1, 0)
+    assert claim_ids(restarted, 5) == []
+    assert renew(restarts.worker, claimed) == [True]
+    assert finish(restarts.worker, completing(claimed, b"done")) == [True]
+    there = job(restarts.again(), claimed.id)
+    assert (there.state, there.result, there.attempts, there.stalls) == (State.COMPLETED, b"done", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [(failing, State.FAILED), (retrying, State.WAITING), (releasing, State.WAITING)],
+)
+def test_whatever_ends_a_job_is_accepted_under_its_token_after_a_restart(restarts, ending, expected):
+    enqueue(restarts.scheduler)
+    claimed = claim_one(restarts.worker)
+
+    restarted = restarts.again()
+
+    assert finish(restarts.worker, ending(claimed)) == [True]
+    there = job(restarted, claimed.id)
+    assert (there.state, there.stalls) == (expected, 0)
+
+
+def test_a_job_of_the_schedulers_own_process_is_stalled_at_once(restarts):
+    enqueue_many(restarts.scheduler, 2)
+    [own], [other] = claim(restarts.scheduler), claim(restarts.worker)
+
+    restarted = restarts.again()
+
+    assert (job(restarted, own.id).state, job(restarted, own.id).stalls) == (State.WAITING, 1)
+    assert (job(restarted, other.id).state, job(restarted, other.id).stalls) == (State.ACTIVE, 0)
+    assert finish(restarted, completing(own)) == [False]
+
+
+def test_a_worker_has_a_whole_lease_to_report_however_long_no_scheduler_ran(restarts):
+    enqueue(restarts.scheduler)
+    claimed = claim_one(restarts.worker)
+    restarts.scheduler.close()
+    restarts.clock.advance(20 * LEASE)
+
+    restarted = restarts.again()
+
+    restarts.clock.advance(LEASE - 1)
+    restarted.maintain()
+    assert job(restarted, claimed.id).state is State.ACTIVE
+    restarts.clock.advance(2)
+    restarted.maintain()
+    there = job(restarted, claimed.id)
+    assert (there.state, there.stalls) == (State.WAITING, 1)
+
+
+def test_a_lease_that_ended_while_its_scheduler_ran_is_a_stall(restarts):
+    enqueue_many(restarts.scheduler, 2)
+    silent, renewed = claim(restarts.worker, 2)
+    restarts.clock.advance(LEASE - 1)
+    assert renew(restarts.worker, renewed) == [True]
+    restarts.clock.advance(2)
+    restarts.scheduler.counts(QUEUE)  # It was the scheduler until now, and has not looked at leases.
+
+    restarted = restarts.again()
+
+    assert [job(restarted, one.id).stalls for one in (silent, renewed)] == [1, 0]
+    assert [job(restarted, one.id).state for one in (silent, renewed)] == [State.WAITING, State.ACTIVE]
+
+
+def test_what_is_asked_while_no_scheduler_runs_leaves_running_jobs_alone(restarts):
+    enqueue_many(restarts.scheduler, 2)
+    cancelled, other = claim(restarts.worker, 2)
+    restarts.scheduler.close()
+    restarts.clock.advance(20 * LEASE)
+    restarts.worker.pause(QUEUE)
+    assert restarts.worker.cancel(QUEUE, [cancelled.id])[0].status == "requested"
+
+    restarted = restarts.again()
+
+    assert [job(restarted, one.id).state for one in (cancelled, other)] == [State.ACTIVE] * 2
+    renewals = restarts.worker.renew([lease_of(cancelled), lease_of(other)])
+    assert [(renewal.held, renewal.cancel_requested) for renewal in renewals] == [(True, True), (True, False)]
+
+
+def test_a_row_of_a_version_without_tokens_is_a_stall(restarts):
+    enqueue(restarts.scheduler)
+    claimed = claim_one(restarts.worker)
+    restarts.scheduler.close()
+    models.Job.objects.filter(job_id=claimed.id).update(token=0, process="", leased_until=None)
+
+    restarted = restarts.again()
+
+    assert (job(restarted, claimed.id).state, job(restarted, claimed.id).stalls) == (State.WAITING, 1)
+
+
+def test_new_tokens_are_higher_than_those_of_jobs_that_still_run(restarts):
+    enqueue(restarts.scheduler)
+    first = claim_one(restarts.worker)
+    restarts.scheduler.close()
+    restarts.clock.jump(-LEASE)
+
+    enqueue(restarts.again())
+
+    assert claim_one(restarts.worker).token > first.token
+
+
+# While no scheduler runs.
+
+
+def test_an_end_that_nobody_is_there_to_hear_is_written_by_its_worker(restarts):
+    enqueue(restarts.scheduler)
+    running = claim_one(restarts.worker)
+    dependent = enqueue(restarts.scheduler, depends_on=[(QUEUE, running.id)])
+    restarts.scheduler.close()
+
+    assert finish(restarts.worker, completing(running, b"done")) == [True]
+
+    assert state(restarts.worker, running.id) is State.COMPLETED
+    # Told again, as one whose answer was lost: it counts, and counts once.
+    assert finish(restarts.worker, completing(running, b"again")) == [True]
+    restarted = restarts.again()
+    there = job(restarted, running.id)
+    assert (there.state, there.result, there.attempts, there.stalls) == (State.COMPLETED, b"done", 1, 0)
+    assert claim_ids(restarted, 5) == [dependent]
+
+
+def test_ends_of_jobs_in_several_queues_are_written_by_their_worker(restarts):
+    queues = ("a", "b")
+    for queue in queues:
+        restarts.scheduler.enqueue([batch(queue=queue)])
+    done, failed = sorted(claim(restarts.worker, 2, queues=queues), key=lambda one: one.queue)
+    restarts.scheduler.close()
+
+    assert finish(restarts.worker, completing(done), retrying(failed)) == [True, True]
+
+    restarted = restarts.again()
+    assert state(restarted, done.id, "a") is State.COMPLETED
+    there = job(restarted, failed.id, "b")
+    assert (there.state, there.failures, len(there.history)) == (State.WAITING, 1, 1)
+
+
+def test_an_end_of_a_claim_that_does_not_hold_is_refused_where_no_scheduler_runs(restarts):
+    enqueue(restarts.scheduler)
+    running = claim_one(restarts.worker)
+    restarts.scheduler.close()
+
+    assert finish(restarts.worker, completing(running._replace(token=running.token + 1))) == [False]
+    assert state(restarts.again(), running.id) is State.ACTIVE
+
+
+def test_an_end_is_left_to_a_scheduler_that_cannot_be_reached(restarts, monkeypatch):
+    enqueue(restarts.scheduler)
+    running = claim_one(restarts.worker)
+    restarts.scheduler._server.close()
+
+    with pytest.raises(StorageUnavailableError):
+        finish(restarts.worker, completing(running))
+
+    assert state(restarts.scheduler, running.id) is State.ACTIVE
+
+
+# Limits count what still runs.
+
+
+def test_concurrency_counts_jobs_that_run_over_a_restart(make_storage):
+    restarts = Restarts(make_storage, policies={QUEUE: QueuePolicy(concurrency=2)})
+    enqueue_many(restarts.scheduler, 5)
+    running = claim(restarts.worker, 5)
+    assert len(running) == 2
+
+    restarted = restarts.again()
+
+    assert claim_ids(restarted, 5) == []
+    finish(restarts.worker, completing(running[0]))
+    assert len(claim_ids(restarted, 5)) == 1
+
+
+def test_a_shared_limiter_counts_jobs_that_run_over_a_restart(make_storage):
+    policies = {"a": QueuePolicy(limiter="api"), "b": QueuePolicy(limiter="api")}
+    restarts = Restarts(make_storage, policies=policies, limiters={"api": LimiterPolicy(concurrency=3)})
+    for queue in policies:
+        restarts.scheduler.enqueue([batch(4, queue=queue)])
+    running = claim(restarts.worker, 9, queues=["a"])
+    assert len(running) == 3
+
+    restarted = restarts.again()
+
+    assert restarted.limiter_state("api").used == 3
+    assert claim_ids(restarted, 9, queues=["a", "b"]) == []
+    finish(restarts.worker, completing(running[0]))
+    assert len(claim_ids(restarted, 9, queues=["a", "b"])) == 1
+
+
+def test_a_group_counts_jobs_that_run_over_a_restart(restarts):
+    ids = [enqueue(restarts.scheduler, group=group) for group in ("a", "a", "b")]
+    first = claim_one(restarts.worker)
+
+    restarted = restarts.again()
+
+    assert claim_ids(restarted, 9) == [ids[2]]
+    finish(restarts.worker, completing(first))
+    assert claim_ids(restarted, 9) == [ids[1]]
+
+
+def test_a_unique_key_is_held_by_a_job_that_runs_over_a_restart(restarts):
+    enqueue(restarts.scheduler, unique_key="k")
+    running = claim_one(restarts.worker)
+    follower = enqueue(restarts.scheduler, unique_key="k", on_duplicate="keep_last_if_active")
+
+    restarted = restarts.again()
+
+    [again] = restarted.enqueue([batch(unique_key="k")])
+    assert (again.status, again.id, again.existing_state) == ("duplicate", running.id, State.ACTIVE)
+    assert state(restarted, follower) is State.BLOCKED
+    assert claim_ids(restarted, 5) == []
+    finish(restarts.worker, completing(running))
+    assert claim_ids(restarted, 5) == [follower]
+
+
+def test_a_dependent_waits_for_a_job_that_runs_over_a_restart(restarts):
+    enqueue(restarts.scheduler)
+    running = claim_one(restarts.worker)
+    dependent = enqueue(restarts.scheduler, depends_on=[(QUEUE, running.id)])
+
+    restarted = restarts.again()
+
+    assert state(restarted, dependent) is State.BLOCKED
+    finish(restarts.worker, completing(running))
+    assert claim_ids(restarted, 5) == [dependent]
+
+
+def test_the_items_of_a_job_that_runs_over_a_restart_go_on(restarts):
+    enqueue(restarts.scheduler)
+    running = claim_one(restarts.worker)
+    emit(restarts.worker, running, b"1", b"2")
+
+    restarted = restarts.again()
+
+    assert emit(restarts.worker, running, b"3", start=2)
+    assert items_of(restarted, running.id) == [b"1", b"2", b"3"]
+    assert finish(restarts.worker, completing(running)) == [True]
+    assert items_of(restarts.again(), running.id) == [b"1", b"2", b"3"]
+
+
+def test_progress_of_a_job_that_runs_over_a_restart_goes_on(restarts):
+    enqueue(restarts.scheduler)
+    running = claim_one(restarts.worker)
+    restarts.worker.report([report_of(running, 1, [(1, "first")])])
+
+    restarts.again()
+
+    assert restarts.worker.report([report_of(running, 2, [(2, "second")])]) == [True]
+    there = job(restarts.again(), running.id)
+    assert (there.state, there.progress, [line for _, line in there.logs]) == (
+        State.ACTIVE,
+        2,
+        ["first", "second"],
+    )
+
+
+# Schedulers that are killed.
+
+
+@pytest.fixture
+def start_scheduler(start_child):
+    """Starts a scheduler in a process of its own."""
+
+    def start():
+        child = start_child("scheduler")
+        child.hears_until("ready")
+        return child
+
+    return start
+
+
+def test_what_a_killed_scheduler_has_handed_out_is_not_handed_out_again(
+    start_scheduler, client, make_storage
+):
+    ids = enqueue_many(client, 20)
+    first = start_scheduler()
+    claimed = []
+    eventually(lambda: claimed.extend(claim(client, 20 - len(claimed))) or len(claimed) == 20)
+    first.kill()
+
+    storage = make_storage()
+    storage.connect()
+
+    assert {one.id for one in claimed} == set(ids)
+    assert claim_ids(storage, 99) == []
+    assert renew(client, *claimed) == [True] * 20
+    assert finish(client, *map(completing, claimed)) == [True] * 20
+    assert {job(storage, job_id).stalls for job_id in ids} == {0}
+
+
+def test_an_end_that_a_killed_scheduler_has_accepted_is_not_forgotten(start_scheduler, client, make_storage):
+    ids = enqueue_many(client, 20)
+    first = start_scheduler()
+    claimed = []
+    eventually(lambda: claimed.extend(claim(client, 20 - len(claimed))) or len(claimed) == 20)
+    assert finish(client, *map(completing, claimed)) == [True] * 20
+    first.kill()
+
+    storage = make_storage()
+    storage.connect()
+
+    assert {state(storage, job_id) for job_id in ids} == {State.COMPLETED}
+    # Told again, since the answer may have been lost with the scheduler: it counts, and counts once.
+    assert finish(client, *map(completing, claimed)) == [True] * 20
+    assert finish(client, *(one._replace(token=one.token + 1) for one in map(completing, claimed))) == (
+        [False] * 20
+    )
+
+
+def test_an_end_that_comes_after_a_stall_does_not_count(restarts):
+    enqueue(restarts.scheduler)
+    claimed = claim_one(restarts.worker)
+    restarts.clock.advance(LEASE + 1)
+    restarts.scheduler.maintain()
+
+    assert finish(restarts.worker, completing(claimed)) == [False]
+    assert finish(restarts.worker, retrying(claimed)) == [False]
+
+
+def test_jobs_of_a_killed_worker_wait_again_at_once_with_a_stall(start_scheduler, start_child, make_storage):
+    first = start_scheduler()
+    first.tell("enqueue 3")
+    first.hears_until("done")
+    helper = start_child("client")
+    helper.hears_until("ready")
+    helper.tell("claim 3")
+    held = helper.hears_until("done")
+    assert len(held) == 3
+    first.kill()
+    helper.kill()
+
+    storage = make_storage()
+    storage.connect()
+
+    assert [job(storage, job_id).stalls for job_id in held] == [1, 1, 1]
+    assert set(claim_ids(storage, 9)) == set(held)
+
+
+# Claims are on the disk before anybody acts on them.
+
+
+def row_of(job_id):
+    return models.Job.objects.get(job_id=job_id)
+
+
+def test_a_claim_of_another_process_is_written_when_it_is_answered(restarts, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
+    enqueue(restarts.scheduler)
+
+    claimed = claim_one(restarts.worker)
+
+    row = row_of(claimed.id)
+    assert (row.state, row.token, row.attempts) == ("active", claimed.token, 1)
+    assert row.process
+    assert to_milliseconds(row.leased_until) == restarts.clock.now() + LEASE
+    assert finish(restarts.worker, completing(claimed)) == [True]
+    assert (row_of(claimed.id).state, row_of(claimed.id).leased_until) == ("completed", None)
+
+
+def test_a_renewed_lease_is_written(restarts):
+    enqueue(restarts.scheduler)
+    claimed = claim_one(restarts.worker)
+    restarts.clock.advance(1_000)
+    renew(restarts.worker, claimed)
+    restarts.scheduler.counts(QUEUE)
+
+    assert to_milliseconds(row_of(claimed.id).leased_until) == restarts.clock.now() + LEASE
+
+
+def test_after_a_kill_claims_of_the_schedulers_own_process_are_written_for_a_minute(restarts, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
+    enqueue_many(restarts.scheduler, 3)
+    restarts.scheduler.close()
+    models.SchedulerLease.objects.update(expires_at=1)  # as one that was killed leaves it
+
+    restarted = restarts.again()
+
+    assert row_of(claim_one(restarted).id).state == "active"
+    restarts.clock.advance(60_000)
+    assert row_of(claim_one(restarted).id).state == "waiting"
+
+
+def test_after_a_clean_end_claims_of_the_schedulers_own_process_need_not_be_written_first(
+    restarts, monkeypatch
+):
+    monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
+    enqueue(restarts.scheduler)
+
+    restarted = restarts.again()
+
+    assert row_of(claim_one(restarted).id).state == "waiting"
+
+
+def test_what_is_asked_while_no_scheduler_runs_does_not_hide_that_the_last_one_was_killed(
+    restarts, monkeypatch
+):
+    monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
+    enqueue(restarts.scheduler)
+    restarts.scheduler.close()
+    models.SchedulerLease.objects.update(expires_at=1)
+    restarts.worker.pause("other")
+
+    restarted = restarts.again()
+
+    assert row_of(claim_one(restarted).id).state == "active"
+
+
+@contextmanager
+def full_disk(scheduler, monkeypatch):
+    """The scheduler's journal cannot write while this lasts."""
+
+    @contextmanager
+    def transaction(**_):
+        raise OperationalError("the disk is full")
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr("djqueue.storage.database.journal.FIRST_RETRY", 0.01)
+        patch.setattr(scheduler._dialect, "transaction", transaction)
+        yield
+
+
+def test_claims_that_cannot_be_written_are_given_back_unused(restarts, monkeypatch):
+    enqueue_many(restarts.scheduler, 2)
+    held = claim_one(restarts.worker)
+
+    refused = pytest.raises(StorageUnavailableError, match="the disk is full")
+    with full_disk(restarts.scheduler, monkeypatch), refused:
+        restarts.worker.finish([completing(held)], request(5))
+
+    # The worker tells it again, having heard of an error only: it was accepted the first time.
+    assert finish(restarts.worker, completing(held)) == [True]
+    assert finish(restarts.worker, completing(held)) == [False]
+    again = claim_one(restarts.worker)
+    assert (again.id != held.id, again.attempts, again.stalls) == (True, 1, 0)

@@ -1,0 +1,179 @@
+"""Failovers under load, with real sentinels, and durable enqueues, which replicas confirm."""
+
+import asyncio
+import threading
+from contextlib import closing
+from typing import Any
+
+import pytest
+import redis
+
+from djqueue.core.errors import StorageError, StorageUnavailableError
+from djqueue.core.job import Batch
+from djqueue.core.options import JobOptions
+from djqueue.storage.redis import RedisStorage
+from djqueue.storage.redis.connections import Connections
+from djqueue.storage.redis.failover import PROMOTED, PROMOTING, SWITCHED, FailoverWatch
+from tests.support import aeventually, eventually
+
+
+class Producer:
+    """A thread that enqueues one job after another and keeps the ids that were acknowledged."""
+
+    def __init__(self, storage: RedisStorage, *, durable: bool | None = None) -> None:
+        self.acknowledged: list[str] = []
+        self.refused = 0
+        self._storage = storage
+        self._durable = durable
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._produce, daemon=True)
+
+    def __enter__(self) -> "Producer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def _produce(self) -> None:
+        number = 0
+        while not self._over.is_set():
+            number += 1
+            job_id = f"job-{number}"
+            try:
+                self._storage.enqueue([batch(job_id, durable=self._durable)])
+            except StorageError:
+                self.refused += 1
+            else:
+                self.acknowledged.append(job_id)
+
+
+def batch(job_id: str, *, durable: bool | None = None) -> Batch:
+    return Batch("default", "job", JobOptions(durable=durable), [b"\x90"], [job_id])
+
+
+def lost(storage: RedisStorage, ids: list[str]) -> list[str]:
+    """The jobs that the storage does not know."""
+    states = storage.states("default", ids)
+    return [job_id for job_id, state in zip(ids, states, strict=True) if state is None]
+
+
+def test_a_planned_failover_loses_no_acknowledged_job(sentinel_options, redis_sentinel):
+    with closing(RedisStorage(**sentinel_options)) as storage:
+        with Producer(storage) as producer:
+            eventually(lambda: len(producer.acknowledged) > 100, message="jobs come in")
+            redis_sentinel.fail_over()
+            enough = len(producer.acknowledged) + 100
+            eventually(lambda: len(producer.acknowledged) > enough, message="the new master takes jobs")
+
+        assert lost(storage, producer.acknowledged) == []
+        assert producer.refused == 0
+
+
+async def test_a_coroutine_that_enqueues_during_a_planned_failover_loses_nothing(
+    sentinel_options, redis_sentinel
+):
+    acknowledged: list[str] = []
+    over = asyncio.Event()
+
+    async def produce(storage: RedisStorage) -> None:
+        while not over.is_set():
+            job_id = f"job-{len(acknowledged)}"
+            await storage.aenqueue([batch(job_id)])
+            acknowledged.append(job_id)
+
+    with closing(RedisStorage(**sentinel_options)) as storage:
+        producing = asyncio.create_task(produce(storage))
+        await aeventually(lambda: len(acknowledged) > 100, message="jobs come in")
+        await asyncio.to_thread(redis_sentinel.fail_over)
+        enough = len(acknowledged) + 100
+        await aeventually(lambda: len(acknowledged) > enough, message="the new master takes jobs")
+        over.set()
+        await producing
+
+        assert lost(storage, acknowledged) == []
+
+
+def test_calls_wait_from_before_the_promotion_until_the_new_master_is_known():
+    watch = FailoverWatch("jobs", (("127.0.0.1", 1),), {})
+    epoch = watch.epoch
+
+    watch.hear(
+        "+failover-state-send-slaveof-noone", "slave 10.0.0.2:6379 10.0.0.2 6379 @ other 10.0.0.9 6379"
+    )
+    watch.check()
+    watch.hear(PROMOTING, "slave 10.0.0.2:6379 10.0.0.2 6379 @ jobs 10.0.0.1 6379")
+    with pytest.raises(redis.ConnectionError, match="failing over jobs"):
+        watch.check()
+    watch.hear(PROMOTED, "slave 10.0.0.2:6379 10.0.0.2 6379 @ jobs 10.0.0.1 6379")
+    watch.check()
+    watch.hear(SWITCHED, "jobs 10.0.0.1 6379 10.0.0.2 6379")
+
+    assert watch.announced == ("10.0.0.2", 6379)
+    assert watch.epoch == epoch + 1
+
+
+def test_an_aborted_failover_lets_calls_go_on():
+    watch = FailoverWatch("jobs", (("127.0.0.1", 1),), {})
+
+    watch.hear(PROMOTING, "slave 10.0.0.2:6379 10.0.0.2 6379 @ jobs 10.0.0.1 6379")
+    watch.hear("-failover-abort-slave-timeout", "master jobs 10.0.0.1 6379")
+
+    watch.check()
+    assert watch.announced is None
+
+
+def test_a_failover_that_was_missed_is_noticed_when_a_sentinel_answers_again():
+    watch = FailoverWatch("jobs", (("127.0.0.1", 1),), {})
+    watch.compare(("10.0.0.1", 6379))
+    epoch = watch.epoch
+
+    watch.compare(("10.0.0.2", 6379))
+
+    assert watch.epoch == epoch + 1
+    assert watch.announced == ("10.0.0.2", 6379)
+
+
+def test_a_server_that_is_not_the_master_is_not_connected_to(sentinel_options, redis_sentinel):
+    with closing(Connections(sentinel_options)) as connections:
+        pool: Any = connections.sync().connection_pool
+        connection = pool.connection_class(**pool.connection_kwargs)
+
+        with pytest.raises(redis.ConnectionError, match="is not the master"):
+            connection.connect_to(redis_sentinel.replica.address)
+
+        assert not connection.is_connected
+
+
+def test_a_durable_enqueue_returns_when_a_replica_has_the_job(sentinel_options, redis_sentinel):
+    with closing(RedisStorage(**sentinel_options)) as storage:
+        [result] = storage.enqueue([batch("one", durable=True)])
+        [again] = storage.enqueue([batch("one", durable=True)])
+
+    assert (result.status, again.status) == ("queued", "duplicate")
+    assert redis_sentinel.replica.run("HEXISTS", "{q:default}:jobs", "one") == 1
+
+
+async def test_a_durable_enqueue_without_a_replica_is_refused(sentinel_options, redis_sentinel):
+    with closing(RedisStorage(**sentinel_options, TIMEOUT=1)) as storage, redis_sentinel.replica.frozen():
+        with pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed"):
+            storage.enqueue([batch("one", durable=True)])
+        with pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed"):
+            await storage.aenqueue([batch("two", durable=True)])
+        [plain] = storage.enqueue([batch("three")])
+
+    assert plain.status == "queued"
+
+
+def test_a_durable_enqueue_to_a_cluster_is_confirmed_by_as_many_replicas_as_asked_for(cluster_options):
+    with closing(RedisStorage(**cluster_options, TIMEOUT=1)) as storage:
+        [result] = storage.enqueue([batch("one", durable=True)])
+    with (
+        closing(RedisStorage(**cluster_options, REPLICAS=1, TIMEOUT=1)) as storage,
+        pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed"),
+    ):
+        storage.enqueue([batch("two", durable=True)])
+
+    assert result.status == "queued"

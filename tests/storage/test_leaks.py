@@ -1,0 +1,158 @@
+"""What is left of storages, workers and queues that have been closed: nothing."""
+
+import asyncio
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from djqueue.client import Queue
+from djqueue.core import forks
+from djqueue.runtime import Worker
+from djqueue.storage.base import Storage
+from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.memory import MemoryStorage
+from tests import servers
+from tests.support import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Made = list["weakref.ref[Any]"]
+STORAGES = {"memory": 300, "scheduler": 200, "client": 50, "producer": 150, "redis": 300}
+"""How many of each kind are made, with queues and workers: 1,000."""
+
+
+@pytest.fixture(scope="module")
+def redis_options() -> Iterator[dict[str, Any]]:
+    with servers.RedisServer() as server:
+        yield server.options
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("djqueue-")]
+
+
+def used(storage: Storage, made: Made) -> None:
+    """Do with a storage what producers, workers and waiting callers do."""
+    queue = Queue("leaks", storage=storage)
+    unsubscribe = storage.subscribe("leaks", lambda event: None)
+    stop_listening = storage.listen(["leaks"], lambda: None)
+    queue.enqueue(name="nothing")
+    assert queue.counts()["waiting"] == 1
+    worker = Worker(storage, "leaks", {"nothing": lambda job: None}, until_empty=True)
+    with worker:
+        worker.join(timeout=60)
+    assert queue.counts()["waiting"] == 0
+    unsubscribe()
+    stop_listening()
+    made += [weakref.ref(storage), weakref.ref(queue), weakref.ref(worker)]
+
+
+async def used_async(storage: Storage, made: Made) -> None:
+    queue = Queue("leaks", storage=storage)
+    await queue.aenqueue(name="nothing")
+    worker = Worker(storage, "leaks", {"nothing": lambda job: None}, until_empty=True)
+    await worker.run()
+    made += [weakref.ref(storage), weakref.ref(queue), weakref.ref(worker)]
+
+
+def synchronously(make: Callable[[], Storage]) -> Callable[[Made], None]:
+    def run(made: Made) -> None:
+        storage = make()
+        storage.connect()
+        try:
+            used(storage, made)
+        finally:
+            storage.close()
+
+    return run
+
+
+def on_a_loop(make: Callable[[], Storage]) -> Callable[[Made], None]:
+    def run(made: Made) -> None:
+        storage = make()
+        storage.connect()
+        try:
+            asyncio.run(used_async(storage, made))
+        finally:
+            storage.close()
+
+    return run
+
+
+def as_client(made: Made) -> None:
+    """A scheduler, and a client that uses its socket."""
+    scheduler, client = DatabaseStorage(), DatabaseStorage()
+    scheduler.connect()
+    client.standby = "work"
+    try:
+        used(client, made)
+    finally:
+        client.close()
+        scheduler.close()
+    made.append(weakref.ref(scheduler))
+
+
+def as_producer(made: Made) -> None:
+    """A client where no scheduler runs."""
+    producer = DatabaseStorage()
+    queue = Queue("leaks", storage=producer)
+    job_id = queue.enqueue(name="nothing").id
+    assert queue.cancel(job_id) is not None
+    assert queue.remove(job_id)
+    producer.close()
+    made += [weakref.ref(producer), weakref.ref(queue)]
+
+
+def redis(options: dict[str, Any]) -> Callable[[], Storage]:
+    def make() -> Storage:
+        from djqueue.storage.redis import RedisStorage
+
+        return RedisStorage(**options)
+
+    return make
+
+
+def ways(kind: str, request: pytest.FixtureRequest) -> list[Callable[[Made], None]]:
+    """Return functions that use a storage of a kind and close it."""
+    if kind == "client":
+        return [as_client]
+    if kind == "producer":
+        return [as_producer]
+    make: Callable[[], Storage] = MemoryStorage if kind == "memory" else DatabaseStorage
+    if kind == "redis":
+        make = redis(request.getfixturevalue("redis_options"))
+    return [synchronously(make), on_a_loop(make)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts file descriptors in /proc")
+@pytest.mark.parametrize("kind", STORAGES)
+def test_nothing_is_left_of_what_was_closed(kind: str, request: pytest.FixtureRequest) -> None:
+    made: Made = []
+    use = ways(kind, request)
+    for one in use:  # modules, pools and caches that a process has once
+        one(made)
+    connections.close_all()
+    gc.collect()
+    eventually(lambda: own_threads() == [], timeout=30)
+    registered, open_files = forks.registered(), descriptors()
+
+    for _ in range(STORAGES[kind] // len(use) - 1):
+        for one in use:
+            one(made)
+    connections.close_all()
+    gc.collect()
+
+    eventually(lambda: own_threads() == [], timeout=30)
+    assert [one() for one in made if one() is not None] == []
+    assert forks.registered() == registered
+    assert descriptors() <= open_files

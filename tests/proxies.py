@@ -2,8 +2,9 @@
 
 import selectors
 import socket
-from collections.abc import Iterable
-from threading import Thread
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from threading import Event, Thread
 from typing import Self
 
 REQUESTS, ANSWERS = "requests", "answers"
@@ -89,3 +90,92 @@ class LossyProxy:
             for end in (source, target):
                 self._selector.unregister(end)
                 end.close()
+
+
+class SlowProxy:
+    """Passes bytes between clients and a server on loopback; `with` starts and ends it.
+
+    delay: seconds that it keeps each piece of an answer. After `swallow` it takes everything and passes
+    nothing on, as a network does that drops packets.
+    """
+
+    def __init__(self, target: int, delay: float = 0) -> None:
+        self._target = target
+        self._delay = delay
+        self._is_black = False
+        self._over = Event()
+        self._sockets: list[socket.socket] = []
+        self._threads: list[Thread] = []
+
+    def __enter__(self) -> Self:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(0.1)
+        self.port = int(self._listener.getsockname()[1])
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over.set()
+        for end in list(self._sockets):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for end in [*self._sockets, self._listener]:
+            end.close()
+
+    @property
+    def url(self) -> str:
+        """For a Redis behind it."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def slow_down(self, delay: float) -> None:
+        """Keep each piece of an answer for so many seconds from now on."""
+        self._delay = delay
+
+    def refuse(self) -> None:
+        """End all connections, and take no others."""
+        self._listener.close()
+        for end in list(self._sockets):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def swallow(self) -> None:
+        """Pass nothing on any more."""
+        self._is_black = True
+
+    def _start(self, work: Callable[..., None], *args: object) -> None:
+        thread = Thread(target=work, args=args)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._over.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            client.settimeout(None)
+            self._sockets.append(client)
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                with suppress(OSError):
+                    client.shutdown(socket.SHUT_RDWR)
+                continue
+            self._sockets.append(server)
+            self._start(self._pass, client, server, lambda: 0)
+            self._start(self._pass, server, client, lambda: self._delay)
+
+    def _pass(self, source: socket.socket, target: socket.socket, delay: Callable[[], float]) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if delay() and self._over.wait(delay()):
+                    break
+                if not self._is_black:
+                    target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

@@ -284,9 +284,9 @@ def test_the_lease_of_the_redis_options_is_that_of_all_other_queues(settings: An
 
 
 def test_a_lease_that_a_call_can_outlast_is_a_warning(settings: Any) -> None:
-    (message,) = of_redis(settings, {"HEARTBEAT": 1, "QUEUES": {"a": {"LEASE": 4}}})
+    (message,) = of_redis(settings, {"HEARTBEAT": 1, "QUEUES": {"a": {"LEASE": 2}}})
     assert message.id == "djqueue.W006"
-    assert "the lease of a (4 s)" in message.msg
+    assert "the lease of a (2 s)" in message.msg
 
 
 @pytest.mark.django_db

@@ -7,6 +7,7 @@ from threading import Event as ThreadEvent
 from typing import Any
 
 from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.deadline import within
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import JobTimeoutError, StorageUnavailableError, WaitInTransactionError
 from djqueue.core.ids import IdSource
@@ -21,6 +22,8 @@ CHECK_EVERY = 2.0
 """Seconds between looks at the job itself, should an event have been lost with a connection."""
 RETRY = 0.25
 """The same while the storage is away."""
+LAST_LOOK = 0.25
+"""Seconds that the last look at the job may take when the time to wait is over."""
 ENDINGS = frozenset({"completed", "failed", "cancelled", "removed"})
 
 _ids = IdSource()
@@ -33,6 +36,11 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) ->
     while the job goes on; WaitInTransactionError at once where that would be in vain.
     """
     deadline = _deadline(wait)
+    with within(_left(deadline) + LAST_LOOK):
+        return _enqueue_and_wait(storage, batch, wait, deadline)
+
+
+def _enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, deadline: int) -> Any:
     batch = with_id(batch)
     assert batch.ids is not None
     refuse_in_vain(batch, storage.transaction_of(batch))
@@ -66,6 +74,11 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) ->
 async def aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) -> Any:
     """See `enqueue_and_wait`."""
     deadline = _deadline(wait)
+    with within(_left(deadline) + LAST_LOOK):
+        return await _aenqueue_and_wait(storage, batch, wait, deadline)
+
+
+async def _aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, deadline: int) -> Any:
     batch = with_id(batch)
     assert batch.ids is not None
     refuse_in_vain(batch, await storage.atransaction_of(batch))

@@ -1,7 +1,9 @@
 """Where the pages are: one admin site, in whose look they are rendered."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from django.contrib import admin, messages
 from django.contrib.admin import AdminSite
@@ -21,11 +23,14 @@ from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 
+from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.deadline import within
+from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError, OptionError, StorageError
 
-from . import audit, freshness, inputs, rights
+from . import audit, freshness, inputs, rendering, rights
 from .pages import Page
 from .snapshot import snapshots
 
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
 else:
     ModelAdmin = admin.ModelAdmin
 
+DEADLINE = 1.5
+"""Seconds that all reads of a page may take together; what is not read by then is shown as it was last."""
 PAGE_TAG = "HX-PTag"
 """Header with what a live part was, so that it is not sent again as long as it is the same."""
 AS_OF = "Djq-As-Of"
@@ -44,6 +51,8 @@ FOLLOWED = frozenset({"changelist", "queues", "jobs"})
 """Pages that show what `streams` watches, and no more."""
 AWAY = "Djq-Away"
 """Header: the storage could not be read, and the part shows what was read last."""
+NOTICE = "Djq-Notice"
+"""Header: the banner of an open page, percent-encoded: which data is stale, why, and since when."""
 
 
 class Crumb(NamedTuple):
@@ -84,10 +93,11 @@ class Desk:
             raise PermissionDenied
         request.current_app = self.site.name
         try:
-            inputs.check(request, captured)
-            if page.parts is not None and (same := self._unchanged(request, page.parts)) is not None:
-                return same
-            return page.view(request, self, **captured)
+            with nullcontext() if changes else within(DEADLINE):
+                inputs.check(request, captured)
+                if page.parts is not None and (same := self._unchanged(request, page.parts)) is not None:
+                    return same
+                return page.view(request, self, **captured)
         except inputs.BadInputError as error:
             return HttpResponseBadRequest(str(error), content_type="text/plain; charset=utf-8")
         except DjqueueError as error:
@@ -128,6 +138,7 @@ class Desk:
         """
         part = f"djqueue/dashboard/live/{template}"
         shown = SYSTEM_CLOCK.now() if as_of is None else as_of
+        notice = _notice(away, as_of)
         whole = {**context, "desk": self, "may": rights.Rights(request), "away": away, "as_of": shown}
         html = render_to_string(part, whole, request)
         tag = freshness.tag_of(request, html)
@@ -151,12 +162,15 @@ class Desk:
                 "poll": get_settings().dashboard.poll // 1_000,
                 "here": "" if request.method == "POST" else request.get_full_path(),
                 "stream": self._stream(request),
+                "notice": notice,
             }
             page = f"djqueue/dashboard/{template}"
             response = TemplateResponse(request, page, {**about, **whole}, status=status)
         response[AS_OF] = str(shown)
         if away:
             response[AWAY] = "1"
+        if notice:
+            response[NOTICE] = quote(notice)
         return response
 
     def _unchanged(self, request: HttpRequest, parts: freshness.Parts) -> HttpResponse | None:
@@ -168,6 +182,8 @@ class Desk:
         response = HttpResponse(status=304)
         response[PAGE_TAG] = shown
         response[AS_OF] = str(fresh.at)
+        if notice := _notice("", None):
+            response[NOTICE] = quote(notice)
         return response
 
     def back(self, request: HttpRequest, page: str, *args: Any, **query: Any) -> HttpResponse:
@@ -182,6 +198,7 @@ class Desk:
         if is_partial(request):
             response = HttpResponse(status=204)
             response[AWAY] = "1"
+            response[NOTICE] = quote(_notice(str(error), None))
             return response
         title = str(page.label) or _("Dashboard")
         return self.render(request, "away.html", title, {}, away=str(error))
@@ -199,6 +216,24 @@ class Desk:
     def _tabs(self, request: HttpRequest) -> list[tuple[str, Any, str]]:
         shown = [page for page in self.pages.values() if page.label and rights.may(request, page.right)]
         return [(page.name, page.label, self.url(page.name)) for page in shown]
+
+
+def _notice(away: str, as_of: int | None) -> str:
+    """What the banner of a page says: which data is stale, why, and since when; empty if none is."""
+    if away and as_of is not None:
+        return _("The storage cannot be reached: %(away)s Showing data from %(time)s.") % {
+            "away": away if away.endswith(".") else f"{away}.",
+            "time": rendering.local(to_datetime(as_of)),
+        }
+    if away:
+        return _("The storage cannot be reached: %(away)s") % {"away": away}
+    outage = get_storage().outage
+    if outage is None:
+        return ""
+    return _(
+        "No answer since %(time)s: %(reason)s. Data on this page may be stale, counts may stop at 10,000, "
+        "and changes may fail."
+    ) % {"time": rendering.local(to_datetime(outage.since)), "reason": outage.reason.rstrip(".")}
 
 
 def is_partial(request: HttpRequest) -> bool:

@@ -1,22 +1,37 @@
 """Reads that all viewers of a process share, so that fifty open pages cost one read a second."""
 
+import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable
-from threading import Lock, local
+from threading import Lock, Thread, local
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.core.signals import setting_changed
+from django.db import connections
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.errors import StorageError
+from djqueue.core.deadline import remaining, within
+from djqueue.core.errors import StorageError, StorageUnavailableError
 
 T = TypeVar("T")
+
+logger = logging.getLogger("djqueue.dashboard")
 
 FRESH = 1_000
 """Milliseconds for which what was read is shown again."""
 SHARE = 10
 """A read that took long is shown again for so many times as long: what is dear is had more seldom."""
+LONGEST = 15_000
+"""Milliseconds for which it is shown again at most."""
 LONG_AGO = -(1 << 62)
+WAIT = 10.0
+"""Seconds for which somebody else's first read is waited for, where the caller has no deadline."""
+SLOW = 500
+"""Milliseconds of a failed read from which on the storage is slow, and a read without a page is worth it."""
+ANSWERS_SLOWLY = "it has not answered in time; what it answers later is shown as soon as it is there"
+BEHIND = 30.0
+"""Seconds that such a read may take."""
 MOST = 200
 """Different reads that are kept; the one that was asked for longest ago goes first."""
 
@@ -58,13 +73,15 @@ class Shot(NamedTuple, Generic[T]):
 
 
 class _Entry:
-    __slots__ = ("lock", "shot", "tick", "took")
+    __slots__ = ("is_behind", "lock", "shot", "tick", "took")
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.shot: Shot[Any] | None = None
         self.tick = 0
         self.took = 0
+        self.is_behind = False
+        """Whether it is read for later pages, as it took longer than a page may."""
 
 
 class Snapshots:
@@ -109,15 +126,26 @@ class Snapshots:
         shot = entry.shot
         if shot is not None and self._is_fresh(entry, fresh):
             return shot
-        if not entry.lock.acquire(blocking=shot is None):
-            assert shot is not None
-            return shot  # somebody is at it
+        if entry.is_behind:
+            # Read twice at once, it would take longer still.
+            if shot is not None:
+                return shot
+            raise StorageUnavailableError(ANSWERS_SLOWLY)
+        if not entry.lock.acquire(timeout=0 if shot is not None else remaining(WAIT)):
+            if shot is not None:
+                return shot  # somebody is at it
+            raise StorageUnavailableError(ANSWERS_SLOWLY)
         try:
             if entry.shot is None or not self._is_fresh(entry, fresh):
                 began = self._clock.monotonic()
-                entry.shot = self._fetch(entry.shot, fetch)
-                entry.tick = self._clock.monotonic()
-                entry.took = entry.tick - began
+                try:
+                    entry.shot = self._fetch(entry.shot, fetch)
+                finally:
+                    entry.tick = self._clock.monotonic()
+                    # One that failed is tried again soon, however long it took.
+                    entry.took = 0 if entry.shot is None or entry.shot.away else entry.tick - began
+                    if entry.took == 0 and entry.tick - began >= SLOW:
+                        self._read_behind(entry, fetch)
                 if not entry.shot.away:
                     entry.shot = entry.shot._replace(began=began, ended=entry.tick)
             return entry.shot
@@ -149,8 +177,33 @@ class Snapshots:
                 raise
             return last._replace(away=str(error))
 
+    def _read_behind(self, entry: _Entry, fetch: Callable[[], T]) -> None:
+        """Read for later pages what took longer than the page could wait for."""
+        if entry.is_behind or remaining(math.inf) == math.inf:
+            return
+        entry.is_behind = True
+
+        def read() -> None:
+            try:
+                with within(BEHIND):
+                    began = self._clock.monotonic()
+                    shot = Shot(fetch(), self._clock.now())
+                with entry.lock:
+                    entry.tick = self._clock.monotonic()
+                    entry.shot = shot._replace(began=began, ended=entry.tick)
+                    entry.took = entry.tick - began
+            except StorageError as error:
+                logger.debug("A read that took too long for a page failed: %s", error)
+            except Exception:
+                logger.exception("A read that took too long for a page failed.")
+            finally:
+                entry.is_behind = False
+                connections.close_all()
+
+        Thread(target=read, name="djqueue-dashboard-read", daemon=True).start()
+
     def _is_fresh(self, entry: _Entry, fresh: int) -> bool:
-        return self._clock.monotonic() - entry.tick < max(fresh, SHARE * entry.took)
+        return self._clock.monotonic() - entry.tick < max(fresh, min(SHARE * entry.took, LONGEST))
 
     def _entry(self, key: Hashable) -> _Entry:
         with self._lock:

@@ -19,6 +19,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar, Unpack
 
+from djqueue.core.breaker import Outage
 from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.job import (
     Batch,
@@ -79,6 +80,14 @@ class Storage(Inspector):
     on_incidents: Callable[[Sequence[Incident]], None] | None = None
     """Told, on any thread, what this storage's calls have done to jobs beside what workers told of: runs that
     were lost, jobs that failed without a run or were cancelled. Each by the process whose call it was."""
+
+    @property
+    def outage(self) -> Outage | None:
+        """Since when and why the server that this storage asks has not answered; None while it does.
+
+        Callers do not wait for such a server: reads do without it or fail at once.
+        """
+        return None
 
     @property
     def staging(self) -> Staging | None:

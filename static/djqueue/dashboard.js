@@ -91,8 +91,9 @@
   const heard = (code, header) => {
     busy = false;
     if (code === 401) { say(words.djqWordOver); clearTimeout(timer); every.value = "0"; listen(); return; }
-    if (code === 0 || code >= 400 || header("Djq-Away")) { say(words.djqWordOld); return; }
-    say("");
+    if (code === 0 || code >= 400) { say(words.djqWordOld); return; }
+    say(decodeURIComponent(header("Djq-Notice") || "") || (header("Djq-Away") ? words.djqWordOld : ""));
+    if (header("Djq-Away")) return;
     if (code !== 304) doubt = false;
     else if (doubt) { doubt = false; soon(1200); } // another process, which looked a moment before
     if (header("HX-PTag")) tag = header("HX-PTag");

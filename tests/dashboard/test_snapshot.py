@@ -4,9 +4,11 @@ from threading import Barrier, Event, Thread
 
 import pytest
 
+from djqueue.core.deadline import remaining, within
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.dashboard.snapshot import FRESH, MOST, Snapshots
+from djqueue.dashboard.snapshot import FRESH, MOST, SLOW, Snapshots
 from djqueue.testing.clock import FakeClock
+from tests.support import eventually
 
 
 @pytest.fixture
@@ -123,3 +125,52 @@ def test_what_was_read_last_is_known_however_long_ago(snapshots, clock):
     assert snapshots.last("k").value == "old"
     snapshots.clear()
     assert snapshots.last("k") is None
+
+
+def test_a_first_read_of_somebody_else_is_waited_for_until_the_deadline(snapshots):
+    inside, go_on = Event(), Event()
+
+    def slow():
+        inside.set()
+        assert go_on.wait(10)
+        return "new"
+
+    reader = Thread(target=snapshots.read, args=("k", slow))
+    reader.start()
+    assert inside.wait(10)
+    try:
+        with within(0.1), pytest.raises(StorageUnavailableError, match="in time"):
+            snapshots.read("k", pytest.fail)
+    finally:
+        go_on.set()
+        reader.join()
+
+
+def test_what_takes_longer_than_a_page_may_is_read_for_the_next_page(snapshots, clock):
+    deadlines = []
+
+    def slow():
+        deadlines.append(remaining(60))
+        if remaining(60) < 5:
+            clock.advance(SLOW)
+            raise StorageUnavailableError("no time was left")
+        return "read"
+
+    with within(1.5), pytest.raises(StorageUnavailableError):
+        snapshots.read("k", slow)
+    eventually(lambda: snapshots.last("k"))
+    assert snapshots.read("k", pytest.fail)[:3] == ("read", clock.now(), "")
+    assert [deadline > 5 for deadline in deadlines] == [False, True]
+
+
+def test_a_read_that_failed_slowly_is_tried_again_after_a_second(snapshots, clock):
+    snapshots.read("k", lambda: "old")
+    clock.advance(FRESH)
+
+    def slow():
+        clock.advance(1_500)
+        raise StorageUnavailableError("no answer")
+
+    assert snapshots.read("k", slow).away == "no answer"
+    clock.advance(FRESH)
+    assert snapshots.read("k", lambda: "back")[:3] == ("back", clock.now(), "")

@@ -6,7 +6,9 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -177,6 +179,29 @@ def test_a_worker_process_beside_the_scheduler_goes_on_with_the_next_one(project
             assert worker.ends() == 0, worker.output
 
     assert sorted(row[2] for row in tables(project)["jobs"]) == ["completed", "completed"]
+
+
+def test_a_worker_process_leaves_a_frozen_scheduler_for_the_standby(project: Project) -> None:
+    """The lease runs out after ten seconds; the worker, whose old socket stays open, follows the standby."""
+    done = project.folder / "done.txt"
+    with ExitStack() as running:
+        frozen = running.enter_context(project.start("--queues", "others"))
+        frozen.says("is the scheduler")
+        standby = running.enter_context(project.start("--queues", "others", log="standby.txt"))
+        worker = running.enter_context(project.start("--standby", "work", log="worker.txt"))
+        standby.says("Standing by")
+        run(project, "from shop.jobs import note; print(note.enqueue(1).id)")
+        eventually(lambda: size(done) == full_of(1), timeout=30, message=worker.output)
+        frozen.signal(signal.SIGSTOP)
+        run(project, "from shop.jobs import note; print(note.enqueue(2).id)")
+        standby.says("is the scheduler")
+        taken_over = time.monotonic()
+        eventually(lambda: size(done) == full_of(1, 2), timeout=60, message=worker.output)
+        took = time.monotonic() - taken_over
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0, worker.output
+
+    assert took < 15, f"{took:.1f} s after the takeover: it was 70 s with the old socket"
 
 
 def test_killed_at_random_instants_no_job_is_lost_and_each_ends_once(project: Project) -> None:

@@ -169,8 +169,10 @@ def _scheduler(request: HttpRequest, desk: Desk) -> list[Fact]:
     ]
     holder, tick = lines.get("scheduler.holder"), lines.get("scheduler.tick")
     if holder is not None:
+        hangs = get_storage().outage is not None
         there = _("there") if holder.level == "ok" else _("nobody")
-        found.append(Fact(_("the scheduler"), there, url, holder.level))
+        level = "bad" if hangs else holder.level
+        found.append(Fact(_("the scheduler"), _("does not answer") if hangs else there, url, level))
     if tick is not None:
         found.append(_tick(tick, url))
     return found

@@ -8,7 +8,9 @@ from typing import Any, Unpack
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from djqueue.core.clock import Clock
+from djqueue.core.breaker import Outage
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.deadline import within
 from djqueue.core.diagnostics import Diagnostics
 from djqueue.core.engine import DEFAULT_POLICY
 from djqueue.core.errors import StorageUnavailableError
@@ -57,12 +59,18 @@ from .export import DatabaseExport
 from .groups import record_mode, recorded_modes
 from .inspector import Inspector
 from .lease import SchedulerLease, present_holder
+from .patience import TIMEOUT, patience
 from .producer import Inserter, is_bounded
 from .remote import Remote
 from .scheduler import SchedulerStorage
 from .staging import DatabaseStaging
 
 logger = logging.getLogger("djqueue.client")
+
+TO_WRITE = 0.5
+"""Part of these seconds that is kept for writing the jobs, should the scheduler not take them."""
+AT_LEAST = 0.5
+"""Seconds that a change made here gets to begin, after the scheduler has not answered."""
 
 
 class ClientStorage(Storage):
@@ -78,8 +86,10 @@ class ClientStorage(Storage):
         policies: Mapping[str, QueuePolicy] | None = None,
         limiters: Mapping[str, LimiterPolicy] | None = None,
         incidents: Callable[[list[Incident]], None] | None = None,
+        timeout: float = TIMEOUT,
     ) -> None:
         self._incidents = incidents
+        self._timeout = timeout
         self._alias = dialect.alias
         self._dialect = dialect
         self._clock = clock
@@ -144,7 +154,16 @@ class ClientStorage(Storage):
     def _is_in_transaction(self) -> bool:
         return connections[self._alias].in_atomic_block
 
+    @property
+    def outage(self) -> Outage | None:
+        """See `Storage.outage`."""
+        return self._remote.outage
+
     def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        with within(patience(self._timeout, batches)):
+            return self._enqueue_in_time(batches)
+
+    def _enqueue_in_time(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         for batch in batches:
             self.policy(batch.queue).check_batch(batch)
         unrecorded = [
@@ -215,7 +234,8 @@ class ClientStorage(Storage):
         # With ids, so that it can be said again should the answer be lost.
         batches = [self._with_ids(batch) for batch in batches]
         try:
-            answers: list[EnqueueResult] = self._remote.call(verb, batches)
+            limit = (1 - TO_WRITE) * patience(self._timeout, batches)
+            answers: list[EnqueueResult] = self._remote.read(verb, batches, timeout=limit)
         except StorageUnavailableError as error:
             logger.debug("No scheduler takes the jobs, so they are written: %s", error)
             return self._enqueue_again(batches, wake)
@@ -385,7 +405,7 @@ class ClientStorage(Storage):
     def limiter_state(self, name: str) -> LimiterState:
         """See `Storage.limiter_state`. Nothing is used while no scheduler runs."""
         try:
-            state: LimiterState = self._remote.call("limiter_state", name)
+            state: LimiterState = self._remote.read("limiter_state", name)
         except StorageUnavailableError as error:
             logger.debug("No scheduler runs, so the limiter %r rests: %s", name, error)
         else:
@@ -416,7 +436,7 @@ class ClientStorage(Storage):
         """See `Storage.items`."""
         if self._remote.connected:
             try:
-                pages: list[ItemPage | None] = self._remote.call("items", queue, list(marks))
+                pages: list[ItemPage | None] = self._remote.read("items", queue, list(marks))
             except StorageUnavailableError as error:
                 logger.debug("The scheduler has gone, so the tables are read: %s", error)
             else:
@@ -435,7 +455,7 @@ class ClientStorage(Storage):
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
         """See `Storage.overview`: the scheduler's numbers, or, while none lives, those of the tables."""
         try:
-            answer: Overview = self._remote.call("overview", None if queues is None else list(queues))
+            answer: Overview = self._remote.read("overview", None if queues is None else list(queues))
         except StorageUnavailableError as error:
             logger.debug("No scheduler is heard, so the tables are read: %s", error)
             names = self._inspector.queues() if queues is None else queues
@@ -455,7 +475,7 @@ class ClientStorage(Storage):
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
         """See `Storage.groups`: the scheduler's numbers, or, while none lives, those of the tables."""
         try:
-            answer: GroupsOverview = self._remote.call("groups", queue, limit, list(names))
+            answer: GroupsOverview = self._remote.read("groups", queue, limit, list(names))
         except StorageUnavailableError as error:
             logger.debug("No scheduler is heard, so the tables are read: %s", error)
             return capped.groups(self._alias, queue, limit, names, self.policy(queue))
@@ -464,7 +484,7 @@ class ClientStorage(Storage):
     def explain(self, queue: str, id: str) -> Explanation | None:
         """See `Storage.explain`: while no scheduler lives, nobody can run anything."""
         try:
-            answer: Explanation | None = self._remote.call("explain", queue, id)
+            answer: Explanation | None = self._remote.read("explain", queue, id)
         except StorageUnavailableError as error:
             logger.debug("No scheduler is heard, so the tables are read: %s", error)
             facts = capped.facts(self._alias, queue, id, self._clock.now(), self.policy(queue))
@@ -474,7 +494,7 @@ class ClientStorage(Storage):
     def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
         """See `Storage.flow`."""
         try:
-            answer: FlowGraph | None = self._remote.call("flow", queue, id, limit)
+            answer: FlowGraph | None = self._remote.read("flow", queue, id, limit)
         except StorageUnavailableError as error:
             logger.debug("No scheduler is heard, so the tables are read: %s", error)
             return capped.flow(self._alias, (queue, id), limit)
@@ -511,7 +531,7 @@ class ClientStorage(Storage):
     def diagnostics(self) -> Diagnostics:
         """See `Storage.diagnostics`: the scheduler's, or what can be seen without it."""
         try:
-            answer: Diagnostics = self._remote.call("diagnostics")
+            answer: Diagnostics = self._remote.read("diagnostics")
         except StorageUnavailableError as error:
             logger.debug("No scheduler is heard, so the tables are looked at: %s", error)
             now = self._clock.now()
@@ -587,7 +607,7 @@ class ClientStorage(Storage):
     def worker_dump(self, worker_id: str) -> WorkerDump | None:
         """See `Storage.worker_dump`: the scheduler has it, and with none it is gone."""
         try:
-            dump: WorkerDump | None = self._remote.call("worker_dump", worker_id)
+            dump: WorkerDump | None = self._remote.read("worker_dump", worker_id)
         except StorageUnavailableError as error:
             logger.debug("There is nobody to ask for the dump of %s: %s", worker_id, error)
             return None
@@ -598,8 +618,13 @@ class ClientStorage(Storage):
         return Swept()
 
     def reaches_scheduler(self) -> bool:
-        """Whether a scheduler can be reached."""
-        return self._remote.tell("inbox")
+        """Whether a scheduler can be reached, and answers."""
+        try:
+            self._remote.call("ping")
+        except StorageUnavailableError as error:
+            logger.debug("No scheduler answers: %s", error)
+            return False
+        return True
 
     # Inside.
 
@@ -612,7 +637,7 @@ class ClientStorage(Storage):
     def _read(self, verb: str, queue: str, ids: Sequence[str]) -> Any:
         if self._remote.connected:
             try:
-                return self._remote.call(verb, queue, list(ids))
+                return self._remote.read(verb, queue, list(ids))
             except StorageUnavailableError as error:
                 logger.debug("The scheduler has gone, so the tables are read: %s", error)
         return getattr(self._inspector, verb)(queue, ids)
@@ -630,17 +655,33 @@ class ClientStorage(Storage):
 
         into: another queue, where they go.
         """
+        began = SYSTEM_CLOCK.monotonic()
         try:
             return self._remote.call(verb, queue, *args, **kwargs)
         except StorageUnavailableError as unreachable:
-            # One transaction, if need be the caller's, which keeps every scheduler from starting.
-            with self._dialect.transaction():
-                storage, lease = self._take_place(unreachable)
-                storage.open_for(queue, concerned, into)
-                answer = getattr(storage, verb)(queue, *args, **kwargs)
-                storage.close()
-                lease.release_unserved()
-            return answer
+            took = (SYSTEM_CLOCK.monotonic() - began) / 1_000
+            # The deadline bounds the wait for the database's locks, and not the work.
+            with within(max(AT_LEAST, self._timeout - took)):
+                return self._steer_here(verb, concerned, queue, args, kwargs, into, unreachable)
+
+    def _steer_here(
+        self,
+        verb: str,
+        concerned: Sequence[str] | None,
+        queue: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        into: str | None,
+        unreachable: StorageUnavailableError,
+    ) -> Any:
+        # One transaction, if need be the caller's, which keeps every scheduler from starting.
+        with self._dialect.transaction():
+            storage, lease = self._take_place(unreachable)
+            storage.open_for(queue, concerned, into)
+            answer = getattr(storage, verb)(queue, *args, **kwargs)
+            storage.close()
+            lease.release_unserved()
+        return answer
 
     def _take_place(self, unreachable: StorageUnavailableError) -> tuple[SchedulerStorage, SchedulerLease]:
         """The scheduler's place, for this transaction. Raises `unreachable` if a scheduler has it."""
@@ -655,6 +696,7 @@ class ClientStorage(Storage):
             self._policies,
             self._limiters,
             incidents=self._incidents,
+            timeout=self._timeout,
         )
         return storage, lease
 
@@ -688,7 +730,7 @@ class _AskingInserter(Inserter):
     def is_known(self, queue: str, job_id: str) -> bool:
         """See `Inserter`."""
         try:
-            return bool(self._remote.call("states", queue, [job_id])[0])
+            return bool(self._remote.read("states", queue, [job_id])[0])
         except StorageUnavailableError:
             return False
 

@@ -4,6 +4,7 @@ SQLite and PostgreSQL take a whole batch in one statement, by forms that the ORM
 other database gets the ORM. Table and column names come from the models.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,6 +13,8 @@ from typing import Any
 from django.db import IntegrityError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, Q
+
+from djqueue.core.deadline import remaining
 
 Row = tuple[Any, ...]
 
@@ -126,17 +129,42 @@ class OnSqlite(Dialect):
         """
         connection: Any = self.connection
         if connection.in_atomic_block:
-            with super().transaction():
+            with self._patient_until_deadline(), super().transaction():
                 yield
             return
         connection.ensure_connection()
         usual = connection.transaction_mode
         connection.transaction_mode = "IMMEDIATE"
         try:
-            with self._synced() if durable else nullcontext(), super().transaction():
+            with (
+                self._patient_until_deadline(),
+                self._synced() if durable else nullcontext(),
+                super().transaction(),
+            ):
                 yield
         finally:
             connection.transaction_mode = usual
+
+    @contextmanager
+    def _patient_until_deadline(self) -> Iterator[None]:
+        """Wait for another process's lock no longer than the current call may take, if it has a deadline."""
+        left = remaining(math.inf)
+        if left == math.inf:
+            yield
+            return
+        # Not by Django's cursor: it refuses statements in a transaction that has failed.
+        driver = self.connection.connection
+        (usual,) = driver.execute("PRAGMA busy_timeout").fetchone()
+        limit = max(1, int(left * 1_000))
+        if usual <= limit:
+            yield
+            return
+        driver.execute(f"PRAGMA busy_timeout={limit}")
+        try:
+            yield
+        finally:
+            if self.connection.connection is driver and not self.connection.closed_in_transaction:
+                driver.execute(f"PRAGMA busy_timeout={usual}")
 
     def insert_new(
         self,

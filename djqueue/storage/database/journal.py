@@ -8,6 +8,7 @@ renews the scheduler's lease; one without other changes does so while there is n
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from django.db.models import Model
 
 from djqueue import models
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.deadline import remaining
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import DeadLetter, Job, Stream, WorkerInfo
 from djqueue.core.options import JobKey
@@ -549,8 +551,9 @@ class DatabaseJournal:
             done.set()
 
         self.when_written(wake, durable=durable)
-        if not done.wait(timeout):
-            raise TimeoutError("the journal could not be written in time")
+        left = remaining(math.inf if timeout is None else timeout)
+        if not done.wait(None if left == math.inf else left):
+            raise StorageUnavailableError("the journal could not be written in time")
         if outcome[0] is not None:
             raise outcome[0]
 

@@ -4,14 +4,17 @@ import contextlib
 import itertools
 import logging
 import queue
+import select
 import socket
-import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from time import monotonic
 from typing import Any
 
+from djqueue.core.breaker import CircuitBreaker, Outage
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.deadline import remaining
 from djqueue.core.errors import (
     ConfigurationError,
     DjqueueError,
@@ -30,14 +33,24 @@ from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 logger = logging.getLogger("djqueue.remote")
 unsafe = ThrottledLog(logger, 60.0)
 
-CONNECT_TIMEOUT = 2.0
-SEND_TIMEOUT = 10
+CONNECT_TIMEOUT = 1.0
+SEND_TIMEOUT = 2.0
 """Seconds for which a scheduler may leave unread what it is sent."""
 ANSWER_TIMEOUT = 30.0
+"""Seconds that a call may take while the scheduler answers pings; one that does not is left much earlier."""
 LONG_ANSWER_TIMEOUT = 600.0
-SHORT_ANSWER_TIMEOUT = 1.0
-SILENCE = 5.0
-"""Seconds for which one that has not answered `ask` in so short a time is not asked again."""
+READ_TIMEOUT = 1.0
+"""Seconds after which a read does without the scheduler."""
+TICK = 0.5
+"""Seconds without a frame after which a scheduler that owes an answer is pinged."""
+PING_TIMEOUT = 1.25
+"""Seconds within which a ping is answered, or the connection is closed."""
+IDLE_PING = 5.0
+"""Seconds between pings of a connection that only carries subscriptions."""
+COUNTED_FROM = 0.5
+"""Seconds that a call must have had; one that had less says nothing about the scheduler by failing."""
+PROBE_TIMEOUT = 2.0
+"""Seconds within which a scheduler that was away connects and answers a ping."""
 LONG_VERBS = frozenset({"clean", "obliterate"})
 """Verbs that concern any number of jobs."""
 RECONNECT_EVERY = 0.5
@@ -76,7 +89,12 @@ class Remote:
         self._refusal = ""
         """Why the scheduler hung up, as it said itself."""
         self._silent_until = 0.0
-        """Until then (monotonic seconds) those who can do without an answer ask for none."""
+        """No scheduler was running: until then (monotonic seconds) `ask` does not look for one."""
+        self._breaker = CircuitBreaker()
+        self._probe: Future[None] | None = None
+        self._ping_number = -1
+        """Of the connection's last ping of its own."""
+        self._probe_lock = threading.Lock()
         self._deaf_until = 0.0
         """Nobody was there lately: until then (monotonic seconds) wake-ups are not tried again."""
         self._reconnecting = False
@@ -90,50 +108,123 @@ class Remote:
         """Whether there is a connection at this moment."""
         return self._socket is not None
 
+    @property
+    def outage(self) -> Outage | None:
+        """Since when a scheduler that is said to run has not answered, and why; None while it answers."""
+        return self._breaker.outage
+
     def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Ask, and wait for the answer. Raises StorageUnavailableError if nobody answers."""
-        timeout = LONG_ANSWER_TIMEOUT if verb in LONG_VERBS else ANSWER_TIMEOUT
-        return self._call(timeout, verb, args, kwargs)
+        """Ask, and wait for the answer. Raises StorageUnavailableError if nobody answers.
+
+        A scheduler that is busy is waited for, one that hangs is not: it does not answer pings either.
+        """
+        timeout = remaining(LONG_ANSWER_TIMEOUT if verb in LONG_VERBS else ANSWER_TIMEOUT)
+        if self._breaker.outage is not None:
+            self._wait_for_probe(min(timeout, PROBE_TIMEOUT))
+        return self._call(remaining(timeout), verb, args, kwargs)
+
+    def read(self, verb: str, *args: Any, timeout: float = READ_TIMEOUT) -> Any:
+        """Ask on behalf of a caller that can do without the answer, after at most `timeout` seconds.
+
+        Raises StorageUnavailableError at once while the scheduler is away.
+        """
+        if (outage := self._breaker.outage) is not None:
+            self._start_probe(at_once=False)
+            raise StorageUnavailableError(_away_for(outage))
+        return self._call(remaining(timeout), verb, args, {})
 
     def ask(self, verb: str, *args: Any) -> Any:
-        """As `call`, by one who cannot wait for long, and can do without the answer.
-
-        Raises StorageUnavailableError at once if there was none a moment ago.
-        """
+        """Like `read`, but for half a second after no scheduler was found none is looked for."""
         if monotonic() < self._silent_until:
-            raise StorageUnavailableError("the scheduler did not answer a moment ago")
+            raise StorageUnavailableError("no scheduler was running a moment ago")
         try:
-            return self._call(SHORT_ANSWER_TIMEOUT, verb, args, {})
+            return self.read(verb, *args)
         except StorageUnavailableError:
-            self._silent_until = monotonic() + (SILENCE if self.connected else RECONNECT_EVERY)
+            self._silent_until = monotonic() + RECONNECT_EVERY
             raise
 
     def _call(self, timeout: float, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if timeout <= 0:
+            raise StorageUnavailableError("the scheduler was not asked: no time was left")
+        until = monotonic() + timeout
         number = next(self._numbers)
         data = pack([number, verb, list(args), kwargs])
         answer: Future[Any] = Future()
         try:
-            with self._lock:
+            with self._locked(timeout):
                 connection = self._connected()
                 self._answers[number] = connection, answer
-                self._send(connection, data)
-            return answer.result(timeout)
+                self._send(connection, data, until)
+            found = answer.result(max(0.0, until - monotonic()))
         except TimeoutError as error:
             if isinstance(error, DjqueueError):
                 raise  # this is the answer
-            raise StorageUnavailableError(
-                f"the scheduler has not answered {verb!r} within {timeout:g} s"
-            ) from None
+            reason = f"the scheduler has not answered {verb!r} within {timeout:.3g} s; it may still do it"
+            if timeout >= COUNTED_FROM:
+                self._breaker.failed(reason)
+            raise StorageUnavailableError(reason) from None
         finally:
             self._answers.pop(number, None)
+        self._breaker.succeeded()
+        return found
+
+    @contextlib.contextmanager
+    def _locked(self, timeout: float) -> Iterator[None]:
+        if not self._lock.acquire(timeout=max(0.0, timeout)):
+            raise StorageUnavailableError(f"no connection to the scheduler was made within {timeout:.3g} s")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    # A scheduler that is away is asked again by one thread; all others learn from that.
+
+    def _start_probe(self, *, at_once: bool) -> "Future[None] | None":
+        """Return the probe that is under way, or begin one if it is time or has to be `at_once`."""
+        with self._probe_lock:
+            if self._probe is not None and not self._probe.done():
+                return self._probe
+            if not self._breaker.enter(at_once=at_once):
+                return None
+            probe: Future[None] = Future()
+            self._probe = probe
+        self._start("djqueue-probe", lambda: self._run_probe(probe))
+        return probe
+
+    def _run_probe(self, probe: "Future[None]") -> None:
+        try:
+            self._call(PROBE_TIMEOUT, "ping", (), {})
+        except BaseException as error:
+            if self._breaker.outage is not None:
+                if isinstance(error, NoSchedulerError):
+                    # Whoever asks learns at once that none is running: nothing hangs.
+                    self._breaker.succeeded()
+                else:
+                    self._breaker.failed(str(error))
+            _settle(probe, error=error)
+        else:
+            _settle(probe)
+
+    def _wait_for_probe(self, timeout: float) -> None:
+        probe = self._start_probe(at_once=True)
+        if probe is not None:
+            try:
+                probe.result(timeout)
+            except TimeoutError:
+                raise StorageUnavailableError(
+                    f"the scheduler has not answered a ping within {timeout:.3g} s"
+                ) from None
 
     def tell(self, verb: str) -> bool:
         """Say something that has no answer; False if nobody is there to hear it."""
         if self._socket is None and monotonic() < self._deaf_until:
             return False
+        if self._breaker.outage is not None:
+            self._start_probe(at_once=False)
+            return False
         try:
-            with self._lock:
-                self._send(self._connected(), pack([0, verb, [], {}]))
+            with self._locked(remaining(READ_TIMEOUT)):
+                self._send(self._connected(), pack([0, verb, [], {}]), monotonic() + remaining(READ_TIMEOUT))
         except StorageUnavailableError:
             self._deaf_until = monotonic() + RECONNECT_EVERY
             return False
@@ -151,22 +242,31 @@ class Remote:
                 self._telling = True
                 self._start("djqueue-events", self._tell_subscribers)
         try:
-            self.call(verb, number, *args)
+            self.read(verb, number, *args)
         except StorageUnavailableError as error:
-            logger.debug("A subscription is not heard yet: %s", error)
-            self._reconnect_later()
+            logger.debug("The scheduler has not confirmed a subscription yet: %s", error)
+            self._subscribe_unconfirmed(number, verb, args)
         except BaseException:
             self._subscriptions.pop(number, None)
             raise
 
         def unsubscribe() -> None:
-            with self._lock:
-                if self._subscriptions.pop(number, None) is None or self._socket is None:
-                    return
-                with contextlib.suppress(StorageUnavailableError):
+            if self._subscriptions.pop(number, None) is None or self._socket is None:
+                return
+            # Events of one that the scheduler does not hear of are dropped here.
+            with contextlib.suppress(StorageUnavailableError), self._locked(remaining(READ_TIMEOUT)):
+                if self._socket is not None:
                     self._send(self._socket, pack([0, "unsubscribe", [number], {}]))
 
         return unsubscribe
+
+    def _subscribe_unconfirmed(self, number: int, verb: str, args: tuple[Any, ...]) -> None:
+        """Have a subscription made on the connection that there is, or on the next one."""
+        with self._lock:
+            if self._socket is not None:
+                with contextlib.suppress(StorageUnavailableError):
+                    self._send(self._socket, pack([0, verb, [number, *args], {}]))
+        self._reconnect_later()
 
     def close(self) -> None:
         """Hang up."""
@@ -182,10 +282,14 @@ class Remote:
 
     # The connection. The caller has the lock.
 
-    def _send(self, connection: socket.socket, data: bytes) -> None:
+    def _send(self, connection: socket.socket, data: bytes, until: float | None = None) -> None:
+        """Send a frame by a moment (monotonic seconds); half a frame ends the connection."""
+        limit = monotonic() + SEND_TIMEOUT
         try:
-            connection.sendall(data)
+            _send_all(connection, data, limit if until is None else min(limit, until))
         except OSError as error:
+            if isinstance(error, TimeoutError):
+                self._breaker.failed("the scheduler does not read what it is sent")
             self._hang_up(connection)
             raise StorageUnavailableError(f"the scheduler has hung up: {error}") from error
 
@@ -197,43 +301,49 @@ class Remote:
         connection = self._connect()
         self._socket, self._refusal = connection, ""
         renewed = list(self._subscriptions.items())
-        if self._token is not None:
-            self._send(connection, pack(self._token))
-        for number, (verb, args, _) in renewed:
-            self._send(connection, pack([0, verb, [number, *args], {}]))
+        try:
+            if self._token is not None:
+                self._send(connection, pack(self._token))
+            for number, (verb, args, _) in renewed:
+                self._send(connection, pack([0, verb, [number, *args], {}]))
+        except BaseException:
+            connection.close()
+            raise
         self._start("djqueue-remote", lambda: self._read(connection, [number for number, _ in renewed]))
         return connection
 
     def _connect(self) -> socket.socket:
         address = self._address()
         if address is None:
-            raise StorageUnavailableError(
-                "no scheduler is running for this database: start manage.py runworkers"
-            )
+            raise NoSchedulerError("no scheduler is running for this database: start manage.py runworkers")
         try:
-            return connect(address)
+            return connect(address, remaining(CONNECT_TIMEOUT))
         except ConfigurationError as error:
             # Enqueues go by the tables; without this line nobody would know why the scheduler is not asked.
             unsafe.log(logging.WARNING, str(address), "The scheduler's socket is not used: %s", error)
-            raise StorageUnavailableError(str(error)) from error
+            raise NoSchedulerError(str(error)) from error
         except OSError as error:
-            raise StorageUnavailableError(
+            reason = (
                 f"the scheduler cannot be reached at {address}: {error}; is it on another machine, or in a "
                 "systemd unit with PrivateTmp=yes? Then give it a socket in its RuntimeDirectory=, or a "
                 "tcp:// ADDRESS and a TOKEN, in DJQUEUE['STORAGE']['OPTIONS']"
-            ) from error
+            )
+            if isinstance(error, TimeoutError | BlockingIOError):
+                # Nobody takes connections there; one that refused them would have said so.
+                self._breaker.failed(reason)
+                raise StorageUnavailableError(reason) from error
+            raise NoSchedulerError(reason) from error
 
-    def _hang_up(self, connection: socket.socket | None) -> None:
+    def _hang_up(self, connection: socket.socket | None, reason: str = "the scheduler has hung up") -> None:
         if connection is None or connection is not self._socket:
             return
         self._socket = None
         with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
-        connection.close()
+            connection.shutdown(socket.SHUT_RDWR)  # its reader closes it
         why = f": {self._refusal}" if self._refusal else ""
         for asked, answer in list(self._answers.values()):
             if asked is connection:
-                _settle(answer, error=StorageUnavailableError(f"the scheduler has hung up{why}"))
+                _settle(answer, error=StorageUnavailableError(reason + why))
 
     def _start(self, name: str, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -255,25 +365,62 @@ class Remote:
             entry = self._subscriptions.get(number)
             if entry is not None and entry[0] in ("listen", "follow_worker"):
                 self._events.put((entry[2], None))
+        reason = "the scheduler has hung up"
         try:
-            with connection.makefile("rb") as reader:
-                while True:
-                    head = reader.read(LENGTH.size)
-                    if len(head) < LENGTH.size:
-                        break
-                    (length,) = LENGTH.unpack(head)
-                    if length > MAX_FRAME:
-                        raise SerializationError(f"a frame of {length} bytes")
-                    body = reader.read(length)
-                    if len(body) < length:
-                        break
-                    self._hear(unpack_frame(body))
+            self._hear_all(connection)
+        except SilentError as error:
+            reason = str(error)
+            # Before the lock: whoever has it may be sending, to no avail.
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            self._breaker.failed(reason)
         except (OSError, ValueError, SerializationError) as error:
             logger.debug("The connection to the scheduler has ended: %s", error)
         finally:
             with self._lock:
-                self._hang_up(connection)
+                self._hang_up(connection, reason)
+                connection.close()
             self._reconnect_later()
+
+    def _hear_all(self, connection: socket.socket) -> None:
+        """Hear frames until the connection ends. Raises SilentError for a scheduler that has gone silent."""
+        incoming = select.poll()
+        incoming.register(connection, select.POLLIN)
+        buffer = bytearray()
+        heard, pinged = monotonic() - IDLE_PING, 0.0
+        while True:
+            if incoming.poll(TICK * 1_000):
+                data = connection.recv(1 << 16)
+                if not data:
+                    return
+                heard, pinged = monotonic(), 0.0
+                buffer += data
+                for frame in _frames(buffer):
+                    self._hear(frame)
+            elif pinged:
+                if monotonic() - pinged >= PING_TIMEOUT:
+                    raise SilentError("the scheduler has not answered a ping; it hangs, or the network does")
+            elif self._is_owed(connection, monotonic() - heard):
+                pinged = monotonic()
+                self._ping(connection)
+
+    def _is_owed(self, connection: socket.socket, quiet: float) -> bool:
+        """Whether it should be known that the scheduler lives."""
+        if self._subscriptions and quiet >= IDLE_PING:
+            return True
+        return any(asked is connection for asked, _ in list(self._answers.values()))
+
+    def _ping(self, connection: socket.socket) -> None:
+        if not self._lock.acquire(timeout=TICK):
+            return  # a scheduler that keeps others from sending for so long is as good as pinged
+        try:
+            if connection is self._socket:
+                self._ping_number = next(self._numbers)
+                self._send(connection, pack([self._ping_number, "ping", [], {}]))
+        except StorageUnavailableError as error:
+            raise SilentError(str(error)) from error
+        finally:
+            self._lock.release()
 
     def _hear(self, frame: list[Any]) -> None:
         number, word, *rest = frame
@@ -283,6 +430,10 @@ class Remote:
                 self._events.put((entry[2], rest[1]))
         elif word == "refused":
             self._refusal = rest[0]
+        elif word == "lost":
+            raise SilentError("this process is the scheduler no more")
+        elif number == self._ping_number:
+            self._breaker.succeeded()
         elif (asked := self._answers.get(number)) is not None:
             if word == "ok":
                 _settle(asked[1], rest[0])
@@ -328,16 +479,57 @@ class Remote:
             mine.close()
 
 
-def connect(address: Address) -> socket.socket:
+class NoSchedulerError(StorageUnavailableError):
+    """No scheduler is running for this database."""
+
+
+class SilentError(Exception):
+    """The scheduler is connected and does not answer."""
+
+
+def connect(address: Address, timeout: float = CONNECT_TIMEOUT) -> socket.socket:
     """A connected socket. Raises OSError, and ConfigurationError for a socket that is not this user's."""
+    timeout = max(timeout, 0.001)  # 0 would mean not to wait at all
     if address.host:
-        connection = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT)
+        connection = socket.create_connection((address.host, address.port), timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     else:
-        connection = connect_privately(address.path, CONNECT_TIMEOUT)
+        connection = connect_privately(address.path, timeout)
     connection.settimeout(None)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_TIMEOUT, 0))
     return connection
+
+
+def _send_all(connection: socket.socket, data: bytes, until: float) -> None:
+    """Send on a blocking socket that another thread reads. Raises TimeoutError, or another OSError."""
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[connection.send(left, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            wait = until - monotonic()
+            outgoing = select.poll()
+            outgoing.register(connection, select.POLLOUT)
+            if wait <= 0 or not outgoing.poll(wait * 1_000):
+                raise TimeoutError("it does not read what it is sent") from None
+
+
+def _frames(buffer: bytearray) -> Iterator[Any]:
+    """Take the whole frames out of what was received."""
+    while len(buffer) >= LENGTH.size:
+        (length,) = LENGTH.unpack_from(buffer)
+        if length > MAX_FRAME:
+            raise SerializationError(f"a frame of {length} bytes")
+        end = LENGTH.size + length
+        if len(buffer) < end:
+            return
+        body = bytes(buffer[LENGTH.size : end])
+        del buffer[:end]
+        yield unpack_frame(body)
+
+
+def _away_for(outage: Outage) -> str:
+    seconds = (SYSTEM_CLOCK.now() - outage.since) / 1_000
+    return f"the scheduler has been away for {max(0.0, seconds):.1f} s: {outage.reason}"
 
 
 def _settle(answer: "Future[Any]", value: Any = None, error: BaseException | None = None) -> None:

@@ -14,6 +14,7 @@ from django.db.models import Model
 
 from djqueue import models
 from djqueue.core.clock import Clock
+from djqueue.core.deadline import within
 from djqueue.core.diagnostics import Diagnostics, Line
 from djqueue.core.engine import DEFAULT_POLICY, Engine
 from djqueue.core.errors import ConfigurationError, StorageError, StorageUnavailableError
@@ -62,6 +63,7 @@ from .inspector import Inspector
 from .journal import DatabaseJournal, LeaseLost, Waiter
 from .lease import SchedulerLease
 from .metrics import DatabaseMetrics
+from .patience import TIMEOUT, patience
 from .pauses import PauseWatch
 from .processes import own_process
 from .producer import Found, Inserter, Owner
@@ -101,7 +103,9 @@ class SchedulerStorage(EngineStorage):
         lost: Callable[[], None] | None = None,
         incidents: Callable[[list[Incident]], None] | None = None,
         tiers: Tiers = DEFAULT_TIERS,
+        timeout: float = TIMEOUT,
     ) -> None:
+        self._timeout = timeout
         self._alias = dialect.alias
         self._dialect = dialect
         self._lease = lease
@@ -233,7 +237,11 @@ class SchedulerStorage(EngineStorage):
         return self.enqueue_at_once(batches)
 
     def enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """See `enqueue`; never waits for room."""
+        """See `enqueue`; never waits for room, nor for another process's lock beyond the deadline."""
+        with within(patience(self._timeout, batches)):
+            return self._enqueue_in_time(batches)
+
+    def _enqueue_in_time(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         for batch in batches:
             self.engine.policy(batch.queue).check_batch(batch)
         if not connections[self._alias].in_atomic_block:
@@ -258,7 +266,8 @@ class SchedulerStorage(EngineStorage):
         results = self.enqueue_at_once(batches)
         if not _durable(batches):
             try:
-                self._journal.sync()
+                with within(patience(self._timeout, batches)):
+                    self._journal.sync()
             except (Error, OSError, StorageUnavailableError) as error:
                 self._take_back(results, error)
         return results
@@ -281,7 +290,8 @@ class SchedulerStorage(EngineStorage):
         results = self.engine.enqueue(batches)
         try:
             if _durable(batches):
-                await self._synced(durable=True)
+                async with asyncio.timeout(patience(self._timeout, batches)):
+                    await self._synced(durable=True)
             await self._room()
         except (Error, OSError, StorageUnavailableError) as error:
             self._take_back(results, error)

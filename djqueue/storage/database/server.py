@@ -37,6 +37,7 @@ class Server:
     """Serves a storage on a socket, on a thread of its own.
 
     inbox: called when a producer says that it has written jobs.
+    holds: whether this process is still the scheduler; it may have been frozen for longer than its lease.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class Server:
         token: str | None,
         inbox: Callable[[], None],
         alias: str,
+        holds: Callable[[], bool] = lambda: True,
     ) -> None:
         if address.host and not token:
             raise ConfigurationError("ADDRESS: a TCP address needs a TOKEN")
         self.storage = storage
         self.token = token
         self.inbox = inbox
+        self.holds = holds
         self.address = address
         """Where it listens in the end: TCP port 0 has become a real one."""
         self._alias = alias

@@ -2,7 +2,8 @@
 
 A request is [number, verb, positional arguments, keyword arguments]; its answer [number, "ok", value] or
 [number, "error", code, message]. Number 0 asks for no answer. What a subscription brings comes as
-[0, "event", its number, value]. Where there is a token, it is the first frame; the answer to a wrong one
+[0, "event", its number, value]. A `ping` is answered at once: with "ok", or with "lost" by a process that
+is the scheduler no more. Where there is a token, it is the first frame; the answer to a wrong one
 is [0, "refused", message].
 """
 
@@ -173,6 +174,8 @@ class Session:
             number, verb, args, kwargs = frame
             if verb == "inbox":
                 self._server.inbox()
+            elif verb == "ping":
+                self._reply(number, *(("ok", None) if self._server.holds() else ("lost",)))
             elif verb in AT_ONCE:
                 self._reply(number, *self._do(verb, args, kwargs))
             elif verb in SUBSCRIPTIONS:

@@ -11,6 +11,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 
+from djqueue.core.breaker import Outage
 from djqueue.core.clock import Clock
 from djqueue.core.diagnostics import Diagnostics, Line
 from djqueue.core.durations import milliseconds
@@ -38,11 +39,14 @@ from .clock import DatabaseClock
 from .dialects import dialect_for
 from .imports import DatabaseImports
 from .lease import TTL, SchedulerLease
+from .patience import TIMEOUT
 from .scheduler import SchedulerStorage
 from .server import Server
 
 logger = logging.getLogger("djqueue.scheduler")
 
+MAX_TIMEOUT = 60
+"""Seconds that TIMEOUT may be."""
 SHORTEST_LEASE = 1_000
 """Milliseconds that SCHEDULER_LEASE must have."""
 STANDBY_POLL = 0.5
@@ -56,6 +60,7 @@ class DatabaseStorage(Storage):
     address: of the scheduler's socket: `unix:///path` or `tcp://host:port`; else a Unix domain socket
         that only this user can open.
     token: what clients of a TCP address have to show.
+    timeout: seconds that an enqueue may take; longer, by a second for every 10,000 jobs, for many at once.
     metrics: for how long they are kept.
     scheduler_lease: seconds, or a timedelta: how long the scheduler keeps its place unless it renews it.
     sql: `auto` uses the fast statements of SQLite and PostgreSQL; `orm` the ORM alone.
@@ -80,6 +85,7 @@ class DatabaseStorage(Storage):
         clock: Clock | None = None,
         cores: int | None = None,
         metrics: Tiers = DEFAULT_TIERS,
+        timeout: float = TIMEOUT,
     ) -> None:
         if database not in connections:
             raise ConfigurationError(f"DATABASE: {shown_name(database)} is not in DATABASES")
@@ -104,7 +110,10 @@ class DatabaseStorage(Storage):
         self._metrics = metrics
         self._clock: Clock = clock or DatabaseClock(database)
         self._dialect = dialect_for(database, orm=sql == "orm")
-        self._client = ClientStorage(self._dialect, self._clock, token, policies, limiters, self.told)
+        self._timeout = _seconds(timeout)
+        self._client = ClientStorage(
+            self._dialect, self._clock, token, policies, limiters, self.told, self._timeout
+        )
         self._active: Storage = self._client
         self._lease: SchedulerLease | None = None
         self._server: Server | None = None
@@ -195,6 +204,11 @@ class DatabaseStorage(Storage):
         SchedulerLease(self._alias, self._clock, "", self._ttl).renew_claim(claim)
 
     @property
+    def outage(self) -> Outage | None:
+        """See `Storage.outage`."""
+        return self._active.outage
+
+    @property
     def is_scheduler(self) -> bool:
         """Whether this process is the scheduler."""
         return self._active is not self._client
@@ -230,11 +244,19 @@ class DatabaseStorage(Storage):
             lost=self._lost,
             incidents=self.told,
             tiers=self._metrics,
+            timeout=self._timeout,
         )
         server = None
         try:
             counts = storage.open()
-            server = Server(storage, self._address, self._token, storage.arrived, self._alias)
+            server = Server(
+                storage,
+                self._address,
+                self._token,
+                storage.arrived,
+                self._alias,
+                holds=lambda: not lease.has_run_out(),
+            )
             server.start()
             lease.move(str(server.address))
             storage.welcome()
@@ -304,6 +326,18 @@ class DatabaseStorage(Storage):
             self._server.stop()
         if self.on_lost is not None:
             self.on_lost()
+
+
+def _seconds(timeout: Any) -> float:
+    try:
+        found = milliseconds("TIMEOUT", timeout) / 1_000
+    except OptionError as error:
+        raise ConfigurationError(str(error)) from error
+    if not 0 < found <= MAX_TIMEOUT:
+        raise ConfigurationError(
+            f"TIMEOUT: {timeout!r} is not a number of seconds over 0 and at most {MAX_TIMEOUT}"
+        )
+    return found
 
 
 def _delegate(name: str) -> Any:

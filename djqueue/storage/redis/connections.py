@@ -29,8 +29,8 @@ class Connections:
     CLIENT: a function, or its dotted path, that returns a client of redis-py to take all that from.
 
     CONNECTION: a dict of further keyword arguments for redis-py's connections.
-    TIMEOUT: seconds that connecting may take, and an answer: 5, or up to 60. A command may need several
-        of both where sentinels, or the other nodes of a cluster, have to be asked.
+    TIMEOUT: seconds that connecting and the answer may take together: 2, or up to 60. In a cluster a command
+        may need several times as long, where other nodes have to be asked.
 
     Methods may be called from any thread. A command is sent once, whatever becomes of its answer.
     """
@@ -51,6 +51,11 @@ class Connections:
     def is_cluster(self) -> bool:
         """Whether it is a Redis Cluster."""
         return self._endpoint.is_cluster
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one server, which no other one takes the place of."""
+        return isinstance(self._endpoint, Single)
 
     @property
     def watch(self) -> FailoverWatch | None:

@@ -24,6 +24,7 @@ from redis.connection import AbstractConnection
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
+from djqueue.core.deadline import remaining
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
 
 from .clusters import AsyncClusterClient, ClusterClient
@@ -34,8 +35,12 @@ AsyncClient: TypeAlias = aredis.Redis | AsyncClusterClient
 Connection: TypeAlias = AbstractConnection
 Address: TypeAlias = tuple[str, int]
 
-TIMEOUT = 5.0
+TIMEOUT = 2.0
 """Seconds that connecting may take, and an answer, unless TIMEOUT says otherwise."""
+SHORTEST = 0.001
+"""Seconds that a socket is given in any case: 0 would mean not to wait at all."""
+ENOUGH = 0.9
+"""Part of a timeout at which a deadline is not worth a call of the system for each answer."""
 IDLE = 30
 """Seconds after which a connection is asked for a sign of life before it is used."""
 MOST_CONNECTIONS = 100
@@ -76,7 +81,7 @@ class Endpoint(ABC):
 
     def connection(self, address: Address) -> Connection:
         """A connection to one server that is not open yet."""
-        kind = redis.SSLConnection if self._encrypted else redis.Connection
+        kind = _SSLConnection if self._encrypted else _Connection
         return kind(host=address[0], port=address[1], **self._of_connections())
 
     def check(self) -> None:
@@ -130,7 +135,7 @@ class Single(Endpoint):
 
     def client(self) -> redis.Redis:
         """See `Endpoint.client`."""
-        kinds = (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
+        kinds = (_Connection, _SSLConnection, _LocalConnection)
         pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
             **self._place(*kinds), **self._of_waiting_pools(), **self._of_connections()
         )
@@ -147,7 +152,7 @@ class Single(Endpoint):
     def connection(self, address: Address | None = None) -> Connection:
         """See `Endpoint.connection`."""
         if self.path:
-            local: Any = redis.UnixDomainSocketConnection
+            local: Any = _LocalConnection
             made: Connection = local(path=self.path, **self._of_connections())
             return made
         return super().connection(address or self.address)
@@ -182,6 +187,8 @@ class Sentinel(Endpoint):
         watchers = _Sentinels(  # type: ignore[no-untyped-call]
             self.addresses, sentinel_kwargs=self._of_sentinels(Retry(NoBackoff(), 0))
         )
+        for watcher in watchers.sentinels:
+            watcher.connection_pool.connection_class = _SSLConnection if _is_ssl(watcher) else _Connection
         watchers.watch = self.watch
         pool = sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
             self.master,
@@ -267,6 +274,47 @@ class Cluster(Endpoint):
         }
 
 
+class _InTime:
+    """Connections whose every step ends at the caller's deadline, if there is one."""
+
+    def _connect(self) -> Any:
+        this: Any = self
+        usual = this.socket_connect_timeout
+        this.socket_connect_timeout = max(remaining(usual), SHORTEST)
+        try:
+            return super()._connect()  # type: ignore[misc]
+        finally:
+            this.socket_connect_timeout = usual
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        """See redis-py."""
+        this: Any = self
+        sock, usual = this._sock, this.socket_timeout
+        if sock is not None and usual is not None:
+            left = remaining(usual)
+            if left < ENOUGH * usual:
+                sock.settimeout(max(left, SHORTEST))
+            elif sock.gettimeout() != usual:
+                sock.settimeout(usual)
+        return super().read_response(*args, **kwargs)  # type: ignore[misc]
+
+
+class _Connection(_InTime, redis.Connection):
+    pass
+
+
+class _SSLConnection(_InTime, redis.SSLConnection):
+    pass
+
+
+class _LocalConnection(_InTime, redis.UnixDomainSocketConnection):
+    pass
+
+
+def _is_ssl(client: Any) -> bool:
+    return issubclass(client.connection_pool.connection_class, redis.SSLConnection)
+
+
 class _Sentinels(sentinel.Sentinel):
     """Sentinels; an announced master is believed before all of them agree."""
 
@@ -289,7 +337,7 @@ class _AsyncSentinels(asentinel.Sentinel):
         return announced or await super().discover_master(service_name)
 
 
-class _MasterConnection(sentinel.SentinelManagedConnection):
+class _MasterConnection(_InTime, sentinel.SentinelManagedConnection):
     """A connection to a server that calls itself the master.
 
     Unlike redis-py's, it does not go back to its pool with an answer still to come: redis-py leaves this

@@ -16,12 +16,17 @@ import redis
 from hiredis import pack_command
 from redis import exceptions as errors
 
+from djqueue.core.deadline import remaining
 from djqueue.core.forks import after_fork
 
 from .connections import Connections
 
 AT_HAND = 8
 """Idle connections that do not go back to the pool: as many callers as there are likely to be at once."""
+
+TO_CONNECT = 3
+"""Times TIMEOUT that a new connection and its first answer may take, where the caller has no deadline: each
+step has TIMEOUT, so that a server that is slow, and not away, can be worked with."""
 
 READS = 500
 """Requests that are sent before their answers are read."""
@@ -192,10 +197,11 @@ class Exchange:
             spare = self._spare_of[loop] = deque()
         try:
             # One time limit for all of it is cheaper than one for each part.
-            async with asyncio.timeout(self._timeout):
+            steps = 1 if spare else TO_CONNECT
+            async with asyncio.timeout(left := remaining(steps * self._timeout)):
                 return await self._on_one(client.connection_pool, spare, packed, len(requests))
         except TimeoutError as error:
-            raise errors.TimeoutError(f"no answer within {self._timeout:g} s") from error
+            raise errors.TimeoutError(f"no answer within {left:.3g} s") from error
 
     async def _on_one(self, pool: Any, spare: deque[tuple[Any, Any]], packed: bytes, count: int) -> list[Any]:
         watch = self._watch

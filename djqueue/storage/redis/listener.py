@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 
+from djqueue.core.deadline import remaining
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.forks import after_fork
 
@@ -54,7 +55,7 @@ class Listener:
             reader.ring()
 
         try:
-            reader.wait_for(subscriber, self._connections.timeout)
+            reader.wait_for(subscriber, remaining(self._connections.timeout))
         except BaseException:
             remove()
             raise

@@ -31,7 +31,7 @@ class RedisOptions:
 
     lease: int = 30_000
     """LEASE: milliseconds (there: seconds) for which a claim holds unless renewed."""
-    timeout: float = 5.0
+    timeout: float = 2.0
     """TIMEOUT: seconds within which a call is answered or fails."""
     replicas: int | None = None
     """REPLICAS: how many replicas have to have a job with `durable=True` before its enqueue returns. None is

@@ -30,6 +30,7 @@ from djqueue.core.errors import StorageUnavailableError
 from .connections import Connections
 from .endpoints import Address
 from .links import Link, News
+from .roundtrips import is_refused
 
 logger = logging.getLogger("djqueue.redis")
 
@@ -114,6 +115,8 @@ class Reader:
         """Whether the thread will look at that no more; set with the lock held."""
         self.trouble = ""
         """What failed last."""
+        self._is_refused = False
+        """Whether nothing listens where the only server should be: who subscribes now is told so at once."""
         self._connections = connections
         self._lock = lock
         self._links: dict[Address | None, Link] = {}
@@ -237,6 +240,9 @@ class Reader:
         if link is None:
             for channel in channels:
                 channel.home = None
+                if self._is_refused:
+                    for subscriber in channel.subscribers:
+                        subscriber.settle(refusal=self.trouble)
             return
         try:
             link.subscribe([channel.name for channel in channels])
@@ -276,6 +282,7 @@ class Reader:
         if isinstance(error, StorageUnavailableError):
             error = error.__cause__ or error  # which does not say where
         self.trouble = " ".join(str(error).split())
+        self._is_refused = self._connections.is_single and is_refused(error)
         level = logging.WARNING if retry.is_fresh else logging.DEBUG
         logger.log(level, "%s cannot be listened to: %s", self._connections.describe(), self.trouble)
         retry.failed()

@@ -18,7 +18,9 @@ import redis
 from hiredis import pack_command
 from redis import exceptions as errors
 
-from djqueue.core.clock import Clock
+from djqueue.core import deadline
+from djqueue.core.breaker import CircuitBreaker, Outage
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageError, StorageUnavailableError
 from djqueue.core.forks import after_fork
 from djqueue.core.job import Incident
@@ -41,6 +43,8 @@ AWAY = (
     errors.SlotNotCoveredError,
 )
 """Errors that may be over in a moment: a failover, a restart, a slot on its way."""
+ABSENT = (errors.ConnectionError, errors.TimeoutError, errors.ClusterDownError, errors.MasterDownError)
+"""Those of them after which others need not wait as long: nobody does the work at all."""
 WITHOUT_REPLICAS = "NOREPLICAS"
 REFUSALS = ("WRONGPASS", "NOAUTH", "NOPERM")
 """What a server says to a wrong password, to none, and to a user who may not; a cluster's errors quote it."""
@@ -50,6 +54,8 @@ FIRST_WAIT, LAST_WAIT = 0.02, 0.5
 """Seconds between tries, doubled."""
 READS = frozenset({b"HGET", b"HMGET"})
 """Commands of which many go at once, each with its key behind it."""
+COUNTED = 0.9
+"""Part of TIMEOUT that a call must have had; one that had less says nothing about the server by failing."""
 REPLICATION_SHARE = 0.8
 """Share of a call's time limit in which replicas have to confirm it; the answer needs the rest."""
 IN_FLIGHT = 2
@@ -119,12 +125,21 @@ class Roundtrips:
         self._lanes: deque[Lane] = deque()
         self._prefix = os.urandom(8).hex().encode()
         self._made = count(1)
+        self._breakers: dict[str, CircuitBreaker] = {}
+        """Of servers that have missed a deadline: of the only one, by no name; in a Cluster by queue, since a
+        queue is on one of them."""
         after_fork(self._after_fork)
 
     def close(self) -> None:
         """Let the connections go."""
         self._exchange.forget()
         self._connections.close()
+
+    @property
+    def outage(self) -> Outage | None:
+        """The longest time that a server has been away for by now; None if all answer."""
+        found = [breaker.outage for breaker in list(self._breakers.values())]
+        return min((outage for outage in found if outage is not None), default=None)
 
     def run(self, steps: Steps[T]) -> T:
         """Run an operation on this thread."""
@@ -195,16 +210,22 @@ class Roundtrips:
         """One call, answered when enough replicas have what it has changed."""
         lane = self._lane(call)
         words = self._words(call, lane)
-        trying = Trying(self._timeout, self._connections)
-        key, patience = call.queue.replicated, self._timeout * REPLICATION_SHARE
-        while True:
-            try:
-                answer, confirmed = self._exchange.ask_replicated(words, key, call.replicas, patience)
-                break
-            except errors.NoScriptError:
-                words = _whole(call, words)
-            except redis.RedisError as error:
-                time.sleep(trying.wait(error))
+        trying = self._trying(call)
+        limit = deadline.remaining(self._timeout)
+        key, patience = call.queue.replicated, limit * REPLICATION_SHARE
+        try:
+            while True:
+                try:
+                    answer, confirmed = self._exchange.ask_replicated(words, key, call.replicas, patience)
+                    break
+                except errors.NoScriptError:
+                    words = _whole(call, words)
+                except redis.RedisError as error:
+                    time.sleep(trying.wait(error))
+        except BaseException as error:
+            trying.gave_up(error)
+            raise
+        trying.succeeded()
         if confirmed < call.replicas:
             raise StorageUnavailableError(
                 f"{self._connections.describe()}: {confirmed} of {call.replicas} replicas confirmed a "
@@ -216,14 +237,21 @@ class Roundtrips:
 
     def _asked(self, call: Call | Command, lane: Lane | None) -> Any:
         words = self._words(call, lane)
-        trying = Trying(self._timeout, self._connections)
-        while True:
-            try:
-                return self._exchange.ask(words)
-            except errors.NoScriptError:
-                words = _whole(call, words)
-            except redis.RedisError as error:
-                time.sleep(trying.wait(error))
+        trying = self._trying(call)
+        try:
+            while True:
+                try:
+                    answer = self._exchange.ask(words)
+                    break
+                except errors.NoScriptError:
+                    words = _whole(call, words)
+                except redis.RedisError as error:
+                    time.sleep(trying.wait(error))
+        except BaseException as error:
+            trying.gave_up(error)
+            raise
+        trying.succeeded()
+        return answer
 
     def _pipelined(self, calls: list[Call | Command]) -> list[Any]:
         """Some at once on one connection, so that the server is never idle; what fails is asked again."""
@@ -275,17 +303,38 @@ class Roundtrips:
             return await asyncio.to_thread(self._replicated, call)
         lane = self._lane(call)
         words = self._words(call, lane)
-        trying = Trying(self._timeout, self._connections)
-        while True:
-            try:
-                answer = await self._exchange.aask(words)
-                break
-            except errors.NoScriptError:
-                words = _whole(call, words)
-            except redis.RedisError as error:
-                await asyncio.sleep(trying.wait(error))
+        trying = self._trying(call)
+        try:
+            while True:
+                try:
+                    answer = await self._exchange.aask(words)
+                    break
+                except errors.NoScriptError:
+                    words = _whole(call, words)
+                except redis.RedisError as error:
+                    await asyncio.sleep(trying.wait(error))
+        except BaseException as error:
+            trying.gave_up(error)
+            raise
+        trying.succeeded()
         self._free(lane)
         return answer
+
+    def _trying(self, call: Call | Command) -> "Trying":
+        """Begin a call. Raises StorageUnavailableError at once if its server is known to be away."""
+        name = call.queue.queue if self._connections.is_cluster and isinstance(call, Call) else ""
+        breaker = self._breakers.get(name)
+        if breaker is not None and not breaker.enter():
+            outage = breaker.outage
+            if outage is not None:  # else it has just come back
+                raise StorageUnavailableError(_away_for(outage))
+        left = deadline.remaining(self._timeout)
+        if not left:
+            if breaker is not None:
+                breaker.gave_up()
+            raise StorageUnavailableError(f"{self._connections.describe()} was not asked: no time was left")
+        counts = left >= COUNTED * self._timeout
+        return Trying(left, self._connections, self._breakers, name, counts=counts)
 
     # A call's words.
 
@@ -338,6 +387,7 @@ class Roundtrips:
 
     def _after_fork(self) -> None:
         self._lanes.clear()
+        self._breakers = {}
         self._prefix = os.urandom(8).hex().encode()
 
 
@@ -360,21 +410,73 @@ def _whole(call: Call | Command, words: list[Any]) -> list[Any]:
 
 
 class Trying:
-    """For how long a call is tried."""
+    """For how long a call is tried, and what that says about the server."""
 
-    def __init__(self, timeout: float, connections: Connections) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        connections: Connections,
+        breakers: dict[str, CircuitBreaker],
+        name: str,
+        *,
+        counts: bool,
+    ) -> None:
+        self._counts = counts
         self._until = time.monotonic() + timeout
         self._wait = FIRST_WAIT
         self._connections = connections
+        self._breakers = breakers
+        self._name = name
+        self._is_settled = False
 
     def wait(self, error: redis.RedisError) -> float:
         """Seconds until the next try. Raises what a user gets if there is none."""
         if is_refusal(error) or not (isinstance(error, AWAY) or str(error).startswith(PASSING)):
+            self.succeeded()  # it has answered
             raise failure(error, self._connections) from error
-        if time.monotonic() + self._wait > self._until:
+        if self._connections.is_single and is_refused(error):
+            # Nothing listens there, and nobody takes its place: the next call may try for itself.
+            self.succeeded()
             raise away(error, self._connections) from error
+        if time.monotonic() + self._wait > self._until:
+            unavailable = away(error, self._connections)
+            if isinstance(error, ABSENT):
+                self._failed(str(unavailable))
+            else:
+                self.succeeded()
+            raise unavailable from error
         wait, self._wait = self._wait, min(2 * self._wait, LAST_WAIT)
         return wait
+
+    def succeeded(self) -> None:
+        """Note that the server answers."""
+        self._is_settled = True
+        if self._breakers and (breaker := self._breakers.get(self._name)) is not None:
+            breaker.succeeded()
+
+    def gave_up(self, error: BaseException) -> None:
+        """Note that the call has ended without an answer."""
+        if self._is_settled:
+            return
+        if isinstance(error, StorageUnavailableError):
+            self._failed(str(error))  # the nodes of a cluster cannot be asked for
+        elif (breaker := self._breakers.get(self._name)) is not None:
+            breaker.gave_up()
+
+    def _failed(self, reason: str) -> None:
+        if self._counts:
+            self._is_settled = True
+            self._breakers.setdefault(self._name, CircuitBreaker()).failed(reason)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether nothing listens at the address that a connection was to be made to."""
+    return isinstance(error.__context__, ConnectionRefusedError | FileNotFoundError)
+
+
+def _away_for(outage: Outage) -> str:
+    seconds = max(0, SYSTEM_CLOCK.now() - outage.since) / 1_000
+    return f"{outage.reason} It has been away for {seconds:.1f} s, and is asked again in a moment."
 
 
 def is_refusal(error: Exception) -> bool:

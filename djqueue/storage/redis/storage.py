@@ -9,8 +9,10 @@ from typing import Any, Unpack
 from asgiref.sync import sync_to_async
 
 from djqueue.core import flow
+from djqueue.core.breaker import Outage
 from djqueue.core.capacity import full_error
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.deadline import within
 from djqueue.core.diagnostics import Diagnostics, Line, workers_line
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.explain import Explanation, decide
@@ -73,6 +75,8 @@ from .scripts import script
 from .staging import RedisStaging
 from .telling import Telling
 
+JOBS_PER_SECOND = 10_000
+"""Jobs of one enqueue for which it gets another second."""
 SCANNED = 2_000
 """Active jobs, about, whose leases one sweep looks at."""
 WORKER_TTL = 60_000
@@ -207,7 +211,8 @@ class RedisStorage(Storage):
     def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if self.outbox is not None:
             return self.outbox.enqueue(batches)
-        return self._run(self._enqueue(batches))
+        with within(self._patience(batches)):
+            return self._run(self._enqueue(batches))
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
@@ -219,7 +224,17 @@ class RedisStorage(Storage):
     async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if self.outbox is not None:
             return await self.outbox.aenqueue(batches)
-        return await self._trips.arun(self._enqueue(batches))
+        with within(self._patience(batches)):
+            return await self._trips.arun(self._enqueue(batches))
+
+    def _patience(self, batches: Sequence[Batch]) -> float:
+        """Seconds that an enqueue may take, with all its round trips."""
+        return self.options.timeout + sum(len(batch.payloads) for batch in batches) / JOBS_PER_SECOND
+
+    @property
+    def outage(self) -> Outage | None:
+        """See `Storage.outage`."""
+        return self._trips.outage
 
     def transaction_of(self, batch: Batch) -> str | None:
         """See `Storage.transaction_of`."""

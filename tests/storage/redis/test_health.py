@@ -272,7 +272,7 @@ def test_the_lease_of_each_queue_is_looked_at():
 
     [finding] = health.lease_findings(RedisOptions(), policies)
 
-    assert "the lease of quick (2 s) is not longer than TIMEOUT (5 s)" in finding.text
+    assert "the lease of quick (2 s) is not longer than TIMEOUT (2 s)" in finding.text
 
 
 # Where it is told.

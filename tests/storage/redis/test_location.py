@@ -181,7 +181,7 @@ def test_a_cache_lends_what_its_pool_is_given_but_not_how_it_reads(
     connections = make_connections(options)
 
     assert whoami(connections) == b"worker"  # and no text
-    assert connections.timeout == 5
+    assert connections.timeout == 2
     assert caches["jobs"].client.get_client().connection_pool is not connections.sync().connection_pool
     caches["jobs"].close()
 

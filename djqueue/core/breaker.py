@@ -1,0 +1,89 @@
+"""A circuit breaker: one caller finds out that a server is away, the others do not wait for it."""
+
+import random
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .clock import SYSTEM_CLOCK, Clock
+
+FIRST_PAUSE = 500
+"""Milliseconds until the first probe of a server that missed a deadline, doubled for each further one."""
+LONGEST_PAUSE = 4_000
+"""Milliseconds between probes of a server that stays away."""
+
+
+class Outage(NamedTuple):
+    """A server that does not answer."""
+
+    since: int
+    """UTC milliseconds of the first missed deadline."""
+    reason: str
+
+
+class CircuitBreaker:
+    """Whether a server may be asked. Methods may be called from any thread.
+
+    Closed, everybody may ask. After a missed deadline it is open, and nobody may, until a pause is over:
+    then one caller may, the probe, and the others wait for what becomes of that, or do without.
+
+    jitter: a random factor of the pauses, so that the processes of a site do not probe at the same moment.
+    """
+
+    def __init__(
+        self, clock: Clock = SYSTEM_CLOCK, jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0)
+    ) -> None:
+        self._clock = clock
+        self._jitter = jitter
+        self._lock = threading.Lock()
+        self._outage: Outage | None = None
+        self._pause = FIRST_PAUSE
+        self._next_probe = 0
+        self._is_probing = False
+
+    @property
+    def outage(self) -> Outage | None:
+        """Since when and why the server is away; None while it answers."""
+        return self._outage
+
+    def enter(self, *, at_once: bool = False) -> bool:
+        """Return whether the caller may ask the server; if it is away, the caller is the probe then.
+
+        A probe has to call `succeeded`, `failed` or `gave_up`.
+
+        at_once: probe now, even if the pause is not over.
+        """
+        if self._outage is None:
+            return True
+        with self._lock:
+            if self._outage is None:
+                return True
+            if self._is_probing or not (at_once or self._clock.monotonic() >= self._next_probe):
+                return False
+            self._is_probing = True
+            return True
+
+    def succeeded(self) -> None:
+        """Note that the server answered."""
+        if self._outage is None:
+            return
+        with self._lock:
+            self._outage = None
+            self._is_probing = False
+            self._pause = FIRST_PAUSE
+
+    def failed(self, reason: str) -> None:
+        """Note that the server missed a deadline."""
+        with self._lock:
+            if self._outage is None:
+                self._outage = Outage(self._clock.now(), reason)
+                self._pause = FIRST_PAUSE
+            elif self._is_probing:
+                self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._is_probing = False
+            self._next_probe = self._clock.monotonic() + int(self._pause * self._jitter())
+
+    def gave_up(self) -> None:
+        """Note that a probe ended without an answer and without a missed deadline."""
+        with self._lock:
+            self._is_probing = False

@@ -1,0 +1,107 @@
+"""Deadlines that calls carry, and the circuit breaker."""
+
+from contextvars import copy_context
+from threading import Thread
+
+import pytest
+
+from djqueue.core.breaker import FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker
+from djqueue.core.deadline import remaining, within
+from djqueue.testing.clock import FakeClock
+
+
+def test_without_a_deadline_the_limit_counts():
+    assert remaining(3.0) == 3.0
+
+
+def test_a_deadline_cuts_what_is_asked_for():
+    with within(1.0):
+        assert 0.5 < remaining(3.0) <= 1.0
+        assert remaining(0.2) == 0.2
+    assert remaining(3.0) == 3.0
+
+
+def test_the_shorter_of_two_deadlines_counts():
+    with within(1.0), within(5.0):
+        assert remaining(3.0) <= 1.0
+    with within(5.0), within(0):
+        assert remaining(3.0) == 0
+
+
+def test_a_thread_that_takes_the_context_along_has_the_deadline():
+    found = []
+    with within(1.0):
+        context = copy_context()
+    thread = Thread(target=lambda: context.run(lambda: found.append(remaining(3.0))))
+    thread.start()
+    thread.join()
+    assert found[0] <= 1.0
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def breaker(clock):
+    return CircuitBreaker(clock, jitter=lambda: 1.0)
+
+
+def test_while_a_server_answers_everybody_asks_it(breaker):
+    assert breaker.enter()
+    assert breaker.enter()
+    assert breaker.outage is None
+
+
+def test_after_a_missed_deadline_nobody_asks_until_a_pause_is_over(breaker, clock):
+    breaker.failed("no answer within 2 s")
+    assert not breaker.enter()
+    clock.advance(FIRST_PAUSE)
+    assert breaker.enter()
+
+
+def test_one_caller_probes_and_the_others_go_around(breaker, clock):
+    breaker.failed("no answer within 2 s")
+    clock.advance(FIRST_PAUSE)
+    assert [breaker.enter() for _ in range(3)] == [True, False, False]
+    breaker.succeeded()
+    assert [breaker.enter() for _ in range(3)] == [True, True, True]
+
+
+def test_pauses_grow_while_probes_fail_and_the_outage_began_with_the_first(breaker, clock):
+    began = clock.now()
+    breaker.failed("first")
+    pause = FIRST_PAUSE
+    for _ in range(6):
+        clock.advance(pause)
+        assert breaker.enter()
+        breaker.failed("again")
+        pause = min(2 * pause, LONGEST_PAUSE)
+        clock.advance(pause - 1)
+        assert not breaker.enter()
+        clock.advance(1)
+        assert breaker.enter()
+        breaker.gave_up()
+    assert breaker.outage == (began, "first")
+
+
+def test_failures_of_others_do_not_put_the_probe_off(breaker, clock):
+    for _ in range(10):
+        breaker.failed("no answer within 2 s")
+    clock.advance(FIRST_PAUSE)
+    assert breaker.enter()
+
+
+def test_who_cannot_do_without_the_server_probes_before_the_pause_is_over(breaker):
+    breaker.failed("no answer within 2 s")
+    assert breaker.enter(at_once=True)
+    assert not breaker.enter(at_once=True)
+
+
+def test_a_probe_that_gives_up_leaves_the_next_caller_to_probe(breaker, clock):
+    breaker.failed("no answer within 2 s")
+    clock.advance(FIRST_PAUSE)
+    assert breaker.enter()
+    breaker.gave_up()
+    assert breaker.enter()

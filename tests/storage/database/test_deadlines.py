@@ -1,0 +1,296 @@
+"""No caller waits longer than its deadline, whatever becomes of the scheduler or of the database."""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection
+
+from djqueue import models
+from djqueue.client import Queue
+from djqueue.core.deadline import within
+from djqueue.core.errors import ConfigurationError, JobTimeoutError, StorageUnavailableError
+from djqueue.core.states import State
+from djqueue.storage.database import DatabaseStorage, lease
+from djqueue.storage.database.patience import TIMEOUT
+from djqueue.storage.database.remote import READ_TIMEOUT
+from djqueue.testing.factories import QUEUE, batch, enqueue, request, worker
+from djqueue.testing.waiting import Wakes
+from tests.proxies import SlowProxy
+from tests.support import eventually
+
+from .children import Child
+from .conftest import MakeStorage, StartChild
+
+SLACK = 1.5
+"""Seconds that a loaded machine may add; what is bounded here took 30 s and 60 s without a deadline."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    assert took < seconds + SLACK, f"it took {took:.1f} s"
+
+
+@pytest.fixture
+def frozen(start_child: StartChild, client: DatabaseStorage) -> Child:
+    """A scheduler in another process that is stopped by SIGSTOP, and that `client` is connected to."""
+    child = start_child("scheduler")
+    assert child.hears() == "ready"
+    assert client._client.reaches_scheduler()
+    child.freeze()
+    return child
+
+
+def test_reads_fall_back_to_the_tables_when_the_scheduler_hangs(
+    client: DatabaseStorage, frozen: Child
+) -> None:
+    job_id = enqueue(client)
+    for read in (
+        lambda: client.jobs(QUEUE, [job_id]),
+        lambda: client.states(QUEUE, [job_id]),
+        lambda: client.overview().queues,
+        lambda: client.explain(QUEUE, job_id),
+        lambda: client.groups(QUEUE, 10),
+        lambda: client.flow(QUEUE, job_id),
+        lambda: client.diagnostics().lines,
+    ):
+        with at_most(READ_TIMEOUT):
+            assert read()
+    assert client.states(QUEUE, [job_id]) == [State.WAITING]
+
+
+def test_after_one_missed_deadline_reads_do_not_wait_at_all(client: DatabaseStorage, frozen: Child) -> None:
+    job_id = enqueue(client)
+    client.overview()
+    assert client.outage is not None
+    began = time.monotonic()
+    for _ in range(50):
+        client.overview()
+        client.states(QUEUE, [job_id])
+    assert time.monotonic() - began < 50 * READ_TIMEOUT / 4
+    assert client.outage is not None
+
+
+def test_a_scheduler_that_goes_on_is_asked_again(client: DatabaseStorage, frozen: Child) -> None:
+    client.overview()
+    assert client.outage is not None
+    frozen.thaw()
+
+    def is_back() -> bool:
+        return not client.overview().capped
+
+    eventually(is_back)
+    assert client.outage is None
+
+
+def test_changes_end_with_an_error_when_the_scheduler_hangs(client: DatabaseStorage, frozen: Child) -> None:
+    job_id = enqueue(client)
+    for change in (
+        lambda: client.pause(QUEUE),
+        lambda: client.cancel(QUEUE, [job_id]),
+        lambda: client.promote(QUEUE, [job_id]),
+    ):
+        with at_most(TIMEOUT + 0.5), pytest.raises(StorageUnavailableError, match="scheduler"):
+            change()
+    assert client.states(QUEUE, [job_id]) == [State.WAITING]
+
+
+def test_changes_are_made_here_once_the_lease_of_a_hanging_scheduler_has_run_out(
+    client: DatabaseStorage, frozen: Child
+) -> None:
+    job_id = enqueue(client)
+    models.SchedulerLease.objects.update(expires_at=0)
+    with at_most(TIMEOUT + 0.5):
+        client.cancel(QUEUE, [job_id])
+    assert client.states(QUEUE, [job_id]) == [State.CANCELLED]
+
+
+def test_a_job_that_the_hanging_scheduler_does_not_take_is_written(
+    client: DatabaseStorage, frozen: Child
+) -> None:
+    with at_most(TIMEOUT):
+        first = enqueue(client, durable=False)
+    with at_most(0.5):
+        second = enqueue(client, durable=False)
+    assert client.states(QUEUE, [first, second]) == [State.WAITING, State.WAITING]
+    frozen.thaw()
+
+    def both_are_taken_once() -> bool:
+        counted = client.overview()
+        return not counted.capped and counted.queues[0].counts[State.WAITING] == 2
+
+    eventually(both_are_taken_once, timeout=20)
+
+
+@pytest.mark.parametrize("wait", [0.3, 3])
+def test_enqueue_and_wait_ends_at_its_own_deadline(
+    client: DatabaseStorage, frozen: Child, wait: float
+) -> None:
+    queue = Queue(QUEUE, storage=client)
+    with at_most(wait), pytest.raises(JobTimeoutError):
+        queue.enqueue_and_wait(None, name="nothing", wait=wait)
+    assert client.counts(QUEUE)[State.WAITING] == 1
+
+
+async def test_the_async_twin_ends_at_its_own_deadline_too(client: DatabaseStorage, frozen: Child) -> None:
+    queue = Queue(QUEUE, storage=client)
+    with at_most(1), pytest.raises(JobTimeoutError):
+        await queue.aenqueue_and_wait(None, name="nothing", wait=1)
+
+
+def test_callers_of_many_threads_wait_for_one_deadline_together(
+    client: DatabaseStorage, frozen: Child
+) -> None:
+    def pause() -> None:
+        with pytest.raises(StorageUnavailableError):
+            client.pause(QUEUE)
+        connection.close()
+
+    threads = [threading.Thread(target=pause) for _ in range(8)]
+    with at_most(2 * TIMEOUT):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_helper_leaves_a_hanging_scheduler_for_its_successor(
+    client: DatabaseStorage, frozen: Child, start_child: StartChild
+) -> None:
+    """Without a call: the connection that carries a helper's subscriptions is watched by itself."""
+    client.listen([QUEUE], Wakes())
+    models.SchedulerLease.objects.update(expires_at=0)
+    successor = start_child("scheduler")
+    assert successor.hears() == "ready"
+    with at_most(10):
+        eventually(lambda: client._client._remote.connected and client.outage is None, timeout=15)
+        client.register_worker(worker())
+        enqueue(client)
+        eventually(lambda: client.claim(request()).jobs, timeout=5)
+
+
+def test_a_process_that_is_the_scheduler_no_more_is_left(
+    make_storage: MakeStorage, client: DatabaseStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = make_storage()
+    scheduler.connect()
+    assert client._client.reaches_scheduler()
+    monkeypatch.setattr(lease.SchedulerLease, "has_run_out", lambda self: True)
+    assert not client._client.reaches_scheduler()
+    assert not client._client._remote.connected
+
+
+def test_a_slow_scheduler_is_waited_for_by_changes_and_not_by_reads(
+    make_storage: MakeStorage, client: DatabaseStorage
+) -> None:
+    scheduler = make_storage(address="tcp://127.0.0.1:0", token="secret")
+    scheduler.connect()
+    assert scheduler._server is not None
+    slow = make_storage(token="secret")
+    with SlowProxy(scheduler._server.address.port, delay=1.0) as proxy:
+        models.SchedulerLease.objects.update(address=f"tcp://127.0.0.1:{proxy.port}")
+        job_id = enqueue(slow)
+        with at_most(READ_TIMEOUT):
+            assert [row.name for row in slow.overview().queues] == [QUEUE]
+        # What was asked before is answered before, a second each.
+        eventually(lambda: _is_done(lambda: slow.pause(QUEUE)), timeout=20)
+        assert scheduler.is_paused(QUEUE)
+        with at_most(READ_TIMEOUT):
+            assert slow.states(QUEUE, [job_id]) == [State.WAITING]
+        slow.close()
+
+
+def test_a_black_hole_is_left_like_a_scheduler_that_hangs(
+    make_storage: MakeStorage, client: DatabaseStorage
+) -> None:
+    scheduler = make_storage(address="tcp://127.0.0.1:0", token="secret")
+    scheduler.connect()
+    assert scheduler._server is not None
+    lost = make_storage(token="secret")
+    with SlowProxy(scheduler._server.address.port) as proxy:
+        models.SchedulerLease.objects.update(address=f"tcp://127.0.0.1:{proxy.port}")
+        lost.pause(QUEUE)
+        proxy.swallow()
+        with at_most(TIMEOUT + 0.5), pytest.raises(StorageUnavailableError, match="scheduler"):
+            lost.resume(QUEUE)
+        with at_most(READ_TIMEOUT):
+            assert lost.overview().queues
+        lost.close()
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'")
+def test_an_enqueue_waits_for_the_lock_of_another_process_no_longer_than_timeout(
+    make_storage: MakeStorage,
+) -> None:
+    storage = make_storage(timeout=0.5)
+    connection.ensure_connection()
+    connection.connection.execute("PRAGMA busy_timeout=20000")
+    with closing(sqlite3.connect(connection.settings_dict["NAME"], uri=True)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with at_most(0.5), pytest.raises(StorageUnavailableError, match="locked"):
+            storage.enqueue([batch()])
+        other.rollback()
+    assert storage.enqueue([batch()])[0].status == "queued"
+    assert connection.connection.execute("PRAGMA busy_timeout").fetchone() == (20_000,)
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_durable_enqueue_of_the_scheduler_itself_ends_in_time_too(
+    make_storage: MakeStorage, is_async: bool
+) -> None:
+    storage = make_storage(timeout=0.5)
+    storage.connect()
+    enqueue(storage)  # the queue is known from here on
+    enqueue_it = async_to_sync(storage.aenqueue) if is_async else storage.enqueue
+    with closing(sqlite3.connect(connection.settings_dict["NAME"], uri=True)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with at_most(0.5), pytest.raises(StorageUnavailableError, match="nothing was enqueued"):
+            enqueue_it([batch(durable=True)])
+        other.rollback()
+    assert storage.enqueue([batch(durable=True)])[0].status == "queued"
+    assert storage.counts(QUEUE)[State.WAITING] == 2
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'")
+def test_a_change_waits_for_the_lock_of_another_process_no_longer_than_timeout(
+    make_storage: MakeStorage,
+) -> None:
+    storage = make_storage(timeout=0.5)
+    connection.ensure_connection()
+    connection.connection.execute("PRAGMA busy_timeout=20000")
+    with closing(sqlite3.connect(connection.settings_dict["NAME"], uri=True)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with at_most(1), pytest.raises(StorageUnavailableError, match="locked"):
+            storage.pause(QUEUE)
+        other.rollback()
+
+
+def test_a_shorter_deadline_of_the_caller_counts(client: DatabaseStorage, frozen: Child) -> None:
+    began = time.monotonic()
+    with within(0.1), pytest.raises(StorageUnavailableError):
+        client.pause(QUEUE)
+    assert time.monotonic() - began < READ_TIMEOUT
+    assert client.outage is None  # so short a deadline says nothing about the scheduler
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 61, "2", True])
+def test_a_timeout_that_is_none_is_refused(make_storage: MakeStorage, timeout: object) -> None:
+    with pytest.raises(ConfigurationError, match="TIMEOUT"):
+        make_storage(timeout=timeout)
+
+
+def _is_done(change: Callable[[], object]) -> bool:
+    try:
+        with at_most(TIMEOUT + 2):
+            change()
+    except StorageUnavailableError:
+        return False
+    return True

@@ -1,0 +1,223 @@
+"""No caller waits longer than TIMEOUT for a Redis that is away, and most callers do not wait at all."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+import pytest
+
+from djqueue.client import Queue
+from djqueue.core.errors import DjqueueError, StorageUnavailableError
+from djqueue.core.states import State
+from djqueue.storage.redis import RedisStorage
+from djqueue.storage.redis.options import RedisOptions
+from djqueue.testing.factories import QUEUE, batch, enqueue, state
+from tests.proxies import SlowProxy
+from tests.support import eventually
+
+SLACK = 1.0
+"""Seconds that a loaded machine may add."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    assert took < seconds + SLACK, f"it took {took:.1f} s"
+
+
+@pytest.fixture
+def open_storage():
+    opened: list[RedisStorage] = []
+
+    def open_one(url: str, **options):
+        storage = RedisStorage(url=url, **options)
+        opened.append(storage)
+        return storage
+
+    yield open_one
+    for storage in opened:
+        storage.close()
+
+
+def test_an_enqueue_may_take_two_seconds_unless_set():
+    assert RedisOptions().timeout <= 2
+
+
+def test_a_refused_connection_fails_at_once_and_each_time(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server.url)
+    enqueue(storage)
+    redis_server.stop()
+    try:
+        for _ in range(20):
+            with at_most(0), pytest.raises(StorageUnavailableError, match="refused"):
+                enqueue(storage)
+    finally:
+        redis_server.start()
+    assert enqueue(storage)
+
+
+def test_who_waits_for_a_job_is_told_of_a_refused_connection_at_once(
+    redis_options, redis_server, open_storage
+):
+    storage = open_storage(redis_server.url)
+    enqueue(storage)
+    redis_server.stop()
+    try:
+        for _ in range(3):
+            with at_most(0), pytest.raises(StorageUnavailableError, match="refused"):
+                Queue(QUEUE, storage=storage).enqueue_and_wait(None, name="nothing", wait=30)
+    finally:
+        redis_server.start()
+
+
+async def test_a_refused_connection_fails_a_coroutine_at_once(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server.url)
+    await storage.aenqueue([batch()])
+    redis_server.stop()
+    try:
+        for _ in range(20):
+            with at_most(0), pytest.raises(StorageUnavailableError, match=r"Error 111|refused"):
+                await storage.aenqueue([batch()])
+    finally:
+        redis_server.start()
+    assert await storage.aenqueue([batch()])
+
+
+def test_one_caller_waits_for_a_frozen_server_and_the_others_fail_at_once(
+    redis_options, redis_server, open_storage
+):
+    storage = open_storage(redis_server.url)
+    enqueue(storage)
+    assert storage.outage is None
+    with redis_server.frozen():
+        with at_most(2), pytest.raises(StorageUnavailableError):
+            enqueue(storage)
+        assert storage.outage is not None
+        began = time.monotonic()
+        for _ in range(10):
+            with pytest.raises(StorageUnavailableError):
+                enqueue(storage)
+        # One of them may be the probe.
+        assert time.monotonic() - began < 2 + SLACK
+    eventually(lambda: not isinstance(attempt(storage), DjqueueError), timeout=20)
+    assert storage.outage is None
+
+
+async def test_one_coroutine_waits_for_a_frozen_server_and_the_others_fail_at_once(
+    redis_options, redis_server, open_storage
+):
+    storage = open_storage(redis_server.url)
+    await storage.aenqueue([batch()])
+    with redis_server.frozen():
+        with at_most(2), pytest.raises(StorageUnavailableError):
+            await storage.aenqueue([batch()])
+        began = time.monotonic()
+        for _ in range(10):
+            with pytest.raises(StorageUnavailableError):
+                await storage.aenqueue([batch()])
+        assert time.monotonic() - began < 2 + SLACK
+
+
+def test_callers_of_many_threads_wait_for_one_deadline_together(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server.url)
+    enqueue(storage)
+    failed = []
+
+    def try_it() -> None:
+        failed.append(attempt(storage))
+
+    threads = [Thread(target=try_it) for _ in range(20)]
+    with redis_server.frozen(), at_most(2.5):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert all(isinstance(error, StorageUnavailableError) for error in failed)
+
+
+def test_enqueue_and_wait_ends_at_its_own_deadline(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server.url)
+    enqueue(storage)
+    with redis_server.frozen(), at_most(1), pytest.raises(DjqueueError):
+        Queue(QUEUE, storage=storage).enqueue_and_wait(None, name="nothing", wait=1)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_black_hole_ends_an_enqueue_in_time(redis_options, redis_server, open_storage, is_known):
+    with SlowProxy(redis_server.port) as proxy:
+        storage = open_storage(proxy.url)
+        if is_known:
+            enqueue(storage)
+        proxy.swallow()
+        with at_most(2), pytest.raises(StorageUnavailableError):
+            enqueue(storage)
+        with at_most(2), pytest.raises(StorageUnavailableError):
+            storage.overview()
+        storage.close()
+
+
+def test_an_enqueue_takes_no_longer_than_timeout_however_many_round_trips_it_makes(
+    redis_options, redis_server, open_storage
+):
+    with SlowProxy(redis_server.port, delay=0.8) as proxy:
+        storage = open_storage(proxy.url, TIMEOUT=1)
+        with at_most(1), pytest.raises(StorageUnavailableError):
+            enqueue(storage)
+        storage.close()
+
+
+def test_a_new_connection_to_a_slow_server_may_take_a_timeout_for_each_step(
+    redis_options, redis_server, open_storage
+):
+    with SlowProxy(redis_server.port, delay=0.8) as proxy:
+        storage = open_storage(proxy.url, TIMEOUT=1)
+        assert storage.states(QUEUE, ["none"]) == [None]
+        storage.close()
+
+
+def test_a_server_that_answers_slowly_is_used(redis_options, redis_server, open_storage):
+    with SlowProxy(redis_server.port) as proxy:
+        storage = open_storage(proxy.url)
+        enqueue(storage)
+        proxy.slow_down(1.0)
+        with at_most(2):
+            job_id = enqueue(storage)
+        with at_most(2):
+            assert state(storage, job_id) is State.WAITING
+        storage.close()
+
+
+def test_a_reply_that_came_too_late_counts_once(redis_options, redis_server, open_storage):
+    storage = open_storage(redis_server.url)
+    given = batch(count=1)._replace(ids=["the-one"])
+    storage.enqueue([batch()])
+    with redis_server.frozen(), pytest.raises(StorageUnavailableError):
+        storage.enqueue([given])
+    eventually(lambda: not isinstance(attempt(storage), DjqueueError), timeout=20)
+    [answer] = storage.enqueue([given])
+    assert answer.status in ("queued", "duplicate")
+    assert storage.states(QUEUE, ["the-one"]) == [State.WAITING]
+
+
+def test_a_node_of_a_cluster_that_hangs_is_not_waited_for_twice(cluster_options, redis_cluster):
+    storage = RedisStorage(**cluster_options)
+    try:
+        enqueue(storage)
+        with redis_cluster.node_of(f"{{q:{QUEUE}}}").frozen():
+            with at_most(2.5), pytest.raises(StorageUnavailableError):
+                enqueue(storage)
+            with at_most(0), pytest.raises(StorageUnavailableError, match="away for"):
+                enqueue(storage)
+        eventually(lambda: not isinstance(attempt(storage), DjqueueError), timeout=30)
+    finally:
+        storage.close()
+
+
+def attempt(storage, queue=QUEUE):
+    try:
+        return enqueue(storage, queue=queue)
+    except StorageUnavailableError as error:
+        return error

@@ -24,6 +24,8 @@ from .connections import Connections
 AT_HAND = 8
 """Idle connections that do not go back to the pool: as many callers as there are likely to be at once."""
 
+WAIT_SHARE = 0.8
+"""Part of the seconds that are left in which replicas have to confirm a call."""
 TO_CONNECT = 3
 """Times TIMEOUT that a new connection and its first answer may take, where the caller has no deadline: each
 step has TIMEOUT, so that a server that is slow, and not away, can be worked with."""
@@ -93,10 +95,13 @@ class Exchange:
         else:
             using = self.connection(client)
         # A call that is answered from memory writes nothing: the marker does.
-        requests = (words, ("SET", key, b"", "PX", 1), ("WAIT", replicas, int(patience * 1_000)))
-        packed = b"".join(pack_command(tuple(request)) for request in requests)
+        marker = ("SET", key, b"", "PX", 1)
         answers: list[Any] = []
         with using as connection:
+            # The answer needs the rest of what is left once the connection is there. WAIT 0 would not end.
+            wait = max(1, int(min(patience, remaining(math.inf) * WAIT_SHARE) * 1_000))
+            requests = (words, marker, ("WAIT", replicas, wait))
+            packed = b"".join(pack_command(tuple(request)) for request in requests)
             connection.send_packed_command([packed], check_health=False)
             for _ in requests:
                 try:

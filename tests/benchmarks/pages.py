@@ -1,7 +1,8 @@
 """`python -m tests.benchmarks.pages`: what the dashboard's pages cost, and how that grows.
 
 `overview`: the first page, and that of queues, of 200 queues against 20; each queue has waiting jobs and
-an hour of metrics. `lists`: lists of a million jobs in the tables against those of ten thousand.
+an hour of metrics. `lists`: lists of a million jobs in the tables against those of ten thousand. `unchanged`:
+what an open page that has not changed costs against one that has.
 
 Each figure is the quickest of some, as others use a machine, too; both sides of a ratio are of one process.
 `python -m tests.servers postgresql` before the command measures that database.
@@ -9,6 +10,7 @@ Each figure is the quickest of some, as others use a machine, too; both sides of
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,16 +27,17 @@ MINUTE = 60_000
 def main() -> int:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pages", description=__doc__)
-    parser.add_argument("what", choices=["overview", "lists"])
+    parser.add_argument("what", choices=["overview", "lists", "unchanged"])
     parser.add_argument("--storage", choices=sorted(STORAGES), action="append", help="default: all")
     parser.add_argument("--rows", type=int, action="append", help="of lists (default: 10,000 and 1,000,000)")
     parser.add_argument("--samples", type=int, default=25)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, django_in(folder):
-        if options.what == "overview":
+        if options.what in ("overview", "unchanged"):
+            measure = overview if options.what == "overview" else unchanged
             for name in options.storage or sorted(STORAGES):
                 with STORAGES[name]() as storage:
-                    overview(name, storage, options.samples)
+                    measure(name, storage, options.samples)
         else:
             from tests.benchmarks import lists
 
@@ -206,6 +209,43 @@ def overview(name: str, given: Any, samples: int) -> None:
     for word, (few, many) in found.items():
         print(
             f"{name:9} {word:32} {few:9.2f} ms of {FEW} queues {many:9.2f} ms of {MANY}: x{many / few:.2f}",
+            flush=True,
+        )
+
+
+def unchanged(name: str, given: Any, samples: int) -> None:
+    """Milliseconds of an open page's request: answered with the page, and with 304; medians."""
+    from django.urls import reverse
+
+    from djqueue import Queue
+    from djqueue.dashboard.snapshot import snapshots
+
+    storage, record = given
+    seed(storage, record, 0, FEW)
+    queue = Queue("queue-000", storage=storage)
+    [job, *_] = queue.enqueue_many(range(50))
+    client = visitor()
+    pages = {
+        "Overview": reverse("admin:djqueue_dashboard_changelist"),
+        "Queues": reverse("admin:djqueue_dashboard_queues"),
+        "Queue": reverse("admin:djqueue_dashboard_queue", args=["queue-000"]),
+        "Jobs": reverse("admin:djqueue_dashboard_jobs"),
+        "Job": reverse("admin:djqueue_dashboard_job", args=["queue-000", job.id]),
+    }
+    for word, url in pages.items():
+        took: dict[int, list[float]] = {200: [], 304: []}
+        tag = ""
+        for _ in range(samples):
+            for known in ("", tag):
+                snapshots.forget()
+                began = time.perf_counter()
+                response = client.get(url, headers={"HX-Request": "true", "HX-PTag": known})
+                took[response.status_code].append((time.perf_counter() - began) * 1_000)
+                tag = response.headers.get("HX-PTag", tag)
+        whole, same = statistics.median(took[200]), statistics.median(took[304] or [0.0])
+        print(
+            f"{name:9} {word:9} 200: {whole:7.1f} ms  304: {same:7.1f} ms  {same / whole:6.1%}"
+            f"  ({len(took[304])} of {samples} answered with 304)",
             flush=True,
         )
 

@@ -62,6 +62,7 @@ def edit_now(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpR
     copy_id = form.cleaned_data["new_id"] if how == COPY else ""
     try:
         payload = envelope.encoder(record.options.content_type, get_settings())(form.typed())
+        envelope.check_size(record.options, record.name, [payload])
     except (OptionError, SerializationError) as error:
         form.add_error(None, str(error))
         return _page(request, desk, queue, job_id, record, form)

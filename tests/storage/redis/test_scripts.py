@@ -11,7 +11,15 @@ CHANGE = re.compile(r"--@ ([a-z_]+): ([a-z|]+) -> ([a-z|]+)")
 NO_CHANGE = re.compile(r"--@ nothing changes")
 SAVED = re.compile(r"\bsave\(job\)|call\('HSET', ST,|_sets\[n \+ 2\] =")
 FILES = sorted(
-    {*(name for name in scripts.NAMES if "staged_" not in name), "base", "job", "places", "ends", "staged"}
+    {
+        *(name for name in scripts.NAMES if "staged_" not in name),
+        "base",
+        "job",
+        "places",
+        "ends",
+        "removal",
+        "staged",
+    }
 )
 
 

@@ -24,7 +24,7 @@ from django.db import connections
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.storage.base import Storage
 
-from .leasetable import LeaseTable, Seen
+from .leasetable import LeaseTable, Seen, TornReadError
 
 LOOKS = 12
 """A keeper looks at the worker so many times in a lease, at least once a second."""
@@ -32,6 +32,8 @@ LONGEST_SILENCE = 5_000
 """Milliseconds after which a silent worker's leases are renewed, however long they are."""
 SHARE = 4
 """A keeper renews a lease so many times before it would end."""
+GRACE = 5.0
+"""Seconds that the end of the process may take."""
 AT_ONCE = 500
 """Leases renewed in one call."""
 PR_SET_PDEATHSIG = 1
@@ -61,21 +63,31 @@ class LeaseKeeper:
             self.pid = os.fork()
         if not self.pid:
             _keep(self.table, storage, self._parent, patience)
+        self._closing = False
+        self._waiter = threading.Thread(target=self._wait, name="djqueue-keeper", daemon=True)
+        self._waiter.start()
 
-    def is_alive(self) -> bool:
-        """Whether the process is there. False once it has ended and been waited for."""
+    def _wait(self) -> None:
         try:
-            return os.waitpid(self.pid, os.WNOHANG) == (0, 0)
+            _, status = os.waitpid(self.pid, 0)
         except ChildProcessError:
-            return False
+            return  # Something else in this process has waited for it.
+        if not self._closing:
+            logger.warning(
+                "The lease keeper ended (status %s). This process alone renews its leases: a handler that "
+                "keeps the interpreter to itself for longer than a lease has its job run again.",
+                status,
+            )
 
     def close(self) -> None:
         """End the process."""
         if os.getpid() != self._parent:
             return  # This is a fork of the worker: the keeper is not its child.
-        if self.is_alive():
+        self._closing = True
+        if self._waiter.is_alive():
+            # Until the waiter has waited for it, the process has its id.
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            self._waiter.join(GRACE)
         self.table.close()
 
 
@@ -93,8 +105,12 @@ def _keep(table: LeaseTable, storage: Storage, parent: int, patience: int) -> No
             signal.signal(number, signal.SIG_IGN)
         gc.freeze()
         keeping = Keeping(storage, patience)
+        seen = table.read()
         while os.getppid() == parent:
-            seen = table.read()
+            try:
+                seen = table.read()
+            except TornReadError:
+                pass  # What was seen last still holds: the worker has shown no sign of life since.
             now = SYSTEM_CLOCK.monotonic()
             if not is_stopped(parent):
                 keeping.look(seen, now)

@@ -5,7 +5,9 @@ import marshal
 import mmap
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from djqueue.core.job import Lease
@@ -18,8 +20,16 @@ MAX_SCHEDULER_CLAIM = 240
 _HEADER = struct.Struct("<qqqq")
 """Monotonic milliseconds of the last sign of life, the shortest lease, the region in use, and its length."""
 _CLAIM_AT = 64
+_SEQUENCE_AT = 32
+"""Odd while the header or a region is replaced."""
+TRIES = 50
+"""Of a reader that meets a change: the worker may have been stopped in the middle of one."""
 _REGIONS_AT = 512
 _LENGTH_AT = 24
+
+
+class TornReadError(Exception):
+    """The worker was stopped while it changed the table."""
 
 
 class Seen(NamedTuple):
@@ -50,6 +60,7 @@ class LeaseTable:
         self._length = 0
         self._shortest = shortest_lease
         self._beat = 0
+        self._changes = 0
         self._write_header()
 
     def add(self, leases: Sequence[Lease]) -> bool:
@@ -68,16 +79,16 @@ class LeaseTable:
 
     def show_life(self, now: int) -> None:
         """Note that the worker runs, at a monotonic time; 0: it does not any more."""
-        with self._lock:
+        with self._lock, self._changing():
             self._beat = now
-            struct.pack_into("<q", self._memory, 0, now)
+            self._write_header()
 
     def replace(self, leases: Iterable[Lease]) -> None:
         """Put these claims in place of all others."""
         packed = _packed(leases)
         if len(packed) > SIZE:
             packed = b""  # Tens of thousands of claims: they have the heartbeat alone.
-        with self._lock:
+        with self._lock, self._changing():
             self._region = 1 - self._region
             start = _REGIONS_AT + self._region * SIZE
             self._memory[start : start + len(packed)] = packed
@@ -91,7 +102,7 @@ class LeaseTable:
 
     def expect(self, lease: int) -> None:
         """Note a lease that is shorter than all before."""
-        with self._lock:
+        with self._lock, self._changing():
             self._shortest = min(self._shortest, lease)
             self._write_header()
 
@@ -103,20 +114,48 @@ class LeaseTable:
         self.expect(lease)
 
     def read(self) -> Seen:
-        """In the other process."""
-        beat, shortest, region, length = _HEADER.unpack_from(self._memory)
+        """Read it, in the other process.
+
+        Raises TornReadError if the worker was stopped in the middle of a change.
+        """
+        for _ in range(TRIES):
+            before = self._sequence()
+            copy = self._memory[:]
+            if before == self._sequence() and not before % 2:
+                return self._parse(copy)
+            time.sleep(0.001)
+        raise TornReadError
+
+    def _parse(self, memory: bytes) -> Seen:
+        beat, shortest, region, length = _HEADER.unpack_from(memory)
         start = _REGIONS_AT + region * SIZE
-        written = io.BytesIO(self._memory[start : start + length])
+        written = io.BytesIO(memory[start : start + length])
         leases: list[Lease] = []
         while written.tell() < length:
             leases += [Lease(*found) for found in marshal.load(written)]  # noqa: S302 - our own parent wrote it
-        size = self._memory[_CLAIM_AT]
-        claim = self._memory[_CLAIM_AT + 1 : _CLAIM_AT + 1 + size]
+        size = memory[_CLAIM_AT]
+        claim = memory[_CLAIM_AT + 1 : _CLAIM_AT + 1 + size]
         return Seen(beat, shortest, leases, claim)
 
     def close(self) -> None:
         """Let go of the memory."""
         self._memory.close()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        self._step()
+        try:
+            yield
+        finally:
+            self._step()
+
+    def _step(self) -> None:
+        self._changes += 1
+        struct.pack_into("<q", self._memory, _SEQUENCE_AT, self._changes)
+
+    def _sequence(self) -> int:
+        number: int = struct.unpack_from("<q", self._memory, _SEQUENCE_AT)[0]
+        return number
 
     def _write_header(self) -> None:
         _HEADER.pack_into(self._memory, 0, self._beat, self._shortest, self._region, self._length)

@@ -1,10 +1,12 @@
 """What a worker shows its lease keeper, and when the keeper renews."""
 
+import threading
+
 import pytest
 
 from djqueue.core.job import Lease
 from djqueue.runtime.leasekeeper import Keeping
-from djqueue.runtime.leasetable import LeaseTable, Seen
+from djqueue.runtime.leasetable import LeaseTable, Seen, TornReadError
 
 LEASE = 12_000
 BIG = 1 << 90
@@ -111,3 +113,32 @@ def test_a_silent_scheduler_keeps_its_place():
     Keeping(storage, 60_000).look(seen(beat=1, claim=b"holder 3"), now=10_000)
 
     assert (storage.claims, storage.renewed) == ([b"holder 3"], [])
+
+
+def test_a_reader_never_sees_half_of_a_change(table):
+    many = [Lease("queue", f"job-{number}", BIG + number) for number in range(200)]
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            for count in (200, 3, 120):
+                table.replace(many[:count])
+                table.show_life(count)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    try:
+        sizes = {len(table.read().leases) for _ in range(300)}
+    finally:
+        over.set()
+        writer.join()
+
+    assert sizes <= {0, 3, 120, 200}
+
+
+def test_a_reader_says_that_a_change_was_not_ended(table):
+    table.replace([Lease("a", "1", 1)])
+    table._step()
+
+    with pytest.raises(TornReadError):
+        table.read()

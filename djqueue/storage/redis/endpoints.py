@@ -345,13 +345,18 @@ class _MasterConnection(_InTime, sentinel.SentinelManagedConnection):
     given the answer to this one.
     """
 
-    epoch = 0
+    epoch = -1
     """That of `FailoverWatch` in which it was opened."""
+
+    def _connect_retry(self) -> None:
+        this: Any = self
+        # Before a sentinel is asked: a failover that comes between its answer and the connection is noticed.
+        self.epoch = this.connection_pool.sentinel_manager.watch.epoch
+        super()._connect_retry()  # type: ignore[no-untyped-call]
 
     def connect_to(self, address: Address) -> None:
         """See redis-py."""
         this: Any = self
-        self.epoch = this.connection_pool.sentinel_manager.watch.epoch
         super().connect_to(address)  # type: ignore[no-untyped-call]
         try:
             this.send_command("ROLE", check_health=False)
@@ -364,6 +369,9 @@ class _MasterConnection(_InTime, sentinel.SentinelManagedConnection):
         if role[0] != b"master":
             this.disconnect()
             raise redis.ConnectionError(not_master(address, role))
+        if self.epoch != this.connection_pool.sentinel_manager.watch.epoch:
+            this.disconnect()
+            raise redis.ConnectionError(f"{spelled(address)} was replaced as the master")
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         """See redis-py."""
@@ -378,12 +386,15 @@ class _MasterSSLConnection(_MasterConnection, redis.SSLConnection):
 class _AsyncMasterConnection(asentinel.SentinelManagedConnection):
     """A connection to a server that calls itself the master."""
 
-    epoch = 0
+    epoch = -1
     """See `_MasterConnection`."""
+
+    async def _connect_retry(self) -> None:
+        self.epoch = self.connection_pool.sentinel_manager.watch.epoch  # See `_MasterConnection`.
+        await super()._connect_retry()  # type: ignore[no-untyped-call]
 
     async def connect_to(self, address: Address) -> None:
         """See redis-py."""
-        self.epoch = self.connection_pool.sentinel_manager.watch.epoch
         await super().connect_to(address)  # type: ignore[no-untyped-call]
         try:
             await self.send_command("ROLE", check_health=False)
@@ -396,6 +407,9 @@ class _AsyncMasterConnection(asentinel.SentinelManagedConnection):
         if role[0] != b"master":
             await self.disconnect(nowait=True)
             raise redis.ConnectionError(not_master(address, role))
+        if self.epoch != self.connection_pool.sentinel_manager.watch.epoch:
+            await self.disconnect(nowait=True)
+            raise redis.ConnectionError(f"{spelled(address)} was replaced as the master")
 
 
 class _AsyncMasterSSLConnection(_AsyncMasterConnection, aredis.SSLConnection):

@@ -8,11 +8,9 @@ in the documentation of Redis Sentinel.
 """
 
 import logging
-import select
 import threading
-import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import redis
@@ -43,7 +41,7 @@ logger = logging.getLogger("djqueue.redis")
 
 
 class FailoverWatch:
-    """Subscribes to every sentinel of a master, on a thread of its own that starts with `start`.
+    """Subscribes to every sentinel of a master, each on a thread of its own, from `start` on.
 
     sentinels: addresses of some; the others are asked for.
     arguments: of redis-py's connections to the sentinels.
@@ -62,7 +60,7 @@ class FailoverWatch:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._threads: dict[Address, threading.Thread] = {}
         self._closed = threading.Event()
         self._paused_until = 0
         """Monotonic milliseconds; 0 while no failover is under way."""
@@ -70,22 +68,35 @@ class FailoverWatch:
         self._announced_at = 0
 
     def start(self) -> None:
-        """Start the thread unless it runs."""
-        if self._thread is not None:
-            return
+        """Follow the sentinels that are known, unless that is done already."""
         with self._lock:
-            if self._thread is None:
+            if self._closed.is_set():
                 self._closed = threading.Event()
-                self._thread = threading.Thread(
-                    target=_run, args=(weakref.ref(self), self._closed), name="djqueue-failover", daemon=True
+        self.follow(self._sentinels)
+
+    def follow(self, sentinels: Iterable[Address]) -> None:
+        """Follow these sentinels, too."""
+        with self._lock:
+            if self._closed.is_set():
+                return
+            for address in sentinels:
+                thread = self._threads.get(address)
+                if thread is not None and thread.is_alive():
+                    continue
+                link = _Subscription(self._master, address, self._arguments)
+                self._threads[address] = thread = threading.Thread(
+                    target=_run,
+                    args=(weakref.ref(self), self._closed, link),
+                    name=f"djqueue-failover-{address[1]}",
+                    daemon=True,
                 )
-                self._thread.start()
+                thread.start()
 
     def close(self) -> None:
-        """End the thread, which notices within a second."""
+        """End the threads, which notice within a second."""
         with self._lock:
             self._closed.set()
-            self._thread = None
+            self._threads = {}
 
     def check(self) -> None:
         """Raise redis.ConnectionError while a replica is being promoted."""
@@ -139,28 +150,18 @@ class FailoverWatch:
 
 
 class _Subscription:
-    """A connection to one sentinel, which is opened again when it fails."""
+    """A connection to one sentinel, which is opened again when it fails. One thread uses it."""
 
     def __init__(self, master: str, address: Address, arguments: Mapping[str, Any]) -> None:
-        self.address = address
         self._master = master
+        self._address = address
         self._client: Any = redis.Redis(host=address[0], port=address[1], **arguments)
         self._pubsub: Any = None
-        self._retry_at = 0.0
 
-    @property
-    def is_open(self) -> bool:
-        return self._pubsub is not None
-
-    def fileno(self) -> int:
-        """For `select`."""
-        number: int = self._pubsub.connection._sock.fileno()
-        return number
-
-    def open(self, watch: FailoverWatch) -> list[Address]:
-        """Subscribe, unless that failed a moment ago; returns the addresses of other sentinels."""
-        if time.monotonic() < self._retry_at:
-            return []
+    def open(self, watch: FailoverWatch) -> bool:
+        """Subscribe, and have the other sentinels followed, too; False if this one cannot be reached."""
+        if self._pubsub is not None:
+            return True
         pubsub = self._client.pubsub(ignore_subscribe_messages=True)
         try:
             pubsub.subscribe(*CHANNELS)
@@ -168,23 +169,23 @@ class _Subscription:
             others = self._client.execute_command("SENTINEL SENTINELS", self._master)
         except (redis.RedisError, OSError) as error:
             pubsub.close()
-            self._failed(error)
-            return []
+            logger.debug("The sentinel %s:%s cannot be reached: %s", *self._address, error)
+            return False
         self._pubsub = pubsub
         if master:
             watch.compare((_text(master[0]), int(master[1])))
-        return [_address(other) for other in others]
+        watch.follow(map(_address, others))
+        return True
 
-    def read(self, watch: FailoverWatch) -> None:
-        """Pass on everything that has arrived."""
+    def read(self) -> tuple[str, str] | None:
+        """Wait a moment for a message: its channel and its text."""
         try:
-            while self._pubsub.connection.can_read(timeout=0):
-                message = self._pubsub.get_message(timeout=0)
-                if message is not None:
-                    watch.hear(_text(message["channel"]), _text(message["data"]))
+            message = self._pubsub.get_message(timeout=POLL)
         except (redis.RedisError, OSError) as error:
+            logger.debug("The sentinel %s:%s is away: %s", *self._address, error)
             self.close()
-            self._failed(error)
+            return None
+        return (_text(message["channel"]), _text(message["data"])) if message is not None else None
 
     def close(self) -> None:
         """Hang up."""
@@ -193,43 +194,26 @@ class _Subscription:
             pubsub.close()
         self._client.close()
 
-    def _failed(self, error: Exception) -> None:
-        logger.debug("The sentinel %s:%s is away: %s", *self.address, error)
-        self._retry_at = time.monotonic() + POLL
 
-
-def _run(reference: "weakref.ref[FailoverWatch]", closed: threading.Event) -> None:
-    """The thread. It ends when its watch is closed or gone."""
-    watch = reference()
-    if watch is None:
-        return
-    master, arguments = watch._master, watch._arguments
-    links = {address: _Subscription(master, address, arguments) for address in watch._sentinels}
-    del watch
+def _run(reference: "weakref.ref[FailoverWatch]", closed: threading.Event, link: _Subscription) -> None:
+    """The thread of one sentinel: one that cannot be reached holds up no other. It ends when its watch is
+    closed or gone."""
     try:
         while not closed.is_set():
             watch = reference()
             if watch is None:
                 return
-            for link in [link for link in links.values() if not link.is_open]:
-                for other in link.open(watch):
-                    if other not in links:
-                        links[other] = _Subscription(master, other, arguments)
+            is_open = link.open(watch)
             del watch
-            opened = [link for link in links.values() if link.is_open]
-            if not opened:
+            if not is_open:
                 closed.wait(POLL)
                 continue
-            ready, _, _ = select.select(opened, [], [], POLL)
-            watch = reference()
-            if watch is None:
-                return
-            for link in ready:
-                link.read(watch)
-            del watch
+            message = link.read()
+            if message is not None and (watch := reference()) is not None:
+                watch.hear(*message)
+                del watch
     finally:
-        for link in links.values():
-            link.close()
+        link.close()
 
 
 def _address(found: Any) -> Address:

@@ -1,6 +1,7 @@
 """Failovers under load, with real sentinels, and durable enqueues, which replicas confirm."""
 
 import asyncio
+import socket
 import threading
 from contextlib import closing
 from typing import Any
@@ -177,3 +178,68 @@ def test_a_durable_enqueue_to_a_cluster_is_confirmed_by_as_many_replicas_as_aske
         storage.enqueue([batch("two", durable=True)])
 
     assert result.status == "queued"
+
+
+def test_a_sentinel_that_does_not_answer_holds_up_no_news_of_the_others(sentinel_options, redis_sentinel):
+    sentinel = redis_sentinel.sentinels[0]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = (silent.getsockname(), sentinel.address)
+        watch = FailoverWatch(redis_sentinel.master_name, addresses, {"socket_timeout": 30, "protocol": 2})
+        watch.start()
+        try:
+            followed = threading.Thread(target=redis_sentinel.fail_over)
+            eventually(lambda: subscribers(sentinel) > 0, message="it is followed")
+            followed.start()
+
+            eventually(
+                lambda: is_paused(watch) or watch.announced is not None, timeout=5, message="it is heard"
+            )
+            followed.join()
+        finally:
+            watch.close()
+
+
+def is_paused(watch: FailoverWatch) -> bool:
+    try:
+        watch.check()
+    except redis.ConnectionError:
+        return True
+    return False
+
+
+def test_a_failover_between_a_sentinels_answer_and_the_connection_is_noticed(
+    sentinel_options, redis_sentinel
+):
+    with closing(Connections(sentinel_options)) as connections:
+        pool: Any = connections.sync().connection_pool
+        watch = connections.watch
+        connection = pool.connection_class(**pool.connection_kwargs)
+        discover = pool.sentinel_manager.discover_master
+
+        def discover_too_early(name: str) -> Any:
+            address = discover(name)
+            watch.epoch += 1
+            return address
+
+        pool.sentinel_manager.discover_master = discover_too_early
+        with pytest.raises(redis.ConnectionError, match="was replaced as the master"):
+            connection.connect()
+
+        assert not connection.is_connected
+        pool.sentinel_manager.discover_master = discover
+        connection.connect()
+        connection.disconnect()
+
+
+def test_the_threads_of_a_watch_start_again_after_they_have_ended(sentinel_options, redis_sentinel):
+    watch = FailoverWatch(redis_sentinel.master_name, (redis_sentinel.sentinels[0].address,), {"protocol": 2})
+    watch.start()
+    eventually(lambda: len(watch._threads) == 3, message="the other sentinels are followed, too")
+    threads = list(watch._threads.values())
+    watch.close()
+    eventually(lambda: not any(thread.is_alive() for thread in threads), message="the threads have ended")
+
+    watch.start()
+
+    eventually(lambda: len(watch._threads) == 3, message="they are followed again")
+    watch.close()

@@ -293,3 +293,25 @@ def test_a_job_that_kills_its_process_at_once_becomes_a_dead_letter(project: Pro
     [(reason,)] = query(project, "SELECT reason FROM djqueue_dead_letter")
     assert reason == "worker_lost"
     assert query(project, "SELECT stalls FROM djqueue_job") == [(4,)]
+
+
+def test_jobs_of_a_scheduler_that_was_frozen_and_replaced_end_once(project: Project) -> None:
+    """It reports their ends to the process that took its place, under the same tokens."""
+    enqueue(project, "hold.using(queue='kept').enqueue_many([((n,), {}) for n in range(3)])")
+    with project.start("--queues", "kept", log="first.txt") as first:
+        eventually(lambda: len(begun(project)) == 3, timeout=30)
+        with project.start("--queues", "kept", log="second.txt") as second:
+            second.says("Standing by")
+            first.signal(signal.SIGSTOP)
+            second.says("This process is the scheduler")
+            first.signal(signal.SIGCONT)
+            first.says("Another process has become the scheduler")
+            (project.folder / "go").touch()
+            eventually(lambda: states(project) == {"completed": 3}, timeout=60)
+
+            assert first.ends() == 1
+            assert "will run again" not in first.output
+            assert set(begun(project).values()) == {1}
+            assert query(project, "SELECT SUM(stalls), SUM(attempts) FROM djqueue_job") == [(0, 3)]
+            second.signal(signal.SIGTERM)
+            assert second.ends() == 0, second.output

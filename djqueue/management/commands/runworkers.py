@@ -182,7 +182,7 @@ class Command(BaseCommand):
     def _connect(self, worker: Worker, standby: str) -> None:
         def on_lost() -> None:
             self.was_replaced = True
-            worker.stop(hurry=True)
+            worker.stop()
 
         storage = worker.storage
         if hasattr(storage, "standby"):

@@ -6,9 +6,9 @@ import socket
 import threading
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import F, QuerySet
 
 from djqueue import models
@@ -21,6 +21,8 @@ from .journal import LeaseLost
 NAME = "scheduler"
 TTL = 10_000
 """Milliseconds for which the row holds unless renewed, where SCHEDULER_LEASE does not say otherwise."""
+BLOCKED = 1_000
+"""Milliseconds that a write waits for another process's lock, at which the holder's silence says nothing."""
 RELEASED, ABANDONED = 0, 1
 """Ends of a claim that was given back, and of one whose process was killed."""
 
@@ -79,11 +81,7 @@ class SchedulerLease:
         }
         taken = 0
         if there is not None:
-            # Unless its holder has renewed it since, or another process has taken it.
-            unchanged = self._rows().filter(
-                holder=there.holder, generation=there.generation, expires_at=there.expires_at
-            )
-            taken = unchanged.update(generation=F("generation") + 1, **values)
+            taken = self._replace(there, tick, values)
         else:
             try:
                 with transaction.atomic(using=self._alias):
@@ -101,6 +99,26 @@ class SchedulerLease:
         self._renewed = tick
         self._observe(now, tick)
         return True
+
+    def _replace(self, there: Holder, tick: int, values: dict[str, Any]) -> int:
+        """Take the row of another holder, unless it has renewed it since, or another process was faster."""
+        unchanged = self._rows().filter(
+            holder=there.holder, generation=there.generation, expires_at=there.expires_at
+        )
+        try:
+            with transaction.atomic(using=self._alias):
+                taken = unchanged.update(generation=F("generation") + 1, **values)
+                waited = self._clock.monotonic() - tick
+                if waited >= BLOCKED and lives_here(there) and to_milliseconds(there.expires_at) > ABANDONED:
+                    # Something kept this process from writing: it may have kept the holder from it, too.
+                    transaction.set_rollback(True, using=self._alias)
+                    taken = 0
+        except OperationalError:
+            _observed.pop(self._alias, None)
+            raise
+        if not taken:
+            _observed.pop(self._alias, None)
+        return taken
 
     def hold(self) -> None:
         """Renew the claim. Raises LeaseLost if another process has the row."""

@@ -1,5 +1,6 @@
 """`DatabaseStorage`: what the settings name. The scheduler in one process, a client of it in all others."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ from .client import ClientStorage
 from .clock import DatabaseClock
 from .dialects import dialect_for
 from .imports import DatabaseImports
+from .journal import LeaseLost
 from .lease import TTL, SchedulerLease
 from .patience import TIMEOUT
 from .scheduler import SchedulerStorage
@@ -115,6 +117,8 @@ class DatabaseStorage(Storage):
             self._dialect, self._clock, token, policies, limiters, self.told, self._timeout
         )
         self._active: Storage = self._client
+        self._deposed: SchedulerStorage | None = None
+        """What this process was until another one took its place."""
         self._lease: SchedulerLease | None = None
         self._server: Server | None = None
         self._closing = threading.Event()
@@ -149,6 +153,9 @@ class DatabaseStorage(Storage):
                 server.close()
             if scheduler is not self._client:
                 scheduler.close()
+            if self._deposed is not None:
+                with contextlib.suppress(LeaseLost):  # That was logged when it happened.
+                    self._deposed.close()
             if lease is not None:
                 lease.release()
         except (Error, OSError) as error:
@@ -321,7 +328,13 @@ class DatabaseStorage(Storage):
         self._server = self._lease = None
 
     def _lost(self) -> None:
-        logger.error("Another process has become the scheduler; this one writes nothing more.")
+        logger.error(
+            "Another process has become the scheduler; this one ends. Jobs that run here go on, and their "
+            "ends are reported to that process."
+        )
+        if isinstance(self._active, SchedulerStorage):
+            # Its rows say which claims this process holds: the new scheduler keeps them for a whole lease.
+            self._deposed, self._active = self._active, self._client
         if self._server is not None:
             self._server.stop()
         if self.on_lost is not None:

@@ -188,7 +188,7 @@ def test_a_sentinel_that_does_not_answer_holds_up_no_news_of_the_others(sentinel
         watch.start()
         try:
             followed = threading.Thread(target=redis_sentinel.fail_over)
-            eventually(lambda: subscribers(sentinel) > 0, message="it is followed")
+            eventually(lambda: watch._known is not None, message="the sentinel is followed")
             followed.start()
 
             eventually(

@@ -450,6 +450,9 @@ class ClientStorage(Storage):
 
     def counts(self, queue: str) -> dict[State, int]:
         """Count jobs by state, as the scheduler knows them, or, while none answers, as the tables do."""
+        if self._is_in_transaction():
+            # Its own jobs are in the tables alone, and the scheduler may be waiting for its locks.
+            return {**dict.fromkeys(State, 0), **self._inspector.counts(queue)}
         try:
             answer: dict[State, int] = self._remote.read("counts", queue)
         except StorageUnavailableError as error:
@@ -545,6 +548,9 @@ class ClientStorage(Storage):
 
     def waiting_names(self, queue: str) -> dict[str, int]:
         """Count claimable jobs by name; without a scheduler also those that a group holds back."""
+        if self._is_in_transaction():
+            # Its own jobs are in the tables alone, and the scheduler may be waiting for its locks.
+            return self._inspector.waiting_names(queue)
         try:
             answer: dict[str, int] = self._remote.read("waiting_names", queue)
         except StorageUnavailableError as error:

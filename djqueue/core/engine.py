@@ -6,7 +6,7 @@ from dataclasses import replace
 from .base import DEFAULT_POLICY as DEFAULT_POLICY
 from .capacity import full_error
 from .collector import spared
-from .errors import QueueFullError
+from .errors import OptionError, QueueFullError
 from .facts import FactFinding
 from .flow import Substitutes
 from .job import (
@@ -377,7 +377,7 @@ class Engine(
         now = self.clock.now()
         for outcome in outcomes:
             if outcome.kind not in OUTCOMES:
-                raise ValueError(f"unknown outcome {outcome.kind!r}")
+                raise OptionError(f"unknown outcome {outcome.kind!r}")
         accepted = [self._finish_one(outcome, now, changes) for outcome in outcomes]
         some = changes.events or changes.ended or changes.woken
         if some or changes.incidents or changes.unbound or changes.freed:

@@ -60,7 +60,7 @@ from .groups import record_mode, recorded_modes
 from .inspector import Inspector
 from .lease import SchedulerLease, present_holder
 from .patience import TIMEOUT, patience
-from .producer import Inserter, is_bounded
+from .producer import Inserter
 from .remote import Remote
 from .scheduler import SchedulerStorage
 from .staging import DatabaseStaging
@@ -96,7 +96,7 @@ class ClientStorage(Storage):
         self._policies = policies
         self._limiters = limiters
         self._may_block = any(policy.when_full == "block" for policy in (policies or {}).values())
-        self._has_bounds = any(map(is_bounded, (policies or {}).values()))
+        self._has_bounds = any(policy.max_size is not None for policy in (policies or {}).values())
         self._inspector = Inspector(dialect.alias)
         self._remote = Remote(self._find, token, leave=lambda: connections[self._alias].close())
         self._inserter = _AskingInserter(dialect, clock, self.policy, self._remote)
@@ -173,7 +173,7 @@ class ClientStorage(Storage):
         if all(batch.options.durable is False for batch in batches):
             return self._hand_over("enqueue_at_once", batches, wake)
         if self._has_bounds and self._are_bounded(batches) and not self._is_in_transaction():
-            # One place counts all of them.
+            # Only the scheduler can count all of them, and tell which of them can be dropped for others.
             return self._hand_over("enqueue_written", batches, wake)
         return self._insert(batches, wake)
 
@@ -225,7 +225,7 @@ class ClientStorage(Storage):
         }
 
     def _are_bounded(self, batches: Sequence[Batch]) -> bool:
-        return any(is_bounded(self.policy(batch.queue)) for batch in batches)
+        return any(self.policy(batch.queue).max_size is not None for batch in batches)
 
     def _hand_over(
         self, verb: str, batches: Sequence[Batch], wake: Callable[[], None]
@@ -449,8 +449,16 @@ class ClientStorage(Storage):
         return answer
 
     def counts(self, queue: str) -> dict[State, int]:
-        """See `Storage.counts`."""
-        return {**dict.fromkeys(State, 0), **self._inspector.counts(queue)}
+        """Count jobs by state, as the scheduler knows them, or, while none answers, as the tables do."""
+        if self._is_in_transaction():
+            # Its own jobs are in the tables alone, and the scheduler may be waiting for its locks.
+            return {**dict.fromkeys(State, 0), **self._inspector.counts(queue)}
+        try:
+            answer: dict[State, int] = self._remote.read("counts", queue)
+        except StorageUnavailableError as error:
+            logger.debug("Reading the tables, because no scheduler answers: %s", error)
+            return {**dict.fromkeys(State, 0), **self._inspector.counts(queue)}
+        return answer
 
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
         """See `Storage.overview`: the scheduler's numbers, or, while none lives, those of the tables."""
@@ -539,8 +547,16 @@ class ClientStorage(Storage):
         return answer
 
     def waiting_names(self, queue: str) -> dict[str, int]:
-        """See `Storage.waiting_names`."""
-        return self._inspector.waiting_names(queue)
+        """Count claimable jobs by name; without a scheduler also those that a group holds back."""
+        if self._is_in_transaction():
+            # Its own jobs are in the tables alone, and the scheduler may be waiting for its locks.
+            return self._inspector.waiting_names(queue)
+        try:
+            answer: dict[str, int] = self._remote.read("waiting_names", queue)
+        except StorageUnavailableError as error:
+            logger.debug("Reading the tables, because no scheduler answers: %s", error)
+            return self._inspector.waiting_names(queue)
+        return answer
 
     def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
         """See `Storage.page`."""

@@ -163,19 +163,18 @@ class Inspector:
     def dead_letters(self, queue: str) -> list[DeadLetter]:
         """See `Storage.dead_letters`."""
         found = models.DeadLetter.objects.using(self._alias).filter(queue=queue)
-        ordered = found.order_by("entered_at", "id")
-        return [rows.letter_from_row(row) for row in rows.raw_values(ordered, rows.LETTER)]
+        # Not by time: a moved one keeps the time of its death, and arrives behind the others.
+        return [rows.letter_from_row(row) for row in rows.raw_values(found.order_by("id"), rows.LETTER)]
 
     def dead_letter_page(self, queue: str, limit: int, after: str | None, now: int) -> LetterPage:
         """See `Storage.dead_letter_page`."""
         found = models.DeadLetter.objects.using(self._alias).filter(queue=queue)
         if after is not None:
-            entered, number = map(int, after.split(":"))
-            found = found.filter(Q(entered_at__gt=entered) | Q(entered_at=entered, id__gt=number))
-        page = list(rows.raw_values(found.order_by("entered_at", "id")[: limit + 1], (*rows.LETTER, "id")))
+            found = found.filter(id__gt=int(after))
+        page = list(rows.raw_values(found.order_by("id")[: limit + 1], (*rows.LETTER, "id")))
         letters = [rows.letter_from_row(row[:-1]) for row in page[:limit]]
         is_last = len(page) <= limit
-        following = None if is_last else f"{letters[-1].entered_at}:{page[limit - 1][-1]}"
+        following = None if is_last else str(page[limit - 1][-1])
         return LetterPage(letters, following, now)
 
     def queues(self) -> list[str]:

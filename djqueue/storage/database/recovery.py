@@ -259,12 +259,14 @@ def _dead(alias: str, engine: Engine, jobs: Sequence[Job]) -> int:
     keys: dict[str, list[str]] = {}
     for job in jobs:
         keys.setdefault(job.queue, []).append(job.id)
-    letters: list[DeadLetter] = []
+    letters: dict[int, DeadLetter] = {}
     for queue, ids in keys.items():
         for chunk in rows.chunked(ids):
             found = models.DeadLetter.objects.using(alias).filter(queue=queue, job_id__in=chunk)
-            letters += [rows.letter_from_row(row) for row in rows.raw_values(found, rows.LETTER)]
-    engine.restore(jobs, sorted(letters, key=lambda letter: letter.entered_at))
+            for row in rows.raw_values(found, (*rows.LETTER, "id")):
+                letters[row[-1]] = rows.letter_from_row(row[:-1])
+    # In the order of arrival: a moved one keeps the time of its death.
+    engine.restore(jobs, [letters[number] for number in sorted(letters)])
     return len(letters)
 
 

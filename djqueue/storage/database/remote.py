@@ -86,6 +86,8 @@ class Remote:
         self._socket: socket.socket | None = None
         self._answers: dict[int, tuple[socket.socket, Future[Any]]] = {}
         self._subscriptions: dict[int, tuple[str, tuple[Any, ...], Callable[[Any], None]]] = {}
+        self._unconfirmed: set[int] = set()
+        """Subscriptions whose first request is under way: they have missed nothing yet."""
         self._refusal = ""
         """Why the scheduler hung up, as it said itself."""
         self._silent_until = 0.0
@@ -237,6 +239,7 @@ class Remote:
         """
         number = next(self._numbers)
         with self._lock:
+            self._unconfirmed.add(number)
             self._subscriptions[number] = (verb, args, handler)
             if not self._telling:
                 self._telling = True
@@ -245,10 +248,13 @@ class Remote:
             self.read(verb, number, *args)
         except StorageUnavailableError as error:
             logger.debug("The scheduler has not confirmed a subscription yet: %s", error)
+            self._unconfirmed.discard(number)
             self._subscribe_unconfirmed(number, verb, args)
         except BaseException:
             self._subscriptions.pop(number, None)
             raise
+        finally:
+            self._unconfirmed.discard(number)
 
         def unsubscribe() -> None:
             if self._subscriptions.pop(number, None) is None or self._socket is None:
@@ -309,7 +315,8 @@ class Remote:
         except BaseException:
             connection.close()
             raise
-        self._start("djqueue-remote", lambda: self._read(connection, [number for number, _ in renewed]))
+        again = [number for number, _ in renewed if number not in self._unconfirmed]
+        self._start("djqueue-remote", lambda: self._read(connection, again))
         return connection
 
     def _connect(self) -> socket.socket:

@@ -1050,7 +1050,7 @@ class SchedulerStorage(EngineStorage):
         """Take in jobs, by the numbers of their rows; before them those that they wait for."""
         if not jobs:
             return
-        with self._inbox, self._knowing(key for job in jobs.values() for key in job.options.depends_on):
+        with self._inbox, self._knowing(self._outside(jobs)):
             new = {number: job for number, job in jobs.items() if number not in self._taken}
             now = self._clock.now()
             for job in new.values():
@@ -1067,6 +1067,15 @@ class SchedulerStorage(EngineStorage):
             self.engine.accept(new.values())
             self._taken.update(new)
 
+    def _outside(self, jobs: Mapping[int, Job]) -> set[JobKey]:
+        """Return what these rows depend on, other than one another, which keep their order."""
+        wanted = {key for job in jobs.values() for key in job.options.depends_on}
+        if wanted:
+            wanted.difference_update(
+                (job.queue, job.id) for number, job in jobs.items() if number not in self._taken
+            )
+        return wanted
+
     def _take_found(self, jobs: Mapping[int, Job]) -> None:
         """As `_take`, for rows that were read while others could take them in: what came of them may have
         ended since.
@@ -1075,7 +1084,7 @@ class SchedulerStorage(EngineStorage):
             return
         with self._inbox:
             left = recovery.left_in_inbox(self._alias, jobs)
-            self._take({number: job for number, job in jobs.items() if number in left})
+            self._take({number: jobs[number] for number in sorted(left)})
 
     def _take_successors(self, queue: str, ids: Sequence[str]) -> None:
         """Take in what has the id of a job that failed or was cancelled: to its producer it is there."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
+from djqueue.core.errors import OptionError
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
 from djqueue.core.queue import QueuePolicy
 
@@ -65,7 +66,7 @@ class Claiming:
         places: dict[str, list[int]] = {}
         for place, outcome in enumerate(outcomes):
             if outcome.kind not in OUTCOMES:
-                raise ValueError(f"unknown outcome {outcome.kind!r}")
+                raise OptionError(f"unknown outcome {outcome.kind!r}")
             places.setdefault(outcome.queue, []).append(place)
         serving, waits = yield from self._serving(then)
         yield from self._agree(serving)

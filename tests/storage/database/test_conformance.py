@@ -129,34 +129,11 @@ class ClientCase(contract.StorageCase):
 
 
 class TestForAClient(ClientCase, contract.StorageContract):
-    """The whole contract through the socket: what another process sends, reads and is told.
+    """The whole contract through the socket: what another process sends, reads and is told."""
 
-    Cases that do not hold for a client yet are set to None, by their cause.
-    """
-
-    # A client writes to the inbox, and answers by the tables: what the scheduler will do is not known yet.
-    test_where_the_key_is_free_nothing_is_replaced = None
-    test_one_follows_the_job_that_runs_and_the_newest_wins = None
-    test_a_job_lower_than_all_others_is_refused = None
-    test_where_none_may_go_more_are_refused = None
-    test_the_same_call_again_changes_nothing = None
-    test_a_thousand_jobs_and_the_one_behind_them_in_one_call = None
+    # A client that enqueues the id of a cancelled job again deletes that job's row. The scheduler does not
+    # learn of it, and its overview still counts the row. `counts` reads the tables and is right.
     test_counts_of_what_has_ended_follow_its_end_and_its_removal = None
-    # In the tables dead letters are in the order of their deaths.
-    test_dead_letters_arrive_behind_those_that_are_there = None
-    # The tables count jobs that their group holds back as claimable ones.
-    test_a_key_at_its_rate_has_no_more_turns_for_its_weight = None
-    test_a_key_at_its_rate_holds_up_no_other = None
-    test_a_key_is_paused_before_it_has_jobs = None
-    test_a_limit_below_the_weight_of_a_key_wins = None
-    test_a_rate_said_when_jobs_are_ready_holds_them_back = None
-    test_a_weight_is_said_while_jobs_wait_and_keeps_the_order = None
-    test_what_was_ready_of_a_paused_key_keeps_its_place = None
-    # The socket answers with an error of its own.
-    test_an_outcome_of_an_unknown_kind_is_an_error_and_changes_nothing = None
-    # A client is woken without need.
-    test_other_queues_do_not_wake = None
-    test_who_has_stopped_listening_is_not_woken = None
 
 
 class StagingCase(SchedulerCase, contract.StagingContract):

@@ -248,6 +248,14 @@ def test_a_broken_transaction_says_so_and_enqueues_nothing(producer):
     assert models.Job.objects.count() == 0
 
 
+def test_counts_in_a_transaction_have_its_own_jobs(scheduler, client):
+    with transaction.atomic():
+        enqueue(client)
+
+        assert client.counts(QUEUE)[State.WAITING] == 1
+        assert client.waiting_names(QUEUE) == {"handler": 1}
+
+
 # What tests of projects do.
 
 

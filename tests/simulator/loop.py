@@ -98,7 +98,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def spawn(self, process: Process, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task of a process."""
-        return self.create_task(coroutine, context=process.context())
+        task = self.create_task(coroutine, context=process.context())
+        task.add_done_callback(self._ended, context=process.context())
+        return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        # Nobody awaits it, and it is kept: its exception would be reported only after the simulation.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.call_exception_handler({"message": "a task ended", "exception": error})
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """See `asyncio.BaseEventLoop.call_exception_handler`: what nobody handles is a finding."""

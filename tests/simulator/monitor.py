@@ -90,10 +90,6 @@ class Monitor:
         """How many acknowledged jobs have not ended, as far as is known."""
         return len(self._open)
 
-    def has_dependencies(self, key: JobKey) -> bool:
-        """Whether a job depends on others."""
-        return bool(self._options[key].depends_on)
-
     def is_keyed(self, key: JobKey) -> bool:
         """Whether a job has a unique key."""
         return self._options[key].unique_key is not None

@@ -13,7 +13,7 @@ from typing import Any
 from djqueue.core.errors import StorageUnavailableError, by_code
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.database.address import Address
-from djqueue.storage.database.remote import ANSWER_TIMEOUT, RECONNECT_EVERY
+from djqueue.storage.database.remote import ANSWER_TIMEOUT, READ_TIMEOUT, RECONNECT_EVERY
 from djqueue.storage.database.session import SUBSCRIPTIONS, WRITTEN, _refusal
 from djqueue.storage.database.wire import LENGTH, pack
 from djqueue.storage.database.wire import unpack as unpack_body
@@ -28,13 +28,23 @@ GONE = "the scheduler has hung up"
 class SimulatedServer:
     """Stands for `djqueue.storage.database.server.Server`."""
 
-    def __init__(self, storage: Any, address: Address, token: str | None, inbox: Any, alias: str) -> None:
+    def __init__(
+        self,
+        storage: Any,
+        address: Address,
+        token: str | None,
+        inbox: Any,
+        alias: str,
+        *,
+        holds: Callable[[], bool],
+    ) -> None:
         process = PROCESS.get()
         assert process is not None
         self.storage = storage
         self.address = address
         self.process = process
         self.inbox = inbox
+        self.holds = holds
         self.clients: list[SimulatedRemote] = []
         self.is_open = False
         self._subscriptions: dict[tuple[SimulatedRemote, int], Unsubscribe] = {}
@@ -67,6 +77,8 @@ class SimulatedServer:
         if operation == "inbox":
             self.inbox()
             return pack([number, "ok", None])
+        if operation == "ping":
+            return pack([number, *(("ok", None) if self.holds() else ("lost",))])
         if operation in SUBSCRIPTIONS:
             return pack([number, *self._subscribe(client, operation, args)])
         return pack([number, *self._do(operation, args, kwargs)])
@@ -134,7 +146,15 @@ class SimulatedRemote:
         """See `Remote.call`. The answer comes at once, or never."""
         return self._value(self._request(pack([next(self._numbers), operation, list(args), kwargs])))
 
-    ask = call
+    def read(self, operation: str, *args: Any, timeout: float = READ_TIMEOUT) -> Any:
+        """See `Remote.read`. The answer comes at once, or never."""
+        return self.call(operation, *args)
+
+    ask = read
+
+    @property
+    def outage(self) -> None:
+        """See `Remote.outage`. There is no circuit breaker here: every call tries to connect."""
 
     def tell(self, operation: str) -> bool:
         """See `Remote.tell`."""
@@ -267,6 +287,8 @@ class SimulatedRemote:
         _, word, *rest = unpack(data)
         if word == "ok":
             return rest[0]
+        if word == "lost":
+            raise StorageUnavailableError(GONE)
         raise by_code(*rest)
 
     def _connected(self) -> SimulatedServer:

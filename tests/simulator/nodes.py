@@ -91,7 +91,13 @@ class Node:
         storage.on_lost = lambda: self._replaced(worker)
         if self._stopping:
             worker.stop()
-        await worker.run()
+        try:
+            await worker.run()
+        except StorageUnavailableError as error:
+            # A worker that cannot register raises, and its process ends; the service manager starts it again.
+            world.note("not started", type(error).__name__)
+            world.kill(process)
+            return
         try:
             await asyncio.to_thread(storage.close)
         except StorageUnavailableError as error:

@@ -55,7 +55,22 @@ async def _finish(self: Any, outcomes: Any, then: Any = None) -> Any:
 
 
 def _died(holder: Holder) -> bool:
-    return not any(one.pid == holder.pid and one.alive for one in World.current().processes.values())
+    return not _lives(holder)
+
+
+def _lives(holder: Holder) -> bool:
+    return any(one.pid == holder.pid and one.alive for one in World.current().processes.values())
+
+
+class Observed(dict[str, Any]):
+    """What each process has seen of the scheduler's lease: no process knows what another one saw."""
+
+    def get(self, alias: str, default: Any = None) -> Any:
+        """See `dict.get`."""
+        return super().get(f"{_pid()} {alias}", default)
+
+    def __setitem__(self, alias: str, seen: Any) -> None:
+        super().__setitem__(f"{_pid()} {alias}", seen)
 
 
 def _pid() -> int:
@@ -77,6 +92,8 @@ def simulated(world: World) -> Iterator[None]:
             f"{DATABASE}.storage.Server": SimulatedServer,
             f"{DATABASE}.client.Remote": SimulatedRemote,
             f"{DATABASE}.lease.died_here": _died,
+            f"{DATABASE}.lease.lives_here": _lives,
+            f"{DATABASE}.lease._observed": Observed(),
             f"{DATABASE}.lease.host_name": lambda: HOST,
             f"{DATABASE}.processes.died_here": _died,
             f"{DATABASE}.processes.host_name": lambda: HOST,

@@ -103,7 +103,7 @@ class Producer:
             storage.promote(queue, [job_id])
         elif act == "update":
             storage.update(queue, [job_id], priority=random.choice((0, 1, 2)))
-        elif act == "retry" and not self._world.monitor.has_dependencies((queue, job_id)):
+        elif act == "retry":
             self._world.monitor.retried((queue, job_id))
             storage.retry(queue, [job_id])
         elif act == "pause":

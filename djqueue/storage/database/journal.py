@@ -206,6 +206,7 @@ class DatabaseJournal:
     retention: of the queues that have one.
     clock: for telling when it last wrote.
     own: the process whose claims name none.
+    lag: milliseconds from the monotonic time to UTC, for the ends of leases: see `SchedulerLease.lag`.
     lease_ttl: milliseconds for which the lease holds; `fence` is called three times as often.
     """
 
@@ -219,6 +220,7 @@ class DatabaseJournal:
         clock: Clock = SYSTEM_CLOCK,
         own: str = "",
         lease_ttl: int = 10_000,
+        lag: int | None = None,
     ) -> None:
         self._dialect = dialect
         self._fence = fence
@@ -254,7 +256,7 @@ class DatabaseJournal:
         self._failures = 0
         """Flushes that failed since the last success."""
         self._own = own
-        self._lag = clock.now() - clock.monotonic()
+        self._lag = clock.now() - clock.monotonic() if lag is None else lag
         """Milliseconds from monotonic time to UTC, as of the last flush."""
         self._put_off: set[Key] = set()
         """Ended jobs whose ends are put off."""
@@ -661,7 +663,6 @@ class DatabaseJournal:
         self.flushed_at = self._clock.now()
         if buffer.is_visible:
             self.changes.bump()
-        self._lag = self.flushed_at - self._clock.monotonic()
         self._written(buffer.ended)
         for stream in buffer.elsewhere:
             stream.items = None

@@ -58,6 +58,9 @@ class SchedulerLease:
         self._holder = secrets.token_hex(8)
         self._generation = 0
         self._renewed = 0
+        self.lag = 0
+        """Milliseconds from the monotonic time to UTC when the row was taken. What is written of leases while
+        it is held is on this one timeline, so that setting the wall clock changes no comparison."""
         self.left_at = 0
         """When the scheduler before this one last renewed its claim: UTC milliseconds; 0: there was none."""
         self.was_released = True
@@ -96,7 +99,7 @@ class SchedulerLease:
             self.left_at = to_milliseconds(there.renewed_at)
             self.was_released = to_milliseconds(there.expires_at) == RELEASED
         self._generation = self._rows().get(holder=self._holder).generation
-        self._renewed = tick
+        self._renewed, self.lag = tick, now - tick
         self._observe(now, tick)
         return True
 
@@ -112,12 +115,11 @@ class SchedulerLease:
                 if waited >= BLOCKED and lives_here(there) and to_milliseconds(there.expires_at) > ABANDONED:
                     # Something kept this process from writing: it may have kept the holder from it, too.
                     transaction.set_rollback(True, using=self._alias)
+                    _observed.pop(self._alias, None)
                     taken = 0
         except OperationalError:
             _observed.pop(self._alias, None)
             raise
-        if not taken:
-            _observed.pop(self._alias, None)
         return taken
 
     def hold(self) -> None:
@@ -125,10 +127,11 @@ class SchedulerLease:
         set_right(self._clock)
         tick, now = self._clock.monotonic(), self._clock.now()
         mine = self._rows().filter(holder=self._holder, generation=self._generation)
-        if not mine.update(renewed_at=now, expires_at=now + self.ttl):
+        renewed_at = tick + self.lag
+        if not mine.update(renewed_at=renewed_at, expires_at=now + self.ttl):
             raise LeaseLost
         self._renewed = tick
-        self._observe(now, tick)
+        self._observe(renewed_at, tick)
 
     @property
     def claim(self) -> bytes:
@@ -182,7 +185,7 @@ class SchedulerLease:
         since = _observed.get(self._alias)
         if since is None or since[0] != seen:
             _observed[self._alias] = since = (seen, tick)
-        if tick - since[1] >= ends - to_milliseconds(there.renewed_at):
+        if tick - since[1] >= self.ttl:
             return True
         return ends <= now and not lives_here(there)
 

@@ -136,6 +136,7 @@ class SchedulerStorage(EngineStorage):
             clock,
             own_process(),
             lease.ttl,
+            lease.lag,
         )
         self._tiers = tiers
         self.metrics = DatabaseMetrics(self._alias, self._journal)

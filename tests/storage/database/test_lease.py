@@ -17,7 +17,6 @@ from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
     an_active_job,
-    batch,
     claim,
     claim_ids,
     completing,
@@ -335,15 +334,15 @@ def test_a_scheduler_that_slept_past_its_lease_writes_nothing_more(start_child, 
     child.tell("work 5")
     child.thaw()
 
-    said = child.hears_until("lost")
-    assert not any(line.startswith("queued") for line in said)
-    assert list(models.Job.objects.order_by("id").values()) == before
+    child.hears_until("lost")
+    # What it enqueues from now on, it enqueues as any producer.
+    known = [row["id"] for row in before]
+    assert list(models.Job.objects.filter(id__in=known).order_by("id").values()) == before
     # It may still run its own job: that one has a whole lease, and the next one is claimed.
     assert [found.id for found in claimed] == ids[1:2]
     assert finish(following, completing(claimed[0])) == [True]
     child.ends()
     following.counts(QUEUE)
-    assert models.Job.objects.count() == 3
     assert [state(following, job_id) for job_id in ids[:2]] == [State.ACTIVE, State.COMPLETED]
 
 
@@ -359,22 +358,22 @@ def test_a_scheduler_that_lost_its_place_says_so_to_everybody(scheduler, make_st
     enqueue(scheduler)
 
     assert lost.wait(10)
+    deposed = scheduler._deposed
     for action in (
-        lambda: enqueue(scheduler),
-        lambda: claim(scheduler),
-        lambda: finish(scheduler, completing(claimed)),
-        lambda: scheduler.cancel(QUEUE, [claimed.id]),
-        lambda: scheduler.retry(QUEUE, [claimed.id]),
-        lambda: scheduler.remove(QUEUE, [claimed.id]),
-        lambda: scheduler.pause(QUEUE),
-        scheduler.maintain,
+        lambda: enqueue(deposed),
+        lambda: claim(deposed),
+        lambda: finish(deposed, completing(claimed)),
+        lambda: deposed.cancel(QUEUE, [claimed.id]),
+        lambda: deposed.retry(QUEUE, [claimed.id]),
+        lambda: deposed.remove(QUEUE, [claimed.id]),
+        lambda: deposed.pause(QUEUE),
+        deposed.maintain,
     ):
         with pytest.raises(journal.LeaseLost, match="Another process has become the scheduler"):
             action()
     with pytest.raises(StorageUnavailableError):
         eventually(lambda: client.claim(request_of_nothing()) and None, timeout=5)
-    with pytest.raises(journal.LeaseLost):
-        scheduler.close()
+    scheduler.close()
     assert enqueue(scheduler)  # as any producer, for whoever is the scheduler
 
 
@@ -389,10 +388,8 @@ def test_what_a_lost_scheduler_leaves_behind_is_not_its_successors_socket(make_s
     second = make_storage()
     second.connect()
 
-    with pytest.raises(journal.LeaseLost):
-        first.enqueue([batch(durable=True)])
-    with pytest.raises(journal.LeaseLost):
-        first.close()
+    eventually(lambda: not first.is_scheduler, message="it notices that it lost its place")
+    first.close()
 
     client = make_storage()
     enqueue(client, durable=False)
@@ -467,16 +464,3 @@ def test_a_scheduler_that_is_silent_for_its_lease_is_replaced_whatever_the_clock
     assert second.acquire()
     with pytest.raises(journal.LeaseLost):
         first.hold()
-
-
-def test_a_silent_holder_keeps_the_row_for_its_own_lease(clock):
-    first = SchedulerLease("default", clock, "unix:///nowhere", ttl=3 * TTL)
-    second = a_lease(clock)
-    first.acquire()
-    assert not second.acquire()
-    clock.advance(2 * TTL)
-    assert not second.acquire()
-
-    clock.advance(TTL)
-
-    assert second.acquire()

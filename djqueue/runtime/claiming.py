@@ -34,9 +34,12 @@ POLL_UNTIL_EMPTY = 0.25
 """The same while the worker waits for its queues' end: nobody rings when another worker's job is over."""
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0
 """Seconds between tries while the storage is away: doubled from the first to the last."""
-ISOLATION = (2.0, 10.0, 60.0)
-"""Seconds for which a worker claims nothing beside a job with one, two, or more stalled attempts: should it
-kill its process again, it is alone."""
+PROBATION = (0.5, 2.0, 10.0)
+"""Seconds for which a worker claims nothing after a job with one, two, or more stalled attempts has started,
+so that few jobs die with it if it kills its process again."""
+PROBATION_DECAY = 0.75
+"""Factor between the probations of stalled jobs claimed in a row. The probations of any number of them add up
+to less than four times the first one."""
 
 CATCH_UP = 0.05
 """Seconds between looks whether the receivers of signals have caught up."""
@@ -105,9 +108,11 @@ class ClaimLoop:
         self._hint: int | None = None
         self._looked_empty = False
         self._isolated: Run | None = None
-        """The last run of a job with a stalled attempt, until it has ended or its isolation is over."""
+        """The last run of a job with a stalled attempt, until it has ended or its probation is over."""
         self._isolated_until = 0
         """Monotonic milliseconds."""
+        self._stalled_in_a_row = 0
+        """Stalled jobs started since the last claim without one."""
         self._retry_due = 0
         """Monotonic milliseconds: until then a job that failed here is expected back."""
 
@@ -220,9 +225,13 @@ class ClaimLoop:
         return left / 1_000
 
     def _isolate(self, run: Run, now: int) -> None:
-        stalls = min(run.claimed.stalls, len(ISOLATION))
+        stalls = min(run.claimed.stalls, len(PROBATION))
+        seconds = PROBATION[stalls - 1] * PROBATION_DECAY**self._stalled_in_a_row
+        self._stalled_in_a_row += 1
         self._isolated = run
-        self._isolated_until = now + round(ISOLATION[stalls - 1] * 1_000)
+        self._isolated_until = now + int(seconds * 1_000)
+        # The storage gave one job only, whatever else is ready: ask again right after the probation.
+        self._hint = 0
 
     def _request(self, slots: int) -> ClaimRequest:
         options = self._options
@@ -275,6 +284,7 @@ class ClaimLoop:
     def _dispatch(self, claims: Claims) -> None:
         self._hint = claims.wait
         if not claims.jobs:
+            self._stalled_in_a_row = 0
             return
         now = self._clock.monotonic()
         verbose = self._tell.verbose
@@ -284,6 +294,9 @@ class ClaimLoop:
             for claimed in claims.jobs:
                 self._give_back(claimed)
             return
+        if not claims.jobs[-1].stalls:
+            # A stalled job is claimed alone, so this claim has none.
+            self._stalled_in_a_row = 0
         runs: list[Run] = []
         for claimed in claims.jobs:
             handler = self._handlers.get(claimed.name)

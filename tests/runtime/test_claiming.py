@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -10,6 +11,7 @@ from djqueue import Queue, Snooze, Worker
 from djqueue.core.job import ClaimRequest
 from djqueue.core.limiter import Rate
 from djqueue.runtime import claiming
+from djqueue.runtime.bell import Bell, Hearing
 from djqueue.testing.clock import FakeClock
 from tests.runtime.running import HANDLER, reached, record, work_off, working
 from tests.runtime.storages import DistantStorage, RecordingStorage
@@ -284,7 +286,7 @@ async def test_failed_runs_count_for_max_jobs_and_given_back_ones_do_not(storage
 
 
 async def test_a_worker_claims_nothing_beside_a_stalled_job_until_it_ends(clocked, monkeypatch):
-    monkeypatch.setattr(claiming, "ISOLATION", (3_600.0,))
+    monkeypatch.setattr(claiming, "PROBATION", (3_600.0,))
     storage, queue = clocked
     stalled = lost_jobs(storage, queue, 1)
     others = [queue.enqueue(name=HANDLER).id for _ in range(3)]
@@ -307,7 +309,7 @@ async def test_a_worker_claims_nothing_beside_a_stalled_job_until_it_ends(clocke
 
 
 async def test_stalled_jobs_that_take_long_are_joined_one_by_one(clocked, monkeypatch):
-    monkeypatch.setattr(claiming, "ISOLATION", (0.02,))
+    monkeypatch.setattr(claiming, "PROBATION", (0.02,))
     storage, queue = clocked
     lost_jobs(storage, queue, 3)
     done = asyncio.Event()
@@ -323,8 +325,54 @@ async def test_stalled_jobs_that_take_long_are_joined_one_by_one(clocked, monkey
     assert [jobs for _, _, jobs in storage.trips if jobs] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(("losses", "bound"), [(1, 2_000), (2, 8_000), (3, 40_000)])
+async def test_jobs_behind_many_long_stalled_ones_start_within_a_bound(clocked, monkeypatch, losses, bound):
+    storage, queue = clocked
+    stalled = lost_jobs(storage, queue, 500)
+    for _ in range(losses - 1):
+        lose_again(storage, stalled)
+    good = {queue.enqueue(name=HANDLER).id for _ in range(30)}
+    clock, done, started = passing_clock(monkeypatch), asyncio.Event(), {}
+    start = clock.monotonic()
+
+    async def handler(job):
+        started[job.id] = clock.monotonic() - start
+        await done.wait()
+
+    async with working(storage, handler, concurrency=530, clock=clock) as worker:
+        await aeventually(lambda: worker.running == 530)
+        done.set()
+        await aeventually(lambda: worker.counters.completed == 530)
+
+    assert set(started) == {*stalled, *good}
+    assert max(started.values()) <= bound
+    assert [jobs for _, _, jobs in storage.trips if jobs] == [1] * 500 + [30]
+
+
+async def test_the_first_stalled_job_after_others_has_its_whole_probation_again(clocked, monkeypatch):
+    storage, queue = clocked
+    clock, done = passing_clock(monkeypatch), asyncio.Event()
+    started = []
+
+    async def handler(job):
+        started.append(clock.monotonic())
+        await done.wait()
+
+    async with working(storage, handler, concurrency=100, clock=clock) as worker:
+        for count in (3, 6):
+            lost_jobs(storage, queue, 2)
+            queue.enqueue(name=HANDLER)
+            await aeventually(lambda: worker.running == 3)
+            done.set()
+            await aeventually(lambda count=count: worker.counters.completed == count)
+            done.clear()
+
+    waits = [later - earlier for earlier, later in pairwise(started)]
+    assert waits[:2] == waits[3:] == [500, 375]
+
+
 async def test_what_another_round_trip_brings_beside_a_stalled_job_is_given_back(monkeypatch):
-    monkeypatch.setattr(claiming, "ISOLATION", (3_600.0,))
+    monkeypatch.setattr(claiming, "PROBATION", (3_600.0,))
     clock = FakeClock()
     storage = DistantStorage(clock=clock)
     queue = Queue("work", storage=storage)
@@ -343,6 +391,29 @@ async def test_what_another_round_trip_brings_beside_a_stalled_job_is_given_back
         await aeventually(lambda: worker.counters.completed == 2)
 
     assert storage.most == 2
+
+
+def passing_clock(monkeypatch):
+    """A clock that a worker's timed sleep beside a stalled job moves on, without waiting."""
+    clock, sleep = FakeClock(), Bell.sleep
+
+    async def pass_time(self, seconds, hearing):
+        if hearing is Hearing.ENDINGS and seconds is not None:
+            clock.advance(round(seconds * 1_000))
+            seconds = 0
+        await sleep(self, seconds, hearing)
+
+    monkeypatch.setattr(Bell, "sleep", pass_time)
+    return clock
+
+
+def lose_again(storage, ids):
+    """Claim stalled jobs, one by one, and lose them again."""
+    request = ClaimRequest("lost", len(ids), frozenset({HANDLER}))
+    claimed = [storage.claim(request).jobs[0] for _ in ids]
+    storage.engine.clock.advance(claimed[0].lease + 1)
+    assert storage.maintain().stalled == len(ids)
+    storage.trips.clear()
 
 
 def lost_jobs(storage, queue, many):

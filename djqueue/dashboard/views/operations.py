@@ -1,5 +1,7 @@
 """Bulk operations: how far they are, and ending them."""
 
+from functools import partial
+
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -20,9 +22,9 @@ pages = Pages()
 @pages.show("operations", "operations/", rights.VIEW, gettext_lazy("Bulk operations"))
 def operations(request: HttpRequest, desk: Desk) -> HttpResponse:
     """Those about queues that the user sees, newest first."""
-    found = keyset.page(_rows(), request.GET.get("at", ""))
-    shown = [row for row in found.rows if _sees(request, row)]
-    context = {"rows": shown, **keyset.links(desk, "operations", found)}
+    sees = partial(_sees, request) if rights.hides_queues() else None
+    found = keyset.page(_rows(), request.GET.get("at", ""), sees=sees)
+    context = {"rows": found.rows, **keyset.links(desk, "operations", found)}
     return desk.render(request, "operations.html", _("Bulk operations"), context, tab="operations")
 
 

@@ -194,7 +194,7 @@ def test_an_operation_is_ended_once(client, memory):
     assert "no more jobs are touched" in said[0]
     assert "It has ended already." in said[1]
     assert BulkOperation.objects.get().state == BulkState.ABORTED
-    assert AuditEvent.objects.filter(action="abort").count() == 1
+    assert AuditEvent.objects.get(action="abort").detail == {"operation": 1, "queues": ["emails"]}
 
 
 def test_an_operation_that_is_not_there_says_so(client, memory):
@@ -214,7 +214,9 @@ def test_an_operation_of_a_queue_that_the_user_does_not_see_is_not_there(client,
     html = shown(client, "operations").content.decode()
     assert "one of 1" in html
     assert "one of 2" not in html
-    assert client.post(address(BY_NAME["abort"])).status_code == 403
+    assert client.post(address(BY_NAME["abort"])).status_code == 404
+    assert client.post(address(BY_NAME["abort"]).replace("/1/", "/999999/")).status_code == 404
+    assert shown(client, "activity").context["deeds"] == []
     assert BulkOperation.objects.get(pk=1).state == BulkState.PLANNED
     assert AuditEvent.objects.filter(action="abort", refused=True).count() == 1
 

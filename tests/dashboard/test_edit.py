@@ -304,6 +304,14 @@ def test_an_old_form_does_not_confirm_a_guess_of_a_hidden_value(queue, client):
     assert "have been changed since this form was opened" in said(send(client, **old))
 
 
+def test_the_size_of_a_payload_with_a_hidden_value_is_not_shown(queue, client):
+    size = re.compile(r"[0-9]+\s(?:bytes|KB)")
+    enqueue(queue, "ann", password="4711")
+    assert not size.search(said(client.get(address(BY_NAME["job"]))))
+    send(client, **{**opened(client), "kwargs": "{}"})
+    assert len(size.findall(said(client.get(address(BY_NAME["job"]))))) == 1, "the new payload, not the old"
+
+
 def test_a_seal_is_refused_for_another_job_and_after_its_time(queue, client, monkeypatch):
     for job_id in ("job-1", "job-2"):
         queue.enqueue({"args": [1], "kwargs": {}}, id=job_id, name="tests.edit.mail")

@@ -144,8 +144,8 @@ def _begin(request: HttpRequest, desk: Desk, kind: Kind, write: str) -> HttpResp
         return _none(request, desk)
     if not imports.sees(request, shown.report):
         if shown.report.shares:  # without queues, the entry could not be hidden from this user
-            detail = {"write": write, "queues": sorted(shown.report.shares)}
-            audit.note(request, page, refused=True, detail=detail)
+            hidden = {"write": write, "queues": sorted(shown.report.shares)}
+            audit.note(request, page, refused=True, detail=hidden)
         return _none(request, desk)
     if not shown.report.shares:
         messages.warning(request, _("There is no such import."))

@@ -1,5 +1,6 @@
 """A job's arguments as a form: what of them can be edited, by whom, and what is done with it."""
 
+import secrets
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from djqueue.core.ids import IdSource
 from djqueue.core.job import JobRecord
 from djqueue.core.states import PENDING, State
 
-from . import jsontext, redaction, rights
+from . import jsontext, redaction, rights, versions
 from .arguments import check_arguments
 from .jsontext import Draft, MalformedError, NotEditableError
 from .redaction import Hidden
@@ -35,6 +36,8 @@ LABELS: dict[str, Any] = {
     "payload": gettext_lazy("Payload"),
 }
 IDS = IdSource()
+SEALED = versions.KEPT // 3
+"""Milliseconds for which a seal is accepted: less than the record of an edit is kept."""
 
 
 def way(state: State) -> str | None:
@@ -68,7 +71,7 @@ class Editable(NamedTuple):
     hides: bool
     """Whether something of it is hidden."""
     seal: str
-    """Of the payload as it was: nothing can be learned from it."""
+    """A keyed digest of the payload for this rendering of the form: equal payloads have different seals."""
 
 
 def editable(record: JobRecord) -> Editable:
@@ -89,7 +92,7 @@ def editable(record: JobRecord) -> Editable:
         drafts = {"payload": jsontext.write(value, shown)}
         is_checked = False
     hides = any(draft.hidden for draft in drafts.values())
-    return Editable(drafts, is_checked, shown, hides, _seal(record.payload))
+    return Editable(drafts, is_checked, shown, hides, _seal(record))
 
 
 def exposes(record: JobRecord, payload: bytes, found: Editable, texts: Mapping[str, str]) -> bool:
@@ -135,14 +138,24 @@ def _is_as_hidden(now: Any, before: Any) -> bool:
 
 
 def is_sealed(record: JobRecord, seal: str) -> bool:
-    """Whether a job has the payload that it had when the form was made."""
-    return constant_time_compare(_seal(record.payload), seal)
+    """Return whether a job still has the payload that it had when the form was rendered.
+
+    An edit in between ends the seal even if it restored the payload: otherwise an edit with a guess,
+    followed by a post of the old form, would confirm the guess.
+    """
+    nonce, _sep, rest = seal.partition(":")
+    at, _sep, digest = rest.partition(":")
+    if not (at.isascii() and at.isdecimal() and len(at) <= 15 and digest.isascii()):
+        return False
+    if not 0 <= SYSTEM_CLOCK.now() - int(at) < SEALED:
+        return False
+    return constant_time_compare(_digest(record, nonce, int(at)), digest)
 
 
 class EditForm(forms.Form):
     """Its arguments as JSON, and what is known of the job that they are for."""
 
-    seal = forms.CharField(widget=forms.HiddenInput, max_length=64)
+    seal = forms.CharField(widget=forms.HiddenInput, max_length=160)
     new_id = forms.CharField(widget=forms.HiddenInput, max_length=600)
     how = forms.ChoiceField(widget=forms.HiddenInput, choices=[(one, one) for one in TAKES])
 
@@ -206,5 +219,14 @@ def _new_id(record: JobRecord) -> str:
     return _signer(record).sign(IDS.new(SYSTEM_CLOCK.now()))
 
 
-def _seal(payload: bytes) -> str:
-    return salted_hmac("djqueue.dashboard.editing", payload, algorithm="sha256").hexdigest()
+def _seal(record: JobRecord) -> str:
+    """Return a new seal: a nonce, the time, and a digest that covers both."""
+    nonce, at = secrets.token_hex(16), SYSTEM_CLOCK.now()
+    return f"{nonce}:{at}:{_digest(record, nonce, at)}"
+
+
+def _digest(record: JobRecord, nonce: str, at: int) -> str:
+    version = versions.latest(record.queue, record.id)
+    bound = ascii((nonce, at, record.queue, record.id, version)).encode()
+    message = bound + b"\n" + record.payload
+    return salted_hmac("djqueue.dashboard.editing", message, algorithm="sha256").hexdigest()

@@ -9,11 +9,13 @@ hides no change. What the version says nothing about has to end the tag's time: 
 """
 
 from collections.abc import Callable, Hashable
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any, NamedTuple
 
+from django.conf import settings
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.encoding import force_bytes
 from django.utils.translation import get_language
 
 from djqueue._version import __version__
@@ -116,7 +118,10 @@ def read(shown: str) -> Tag:
 
 
 def _digest(request: HttpRequest, version: str, own: Hashable) -> str:
-    """Of everything that a live part depends on: what is there, who asks for what, and how it is written."""
+    """Of everything that a live part depends on: what is there, who asks for what, and how it is written.
+
+    It has a key, so that nobody can compute the digest of something that they guess.
+    """
     user: Any = request.user
     board = snapshots.last("board")
     chosen = get_settings().dashboard.queue_filter
@@ -135,4 +140,5 @@ def _digest(request: HttpRequest, version: str, own: Hashable) -> str:
         get_language(),
         timezone.get_current_timezone_name(),
     )
-    return blake2b(repr(seen).encode(errors="surrogatepass"), digest_size=12).hexdigest()
+    key = sha256(b"djqueue.dashboard.freshness:" + force_bytes(settings.SECRET_KEY)).digest()
+    return blake2b(repr(seen).encode(errors="surrogatepass"), digest_size=12, key=key).hexdigest()

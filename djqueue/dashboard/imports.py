@@ -19,6 +19,8 @@ from .snapshot import snapshots
 
 LENGTH = 50
 """Reports of a page."""
+MOST_PAGES = 100
+"""Pages that are read to find the reports that the user may see."""
 FEW = 3
 """Queues that the list names."""
 LOOKED_AT = 10_000
@@ -130,12 +132,29 @@ class Standing(NamedTuple):
 
 
 def listed(request: HttpRequest, after: str) -> Page:
-    """Those about queues that the user sees, the one that changed last first."""
+    """Those about queues that the user sees, the one that changed last first.
+
+    A page begins behind a report that is shown, and hidden ones do not count for its length.
+    """
     kept = get_storage().imports
     if kept is None:
         return Page(None, "")
-    found = kept.page(LENGTH, after or None)
-    return Page([_shown(report) for report in found.imports if sees(request, report)], found.next or "")
+    if not rights.hides_queues():
+        found = kept.page(LENGTH, after or None)
+        return Page([_shown(report) for report in found.imports], found.next or "")
+    start = kept.get(after) if after else None
+    if after and (start is None or not sees(request, start)):
+        return Page([], "")  # as of one that is not there
+    shown: list[Import] = []
+    cursor = after or None
+    for _read in range(MOST_PAGES):
+        found = kept.page(LENGTH, cursor)
+        shown += [report for report in found.imports if sees(request, report)]
+        cursor = found.next
+        if cursor is None or len(shown) > LENGTH:
+            break
+    older = shown[LENGTH - 1].write if len(shown) > LENGTH else ""
+    return Page([_shown(report) for report in shown[:LENGTH]], older)
 
 
 def one(write: str) -> Shown | None:

@@ -1,5 +1,6 @@
 """Pages of a table, newest first, by where the last one ended: as quick at the end as at the beginning."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
@@ -7,6 +8,13 @@ from django.db.models import QuerySet
 from .desk import Desk
 
 LENGTH = 50
+PART = 500
+"""Rows that one query reads where some of them may be hidden from the user."""
+MOST_READ = 20_000
+"""Rows after which the search for rows that the user may see ends."""
+
+Sees = Callable[[Any], bool]
+"""Return whether the user may see a row."""
 
 
 class Found(NamedTuple):
@@ -19,21 +27,49 @@ class Found(NamedTuple):
     is_first: bool
 
 
-def page(rows: "QuerySet[Any]", at: str, length: int = LENGTH) -> Found:
-    """The rows of a place: `<pk` those before a row, `>pk` those after it, empty the newest."""
+def page(rows: "QuerySet[Any]", at: str, length: int = LENGTH, sees: Sees | None = None) -> Found:
+    """The rows of a place: `<pk` those before a row, `>pk` those after it, empty the newest.
+
+    Hidden rows count neither for the length of a page nor for whether there is another one, and pages begin
+    at rows that are shown.
+
+    Args:
+        sees: Which rows are shown; None: all of them.
+    """
     sign, number = at[:1], at[1:]
     key = int(number) if number.isdecimal() and len(number) < 19 else None
     if sign == ">" and key is not None:
-        found = list(rows.filter(pk__gt=key).order_by("pk")[: length + 1])
+        found = _first(rows.filter(pk__gt=key), "pk", length + 1, sees)
         more, shown = len(found) > length, found[:length][::-1]
         older = f"<{shown[-1].pk}" if shown else ""
         return Found(shown, older, f">{shown[0].pk}" if more else "", not more)
     before = rows.filter(pk__lt=key) if sign == "<" and key is not None else rows
-    found = list(before.order_by("-pk")[: length + 1])
+    found = _first(before, "-pk", length + 1, sees)
     shown = found[:length]
     is_first = key is None
     newer = f">{shown[0].pk}" if shown and not is_first else ""
     return Found(shown, f"<{shown[-1].pk}" if len(found) > length else "", newer, is_first)
+
+
+def _first(rows: "QuerySet[Any]", order: str, count: int, sees: Sees | None) -> list[Any]:
+    """Return the first rows that are shown, read in parts."""
+    rows = rows.order_by(order)
+    if sees is None:
+        return list(rows[:count])
+    found: list[Any] = []
+    part, read = list(rows[:PART]), 0
+    while part:
+        for row in part:
+            if sees(row):
+                found.append(row)
+                if len(found) == count:
+                    return found
+        read += len(part)
+        if len(part) < PART or read >= MOST_READ:
+            break
+        last = part[-1].pk
+        part = list((rows.filter(pk__lt=last) if order == "-pk" else rows.filter(pk__gt=last))[:PART])
+    return found
 
 
 def links(desk: Desk, name: str, found: Found, **query: Any) -> dict[str, str]:

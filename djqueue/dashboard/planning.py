@@ -40,6 +40,9 @@ TRIES = 6
 STEPS = 300
 """Slots that one such search goes through."""
 
+ARGUMENTS = ("args", "kwargs")
+"""Columns that no page shows."""
+
 Outcomes = Mapping[tuple[str, str], State]
 """By queue and id; what is not there is no longer known."""
 
@@ -159,14 +162,25 @@ def overdue(request: HttpRequest) -> list[CronJob]:
     return [row for row in shot.value if sees(request, row)]
 
 
+@lru_cache(maxsize=1)
+def _columns() -> tuple[str, ...]:
+    """Return the columns of a schedule that pages show."""
+    return tuple(field.attname for field in CronJob._meta.concrete_fields if field.name not in ARGUMENTS)
+
+
 def overdue_parts(request: HttpRequest) -> Hashable:
     """What the overview shows of schedules: see `freshness.Parts`."""
     return tuple((row.pk, row.name, row.next_run_at) for row in overdue(request))
 
 
-def parts(_request: HttpRequest) -> Hashable:
-    """What the pages of schedules show of their rows: see `freshness.Parts`."""
-    return tuple(_rows().order_by("name").values_list()[:MOST])
+def parts(request: HttpRequest) -> Hashable:
+    """Return what the pages of schedules show of the rows that the user sees: see `freshness.Parts`.
+
+    No page shows the arguments of a schedule, so they are left out: the tag of a page would confirm a
+    guess of a hidden one.
+    """
+    rows = _rows().defer(*ARGUMENTS).order_by("name")[:MOST]
+    return tuple(tuple(getattr(row, name) for name in _columns()) for row in rows if sees(request, row))
 
 
 def planned(rows: Sequence[CronJob]) -> Shot[list[Planned]]:

@@ -53,6 +53,12 @@ def of_job(queue: str, job_id: str) -> list[PayloadVersion]:
     return list(rows_of(PayloadVersion).filter(wanted, queue=queue).order_by("-pk")[:SHOWN])
 
 
+def latest(queue: str, job_id: str) -> int:
+    """Return the key of the newest version that a job itself had; 0 if its payload was never edited."""
+    rows = rows_of(PayloadVersion).filter(queue=queue, job_id=job_id, copy_id="")
+    return rows.order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
 def as_it_was(record: JobRecord, version: PayloadVersion) -> JobRecord:
     """The job with an old payload."""
     return record._replace(payload=bytes(version.payload))

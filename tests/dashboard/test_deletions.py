@@ -187,8 +187,13 @@ def test_nobody_undoes_what_is_of_a_queue_that_is_hidden_from_them(queue, client
     post(client, "remove")
     hidden = {"QUEUE_FILTER": lambda request, name: name != "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": hidden}
-    assert client.post(f"/admin/djqueue/dashboard/operations/{row().pk}/undo/").status_code == 403
+    assert client.post(f"/admin/djqueue/dashboard/operations/{row().pk}/undo/").status_code == 404
+    assert client.post("/admin/djqueue/dashboard/operations/999999/undo/").status_code == 404
     assert row().state == BulkState.PLANNED
+    assert client.get("/admin/djqueue/dashboard/activity/").context["deeds"] == []
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {}}
+    assert client.post(f"/admin/djqueue/dashboard/operations/{row().pk}/undo/").status_code == 302
+    assert AuditEvent.objects.latest("pk").detail["queues"] == ["emails"]
 
 
 def test_a_read_only_dashboard_undoes_nothing(queue, client, settings):

@@ -12,7 +12,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Batch, ClaimRequest, JobError, Outcome
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
-from djqueue.dashboard import rights
+from djqueue.dashboard import editing, rights
 from djqueue.models import AuditEvent, PayloadVersion, Revision
 from tests.dashboard.visiting import PAGES, address, logged_in, one_with
 
@@ -281,6 +281,47 @@ def test_what_is_hidden_because_of_another_value_cannot_be_seen_by_changing_that
     assert payload()["kwargs"] == given
     send(client, **{**form, "kwargs": '{"kind": "public", "note": "well"}'})
     assert payload()["kwargs"] == {"kind": "public", "note": "well"}
+
+
+def test_equal_payloads_have_different_seals(queue, client):
+    enqueue(queue, "ann", password="4711")
+    first = opened(client)["seal"]
+    assert opened(client)["seal"] != first
+    send(client, **{**opened(client), "kwargs": '{"password": "4711"}'})
+    assert opened(client)["seal"] != first
+
+
+def test_an_old_form_does_not_confirm_a_guess_of_a_hidden_value(queue, client):
+    """After a right guess, which changes nothing, an old form is refused as after a wrong one."""
+    enqueue(queue, "ann", password="4711")
+    for guess in ("4710", "4711"):
+        old = opened(client)
+        send(client, **{**opened(client), "kwargs": f'{{"password": "{guess}"}}'})
+        assert payload()["kwargs"] == {"password": guess}
+        assert "have been changed since this form was opened" in said(send(client, **old)), guess
+    old = opened(client)
+    send(client, **{**opened(client), "kwargs": '{"password": "4711"}'})
+    assert "have been changed since this form was opened" in said(send(client, **old))
+
+
+def test_the_size_of_a_payload_with_a_hidden_value_is_not_shown(queue, client):
+    size = re.compile(r"[0-9]+\s(?:bytes|KB)")
+    enqueue(queue, "ann", password="4711")
+    assert not size.search(said(client.get(address(BY_NAME["job"]))))
+    send(client, **{**opened(client), "kwargs": "{}"})
+    assert len(size.findall(said(client.get(address(BY_NAME["job"]))))) == 1, "the new payload, not the old"
+
+
+def test_a_seal_is_refused_for_another_job_and_after_its_time(queue, client, monkeypatch):
+    for job_id in ("job-1", "job-2"):
+        queue.enqueue({"args": [1], "kwargs": {}}, id=job_id, name="tests.edit.mail")
+    one, other = get_storage().jobs("emails", ["job-1", "job-2"])
+    seal = editing.editable(one).seal
+    assert editing.is_sealed(one, seal)
+    assert not editing.is_sealed(other, seal)
+    assert not any(editing.is_sealed(one, bad) for bad in ("", ":", "::", "a:1:\xe9", f"{seal}0"))
+    monkeypatch.setattr(editing, "SEALED", 0)
+    assert not editing.is_sealed(one, seal)
 
 
 def test_of_a_job_whose_own_function_fails_nothing_is_in_the_form(queue, client):

@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission
 from django.db import connection
+from django.test import RequestFactory
 from django.test.signals import template_rendered
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.job import Report, WorkerInfo
 from djqueue.core.limiter import Rate
-from djqueue.dashboard import freshness, queries, rights
+from djqueue.dashboard import freshness, planning, queries, rights
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import BulkKind, CronJob, Mark
 from djqueue.operations import bulk
@@ -182,6 +183,54 @@ def test_rows_of_the_dashboards_own_tables_are_changes(queue):
     assert overview.look().status_code == 200
     CronJob.objects.update(enabled=True, next_run_at=timezone.now() - timedelta(hours=1))
     assert overview.look().status_code == 200
+
+
+def version(viewer: Viewer) -> str:
+    """The version in the tag that a page gets when it is rendered."""
+    viewer.tag = ""
+    assert viewer.look().status_code == 200
+    found = freshness.read(viewer.tag).version
+    assert found
+    return found
+
+
+@pytest.mark.usefixtures("_steady")
+def test_tags_of_schedules_do_not_depend_on_hidden_arguments(queue):
+    row = CronJob.objects.create(
+        name="mail", job_name="send", queue="emails", schedule="@yearly", kwargs={"password": "4711"}
+    )
+    cron, one = Viewer("cron"), Viewer("schedule")
+    one.url = one.url.replace("/1/", f"/{row.pk}/")
+    known = version(cron), version(one)
+    CronJob.objects.filter(pk=row.pk).update(kwargs={"password": "4710"}, args=[1])
+    assert (version(cron), version(one)) == known
+    CronJob.objects.filter(pk=row.pk).update(timezone="Europe/Berlin")
+    assert version(cron) != known[0]
+    assert version(one) != known[1]
+
+
+@pytest.mark.usefixtures("_steady")
+def test_schedules_of_hidden_queues_are_no_part_of_a_tag(queue, settings):
+    hidden = {"QUEUE_FILTER": lambda _request, name: name != "zz"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": hidden}
+    for name, where in (("shown", "emails"), ("hidden", "zz")):
+        CronJob.objects.create(name=name, job_name="send", queue=where, schedule="@yearly")
+    request = RequestFactory().get("/")
+    known = planning.parts(request)
+    CronJob.objects.filter(name="hidden").update(timezone="Europe/Berlin")
+    assert planning.parts(request) == known
+    CronJob.objects.filter(name="shown").update(timezone="Europe/Berlin")
+    assert planning.parts(request) != known
+
+
+@pytest.mark.usefixtures("_steady")
+def test_the_version_in_a_tag_has_a_key(queue):
+    request = RequestFactory().get("/")
+    request.user = make_superuser()
+    known = freshness._digest(request, "1", ())
+    assert freshness._digest(request, "1", ()) == known
+    with override_settings(SECRET_KEY="another"):
+        assert freshness._digest(request, "1", ()) != known
 
 
 @pytest.mark.usefixtures("_steady")

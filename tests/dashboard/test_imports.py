@@ -235,7 +235,7 @@ def test_one_that_is_not_there_is_not_found(client, kept):
         assert response.status_code == 404
         assert "There is no such import" in text(response)
     for name in BEGIN:
-        assert client.post(address(BY_NAME[name]))["Location"] == address(BY_NAME["imports"])
+        assert client.post(address(BY_NAME[name])).status_code == 404
     assert not BulkOperation.objects.exists()
 
 
@@ -257,16 +257,38 @@ def test_imports_of_queues_that_the_user_does_not_see_are_hidden(client, kept, s
         assert client.get(address(BY_NAME[name])).status_code == 404
 
 
+def test_pages_of_imports_are_pages_of_what_the_user_sees(client, kept, settings, monkeypatch):
+    monkeypatch.setattr(imports, "LENGTH", 2)
+    for number in range(7):
+        kept.keep(report(f"w{number}", shares={"images" if number % 2 == 0 else "emails": Share()}))
+    hiding(settings)
+    seen, after = [], ""
+    for _page in range(2):
+        response = client.get(
+            address(BY_NAME["imports"], after=after) if after else address(BY_NAME["imports"])
+        )
+        assert len(response.context["rows"]) == 2
+        seen += [row.report.write for row in response.context["rows"]]
+        after = seen[-1]
+        older = response.context["older"]
+        assert bool(older) is (len(seen) < 4)
+    assert sorted(seen) == ["w0", "w2", "w4", "w6"]
+    for write in ("w1", "unknown"):
+        response = client.get(address(BY_NAME["imports"], after=write))
+        assert (response.context["rows"], response.context["older"]) == ([], "")
+
+
 @pytest.mark.parametrize("page", BEGIN)
 def test_nothing_is_done_to_an_import_that_the_user_does_not_see(client, kept, settings, page):
     seeded(kept)
     hiding(settings)
 
-    assert client.post(address(BY_NAME[page])).status_code == 403
+    assert client.post(address(BY_NAME[page])).status_code == 404
 
     assert not BulkOperation.objects.exists()
     event = AuditEvent.objects.get()
-    assert (event.action, event.refused, event.detail) == (page, True, {"write": WRITE})
+    assert (event.action, event.refused, event.detail) == (page, True, {"write": WRITE, "queues": ["emails"]})
+    assert client.get(address(BY_NAME["activity"])).context["deeds"] == []
 
 
 # What is done.

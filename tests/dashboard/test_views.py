@@ -12,7 +12,7 @@ from djqueue.client import get_storage, job, registry
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.dashboard import deeds, rights
+from djqueue.dashboard import deeds, keyset, rights
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
@@ -194,7 +194,7 @@ def test_an_operation_is_ended_once(client, memory):
     assert "no more jobs are touched" in said[0]
     assert "It has ended already." in said[1]
     assert BulkOperation.objects.get().state == BulkState.ABORTED
-    assert AuditEvent.objects.filter(action="abort").count() == 1
+    assert AuditEvent.objects.get(action="abort").detail == {"operation": 1, "queues": ["emails"]}
 
 
 def test_an_operation_that_is_not_there_says_so(client, memory):
@@ -214,7 +214,9 @@ def test_an_operation_of_a_queue_that_the_user_does_not_see_is_not_there(client,
     html = shown(client, "operations").content.decode()
     assert "one of 1" in html
     assert "one of 2" not in html
-    assert client.post(address(BY_NAME["abort"])).status_code == 403
+    assert client.post(address(BY_NAME["abort"])).status_code == 404
+    assert client.post(address(BY_NAME["abort"]).replace("/1/", "/999999/")).status_code == 404
+    assert shown(client, "activity").context["deeds"] == []
     assert BulkOperation.objects.get(pk=1).state == BulkState.PLANNED
     assert AuditEvent.objects.filter(action="abort", refused=True).count() == 1
 
@@ -283,6 +285,42 @@ def test_activity_of_a_queue_that_the_user_does_not_see_is_not_told(client, memo
     assert told(shown(client, "activity")) == []
     AuditEvent.objects.create(at=to_datetime(0), user="ann", action="x", detail={"queues": ["images"]})
     assert told(shown(client, "activity")) == ["x"]
+
+
+def test_pages_of_activity_are_pages_of_what_the_user_sees(client, memory, settings, monkeypatch):
+    monkeypatch.setattr(keyset, "PART", 7)
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    AuditEvent.objects.bulk_create(
+        AuditEvent(at=to_datetime(0), user="ann", action=str(n), queue="images" if n % 3 == 0 else "emails")
+        for n in range(240)
+    )
+    for query in ({"queue": "emails"}, {"queue": "unknown"}):
+        response = shown(client, "activity", **query)
+        assert (told(response), response.context["older"], response.context["newer"]) == ([], "", "")
+    first = shown(client, "activity")
+    assert told(first) == [str(n) for n in range(237, 87, -3)]
+    second = client.get(first.context["older"])
+    assert told(second) == [str(n) for n in range(87, -1, -3)]
+    assert second.context["older"] == ""
+    back = client.get(second.context["newer"])
+    assert (told(back), back.context["newer"]) == (told(first), "")
+
+
+def test_pages_of_operations_are_pages_of_what_the_user_sees(client, memory, settings):
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    for number in range(110):
+        selection = bulk.Selection(("emails" if number % 2 else "images",))
+        bulk.begin("default", BulkKind.PURGE, selection, user=str(number))
+    first = shown(client, "operations")
+    assert [row.user for row in first.context["rows"]] == [str(n) for n in range(108, 8, -2)]
+    second = client.get(first.context["older"])
+    assert [row.user for row in second.context["rows"]] == ["8", "6", "4", "2", "0"]
+    assert second.context["older"] == ""
+    BulkOperation.objects.filter(filter__queues=["images"]).delete()
+    response = shown(client, "operations")
+    assert (response.context["rows"], response.context["older"]) == ([], "")
 
 
 # Storage.

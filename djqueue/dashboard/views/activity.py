@@ -1,5 +1,7 @@
 """Who did what."""
 
+from functools import partial
+
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -19,13 +21,18 @@ FILTERS = ("user", "action", "queue", "job_id")
 def activity(request: HttpRequest, desk: Desk) -> HttpResponse:
     """What was done here, and what was refused, newest first."""
     query = {name: request.GET[name] for name in FILTERS if request.GET.get(name)}
-    found = keyset.page(rows_of(AuditEvent).filter(**query), request.GET.get("at", ""))
-    shown = [row for row in found.rows if _sees(request, row)]
+    rows = rows_of(AuditEvent).filter(**query)
+    sees = None
+    if rights.hides_queues():
+        sees = partial(_sees, request)
+        if query.get("queue") and not rights.sees(request, query["queue"]):
+            rows = rows.none()
+    found = keyset.page(rows, request.GET.get("at", ""), sees=sees)
     names = {action: str(name) for action, name in deeds.NAMES.items()}
     if query.get("action"):
         names.setdefault(query["action"], query["action"])
     context = {
-        "deeds": [deeds.told(row) for row in shown],
+        "deeds": [deeds.told(row) for row in found.rows],
         "names": sorted(names.items(), key=lambda item: item[1]),
         "query": query,
         **keyset.links(desk, "activity", found, **query),
@@ -35,8 +42,6 @@ def activity(request: HttpRequest, desk: Desk) -> HttpResponse:
 
 def _sees(request: HttpRequest, row: AuditEvent) -> bool:
     """Return whether the user may know of every queue, and of the worker, that an event names."""
-    if not rights.hides_queues():
-        return True
     worker = row.detail.get("worker")
     if worker and crew.crew(request).value.find(worker) is None and not queries.sees_all(request):
         return False

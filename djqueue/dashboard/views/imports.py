@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -141,10 +140,14 @@ def _preview(
 def _begin(request: HttpRequest, desk: Desk, kind: Kind, write: str) -> HttpResponse:
     shown = imports.one(write)
     page = f"{kind.page}_begin"
-    if shown is not None and not imports.sees(request, shown.report):
-        audit.note(request, page, refused=True, detail={"write": write})
-        raise PermissionDenied
-    if shown is None or not shown.report.shares:
+    if shown is None:
+        return _none(request, desk)
+    if not imports.sees(request, shown.report):
+        if shown.report.shares:  # without queues, the entry could not be hidden from this user
+            hidden = {"write": write, "queues": sorted(shown.report.shares)}
+            audit.note(request, page, refused=True, detail=hidden)
+        return _none(request, desk)
+    if not shown.report.shares:
         messages.warning(request, _("There is no such import."))
         return desk.back(request, "imports")
     form = RateForm(request.POST)

@@ -1,7 +1,8 @@
 """Bulk operations: how far they are, and ending them."""
 
+from functools import partial
+
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
@@ -20,9 +21,9 @@ pages = Pages()
 @pages.show("operations", "operations/", rights.VIEW, gettext_lazy("Bulk operations"))
 def operations(request: HttpRequest, desk: Desk) -> HttpResponse:
     """Those about queues that the user sees, newest first."""
-    found = keyset.page(_rows(), request.GET.get("at", ""))
-    shown = [row for row in found.rows if _sees(request, row)]
-    context = {"rows": shown, **keyset.links(desk, "operations", found)}
+    sees = partial(_sees, request) if rights.hides_queues() else None
+    found = keyset.page(_rows(), request.GET.get("at", ""), sees=sees)
+    context = {"rows": found.rows, **keyset.links(desk, "operations", found)}
     return desk.render(request, "operations.html", _("Bulk operations"), context, tab="operations")
 
 
@@ -32,15 +33,7 @@ def operation(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
     crumbs = [Crumb(str(_("Bulk operations")), desk.url("operations"))]
     row = _rows().filter(pk=pk).first()
     if row is None or not _sees(request, row):
-        return desk.render(
-            request,
-            "no_operation.html",
-            _("No such operation"),
-            {},
-            tab="operations",
-            crumbs=crumbs,
-            status=404,
-        )
+        return none(request, desk)
     refused = [str(verbs.REFUSALS.get(word, f"%d {word}")) % count for word, count in row.refused.items()]
     context = {
         "row": row,
@@ -52,6 +45,13 @@ def operation(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
     }
     title = str(row.get_kind_display()).capitalize()
     return desk.render(request, "operation.html", title, context, tab="operations", crumbs=crumbs)
+
+
+def none(request: HttpRequest, desk: Desk) -> HttpResponse:
+    """Answer for an operation that does not exist, or that the user may not see."""
+    crumbs = [Crumb(str(_("Bulk operations")), desk.url("operations"))]
+    title = _("No such operation")
+    return desk.render(request, "no_operation.html", title, {}, tab="operations", crumbs=crumbs, status=404)
 
 
 def _may_abort(page: str, right: str) -> None:
@@ -83,13 +83,15 @@ for _page, _right in (
 
 
 def _abort(request: HttpRequest, desk: Desk, page: str, pk: int) -> HttpResponse:
-    kinds = [kind.value for kind, name in ABORTS.items() if name == page]
-    row = _rows().filter(pk=pk, kind__in=kinds).first()
-    if row is not None and not _sees(request, row):
-        audit.note(request, page, refused=True, detail={"operation": pk})
-        raise PermissionDenied
-    if row is not None and bulk.abort(alias_of(BulkOperation), pk):
-        audit.note(request, page, detail={"operation": pk})
+    row = _rows().filter(pk=pk).first()
+    if row is None:
+        return none(request, desk)
+    detail = {"operation": pk, "queues": row.filter["queues"]}
+    if not _sees(request, row):
+        audit.note(request, page, refused=True, detail=detail)
+        return none(request, desk)
+    if ABORTS[BulkKind(row.kind)] == page and bulk.abort(alias_of(BulkOperation), pk):
+        audit.note(request, page, detail=detail)
         messages.success(request, _("It was ended: no more jobs are touched."))
     else:
         messages.warning(request, _("It has ended already."))

@@ -14,6 +14,8 @@ from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import BulkKind, BulkOperation
 from djqueue.operations import bulk
 
+from . import operations
+
 pages = Pages()
 
 
@@ -31,11 +33,17 @@ def undo_clean(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
 
 def _undo(request: HttpRequest, desk: Desk, page: str, pk: int, kinds: Collection[BulkKind]) -> HttpResponse:
     row = rows_of(BulkOperation).filter(pk=pk).first()
-    if row is not None and (row.kind not in kinds or not rights.sees_each(request, row.filter["queues"])):
-        audit.note(request, page, refused=True, detail={"operation": pk})
+    if row is None:
+        return operations.none(request, desk)
+    detail = {"operation": pk, "queues": row.filter["queues"]}
+    if not rights.sees_each(request, row.filter["queues"]):
+        audit.note(request, page, refused=True, detail=detail)
+        return operations.none(request, desk)
+    if row.kind not in kinds:
+        audit.note(request, page, refused=True, detail=detail)
         raise PermissionDenied
-    if row is not None and bulk.undo(alias_of(BulkOperation), pk):
-        audit.note(request, page, queue=row.filter["queues"][0], detail={"operation": pk})
+    if bulk.undo(alias_of(BulkOperation), pk):
+        audit.note(request, page, queue=row.filter["queues"][0], detail=detail)
         messages.success(request, _("It is undone: nothing was deleted."))
     else:
         messages.warning(request, _("It is too late: it has begun, or was undone already."))

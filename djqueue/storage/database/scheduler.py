@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from django.db.models import Model
 
 from djqueue import models
 from djqueue.core.clock import Clock
-from djqueue.core.deadline import within
+from djqueue.core.deadline import remaining, within
 from djqueue.core.diagnostics import Diagnostics, Line
 from djqueue.core.engine import DEFAULT_POLICY, Engine
 from djqueue.core.errors import ConfigurationError, StorageError, StorageUnavailableError
@@ -284,14 +285,17 @@ class SchedulerStorage(EngineStorage):
         is_new = any(batch.queue not in self._recorded for batch in batches)
         if is_new or not _simple(batches) or _called_by_sync_code():
             return await self.acall(self.enqueue_at_once, batches)
+        with within(patience(self._timeout, batches)):
+            return await self._enqueue_simple(batches)
+
+    async def _enqueue_simple(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         for batch in batches:
             self.engine.policy(batch.queue).check_batch(batch)
         await self._acheck()
         results = self.engine.enqueue(batches)
         try:
             if _durable(batches):
-                async with asyncio.timeout(patience(self._timeout, batches)):
-                    await self._synced(durable=True)
+                await self._synced(durable=True)
             await self._room()
         except (Error, OSError, StorageUnavailableError) as error:
             self._take_back(results, error)
@@ -435,6 +439,11 @@ class SchedulerStorage(EngineStorage):
         if self._journal.is_full():
             await asyncio.to_thread(self._journal.wait_for_room)
 
+    def _wait_for_room(self) -> None:
+        """Wait, before a change, until the journal is no longer full: TIMEOUT at most."""
+        if self._is_open and self._journal.is_full():
+            self._journal.wait_for_room(self._timeout)
+
     def _accept(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if _simple(batches):
             return self.engine.enqueue(batches)
@@ -451,7 +460,12 @@ class SchedulerStorage(EngineStorage):
     async def _synced(self, *, durable: bool = False) -> None:
         waiter = Waiter(asyncio.get_running_loop())
         self._journal.when_written(waiter, durable=durable)
-        error = await waiter.written
+        left = remaining(math.inf)
+        try:
+            async with asyncio.timeout(None if left == math.inf else left):
+                error = await waiter.written
+        except TimeoutError:
+            raise StorageUnavailableError("the journal could not be written in time") from None
         if error is not None:
             raise error
 
@@ -653,8 +667,7 @@ class SchedulerStorage(EngineStorage):
     def revise(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
         """See `Storage.revise`."""
         self._check()
-        if self._is_open and self._journal.is_full():
-            self._journal.wait_for_room()
+        self._wait_for_room()
         # One transaction: a job that waits again has its new payload, whoever dies when.
         with self._knowing([(queue, id)]), self._journal.together():
             answer = self.engine.revise(queue, id, payload, old, retry=retry)
@@ -664,8 +677,7 @@ class SchedulerStorage(EngineStorage):
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """See `Storage.move`."""
         self._check()
-        if self._is_open and self._journal.is_full():
-            self._journal.wait_for_room()
+        self._wait_for_room()
         keys = [(name, job_id) for job_id in ids for name in (queue, to)]
         with self._knowing(keys):
             answers = self.engine.move(queue, ids, to)
@@ -675,8 +687,7 @@ class SchedulerStorage(EngineStorage):
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
         self._check()
-        if self._is_open and self._journal.is_full():
-            self._journal.wait_for_room()
+        self._wait_for_room()
         with self._knowing((queue, job_id) for job_id in ids):
             answers = self.engine.retry(queue, ids, dry_run=dry_run)
         # To a producer elsewhere, who sees the tables, the ids are not to be free any more.

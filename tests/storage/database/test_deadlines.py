@@ -16,6 +16,7 @@ from djqueue.core.deadline import within
 from djqueue.core.errors import ConfigurationError, JobTimeoutError, StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, lease
+from djqueue.storage.database.journal import BACKLOG
 from djqueue.storage.database.patience import TIMEOUT
 from djqueue.storage.database.remote import READ_TIMEOUT
 from djqueue.testing.factories import QUEUE, batch, enqueue, request, worker
@@ -294,3 +295,52 @@ def _is_done(change: Callable[[], object]) -> bool:
     except StorageUnavailableError:
         return False
     return True
+
+
+@pytest.fixture
+def locked_out(make_storage: MakeStorage) -> Iterator[DatabaseStorage]:
+    """A scheduler with TIMEOUT 0.5 whose journal is full while another process holds SQLite's write lock."""
+    storage = make_storage(timeout=0.5)
+    storage.connect()
+    enqueue(storage)
+    with closing(sqlite3.connect(connection.settings_dict["NAME"], uri=True)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with at_most(1), pytest.raises(StorageUnavailableError, match="nothing was enqueued"):
+            storage.enqueue([batch(BACKLOG + 200)])
+        yield storage
+        other.rollback()
+        storage._active._journal.sync()
+    assert storage.enqueue([batch()])[0].status == "queued"
+    assert storage.counts(QUEUE)[State.WAITING] == 2
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_enqueue_into_a_full_journal_ends_at_its_timeout(
+    locked_out: DatabaseStorage, is_async: bool
+) -> None:
+    enqueue_it = async_to_sync(locked_out.aenqueue) if is_async else locked_out.enqueue
+    with at_most(0.5), pytest.raises(StorageUnavailableError, match=r"within 0\.5 s; another"):
+        enqueue_it([batch()])
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'")
+async def test_an_enqueue_on_a_loop_into_a_full_journal_ends_at_its_timeout(
+    locked_out: DatabaseStorage,
+) -> None:
+    with at_most(0.5), pytest.raises(StorageUnavailableError, match=r"within 0\.5 s; another"):
+        await locked_out._active._enqueue_soon([batch()])
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'")
+@pytest.mark.parametrize("change", ["revise", "move", "retry"])
+def test_changes_that_wait_for_a_full_journal_end_at_the_timeout(
+    locked_out: DatabaseStorage, change: str
+) -> None:
+    arguments = {
+        "revise": (QUEUE, "0", b"new", b"old"),
+        "move": (QUEUE, ["0"], "other"),
+        "retry": (QUEUE, ["0"]),
+    }[change]
+    with at_most(0.5), pytest.raises(StorageUnavailableError, match=r"within 0\.5 s; another"):
+        getattr(locked_out, change)(*arguments)

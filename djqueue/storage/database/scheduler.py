@@ -17,7 +17,7 @@ from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.deadline import remaining, within
 from djqueue.core.diagnostics import Diagnostics, Line
-from djqueue.core.engine import DEFAULT_POLICY, Engine
+from djqueue.core.engine import DEFAULT_POLICY, NO_CLAIMS, Engine
 from djqueue.core.errors import ConfigurationError, StorageError, StorageUnavailableError
 from djqueue.core.explain import Explanation
 from djqueue.core.flow import outside
@@ -323,8 +323,11 @@ class SchedulerStorage(EngineStorage):
             self._journal.wait_for_room()
         finished = self.engine.finish(outcomes, then)
         if finished.claims.jobs and self._is_careful():
-            with self._unclaiming(finished.claims.jobs):
-                self._journal.sync()
+            try:
+                with self._unclaiming(finished.claims.jobs):
+                    self._journal.sync()
+            except (Error, OSError, StorageUnavailableError) as error:
+                return _without_claims(finished, error)
         return finished
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
@@ -333,8 +336,11 @@ class SchedulerStorage(EngineStorage):
         await self._room()
         finished = self.engine.finish(outcomes, then)
         if finished.claims.jobs and self._is_careful():
-            with self._unclaiming(finished.claims.jobs):
-                await self._synced()
+            try:
+                with self._unclaiming(finished.claims.jobs):
+                    await self._synced()
+            except (Error, OSError, StorageUnavailableError) as error:
+                return _without_claims(finished, error)
         return finished
 
     async def finish_written(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
@@ -1166,6 +1172,21 @@ def _accepted(outcomes: Sequence[Outcome], finished: Finished) -> set[Lease]:
     """The claims whose ends were accepted."""
     answers = zip(outcomes, finished.accepted, strict=True)
     return {_claim_of(outcome) for outcome, is_accepted in answers if is_accepted}
+
+
+def _without_claims(finished: Finished, error: BaseException) -> Finished:
+    """Answer for the accepted outcomes alone, since their worker must not send them again.
+
+    Raises `error` if none was accepted, or if this process is no longer the scheduler.
+    """
+    if isinstance(error, LeaseLost) or not any(finished.accepted):
+        raise error
+    logger.warning(
+        "Gave back %d claimed jobs because the claim could not be written: %s",
+        len(finished.claims.jobs),
+        in_one_line(error),
+    )
+    return finished._replace(claims=NO_CLAIMS)
 
 
 def _claim_of(outcome: Outcome) -> Lease:

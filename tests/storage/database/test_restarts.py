@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import OperationalError
 
 from djqueue import models
@@ -546,3 +547,34 @@ def test_claims_that_cannot_be_written_are_given_back_unused(restarts, monkeypat
     assert finish(restarts.worker, completing(held)) == [False]
     again = claim_one(restarts.worker)
     assert (again.id != held.id, again.attempts, again.stalls) == (True, 1, 0)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_accepted_end_is_answered_although_the_next_claim_cannot_be_written(
+    restarts, monkeypatch, is_async
+):
+    enqueue_many(restarts.scheduler, 2)
+    held = claim_one(restarts.scheduler)
+    active = restarts.scheduler._active
+    active._careful_until = active._clock.monotonic() + 60_000
+    call = async_to_sync(restarts.scheduler.afinish) if is_async else restarts.scheduler.finish
+
+    with full_disk(restarts.scheduler, monkeypatch):
+        finished = call([completing(held)], request(5))
+
+    assert (finished.accepted, finished.claims.jobs) == ([True], [])
+    [again] = restarts.scheduler.finish([], request(5)).claims.jobs
+    assert (again.id != held.id, again.attempts, again.stalls) == (True, 1, 0)
+    assert state(restarts.scheduler, held.id) is State.COMPLETED
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_claim_alone_that_cannot_be_written_is_an_error(restarts, monkeypatch, is_async):
+    enqueue(restarts.scheduler)
+    active = restarts.scheduler._active
+    active._careful_until = active._clock.monotonic() + 60_000
+    call = async_to_sync(restarts.scheduler.afinish) if is_async else restarts.scheduler.finish
+
+    refused = pytest.raises(StorageUnavailableError, match="the disk is full")
+    with full_disk(restarts.scheduler, monkeypatch), refused:
+        call([], request(5))

@@ -89,6 +89,11 @@ PATIENCE = 1.0
 CAREFUL = 60_000
 """Milliseconds after the unclean end of the last scheduler in which a job may be what kills this one, too."""
 
+UNANSWERED_TTL = 600_000
+"""Milliseconds for which an accepted end is remembered whose worker received an error."""
+MAX_UNANSWERED = 10_000
+"""Accepted ends of that kind that are remembered at most."""
+
 
 class SchedulerStorage(EngineStorage):
     """What the engine knows it answers; what has ended is in the tables."""
@@ -166,8 +171,9 @@ class SchedulerStorage(EngineStorage):
         self._pauses = PauseWatch(self._make_up)
         self._careful_until = 0
         """Until then (monotonic milliseconds) claims of this process are written before they are answered."""
-        self._unanswered: set[Lease] = set()
-        """Claims whose ends were accepted, and whose workers have heard of an error instead."""
+        self._unanswered: dict[Lease, int] = {}
+        """Claims whose ends were accepted while their workers received an error, with the monotonic
+        milliseconds of that, oldest first."""
         self._inbox_thread = threading.Thread(target=self._watch_inbox, name="djqueue-inbox", daemon=True)
 
     # Life.
@@ -358,7 +364,7 @@ class SchedulerStorage(EngineStorage):
                 with self._unclaiming(finished.claims.jobs):
                     await self._synced()
             except BaseException:
-                self._unanswered.update(_accepted(outcomes, finished))
+                self._note_unanswered(_accepted(outcomes, finished))
                 raise
         if not all(finished.accepted):
             known = await self._known(outcomes, finished)
@@ -386,11 +392,23 @@ class SchedulerStorage(EngineStorage):
         ]
         return finished._replace(accepted=accepted)
 
+    def _note_unanswered(self, claims: Iterable[Lease]) -> None:
+        now = self._clock.monotonic()
+        noted = self._unanswered
+        for claim in claims:
+            noted.pop(claim, None)
+            noted[claim] = now
+        while noted:
+            oldest = next(iter(noted))
+            if len(noted) <= MAX_UNANSWERED and now - noted[oldest] < UNANSWERED_TTL:
+                break
+            del noted[oldest]
+
     async def _known(self, outcomes: Sequence[Outcome], finished: Finished) -> set[Lease]:
         """Claims whose ends were refused now because they had been accepted before."""
         refused = {_claim_of(outcome) for outcome in outcomes} - _accepted(outcomes, finished)
-        known = refused & self._unanswered
-        self._unanswered -= known
+        # They stay noted: the answer to this retry may be lost, too.
+        known = refused & self._unanswered.keys()
         earlier: dict[str, list[str]] = {}
         for claim in refused:
             if claim.token < self.engine.least_token:

@@ -67,6 +67,17 @@ def test_reads_fall_back_to_the_tables_when_the_scheduler_hangs(
     assert client.states(QUEUE, [job_id]) == [State.WAITING]
 
 
+def test_the_change_version_is_given_up_like_a_read_when_the_scheduler_hangs(
+    client: DatabaseStorage, frozen: Child
+) -> None:
+    with at_most(READ_TIMEOUT):
+        assert client.change_version() is None
+    began = time.monotonic()
+    for _ in range(10):
+        assert client.change_version() is None
+    assert time.monotonic() - began < READ_TIMEOUT
+
+
 def test_after_one_missed_deadline_reads_do_not_wait_at_all(client: DatabaseStorage, frozen: Child) -> None:
     job_id = enqueue(client)
     client.overview()
@@ -77,6 +88,25 @@ def test_after_one_missed_deadline_reads_do_not_wait_at_all(client: DatabaseStor
         client.states(QUEUE, [job_id])
     assert time.monotonic() - began < 50 * READ_TIMEOUT / 4
     assert client.outage is not None
+
+
+def test_a_probe_whose_thread_cannot_start_is_given_up(
+    client: DatabaseStorage, frozen: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.overview()
+    assert client.outage is not None
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(StorageUnavailableError, match="can't start new thread"):
+            client._client._remote.call("is_paused", QUEUE)
+    frozen.thaw()
+
+    assert client._client._remote.call("is_paused", QUEUE) is False
+    assert client.outage is None
 
 
 def test_a_scheduler_that_goes_on_is_asked_again(client: DatabaseStorage, frozen: Child) -> None:

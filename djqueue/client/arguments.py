@@ -90,7 +90,8 @@ def check_entry(place: int, entry: object) -> None:
             return
     raise ArgumentsError(
         f"enqueue_many: entry {place} is {_kind_of(entry)}; "
-        "expected a pair (args, kwargs) such as ((42,), {}). For one argument each: job.enqueue_many(((value,), {}) for value in values)."
+        "expected a pair (args, kwargs) such as ((42,), {}). "
+        "For one argument each: job.enqueue_many(((value,), {}) for value in values)."
     )
 
 

@@ -89,6 +89,16 @@ def check_entry(place: int, entry: object) -> None:
         if isinstance(args, Sequence) and not isinstance(args, (str, bytes)) and isinstance(kwargs, Mapping):
             return
     raise ArgumentsError(
-        f"enqueue_many: entry {place} is {entry!r}; expected a pair (args, kwargs) such as ((42,), {{}}). "
+        f"enqueue_many: entry {place} is {_kind_of(entry)}; "
+        "expected a pair (args, kwargs) such as ((42,), {}). "
         "For one argument each: job.enqueue_many(((value,), {}) for value in values)."
     )
+
+
+def _kind_of(entry: object) -> str:
+    """Describe a wrong entry by types and lengths alone: its values may be long, or secret."""
+    kind = type(entry).__name__
+    if not isinstance(entry, (tuple, list)):
+        return f"of type {kind}"
+    types = ", ".join(type(value).__name__ for value in entry[:3])
+    return f"a {kind} of {len(entry)} items ({types}{', ...' if len(entry) > 3 else ''})"

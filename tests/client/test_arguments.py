@@ -106,8 +106,25 @@ def test_enqueue_many_explains_what_an_entry_is(paying, do, entry):
     assert Queue("orders").counts()["waiting"] == 0
 
 
+@pytest.mark.parametrize(
+    ("entry", "kind"),
+    [
+        ("secret" * 10_000, "of type str"),
+        ({"password": "secret"}, "of type dict"),
+        (("secret",) * 5, r"a tuple of 5 items \(str, str, str, \.\.\.\)"),
+    ],
+    ids=["text", "dict", "tuple"],
+)
+def test_a_wrong_entry_is_described_without_its_values(paying, entry, kind):
+    with pytest.raises(ArgumentsError, match=f"entry 0 is {kind}; expected") as refused:
+        paying.enqueue_many([entry])
+
+    assert "secret" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
 def test_the_position_of_a_wrong_entry_counts_from_the_first_chunk(paying):
-    with pytest.raises(ArgumentsError, match="entry 1500 is 7"):
+    with pytest.raises(ArgumentsError, match="entry 1500 is of type int"):
         paying.enqueue_many([*[((1,), {})] * 1_500, 7])
 
 

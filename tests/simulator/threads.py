@@ -4,6 +4,7 @@ Whoever would wait for a thread has it do its work at once, as if it had been sc
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -77,7 +78,7 @@ class SimulatedJournal(DatabaseJournal):
         super().when_written(done, durable=durable)
         self._wanted.set()
 
-    def wait_for_room(self) -> None:
+    def wait_for_room(self, timeout: float = math.inf) -> None:
         """See `DatabaseJournal.wait_for_room`."""
         while self.is_full() and self._failure is None:
             self._work_once()

@@ -473,7 +473,7 @@ class ClientStorage(Storage):
     def change_version(self) -> str | None:
         """See `Storage.change_version`: the scheduler's; while none lives, nobody counts."""
         try:
-            answer: str | None = self._remote.call("change_version")
+            answer: str | None = self._remote.read("change_version")
         except StorageUnavailableError as error:
             logger.debug("No scheduler is heard, so there is no version: %s", error)
             return None

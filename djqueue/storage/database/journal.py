@@ -315,12 +315,23 @@ class DatabaseJournal:
         """Whether those who bring more should wait."""
         return self.backlog > BACKLOG
 
-    def wait_for_room(self) -> None:
-        """Wait until the journal is no longer full. Raises what `check` raises if that would be in vain."""
+    def wait_for_room(self, timeout: float = math.inf) -> None:
+        """Wait until the journal is no longer full, for `timeout` seconds or until the call's deadline.
+
+        Raises what `check` raises if waiting would be in vain, and StorageUnavailableError at the deadline.
+        """
         self._let_go(threading.get_ident())
+        left = remaining(timeout)
         with self._room:
-            self._room.wait_for(lambda: not self.is_full() or self._failure is not None)
+            is_over = self._room.wait_for(
+                lambda: not self.is_full() or self._failure is not None, None if left == math.inf else left
+            )
         self.check()
+        if not is_over:
+            raise StorageUnavailableError(
+                f"the journal had no room within {left:.1f} s; another process may hold the write lock of "
+                f"the database {self._dialect.alias!r}"
+            )
 
     # What the engine tells: see `djqueue.core.journal`.
 

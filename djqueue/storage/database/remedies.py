@@ -19,6 +19,7 @@ NO_TABLE = re.compile(
     r"|table \S+ doesn't exist|unknown column",
     re.IGNORECASE,
 )
+LOCKED = re.compile(r"database (table )?is locked", re.IGNORECASE)
 MIGRATING = "django.db.migrations.executor"
 
 
@@ -31,6 +32,11 @@ def remedy(alias: str, error: Error) -> str:
         return f"Check USER and PASSWORD of DATABASES[{alias!r}], and what that user may do."
     if NO_DATABASE.search(text):
         return f"Check NAME of DATABASES[{alias!r}], or create the database."
+    if LOCKED.search(text):
+        return (
+            "Another connection holds SQLite's write lock: keep transactions short, or raise 'timeout' in "
+            f"OPTIONS of DATABASES[{alias!r}]."
+        )
     return "Is it running?"
 
 

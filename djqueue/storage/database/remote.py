@@ -190,7 +190,14 @@ class Remote:
                 return None
             probe: Future[None] = Future()
             self._probe = probe
-        self._start("djqueue-probe", lambda: self._run_probe(probe))
+        try:
+            self._start("djqueue-probe", lambda: self._run_probe(probe))
+        except RuntimeError as error:
+            # No thread can be started: without this nobody would ever probe again.
+            self._breaker.gave_up()
+            unavailable = StorageUnavailableError(f"the scheduler was not asked: {error}")
+            _settle(probe, error=unavailable)
+            raise unavailable from error
         return probe
 
     def _run_probe(self, probe: "Future[None]") -> None:
@@ -222,7 +229,8 @@ class Remote:
         if self._socket is None and monotonic() < self._deaf_until:
             return False
         if self._breaker.outage is not None:
-            self._start_probe(at_once=False)
+            with contextlib.suppress(StorageUnavailableError):
+                self._start_probe(at_once=False)
             return False
         try:
             with self._locked(remaining(READ_TIMEOUT)):
@@ -361,8 +369,8 @@ class Remote:
 
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=run, name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     # Threads.
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +15,9 @@ from django.db.models import Model
 
 from djqueue import models
 from djqueue.core.clock import Clock
-from djqueue.core.deadline import within
+from djqueue.core.deadline import remaining, within
 from djqueue.core.diagnostics import Diagnostics, Line
-from djqueue.core.engine import DEFAULT_POLICY, Engine
+from djqueue.core.engine import DEFAULT_POLICY, NO_CLAIMS, Engine
 from djqueue.core.errors import ConfigurationError, StorageError, StorageUnavailableError
 from djqueue.core.explain import Explanation
 from djqueue.core.flow import outside
@@ -87,6 +88,11 @@ PATIENCE = 1.0
 """Seconds."""
 CAREFUL = 60_000
 """Milliseconds after the unclean end of the last scheduler in which a job may be what kills this one, too."""
+
+UNANSWERED_TTL = 600_000
+"""Milliseconds for which an accepted end is remembered whose worker received an error."""
+MAX_UNANSWERED = 10_000
+"""Accepted ends of that kind that are remembered at most."""
 
 
 class SchedulerStorage(EngineStorage):
@@ -166,8 +172,9 @@ class SchedulerStorage(EngineStorage):
         self._pauses = PauseWatch(self._make_up)
         self._careful_until = 0
         """Until then (monotonic milliseconds) claims of this process are written before they are answered."""
-        self._unanswered: set[Lease] = set()
-        """Claims whose ends were accepted, and whose workers have heard of an error instead."""
+        self._unanswered: dict[Lease, int] = {}
+        """Claims whose ends were accepted while their workers received an error, with the monotonic
+        milliseconds of that, oldest first."""
         self._inbox_thread = threading.Thread(target=self._watch_inbox, name="djqueue-inbox", daemon=True)
 
     # Life.
@@ -285,14 +292,17 @@ class SchedulerStorage(EngineStorage):
         is_new = any(batch.queue not in self._recorded for batch in batches)
         if is_new or not _simple(batches) or _called_by_sync_code():
             return await self.acall(self.enqueue_at_once, batches)
+        with within(patience(self._timeout, batches)):
+            return await self._enqueue_simple(batches)
+
+    async def _enqueue_simple(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         for batch in batches:
             self.engine.policy(batch.queue).check_batch(batch)
         await self._acheck()
         results = self.engine.enqueue(batches)
         try:
             if _durable(batches):
-                async with asyncio.timeout(patience(self._timeout, batches)):
-                    await self._synced(durable=True)
+                await self._synced(durable=True)
             await self._room()
         except (Error, OSError, StorageUnavailableError) as error:
             self._take_back(results, error)
@@ -320,8 +330,11 @@ class SchedulerStorage(EngineStorage):
             self._journal.wait_for_room()
         finished = self.engine.finish(outcomes, then)
         if finished.claims.jobs and self._is_careful():
-            with self._unclaiming(finished.claims.jobs):
-                self._journal.sync()
+            try:
+                with self._unclaiming(finished.claims.jobs):
+                    self._journal.sync()
+            except (Error, OSError, StorageUnavailableError) as error:
+                return _without_claims(finished, error)
         return finished
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
@@ -330,8 +343,11 @@ class SchedulerStorage(EngineStorage):
         await self._room()
         finished = self.engine.finish(outcomes, then)
         if finished.claims.jobs and self._is_careful():
-            with self._unclaiming(finished.claims.jobs):
-                await self._synced()
+            try:
+                with self._unclaiming(finished.claims.jobs):
+                    await self._synced()
+            except (Error, OSError, StorageUnavailableError) as error:
+                return _without_claims(finished, error)
         return finished
 
     async def finish_written(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
@@ -349,7 +365,7 @@ class SchedulerStorage(EngineStorage):
                 with self._unclaiming(finished.claims.jobs):
                     await self._synced()
             except BaseException:
-                self._unanswered.update(_accepted(outcomes, finished))
+                self._note_unanswered(_accepted(outcomes, finished))
                 raise
         if not all(finished.accepted):
             known = await self._known(outcomes, finished)
@@ -377,11 +393,23 @@ class SchedulerStorage(EngineStorage):
         ]
         return finished._replace(accepted=accepted)
 
+    def _note_unanswered(self, claims: Iterable[Lease]) -> None:
+        now = self._clock.monotonic()
+        noted = self._unanswered
+        for claim in claims:
+            noted.pop(claim, None)
+            noted[claim] = now
+        while noted:
+            oldest = next(iter(noted))
+            if len(noted) <= MAX_UNANSWERED and now - noted[oldest] < UNANSWERED_TTL:
+                break
+            del noted[oldest]
+
     async def _known(self, outcomes: Sequence[Outcome], finished: Finished) -> set[Lease]:
         """Claims whose ends were refused now because they had been accepted before."""
         refused = {_claim_of(outcome) for outcome in outcomes} - _accepted(outcomes, finished)
-        known = refused & self._unanswered
-        self._unanswered -= known
+        # They stay noted: the answer to this retry may be lost, too.
+        known = refused & self._unanswered.keys()
         earlier: dict[str, list[str]] = {}
         for claim in refused:
             if claim.token < self.engine.least_token:
@@ -436,6 +464,11 @@ class SchedulerStorage(EngineStorage):
         if self._journal.is_full():
             await asyncio.to_thread(self._journal.wait_for_room)
 
+    def _wait_for_room(self) -> None:
+        """Wait, before a change, until the journal is no longer full: TIMEOUT at most."""
+        if self._is_open and self._journal.is_full():
+            self._journal.wait_for_room(self._timeout)
+
     def _accept(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if _simple(batches):
             return self.engine.enqueue(batches)
@@ -452,7 +485,12 @@ class SchedulerStorage(EngineStorage):
     async def _synced(self, *, durable: bool = False) -> None:
         waiter = Waiter(asyncio.get_running_loop())
         self._journal.when_written(waiter, durable=durable)
-        error = await waiter.written
+        left = remaining(math.inf)
+        try:
+            async with asyncio.timeout(None if left == math.inf else left):
+                error = await waiter.written
+        except TimeoutError:
+            raise StorageUnavailableError("the journal could not be written in time") from None
         if error is not None:
             raise error
 
@@ -654,8 +692,7 @@ class SchedulerStorage(EngineStorage):
     def revise(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
         """See `Storage.revise`."""
         self._check()
-        if self._is_open and self._journal.is_full():
-            self._journal.wait_for_room()
+        self._wait_for_room()
         # One transaction: a job that waits again has its new payload, whoever dies when.
         with self._knowing([(queue, id)]), self._journal.together():
             answer = self.engine.revise(queue, id, payload, old, retry=retry)
@@ -665,8 +702,7 @@ class SchedulerStorage(EngineStorage):
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """See `Storage.move`."""
         self._check()
-        if self._is_open and self._journal.is_full():
-            self._journal.wait_for_room()
+        self._wait_for_room()
         keys = [(name, job_id) for job_id in ids for name in (queue, to)]
         with self._knowing(keys):
             answers = self.engine.move(queue, ids, to)
@@ -676,8 +712,7 @@ class SchedulerStorage(EngineStorage):
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
         self._check()
-        if self._is_open and self._journal.is_full():
-            self._journal.wait_for_room()
+        self._wait_for_room()
         with self._knowing((queue, job_id) for job_id in ids):
             answers = self.engine.retry(queue, ids, dry_run=dry_run)
         # To a producer elsewhere, who sees the tables, the ids are not to be free any more.
@@ -1165,6 +1200,21 @@ def _accepted(outcomes: Sequence[Outcome], finished: Finished) -> set[Lease]:
     """The claims whose ends were accepted."""
     answers = zip(outcomes, finished.accepted, strict=True)
     return {_claim_of(outcome) for outcome, is_accepted in answers if is_accepted}
+
+
+def _without_claims(finished: Finished, error: BaseException) -> Finished:
+    """Answer for the accepted outcomes alone, since their worker must not send them again.
+
+    Raises `error` if none was accepted, or if this process is no longer the scheduler.
+    """
+    if isinstance(error, LeaseLost) or not any(finished.accepted):
+        raise error
+    logger.warning(
+        "Gave back %d claimed jobs because the claim could not be written: %s",
+        len(finished.claims.jobs),
+        in_one_line(error),
+    )
+    return finished._replace(claims=NO_CLAIMS)
 
 
 def _claim_of(outcome: Outcome) -> Lease:

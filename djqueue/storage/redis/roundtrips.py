@@ -58,6 +58,8 @@ COUNTED = 0.9
 """Part of TIMEOUT that a call must have had; one that had less says nothing about the server by failing."""
 REPLICATION_SHARE = 0.8
 """Share of a call's time limit in which replicas have to confirm it; the answer needs the rest."""
+NAMED_IDS = 20
+"""Ids of jobs that an error names at most."""
 IN_FLIGHT = 2
 """Calls of one bulk operation that are on their way at once."""
 
@@ -76,6 +78,8 @@ class Call(NamedTuple):
     lane: bool = True
     replicas: int = 0
     """How many replicas have to have what it changes before it counts as answered."""
+    ids: Sequence[str] = ()
+    """Of the jobs that it enqueues, where replicas have to have them: they may be generated."""
 
 
 class Command(NamedTuple):
@@ -211,10 +215,11 @@ class Roundtrips:
         lane = self._lane(call)
         words = self._words(call, lane)
         trying = self._trying(call)
-        limit = deadline.remaining(self._timeout)
-        key, patience = call.queue.replicated, limit * REPLICATION_SHARE
+        key = call.queue.replicated
         try:
             while True:
+                # Anew for each attempt: those before it have used up some of the call's time.
+                patience = trying.remaining * REPLICATION_SHARE
                 try:
                     answer, confirmed = self._exchange.ask_replicated(words, key, call.replicas, patience)
                     break
@@ -229,8 +234,9 @@ class Roundtrips:
         if confirmed < call.replicas:
             raise StorageUnavailableError(
                 f"{self._connections.describe()}: {confirmed} of {call.replicas} replicas confirmed a "
-                f"durable enqueue to queue {call.queue.queue!r} within {patience:g} s. The jobs may be lost "
-                "in a failover; enqueue them again with the same ids to have them confirmed."
+                f"durable enqueue to queue {call.queue.queue!r} within {patience:.2g} s. The jobs may be "
+                "lost in a failover; enqueue them again with the same ids to have them confirmed."
+                f"{_named(call.ids)}"
             )
         self._free(lane)
         return answer
@@ -399,6 +405,14 @@ def _is_replicated(call: Call | Command) -> TypeGuard[Call]:
     return isinstance(call, Call) and call.replicas > 0
 
 
+def _named(ids: Sequence[str]) -> str:
+    """Name the ids at the end of a message: the first of them if there are many."""
+    if not ids:
+        return ""
+    more = f" and {len(ids) - NAMED_IDS} more" if len(ids) > NAMED_IDS else ""
+    return f" Ids: {', '.join(ids[:NAMED_IDS])}{more}."
+
+
 def _has_lane(call: Call | Command) -> bool:
     return isinstance(call, Call) and call.lane
 
@@ -428,6 +442,11 @@ class Trying:
         self._breakers = breakers
         self._name = name
         self._is_settled = False
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that are left of the call's time."""
+        return max(0.0, self._until - time.monotonic())
 
     def wait(self, error: redis.RedisError) -> float:
         """Seconds until the next try. Raises what a user gets if there is none."""

@@ -370,7 +370,10 @@ class RedisStorage(Storage):
                 arguments += (pack_text(job_id), rest + payload)
             # What is new has no forerunner, of which something could be left.
             touched = () if batch.ids is None else all_of_jobs(keys, mine)
-            yield mine, Call(called, keys, arguments, touched, replicas=replicas)
+            yield (
+                mine,
+                Call(called, keys, arguments, touched, replicas=replicas, ids=mine if replicas else ()),
+            )
 
     def _heading(self, queue: str, *, bounded: bool = True) -> list[Any]:
         """What a queue's settings say to `enqueue`."""

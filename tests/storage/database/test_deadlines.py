@@ -16,6 +16,7 @@ from djqueue.core.deadline import within
 from djqueue.core.errors import ConfigurationError, JobTimeoutError, StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, lease
+from djqueue.storage.database.journal import BACKLOG
 from djqueue.storage.database.patience import TIMEOUT
 from djqueue.storage.database.remote import READ_TIMEOUT
 from djqueue.testing.factories import QUEUE, batch, enqueue, request, worker
@@ -66,6 +67,17 @@ def test_reads_fall_back_to_the_tables_when_the_scheduler_hangs(
     assert client.states(QUEUE, [job_id]) == [State.WAITING]
 
 
+def test_the_change_version_is_given_up_like_a_read_when_the_scheduler_hangs(
+    client: DatabaseStorage, frozen: Child
+) -> None:
+    with at_most(READ_TIMEOUT):
+        assert client.change_version() is None
+    began = time.monotonic()
+    for _ in range(10):
+        assert client.change_version() is None
+    assert time.monotonic() - began < READ_TIMEOUT
+
+
 def test_after_one_missed_deadline_reads_do_not_wait_at_all(client: DatabaseStorage, frozen: Child) -> None:
     job_id = enqueue(client)
     client.overview()
@@ -76,6 +88,25 @@ def test_after_one_missed_deadline_reads_do_not_wait_at_all(client: DatabaseStor
         client.states(QUEUE, [job_id])
     assert time.monotonic() - began < 50 * READ_TIMEOUT / 4
     assert client.outage is not None
+
+
+def test_a_probe_whose_thread_cannot_start_is_given_up(
+    client: DatabaseStorage, frozen: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.overview()
+    assert client.outage is not None
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(StorageUnavailableError, match="can't start new thread"):
+            client._client._remote.call("is_paused", QUEUE)
+    frozen.thaw()
+
+    assert client._client._remote.call("is_paused", QUEUE) is False
+    assert client.outage is None
 
 
 def test_a_scheduler_that_goes_on_is_asked_again(client: DatabaseStorage, frozen: Child) -> None:
@@ -294,3 +325,52 @@ def _is_done(change: Callable[[], object]) -> bool:
     except StorageUnavailableError:
         return False
     return True
+
+
+@pytest.fixture
+def locked_out(make_storage: MakeStorage) -> Iterator[DatabaseStorage]:
+    """A scheduler with TIMEOUT 0.5 whose journal is full while another process holds SQLite's write lock."""
+    storage = make_storage(timeout=0.5)
+    storage.connect()
+    enqueue(storage)
+    with closing(sqlite3.connect(connection.settings_dict["NAME"], uri=True)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with at_most(1), pytest.raises(StorageUnavailableError, match="nothing was enqueued"):
+            storage.enqueue([batch(BACKLOG + 200)])
+        yield storage
+        other.rollback()
+        storage._active._journal.sync()
+    assert storage.enqueue([batch()])[0].status == "queued"
+    assert storage.counts(QUEUE)[State.WAITING] == 2
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_enqueue_into_a_full_journal_ends_at_its_timeout(
+    locked_out: DatabaseStorage, is_async: bool
+) -> None:
+    enqueue_it = async_to_sync(locked_out.aenqueue) if is_async else locked_out.enqueue
+    with at_most(0.5), pytest.raises(StorageUnavailableError, match=r"within 0\.5 s; another"):
+        enqueue_it([batch()])
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'")
+async def test_an_enqueue_on_a_loop_into_a_full_journal_ends_at_its_timeout(
+    locked_out: DatabaseStorage,
+) -> None:
+    with at_most(0.5), pytest.raises(StorageUnavailableError, match=r"within 0\.5 s; another"):
+        await locked_out._active._enqueue_soon([batch()])
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'")
+@pytest.mark.parametrize("change", ["revise", "move", "retry"])
+def test_changes_that_wait_for_a_full_journal_end_at_the_timeout(
+    locked_out: DatabaseStorage, change: str
+) -> None:
+    arguments = {
+        "revise": (QUEUE, "0", b"new", b"old"),
+        "move": (QUEUE, ["0"], "other"),
+        "retry": (QUEUE, ["0"]),
+    }[change]
+    with at_most(0.5), pytest.raises(StorageUnavailableError, match=r"within 0\.5 s; another"):
+        getattr(locked_out, change)(*arguments)

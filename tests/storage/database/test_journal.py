@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from djqueue import models
 from djqueue.core.deadletters import DeadLetterPolicy
+from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Attempt, DeadLetter, Job, JobError
 from djqueue.core.options import JobOptions
@@ -790,3 +791,61 @@ def test_rows_hold_what_they_are_asked_for():
     assert rows.clean("\udcff") == "\\udcff"
     assert rows.clean("a\0b") == "a\ufffdb"
     assert rows.clean("Größe") == "Größe"
+
+
+@pytest.fixture
+def unstarted(dialect):
+    """A journal that whoever calls `sync` writes, so that all that was noted is one flush."""
+    return DatabaseJournal(dialect, lambda: None, lambda ended: None, lambda: None)
+
+
+def an_active_job_of(made):
+    running = a_job(state=State.ACTIVE)
+    running.token, running.lease_until = 1, 1_000
+    made.added([running])
+    made.sync()
+    return running
+
+
+def leased_until(made):
+    """When the lease in the table ends, in the engine's monotonic milliseconds."""
+    end = models.Job.objects.get().leased_until
+    return None if end is None else to_milliseconds(end) - made._lag
+
+
+def test_a_renewal_outlives_an_earlier_change_in_the_same_flush(unstarted):
+    running = an_active_job_of(unstarted)
+    unstarted.changed(running)
+    running.lease_until = 9_000
+    unstarted.renewed(running)
+    unstarted.sync()
+
+    assert leased_until(unstarted) == 9_000
+
+
+def test_a_renewal_outlives_an_earlier_change_whose_flush_failed(unstarted):
+    running = an_active_job_of(unstarted)
+    unstarted.changed(running)
+    failed, unstarted._buffer = unstarted._buffer, Buffer()
+    running.lease_until = 9_000
+    unstarted.renewed(running)
+    unstarted._fail(failed, OperationalError("the disk is full"))
+    unstarted.sync()
+
+    assert leased_until(unstarted) == 9_000
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_job_that_ended_after_its_renewal_is_leased_to_nobody(unstarted, fails):
+    running = an_active_job_of(unstarted)
+    unstarted.renewed(running)
+    failed = unstarted._buffer
+    if fails:
+        unstarted._buffer = Buffer()
+    running.state, running.finished_at = State.COMPLETED, 2
+    unstarted.completed(running)
+    if fails:
+        unstarted._fail(failed, OperationalError("the disk is full"))
+    unstarted.sync()
+
+    assert leased_until(unstarted) is None

@@ -60,6 +60,15 @@ def test_a_server_that_is_away_is_asked_about():
     assert text.endswith("Is it running?")
 
 
+@pytest.mark.parametrize("message", ["database is locked", "database table is locked: djqueue_job"])
+def test_a_locked_database_names_the_write_lock_of_sqlite(message):
+    text = str(unavailable("jobs", OperationalError(message)))
+
+    assert "Another connection holds SQLite's write lock" in text
+    assert text.endswith("raise 'timeout' in OPTIONS of DATABASES['jobs'].")
+    assert "Is it running" not in text
+
+
 def test_a_missing_table_of_postgresql_names_the_command(postgres_server):
     with psycopg.connect(postgres_server.url) as client, pytest.raises(psycopg.Error) as missing:
         client.execute("SELECT * FROM djqueue_job")

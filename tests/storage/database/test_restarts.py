@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import OperationalError
 
 from djqueue import models
@@ -11,6 +12,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.states import State
+from djqueue.storage.database import scheduler as scheduler_module
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
@@ -543,6 +545,67 @@ def test_claims_that_cannot_be_written_are_given_back_unused(restarts, monkeypat
 
     # The worker tells it again, having heard of an error only: it was accepted the first time.
     assert finish(restarts.worker, completing(held)) == [True]
-    assert finish(restarts.worker, completing(held)) == [False]
+    # The answer to that may be lost, too.
+    assert finish(restarts.worker, completing(held)) == [True]
     again = claim_one(restarts.worker)
     assert (again.id != held.id, again.attempts, again.stalls) == (True, 1, 0)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_accepted_end_is_answered_although_the_next_claim_cannot_be_written(
+    restarts, monkeypatch, is_async
+):
+    enqueue_many(restarts.scheduler, 2)
+    held = claim_one(restarts.scheduler)
+    active = restarts.scheduler._active
+    active._careful_until = active._clock.monotonic() + 60_000
+    call = async_to_sync(restarts.scheduler.afinish) if is_async else restarts.scheduler.finish
+
+    with full_disk(restarts.scheduler, monkeypatch):
+        finished = call([completing(held)], request(5))
+
+    assert (finished.accepted, finished.claims.jobs) == ([True], [])
+    [again] = restarts.scheduler.finish([], request(5)).claims.jobs
+    assert (again.id != held.id, again.attempts, again.stalls) == (True, 1, 0)
+    assert state(restarts.scheduler, held.id) is State.COMPLETED
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_claim_alone_that_cannot_be_written_is_an_error(restarts, monkeypatch, is_async):
+    enqueue(restarts.scheduler)
+    active = restarts.scheduler._active
+    active._careful_until = active._clock.monotonic() + 60_000
+    call = async_to_sync(restarts.scheduler.afinish) if is_async else restarts.scheduler.finish
+
+    refused = pytest.raises(StorageUnavailableError, match="the disk is full")
+    with full_disk(restarts.scheduler, monkeypatch), refused:
+        call([], request(5))
+
+
+def unanswered_ends(restarts, monkeypatch, count):
+    """End as many jobs while the journal cannot be written, one call each; return their claims."""
+    enqueue_many(restarts.scheduler, count)
+    held = claim(restarts.worker, count)
+    with full_disk(restarts.scheduler, monkeypatch):
+        for one in held:
+            with pytest.raises(StorageUnavailableError, match="the disk is full"):
+                restarts.worker.finish([completing(one)])
+            restarts.clock.advance(1)
+    return held
+
+
+def test_unanswered_ends_are_bounded_by_number(restarts, monkeypatch):
+    monkeypatch.setattr(scheduler_module, "MAX_UNANSWERED", 2)
+
+    held = unanswered_ends(restarts, monkeypatch, 3)
+
+    assert list(restarts.scheduler._active._unanswered) == [lease_of(one) for one in held[1:]]
+
+
+def test_unanswered_ends_are_forgotten_after_a_while(restarts, monkeypatch):
+    unanswered_ends(restarts, monkeypatch, 1)
+    restarts.clock.advance(scheduler_module.UNANSWERED_TTL)
+
+    [late] = unanswered_ends(restarts, monkeypatch, 1)
+
+    assert list(restarts.scheduler._active._unanswered) == [lease_of(late)]

@@ -12,8 +12,10 @@ import redis
 from djqueue.core.errors import StorageError, StorageUnavailableError
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
+from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.connections import Connections
+from djqueue.storage.redis.exchange import Exchange
 from djqueue.storage.redis.failover import PROMOTED, PROMOTING, SWITCHED, FailoverWatch
 from tests.support import aeventually, eventually
 
@@ -166,6 +168,35 @@ async def test_a_durable_enqueue_without_a_replica_is_refused(sentinel_options, 
         [plain] = storage.enqueue([batch("three")])
 
     assert plain.status == "queued"
+
+
+def test_an_unconfirmed_durable_enqueue_names_the_generated_ids(sentinel_options, redis_sentinel):
+    with closing(RedisStorage(**sentinel_options, TIMEOUT=3)) as storage, redis_sentinel.replica.frozen():
+        with pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed") as refused:
+            storage.enqueue([batch("", durable=True)._replace(ids=None)])
+        [record] = storage.page("default", State.WAITING, 5)
+
+    assert record.id in str(refused.value)
+
+
+def test_each_attempt_of_a_durable_enqueue_waits_for_what_is_left_of_its_time(
+    sentinel_options, redis_sentinel, monkeypatch
+):
+    patiences = []
+    ask = Exchange.ask_replicated
+
+    def failing_once(self, words, key, replicas, patience):
+        patiences.append(patience)
+        if len(patiences) == 1:
+            raise redis.ConnectionError("the connection was lost")
+        return ask(self, words, key, replicas, patience)
+
+    monkeypatch.setattr(Exchange, "ask_replicated", failing_once)
+    with closing(RedisStorage(**sentinel_options, TIMEOUT=5)) as storage:
+        [result] = storage.enqueue([batch("one", durable=True)])
+
+    assert result.status == "queued"
+    assert patiences[1] < patiences[0]
 
 
 def test_a_durable_enqueue_to_a_cluster_is_confirmed_by_as_many_replicas_as_asked_for(cluster_options):

@@ -109,13 +109,27 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
 @checks.register(TAG, checks.Tags.database)
 def check_servers(databases: Iterable[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
     """What asks Redis, and the table of jobs on their way there, when databases are asked, too."""
-    return [*_servers(), *_left_in_outbox(databases)] if databases else []
+    if not databases:
+        return []
+    _LastRun.databases = databases
+    return [*_servers(), *_left_in_outbox(databases)]
 
 
 @checks.register(TAG, deploy=True)
 def check_servers_to_deploy(databases: Iterable[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
-    """The same with `--deploy`, unless `check_servers` says it."""
-    return [] if databases else list(_servers())
+    """Report the Redis servers with `--deploy`, unless `check_servers` has reported them in the same run.
+
+    Django 6.1 passes every database here even if none was chosen, and then skips `check_servers`. All checks
+    of one run receive the same object, and the regular ones run before those of `--deploy`.
+    """
+    asked, _LastRun.databases = _LastRun.databases, None
+    return [] if databases and databases is asked else list(_servers())
+
+
+class _LastRun:
+    """The latest run of `check_servers` that asked Redis."""
+
+    databases: Iterable[str] | None = None
 
 
 def _bad_keys(given: Any) -> Iterator[checks.CheckMessage]:

@@ -99,6 +99,12 @@ class JobType(Generic[P, R]):
             self._resolved = settings, envelope.resolve(self._given)
         return self._resolved[1]
 
+    @property
+    def declared_queue(self) -> str | None:
+        """The queue given to `@job` or `using`; None if the settings decide."""
+        queue: str | None = self._given.get("queue")
+        return queue
+
     def using(self, **options: Any) -> "JobType[P, R]":
         """Return the same job type with other options.
 

@@ -1,5 +1,6 @@
 """The app's configuration: checks at start-up, and the modules that define the project's jobs."""
 
+import logging
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ from .conf import MODULE, get_settings, is_wrong
 
 if TYPE_CHECKING:
     from .storage.base import Storage
+
+
+logger = logging.getLogger("djqueue")
 
 
 class DjqueueConfig(AppConfig):
@@ -41,10 +45,26 @@ def _import_jobs(names: tuple[str, ...]) -> None:
     from .client import registry
 
     autodiscover_modules(MODULE, *(name for name in names if "." not in name))
+    missing_modules.clear()
     for name in names:
         if "." in name:
-            import_module(name)
+            _import_named(name)
     registry.discovered = frozenset(registry.names())
+
+
+def _import_named(name: str) -> None:
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        # Any other missing module is an import of the named module itself: an error of the project.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        missing_modules[name] = str(error)
+        logger.error("DJQUEUE['MODULES']: %r cannot be imported: %s. Its jobs are unknown here.", name, error)
+
+
+missing_modules: dict[str, str] = {}
+"""Entries of MODULES that do not exist, and why: reported by the system checks (E010)."""
 
 
 def _schedules(storage: "Storage") -> "Callable[[], None]":

@@ -10,6 +10,8 @@
 | djqueue.E006 | the Redis server is too old |
 | djqueue.E007 | an entry of `MIDDLEWARE` |
 | djqueue.E008 | a queue's `LIMITER` |
+| djqueue.E009 | a job's queue is not in `QUEUES`, and `STRICT_QUEUES` is on |
+| djqueue.E010 | a module of `MODULES` does not exist |
 | djqueue.I001 | a Redis server does not let us look at its settings |
 | djqueue.I002 | Redis leaves it to the system when its log is written to the disk |
 | djqueue.W001 | pickle is accepted |
@@ -44,7 +46,7 @@ from django.utils.module_loading import import_string
 
 from . import middleware
 from .conf import READERS, Settings, is_wrong, problems, read_settings, unknown_limiters
-from .core.errors import ConfigurationError, StorageError
+from .core.errors import ConfigurationError, StorageError, UnknownQueueError
 from .core.hiding import shown_name
 
 if TYPE_CHECKING:
@@ -98,6 +100,9 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     if bad.isdisjoint({"CODEC", "ACCEPT_CONTENT"}):
         found += _content_types(settings)
     found += _middleware(settings)
+    found += _missing_modules(settings)
+    if bad.isdisjoint({"QUEUES", "STRICT_QUEUES"}):
+        found += _queues_of_jobs(settings)
     if "STORAGE" in bad:
         return [*found, *_leases(settings, settings.policy("").lease)]
     of_storage = list(_storage(settings))
@@ -177,6 +182,33 @@ def _middleware(settings: Settings) -> Iterator[checks.CheckMessage]:
         if wrong is not None:
             hint = "A class with enqueue and aenqueue, or with execute and aexecute, or with all four."
             yield checks.Error(f"DJQUEUE: {wrong}.", hint=hint, id="djqueue.E007")
+
+
+def _missing_modules(settings: Settings) -> Iterator[checks.CheckMessage]:
+    from .apps import missing_modules
+
+    for name in settings.modules:
+        if name in missing_modules:
+            yield checks.Error(
+                f"DJQUEUE['MODULES']: {name!r} cannot be imported: {missing_modules[name]}.",
+                hint=HINTS["MODULES"],
+                id="djqueue.E010",
+            )
+
+
+def _queues_of_jobs(settings: Settings) -> Iterator[checks.CheckMessage]:
+    from .client import envelope, registry
+
+    default = settings.defaults.queue or envelope.DEFAULT_QUEUE
+    for name, job_type in registry.all().items():
+        try:
+            envelope.check_queue(job_type.declared_queue or default, settings)
+        except UnknownQueueError as error:
+            yield checks.Error(
+                f"Job {name!r}: {error}.",
+                hint="Add the queue to QUEUES, give the job a queue of QUEUES, or turn STRICT_QUEUES off.",
+                id="djqueue.E009",
+            )
 
 
 def _leases(settings: Settings, default: int) -> Iterator[checks.CheckMessage]:

@@ -307,6 +307,31 @@ def test_redis_is_asked_once_when_databases_are_or_at_a_deployment(settings: Any
     assert "redis 127.0.0.1:1/0" in message.msg
 
 
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"databases": None},
+        {"databases": []},
+        {"databases": ["default"]},
+        {"databases": ["other"], "tags": ["djqueue"]},
+    ],
+)
+def test_deployment_checks_report_redis_exactly_once(settings: Any, run: dict[str, Any]) -> None:
+    settings.DJQUEUE = {"STORAGE": {**REDIS, "OPTIONS": {"URL": NOBODY}}}
+    for _ in range(2):
+        found = ids(run_checks(**run, include_deployment_checks=True))
+        assert found.count("djqueue.W007") == 1
+
+
+def test_deployment_checks_ask_redis_after_a_run_with_databases(settings: Any) -> None:
+    settings.DJQUEUE = {"STORAGE": {**REDIS, "OPTIONS": {"URL": NOBODY}}}
+    assert "djqueue.W007" in ids(run_checks(tags=["djqueue"], databases=["other"]))
+    for databases in ([], ["other"]):
+        messages = checks.check_servers_to_deploy(databases=databases)
+        assert ids(messages) == ["djqueue.W007"]
+
+
 def on_the_way(many: int) -> None:
     now = datetime.now(UTC)
     OutboxJob.objects.bulk_create(

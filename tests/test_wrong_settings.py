@@ -65,6 +65,8 @@ WRONG = {
     "an unknown limiter": ({"QUEUES": {"emails": {"LIMITER": "stripe"}}}, "djqueue.E008"),
     "an odd limiter": ({"QUEUES": {"emails": {"LIMITER": ["stripe"]}}}, "djqueue.E001"),
     "odd limiters": ({"LIMITERS": 5, "QUEUES": {"emails": {"LIMITER": "stripe"}}}, "djqueue.E001"),
+    "a closed list of queues": ({"STRICT_QUEUES": True, "QUEUES": ["mails"]}, "djqueue.E009"),
+    "a missing module": ({"MODULES": ["shop.nothing"]}, "djqueue.E010"),
     "an unknown storage": ({"STORAGE": {"BACKEND": "nowhere.Storage"}}, "djqueue.E002"),
 }
 APPS = {"djqueue first": '"djqueue", "shop"', "djqueue last": '"shop", "djqueue"'}
@@ -128,7 +130,10 @@ def test_it_is_one_whatever_is_imported_first(manage, apps, imported_by):
 
 
 @pytest.mark.parametrize("command", ["runworkers", "migrate", "djqueue"])
-@pytest.mark.parametrize("wrong", ["an unknown key", "no dict", "an unknown limiter"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["an unknown key", "no dict", "an unknown limiter", "a closed list of queues", "a missing module"],
+)
 def test_other_commands_say_the_same(manage, command, wrong):
     given, expected = WRONG[wrong]
     arguments = ["workers"] if command == "djqueue" else []
@@ -138,3 +143,20 @@ def test_other_commands_say_the_same(manage, command, wrong):
     assert found.returncode != 0
     assert f"({expected})" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def test_a_job_outside_the_closed_list_of_queues_is_named(manage):
+    given, _ = WRONG["a closed list of queues"]
+
+    found = manage(given, APPS["djqueue first"], "nothing", "check")
+
+    assert "Job 'shop.jobs.send': queue 'emails' is not in DJQUEUE['QUEUES']" in found.stderr
+    assert "did you mean 'mails'?" in found.stderr
+
+
+def test_a_missing_module_is_named_with_its_setting(manage):
+    given, _ = WRONG["a missing module"]
+
+    found = manage(given, APPS["djqueue first"], "nothing", "check")
+
+    assert "DJQUEUE['MODULES']: 'shop.nothing' cannot be imported" in found.stderr

@@ -35,7 +35,19 @@ class Arguments:
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise ArgumentsError(f"{name}{self.signature}: {error}.{self._hint(name, kwargs)}") from None
+            raise ArgumentsError(
+                f"{name}{self.signature}: {self._explain(error, kwargs)}.{self._hint(name, kwargs)}"
+            ) from None
+
+    def check_scheduled(self, name: str) -> None:
+        """Raise ArgumentsError if the function cannot be called without arguments, as a schedule does."""
+        try:
+            self.signature.bind()
+        except TypeError as error:
+            raise ArgumentsError(
+                f"{name}{self.signature}: {error}. A schedule of @job passes no arguments: give the "
+                "parameter a default, or declare the schedule with .schedule(name, args=[...])."
+            ) from None
 
     def has_parameter(self, name: str) -> bool:
         """Whether the function declares a parameter that can be given by this name."""
@@ -52,6 +64,12 @@ class Arguments:
         if any(p.kind is p.POSITIONAL_ONLY for p in required):
             return None
         return frozenset(p.name for p in required), frozenset(p.name for p in rest if p.kind in NAMED)
+
+    def _explain(self, error: TypeError, kwargs: Mapping[str, Any]) -> str:
+        """The error with the unexpected arguments, which a missing one hides."""
+        unknown = [] if self.takes_any_name else [name for name in kwargs if name not in self._named]
+        missing = [name for name in unknown if repr(name) not in str(error)]
+        return f"{error}; unexpected {', '.join(map(repr, missing))}" if missing else str(error)
 
     def _hint(self, job_name: str, kwargs: Mapping[str, Any]) -> str:
         if self.takes_any_name:

@@ -45,6 +45,10 @@ class Declarations:
         there = self._entries.get(name)
         if there is not None and there.job_name != job_name:
             raise OptionError(f"name: the schedule {name!r} is one of {there.job_name!r} already")
+        if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+            raise OptionError(f"args: expected a list, got {args!r}")
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise OptionError(f"kwargs: expected a dict, got {kwargs!r}")
         return Declared(
             name=name,
             job_name=job_name,

@@ -5,8 +5,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from django.apps import apps
+
 from djqueue.codecs import encode, get_encoder
-from djqueue.conf import Settings, get_settings
+from djqueue.conf import Settings, get_settings, has_django
 from djqueue.core.errors import ConfigurationError, OptionError, PayloadTooLargeError, UnknownQueueError
 from djqueue.core.job import Batch
 from djqueue.core.options import (
@@ -37,7 +39,8 @@ def check(given: Mapping[str, Any], queue: str | None = None) -> None:
     """Check the options of a job type, or a queue's, where it is declared.
 
     A wrong setting is none of its faults: `manage.py check` tells of that (E001), which it could not do if
-    importing a project's modules failed.
+    importing a project's modules failed. For the same reason a queue that STRICT_QUEUES refuses is left to
+    the check while Django starts (E009), and to the enqueue.
 
     Raises OptionError, UnknownQueueError.
     """
@@ -45,6 +48,9 @@ def check(given: Mapping[str, Any], queue: str | None = None) -> None:
         resolve(given, queue)
     except ConfigurationError:
         _resolve(given, queue, Settings())
+    except UnknownQueueError:
+        if not has_django() or apps.ready:
+            raise
 
 
 @lru_cache(maxsize=256)

@@ -79,8 +79,7 @@ class Flow:
     def __init__(self, parts: "Iterable[Part]") -> None:
         self._nodes: dict[Node, None] = {}
         for part in parts:
-            if not isinstance(part, Node | Flow):
-                raise OptionError(f"flow: {part!r} is neither a node nor a flow")
+            _check_part("flow", part)
             self._nodes.update(dict.fromkeys(part.nodes if isinstance(part, Flow) else [part]))
 
     def __repr__(self) -> str:
@@ -172,6 +171,8 @@ def flow(*parts: Part, **named: Node) -> Flow:
 
 def chain(*parts: Part) -> Flow:
     """One after the other."""
+    for part in parts:
+        _check_part("chain", part)
     before: list[Node] = []
     for part in parts:
         # Both, before the one changes what the other is.
@@ -299,6 +300,13 @@ def _storage_of(nodes: Sequence[Node]) -> Storage:
         if node.storage() is not storage:
             raise OptionError(f"flow: {nodes[0]} and {node} are of two storages")
     return storage
+
+
+def _check_part(where: str, part: object) -> None:
+    if isinstance(part, Node | Flow):
+        return
+    hint = ": use its .node(...)" if hasattr(type(part), "node") else ""
+    raise OptionError(f"{where}: {part!r} is neither a node nor a flow{hint}")
 
 
 def _is_key(entry: Any) -> bool:

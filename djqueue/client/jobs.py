@@ -99,6 +99,12 @@ class JobType(Generic[P, R]):
             self._resolved = settings, envelope.resolve(self._given)
         return self._resolved[1]
 
+    @property
+    def declared_queue(self) -> str | None:
+        """The queue given to `@job` or `using`; None if the settings decide."""
+        queue: str | None = self._given.get("queue")
+        return queue
+
     def using(self, **options: Any) -> "JobType[P, R]":
         """Return the same job type with other options.
 
@@ -125,6 +131,8 @@ class JobType(Generic[P, R]):
         if "delay" in options or "run_at" in options:
             earlier.pop("delay", None)
             earlier.pop("run_at", None)
+        for name in options.keys() & ONLY_JOB:
+            raise OptionError(f"{name}: belongs to the job type: give it to @job")
         changed = JobType(
             self.function,
             self.name,
@@ -286,6 +294,8 @@ class JobType(Generic[P, R]):
         return False
 
 
+ONLY_JOB = frozenset({"name", "cron", "every"})
+"""What `@job` takes, and `using` does not."""
 CALLING: dict[str, Any] = {"wait": DEFAULT_WAIT, "on_restart": "raise"}
 """What the calls that wait take besides the function's arguments, and what they do without it."""
 
@@ -343,8 +353,13 @@ def job(
     Raises OptionError, naming the option; JobNameError if the name is taken, or cannot name the function.
     """
 
+    if isinstance(function, str):
+        raise OptionError(f"job: options are given by name: @job(queue={function!r})")
+
     def decorate(function: Callable[P, R]) -> JobType[P, R]:
         given = dict(options)
+        for option in CALLING.keys() & given.keys():
+            raise OptionError(f"{option}: belongs to the call: use .using({option}=...)")
         checked = _flag("check_arguments", given.pop("check_arguments", True))
         when = split_options(given)
         backoff = given.pop("backoff") if callable(given.get("backoff")) else None
@@ -360,6 +375,8 @@ def job(
         job_type = JobType(function, label, given, backoff, batch=batch, redact=redact, arguments=arguments)
         envelope.check(given)
         schedule = declared.check(label, label, when) if when else None
+        if schedule is not None and arguments is not None:
+            arguments.check_scheduled(label)
         registry.add(job_type)
         if schedule is not None:
             declared.add(schedule)

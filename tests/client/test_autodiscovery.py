@@ -3,9 +3,11 @@
 import sys
 
 import pytest
+from django.core.checks import ERROR
 from django.test import override_settings
 
 from djqueue import Queue
+from djqueue.checks import check_settings
 from djqueue.client import registry
 from djqueue.testing.assertions import assert_enqueued
 
@@ -69,14 +71,13 @@ def test_modules_that_the_settings_name_are_imported_too(settings, monkeypatch, 
         assert registry.discovered == frozenset(names)
 
 
-def test_a_module_of_the_settings_that_is_not_there_is_an_error(settings):
+def test_a_module_of_the_settings_that_is_not_there_is_an_error_of_check(settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "MODULES": ["nowhere.to_be.found"]}
 
-    with (
-        pytest.raises(ImportError, match="nowhere"),
-        override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, DEPOT]),
-    ):
-        pass
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, DEPOT]):
+        found = check_settings()
+
+    assert [message.id for message in found if message.level >= ERROR] == ["djqueue.E010"]
 
 
 def test_an_app_without_jobs_is_fine(settings):

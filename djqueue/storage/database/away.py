@@ -53,8 +53,10 @@ def drop_if_broken(alias: str) -> None:
 
 def unavailable(alias: str, error: Error, consequence: str = "") -> StorageUnavailableError:
     """The error for a user. consequence: what that means for what was asked."""
+    reason = in_one_line(error)
+    end = "" if reason.endswith((".", "?", "!")) else "."
     return StorageUnavailableError(
-        f"the database {alias!r} cannot be used{consequence}: {in_one_line(error)}. {remedy(alias, error)}"
+        f"the database {alias!r} cannot be used{consequence}: {reason}{end} {remedy(alias, error)}"
     )
 
 

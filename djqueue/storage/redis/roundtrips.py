@@ -513,7 +513,9 @@ def away(error: Exception, connections: Connections) -> StorageUnavailableError:
             f"{connections.describe()} takes no changes: {reason} Fewer replicas follow it than its "
             "min-replicas-to-write asks for."
         )
-    return StorageUnavailableError(f"{connections.describe()} does not answer: {reason}. Is it running?")
+    return StorageUnavailableError(
+        f"{connections.describe()} does not answer: {reason.rstrip('.')}. Is it running?"
+    )
 
 
 def failure(error: redis.RedisError, connections: Connections) -> StorageError:

@@ -1,0 +1,30 @@
+"""A storage that is unavailable ends its reason with exactly one punctuation mark."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from django.db import OperationalError
+
+from djqueue.storage.database.away import unavailable
+from djqueue.storage.redis.roundtrips import away
+
+REASONS = {
+    "Connection refused": "Connection refused. Is it running?",
+    "Connection refused.": "Connection refused. Is it running?",
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_redis_is_asked_about_after_one_full_stop(reason: str) -> None:
+    server: Any = SimpleNamespace(describe=lambda: "redis localhost:6379/0")
+
+    assert str(away(redis.ConnectionError(reason), server)).endswith(f"answer: {REASONS[reason]}")
+
+
+@pytest.mark.parametrize("reason", [*REASONS, "accepting connections?"])
+def test_the_database_is_asked_about_after_one_mark(reason: str) -> None:
+    expected = REASONS.get(reason, "accepting connections? Is it running?")
+
+    assert str(unavailable("default", OperationalError(reason))).endswith(f"used: {expected}")

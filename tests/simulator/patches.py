@@ -78,6 +78,8 @@ def simulated(world: World) -> Iterator[None]:
             f"{DATABASE}.client.Remote": SimulatedRemote,
             f"{DATABASE}.lease.died_here": _died,
             f"{DATABASE}.lease.host_name": lambda: HOST,
+            f"{DATABASE}.lease.start_mark": lambda pid: "",
+            f"{DATABASE}.processes.start_mark": lambda pid: "",
             f"{DATABASE}.processes.died_here": _died,
             f"{DATABASE}.processes.host_name": lambda: HOST,
             f"{DATABASE}.processes.os": SimpleNamespace(getpid=_pid),

@@ -95,6 +95,8 @@ def simulated(world: World) -> Iterator[None]:
             f"{DATABASE}.lease.lives_here": _lives,
             f"{DATABASE}.lease._observed": Observed(),
             f"{DATABASE}.lease.host_name": lambda: HOST,
+            f"{DATABASE}.lease.start_mark": lambda pid: "",
+            f"{DATABASE}.processes.start_mark": lambda pid: "",
             f"{DATABASE}.processes.died_here": _died,
             f"{DATABASE}.processes.host_name": lambda: HOST,
             f"{DATABASE}.processes.os": SimpleNamespace(getpid=_pid),

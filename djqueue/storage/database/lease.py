@@ -76,7 +76,7 @@ class SchedulerLease:
             return False
         values = {
             "holder": self._holder,
-            "host": host_name(),
+            "host": host_name() + start_mark(os.getpid()),
             "pid": os.getpid(),
             "address": self._address,
             "renewed_at": now,
@@ -216,23 +216,37 @@ def host_name() -> str:
     return f"{socket.gethostname()}/{boot.read_text().strip()[:8]}/{namespace}"
 
 
+def start_mark(pid: int) -> str:
+    """Return "@" and the start time of a process, which a later one with its id has not; "" if unknown."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    # The name of the program, in parentheses, may hold anything: field 22 counts from behind it.
+    return f"@{stat.rpartition(')')[2].split()[19]}"
+
+
 def died_here(holder: Holder) -> bool:
     """Whether the holder was a process of this machine that is no more."""
-    return _is_here(holder) and not _exists(holder.pid)
+    return _is_here(holder) and not _exists(holder)
 
 
 def lives_here(holder: Holder) -> bool:
     """Whether the holder is a process of this machine."""
-    return _is_here(holder) and _exists(holder.pid)
+    return _is_here(holder) and _exists(holder)
 
 
 def _is_here(holder: Holder) -> bool:
-    return holder.host == host_name() and "/" in holder.host
+    host = holder.host.partition("@")[0]
+    return host == host_name() and "/" in host
 
 
-def _exists(pid: int) -> bool:
+def _exists(holder: Holder) -> bool:
+    _, mark, started = holder.host.partition("@")
+    if mark and (present := start_mark(holder.pid)) and present != mark + started:
+        return False  # another process has the id by now
     try:
-        os.kill(pid, 0)
+        os.kill(holder.pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:

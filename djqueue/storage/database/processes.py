@@ -5,7 +5,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-from .lease import Holder, died_here, host_name
+from .lease import Holder, died_here, host_name, start_mark
 
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group at the other end of a Unix domain socket."""
@@ -17,7 +17,7 @@ REMOTE = "remote"
 
 def own_process() -> str:
     """This process, as the scheduler."""
-    return f"{SCHEDULER}{host_name()}/{os.getpid()}"
+    return f"{SCHEDULER}{host_name()}{start_mark(os.getpid())}/{os.getpid()}"
 
 
 def peer_process(connection: socket.socket) -> str:
@@ -26,7 +26,7 @@ def peer_process(connection: socket.socket) -> str:
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         pid = CREDENTIALS.unpack(data)[0]
         if pid:  # 0: a process of a namespace that this one cannot see into
-            return f"{host_name()}/{pid}"
+            return f"{host_name()}{start_mark(pid)}/{pid}"
     return f"{REMOTE}/{socket.gethostname()}"
 
 

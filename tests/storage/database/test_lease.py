@@ -13,6 +13,7 @@ from djqueue.storage.database import journal
 from djqueue.storage.database import storage as storage_module
 from djqueue.storage.database.clock import DatabaseClock
 from djqueue.storage.database.lease import TTL, SchedulerLease, died_here, host_name, present_holder
+from djqueue.storage.database.processes import SCHEDULER, has_died, own_process
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
@@ -121,6 +122,24 @@ def test_a_holder_that_died_on_this_machine_is_not_waited_for(clock):
 
     assert died_here(first.present())
     assert a_lease(clock).acquire()
+
+
+def test_a_process_that_has_the_id_of_a_dead_holder_is_not_taken_for_it(clock):
+    """As after a restart of a container, where each run has the same id."""
+    first = a_lease(clock)
+    first.acquire()
+    assert not died_here(first.present())
+    models.SchedulerLease.objects.update(host=f"{host_name()}@1")
+
+    assert died_here(first.present())
+    assert a_lease(clock).acquire()
+
+
+def test_a_claim_of_an_earlier_process_with_this_process_id_is_over():
+    own = own_process().removeprefix(SCHEDULER)
+    earlier = f"{host_name()}@1/{os.getpid()}"
+
+    assert (has_died()(own), has_died()(earlier)) == (False, True)
 
 
 @pytest.mark.parametrize("host", ["elsewhere/0/pid:[1]", "elsewhere"])

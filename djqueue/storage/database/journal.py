@@ -134,6 +134,12 @@ class Buffer:
     def __len__(self) -> int:
         return len(self.inserts) + len(self.updates) + len(self.contents) + len(self.deletes)
 
+    def update(self, key: Key, row: Row) -> None:
+        """Note a job's changing fields; an earlier renewal of its lease is part of them."""
+        self.updates[key] = row
+        if self.leases:
+            self.leases.pop(key, None)
+
     def remove(self, row: JobRowKey) -> None:
         """Nothing of what was noted of this job is to be written; what is in the tables goes."""
         key = row[:2]
@@ -155,6 +161,8 @@ class Buffer:
         for key in later.items_gone:
             self.items.pop(key, None)
             self.items_gone[key] = None
+        for key in self.leases.keys() & later.updates.keys():
+            del self.leases[key]
         self.items_size += later.items_size
         self.elsewhere += later.elsewhere
         for mine, theirs in zip(self._by_job(), later._by_job(), strict=True):
@@ -349,7 +357,7 @@ class DatabaseJournal:
         attempts = _take_history(job)
         with self._changed:
             buffer = self._buffer
-            buffer.updates[key] = row
+            buffer.update(key, row)
             if attempts:
                 buffer.attempts.setdefault(key, []).extend(attempts)
                 if _is_long(job, retention):
@@ -382,7 +390,7 @@ class DatabaseJournal:
         result = rows.result_row(job, retention.results)
         with self._changed:
             buffer = self._buffer
-            buffer.updates[key] = row
+            buffer.update(key, row)
             if job.result is not None:
                 buffer.results[key] = result
             if self.book.concerns(job.queue):
@@ -398,7 +406,7 @@ class DatabaseJournal:
         dead, attempts = rows.letter_row(job, letter), _take_history(job)
         with self._changed:
             buffer = self._buffer
-            buffer.updates[key] = row
+            buffer.update(key, row)
             buffer.letters[key] = dead
             if job.stream is not None:
                 buffer.elsewhere.append(job.stream)
@@ -412,7 +420,7 @@ class DatabaseJournal:
         """See `Journal`."""
         key, row = (job.queue, job.id), rows.changed_row(job)
         with self._changed:
-            self._buffer.updates[key] = row
+            self._buffer.update(key, row)
             self._buffer.letters.pop(key, None)
             self._buffer.letters_gone[key] = None
             self._noted()
@@ -741,12 +749,12 @@ class DatabaseJournal:
                     constants=rows.UNTOUCHED,
                     key=rows.KEY,
                 )
-            if buffer.leases:
-                # Before other changes: a job that has ended since is leased to nobody.
-                write.update(models.Job, rows.JOB_KEY, ("leased_until",), list(buffer.leases.values()))
             if buffer.updates:
                 fields = rows.CHANGED_JOB[len(rows.JOB_KEY) :]
                 write.update(models.Job, rows.JOB_KEY, fields, list(buffer.updates.values()))
+            if buffer.leases:
+                # After the other changes: a renewal that is still noted is later than they are.
+                write.update(models.Job, rows.JOB_KEY, ("leased_until",), list(buffer.leases.values()))
             if buffer.contents:
                 fields = rows.UPDATE[len(rows.JOB_KEY) :]
                 write.update(models.Job, rows.JOB_KEY, fields, list(buffer.contents.values()))

@@ -128,7 +128,7 @@ def test_they_go_with_the_queue(storage, key_of, how):
 
     assert key_of() is None
     left = {key for key in storage._connections.sync().keys("*") if b":lane:" not in key}
-    assert left <= {storage.keys(QUEUE).key(name) for name in ("meta", "inbox")}
+    assert left <= {storage.keys(QUEUE).key(name) for name in ("meta", "inbox", "version")}
 
 
 def test_a_job_that_is_moved_leaves_none_behind(storage, key_of):

@@ -68,7 +68,7 @@ class Graph:
         self.completed: set[str] = set()
         """Jobs that have completed at some time."""
         self.revived: set[str] = set()
-        """Dead letters that were retried: they wait for nothing any more, and hold nothing."""
+        """Dead letters that were retried: nobody is promised the records that they read."""
         self.unheld: set[str] = set()
         """Jobs that have failed at some time, were taken away by hand, or enqueued anew: nobody is promised
         their records."""
@@ -211,7 +211,8 @@ class Graph:
         for key, state in states.items():
             needed = {other: states[other] for other in self.needs[key]}
             if state is State.BLOCKED:
-                patient = self.rules[key] == "wait"
+                # A retried job waits for dependencies that are dead letters, too: they may be retried as well.
+                patient = self.rules[key] == "wait" or key in self.revived
                 assert any(
                     other in LIVE or (patient and other is State.FAILED) for other in needed.values()
                 ), (key, needed)

@@ -17,7 +17,7 @@ MAX_UNAUTHENTICATED = 64
 """Connections that may wait for their first request; with one more, the oldest is closed."""
 MAX_DESCRIPTORS = 65_536
 """File descriptors that are assumed where the process may open any number."""
-BACKLOG = 128
+BACKLOG = 1_024
 RETRY = 1.0
 """Seconds until connections are accepted again after the system had no descriptor or no memory for one."""
 

@@ -211,7 +211,7 @@ class Graph:
         for key, state in states.items():
             needed = {other: states[other] for other in self.needs[key]}
             if state is State.BLOCKED:
-                # A retried job waits for dependencies that are dead letters, too: they may be retried as well.
+                # A retried job waits for dependencies that are dead letters: these may be retried, too.
                 patient = self.rules[key] == "wait" or key in self.revived
                 assert any(
                     other in LIVE or (patient and other is State.FAILED) for other in needed.values()

@@ -12,6 +12,8 @@ from djqueue.core.options import JobOptions
 from djqueue.dashboard import editing, redaction
 from tests.core.making import make_job
 
+pytestmark = pytest.mark.django_db
+
 WORDS = ("password", "*key")
 plain = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 values = st.recursive(

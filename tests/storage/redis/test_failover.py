@@ -75,26 +75,28 @@ def test_a_planned_failover_loses_no_acknowledged_job(sentinel_options, redis_se
         assert producer.refused == 0
 
 
-async def test_a_coroutine_that_enqueues_during_a_planned_failover_loses_nothing(
-    sentinel_options, redis_sentinel
-):
+def test_a_coroutine_that_enqueues_during_a_planned_failover_loses_nothing(sentinel_options, redis_sentinel):
     acknowledged: list[str] = []
-    over = asyncio.Event()
 
-    async def produce(storage: RedisStorage) -> None:
+    async def produce(storage: RedisStorage, over: asyncio.Event) -> None:
         while not over.is_set():
             job_id = f"job-{len(acknowledged)}"
             await storage.aenqueue([batch(job_id)])
             acknowledged.append(job_id)
 
-    with closing(RedisStorage(**sentinel_options)) as storage:
-        producing = asyncio.create_task(produce(storage))
+    async def run(storage: RedisStorage) -> None:
+        over = asyncio.Event()
+        producing = asyncio.create_task(produce(storage, over))
         await aeventually(lambda: len(acknowledged) > 100, message="jobs come in")
         await asyncio.to_thread(redis_sentinel.fail_over)
         enough = len(acknowledged) + 100
         await aeventually(lambda: len(acknowledged) > enough, message="the new master takes jobs")
         over.set()
         await producing
+
+    with closing(RedisStorage(**sentinel_options)) as storage:
+        # The loop's end closes its connections.
+        asyncio.run(run(storage))
 
         assert lost(storage, acknowledged) == []
 

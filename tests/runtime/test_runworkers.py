@@ -52,7 +52,9 @@ def test_it_runs_the_jobs_and_says_what_came_of_them():
     assert "djqueue has stopped: 5 completed, 1 failed" in output
 
 
-def test_the_banner_says_what_is_served_and_how_to_stop():
+def test_the_banner_says_what_is_served_and_how_to_stop(monkeypatch):
+    # Other modules of tests have jobs, too.
+    monkeypatch.setattr("djqueue.runtime.banner.SHOWN", 10_000)
     output = run(
         "--queues", "sums,emails", "--concurrency", "3", "--worker-id", "here:1",
         "--shutdown-timeout", "1.5", "--max-jobs", "1000",

@@ -92,3 +92,10 @@ def test_one_with_a_lane_has_it_as_its_first_key(name):
     script = scripts.script(name)
 
     assert ("lane" in script.keys) == (script.keys[:1] == ("lane",))
+
+
+def test_a_server_compiles_every_script(redis_options, redis_server):
+    """Lua allows two hundred local names at a time, which files that are included use up."""
+    loaded = {name: redis_server.run("SCRIPT", "LOAD", scripts.script(name).text) for name in scripts.NAMES}
+
+    assert loaded == {name: scripts.script(name).sha.decode() for name in scripts.NAMES}

@@ -13,6 +13,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.states import State
 from djqueue.storage.database import scheduler as scheduler_module
+from djqueue.storage.database.lease import TTL
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
@@ -422,7 +423,7 @@ def test_a_job_of_a_scheduler_that_was_only_frozen_keeps_its_lease(restarts, mak
     claimed = claim_one(restarts.scheduler)
     frozen = restarts.scheduler
     frozen.counts(QUEUE)  # what it has said is written
-    models.SchedulerLease.objects.update(expires_at=restarts.clock.now())
+    restarts.clock.advance(TTL)
 
     restarts.scheduler = None
     restarted = restarts.again()

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Made = list["weakref.ref[Any]"]
 STORAGES = {"memory": 300, "scheduler": 200, "client": 50, "producer": 150, "redis": 300}
 """How many of each kind are made, with queues and workers: 1,000."""
+SPARE = 2
+"""Descriptors of closed connections that SQLite keeps for the next ones, while another holds a lock."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def used(storage: Storage, made: Made) -> None:
     unsubscribe = storage.subscribe("leaks", lambda event: None)
     stop_listening = storage.listen(["leaks"], lambda: None)
     queue.enqueue(name="nothing")
-    assert queue.counts()["waiting"] == 1
+    eventually(lambda: queue.counts()["waiting"] == 1)  # a scheduler takes in what others enqueue
     worker = Worker(storage, "leaks", {"nothing": lambda job: None}, until_empty=True)
     with worker:
         worker.join(timeout=60)
@@ -155,4 +157,4 @@ def test_nothing_is_left_of_what_was_closed(kind: str, request: pytest.FixtureRe
     eventually(lambda: own_threads() == [], timeout=30)
     assert [one() for one in made if one() is not None] == []
     assert forks.registered() == registered
-    assert descriptors() <= open_files
+    assert descriptors() <= open_files + SPARE

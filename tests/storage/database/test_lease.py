@@ -354,9 +354,9 @@ def test_a_scheduler_that_slept_past_its_lease_writes_nothing_more(start_child, 
     child.thaw()
 
     child.hears_until("lost")
-    # What it enqueues from now on, it enqueues as any producer.
-    known = [row["id"] for row in before]
-    assert list(models.Job.objects.filter(id__in=known).order_by("id").values()) == before
+    # From now on it is a client like any other: it may enqueue, and work on the third job.
+    known = [row["id"] for row in before[:2]]
+    assert list(models.Job.objects.filter(id__in=known).order_by("id").values()) == before[:2]
     # It may still run its own job: that one has a whole lease, and the next one is claimed.
     assert [found.id for found in claimed] == ids[1:2]
     assert finish(following, completing(claimed[0])) == [True]

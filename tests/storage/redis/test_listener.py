@@ -376,7 +376,7 @@ def test_a_server_that_falls_silent_is_noticed(place, listen, monkeypatch, caplo
 
 
 def test_a_server_that_is_only_quiet_is_kept(place, listen, monkeypatch):
-    monkeypatch.setattr(links, "QUIET", 0.05)
+    monkeypatch.setattr(links, "QUIET", 0.25)
     listener = listen(place)
     heard = Heard()
     listener.add("channel", heard, heard.missed)

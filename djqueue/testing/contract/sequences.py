@@ -107,10 +107,15 @@ class Reference:
         self.due()
         waiting = [job for job in self.jobs.values() if job.state is State.WAITING]
         waiting.sort(key=lambda job: (-job.priority, job.place))
-        for job in waiting[:slots]:
+        taken = waiting[:slots]
+        # A job with a stalled attempt is claimed alone.
+        stalled = next((index for index, job in enumerate(taken) if job.stalls), None)
+        if stalled is not None:
+            taken = taken[: max(stalled, 1)]
+        for job in taken:
             job.state = State.ACTIVE
             job.attempts += 1
-        return waiting[:slots]
+        return taken
 
     def end(self, job: Known, kind: str, delay: int) -> None:
         """The end of a run."""

@@ -1,6 +1,7 @@
 """Waiting for what a job returns: subscribed before the enqueue, so that no answer is missed."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from threading import Event as ThreadEvent
@@ -13,15 +14,21 @@ from djqueue.core.errors import JobTimeoutError, StorageUnavailableError, WaitIn
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord
 from djqueue.core.states import TERMINAL
-from djqueue.storage.base import Storage
+from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
 from .info import outcome
 from .sending import aenqueue, enqueue
+
+logger = logging.getLogger("djqueue.client")
 
 CHECK_EVERY = 2.0
 """Seconds between looks at the job itself, should an event have been lost with a connection."""
 RETRY = 0.25
 """The same while the storage is away."""
+SUBSCRIPTION_TIMEOUT = 1.0
+"""Seconds to wait for a subscription before the job is enqueued without one."""
+UNSUBSCRIBED = 0.5
+"""Seconds between looks at a job whose events do not arrive."""
 LAST_LOOK = 0.25
 """Seconds that the last look at the job may take when the time to wait is over."""
 ENDINGS = frozenset({"completed", "failed", "cancelled", "removed"})
@@ -45,15 +52,17 @@ def _enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, d
     assert batch.ids is not None
     refuse_in_vain(batch, storage.transaction_of(batch))
     done = ThreadEvent()
-    unsubscribe = storage.subscribe(batch.queue, _on_ending(done.set), batch.ids[0])
+    handler = _on_ending(done.set)
+    unsubscribe = _subscribe(storage, batch.queue, handler, batch.ids[0])
     try:
         result = enqueue(storage, batch)[0]
         if result.id != batch.ids[0]:
-            unsubscribe()
-            unsubscribe = storage.subscribe(batch.queue, _on_ending(done.set), result.id)
+            if unsubscribe is not None:
+                unsubscribe()
+            unsubscribe = _subscribe(storage, batch.queue, handler, result.id)
         if result.status != "queued":
             done.set()
-        patience = CHECK_EVERY
+        usual = patience = UNSUBSCRIBED if unsubscribe is None else CHECK_EVERY
         while True:
             done.wait(min(patience, _left(deadline)))
             done.clear()
@@ -63,12 +72,13 @@ def _enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, d
             except StorageUnavailableError as error:
                 patience, away = RETRY, error
             else:
-                patience = CHECK_EVERY
+                patience = usual
                 if has_ended(record):
                     return outcome(record, result.id)
             _check(deadline, wait, result, away)
     finally:
-        unsubscribe()
+        if unsubscribe is not None:
+            unsubscribe()
 
 
 async def aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) -> Any:
@@ -91,15 +101,16 @@ async def _aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timed
             loop.call_soon_threadsafe(done.set)
 
     handler = _on_ending(wake)
-    unsubscribe = await storage.acall(storage.subscribe, batch.queue, handler, batch.ids[0])
+    unsubscribe = await storage.acall(_subscribe, storage, batch.queue, handler, batch.ids[0])
     try:
         result = (await aenqueue(storage, batch))[0]
         if result.id != batch.ids[0]:
-            unsubscribe()
-            unsubscribe = await storage.acall(storage.subscribe, batch.queue, handler, result.id)
+            if unsubscribe is not None:
+                unsubscribe()
+            unsubscribe = await storage.acall(_subscribe, storage, batch.queue, handler, result.id)
         if result.status != "queued":
             done.set()
-        patience = CHECK_EVERY
+        usual = patience = UNSUBSCRIBED if unsubscribe is None else CHECK_EVERY
         while True:
             try:
                 await asyncio.wait_for(done.wait(), min(patience, _left(deadline)))
@@ -112,12 +123,28 @@ async def _aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timed
             except StorageUnavailableError as error:
                 patience, away = RETRY, error
             else:
-                patience = CHECK_EVERY
+                patience = usual
                 if has_ended(record):
                     return outcome(record, result.id)
             _check(deadline, wait, result, away)
     finally:
-        unsubscribe()
+        if unsubscribe is not None:
+            unsubscribe()
+
+
+def _subscribe(storage: Storage, queue: str, handler: EventHandler, job_id: str) -> Unsubscribe | None:
+    """Subscribe to a job's events; None if the storage does not confirm it in time.
+
+    A slow storage can still run the job, and one that is away fails the enqueue with its own error.
+    """
+    if storage.outage is not None:
+        return None
+    try:
+        with within(SUBSCRIPTION_TIMEOUT):
+            return storage.subscribe(queue, handler, job_id)
+    except StorageUnavailableError as error:
+        logger.debug("Polling job %s because its events cannot be subscribed to: %s", job_id, error)
+        return None
 
 
 def with_id(batch: Batch) -> Batch:

@@ -11,12 +11,17 @@ logger = logging.getLogger("djqueue.worker")
 PATIENCE = 5_000
 """Milliseconds after which an outage is more than a restart: it is logged before it is over."""
 
+RETRIED_WITHIN = 15_000
+"""Milliseconds for which a failed operation keeps an outage open: it may never be tried again."""
+
 
 class Outages:
     """What a worker logs of a storage that fails. All methods may be called from any thread.
 
     A storage that is away, such as a scheduler that is restarted, is an outage: one line is logged when it is
-    over, and one before that if it lasts. Any other error is a fault, and is logged with its traceback.
+    over, and one before that if it lasts. It is over when every operation that failed works again: some calls
+    of a storage that is slow, or away in part, succeed all the time. Any other error is a fault, and is
+    logged with its traceback.
     """
 
     def __init__(self, worker_id: str, monotonic: Callable[[], int]) -> None:
@@ -25,9 +30,11 @@ class Outages:
         self._lock = Lock()
         self._faulty: set[str] = set()
         """Operations whose last try ended with a fault."""
-        self._away: set[str] = set()
-        """Operations whose last try found the storage away."""
+        self._away: dict[str, int] = {}
+        """Operations whose last try found the storage away, with the time of that."""
         self._since = 0
+        self._answered_at: int | None = None
+        """When the first operation worked after the last failure."""
         self._is_logged = False
 
     def failed(self, operation: str, error: BaseException) -> None:
@@ -54,26 +61,36 @@ class Outages:
         with self._lock:
             was_faulty = operation in self._faulty
             self._faulty.discard(operation)
-            was_away = operation in self._away
-            if was_away:
-                self._away.clear()
+            is_over = operation in self._away and self._is_over_with(operation)
         if was_faulty:
             logger.warning("worker %s: the storage answers again (%s)", self._worker_id, operation)
-        if was_away:
+        if is_over:
             logger.log(
                 logging.WARNING if self._is_logged else logging.INFO,
                 "worker %s: the storage answers again after %.1f s; running jobs went on, and ended ones are "
                 "reported now",
                 self._worker_id,
-                (self._monotonic() - self._since) / 1_000,
+                ((self._answered_at or self._since) - self._since) / 1_000,
             )
+
+    def _is_over_with(self, operation: str) -> bool:
+        """Note that an operation works again; return whether that ends the outage."""
+        now = self._monotonic()
+        del self._away[operation]
+        if self._answered_at is None:
+            self._answered_at = now
+        if any(now - failed_at < RETRIED_WITHIN for failed_at in self._away.values()):
+            return False
+        self._away.clear()
+        return True
 
     def _note_away(self, operation: str, error: StorageUnavailableError) -> None:
         now = self._monotonic()
         with self._lock:
             if not self._away:
                 self._since, self._is_logged = now, False
-            self._away.add(operation)
+            self._away[operation] = now
+            self._answered_at = None
             lasts = now - self._since >= PATIENCE and not self._is_logged
             self._is_logged = self._is_logged or lasts
         if lasts:

@@ -7,6 +7,8 @@ import threading
 import pytest
 
 from djqueue import Queue, Worker
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.runtime.outages import Outages
 from tests.runtime.running import HANDLER, messages, reached, working
 from tests.runtime.storages import FailingStorage
 from tests.support import aeventually
@@ -36,8 +38,10 @@ async def test_results_are_kept_until_the_storage_is_back(storage, queue, caplog
         storage.away.clear()
         for job_id in ids:
             await reached(queue, job_id, "completed")
+        await aeventually(lambda: any("answers again" in line for line in messages(caplog)), timeout=20)
 
     assert [queue.get_result(job_id) for job_id in ids] == [0, 1, 2, 3, 4]
+
     told = [line for line in messages(caplog) if "the storage" in line]
     assert len(told) == 2
     assert "has not answered" in told[0]
@@ -54,10 +58,50 @@ async def test_a_short_outage_is_one_line_when_it_is_over(storage, queue, caplog
         await aeventually(lambda: {"finish", "maintain"} <= set(storage.refused), timeout=10)
         storage.away.clear()
         await aeventually(lambda: queue.counts()["completed"] == 1)
+        again = "answers again after"
+        await aeventually(lambda: any(again in line for line in messages(caplog, logging.INFO)), timeout=20)
 
     told = [line for line in messages(caplog, logging.INFO) if "answer" in line and "bulk" not in line]
     assert len(told) == 1
     assert "answers again after" in told[0]
+
+
+def test_an_outage_is_over_when_every_operation_that_failed_works_again(caplog):
+    now = 0
+    outages = Outages("w", lambda: now)
+    away = StorageUnavailableError("away")
+
+    def lines():
+        return [line.partition("storage ")[2] for line in messages(caplog)]
+
+    outages.failed("claim and finish", away)
+    now = 6_000
+    outages.failed("renew", away)
+    assert len(lines()) == 1
+    for moment in (7_000, 8_000, 9_000):
+        now = moment
+        outages.worked("claim and finish")  # As a limiter that refuses does, while its queue is away.
+        outages.failed("renew", away)
+        outages.failed("claim and finish", away)
+    assert len(lines()) == 1, lines()
+    now = 10_000
+    outages.worked("claim and finish")
+    now = 11_000
+    outages.worked("renew")
+    assert lines()[1:] == [
+        "answers again after 10.0 s; running jobs went on, and ended ones are reported now"
+    ]
+
+
+def test_an_operation_that_is_not_tried_again_does_not_prolong_an_outage(caplog):
+    now = 0
+    outages = Outages("w", lambda: now)
+    outages.failed("report", StorageUnavailableError("away"))
+    now = 20_000
+    outages.failed("renew", StorageUnavailableError("away"))
+    now = 21_000
+    outages.worked("renew")
+    assert "answers again after 21.0 s" in messages(caplog)[-1]
 
 
 async def test_a_fault_of_the_storage_is_logged_once_with_its_traceback(storage, queue, caplog, monkeypatch):

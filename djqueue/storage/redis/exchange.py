@@ -33,6 +33,9 @@ step has TIMEOUT, so that a server that is slow, and not away, can be worked wit
 READS = 500
 """Requests that are sent before their answers are read."""
 
+SCRIPT_CALLS = frozenset({b"EVALSHA", b"EVAL"})
+"""Commands whose first key follows the script and the number of keys."""
+
 Words = Sequence[Any]
 
 
@@ -124,7 +127,7 @@ class Exchange:
         found: dict[Any, tuple[Any, list[int]]] = {}
         for place, words in enumerate(requests):
             try:
-                key = words[3] if words[0] == b"EVALSHA" else words[1]
+                key = words[3] if words[0] in SCRIPT_CALLS else words[1]
                 node = client.get_node_from_key(key)
             except errors.SlotNotCoveredError:
                 continue

@@ -88,6 +88,8 @@ class SharedLimits:
         self._publish = publish
         self._timeout = timeout
         self._untold: dict[str, deque[Told]] = {}
+        self._silent: set[str] = set()
+        """Limiters that did not answer when they were last told something."""
         self.in_line: set[str] = set()
         """Queues that were refused when this process last asked."""
 
@@ -167,7 +169,21 @@ class SharedLimits:
             yield from self._say(limiter, None, [b""])
         except StorageError as error:
             # What has been claimed and ended is so: the caller's operation did not fail.
-            logger.warning("The limiter %r hears later of what was done: %s", limiter, error)
+            self._note_silent(limiter, error)
+        else:
+            if limiter in self._silent:
+                self._silent.discard(limiter)
+                logger.warning("The limiter %r answers again.", limiter)
+
+    def _note_silent(self, limiter: str, error: StorageError) -> None:
+        level = logging.DEBUG if limiter in self._silent else logging.WARNING
+        self._silent.add(limiter)
+        logger.log(
+            level,
+            "The limiter %r does not answer; what was claimed and ended counts later: %s",
+            limiter,
+            error,
+        )
 
     # Controls.
 

@@ -129,6 +129,8 @@ class Roundtrips:
         self._lanes: deque[Lane] = deque()
         self._prefix = os.urandom(8).hex().encode()
         self._made = count(1)
+        self._sent: set[Any] = set()
+        """Hashes of the scripts whose text has been sent."""
         self._breakers: dict[str, CircuitBreaker] = {}
         """Of servers that have missed a deadline: of the only one, by no name; in a Cluster by queue, since a
         queue is on one of them."""
@@ -186,23 +188,37 @@ class Roundtrips:
     def _answers(self, calls: list[Call | Command]) -> list[Any]:
         if any(map(_is_replicated, calls)):
             return [self._replicated(call) if _is_replicated(call) else self._one(call) for call in calls]
+        if len(calls) > 1 and type(calls[0]) is Command and not self._connections.is_cluster:
+            return self._together(calls)
         if len(calls) < 3:
             return [self._one(call) for call in calls]
         if all(map(_only_reads, calls)):
             # The first alone: it makes the script known.
-            return [self._one(calls[0]), *self._read(calls[1:])]
+            return [self._one(calls[0]), *self._together(calls[1:])]
         if self._connections.is_cluster:
             return [self._one(call) for call in calls]
         return [self._one(calls[0]), *self._pipelined(calls[1:])]
 
-    def _read(self, calls: list[Call | Command]) -> list[Any]:
-        """Calls that change nothing: to each server those that it has the keys of, all at once."""
-        requests = [self._words(call, None) for call in calls]
-        answers = self._exchange.ask_many(requests)
-        return [
-            self._asked(call, None) if isinstance(answer, Exception) else answer
-            for call, answer in zip(calls, answers, strict=True)
+    def _together(self, calls: list[Call | Command]) -> list[Any]:
+        """Send each server all calls that it has the keys of at once, in order; repeat those that failed."""
+        trying = None if self._connections.is_cluster else self._trying(calls[0])
+        lanes = [self._lane(call) for call in calls]
+        requests = [self._words(call, lane) for call, lane in zip(calls, lanes, strict=True)]
+        try:
+            answers = self._exchange.ask_many(requests)
+            if trying is not None:
+                _judge(trying, answers)
+        except BaseException as error:
+            if trying is not None:
+                trying.gave_up(error)
+            raise
+        answers = [
+            self._asked(call, lane) if isinstance(answer, Exception) else answer
+            for call, lane, answer in zip(calls, lanes, answers, strict=True)
         ]
+        for lane in lanes:
+            self._free(lane)
+        return answers
 
     def _one(self, call: Call | Command) -> Any:
         lane = self._lane(call)
@@ -213,24 +229,16 @@ class Roundtrips:
     def _replicated(self, call: Call) -> Any:
         """One call, answered when enough replicas have what it has changed."""
         lane = self._lane(call)
-        words = self._words(call, lane)
-        trying = self._trying(call)
         key = call.queue.replicated
-        try:
-            while True:
-                # Anew for each attempt: those before it have used up some of the call's time.
-                patience = trying.remaining * REPLICATION_SHARE
-                try:
-                    answer, confirmed = self._exchange.ask_replicated(words, key, call.replicas, patience)
-                    break
-                except errors.NoScriptError:
-                    words = _whole(call, words)
-                except redis.RedisError as error:
-                    time.sleep(trying.wait(error))
-        except BaseException as error:
-            trying.gave_up(error)
-            raise
-        trying.succeeded()
+        patience = 0.0
+
+        def ask(words: list[Any], remaining: float) -> tuple[Any, int]:
+            # Anew for each attempt: those before it have used up some of the call's time.
+            nonlocal patience
+            patience = remaining * REPLICATION_SHARE
+            return self._exchange.ask_replicated(words, key, call.replicas, patience)
+
+        answer, confirmed = self._until_answered(call, lane, ask)
         if confirmed < call.replicas:
             raise StorageUnavailableError(
                 f"{self._connections.describe()}: {confirmed} of {call.replicas} replicas confirmed a "
@@ -242,12 +250,18 @@ class Roundtrips:
         return answer
 
     def _asked(self, call: Call | Command, lane: Lane | None) -> Any:
+        return self._until_answered(call, lane, lambda words, _: self._exchange.ask(words))
+
+    def _until_answered(
+        self, call: Call | Command, lane: Lane | None, ask: Callable[[list[Any], float], T]
+    ) -> T:
+        """Call `ask` with the call's words and the seconds left, and again after errors that may pass."""
         words = self._words(call, lane)
         trying = self._trying(call)
         try:
             while True:
                 try:
-                    answer = self._exchange.ask(words)
+                    answer = ask(words, trying.remaining)
                     break
                 except errors.NoScriptError:
                     words = _whole(call, words)
@@ -352,8 +366,7 @@ class Roundtrips:
         now = b"" if self._clock is None else self._clock.now()
         if lane is None:
             return [
-                b"EVALSHA",
-                script.sha,
+                *self._command(script),
                 len(keys) + len(call.keys),
                 *keys,
                 *call.keys,
@@ -362,8 +375,7 @@ class Roundtrips:
             ]
         # The lane's key is the first of every script that has one.
         return [
-            b"EVALSHA",
-            script.sha,
+            *self._command(script),
             len(keys) + len(call.keys),
             queue.lane(lane.name),
             *keys[1:],
@@ -375,6 +387,16 @@ class Roundtrips:
             self._stream,
             *call.arguments,
         ]
+
+    def _command(self, script: Script) -> tuple[bytes, bytes]:
+        """Call a script by its hash, or by its text the first time.
+
+        A hash that the server does not know would cost another round trip.
+        """
+        if script.sha in self._sent:
+            return b"EVALSHA", script.sha
+        self._sent.add(script.sha)
+        return b"EVAL", script.text
 
     def _lane(self, call: Call | Command) -> Lane | None:
         if not _has_lane(call):
@@ -486,6 +508,16 @@ class Trying:
         if self._counts:
             self._is_settled = True
             self._breakers.setdefault(self._name, CircuitBreaker()).failed(reason)
+
+
+def _judge(trying: Trying, answers: Sequence[Any]) -> None:
+    """Note what answers say about their server. Raises what a user gets if none can be asked for again."""
+    for answer in answers:
+        if isinstance(answer, redis.RedisError) and not isinstance(answer, errors.NoScriptError):
+            time.sleep(trying.wait(answer))
+            trying.gave_up(answer)
+            return
+    trying.succeeded()
 
 
 def is_refused(error: BaseException) -> bool:

@@ -196,6 +196,11 @@ class RedisStorage(Storage):
     def _run(self, steps: Steps[T]) -> T:
         return self._trips.run(steps)
 
+    def _run_in_time(self, steps: Steps[T]) -> T:
+        """Run an operation all of whose round trips together may take TIMEOUT."""
+        with within(self.options.timeout):
+            return self._run(steps)
+
     def _ping(self) -> Steps[None]:
         yield [Command((b"EXISTS", self._common.key("queues")))]
 
@@ -410,14 +415,17 @@ class RedisStorage(Storage):
 
     def _list(self, queues: set[str]) -> Steps[None]:
         """See to it that queues are listed, and that those who serve all queues know of them."""
-        yield [
+        yield self._listing(queues)
+        self._known |= queues
+
+    def _listing(self, queues: set[str]) -> list[Call | Command]:
+        return [
             Command((b"SADD", self._common.key("queues"), *map(pack_text, queues))),
             *(
                 Command((self._trips.publish, self._common.new_queues.encode(), pack_text(queue)))
                 for queue in queues
             ),
         ]
-        self._known |= queues
 
     # Claim and finish.
 
@@ -669,12 +677,13 @@ class RedisStorage(Storage):
 
     def pause(self, queue: str) -> None:
         """See `Storage.pause`."""
-        self._run(self._control(queue, "pause"))
+        self._run_in_time(self._control(queue, "pause"))
 
     def resume(self, queue: str) -> None:
         """See `Storage.resume`."""
-        if queue in self.queues():
-            self._run(self._control(queue, "resume"))
+        with within(self.options.timeout):
+            if queue in self.queues():
+                self._run(self._control(queue, "resume"))
 
     def is_paused(self, queue: str) -> bool:
         """See `Storage.is_paused`."""
@@ -688,7 +697,7 @@ class RedisStorage(Storage):
         concurrency = policy.concurrency if concurrency is UNSET else concurrency
         capacity, per = (rate.capacity, rate.per) if rate is not None else (b"", b"")
         most = concurrency if concurrency is not None else b""
-        self._run(self._control(queue, "limit", capacity, per, most, *given))
+        self._run_in_time(self._control(queue, "limit", capacity, per, most, *given))
 
     def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
         """See `Storage.set_group_limit`."""
@@ -696,12 +705,13 @@ class RedisStorage(Storage):
 
     def pause_group(self, queue: str, group: str) -> None:
         """See `Storage.pause_group`."""
-        self._run(self._group(queue, "pause", group))
+        self._run_in_time(self._group(queue, "pause", group))
 
     def resume_group(self, queue: str, group: str) -> None:
         """See `Storage.resume_group`."""
-        if queue in self.queues():
-            self._run(self._group(queue, "resume", group))
+        with within(self.options.timeout):
+            if queue in self.queues():
+                self._run(self._group(queue, "resume", group))
 
     def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
         """See `Storage.group_limits`."""
@@ -719,15 +729,16 @@ class RedisStorage(Storage):
 
     def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limiter`."""
-        self._run(self._limits.change(name, rate, concurrency))
+        self._run_in_time(self._limits.change(name, rate, concurrency))
 
     def limiter_state(self, name: str) -> LimiterState:
         """See `Storage.limiter_state`."""
         return self._run(self._limits.state(name))
 
     def _control(self, queue: str, verb: str, *arguments: Any) -> Steps[None]:
-        yield from self._list({queue})
-        yield [Call(script("control"), self.keys(queue), [verb, *arguments])]
+        # All in one exchange, in this order.
+        yield [*self._listing({queue}), Call(script("control"), self.keys(queue), [verb, *arguments])]
+        self._known.add(queue)
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
         """See `Storage.clean`."""

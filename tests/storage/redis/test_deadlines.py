@@ -12,7 +12,7 @@ from djqueue.core.errors import DjqueueError, StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.options import RedisOptions
-from djqueue.testing.factories import QUEUE, batch, enqueue, state
+from djqueue.testing.factories import NAME, QUEUE, batch, claim, completing, enqueue, finish, state
 from tests.proxies import SlowProxy
 from tests.support import eventually
 
@@ -188,6 +188,75 @@ def test_a_server_that_answers_slowly_is_used(redis_options, redis_server, open_
         with at_most(2):
             assert state(storage, job_id) is State.WAITING
         storage.close()
+
+
+def test_a_queue_of_a_slow_server_is_paused_and_resumed_within_timeout(
+    redis_options, redis_server, open_storage
+):
+    with SlowProxy(redis_server.port) as proxy:
+        storage = open_storage(proxy.url, TIMEOUT=2)
+        enqueue(storage)
+        proxy.slow_down(0.8)
+        began = time.monotonic()
+        storage.pause(QUEUE)
+        assert time.monotonic() - began < 1.6, "it took two round trips"
+        assert storage.is_paused(QUEUE)
+        with at_most(2):
+            storage.resume(QUEUE)
+        assert not storage.is_paused(QUEUE)
+        storage.close()
+
+
+def test_a_pause_ends_within_timeout_however_slow_the_server(redis_options, redis_server, open_storage):
+    with SlowProxy(redis_server.port) as proxy:
+        storage = open_storage(proxy.url, TIMEOUT=1)
+        enqueue(storage)
+        proxy.slow_down(1.5)
+        with at_most(1), pytest.raises(StorageUnavailableError, match="does not answer"):
+            storage.pause(QUEUE)
+        assert storage.outage is not None
+        storage.close()
+
+
+def test_who_waits_for_a_job_of_a_slow_server_gets_its_result(redis_options, redis_server, open_storage):
+    direct = open_storage(redis_server.url)
+    with SlowProxy(redis_server.port) as proxy:
+        storage = open_storage(proxy.url)
+        enqueue(storage, queue="slow")
+        proxy.slow_down(1.0)
+        queue = Queue("slow", storage=storage)
+        ended = Thread(target=run_both, args=(direct, "slow"))
+        ended.start()
+        try:
+            assert queue.enqueue_and_wait(None, name="nothing", wait=10) == "result"
+        finally:
+            ended.join()
+        storage.close()
+
+
+async def test_a_coroutine_that_waits_for_a_job_of_a_slow_server_gets_its_result(
+    redis_options, redis_server, open_storage
+):
+    direct = open_storage(redis_server.url)
+    with SlowProxy(redis_server.port) as proxy:
+        storage = open_storage(proxy.url)
+        await storage.aenqueue([batch(queue="slow")])
+        proxy.slow_down(1.0)
+        queue = Queue("slow", storage=storage)
+        ended = Thread(target=run_both, args=(direct, "slow"))
+        ended.start()
+        try:
+            assert await queue.aenqueue_and_wait(None, name="nothing", wait=10) == "result"
+        finally:
+            ended.join()
+        storage.close()
+
+
+def run_both(storage, queue):
+    """Complete the job that is there and the one that comes."""
+    eventually(lambda: storage.counts(queue)[State.WAITING] == 2, timeout=15)
+    names = ["nothing", NAME]
+    finish(storage, *map(completing, claim(storage, 2, queues=(queue,), names=names)))
 
 
 def test_a_reply_that_came_too_late_counts_once(redis_options, redis_server, open_storage):

@@ -772,7 +772,7 @@ class SchedulerStorage(EngineStorage):
             found = self._all(queue).filter(state__in=ended, finished_at__lt=before)
             room = PURGE_LIMIT if limit is None else min(PURGE_LIMIT, limit - removed)
             ids = list(found.order_by("finished_at", "id").values_list("job_id", flat=True)[:room])
-            gone = sum(self._remove(queue, ids))
+            gone = self._remove_ended(queue, ids, before)
             removed += gone
             self._flush()
             if not gone:
@@ -783,6 +783,13 @@ class SchedulerStorage(EngineStorage):
         # To the next scheduler a job that is gone has completed: what becomes of its dependents goes with it.
         with self._knowing((queue, job_id) for job_id in ids), self._journal.together():
             return self.engine.remove(queue, ids, ended_before)
+
+    def _remove_ended(self, queue: str, ids: Sequence[str], ended_before: int) -> int:
+        """Remove records that were found in the tables; return how many were there.
+
+        A producer may have enqueued one of the ids again since: that job is not the one found, and stays.
+        """
+        return sum(self._remove(queue, ids, ended_before))
 
     @contextmanager
     def _knowing(self, keys: Iterable[JobKey]) -> Iterator[None]:
@@ -973,7 +980,7 @@ class SchedulerStorage(EngineStorage):
     def _purge_jobs(self, now: int) -> int:
         old = self._all().filter(expires_at__lte=now, state__in=recovery.ENDED)
         found = list(old.order_by("expires_at").values_list("queue", "job_id")[:PURGE_LIMIT])
-        removed = sum(sum(self._remove(queue, ids)) for queue, ids in self._free(found).items())
+        removed = sum(self._remove_ended(queue, ids, now + 1) for queue, ids in self._free(found).items())
         if removed:
             self._flush()
         return removed
@@ -994,7 +1001,8 @@ class SchedulerStorage(EngineStorage):
         """Forget some of the records above what a queue keeps of one outcome."""
         surplus = self._journal.book.surplus(queue, state, PURGE_LIMIT)
         free = self._free((queue, job_id) for job_id in surplus)
-        removed = sum(sum(self._remove(queue, ids)) for ids in free.values() if ids)
+        now = self._clock.now()
+        removed = sum(self._remove_ended(queue, ids, now + 1) for ids in free.values() if ids)
         if removed:
             self._flush()
         return removed
@@ -1100,7 +1108,12 @@ class SchedulerStorage(EngineStorage):
                     # Its jobs are there: they run, and the next start is refused.
                     logger.error("%s", error)
                     self._recorded.add(queue)
-            self.engine.accept(new.values())
+            replacing = set()
+            for job in new.values():
+                if job.process == rows.REPLACES_CANCELLED:
+                    replacing.add((job.queue, job.id))
+                job.process = ""
+            self.engine.accept(new.values(), replacing)
             self._taken.update(new)
 
     def _outside(self, jobs: Mapping[int, Job]) -> set[JobKey]:

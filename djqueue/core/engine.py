@@ -1,6 +1,6 @@
 """The in-memory engine: enqueue, claim, finish, over shards and processing shards."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from .base import DEFAULT_POLICY as DEFAULT_POLICY
@@ -455,6 +455,23 @@ class Engine(
             with place.lock:
                 for job in place.active.values():
                     job.lease_until += by
+
+    def processes(self) -> set[str]:
+        """Return the processes that hold claims, without the engine's own."""
+        found: set[str] = set()
+        for place in self.processing:
+            with place.lock:
+                found.update(job.process for job in place.active.values())
+        found.discard("")
+        return found
+
+    def end_leases(self, processes: Container[str], tick: int) -> None:
+        """Let the claims of some processes run out by a monotonic time: the next sweep takes them back."""
+        for place in self.processing:
+            with place.lock:
+                for job in place.active.values():
+                    if job.process in processes:
+                        job.lease_until = min(job.lease_until, tick)
 
     def report(self, reports: Sequence[Report]) -> list[bool]:
         """Progress and log lines of running jobs, each if its token still holds."""

@@ -23,6 +23,8 @@ TTL = 10_000
 """Milliseconds for which the row holds unless renewed, where SCHEDULER_LEASE does not say otherwise."""
 BLOCKED = 1_000
 """Milliseconds that a write waits for another process's lock, at which the holder's silence says nothing."""
+STATE, THREADS, START = 0, 17, 19
+"""Fields of /proc/<pid>/stat, counted from behind the name: its state, its threads, when it was started."""
 RELEASED, ABANDONED = 0, 1
 """Ends of a claim that was given back, and of one whose process was killed."""
 
@@ -218,12 +220,18 @@ def host_name() -> str:
 
 def start_mark(pid: int) -> str:
     """Return "@" and the start time of a process, which a later one with its id has not; "" if unknown."""
+    fields = _stat(pid)
+    return f"@{fields[START]}" if fields else ""
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of a process in /proc behind its name; none if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return ""
-    # The name of the program, in parentheses, may hold anything: field 22 counts from behind it.
-    return f"@{stat.rpartition(')')[2].split()[19]}"
+        return []
+    # The name of the program, in parentheses, may hold anything.
+    return stat.rpartition(")")[2].split()
 
 
 def died_here(holder: Holder) -> bool:
@@ -243,8 +251,12 @@ def _is_here(holder: Holder) -> bool:
 
 def _exists(holder: Holder) -> bool:
     _, mark, started = holder.host.partition("@")
-    if mark and (present := start_mark(holder.pid)) and present != mark + started:
-        return False  # another process has the id by now
+    fields = _stat(holder.pid)
+    if fields:
+        if mark and fields[START] != started:
+            return False  # another process has the id by now
+        if fields[STATE] in "ZX" and int(fields[THREADS]) <= 1:
+            return False  # it has ended, and its parent has not taken notice yet
     try:
         os.kill(holder.pid, 0)
     except ProcessLookupError:

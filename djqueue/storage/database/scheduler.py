@@ -66,7 +66,7 @@ from .lease import SchedulerLease
 from .metrics import DatabaseMetrics
 from .patience import TIMEOUT, patience
 from .pauses import PauseWatch
-from .processes import own_process
+from .processes import has_died, own_process
 from .producer import Found, Inserter, Owner
 from .staging import DatabaseStaging, purge
 
@@ -90,7 +90,7 @@ CAREFUL = 60_000
 """Milliseconds after the unclean end of the last scheduler in which a job may be what kills this one, too."""
 
 UNANSWERED_TTL = 600_000
-"""Milliseconds for which an accepted end is remembered whose worker received an error."""
+"""Milliseconds for which an accepted end is remembered whose worker received an error or no answer."""
 MAX_UNANSWERED = 10_000
 """Accepted ends of that kind that are remembered at most."""
 
@@ -173,8 +173,10 @@ class SchedulerStorage(EngineStorage):
         self._careful_until = 0
         """Until then (monotonic milliseconds) claims of this process are written before they are answered."""
         self._unanswered: dict[Lease, int] = {}
-        """Claims whose ends were accepted while their workers received an error, with the monotonic
-        milliseconds of that, oldest first."""
+        """Claims whose ends were accepted while their workers received an error or no answer, with the
+        monotonic milliseconds of that, oldest first."""
+        self.is_connected: Callable[[str], bool] = _is_never
+        """Whether a process of another worker can still be heard: the server's answer, once there is one."""
         self._inbox_thread = threading.Thread(target=self._watch_inbox, name="djqueue-inbox", daemon=True)
 
     # Life.
@@ -365,7 +367,7 @@ class SchedulerStorage(EngineStorage):
                 with self._unclaiming(finished.claims.jobs):
                     await self._synced()
             except BaseException:
-                self._note_unanswered(_accepted(outcomes, finished))
+                self.note_unanswered(outcomes, finished)
                 raise
         if not all(finished.accepted):
             known = await self._known(outcomes, finished)
@@ -393,10 +395,11 @@ class SchedulerStorage(EngineStorage):
         ]
         return finished._replace(accepted=accepted)
 
-    def _note_unanswered(self, claims: Iterable[Lease]) -> None:
+    def note_unanswered(self, outcomes: Sequence[Outcome], finished: Finished) -> None:
+        """Remember the ends that were accepted: their worker may not learn of it, and report them again."""
         now = self._clock.monotonic()
         noted = self._unanswered
-        for claim in claims:
+        for claim in _accepted(outcomes, finished):
             noted.pop(claim, None)
             noted[claim] = now
         while noted:
@@ -939,7 +942,20 @@ class SchedulerStorage(EngineStorage):
         # In this order: a pause after the first line has nothing to do with the leases swept here.
         tick = self._clock.monotonic()
         self._pauses.check()
+        self._end_leases_of_the_dead(tick)
         return sweep(self.engine, WORKER_TTL, tick)
+
+    def _end_leases_of_the_dead(self, tick: int) -> None:
+        """End the leases of other processes of this machine that have died, and have said their last.
+
+        One may have died before it was connected to this scheduler. What it has sent is heard first.
+        """
+        processes = self.engine.processes()
+        if processes:
+            is_gone = has_died()
+            dead = {name for name in processes if is_gone(name) and not self.is_connected(name)}
+            if dead:
+                self.engine.end_leases(dead, tick)
 
     def _purge(self, now: int) -> int:
         """Rows whose time is over, and those above what queues keep."""
@@ -1232,6 +1248,10 @@ def _without_claims(finished: Finished, error: BaseException) -> Finished:
 
 def _claim_of(outcome: Outcome) -> Lease:
     return Lease(outcome.queue, outcome.id, outcome.token)
+
+
+def _is_never(_process: str) -> bool:
+    return False
 
 
 def _nothing() -> None:

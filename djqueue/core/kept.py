@@ -108,6 +108,7 @@ class KeptElsewhere(EngineBase):
         Returns how many were taken in.
         """
         taken = 0
+        self.notice_step(self.clock.now(), self.clock.monotonic())
         for job in jobs:
             changes = Changes()
             shard = self.shard(job.queue)

@@ -67,6 +67,7 @@ class SchedulerLease:
         """When the scheduler before this one last renewed its claim: UTC milliseconds; 0: there was none."""
         self.was_released = True
         """Whether that one ended by itself, rather than being killed, or frozen until its claim ran out."""
+        self._serves = False
         self._lock = threading.Lock()
 
     def acquire(self) -> bool:
@@ -81,7 +82,7 @@ class SchedulerLease:
             "host": host_name() + start_mark(os.getpid()),
             "pid": os.getpid(),
             "address": self._address,
-            "renewed_at": now,
+            "renewed_at": 0 if there is None else to_milliseconds(there.renewed_at),
             "expires_at": now + self.ttl,
         }
         taken = 0
@@ -101,8 +102,8 @@ class SchedulerLease:
             self.left_at = to_milliseconds(there.renewed_at)
             self.was_released = to_milliseconds(there.expires_at) == RELEASED
         self._generation = self._rows().get(holder=self._holder).generation
-        self._renewed, self.lag = tick, now - tick
-        self._observe(now, tick)
+        self._renewed, self.lag, self._serves = tick, now - tick, False
+        self._observe(now + self.ttl, tick)
         return True
 
     def _replace(self, there: Holder, tick: int, values: dict[str, Any]) -> int:
@@ -129,23 +130,31 @@ class SchedulerLease:
         set_right(self._clock)
         tick, now = self._clock.monotonic(), self._clock.now()
         mine = self._rows().filter(holder=self._holder, generation=self._generation)
-        renewed_at = tick + self.lag
+        renewed_at = tick + self.lag if self._serves else self.left_at
         if not mine.update(renewed_at=renewed_at, expires_at=now + self.ttl):
             raise LeaseLost
         self._renewed = tick
-        self._observe(renewed_at, tick)
+        self._observe(now + self.ttl, tick)
+
+    def serve(self) -> None:
+        """Renew the claim as a scheduler that has taken over: the leases of running jobs are written anew.
+
+        Until then `renewed_at` says when the scheduler before this one was last there. If this one dies,
+        the next must not treat those leases as if they had ended while a scheduler could renew them.
+        """
+        self._serves = True
 
     @property
     def claim(self) -> bytes:
         """What `renew_claim` needs."""
-        return f"{self._holder} {self._generation}".encode()
+        return f"{self._holder} {self._generation} {self.lag}".encode()
 
     def renew_claim(self, claim: bytes) -> None:
         """Renew what another process of this machine claims, unless it has given that back or lost it."""
-        holder, generation = claim.decode().split()
-        now = self._clock.now()
+        holder, generation, lag = claim.decode().split()
+        now, renewed_at = self._clock.now(), self._clock.monotonic() + int(lag)
         claimed = self._rows().filter(holder=holder, generation=int(generation), expires_at__gt=ABANDONED)
-        claimed.update(renewed_at=now, expires_at=now + self.ttl)
+        claimed.update(renewed_at=renewed_at, expires_at=now + self.ttl)
 
     def move(self, address: str) -> None:
         """Say where the socket listens."""
@@ -170,8 +179,8 @@ class SchedulerLease:
         """Who has the row, or had it last."""
         return present_holder(self._alias)
 
-    def _observe(self, renewed_at: int, tick: int) -> None:
-        _observed[self._alias] = (self._holder, self._generation, renewed_at), tick
+    def _observe(self, expires_at: int, tick: int) -> None:
+        _observed[self._alias] = (self._holder, self._generation, expires_at), tick
 
     def _is_free(self, there: Holder, tick: int, now: int) -> bool:
         """Whether the holder gave the row back, died, or has not renewed it for as long as it holds.
@@ -183,7 +192,7 @@ class SchedulerLease:
         ends = to_milliseconds(there.expires_at)
         if ends <= ABANDONED or died_here(there):
             return True
-        seen = there.holder, there.generation, to_milliseconds(there.renewed_at)
+        seen = there.holder, there.generation, ends
         since = _observed.get(self._alias)
         if since is None or since[0] != seen:
             _observed[self._alias] = since = (seen, tick)

@@ -197,6 +197,8 @@ class SchedulerStorage(EngineStorage):
             self._lease.left_at,
             was_released=self._lease.was_released,
         )
+        self._flush()
+        self._lease.serve()
         if counts["interrupted"] or not self._lease.was_released:
             self._careful_until = self._clock.monotonic() + CAREFUL
         self._inbox_thread.start()

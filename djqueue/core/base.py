@@ -134,6 +134,25 @@ class EngineBase:
             # It ended before this: what ends it looked for its dependencies too early.
             self._unbind(job, job.options.depends_on)
 
+    def notice_step(self, now: int, tick: int) -> None:
+        """Follow the wall clock if it was set: first, or what comes in now would be moved with the rest."""
+        if self._steps.look(now, tick):
+            self.follow_clock()
+
+    def follow_clock(self) -> None:
+        """Keep the lengths of delays and time limits if the wall clock was set."""
+        with self._registry:
+            step = self._steps.follow(self.clock.now(), self.clock.monotonic())
+        if not step:
+            return
+        self.changes.bump()
+        for shard in self.shards:
+            for name in list(shard.queues):
+                with shard.lock:
+                    queue = shard.queues.get(name)
+                    for job in [] if queue is None else queue.follow_step(step):
+                        shard.changed(job)
+
     def follow(self, job: Job, key: JobKey) -> JobKey:
         """Where what a blocked job waits for is by now, should it have been moved."""
         while (new := self.shard(key[0]).whereabouts(key)) is not None:

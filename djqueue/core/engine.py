@@ -1,6 +1,6 @@
 """The in-memory engine: enqueue, claim, finish, over shards and processing shards."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from .base import DEFAULT_POLICY as DEFAULT_POLICY
@@ -61,6 +61,7 @@ class Engine(
         Raises QueueFullError, with none of a batch enqueued.
         """
         self._check(batches)
+        self.notice_step(self.clock.now(), self.clock.monotonic())
         with spared(sum(len(batch.payloads) for batch in batches)):
             if len(batches) == 1:
                 return self._enqueue(batches[0])
@@ -168,23 +169,6 @@ class Engine(
                 self._journal.added(added)
         return results, added
 
-    # Time.
-
-    def follow_clock(self) -> None:
-        """Keep the lengths of delays and time limits if the wall clock was set."""
-        with self._registry:
-            step = self._steps.follow(self.clock.now(), self.clock.monotonic())
-        if not step:
-            return
-        self.changes.bump()
-        for name in self.queues():
-            shard = self.shard(name)
-            with shard.lock:
-                queue = shard.queues.get(name)
-                moved = [] if queue is None else queue.follow_step(step)
-                for job in moved:
-                    shard.changed(job)
-
     # Claim and finish.
 
     def claim(self, request: ClaimRequest) -> Claims:
@@ -196,8 +180,7 @@ class Engine(
         claimed: list[Claimed] = []
         hints: list[int] = []
         now, tick = self.clock.now(), self.clock.monotonic()
-        if self._steps.look(now, tick):
-            self.follow_clock()
+        self.notice_step(now, tick)
         for shard, queue in self._serving(request.queues):
             slots = request.slots - len(claimed)
             if slots <= 0:
@@ -455,6 +438,23 @@ class Engine(
             with place.lock:
                 for job in place.active.values():
                     job.lease_until += by
+
+    def processes(self) -> set[str]:
+        """Return the processes that hold claims, without the engine's own."""
+        found: set[str] = set()
+        for place in self.processing:
+            with place.lock:
+                found.update(job.process for job in place.active.values())
+        found.discard("")
+        return found
+
+    def end_leases(self, processes: Container[str], tick: int) -> None:
+        """Let the claims of some processes run out by a monotonic time: the next sweep takes them back."""
+        for place in self.processing:
+            with place.lock:
+                for job in place.active.values():
+                    if job.process in processes:
+                        job.lease_until = min(job.lease_until, tick)
 
     def report(self, reports: Sequence[Report]) -> list[bool]:
         """Progress and log lines of running jobs, each if its token still holds."""

@@ -98,14 +98,17 @@ class KeptElsewhere(EngineBase):
         if self._journal is not None:
             self._journal.renewed(job)
 
-    def accept(self, jobs: Iterable[Job]) -> int:
+    def accept(self, jobs: Iterable[Job], replacing: Container[JobKey] = ()) -> int:
         """Take in new jobs that a producer has already written where the journal writes, ids and all.
+
+        replacing: keys of those that took the place of a cancelled job's record there.
 
         One whose id is live here is passed over; one whose unique key is taken by now is cancelled, unless
         its `on_duplicate` says otherwise.
         Returns how many were taken in.
         """
         taken = 0
+        self.notice_step(self.clock.now(), self.clock.monotonic())
         for job in jobs:
             changes = Changes()
             shard = self.shard(job.queue)
@@ -121,6 +124,8 @@ class KeptElsewhere(EngineBase):
                     job.has_dependents = shard.make_way(queue, there, now, changes)
                 else:
                     shard.replaced((job.queue, job.id))
+                    if (job.queue, job.id) in replacing and queue.finished.elsewhere[State.CANCELLED]:
+                        queue.finished.elsewhere[State.CANCELLED] -= 1
                 taken += 1
                 if there is not None and self._journal is not None:
                     self._journal.added([job])

@@ -4,7 +4,7 @@ import pytest
 
 from djqueue.core.clock import Clock
 from djqueue.core.engine import Engine
-from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Outcome
+from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Job, Outcome
 from djqueue.core.maintenance import sweep
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
@@ -50,6 +50,25 @@ def test_a_delayed_job_waits_for_its_delay_and_no_longer(site, step):
     assert site.claim() == []
     site.clock.advance(1_000)
     assert [claimed.id for claimed in site.claim()] == [result.id]
+
+
+@pytest.mark.parametrize("taken_in", [False, True], ids=["enqueued", "taken in"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_job_enqueued_right_after_a_step_waits_for_its_delay_and_no_longer(site, step, taken_in):
+    site.enqueue()
+    site.clock.jump(step)
+    if taken_in:
+        now = site.clock.now()
+        options = JobOptions(delay=60_000)
+        site.engine.accept([Job("late", "q", "job", b"", options, State.DELAYED, now, now + 60_000)])
+        late = EnqueueResult("late", "queued", "q")
+    else:
+        late = site.enqueue(delay=60_000)
+
+    site.clock.advance(59_000)
+    assert site.state(late) is State.DELAYED
+    site.clock.advance(1_000)
+    assert site.state(late) is State.WAITING
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -437,6 +437,6 @@ def _literal(value: Any) -> str:
         return "TRUE" if value else "FALSE"
     if isinstance(value, int):
         return str(value)
-    if value == "":
-        return "''"
+    if isinstance(value, str) and (value == "" or (value.isascii() and value.isidentifier())):
+        return f"'{value}'"
     raise ValueError(f"no literal for {value!r}")

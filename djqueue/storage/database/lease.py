@@ -23,6 +23,8 @@ TTL = 10_000
 """Milliseconds for which the row holds unless renewed, where SCHEDULER_LEASE does not say otherwise."""
 BLOCKED = 1_000
 """Milliseconds that a write waits for another process's lock, at which the holder's silence says nothing."""
+STATE, THREADS, START = 0, 17, 19
+"""Fields of /proc/<pid>/stat, counted from behind the name: its state, its threads, when it was started."""
 RELEASED, ABANDONED = 0, 1
 """Ends of a claim that was given back, and of one whose process was killed."""
 
@@ -65,6 +67,7 @@ class SchedulerLease:
         """When the scheduler before this one last renewed its claim: UTC milliseconds; 0: there was none."""
         self.was_released = True
         """Whether that one ended by itself, rather than being killed, or frozen until its claim ran out."""
+        self._serves = False
         self._lock = threading.Lock()
 
     def acquire(self) -> bool:
@@ -79,7 +82,7 @@ class SchedulerLease:
             "host": host_name() + start_mark(os.getpid()),
             "pid": os.getpid(),
             "address": self._address,
-            "renewed_at": now,
+            "renewed_at": 0 if there is None else to_milliseconds(there.renewed_at),
             "expires_at": now + self.ttl,
         }
         taken = 0
@@ -99,8 +102,8 @@ class SchedulerLease:
             self.left_at = to_milliseconds(there.renewed_at)
             self.was_released = to_milliseconds(there.expires_at) == RELEASED
         self._generation = self._rows().get(holder=self._holder).generation
-        self._renewed, self.lag = tick, now - tick
-        self._observe(now, tick)
+        self._renewed, self.lag, self._serves = tick, now - tick, False
+        self._observe(now + self.ttl, tick)
         return True
 
     def _replace(self, there: Holder, tick: int, values: dict[str, Any]) -> int:
@@ -127,23 +130,31 @@ class SchedulerLease:
         set_right(self._clock)
         tick, now = self._clock.monotonic(), self._clock.now()
         mine = self._rows().filter(holder=self._holder, generation=self._generation)
-        renewed_at = tick + self.lag
+        renewed_at = tick + self.lag if self._serves else self.left_at
         if not mine.update(renewed_at=renewed_at, expires_at=now + self.ttl):
             raise LeaseLost
         self._renewed = tick
-        self._observe(renewed_at, tick)
+        self._observe(now + self.ttl, tick)
+
+    def serve(self) -> None:
+        """Renew the claim as a scheduler that has taken over: the leases of running jobs are written anew.
+
+        Until then `renewed_at` says when the scheduler before this one was last there. If this one dies,
+        the next must not treat those leases as if they had ended while a scheduler could renew them.
+        """
+        self._serves = True
 
     @property
     def claim(self) -> bytes:
         """What `renew_claim` needs."""
-        return f"{self._holder} {self._generation}".encode()
+        return f"{self._holder} {self._generation} {self.lag}".encode()
 
     def renew_claim(self, claim: bytes) -> None:
         """Renew what another process of this machine claims, unless it has given that back or lost it."""
-        holder, generation = claim.decode().split()
-        now = self._clock.now()
+        holder, generation, lag = claim.decode().split()
+        now, renewed_at = self._clock.now(), self._clock.monotonic() + int(lag)
         claimed = self._rows().filter(holder=holder, generation=int(generation), expires_at__gt=ABANDONED)
-        claimed.update(renewed_at=now, expires_at=now + self.ttl)
+        claimed.update(renewed_at=renewed_at, expires_at=now + self.ttl)
 
     def move(self, address: str) -> None:
         """Say where the socket listens."""
@@ -168,8 +179,8 @@ class SchedulerLease:
         """Who has the row, or had it last."""
         return present_holder(self._alias)
 
-    def _observe(self, renewed_at: int, tick: int) -> None:
-        _observed[self._alias] = (self._holder, self._generation, renewed_at), tick
+    def _observe(self, expires_at: int, tick: int) -> None:
+        _observed[self._alias] = (self._holder, self._generation, expires_at), tick
 
     def _is_free(self, there: Holder, tick: int, now: int) -> bool:
         """Whether the holder gave the row back, died, or has not renewed it for as long as it holds.
@@ -181,7 +192,7 @@ class SchedulerLease:
         ends = to_milliseconds(there.expires_at)
         if ends <= ABANDONED or died_here(there):
             return True
-        seen = there.holder, there.generation, to_milliseconds(there.renewed_at)
+        seen = there.holder, there.generation, ends
         since = _observed.get(self._alias)
         if since is None or since[0] != seen:
             _observed[self._alias] = since = (seen, tick)
@@ -218,12 +229,18 @@ def host_name() -> str:
 
 def start_mark(pid: int) -> str:
     """Return "@" and the start time of a process, which a later one with its id has not; "" if unknown."""
+    fields = _stat(pid)
+    return f"@{fields[START]}" if fields else ""
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of a process in /proc behind its name; none if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return ""
-    # The name of the program, in parentheses, may hold anything: field 22 counts from behind it.
-    return f"@{stat.rpartition(')')[2].split()[19]}"
+        return []
+    # The name of the program, in parentheses, may hold anything.
+    return stat.rpartition(")")[2].split()
 
 
 def died_here(holder: Holder) -> bool:
@@ -243,8 +260,12 @@ def _is_here(holder: Holder) -> bool:
 
 def _exists(holder: Holder) -> bool:
     _, mark, started = holder.host.partition("@")
-    if mark and (present := start_mark(holder.pid)) and present != mark + started:
-        return False  # another process has the id by now
+    fields = _stat(holder.pid)
+    if fields:
+        if mark and fields[START] != started:
+            return False  # another process has the id by now
+        if fields[STATE] in "ZX" and int(fields[THREADS]) <= 1:
+            return False  # it has ended, and its parent has not taken notice yet
     try:
         os.kill(holder.pid, 0)
     except ProcessLookupError:

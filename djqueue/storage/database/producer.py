@@ -127,21 +127,32 @@ class Inserter:
         there = self._there(batch.queue, [ids[at] for at in left])
         new: dict[str, Job] = {}
         queued: dict[str, tuple[int, EnqueueResult]] = {}
+        replacing: set[str] = set()
+        """Ids of cancelled jobs whose rows these replace."""
         for at in left:
             job_id = ids[at]
             answer = self._taken(batch, job_id, there, new) or self._keyed(batch, job_id, new)
             if answer.status != "queued":
                 answers[at] = answer
-            elif job_id not in there or self._forget(batch.queue, job_id):
-                new[job_id] = self._job(batch, job_id, batch.payloads[at], now)
-                queued[job_id] = at, answer
+                continue
+            if job_id in there:
+                forgotten = self._forget(batch.queue, job_id)
+                if forgotten is None:
+                    continue
+                if forgotten is State.CANCELLED:
+                    replacing.add(job_id)
+            new[job_id] = self._job(batch, job_id, batch.payloads[at], now)
+            queued[job_id] = at, answer
         self._check_room(batch, [answer for _, answer in queued.values()])
-        written = self._dialect.insert_new(
-            models.Job, rows.NEW_JOB, inbox_rows(new), constants=rows.UNTOUCHED, key=rows.KEY
-        )
-        for _, job_id in written:
-            at, answer = queued[job_id]
-            answers[at] = answer
+        for process in ("", rows.REPLACES_CANCELLED) if replacing else ("",):
+            some = {job_id: job for job_id, job in new.items() if (job_id in replacing) == bool(process)}
+            constants = {**rows.UNTOUCHED, "process": process}
+            written = self._dialect.insert_new(
+                models.Job, rows.NEW_JOB, inbox_rows(some), constants=constants, key=rows.KEY
+            )
+            for _, job_id in written:
+                at, answer = queued[job_id]
+                answers[at] = answer
 
     def _check_room(self, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
         """Raise QueueFullError if the new ones have no room; to drop jobs is the scheduler's."""
@@ -184,14 +195,18 @@ class Inserter:
             return EnqueueResult(owner[0], "duplicate", batch.queue, owner[1])
         return EnqueueResult(job_id, "queued", batch.queue, replaced=pending[-1][0] if pending else None)
 
-    def _forget(self, queue: str, job_id: str) -> bool:
-        """Take away a job that may be enqueued again; False if it is another one by now."""
-        ended = [(queue, job_id, state.value) for state in REUSABLE]
-        if not self._dialect.delete(models.Job, (*rows.KEY, "state"), ended):
-            return False
+    def _forget(self, queue: str, job_id: str) -> State | None:
+        """Delete a job whose id may be enqueued again; return its state, or None if it is another."""
+        deleted = (
+            state
+            for state in sorted(REUSABLE)
+            if self._dialect.delete(models.Job, (*rows.KEY, "state"), [(queue, job_id, state.value)])
+        )
+        if (ended := next(deleted, None)) is None:
+            return None
         for model in (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog, models.JobItem):
             self._dialect.delete(model, rows.KEY, [(queue, job_id)])
-        return True
+        return ended
 
     def _job(self, batch: Batch, job_id: str, payload: bytes, now: int) -> Job:
         run_at = batch.run_at if batch.run_at is not None else now + (batch.delay or 0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from django.db.models import Count
+from django.db.models import CharField, Count, Value
 
 from djqueue import models
 from djqueue.core.deadletters import letter_of
@@ -398,9 +398,18 @@ def _pages(alias: str, states: Iterable[State]) -> Iterable[list[Job]]:
 
 
 def note_kept(alias: str, engine: Engine) -> None:
-    """How many completed and cancelled jobs the tables have: they are counted once, at the start."""
-    ended = models.Job.objects.using(alias).filter(state__in=[state.value for state in ENDED], inbox=False)
-    for queue, state, count in ended.values_list("queue", "state").annotate(count=Count("id")):
+    """Count the completed and cancelled jobs that the tables have: once, at the start.
+
+    The cancelled jobs that rows in the inbox replace are counted, too, until these rows are taken in. It is
+    one statement, so that a producer that replaces a row meanwhile changes nothing.
+    """
+    jobs = models.Job.objects.using(alias)
+    ended = jobs.filter(state__in=[state.value for state in ENDED], inbox=False)
+    replaced = jobs.filter(inbox=True, process=rows.REPLACES_CANCELLED)
+    cancelled = Value(State.CANCELLED.value, output_field=CharField())
+    counts = ended.values_list("queue", "state").annotate(count=Count("id"))
+    others = replaced.annotate(ended=cancelled).values_list("queue", "ended").annotate(count=Count("id"))
+    for queue, state, count in counts.union(others, all=True):
         engine.note_kept(queue, State(state), count)
 
 

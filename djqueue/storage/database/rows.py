@@ -129,6 +129,9 @@ TEXT_LIMIT = 255
 """Characters of the columns that hold a name."""
 CANCEL_REQUESTED = "cancel_requested"
 """Reason of an active job that has been asked to stop."""
+REPLACES_CANCELLED = "replaces_cancelled"
+"""Process of a row in the inbox whose producer deleted the row of a cancelled job with the same id. With it
+the scheduler corrects its count of cancelled jobs; nothing else reads it, and taking the row in clears it."""
 
 
 @lru_cache(maxsize=256)
@@ -416,9 +419,10 @@ def job_from_row(row: Row) -> Job:
     if progress is not None:
         job.progress = decode(bytes(progress), MSGPACK)
     if job.state is State.ACTIVE:
-        job.token, job.process, job.lease_until = token, process, leased_until or 0
+        job.token, job.lease_until = token, leased_until or 0
     else:
         job.last_token = token
+    job.process = process
     if items:
         job.stream = Stream(0, None, items)
     return job

@@ -66,7 +66,7 @@ from .lease import SchedulerLease
 from .metrics import DatabaseMetrics
 from .patience import TIMEOUT, patience
 from .pauses import PauseWatch
-from .processes import own_process
+from .processes import has_died, own_process
 from .producer import Found, Inserter, Owner
 from .staging import DatabaseStaging, purge
 
@@ -90,7 +90,7 @@ CAREFUL = 60_000
 """Milliseconds after the unclean end of the last scheduler in which a job may be what kills this one, too."""
 
 UNANSWERED_TTL = 600_000
-"""Milliseconds for which an accepted end is remembered whose worker received an error."""
+"""Milliseconds for which an accepted end is remembered whose worker received an error or no answer."""
 MAX_UNANSWERED = 10_000
 """Accepted ends of that kind that are remembered at most."""
 
@@ -173,8 +173,10 @@ class SchedulerStorage(EngineStorage):
         self._careful_until = 0
         """Until then (monotonic milliseconds) claims of this process are written before they are answered."""
         self._unanswered: dict[Lease, int] = {}
-        """Claims whose ends were accepted while their workers received an error, with the monotonic
-        milliseconds of that, oldest first."""
+        """Claims whose ends were accepted while their workers received an error or no answer, with the
+        monotonic milliseconds of that, oldest first."""
+        self.is_connected: Callable[[str], bool] = _is_never
+        """Whether a process of another worker can still be heard: the server's answer, once there is one."""
         self._inbox_thread = threading.Thread(target=self._watch_inbox, name="djqueue-inbox", daemon=True)
 
     # Life.
@@ -195,6 +197,8 @@ class SchedulerStorage(EngineStorage):
             self._lease.left_at,
             was_released=self._lease.was_released,
         )
+        self._flush()
+        self._lease.serve()
         if counts["interrupted"] or not self._lease.was_released:
             self._careful_until = self._clock.monotonic() + CAREFUL
         self._inbox_thread.start()
@@ -365,7 +369,7 @@ class SchedulerStorage(EngineStorage):
                 with self._unclaiming(finished.claims.jobs):
                     await self._synced()
             except BaseException:
-                self._note_unanswered(_accepted(outcomes, finished))
+                self.note_unanswered(outcomes, finished)
                 raise
         if not all(finished.accepted):
             known = await self._known(outcomes, finished)
@@ -393,10 +397,11 @@ class SchedulerStorage(EngineStorage):
         ]
         return finished._replace(accepted=accepted)
 
-    def _note_unanswered(self, claims: Iterable[Lease]) -> None:
+    def note_unanswered(self, outcomes: Sequence[Outcome], finished: Finished) -> None:
+        """Remember the ends that were accepted: their worker may not learn of it, and report them again."""
         now = self._clock.monotonic()
         noted = self._unanswered
-        for claim in claims:
+        for claim in _accepted(outcomes, finished):
             noted.pop(claim, None)
             noted[claim] = now
         while noted:
@@ -772,7 +777,7 @@ class SchedulerStorage(EngineStorage):
             found = self._all(queue).filter(state__in=ended, finished_at__lt=before)
             room = PURGE_LIMIT if limit is None else min(PURGE_LIMIT, limit - removed)
             ids = list(found.order_by("finished_at", "id").values_list("job_id", flat=True)[:room])
-            gone = sum(self._remove(queue, ids))
+            gone = self._remove_ended(queue, ids, before)
             removed += gone
             self._flush()
             if not gone:
@@ -783,6 +788,13 @@ class SchedulerStorage(EngineStorage):
         # To the next scheduler a job that is gone has completed: what becomes of its dependents goes with it.
         with self._knowing((queue, job_id) for job_id in ids), self._journal.together():
             return self.engine.remove(queue, ids, ended_before)
+
+    def _remove_ended(self, queue: str, ids: Sequence[str], ended_before: int) -> int:
+        """Remove records that were found in the tables; return how many were there.
+
+        A producer may have enqueued one of the ids again since: that job is not the one found, and stays.
+        """
+        return sum(self._remove(queue, ids, ended_before))
 
     @contextmanager
     def _knowing(self, keys: Iterable[JobKey]) -> Iterator[None]:
@@ -932,7 +944,20 @@ class SchedulerStorage(EngineStorage):
         # In this order: a pause after the first line has nothing to do with the leases swept here.
         tick = self._clock.monotonic()
         self._pauses.check()
+        self._end_leases_of_the_dead(tick)
         return sweep(self.engine, WORKER_TTL, tick)
+
+    def _end_leases_of_the_dead(self, tick: int) -> None:
+        """End the leases of other processes of this machine that have died, and have said their last.
+
+        One may have died before it was connected to this scheduler. What it has sent is heard first.
+        """
+        processes = self.engine.processes()
+        if processes:
+            is_gone = has_died()
+            dead = {name for name in processes if is_gone(name) and not self.is_connected(name)}
+            if dead:
+                self.engine.end_leases(dead, tick)
 
     def _purge(self, now: int) -> int:
         """Rows whose time is over, and those above what queues keep."""
@@ -973,7 +998,7 @@ class SchedulerStorage(EngineStorage):
     def _purge_jobs(self, now: int) -> int:
         old = self._all().filter(expires_at__lte=now, state__in=recovery.ENDED)
         found = list(old.order_by("expires_at").values_list("queue", "job_id")[:PURGE_LIMIT])
-        removed = sum(sum(self._remove(queue, ids)) for queue, ids in self._free(found).items())
+        removed = sum(self._remove_ended(queue, ids, now + 1) for queue, ids in self._free(found).items())
         if removed:
             self._flush()
         return removed
@@ -994,7 +1019,8 @@ class SchedulerStorage(EngineStorage):
         """Forget some of the records above what a queue keeps of one outcome."""
         surplus = self._journal.book.surplus(queue, state, PURGE_LIMIT)
         free = self._free((queue, job_id) for job_id in surplus)
-        removed = sum(sum(self._remove(queue, ids)) for ids in free.values() if ids)
+        now = self._clock.now()
+        removed = sum(self._remove_ended(queue, ids, now + 1) for ids in free.values() if ids)
         if removed:
             self._flush()
         return removed
@@ -1100,7 +1126,12 @@ class SchedulerStorage(EngineStorage):
                     # Its jobs are there: they run, and the next start is refused.
                     logger.error("%s", error)
                     self._recorded.add(queue)
-            self.engine.accept(new.values())
+            replacing = set()
+            for job in new.values():
+                if job.process == rows.REPLACES_CANCELLED:
+                    replacing.add((job.queue, job.id))
+                job.process = ""
+            self.engine.accept(new.values(), replacing)
             self._taken.update(new)
 
     def _outside(self, jobs: Mapping[int, Job]) -> set[JobKey]:
@@ -1219,6 +1250,10 @@ def _without_claims(finished: Finished, error: BaseException) -> Finished:
 
 def _claim_of(outcome: Outcome) -> Lease:
     return Lease(outcome.queue, outcome.id, outcome.token)
+
+
+def _is_never(_process: str) -> bool:
+    return False
 
 
 def _nothing() -> None:

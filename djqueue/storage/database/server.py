@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -52,6 +53,7 @@ class Server:
         if address.host and not token:
             raise ConfigurationError("ADDRESS: a TCP address needs a TOKEN")
         self.storage = storage
+        storage.is_connected = self.is_connected
         self.token = token
         self.inbox = inbox
         self.holds = holds
@@ -64,6 +66,8 @@ class Server:
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._sessions: set[asyncio.Task[None]] = set()
+        self._processes: Counter[str] = Counter()
+        """Sessions by the process of their client."""
         self._unauthenticated: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
         """Sessions of which no valid request has come, the oldest first."""
         self.limits = Limits.of_process()
@@ -165,9 +169,11 @@ class Server:
     def _connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refusal: str | None
     ) -> None:
-        task = self._loop.create_task(Session(self, reader, writer, refusal).run())
+        session = Session(self, reader, writer, refusal)
+        task = self._loop.create_task(session.run())
         self._sessions.add(task)
-        task.add_done_callback(partial(self._ended, writer.transport))
+        self._processes[session.process] += 1
+        task.add_done_callback(partial(self._ended, session.process, writer.transport))
         self._unauthenticated[task] = writer.transport
         if len(self._unauthenticated) > self.limits.unauthenticated:
             # The oldest, and not the newest: a client sends its first request at once.
@@ -198,8 +204,15 @@ class Server:
             "its process may open; raise its limit (ulimit -n, or LimitNOFILE= of systemd)"
         )
 
-    def _ended(self, transport: asyncio.WriteTransport, task: asyncio.Task[None]) -> None:
+    def is_connected(self, process: str) -> bool:
+        """Return whether a process has a connection, or requests that are still being answered."""
+        return self._processes[process] > 0
+
+    def _ended(self, process: str, transport: asyncio.WriteTransport, task: asyncio.Task[None]) -> None:
         self._sessions.discard(task)
+        self._processes[process] -= 1
+        if not self._processes[process]:
+            del self._processes[process]
         self._unauthenticated.pop(task, None)
         # Also of one that was cancelled before its first step, or twice: nothing of it stays open.
         transport.abort()

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import select
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -98,6 +100,9 @@ FIRST_FRAME = 5.0
 """Seconds within which a client has to show its token, or to begin its first request."""
 MAX_TOKEN_FRAME = 4_096
 """Bytes that a frame may have before its sender has shown the token."""
+MAX_UNREAD = 32
+"""Answers to ends that are looked at again when a client hangs up; it has fewer requests under way."""
+HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
 MAX_UNSENT = 16 * 1024 * 1024
 """Bytes of events that wait to be read by a client; one that is slower is hung up on, and may come back."""
 
@@ -123,7 +128,9 @@ class Session:
         self._subscriptions: dict[int, Unsubscribe] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: set[int] = set()
-        self._process = peer_process(writer.get_extra_info("socket"))
+        self._answered: deque[tuple[Sequence[Outcome], Finished]] = deque(maxlen=MAX_UNREAD)
+        """The last ends that were answered: nothing says whether the client has read the answers."""
+        self.process = peer_process(writer.get_extra_info("socket"))
 
     async def run(self) -> None:
         """Answer requests until either side hangs up."""
@@ -205,18 +212,34 @@ class Session:
         try:
             with self._server.errors_named():
                 finished = await self._finish_written(*args, **kwargs)
-            if finished.claims.jobs and (self._reader.at_eof() or self._writer.is_closing()):
-                # Nobody hears of these claims.
-                self._server.storage.unclaim(finished.claims.jobs)
+            outcomes = args[0] if args else kwargs["outcomes"]
+            if self._has_hung_up():
+                self._server.storage.note_unanswered(outcomes, finished)
+                if finished.claims.jobs:
+                    # Nobody hears of these claims.
+                    self._server.storage.unclaim(finished.claims.jobs)
+            elif outcomes:
+                self._answered.append((outcomes, finished))
             return "ok", finished
         except Exception as error:
             return _refusal("finish", error)
+
+    def _has_hung_up(self) -> bool:
+        """Return whether the client has closed its connection, also if the loop has not learned of it yet.
+
+        After this process was stopped, answers that were under way are written before the loop reads again.
+        """
+        if self._reader.at_eof() or self._writer.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self._writer.get_extra_info("socket"), HUNG_UP)
+        return bool(poll.poll(0))
 
     async def _finish_written(
         self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None
     ) -> Finished:
         if then is not None:
-            then = then._replace(process=self._process)
+            then = then._replace(process=self.process)
         return await self._server.storage.finish_written(outcomes, then)
 
     def _do(self, verb: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -283,8 +306,14 @@ class Session:
         for unsubscribe in self._subscriptions.values():
             unsubscribe()
         self._subscriptions.clear()
-        if self._tasks and not self._reader.at_eof():
+        if self._reader.at_eof():
+            self._writer.close()
+        if self._tasks:
+            # Also of a client that has hung up: while its ends are being recorded it counts as connected.
             await asyncio.wait(self._tasks)
+        for outcomes, finished in self._answered:
+            # The client may have hung up before it read the answer.
+            self._server.storage.note_unanswered(outcomes, finished)
         self._writer.close()
         try:
             await self._writer.wait_closed()

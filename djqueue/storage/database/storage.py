@@ -271,7 +271,7 @@ class DatabaseStorage(Storage):
             if server is not None:
                 server.close()
             storage.close()
-            lease.release()
+            lease.release_unserved()
             raise
         self._lease, self._server, self._active = lease, server, storage
         logger.info(

@@ -61,6 +61,7 @@ def obey(made, command: list[str]) -> None:
 
 
 def do(made, command: list[str]) -> None:
+    from djqueue.core.job import Outcome
     from djqueue.testing.factories import batch, claim, completing, finish
 
     match command:
@@ -80,6 +81,8 @@ def do(made, command: list[str]) -> None:
             for one in claim(made, int(count)):
                 say(one.id)
             say("done")
+        case ["finish", job_id, token]:
+            say("done", *finish(made, Outcome(QUEUE, job_id, int(token), "complete")))
         case ["sync"]:
             made.counts(QUEUE)
             say("done")

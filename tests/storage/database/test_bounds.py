@@ -131,10 +131,10 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypat
     scheduler = the_scheduler(storage)
     remove, taken = scheduler._remove, []
 
-    def removing(queue, ids):
+    def removing(queue, ids, *args):
         taken.append(len(ids))
         f.a_completed_job(storage, queue="other")
-        return remove(queue, ids)
+        return remove(queue, ids, *args)
 
     monkeypatch.setattr(scheduler, "_remove", removing)
     left = []
@@ -164,3 +164,28 @@ def test_what_is_above_a_bound_is_found_by_an_index(make):
     for plan in (in_order, results):
         assert "TEMP B-TREE" not in plan.upper()
         assert "Sort" not in plan
+
+
+@pytest.mark.parametrize("sweep", ["expired", "surplus", "clean"])
+def test_a_sweep_keeps_a_job_that_is_enqueued_again_meanwhile(make, make_storage, monkeypatch, sweep):
+    storage, client = make(Retention(cancelled=Keep(count=1))), make_storage()
+    old, _ = (f.a_cancelled_job(storage, queue=QUEUE) for _ in range(2))
+    storage.counts(QUEUE)
+    active = the_scheduler(storage)
+    remove = active._remove
+
+    def remove_later(queue, ids, *args):
+        if old in ids and client.states(queue, [old]) == [State.CANCELLED]:
+            f.enqueue(client, queue=queue, id=old)
+        return remove(queue, ids, *args)
+
+    monkeypatch.setattr(active, "_remove", remove_later)
+    if sweep == "expired":
+        models.Job.objects.filter(job_id=old).update(expires_at=1)
+        active._purge_jobs(storage._clock.now())
+    elif sweep == "surplus":
+        active._trim(QUEUE, State.CANCELLED)
+    else:
+        active._clean_ended(QUEUE, frozenset({State.CANCELLED}), scheduling.FOREVER, 10)
+
+    assert storage.states(QUEUE, [old]) == [State.WAITING]

@@ -131,10 +131,6 @@ class ClientCase(contract.StorageCase):
 class TestForAClient(ClientCase, contract.StorageContract):
     """The whole contract through the socket: what another process sends, reads and is told."""
 
-    # A client that enqueues the id of a cancelled job again deletes that job's row. The scheduler does not
-    # learn of it, and its overview still counts the row. `counts` reads the tables and is right.
-    test_counts_of_what_has_ended_follow_its_end_and_its_removal = None
-
 
 class StagingCase(SchedulerCase, contract.StagingContract):
     """What the scheduler itself publishes comes through its inbox, as what other processes do."""

@@ -57,6 +57,22 @@ def test_a_client_has_the_schedulers_numbers(scheduler: DatabaseStorage, client:
     assert found.queues[0].totals.enqueued == 8
 
 
+def test_a_cancelled_job_that_was_enqueued_again_is_counted_once_after_a_restart(
+    scheduler: DatabaseStorage, client: DatabaseStorage, make_storage: MakeStorage
+) -> None:
+    again, _ = a_cancelled_job(scheduler), a_cancelled_job(scheduler)
+    scheduler.close()
+    assert enqueue(client, id=again) == again
+
+    restarted = make_storage()
+    restarted.connect()
+
+    [found] = client.overview().queues
+    assert (found.counts[State.CANCELLED], found.counts[State.WAITING]) == (1, 1)
+    assert found.counts == restarted.counts(QUEUE)
+    assert job(restarted, again).state is State.WAITING
+
+
 def test_without_a_scheduler_the_tables_are_read(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     some_of_each(scheduler)
     scheduler.pause(QUEUE)

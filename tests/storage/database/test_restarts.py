@@ -610,3 +610,45 @@ def test_unanswered_ends_are_forgotten_after_a_while(restarts, monkeypatch):
     [late] = unanswered_ends(restarts, monkeypatch, 1)
 
     assert list(restarts.scheduler._active._unanswered) == [lease_of(late)]
+
+
+def test_a_scheduler_that_dies_while_it_takes_over_costs_no_lease(restarts, make_storage, monkeypatch):
+    enqueue(restarts.scheduler)
+    claimed = claim_one(restarts.worker)
+    restarts.scheduler.close()
+    restarts.clock.advance(2 * LEASE)
+
+    def dies(*_args, **_options):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr("djqueue.storage.database.recovery.take_over", dies)
+        patch.setattr("djqueue.storage.database.lease.SchedulerLease.release_unserved", lambda _: None)
+        dying = make_storage(clock=restarts.clock)
+        with pytest.raises(SystemExit):
+            dying.connect()
+    # Its claim runs out, as nobody gave it back.
+    restarts.clock.advance(2 * TTL)
+    restarts.scheduler = None
+    models.SchedulerLease.objects.update(expires_at=1)
+    restarted = restarts.again()
+
+    there = job(restarted, claimed.id)
+    assert (there.state, there.stalls) == (State.ACTIVE, 0)
+    assert finish(restarts.worker, completing(claimed)) == [True]
+
+
+def test_a_scheduler_that_fails_to_start_costs_no_lease(restarts, make_storage, monkeypatch):
+    enqueue(restarts.scheduler)
+    claimed = claim_one(restarts.worker)
+    restarts.scheduler.close()
+    restarts.clock.advance(2 * LEASE)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("djqueue.storage.database.recovery.note_kept", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            make_storage(clock=restarts.clock).connect()
+    restarts.scheduler = None
+    restarted = restarts.again()
+
+    assert (job(restarted, claimed.id).state, job(restarted, claimed.id).stalls) == (State.ACTIVE, 0)

@@ -1,0 +1,188 @@
+"""A worker's process hangs up, or dies, before its scheduler has answered or has heard of it again."""
+
+import asyncio
+import os
+import subprocess
+from contextlib import contextmanager
+from threading import Event
+
+import pytest
+
+from djqueue.core.states import State
+from djqueue.storage.database.lease import host_name
+from djqueue.storage.database.processes import has_died
+from djqueue.storage.database.wire import pack
+from djqueue.testing.factories import (
+    QUEUE,
+    claim_one,
+    completing,
+    enqueue,
+    enqueue_many,
+    finish,
+    job,
+    request,
+)
+from tests.support import eventually
+
+from .test_socket import Stranger, sessions
+
+
+@contextmanager
+def slow_answers(scheduler, monkeypatch):
+    """The scheduler records ends, but answers only when the event that this yields is set."""
+    active, recorded, answer = scheduler._active, Event(), Event()
+    finish_written = active.finish_written
+
+    async def slowly(*args):
+        finished = await finish_written(*args)
+        recorded.set()
+        await asyncio.to_thread(answer.wait, 30)
+        return finished
+
+    with monkeypatch.context() as patch:
+        patch.setattr(active, "finish_written", slowly)
+        try:
+            yield recorded, answer
+        finally:
+            answer.set()
+
+
+def test_an_end_that_is_answered_after_its_worker_hung_up_is_accepted_again(scheduler, client, monkeypatch):
+    enqueue(scheduler)
+    held = completing(claim_one(client), b"done")
+    with slow_answers(scheduler, monkeypatch) as (recorded, answer), Stranger(scheduler) as stranger:
+        stranger.says(pack([1, "finish", [[held]], {}]))
+        assert recorded.wait(30)
+        stranger.socket.close()
+        answer.set()
+        eventually(lambda: sessions(scheduler) == 1)
+
+    assert finish(client, held) == [True]
+    assert finish(client, held._replace(token=held.token + 1)) == [False]
+    there = job(scheduler, held.id)
+    assert (there.state, there.result, there.attempts) == (State.COMPLETED, b"done", 1)
+
+
+def test_an_end_whose_answer_was_not_read_is_accepted_again(scheduler, client):
+    enqueue(scheduler)
+    held = completing(claim_one(client), b"done")
+    with Stranger(scheduler) as stranger:
+        stranger.says(pack([1, "finish", [[held]], {}]))
+        eventually(lambda: job(scheduler, held.id).state is State.COMPLETED)
+    eventually(lambda: sessions(scheduler) == 1)
+
+    assert finish(client, held) == [True]
+
+
+def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(scheduler, monkeypatch):
+    job_id = enqueue(scheduler)
+    finish_written = scheduler._active.finish_written
+
+    with Stranger(scheduler) as stranger:
+
+        async def hung_up_on(*args):
+            finished = await finish_written(*args)
+            # As after a process was stopped: the loop has not looked at the connection since.
+            stranger.socket.close()
+            return finished
+
+        monkeypatch.setattr(scheduler._active, "finish_written", hung_up_on)
+        stranger.says(pack([1, "finish", [[], request(5)], {}]))
+        eventually(lambda: sessions(scheduler) == 1)
+        eventually(lambda: sessions(scheduler) == 0)
+
+    there = job(scheduler, job_id)
+    assert (there.state, there.attempts, there.stalls) == (State.WAITING, 0, 0)
+
+
+# Processes that die.
+
+
+@pytest.fixture
+def helper(start_child):
+    child = start_child("client")
+    child.hears_until("ready")
+    return child
+
+
+@pytest.fixture
+def first(start_child):
+    """A scheduler in another process."""
+    child = start_child("scheduler")
+    child.hears_until("ready")
+    return child
+
+
+def test_jobs_of_a_worker_that_dies_before_it_reconnects_wait_again_at_once(first, helper, make_storage):
+    first.tell("enqueue 3")
+    first.hears_until("done")
+    helper.tell("claim 3")
+    held = helper.hears_until("done")
+    first.kill()
+    storage = make_storage()
+    storage.connect()
+    storage.maintain()
+    assert [job(storage, job_id).state for job_id in held] == [State.ACTIVE] * 3
+
+    helper.kill()
+    storage.maintain()
+
+    there = [job(storage, job_id) for job_id in held]
+    assert [(one.state, one.stalls) for one in there] == [(State.WAITING, 1)] * 3
+
+
+def test_jobs_of_a_killed_worker_wait_again_once_it_has_hung_up(scheduler, helper):
+    enqueue_many(scheduler, 2)
+    helper.tell("claim 2")
+    held = helper.hears_until("done")
+    scheduler.maintain()
+    assert [job(scheduler, job_id).state for job_id in held] == [State.ACTIVE] * 2
+
+    helper.kill()
+    eventually(lambda: sessions(scheduler) == 0)
+    scheduler.maintain()
+
+    there = [job(scheduler, job_id) for job_id in held]
+    assert [(one.state, one.stalls) for one in there] == [(State.WAITING, 1)] * 2
+
+
+def test_an_end_that_a_dead_worker_has_sent_counts_before_its_death(scheduler, helper, monkeypatch):
+    job_id = enqueue(scheduler)
+    helper.tell("claim 1")
+    assert helper.hears_until("done") == [job_id]
+    there = scheduler._active.engine.jobs(QUEUE, [job_id])[0]
+    [token] = [token for place in scheduler._active.engine.processing for token in place.active]
+    asked, go_on = Event(), Event()
+    finish_written = scheduler._active.finish_written
+
+    async def later(*args):
+        asked.set()
+        await asyncio.to_thread(go_on.wait, 30)
+        return await finish_written(*args)
+
+    monkeypatch.setattr(scheduler._active, "finish_written", later)
+    helper.tell(f"finish {job_id} {token}")
+    assert asked.wait(30)
+    helper.kill()
+    scheduler.maintain()
+    assert (there.state, job(scheduler, job_id).state) == (State.ACTIVE, State.ACTIVE)
+
+    go_on.set()
+
+    eventually(lambda: job(scheduler, job_id).state is State.COMPLETED)
+    scheduler.maintain()
+    assert job(scheduler, job_id).stalls == 0
+
+
+def test_a_process_id_that_was_used_again_is_not_the_process_that_had_it():
+    own = os.getpid()
+
+    assert has_died()(f"{host_name()}@1/{own}")
+    assert not has_died()(f"{host_name()}/{own}")
+    assert not has_died()(f"another/12345678/pid:[1]@1/{own}")
+    assert not has_died()("remote/another")
+
+
+def test_a_process_that_only_its_parent_has_to_take_notice_of_has_died():
+    with subprocess.Popen(["true"]) as process:
+        eventually(lambda: has_died()(f"{host_name()}/{process.pid}"))

@@ -90,7 +90,7 @@ class EngineBase:
         self.started = f"{clock.now()}:{self.random.getrandbits(32)}"
         """Which engine this is: versions of another one say nothing about its jobs."""
 
-    def _outbid(self, token: int) -> None:
+    def outbid(self, token: int) -> None:
         """Have all new tokens be higher than this one, wherever the clock stands."""
         if token >= self.least_token:
             self.least_token = token + 1

@@ -1,6 +1,7 @@
 """The in-memory engine: enqueue, claim, finish, over shards and processing shards."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from .base import DEFAULT_POLICY as DEFAULT_POLICY
@@ -75,7 +76,9 @@ class Engine(
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
         changes = Changes()
         shard = self.shard(batch.queue)
-        now = self.clock.now()
+        options = batch.options
+        is_timed = batch.delay or options.ttl is not None or options.unique_ttl is not None
+        now = self._now_for_lengths() if is_timed else self.clock.now()
         added: list[Job] = []
         with shard.lock:
             queue = shard.queue(batch.queue)
@@ -177,13 +180,30 @@ class Engine(
         if not step:
             return
         self.changes.bump()
-        for name in self.queues():
-            shard = self.shard(name)
-            with shard.lock:
-                queue = shard.queues.get(name)
-                moved = [] if queue is None else queue.follow_step(step)
-                for job in moved:
-                    shard.changed(job)
+        # In one transaction: a scheduler that starts later must not follow the step again.
+        with nullcontext() if self._journal is None else self._journal.together():
+            for name in self.queues():
+                shard = self.shard(name)
+                with shard.lock:
+                    queue = shard.queues.get(name)
+                    for job in () if queue is None else queue.follow_step(step):
+                        shard.stepped(job)
+                    for letter in () if queue is None else queue.dead.follow_step(step):
+                        shard.postponed(letter)
+            if self._journal is not None:
+                self._journal.clock_set(self._steps.offset)
+
+    @property
+    def clock_offset(self) -> int:
+        """See `StepDetector.offset`."""
+        return self._steps.offset
+
+    def _now_for_lengths(self) -> int:
+        """Return the wall clock's time for a time that is counted from now on: earlier steps are followed."""
+        now, tick = self.clock.now(), self.clock.monotonic()
+        if self._steps.look(now, tick):
+            self.follow_clock()
+        return now
 
     # Claim and finish.
 
@@ -374,10 +394,13 @@ class Engine(
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """End runs, each if its token still holds, and claim the next jobs in the same call."""
         changes = Changes()
-        now = self.clock.now()
+        is_timed = False
         for outcome in outcomes:
             if outcome.kind not in OUTCOMES:
                 raise OptionError(f"unknown outcome {outcome.kind!r}")
+            if outcome.delay:
+                is_timed = True
+        now = self._now_for_lengths() if is_timed else self.clock.now()
         accepted = [self._finish_one(outcome, now, changes) for outcome in outcomes]
         some = changes.events or changes.ended or changes.woken
         if some or changes.incidents or changes.unbound or changes.freed:

@@ -304,6 +304,11 @@ class DatabaseJournal:
         return self._dialect.alias
 
     @property
+    def lag(self) -> int:
+        """Milliseconds from the monotonic time to the time in which ends of leases are written."""
+        return self._lag
+
+    @property
     def backlog(self) -> int:
         """Jobs whose changes are not written yet."""
         return len(self._buffer) + self._in_flight

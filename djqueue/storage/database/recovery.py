@@ -212,8 +212,10 @@ def take_over(
 def _adopt(job: Job, engine: Engine, journal: DatabaseJournal) -> None:
     """Count an active job as another process's: the last scheduler's own, which may only have been frozen."""
     job.process = job.process.removeprefix(SCHEDULER)
-    job.lease_until = engine.clock.now() + engine.policy(job.queue).lease
+    job.lease_until = engine.clock.monotonic() + engine.policy(job.queue).lease
     journal.changed(job)
+    # As the others, which come from the tables.
+    job.lease_until += journal.lag
 
 
 def _is_lost(job: Job, left_at: int) -> bool:

@@ -1,11 +1,15 @@
 """The wall clock is set while a scheduler runs, or while none does, and another scheduler starts."""
 
+from contextlib import suppress
+
 import pytest
 
 from djqueue import models
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
+from djqueue.storage.database.journal import LeaseLost
+from djqueue.storage.database.lease import TTL
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
@@ -233,3 +237,20 @@ def test_tokens_rise_over_a_step_back_and_a_restart(site):
     assert claim_one(site.worker).token > first.token
     # Its answer may have been lost with its scheduler.
     assert finish(site.worker, completing(first)) == [True]
+
+
+def test_a_job_of_a_frozen_scheduler_is_not_run_again_after_a_step_back(make_storage):
+    site = Site(make_storage, "while no scheduler runs")
+    site.step(-HOUR)
+    enqueue(site.scheduler)
+    claimed = claim_one(site.scheduler)
+    site.scheduler.counts(QUEUE)  # Both are in the tables.
+    site.clock.advance(TTL)  # It is frozen, with the job.
+
+    successor = site._new()
+    successor.connect()
+
+    there = job(successor, claimed.id)
+    with suppress(LeaseLost):
+        site.scheduler.close()
+    assert (there.state, there.stalls) == (State.ACTIVE, 0)

@@ -862,6 +862,9 @@ class SchedulerLease(models.Model):
     generation = models.BigIntegerField(default=0, help_text="Raised by each new holder.")
     renewed_at = MillisecondsField()
     expires_at = MillisecondsField()
+    clock_offset = models.BigIntegerField(
+        null=True, help_text="Milliseconds from the machine's start to the wall clock that jobs follow."
+    )
 
     class Meta:
         db_table = "djqueue_scheduler_lease"

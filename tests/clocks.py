@@ -15,5 +15,8 @@ class AheadClock:
     def monotonic(self) -> int:
         return SYSTEM_CLOCK.monotonic() + self.ahead
 
+    def elapsed(self) -> int:
+        return SYSTEM_CLOCK.elapsed() + self.ahead
+
     def advance(self, milliseconds: int) -> None:
         self.ahead += milliseconds

@@ -90,7 +90,7 @@ class EngineBase:
         self.started = f"{clock.now()}:{self.random.getrandbits(32)}"
         """Which engine this is: versions of another one say nothing about its jobs."""
 
-    def _outbid(self, token: int) -> None:
+    def outbid(self, token: int) -> None:
         """Have all new tokens be higher than this one, wherever the clock stands."""
         if token >= self.least_token:
             self.least_token = token + 1
@@ -146,12 +146,29 @@ class EngineBase:
         if not step:
             return
         self.changes.bump()
-        for shard in self.shards:
-            for name in list(shard.queues):
-                with shard.lock:
-                    queue = shard.queues.get(name)
-                    for job in [] if queue is None else queue.follow_step(step):
-                        shard.changed(job)
+        # In one transaction: a scheduler that starts later must not follow the step again.
+        with nullcontext() if self._journal is None else self._journal.together():
+            for shard in self.shards:
+                for name in list(shard.queues):
+                    with shard.lock:
+                        queue = shard.queues.get(name)
+                        for job in () if queue is None else queue.follow_step(step):
+                            shard.stepped(job)
+                        for letter in () if queue is None else queue.dead.follow_step(step):
+                            shard.postponed(letter)
+            if self._journal is not None:
+                self._journal.clock_set(self._steps.offset)
+
+    @property
+    def clock_offset(self) -> int:
+        """See `StepDetector.offset`."""
+        return self._steps.offset
+
+    def _now_for_lengths(self) -> int:
+        """Return the wall clock's time for a time that is counted from now on: earlier steps are followed."""
+        now = self.clock.now()
+        self.notice_step(now, self.clock.monotonic())
+        return now
 
     def follow(self, job: Job, key: JobKey) -> JobKey:
         """Where what a blocked job waits for is by now, should it have been moved."""

@@ -4,6 +4,7 @@ What a caller gave as a length (`delay`, a retry's backoff, `ttl`, `unique_ttl`)
 time on the wall clock. When that clock is set back by an hour, these points would come an hour late; when it
 is set forward, jobs would expire at once. The engine compares the wall clock with the monotonic one: when
 they drift apart suddenly, it moves these points along. A job with `run_at` stays due at that time of day.
+While the machine is suspended, the wall clock goes on and the monotonic one stands still: that is no step.
 """
 
 import logging
@@ -22,7 +23,15 @@ class StepDetector:
     """Compares the two clocks. Not thread-safe; at worst two threads see the same step: see `follow`."""
 
     def __init__(self, clock: Clock) -> None:
-        self._offset = clock.now() - clock.monotonic()
+        self._clock = clock
+        tick = clock.monotonic()
+        self._offset = clock.now() - tick
+        self._suspended = clock.elapsed() - tick
+
+    @property
+    def offset(self) -> int:
+        """Milliseconds from `Clock.elapsed` to the wall clock, as of the last step that was followed."""
+        return self._offset - self._suspended
 
     def look(self, now: int, tick: int) -> bool:
         """Whether the wall clock was set since the last `follow`; cheap enough for every claim."""
@@ -35,22 +44,43 @@ class StepDetector:
     def follow(self, now: int, tick: int) -> int:
         """Milliseconds by which the wall clock was set, counted once."""
         change = now - tick - self._offset
+        suspended = self._clock.elapsed() - tick
+        step = change - (suspended - self._suspended)
         self._offset += change
-        if -STEP < change < STEP:
+        self._suspended = suspended
+        if -STEP < step < STEP:
             return 0
-        logger.warning(
-            "The wall clock was set %s by %.1f s: delays and time limits of waiting jobs keep their lengths.",
-            "forward" if change > 0 else "back",
-            abs(change) / 1_000,
-        )
-        return change
+        log_step(step)
+        return step
+
+
+def log_step(step: int) -> None:
+    """Log that the wall clock was set by so many milliseconds."""
+    logger.warning(
+        "The wall clock was set %s by %.1f s: delays and time limits of waiting jobs keep their lengths.",
+        "forward" if step > 0 else "back",
+        abs(step) / 1_000,
+    )
+
+
+def keep_lengths(job: Job, step: int) -> bool:
+    """Follow a step of the wall clock with a live job; return whether its record has changed."""
+    relative = is_relative(job)
+    job.stepped += step
+    if relative:
+        job.run_at += step
+    options = job.options
+    return relative or options.ttl is not None or options.unique_ttl is not None
 
 
 def is_relative(job: Job) -> bool:
     """Whether a delayed job waits for a length of time to pass, and not for a point in time."""
-    if job.state is not State.DELAYED:
+    if job.state is not State.DELAYED and job.state is not State.BLOCKED:
         return False
     if job.attempts or job.stalls:
         return True  # It failed and waits for its next attempt.
     delay = job.options.delay
-    return delay is not None and job.run_at == job.created_at + job.stepped + delay
+    if delay is None:
+        # Blocked jobs without a delay are due from their enqueue on.
+        return job.state is State.BLOCKED and job.run_at <= job.created_at + job.stepped
+    return job.run_at == job.created_at + job.stepped + delay

@@ -125,6 +125,22 @@ class DeadLetters:
         """Those whose time for a retry by itself has come."""
         return [letter for letter in self._letters.values() if 0 < letter.next_retry_at <= now]
 
+    def follow_step(self, step: int) -> list[DeadLetter]:
+        """Keep the lengths of delays before retries: the wall clock was set by so many milliseconds.
+
+        Returns the letters that are retried at another time than before.
+        """
+        moved = {
+            letter.id: letter._replace(next_retry_at=letter.next_retry_at + step)
+            for letter in self._letters.values()
+            if letter.next_retry_at
+        }
+        self._order = [
+            (number, moved.get(letter.id, letter)) for number, letter in self._order if self._is_there(letter)
+        ]
+        self._letters.update(moved)
+        return list(moved.values())
+
     def expired(self, now: int) -> list[DeadLetter]:
         """Those whose time is over, oldest first."""
         return [letter for letter in self._letters.values() if letter.expires_at <= now]

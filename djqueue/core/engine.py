@@ -61,7 +61,6 @@ class Engine(
         Raises QueueFullError, with none of a batch enqueued.
         """
         self._check(batches)
-        self.notice_step(self.clock.now(), self.clock.monotonic())
         with spared(sum(len(batch.payloads) for batch in batches)):
             if len(batches) == 1:
                 return self._enqueue(batches[0])
@@ -76,7 +75,9 @@ class Engine(
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
         changes = Changes()
         shard = self.shard(batch.queue)
-        now = self.clock.now()
+        options = batch.options
+        is_timed = batch.delay or options.ttl is not None or options.unique_ttl is not None
+        now = self._now_for_lengths() if is_timed else self.clock.now()
         added: list[Job] = []
         with shard.lock:
             queue = shard.queue(batch.queue)
@@ -357,10 +358,13 @@ class Engine(
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """End runs, each if its token still holds, and claim the next jobs in the same call."""
         changes = Changes()
-        now = self.clock.now()
+        is_timed = False
         for outcome in outcomes:
             if outcome.kind not in OUTCOMES:
                 raise OptionError(f"unknown outcome {outcome.kind!r}")
+            if outcome.delay:
+                is_timed = True
+        now = self._now_for_lengths() if is_timed else self.clock.now()
         accepted = [self._finish_one(outcome, now, changes) for outcome in outcomes]
         some = changes.events or changes.ended or changes.woken
         if some or changes.incidents or changes.unbound or changes.freed:

@@ -1,5 +1,6 @@
 """What the engine tells a storage that keeps its jobs elsewhere, too."""
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from .job import DeadLetter, Job
@@ -59,6 +60,22 @@ class Journal(Protocol):
 
     def renewed(self, job: Job) -> None:
         """An active job of another process whose lease was extended."""
+        ...
+
+    def stepped(self, job: Job) -> None:
+        """A job whose times were moved along with the wall clock: see `clocksteps`."""
+        ...
+
+    def postponed(self, letter: DeadLetter) -> None:
+        """A dead letter that is retried by itself at another time than before."""
+        ...
+
+    def clock_set(self, offset: int) -> None:
+        """All jobs have followed the wall clock; `offset` is that of `StepDetector`."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """What the thread tells while this lasts is kept or lost as one."""
         ...
 
     def restarted(self, job: Job) -> None:

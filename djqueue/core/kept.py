@@ -65,6 +65,8 @@ class KeptElsewhere(EngineBase):
                     continue
                 queue.watch_deadline(job)
                 kept_as = job.state
+                if kept_as is State.WAITING:
+                    job.run_at = min(job.run_at, now)  # The wall clock may have been set back.
                 queue.place(job, now)
                 if queue.drops is not None:
                     queue.drops.push(job, queue.pending)
@@ -90,7 +92,7 @@ class KeptElsewhere(EngineBase):
         job.lease_until = self.clock.monotonic() + queue.policy.lease
         with self.place(job.id).lock:
             self.place(job.id).hold(job)
-        self._outbid(job.token)
+        self.outbid(job.token)
         if job.options.group is not None and queue.is_grouped:
             queue.groups.resume(job)
         if queue.shared is not None:

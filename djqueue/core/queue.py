@@ -7,7 +7,7 @@ from itertools import count
 from random import Random
 
 from .capacity import DropOrder
-from .clocksteps import is_relative
+from .clocksteps import keep_lengths
 from .deadletters import DeadLetterPolicy, DeadLetters
 from .delayed import DelayedJobs
 from .errors import ConfigurationError, OptionError
@@ -303,22 +303,14 @@ class JobQueue:
     def follow_step(self, step: int) -> list[Job]:
         """Keep the lengths of delays and time limits: the wall clock was set by so many milliseconds.
 
-        Returns the jobs that are due at another time than before.
+        Returns the jobs whose records have changed.
         """
-        moved = []
-        for job in self.jobs.values():
-            if job.state not in LIVE:
-                continue
-            relative = is_relative(job)
-            job.stepped += step
-            if relative:
-                job.run_at += step
-                moved.append(job)
+        changed = [job for job in self.jobs.values() if job.state in LIVE and keep_lengths(job, step)]
         self.delayed.reorder()
         self.unique.follow_step(step)
         self._deadlines = [(expiry(job), number, job) for _, number, job in self._deadlines]
         heapq.heapify(self._deadlines)
-        return moved
+        return changed
 
     def _may_expire(self, job: Job) -> bool:
         return job.state in PENDING and not job.started_at and self.jobs.get(job.id) is job

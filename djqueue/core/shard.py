@@ -98,6 +98,16 @@ class Shard:
         if self._journal is not None:
             self._journal.changed(job)
 
+    def stepped(self, job: Job) -> None:
+        """Tell the journal of a job that has followed a step of the wall clock."""
+        if self._journal is not None:
+            self._journal.stepped(job)
+
+    def postponed(self, letter: DeadLetter) -> None:
+        """Tell the journal of a dead letter that has followed a step of the wall clock."""
+        if self._journal is not None:
+            self._journal.postponed(letter)
+
     def restart(self, job: Job) -> None:
         """What a run has sent is dropped: there is to be another, whose items begin anew."""
         job.stream = None

@@ -42,13 +42,14 @@ class UniqueKeys:
         """Give the job its key; the caller has seen that it is free."""
         key, ttl = job.options.unique_key, job.options.unique_ttl
         if key is not None:
-            self._owners[key] = (job, None if ttl is None else job.created_at + ttl)
-            if ttl is not None:
+            free_at = None if ttl is None else job.created_at + job.stepped + ttl
+            self._owners[key] = (job, free_at)
+            if free_at is not None:
                 if len(self._times) > COMPACT_FROM + 2 * len(self._owners):
                     self._times = [(at, name) for name, (_, at) in self._owners.items() if at is not None]
                     heapq.heapify(self._times)
                 else:
-                    heapq.heappush(self._times, (job.created_at + ttl, key))
+                    heapq.heappush(self._times, (free_at, key))
 
     def wait(self, job: Job, behind: Job) -> None:
         """Have a job follow an active one; the caller has seen that nobody else does."""

@@ -42,7 +42,7 @@ from djqueue.schedules.plan import plan
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.database.clock import DatabaseClock, set_right
-from djqueue.storage.database.lease import Holder, died_here, host_name
+from djqueue.storage.database.lease import Holder, died_here, host_name, start_mark
 
 from .cron import batch_of, job_id
 from .declaring import declare
@@ -502,7 +502,7 @@ UNFINISHED = "a job of an earlier run is unfinished"
 
 
 def _this_process() -> str:
-    return f"{os.getpid()}@{host_name()}"
+    return f"{os.getpid()}@{host_name()}{start_mark(os.getpid())}"
 
 
 def _is_gone(process: str) -> bool:

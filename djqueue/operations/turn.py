@@ -12,7 +12,7 @@ from djqueue.core.clock import Clock
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageError
 from djqueue.storage.database.clock import set_right
-from djqueue.storage.database.lease import Holder, died_here, host_name
+from djqueue.storage.database.lease import Holder, died_here, host_name, start_mark
 
 NAME = "mirror"
 TTL = 10_000
@@ -83,7 +83,9 @@ class Turn:
             self.number = 0
 
     def _is_free(self, row: models.SchedulerLease) -> bool:
-        is_over = to_milliseconds(row.expires_at) <= self._clock.now()
+        left = to_milliseconds(row.expires_at) - self._clock.now()
+        # More is left than a holder ever writes if the wall clock was set back.
+        is_over = not 0 < left <= 2 * TTL
         return is_over or died_here(Holder(row.holder, row.host, row.pid, row.address))
 
     def _succeed(self, there: models.SchedulerLease) -> int:
@@ -100,7 +102,8 @@ class Turn:
         return 1
 
     def _values(self) -> dict[str, Any]:
-        return {"holder": self._holder, "host": host_name(), "pid": os.getpid(), **self._renewed()}
+        host = host_name() + start_mark(os.getpid())
+        return {"holder": self._holder, "host": host, "pid": os.getpid(), **self._renewed()}
 
     def _renewed(self) -> dict[str, int]:
         now = self._clock.now()

@@ -12,6 +12,8 @@ import gc
 import logging
 import os
 import signal
+import socket
+import stat
 import sys
 import threading
 import time
@@ -37,6 +39,8 @@ GRACE = 5.0
 AT_ONCE = 500
 """Leases renewed in one call."""
 PR_SET_PDEATHSIG = 1
+STDERR = 2
+"""A service manager may have made a socket of this, and of those before it."""
 
 logger = logging.getLogger("djqueue.worker")
 
@@ -103,6 +107,7 @@ def _keep(table: LeaseTable, storage: Storage, parent: int, patience: int) -> No
         # Both are for the worker, which may go on for a while; its end ends this process.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+        _let_go_of_connections()
         gc.freeze()
         keeping = Keeping(storage, patience)
         seen = table.read()
@@ -142,6 +147,7 @@ class Keeping:
         if silence < min(seen.shortest_lease / 3, LONGEST_SILENCE):
             if self._renewed is not None:
                 logger.warning("The worker renews its leases itself again.")
+                connections.close_all()
             self._renewed, self._given_up = None, False
             return
         if silence > self._patience:
@@ -186,6 +192,27 @@ def is_stopped(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state in "TtZX"
+
+
+def _let_go_of_connections() -> None:
+    """Put /dev/null in the place of connections and ports that were opened before the fork.
+
+    Else they would stay open when the worker closes them. Their numbers stay taken: a logging handler that
+    has such a connection must not write into another one.
+    """
+    folder = Path("/proc/self/fd") if sys.platform == "linux" else Path("/dev/fd")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in [int(name) for name in os.listdir(folder) if name.isdecimal()]:
+        try:
+            is_socket = stat.S_ISSOCK(os.fstat(number).st_mode)
+        except OSError:
+            continue  # It was open to list the folder.
+        if is_socket and number > STDERR:
+            with socket.socket(fileno=os.dup(number)) as found:
+                is_connection = found.type == socket.SOCK_STREAM
+            if is_connection:
+                os.dup2(nothing, number, inheritable=False)
+    os.close(nothing)
 
 
 def _end_with(parent: int) -> None:

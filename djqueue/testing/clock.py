@@ -7,6 +7,7 @@ class FakeClock:
     def __init__(self, now: int = 1_700_000_000_000, monotonic: int = 1_000_000) -> None:
         self._now = now
         self._monotonic = monotonic
+        self._suspended = 0
 
     def now(self) -> int:
         """UTC, in milliseconds."""
@@ -15,6 +16,10 @@ class FakeClock:
     def monotonic(self) -> int:
         """Milliseconds since an arbitrary start."""
         return self._monotonic
+
+    def elapsed(self) -> int:
+        """Milliseconds since an arbitrary start, with those of `suspend`."""
+        return self._monotonic + self._suspended
 
     def advance(self, milliseconds: int) -> None:
         """Let time pass, on both clocks."""
@@ -26,3 +31,8 @@ class FakeClock:
     def jump(self, milliseconds: int) -> None:
         """Set the wall clock forward or back, as people and NTP do; no time passes."""
         self._now += milliseconds
+
+    def suspend(self, milliseconds: int) -> None:
+        """Let time pass while the machine is suspended: its monotonic clock stands still."""
+        self._now += milliseconds
+        self._suspended += milliseconds

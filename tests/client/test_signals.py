@@ -267,6 +267,9 @@ class Ahead:
     def monotonic(self):
         return self._tick
 
+    def elapsed(self):
+        return self._tick
+
 
 def test_nobody_is_told_where_nobody_listens(queue, monkeypatch):
     def refuse(*_, **__):

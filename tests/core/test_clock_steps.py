@@ -3,10 +3,12 @@
 import pytest
 
 from djqueue.core.clock import Clock
+from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import Engine
 from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Job, Outcome
 from djqueue.core.maintenance import sweep
 from djqueue.core.options import JobOptions
+from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.testing.clock import FakeClock
 
@@ -17,10 +19,10 @@ STEPS = [-HOUR, HOUR]
 class Site:
     """An engine and its clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, **policy) -> None:
         self.clock = FakeClock()
         clock: Clock = self.clock
-        self.engine = Engine(clock=clock)
+        self.engine = Engine(clock=clock, default_policy=QueuePolicy(**policy))
 
     def enqueue(self, *, delay: int | None = None, run_at: int | None = None, **options) -> EnqueueResult:
         batch = Batch("q", "job", JobOptions(**options), [b""], delay=delay, run_at=run_at)
@@ -167,3 +169,69 @@ def test_a_clock_that_drifts_is_not_set(site, caplog):
 
     assert "clock" not in caplog.text
     assert site.state(result) is State.DELAYED
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_delay_that_is_given_right_after_a_step_has_its_length(site, step):
+    site.clock.jump(step)
+    result = site.enqueue(delay=60_000)
+    site.clock.advance(59_000)
+    assert site.state(result) is State.DELAYED
+
+    site.clock.advance(1_000)
+
+    assert site.state(result) is State.WAITING
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_backoff_that_begins_right_after_a_step_has_its_length(site, step):
+    result = site.enqueue()
+    [claimed] = site.claim()
+    site.clock.jump(step)
+    site.engine.finish([Outcome("q", claimed.id, claimed.token, "retry", delay=30_000)])
+    site.clock.advance(29_000)
+    assert site.state(result) is State.DELAYED
+
+    site.clock.advance(1_000)
+
+    assert site.state(result) is State.WAITING
+
+
+def test_a_blocked_job_is_not_late_after_a_step_back(site):
+    first = site.enqueue()
+    plain = site.enqueue(depends_on=(("q", first.id),))
+    delayed = site.enqueue(depends_on=(("q", first.id),), delay=60_000)
+    site.clock.jump(-HOUR)
+    [claimed] = site.claim()
+    site.engine.finish([Outcome("q", claimed.id, claimed.token, "complete")])
+
+    assert site.state(plain) is State.WAITING
+    assert site.state(delayed) is State.DELAYED
+    site.clock.advance(60_000)
+    assert site.state(delayed) is State.WAITING
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_dead_letter_is_retried_after_its_delay(step):
+    site = Site(dead_letters=DeadLetterPolicy(auto_retries=1, auto_retry_delay=60_000))
+    result = site.enqueue()
+    [claimed] = site.claim()
+    site.engine.finish([Outcome("q", claimed.id, claimed.token, "fail")])
+    site.clock.jump(step)
+    site.clock.advance(59_000)
+    assert site.state(result) is State.FAILED
+
+    site.clock.advance(1_000)
+
+    assert site.state(result) is State.WAITING
+
+
+def test_a_suspended_machine_has_let_time_pass(site, caplog):
+    result = site.enqueue(delay=60_000)
+    site.clock.suspend(HOUR)
+
+    assert site.state(result) is State.WAITING
+    assert "clock" not in caplog.text
+    site.clock.jump(-HOUR)
+    sweep(site.engine, 60_000)
+    assert "set back by 3600.0 s" in caplog.text

@@ -30,7 +30,7 @@ from djqueue.operations.cron import KEPT
 from djqueue.operations.firing import DEAD, GRACE, SURE, Firing
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.lease import host_name
+from djqueue.storage.database.lease import host_name, start_mark
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.clock import FakeClock
@@ -658,6 +658,18 @@ def test_a_slot_whose_process_is_known_to_be_gone_is_soon_taken_over(
 
 
 @on_memory
+def test_a_process_that_has_the_id_of_a_dead_one_is_not_taken_for_it(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    begun_by(row, f"{os.getpid()}@{host_name()}@1")
+
+    goes_to(firing, clock, FIRST + DEAD)
+
+    assert times(row) == (1, FIRST, FIRST + EVERY)
+
+
+@on_memory
 @pytest.mark.parametrize("where", ["elsewhere", "rebooted", "", "nobody"])
 def test_of_a_process_elsewhere_nothing_is_known(
     storage: Storage, firing: Firing, clock: FakeClock, gone: int, where: str
@@ -694,7 +706,7 @@ def test_a_row_says_who_is_at_it(
     row = a_cron_job(next_run_at=to_datetime(FIRST))
     goes_to_its_death(firing, clock, FIRST, monkeypatch, "_send")
     row.refresh_from_db()
-    assert row.firing_by == f"{os.getpid()}@{host_name()}"
+    assert row.firing_by == f"{os.getpid()}@{host_name()}{start_mark(os.getpid())}"
 
     goes_to(another(storage, clock), clock, FIRST + GRACE)
     row.refresh_from_db()

@@ -179,3 +179,7 @@ class SimulatedClock:
     def monotonic(self) -> int:
         """See `djqueue.core.clock.Clock`."""
         return int(self._loop.time() * 1_000)
+
+    def elapsed(self) -> int:
+        """See `djqueue.core.clock.Clock`."""
+        return self.monotonic()

@@ -173,6 +173,7 @@ class Monitor:
             if scheduler._inbox_thread.process is process:
                 self._lose(scheduler)
                 del self._uncommitted[scheduler]
+                self._superseded.add(scheduler)  # A call that had reached it may go on for a step.
                 if scheduler is self._present:
                     self._present = None
 

@@ -1,5 +1,6 @@
 """`manage.py runworkers`."""
 
+import logging
 import math
 import os
 from argparse import (
@@ -175,7 +176,15 @@ class Command(BaseCommand):
         patience = get_settings().stuck_timeout
         if not (patience and self.own_process and not worker.storage.in_process and can_keep()):
             return None
-        keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * SHARE, patience)
+        try:
+            keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * SHARE, patience)
+        except OSError as error:
+            logging.getLogger("djqueue.worker").warning(
+                "No lease keeper could be started (%s). This process alone renews its leases: a handler that "
+                "keeps the interpreter to itself for longer than a lease has its job run again.",
+                error,
+            )
+            return None
         worker.leases = keeper.table
         return keeper
 

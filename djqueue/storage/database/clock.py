@@ -29,6 +29,10 @@ class DatabaseClock:
         """See `djqueue.core.clock.Clock`."""
         return SYSTEM_CLOCK.monotonic()
 
+    def elapsed(self) -> int:
+        """See `djqueue.core.clock.Clock`."""
+        return SYSTEM_CLOCK.elapsed()
+
     def measure(self) -> None:
         """Ask the server, unless that was done lately. Raises DatabaseError."""
         tick = SYSTEM_CLOCK.monotonic()

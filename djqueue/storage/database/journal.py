@@ -99,6 +99,10 @@ class Buffer:
         self.groups: dict[Key, Row | None] = {}
         self.limiters: dict[str, Row | None] = {}
         self.workers: dict[str, WorkerInfo | None] = {}
+        self.clock_offset: int | None = None
+        """Where the wall clock is that the jobs have followed: see `DatabaseJournal.clock_set`."""
+        self.retry_times: dict[Key, int] = {}
+        """When dead letters are retried by themselves that have followed the wall clock."""
         self.metrics: dict[BucketKey, Row] = {}
         self.metrics_gone: set[str] = set()
         """Queues whose buckets of metrics go, before others are written."""
@@ -126,6 +130,8 @@ class Buffer:
             or self.queues
             or self.groups
             or self.limiters
+            or self.clock_offset is not None
+            or self.retry_times
             or self.results_gone
             or self.metrics
             or self.metrics_gone
@@ -179,6 +185,8 @@ class Buffer:
         self.groups.update(later.groups)
         self.limiters.update(later.limiters)
         self.workers.update(later.workers)
+        if later.clock_offset is not None:
+            self.clock_offset = later.clock_offset
         for queue in later.metrics_gone:
             self.forget_metrics(queue)
         self.metrics.update(later.metrics)
@@ -194,6 +202,7 @@ class Buffer:
             self.contents,
             self.results,
             self.letters,
+            self.retry_times,
             self.attempts,
             self.progress,
             self.logs,
@@ -216,6 +225,7 @@ class DatabaseJournal:
     own: the process whose claims name none.
     lag: milliseconds from the monotonic time to UTC, for the ends of leases: see `SchedulerLease.lag`.
     lease_ttl: milliseconds for which the lease holds; `fence` is called three times as often.
+    note_clock: writes down the `offset` that is told to `clock_set`, in the transaction of the jobs' changes.
     """
 
     def __init__(
@@ -229,6 +239,7 @@ class DatabaseJournal:
         own: str = "",
         lease_ttl: int = 10_000,
         lag: int | None = None,
+        note_clock: Callable[[int], None] | None = None,
     ) -> None:
         self._dialect = dialect
         self._fence = fence
@@ -264,6 +275,7 @@ class DatabaseJournal:
         self._failures = 0
         """Flushes that failed since the last success."""
         self._own = own
+        self._note_clock = note_clock
         self._lag = clock.now() - clock.monotonic() if lag is None else lag
         """Milliseconds from monotonic time to UTC, as of the last flush."""
         self._put_off: set[Key] = set()
@@ -290,6 +302,11 @@ class DatabaseJournal:
     def alias(self) -> str:
         """Of the database, in `DATABASES`."""
         return self._dialect.alias
+
+    @property
+    def lag(self) -> int:
+        """Milliseconds from the monotonic time to the time in which ends of leases are written."""
+        return self._lag
 
     @property
     def backlog(self) -> int:
@@ -381,6 +398,24 @@ class DatabaseJournal:
         row = rows.update_row(job)
         with self._changed:
             self._buffer.contents[job.queue, job.id] = row
+            self._noted()
+
+    def stepped(self, job: Job) -> None:
+        """See `Journal`."""
+        self.updated(job)
+        if job.state is not State.ACTIVE:
+            self.changed(job)
+
+    def postponed(self, letter: DeadLetter) -> None:
+        """See `Journal`."""
+        with self._changed:
+            self._buffer.retry_times[letter.queue, letter.id] = letter.next_retry_at
+            self._noted()
+
+    def clock_set(self, offset: int) -> None:
+        """See `Journal`."""
+        with self._changed:
+            self._buffer.clock_offset = offset
             self._noted()
 
     def completed(self, job: Job) -> None:
@@ -769,6 +804,11 @@ class DatabaseJournal:
                 held.put_off(write.alias, [key for key, later in buffer.put_off.items() if later])
                 held.put_back(write.alias, [key for key, later in buffer.put_off.items() if not later])
             self._write_one(models.DeadLetter, rows.LETTER, buffer.letters)
+            if buffer.retry_times:
+                times = [(*key, at) for key, at in buffer.retry_times.items()]
+                write.update(models.DeadLetter, rows.KEY, ("next_retry_at",), times)
+            if buffer.clock_offset is not None and self._note_clock is not None:
+                self._note_clock(buffer.clock_offset)
             self._add_many(models.JobAttempt, rows.ATTEMPT, buffer.attempts)
             self._add_many(models.JobLog, rows.LOG, buffer.logs)
             for key in buffer.long:

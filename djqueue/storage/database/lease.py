@@ -13,6 +13,7 @@ from django.db.models import F, QuerySet
 
 from djqueue import models
 from djqueue.core.clock import Clock
+from djqueue.core.clocksteps import STEP
 from djqueue.core.durations import EPOCH, to_milliseconds
 
 from .clock import set_right
@@ -39,6 +40,8 @@ class Holder(NamedTuple):
     generation: int = 0
     renewed_at: datetime = EPOCH
     expires_at: datetime = EPOCH
+    clock_offset: int | None = None
+    """From `Clock.elapsed` of its machine to the wall clock that the jobs in the tables have followed."""
 
     def describe(self) -> str:
         """For people."""
@@ -68,6 +71,8 @@ class SchedulerLease:
         self.was_released = True
         """Whether that one ended by itself, rather than being killed, or frozen until its claim ran out."""
         self._serves = False
+        self.missed_step = 0
+        """Milliseconds by which the wall clock was set since the scheduler before this one followed it."""
         self._lock = threading.Lock()
 
     def acquire(self) -> bool:
@@ -77,6 +82,8 @@ class SchedulerLease:
         there = self.present()
         if there is not None and not self._is_free(there, tick, now):
             return False
+        # Later than all that the last scheduler wrote, also if the wall clock was set back since.
+        start = now if there is None else max(now, to_milliseconds(there.renewed_at) + 1)
         values = {
             "holder": self._holder,
             "host": host_name() + start_mark(os.getpid()),
@@ -85,6 +92,10 @@ class SchedulerLease:
             "renewed_at": 0 if there is None else to_milliseconds(there.renewed_at),
             "expires_at": now + self.ttl,
         }
+        offset = now - self._clock.elapsed()
+        is_known = there is not None and there.clock_offset is not None and _boot(there.host) == _boot() != ""
+        if there is not None and not is_known:
+            values["clock_offset"] = None  # Another machine's, or another boot's.
         taken = 0
         if there is not None:
             taken = self._replace(there, tick, values)
@@ -101,8 +112,10 @@ class SchedulerLease:
         if there is not None:
             self.left_at = to_milliseconds(there.renewed_at)
             self.was_released = to_milliseconds(there.expires_at) == RELEASED
+            if is_known and abs(step := offset - (there.clock_offset or 0)) >= STEP:
+                self.missed_step = step
         self._generation = self._rows().get(holder=self._holder).generation
-        self._renewed, self.lag, self._serves = tick, now - tick, False
+        self._renewed, self.lag, self._serves = tick, start - tick, False
         self._observe(now + self.ttl, tick)
         return True
 
@@ -140,9 +153,16 @@ class SchedulerLease:
         """Renew the claim as a scheduler that has taken over: the leases of running jobs are written anew.
 
         Until then `renewed_at` says when the scheduler before this one was last there. If this one dies,
-        the next must not treat those leases as if they had ended while a scheduler could renew them.
+        the next must not treat those leases as if they had ended while a scheduler could renew them. It is
+        renewed before the first claim: the tokens of the next scheduler are higher than `started_at`.
         """
         self._serves = True
+        self.hold()
+
+    @property
+    def started_at(self) -> int:
+        """A time on the lease's timeline that is later than all of the schedulers before this one."""
+        return self._renewed + self.lag
 
     @property
     def claim(self) -> bytes:
@@ -152,9 +172,15 @@ class SchedulerLease:
     def renew_claim(self, claim: bytes) -> None:
         """Renew what another process of this machine claims, unless it has given that back or lost it."""
         holder, generation, lag = claim.decode().split()
-        now, renewed_at = self._clock.now(), self._clock.monotonic() + int(lag)
+        now = self._clock.now()
+        renewed_at = self._clock.monotonic() + int(lag)
         claimed = self._rows().filter(holder=holder, generation=int(generation), expires_at__gt=ABANDONED)
         claimed.update(renewed_at=renewed_at, expires_at=now + self.ttl)
+
+    def note_clock(self, offset: int) -> None:
+        """Note the wall clock that the jobs in the tables have followed, for the next scheduler."""
+        self.missed_step = 0
+        self._rows().filter(holder=self._holder, generation=self._generation).update(clock_offset=offset)
 
     def move(self, address: str) -> None:
         """Say where the socket listens."""
@@ -225,6 +251,12 @@ def host_name() -> str:
         return socket.gethostname()
     namespace = os.readlink("/proc/self/ns/pid")
     return f"{socket.gethostname()}/{boot.read_text().strip()[:8]}/{namespace}"
+
+
+def _boot(host: str | None = None) -> str:
+    """Return the boot of a machine, in the form of `host_name`; "" if unknown. None: of this one."""
+    parts = (host_name() if host is None else host.partition("@")[0]).split("/")
+    return parts[1] if len(parts) > 1 else ""
 
 
 def start_mark(pid: int) -> str:

@@ -212,8 +212,10 @@ def take_over(
 def _adopt(job: Job, engine: Engine, journal: DatabaseJournal) -> None:
     """Count an active job as another process's: the last scheduler's own, which may only have been frozen."""
     job.process = job.process.removeprefix(SCHEDULER)
-    job.lease_until = engine.clock.now() + engine.policy(job.queue).lease
+    job.lease_until = engine.clock.monotonic() + engine.policy(job.queue).lease
     journal.changed(job)
+    # As the others, which come from the tables.
+    job.lease_until += journal.lag
 
 
 def _is_lost(job: Job, left_at: int) -> bool:
@@ -247,7 +249,7 @@ def _superseded(jobs: Sequence[Job], now: int) -> Iterable[Job]:
         last = newest.get((job.queue, key)) if key is not None else None
         if last is None or last is job or job.state not in PENDING or _age(job) > _age(last):
             continue
-        if ttl is None or job.created_at + ttl > now:
+        if ttl is None or job.created_at + job.stepped + ttl > now:
             yield job
 
 

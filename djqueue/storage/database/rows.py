@@ -125,6 +125,8 @@ UPDATE = (*JOB_KEY, "priority", "payload", "options")
 
 NO_ERROR = JobError("", "", "")
 KEEP, KEEP_RESULTS = Keep(), KeepResults()
+STEPPED = "stepped"
+"""Among a job's packed options: `Job.stepped`."""
 TEXT_LIMIT = 255
 """Characters of the columns that hold a name."""
 CANCEL_REQUESTED = "cancel_requested"
@@ -147,20 +149,34 @@ def pack_options(options: JobOptions) -> bytes:
     return packed
 
 
+def pack_job_options(job: Job) -> bytes:
+    """Pack a job's options, with the steps of the wall clock that it has followed: see `clocksteps`."""
+    if not job.stepped:
+        return pack_options(job.options)
+    packed: bytes = msgpack.packb({**job.options.as_dict(), STEPPED: job.stepped})
+    return packed
+
+
 @lru_cache(maxsize=4096)
+def unpack_job_options(data: bytes) -> tuple[JobOptions, int]:
+    """Unpack what `pack_job_options` packed: options, of which equal ones are one object, and steps."""
+    values = msgpack.unpackb(data)
+    return JobOptions.from_dict(values), values.get(STEPPED, 0)
+
+
 def unpack_options(data: bytes) -> JobOptions:
-    """The options that `pack_options` packed; equal ones are one object."""
-    return JobOptions.from_dict(msgpack.unpackb(data))
+    """Unpack a job's options."""
+    return unpack_job_options(data)[0]
 
 
 def new_rows(jobs: Iterable[Job], *, inbox: bool = False) -> dict[tuple[str, str], Row]:
     """Jobs that have just been enqueued, as `NEW_JOB`, by key."""
     found = {}
-    options, packed = None, b""
+    options, stepped, packed = None, 0, b""
     for job in jobs:
-        if job.options is not options:
-            options = job.options
-            packed = pack_options(options)
+        if job.options is not options or job.stepped != stepped:
+            options, stepped = job.options, job.stepped
+            packed = pack_job_options(job)
         found[job.queue, job.id] = (
             job.queue,
             job.id,
@@ -230,7 +246,7 @@ def expiry(job: Job, keep: Keep) -> int | None:
 
 def update_row(job: Job) -> Row:
     """What a caller may change of a pending job, as `UPDATE`."""
-    return (*job_key(job), job.options.priority, job.payload, pack_options(job.options))
+    return (*job_key(job), job.options.priority, job.payload, pack_job_options(job))
 
 
 def result_row(job: Job, keep: KeepResults = KEEP_RESULTS) -> Row:
@@ -396,16 +412,9 @@ def job_from_row(row: Row) -> Job:
         process,
         leased_until,
     ) = row
-    job = Job(
-        job_id,
-        queue,
-        name,
-        bytes(payload),
-        unpack_options(bytes(options)),
-        State(state),
-        created_at,
-        run_at,
-    )
+    unpacked, stepped = unpack_job_options(bytes(options))
+    job = Job(job_id, queue, name, bytes(payload), unpacked, State(state), created_at, run_at)
+    job.stepped = stepped
     job.started_at = started_at or 0
     job.finished_at = finished_at or 0
     job.attempts = attempts

@@ -15,6 +15,7 @@ from django.db.models import Model
 
 from djqueue import models
 from djqueue.core.clock import Clock
+from djqueue.core.clocksteps import STEP, keep_lengths
 from djqueue.core.deadline import remaining, within
 from djqueue.core.diagnostics import Diagnostics, Line
 from djqueue.core.engine import DEFAULT_POLICY, NO_CLAIMS, Engine
@@ -69,6 +70,7 @@ from .pauses import PauseWatch
 from .processes import has_died, own_process
 from .producer import Found, Inserter, Owner
 from .staging import DatabaseStaging, purge
+from .steps import follow_missed_step
 
 logger = logging.getLogger("djqueue.scheduler")
 
@@ -93,6 +95,8 @@ UNANSWERED_TTL = 600_000
 """Milliseconds for which an accepted end is remembered whose worker received an error or no answer."""
 MAX_UNANSWERED = 10_000
 """Accepted ends of that kind that are remembered at most."""
+DRIFT = 1_000
+"""Milliseconds by which the wall clock drifts until the lease notes it."""
 
 
 class SchedulerStorage(EngineStorage):
@@ -143,6 +147,7 @@ class SchedulerStorage(EngineStorage):
             own_process(),
             lease.ttl,
             lease.lag,
+            lease.note_clock,
         )
         self._tiers = tiers
         self.metrics = DatabaseMetrics(self._alias, self._journal)
@@ -156,6 +161,8 @@ class SchedulerStorage(EngineStorage):
             cores=cores,
             incidents=incidents,
         )
+        # Also after the wall clock was set back, tokens are higher than those of the schedulers before.
+        self.engine.outbid(lease.started_at << 20)
         self.engine.knowing = self._knowing
         self._seen: dict[tuple[str, State, str], tuple[int, int]] = {}
         """Up to which ended job (its end, its row's number) attempts, log lines or items are taken away."""
@@ -170,6 +177,8 @@ class SchedulerStorage(EngineStorage):
         self._closing = threading.Event()
         self._arrived = threading.Event()
         self._pauses = PauseWatch(self._make_up)
+        self._noted_offset = 0
+        """Where the wall clock is, as the lease tells the next scheduler."""
         self._careful_until = 0
         """Until then (monotonic milliseconds) claims of this process are written before they are answered."""
         self._unanswered: dict[Lease, int] = {}
@@ -185,6 +194,10 @@ class SchedulerStorage(EngineStorage):
         """Load everything that is alive, and begin to write; returns how much it was."""
         self._recorded |= recovery.agree(self._alias, self.engine)
         self._journal.book.open(self._held)
+        with self._held():
+            self._follow_missed_step()
+            self._noted_offset = self.engine.clock_offset
+            self._lease.note_clock(self._noted_offset)
         self._journal.start()
         self._is_open = True
         recovery.note_kept(self._alias, self.engine)
@@ -216,9 +229,16 @@ class SchedulerStorage(EngineStorage):
 
         to: a queue to which they are moved, of which what may be in their way is loaded, too.
         """
+        self._follow_missed_step()
         found = self._alias, self.engine, self._journal, self._knowing
         lease = self._lease
         recovery.borrow(*found, queue, ids, to, lease.left_at, was_released=lease.was_released)
+
+    def _follow_missed_step(self) -> None:
+        """Move times along if the wall clock was set while no scheduler ran; the caller has a transaction."""
+        if step := self._lease.missed_step:
+            follow_missed_step(self._dialect, step)
+            self._lease.note_clock(self.engine.clock_offset)
 
     def close(self) -> None:
         """Write what is left, and let the next scheduler come."""
@@ -935,6 +955,9 @@ class SchedulerStorage(EngineStorage):
         """See `Storage.maintain`."""
         self._check()
         swept = super().maintain()
+        if abs(self.engine.clock_offset - self._noted_offset) >= DRIFT:
+            self._noted_offset = self.engine.clock_offset
+            self._journal.clock_set(self._noted_offset)
         self._ticked_at = self._clock.now()
         now = self._clock.now()
         self._flush()
@@ -1114,11 +1137,16 @@ class SchedulerStorage(EngineStorage):
             return
         with self._inbox, self._knowing(self._outside(jobs)):
             new = {number: job for number, job in jobs.items() if number not in self._taken}
+            # Before they come in: they are by the clock as it is now.
+            self.engine.follow_clock()
             now = self._clock.now()
             for job in new.values():
                 if job.state is State.WAITING:
                     # Its producer's clock may be a little ahead.
                     job.run_at = min(job.run_at, now)
+                if job.created_at >= now + STEP and keep_lengths(job, now - job.created_at):
+                    # The wall clock was set back since the producer wrote it.
+                    self._journal.updated(job)
             for queue in {job.queue for job in new.values()} - self._recorded:
                 try:
                     self._agree(queue)

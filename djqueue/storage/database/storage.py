@@ -271,6 +271,7 @@ class DatabaseStorage(Storage):
             if server is not None:
                 server.close()
             storage.close()
+            # The next one has to know how the scheduler before this one ended.
             lease.release_unserved()
             raise
         self._lease, self._server, self._active = lease, server, storage

@@ -1,6 +1,6 @@
 """A scheduler ends, or is killed, while jobs run in other processes: these go on, once each."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -13,6 +13,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.states import State
 from djqueue.storage.database import scheduler as scheduler_module
+from djqueue.storage.database.journal import LeaseLost
 from djqueue.storage.database.lease import TTL
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
@@ -652,3 +653,28 @@ def test_a_scheduler_that_fails_to_start_costs_no_lease(restarts, make_storage, 
     restarted = restarts.again()
 
     assert (job(restarted, claimed.id).state, job(restarted, claimed.id).stalls) == (State.ACTIVE, 0)
+
+
+def test_a_scheduler_that_fails_to_start_leaves_jobs_of_a_silent_one_to_its_successor(
+    restarts, make_storage, monkeypatch
+):
+    enqueue(restarts.scheduler)
+    claimed = claim_one(restarts.scheduler)
+    restarts.scheduler.counts(QUEUE)  # Both are in the tables.
+    restarts.clock.advance(TTL)  # It is frozen, with the job.
+    broken = make_storage(clock=restarts.clock)
+
+    def fail(*_, **__):
+        raise OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scheduler_module.recovery, "note_kept", fail)
+        with pytest.raises((OperationalError, StorageUnavailableError)):
+            broken.connect()
+    successor = make_storage(clock=restarts.clock)
+    successor.connect()
+
+    there = job(successor, claimed.id)
+    with suppress(LeaseLost):
+        restarts.scheduler.close()
+    assert (there.state, there.stalls) == (State.ACTIVE, 0)

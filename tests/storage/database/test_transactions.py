@@ -41,6 +41,7 @@ from djqueue.testing.factories import (
     enqueue,
     enqueue_many,
     finish,
+    job,
     state,
 )
 from djqueue.testing.waiting import together
@@ -626,10 +627,19 @@ def test_a_job_that_is_taken_in_late_does_not_replace_a_newer_one(scheduler, cli
 
 def test_a_producer_whose_clock_is_ahead_has_its_jobs_run_now(scheduler, client):
     client._client._inserter._clock = FakeClock(scheduler._active._clock.now() + 60_000)
-    waiting, delayed = enqueue(client), enqueue(client, delay=1)
+    waiting, delayed = enqueue(client), enqueue(client, delay=60_000)
 
     eventually(lambda: scheduler.waiting_names(QUEUE) == {"handler": 1})
     assert claim_ids(scheduler, 5) == [waiting]
+    assert state(scheduler, delayed) is State.DELAYED
+
+
+def test_a_producer_whose_clock_is_ahead_gives_delays_of_their_lengths(scheduler, client):
+    client._client._inserter._clock = FakeClock(scheduler._active._clock.now() + 60_000)
+    due_at = scheduler._active._clock.now() + 60_000
+    delayed = enqueue(client, delay=30_000)
+
+    eventually(lambda: job(scheduler, delayed).run_at < due_at)
     assert state(scheduler, delayed) is State.DELAYED
 
 

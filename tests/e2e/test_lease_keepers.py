@@ -1,0 +1,118 @@
+"""The process that renews a worker's leases: what it holds on to, and what happens when it ends."""
+
+import os
+import signal
+
+import pytest
+
+from tests.e2e.test_killed_workers import python
+from tests.e2e.test_stuck_workers import (
+    JOBS,
+    SETTINGS,
+    children_of,
+    enqueue,
+    redis_project,
+    runs,
+)
+from tests.runtime.project import Project
+from tests.support import eventually
+
+pytestmark = pytest.mark.slow
+
+OPEN = """
+import socket
+
+LISTENING = socket.create_server(("127.0.0.1", 0))
+CONNECTED = socket.create_connection(LISTENING.getsockname())
+"""
+NO_PROCESSES = """
+import os
+
+
+def refuse():
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
+os.fork = refuse
+"""
+
+
+@pytest.fixture
+def redis_options(redis_server):
+    redis_server.clean()
+    return redis_server.options
+
+
+def database_project(tmp_path, jobs=JOBS, **queue):
+    storage = {"BACKEND": "djqueue.storage.database.DatabaseStorage", "OPTIONS": {"SCHEDULER_LEASE": 1.5}}
+    settings = SETTINGS.format(storage=storage, patience=60)
+    project = Project(tmp_path, jobs, settings + f'DJQUEUE["QUEUES"] = {{"default": {queue}}}\n')
+    python(project, "-m", "django", "migrate", "--verbosity", "0")
+    return project
+
+
+def test_a_helper_that_is_kept_busy_keeps_its_lease(tmp_path):
+    project = database_project(tmp_path, LEASE=1.2)
+
+    with project.start("--queues", "nothing") as scheduler:
+        scheduler.says("This process is the scheduler")
+        with project.start("--concurrency", "1", "--standby", "work", log="first.txt") as first:
+            enqueue(project, "hold.enqueue(5)")
+            eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+            with project.start("--concurrency", "1", "--standby", "work", log="second.txt") as second:
+                first.says("Renewing 1 leases for it")
+                first.says("renews its leases itself again")
+                first.signal()
+                second.signal()
+                assert (first.ends(), second.ends()) == (0, 0)
+
+    assert runs(tmp_path) == ["hold"]
+    assert "1 completed, 0 failed" in first.output
+
+
+def test_a_worker_goes_on_and_says_so_when_its_keeper_is_killed(tmp_path, redis_options):
+    project = redis_project(tmp_path, redis_options)
+
+    with project.start("--concurrency", "1") as worker:
+        worker.says("started")
+        [keeper] = children_of(worker.process.pid)
+        os.kill(keeper, signal.SIGKILL)
+        worker.says("The lease keeper ended (status 9).")
+        enqueue(project, "note.enqueue()")
+        eventually(lambda: runs(tmp_path) == ["note"], timeout=30, message="the job runs")
+        worker.signal()
+        assert worker.ends() == 0
+
+
+def test_a_keeper_holds_no_connection_and_no_port_of_its_worker(tmp_path):
+    project = database_project(tmp_path, OPEN + JOBS)
+
+    with project.start() as worker:
+        worker.says("This process is the scheduler")
+        [keeper] = children_of(worker.process.pid)
+        eventually(lambda: not sockets_of(keeper), message="the keeper has let go of them")
+
+        assert len(sockets_of(worker.process.pid)) > 2
+
+
+def test_a_worker_runs_without_a_keeper_where_no_process_can_be_forked(tmp_path, redis_options):
+    project = redis_project(tmp_path, redis_options)
+    project.write_jobs(NO_PROCESSES + JOBS)
+    enqueue(project, "note.enqueue()")
+
+    with project.start("--until-empty") as worker:
+        assert worker.ends() == 0
+
+    assert runs(tmp_path) == ["note"]
+    assert "No lease keeper could be started" in worker.output
+
+
+def sockets_of(pid: int) -> list[str]:
+    folder = f"/proc/{pid}/fd"
+    links = []
+    for name in os.listdir(folder):
+        try:
+            links.append(os.readlink(f"{folder}/{name}"))
+        except FileNotFoundError:
+            continue  # It was closed since.
+    return [link for link in links if link.startswith("socket:")]

@@ -1,0 +1,57 @@
+"""Of the processes that could write the mirror one does, and another takes over when that one is gone."""
+
+import os
+
+import pytest
+
+from djqueue import models
+from djqueue.operations.turn import TTL, Turn, TurnLostError
+from djqueue.storage.database.lease import host_name, start_mark
+from djqueue.testing.clock import FakeClock
+
+pytestmark = pytest.mark.django_db
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def held(clock: FakeClock) -> Turn:
+    turn = Turn("default", clock)
+    assert turn.take()
+    return turn
+
+
+def test_the_row_names_the_process_and_its_start(clock: FakeClock) -> None:
+    held(clock)
+
+    row = models.SchedulerLease.objects.get(name="mirror")
+    assert (row.pid, row.host) == (os.getpid(), host_name() + start_mark(os.getpid()))
+
+
+def test_a_process_that_has_the_id_of_a_dead_one_is_not_taken_for_it(clock: FakeClock) -> None:
+    held(clock)
+    assert not Turn("default", clock).take()
+    models.SchedulerLease.objects.filter(name="mirror").update(host=f"{host_name()}@1")
+
+    assert Turn("default", clock).take()
+
+
+def test_a_clock_that_is_set_back_keeps_nobody_out_for_longer(clock: FakeClock) -> None:
+    first = held(clock)
+    clock.jump(-HOUR)
+
+    assert Turn("default", clock).take()
+    with pytest.raises(TurnLostError):
+        first.hold()
+
+
+def test_a_holder_that_renews_keeps_its_turn(clock: FakeClock) -> None:
+    first = held(clock)
+    for _ in range(3):
+        clock.advance(TTL - 1)
+        first.hold()
+        assert not Turn("default", clock).take()

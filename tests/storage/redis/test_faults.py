@@ -154,8 +154,10 @@ def assert_nothing_is_left(server, open_storage):
     later = open_storage(server, clock=AheadClock(30 * DAYS))
     for queue in BOTH:
         eventually(lambda queue=queue: later.maintain() and not counts(later, queue))
-    names = {key.split("}:")[1].split(":")[0] for key in keys_of(server) if key.startswith("{q:")}
+    left = {key: lasts for key, lasts in keys_of(server).items() if key.startswith("{q:")}
+    names = {key.split("}:")[1].split(":")[0] for key in left}
     assert names <= {"meta", "inbox", "lane", "log", "m", "metrics", "r", "version"}
+    assert [key for key, lasts in left.items() if key.endswith(":version") and lasts < 0] == []
     for queue in BOTH:
         later.obliterate(queue)
     left = keys_of(server)

@@ -47,7 +47,7 @@ def used(storage: Storage, made: Made) -> None:
     unsubscribe = storage.subscribe("leaks", lambda event: None)
     stop_listening = storage.listen(["leaks"], lambda: None)
     queue.enqueue(name="nothing")
-    assert queue.counts()["waiting"] == 1
+    eventually(lambda: queue.counts()["waiting"] == 1)  # a slow scheduler is read behind it
     worker = Worker(storage, "leaks", {"nothing": lambda job: None}, until_empty=True)
     with worker:
         worker.join(timeout=60)

@@ -176,7 +176,7 @@ class Engine(
         """Waiting jobs to active, as many as the request has slots, each under a lease and a token.
 
         Queues take turns in being served first; within a queue, priority decides, then arrival. A job with
-        a stalled attempt is claimed alone.
+        a stalled attempt is claimed alone, or not at all if the request says so.
         """
         claimed: list[Claimed] = []
         hints: list[int] = []
@@ -221,24 +221,26 @@ class Engine(
         if groups.rests:
             queue.end_rests(tick)
         hints = []
+        names = request.names
         while slots > 0 and queue.ready.size:
             most = slots
-            if queue.ready.stalled:
+            if queue.ready.stalled and request.stalled:
+                names = queue.ready.with_stalled(request.names)
                 # One at a time, up to the first with a stalled attempt.
-                head, most = queue.ready.head(request.names), 1
+                head, most = queue.ready.head(names), 1
                 if head is not None and head.stalls and claimed:
                     if self._may_start(queue, head, tick):
                         hints.append(0)
                     break
             if shared is not None:
                 is_served = len(claimed) > found
-                most, weight = _reserve(queue, shared, request.names, most, tick, changes, is_served)
+                most, weight = _reserve(queue, shared, names, most, tick, changes, is_served)
                 if not most:
                     break
             if limiter.bucket is None and limiter.concurrency is None:
-                jobs = queue.ready.pop(most, request.names)
+                jobs = queue.ready.pop(most, names)
             else:
-                jobs = self._allowed(queue, request.names, most, tick)
+                jobs = self._allowed(queue, names, most, tick)
             started = 0
             if jobs:
                 started = self._start(shard, queue, jobs, request, now, tick, claimed, changes)
@@ -253,9 +255,9 @@ class Engine(
         if groups.parked < parked and queue.ready.size:
             changes.woken.add(queue.name)
         bucket = limiter.bucket
-        if bucket is not None and queue.ready.has(request.names) and (wait := bucket.wait(tick)):
+        if bucket is not None and queue.ready.has(names) and (wait := bucket.wait(tick)):
             hints.append(wait)
-        if shared is not None and slots > 0 and queue.ready.has(request.names):
+        if shared is not None and slots > 0 and queue.ready.has(names):
             hints += shared.waits(queue.name, tick)
         if (due := queue.delayed.next_due()) is not None:
             hints.append(max(0, due - now))

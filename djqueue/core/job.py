@@ -294,6 +294,8 @@ class ClaimRequest(NamedTuple):
     """None is every queue."""
     process: str = ""
     """The process of the worker, as the storage that serves it knows it; empty: the storage's own."""
+    stalled: bool = True
+    """Whether jobs with a stalled attempt may be claimed, one at a time."""
 
 
 class Claimed(NamedTuple):

@@ -1,7 +1,8 @@
 """The waiting jobs of one queue: a priority queue for each job name, taken in one common order.
 
 A worker claims only names that it has handlers for; kept apart by name, jobs that nobody present can
-run are never scanned past.
+run are never scanned past. Jobs with a stalled attempt are kept apart from the others of their name for
+the same reason: a claim may leave them out.
 """
 
 import heapq
@@ -9,6 +10,9 @@ from collections.abc import Iterator
 
 from .heap import PriorityQueue
 from .job import Job
+
+STALLED = "\0"
+"""Ends the key of the stalled jobs of a name; no name contains it."""
 
 
 class ReadyJobs:
@@ -30,7 +34,7 @@ class ReadyJobs:
         """Add a job behind those of its priority, or before them."""
         job.generation = -self._next if front else self._next
         self._next += 1
-        self._named(job.name).push(job, front=front)
+        self._named(_key(job)).push(job, front=front)
         self.size += 1
         if job.options.weight > 1:
             self.heavy += 1
@@ -62,6 +66,10 @@ class ReadyJobs:
                 del self._by_name[name]
         return jobs
 
+    def with_stalled(self, names: frozenset[str]) -> frozenset[str]:
+        """Return the keys of all jobs with these names; the names alone are those of jobs without a stall."""
+        return names.union(name + STALLED for name in names) if self.stalled else names
+
     def head(self, names: frozenset[str]) -> Job | None:
         """The job that `pop` would give first."""
         heads = [found for name in names & self._by_name.keys() if (found := self._by_name[name].first())]
@@ -69,7 +77,8 @@ class ReadyJobs:
 
     def remove(self, job: Job) -> None:
         """Take out a job that is here."""
-        queue = self._by_name[job.name]
+        key = _key(job)
+        queue = self._by_name[key]
         queue.remove(job)
         self.size -= 1
         if job.options.weight > 1:
@@ -77,7 +86,7 @@ class ReadyJobs:
         if job.stalls:
             self.stalled -= 1
         if not queue.size:
-            del self._by_name[job.name]
+            del self._by_name[key]
 
     def has(self, names: frozenset[str]) -> bool:
         """Whether a job with one of the names waits."""
@@ -103,7 +112,11 @@ class ReadyJobs:
 
     def counts(self) -> dict[str, int]:
         """Waiting jobs by name."""
-        return {name: queue.size for name, queue in self._by_name.items()}
+        counts: dict[str, int] = {}
+        for key, queue in self._by_name.items():
+            name = key.removesuffix(STALLED)
+            counts[name] = counts.get(name, 0) + queue.size
+        return counts
 
     def _merge(self, queues: list[PriorityQueue], limit: int) -> Iterator[Job]:
         heads = [(head, index) for index, queue in enumerate(queues) if (head := queue.head())]
@@ -123,3 +136,7 @@ class ReadyJobs:
         if queue is None:
             queue = self._by_name[name] = PriorityQueue()
         return queue
+
+
+def _key(job: Job) -> str:
+    return job.name + STALLED if job.stalls else job.name

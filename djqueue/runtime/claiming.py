@@ -21,6 +21,7 @@ from .handlers import Handler, Style
 from .heartbeat import Heartbeat
 from .metering import Meter
 from .outcomes import release
+from .probation import Probation
 from .reports import Reports
 from .runs import Run, lease_of
 from .station import Station
@@ -34,13 +35,6 @@ POLL_UNTIL_EMPTY = 0.25
 """The same while the worker waits for its queues' end: nobody rings when another worker's job is over."""
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0
 """Seconds between tries while the storage is away: doubled from the first to the last."""
-PROBATION = (0.5, 2.0, 10.0)
-"""Seconds for which a worker claims nothing after a job with one, two, or more stalled attempts has started,
-so that few jobs die with it if it kills its process again."""
-PROBATION_DECAY = 0.75
-"""Factor between the probations of stalled jobs claimed in a row. The probations of any number of them add up
-to less than four times the first one."""
-
 CATCH_UP = 0.05
 """Seconds between looks whether the receivers of signals have caught up."""
 
@@ -107,12 +101,7 @@ class ClaimLoop:
         """Seconds until the next try; 0 while the storage answers."""
         self._hint: int | None = None
         self._looked_empty = False
-        self._isolated: Run | None = None
-        """The last run of a job with a stalled attempt, until it has ended or its probation is over."""
-        self._isolated_until = 0
-        """Monotonic milliseconds."""
-        self._stalled_in_a_row = 0
-        """Stalled jobs started since the last claim without one."""
+        self._probation = Probation(station.runs, station.clock, options.concurrency)
         self._retry_due = 0
         """Monotonic milliseconds: until then a job that failed here is expected back."""
 
@@ -202,40 +191,22 @@ class ClaimLoop:
             self._tell.back("claim and finish")
         self._take_answers(told, finished)
         if request is not None:
-            self._dispatch(finished.claims)
+            self._dispatch(request, finished.claims)
             if self._options.until_empty:
                 await self._look_for_end(finished.claims)
 
     def _free_slots(self) -> int:
-        if self.stopping or self._resting or self._tell.is_behind or self._isolation():
+        if self.stopping or self._resting or self._tell.is_behind or self._probation.alone():
             return 0
         slots = self._options.concurrency - len(self._runs.executing) - self._asked_for
         if self._options.max_jobs is not None:
             slots = min(slots, self._options.max_jobs - self._begun - self._asked_for)
         return slots
 
-    def _isolation(self) -> float:
-        """Return the seconds for which nothing is claimed beside a job with a stalled attempt."""
-        if self._isolated is None:
-            return 0.0
-        left = self._isolated_until - self._clock.monotonic()
-        if left <= 0 or self._isolated not in self._runs.executing:
-            self._isolated = None
-            return 0.0
-        return left / 1_000
-
-    def _isolate(self, run: Run, now: int) -> None:
-        stalls = min(run.claimed.stalls, len(PROBATION))
-        seconds = PROBATION[stalls - 1] * PROBATION_DECAY**self._stalled_in_a_row
-        self._stalled_in_a_row += 1
-        self._isolated = run
-        self._isolated_until = now + int(seconds * 1_000)
-        # The storage gave one job only, whatever else is ready: ask again right after the probation.
-        self._hint = 0
-
     def _request(self, slots: int) -> ClaimRequest:
         options = self._options
-        return ClaimRequest(options.worker_id, slots, self._names, options.queues)
+        stalled = self._probation.may_claim()
+        return ClaimRequest(options.worker_id, slots, self._names, options.queues, stalled=stalled)
 
     def _take_answers(self, told: list[Run], finished: Finished) -> None:
         for run in told:
@@ -281,22 +252,27 @@ class ClaimLoop:
         if limit is not None and self._begun >= limit and not busy:
             self._enough()
 
-    def _dispatch(self, claims: Claims) -> None:
+    def _dispatch(self, request: ClaimRequest, claims: Claims) -> None:
+        probation = self._probation
+        is_isolated = probation.alone() > 0 or (
+            probation.left() > 0 and bool(claims.jobs) and claims.jobs[-1].stalls > 0
+        )
+        probation.learn(request, claims)
         self._hint = claims.wait
+        if not request.stalled:
+            # Stalled jobs may wait that this claim left out.
+            left = int(probation.left() * 1_000)
+            self._hint = left if claims.wait is None else min(left, claims.wait)
         if not claims.jobs:
-            self._stalled_in_a_row = 0
             return
         now = self._clock.monotonic()
         verbose = self._tell.verbose
         self._tell.counters.claimed += len(claims.jobs)
-        if self._isolation():
-            # Asked for before the isolation began: another worker may have them.
+        if is_isolated:
+            # Asked for before the last stalled job started: another worker may have them.
             for claimed in claims.jobs:
                 self._give_back(claimed)
             return
-        if not claims.jobs[-1].stalls:
-            # A stalled job is claimed alone, so this claim has none.
-            self._stalled_in_a_row = 0
         runs: list[Run] = []
         for claimed in claims.jobs:
             handler = self._handlers.get(claimed.name)
@@ -309,7 +285,9 @@ class ClaimLoop:
             if claimed.lease < self._heartbeat.shortest_lease:
                 self._heartbeat.expect(claimed.lease)
             if claimed.stalls:
-                self._isolate(run, now)
+                probation.start(run, now)
+                # The storage gave one job only, whatever else is ready: ask again.
+                self._hint = 0
             runs.append(run)
         if self._leases is not None and not self._leases.add([lease_of(run) for run in runs]):
             self._leases.replace(map(lease_of, self._runs.held()))
@@ -361,7 +339,7 @@ class ClaimLoop:
         elif self._tell.is_behind:
             await self._bell.sleep(CATCH_UP, Hearing.STOP)
         elif self._free_slots() <= 0 or len(self._trips) == self._trips_at_once:
-            await self._bell.sleep(self._isolation() or None, Hearing.ENDINGS)
+            await self._bell.sleep(self._probation.alone() or None, Hearing.ENDINGS)
         else:
             await self._bell.sleep(self._patience(), Hearing.ALL)
 

@@ -93,9 +93,12 @@ def request(
     worker: str = WORKER,
     names: Iterable[str] = (NAME,),
     queues: Iterable[str] | None = None,
+    stalled: bool = True,
 ) -> ClaimRequest:
     """A claim of a worker that handles `NAME` in every queue."""
-    return ClaimRequest(worker, slots, frozenset(names), None if queues is None else tuple(queues))
+    return ClaimRequest(
+        worker, slots, frozenset(names), None if queues is None else tuple(queues), stalled=stalled
+    )
 
 
 def claim(storage: Storage, slots: int = 1, **given: Any) -> list[Claimed]:

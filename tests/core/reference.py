@@ -524,7 +524,14 @@ class Reference:
         return answers
 
     def claim(
-        self, queue: str, slots: int, names: frozenset[str], worker: str, tokens: Iterable[int]
+        self,
+        queue: str,
+        slots: int,
+        names: frozenset[str],
+        worker: str,
+        tokens: Iterable[int],
+        *,
+        stalled: bool = True,
     ) -> tuple[list[RefJob], int | None]:
         claimed: list[RefJob] = []
         tokens, alone = iter(tokens), ""
@@ -537,7 +544,7 @@ class Reference:
         limits.refill(self.clock.monotonic())
         if limits.rate is not None:
             slots = min(slots, int(limits.tokens))
-        while slots > 0 and (best := self.allowed(queue, names, slots)):
+        while slots > 0 and (best := self.allowed(queue, names, slots, stalled=stalled)):
             for job in best:
                 if self.is_expired(job):
                     self.expire(job)
@@ -573,8 +580,8 @@ class Reference:
         self.settle()
         return claimed, min(hints, default=None)
 
-    def allowed(self, queue: str, names: frozenset[str], slots: int) -> list[RefJob]:
-        best = self.ready(queue, names)[:slots]
+    def allowed(self, queue: str, names: frozenset[str], slots: int, *, stalled: bool = True) -> list[RefJob]:
+        best = [job for job in self.ready(queue, names) if stalled or not job.stalls][:slots]
         most = self.limits_of(queue).concurrency
         if most is None:
             return best

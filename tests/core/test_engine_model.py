@@ -199,11 +199,12 @@ class EngineMachine(RuleBasedStateMachine):
         worker=st.sampled_from(["w1", "w2"]),
         slots=st.integers(0, 4),
         names=st.sampled_from([{"send"}, {"draw"}, {"send", "draw"}, {"none"}]),
+        stalled=st.booleans(),
     )
-    def claim(self, queue, worker, slots, names):
-        request = ClaimRequest(worker, slots, frozenset(names), (queue,))
+    def claim(self, queue, worker, slots, names, stalled):
+        request = ClaimRequest(worker, slots, frozenset(names), (queue,), stalled=stalled)
         claims = self.engine.claim(request)
-        self.compare_claims(claims, queue, slots, frozenset(names), worker)
+        self.compare_claims(claims, queue, slots, frozenset(names), worker, stalled=stalled)
 
     @rule(queue=queues)
     def claim_what_there_is(self, queue):
@@ -211,11 +212,11 @@ class EngineMachine(RuleBasedStateMachine):
         claims = self.engine.claim(ClaimRequest("w1", 3, names, (queue,)))
         self.compare_claims(claims, queue, 3, names, "w1")
 
-    def compare_claims(self, claims, queue, slots, names, worker):
+    def compare_claims(self, claims, queue, slots, names, worker, *, stalled=True):
         tokens = [claimed.token for claimed in claims.jobs]
         assert tokens == sorted(set(tokens))
         assert not self.claims or not tokens or tokens[0] > max(token for _, _, token in self.claims)
-        jobs, hint = self.reference.claim(queue, slots, names, worker, tokens)
+        jobs, hint = self.reference.claim(queue, slots, names, worker, tokens, stalled=stalled)
         assert [
             (c.queue, c.id, c.name, c.payload, c.options, c.attempts, c.failures, c.stalls, c.created_at)
             for c in claims.jobs

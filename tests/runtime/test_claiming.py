@@ -1,7 +1,6 @@
 """The claim loop: how often it asks, for how much, and what wakes it."""
 
 import asyncio
-import sys
 import threading
 import time
 from itertools import pairwise
@@ -11,8 +10,8 @@ import pytest
 from djqueue import Queue, Snooze, Worker
 from djqueue.core.job import ClaimRequest
 from djqueue.core.limiter import Rate
-from djqueue.runtime import claiming
-from djqueue.runtime.bell import Bell, Hearing
+from djqueue.runtime import claiming, probation
+from djqueue.runtime.bell import Bell
 from djqueue.testing.clock import FakeClock
 from tests.runtime.running import HANDLER, reached, record, work_off, working
 from tests.runtime.storages import DistantStorage, RecordingStorage
@@ -287,7 +286,7 @@ async def test_failed_runs_count_for_max_jobs_and_given_back_ones_do_not(storage
 
 
 async def test_a_worker_claims_nothing_beside_a_stalled_job_until_it_ends(clocked, monkeypatch):
-    monkeypatch.setattr(claiming, "PROBATION", (3_600.0,))
+    monkeypatch.setattr(probation, "ALONE", (3_600.0,))
     storage, queue = clocked
     stalled = lost_jobs(storage, queue, 1)
     others = [queue.enqueue(name=HANDLER).id for _ in range(3)]
@@ -310,7 +309,7 @@ async def test_a_worker_claims_nothing_beside_a_stalled_job_until_it_ends(clocke
 
 
 async def test_stalled_jobs_that_take_long_are_joined_one_by_one(clocked, monkeypatch):
-    monkeypatch.setattr(claiming, "PROBATION", (0.02,))
+    clock = passing_clock(monkeypatch)
     storage, queue = clocked
     lost_jobs(storage, queue, 3)
     done = asyncio.Event()
@@ -318,7 +317,7 @@ async def test_stalled_jobs_that_take_long_are_joined_one_by_one(clocked, monkey
     async def handler(job):
         await done.wait()
 
-    async with working(storage, handler, concurrency=10) as worker:
+    async with working(storage, handler, concurrency=10, clock=clock) as worker:
         await aeventually(lambda: worker.running == 3)
         done.set()
         await aeventually(lambda: worker.counters.completed == 3)
@@ -326,18 +325,21 @@ async def test_stalled_jobs_that_take_long_are_joined_one_by_one(clocked, monkey
     assert [jobs for _, _, jobs in storage.trips if jobs] == [1, 1, 1]
 
 
-@pytest.mark.parametrize(("losses", "bound"), [(1, 2_000), (2, 8_000), (3, 40_000)])
-async def test_jobs_behind_many_long_stalled_ones_start_within_a_bound(clocked, monkeypatch, losses, bound):
+@pytest.mark.parametrize(
+    ("losses", "alone", "bound"), [(1, 500, 21_000), (2, 2_000, 81_000), (3, 10_000, 241_000)]
+)
+async def test_many_long_stalled_jobs_start_within_a_bound_and_the_others_at_once(
+    clocked, monkeypatch, losses, alone, bound
+):
     storage, queue = clocked
     stalled = lost_jobs(storage, queue, 500)
     for _ in range(losses - 1):
         lose_again(storage, stalled)
     good = {queue.enqueue(name=HANDLER).id for _ in range(30)}
-    clock, done, started = passing_clock(monkeypatch), asyncio.Event(), {}
-    start = clock.monotonic()
+    clock, done = passing_clock(monkeypatch), asyncio.Event()
+    started = claim_times(storage, monkeypatch, clock)
 
     async def handler(job):
-        started[job.id] = clock.monotonic() - start
         await done.wait()
 
     async with working(storage, handler, concurrency=530, clock=clock) as worker:
@@ -346,37 +348,122 @@ async def test_jobs_behind_many_long_stalled_ones_start_within_a_bound(clocked, 
         await aeventually(lambda: worker.counters.completed == 530)
 
     assert set(started) == {*stalled, *good}
+    assert max(started[one] for one in good) == alone
     assert max(started.values()) <= bound
-    assert [jobs for _, _, jobs in storage.trips if jobs] == [1] * 500 + [30]
+    assert [jobs for _, _, jobs in storage.trips if jobs] == [1, 30] + [1] * 499
 
 
-@pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="without eager tasks, a handler sees a clock that has passed on"
-)
+async def test_jobs_behind_many_short_stalled_ones_have_every_second_claim(clocked):
+    storage, queue = clocked
+    stalled = lost_jobs(storage, queue, 500)
+    good = [queue.enqueue(name=HANDLER).id for _ in range(30)]
+    order = []
+
+    async def handler(job):
+        order.append(job.id)
+
+    await work_off(storage, handler, concurrency=10)
+
+    assert set(order) == {*stalled, *good}
+    # Three claims of ten jobs, each after one stalled job.
+    assert [jobs for _, _, jobs in storage.trips if jobs][:6] == [1, 10, 1, 10, 1, 10]
+
+
+async def test_a_stalled_job_that_ended_leaves_no_probation_to_an_older_one(clocked, monkeypatch):
+    storage, queue = clocked
+    ids = lost_jobs(storage, queue, 3)
+    clock, done = passing_clock(monkeypatch), asyncio.Event()
+    started = claim_times(storage, monkeypatch, clock)
+
+    async def handler(job):
+        if job.id == ids[0]:
+            await done.wait()
+
+    async with working(storage, handler, concurrency=10, clock=clock) as worker:
+        await aeventually(lambda: worker.counters.completed == 2)
+        assert 5_000 == started[ids[1]] <= started[ids[2]] < 6_000
+        done.set()
+        await aeventually(lambda: worker.counters.completed == 3)
+
+
+async def test_stalled_jobs_have_half_the_slots_while_others_wait(clocked, monkeypatch):
+    storage, queue = clocked
+    stalled = set(lost_jobs(storage, queue, 50))
+    good = [queue.enqueue(name=HANDLER).id for _ in range(200)]
+    clock, done, running, most = passing_clock(monkeypatch), asyncio.Event(), set(), []
+
+    async def handler(job):
+        if job.id in stalled:
+            running.add(job.id)
+            await done.wait()
+        else:
+            clock.advance(100)
+            most.append(len(running))
+            await asyncio.sleep(0)
+
+    async with working(storage, handler, concurrency=10, clock=clock) as worker:
+        await aeventually(lambda: len(most) == 200)
+        assert max(most) == 5
+        await aeventually(lambda: worker.running == 10)
+        done.set()
+        await aeventually(lambda: worker.counters.completed == 250)
+
+    assert good
+
+
+async def test_a_stalled_job_is_never_joined_by_another_in_its_probation(clocked, monkeypatch):
+    storage, queue = clocked
+    stalled = set(lost_jobs(storage, queue, 10))
+    for _ in range(50):
+        queue.enqueue(name=HANDLER)
+    monkeypatch.setattr(probation, "ALONE", (0.001,))
+    running, met, others = set(), [], []
+
+    async def handler(job):
+        if job.id not in stalled:
+            others.append(len(running))
+            return
+        met.append(set(running))
+        running.add(job.id)
+        seen = len(others)
+        await aeventually(lambda: len(others) > seen or len(others) == 50)
+        running.discard(job.id)
+
+    async with working(storage, handler, concurrency=10) as worker:
+        await aeventually(lambda: worker.counters.completed == 60)
+
+    assert met == [set()] * 10
+
+
 async def test_the_first_stalled_job_after_others_has_its_whole_probation_again(clocked, monkeypatch):
     storage, queue = clocked
     clock = passing_clock(monkeypatch)
-    rounds = [asyncio.Event(), asyncio.Event()]
-    started = []
+    started, rounds = claim_times(storage, monkeypatch, clock), [asyncio.Event(), asyncio.Event()]
+    stalled = {}
 
     async def handler(job):
-        started.append(clock.monotonic())
-        await rounds[(len(started) - 1) // 3].wait()
+        if job.id in stalled:
+            await rounds[stalled[job.id]].wait()
 
+    waits = []
     async with working(storage, handler, concurrency=100, clock=clock) as worker:
-        for number, done in enumerate(rounds, 1):
-            lost_jobs(storage, queue, 2)
-            queue.enqueue(name=HANDLER)
+        for number, done in enumerate(rounds):
+            ids = lost_jobs(storage, queue, 3)
+            stalled.update(dict.fromkeys(ids, number))
             await aeventually(lambda: worker.running == 3)
             done.set()
-            await aeventually(lambda count=3 * number: worker.counters.completed == count)
+            await aeventually(lambda count=4 * number + 3: worker.counters.completed == count)
+            times = [started[one] for one in ids]
+            waits.append([later - earlier for earlier, later in pairwise(times)])
+            # A claim that finds no stalled job ends the row.
+            queue.enqueue(name=HANDLER)
+            await aeventually(lambda count=4 * number + 4: worker.counters.completed == count)
 
-    waits = [later - earlier for earlier, later in pairwise(started)]
-    assert waits[:2] == waits[3:] == [500, 375]
+    assert waits == [[5_000, 3_750]] * 2
 
 
 async def test_what_another_round_trip_brings_beside_a_stalled_job_is_given_back(monkeypatch):
-    monkeypatch.setattr(claiming, "PROBATION", (3_600.0,))
+    monkeypatch.setattr(probation, "ALONE", (3_600.0,))
     clock = FakeClock()
     storage = DistantStorage(clock=clock)
     queue = Queue("work", storage=storage)
@@ -398,17 +485,31 @@ async def test_what_another_round_trip_brings_beside_a_stalled_job_is_given_back
 
 
 def passing_clock(monkeypatch):
-    """A clock that a worker's timed sleep beside a stalled job moves on, without waiting."""
+    """A clock that a worker's timed sleep moves on, without waiting; not the one between polls."""
     clock, sleep = FakeClock(), Bell.sleep
+    monkeypatch.setattr(claiming, "POLL", 600.0)
 
     async def pass_time(self, seconds, hearing):
-        if hearing is Hearing.ENDINGS and seconds is not None:
+        if seconds is not None and seconds < 100:
             clock.advance(round(seconds * 1_000))
             seconds = 0
         await sleep(self, seconds, hearing)
 
     monkeypatch.setattr(Bell, "sleep", pass_time)
     return clock
+
+
+def claim_times(storage, monkeypatch, clock):
+    """Return when each job was claimed, in milliseconds from now on."""
+    times, start, finish = {}, clock.monotonic(), storage.finish
+
+    def timed(outcomes, then=None):
+        finished = finish(outcomes, then)
+        times.update((one.id, clock.monotonic() - start) for one in finished.claims.jobs)
+        return finished
+
+    monkeypatch.setattr(storage, "finish", timed)
+    return times
 
 
 def lose_again(storage, ids):

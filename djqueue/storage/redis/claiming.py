@@ -207,7 +207,8 @@ class Claiming:
                 self._intricate[queue] = NOT_QUICK
         if reply is None:
             bounded = (b"", b"") if grant.whole is None else (grant.permits, grant.whole)
-            arguments = [len(outcomes), worker, slots, *_limits(policy), names, *bounded, int(others), *told]
+            arguments = [len(outcomes), worker, slots, *_limits(policy), names, *bounded, int(others)]
+            arguments += [int(request is not None and not request.stalled), *told]
             [[left, reply]] = yield [Call(script("work"), keys, arguments, results)]
         word, flags, first, wait, overflow, *more, now = reply
         short, found, streamed = more if len(more) == 3 else (0, more[0], ())

@@ -504,6 +504,43 @@ class DependenciesContract(StorageCase):
 
         assert job(storage, job_id).reason == "dependency_failed"
 
+    @pytest.mark.parametrize("order", [("join", "a", "b"), ("a", "b", "join"), ("b", "join", "a")])
+    @pytest.mark.parametrize("again", ["a", "b"])
+    def test_a_fan_in_fails_again_with_one_of_its_roots(
+        self, storage: Storage, order: tuple[str, ...], again: str
+    ) -> None:
+        queues = {"a": UPSTREAM, "b": QUEUE, "join": QUEUE}
+        for name in ("a", "b"):
+            enqueue(storage, id=name, queue=queues[name])
+        enqueue(storage, id="join", depends_on=((UPSTREAM, "a"), (QUEUE, "b")))
+        for name in ("a", "b"):
+            finish(storage, failing(claim_one(storage, queues=[queues[name]])))
+        swept_clean(storage)
+
+        tried = [storage.retry(queues[name], [name], dry_run=True)[0] for name in order]
+        answers = [storage.retry(queues[name], [name])[0] for name in order]
+        assert tried == answers == ["blocked_again" if name == "join" else "retried" for name in order]
+
+        other = "b" if again == "a" else "a"
+        roots = {one.id: one for one in claim(storage, 10)}
+        assert roots.keys() == {"a", "b"}
+        finish(storage, completing(roots[other]))
+        swept_clean(storage)
+        assert state(storage, "join") is State.BLOCKED
+        assert claim(storage, 10) == []
+        finish(storage, failing(roots[again]))
+        swept_clean(storage)
+        assert job(storage, "join").reason == "dependency_failed"
+
+        # The root that has completed is not waited for again.
+        assert storage.retry(QUEUE, ["join"]) == ["blocked_again"]
+        assert storage.retry(queues[again], [again]) == ["retried"]
+        claimed = claim(storage, 10)
+        assert [one.id for one in claimed] == [again]
+        finish(storage, completing(claimed[0]))
+        swept_clean(storage)
+        assert [one.id for one in claim(storage, 10)] == ["join"]
+
     def test_a_chain_is_retried_in_any_order_and_runs_in_its_own(self, storage: Storage) -> None:
         enqueue(storage, id="a")
         enqueue(storage, id="b", depends_on=((QUEUE, "a"),))

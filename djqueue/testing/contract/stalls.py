@@ -178,6 +178,74 @@ class StallsContract(StorageCase):
         assert claim_ids(storage, 10) == ids
         assert storage.limiter_state(LIMITER).used == 3
 
+    @pytest.mark.parametrize("given", [{}, {"priority": 5}, {"priority": -5}, {"weight": 2}, {"lifo": True}])
+    def test_a_claim_may_leave_stalled_jobs_out(self, storage: Storage, given: dict[str, Any]) -> None:
+        storage.set_limits(QUEUE, None, 100)
+        ids = enqueue_many(storage, 20, **given)
+        lost = claim(storage, 10)
+        self.lose_lease(storage, lost[0].lease)
+        self.lose_lease(storage, claim_one(storage).lease)
+        good = enqueue_many(storage, 3)
+
+        assert set(claim_ids(storage, 30, stalled=False)) == {*ids, *good} - {one.id for one in lost}
+        assert claim(storage, 10, stalled=False) == []
+        assert counts(storage)[State.WAITING] == 10
+        assert {claim_one(storage).id for _ in range(10)} == {one.id for one in lost}
+
+    def test_stalled_jobs_that_were_left_out_keep_their_order(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 5)
+        self.lose_lease(storage, claim(storage, 5)[0].lease)
+        good = enqueue_many(storage, 2)
+
+        first = [claim_ids(storage, 10), claim_ids(storage, 10, stalled=False), claim_ids(storage, 10)]
+        rest = [claim_ids(storage, 10) for _ in range(4)]
+
+        assert first[1] == good
+        assert [*first[0], *first[2], *(one for one_claim in rest for one in one_claim)] == ids
+
+    def test_a_stalled_job_of_a_group_holds_its_group_back_only(self, storage: Storage) -> None:
+        enqueue(storage, id="stalled", group="a")
+        self.lose_lease(storage, claim_one(storage).lease)
+        enqueue(storage, id="behind", group="a")
+        enqueue(storage, id="other", group="b")
+
+        assert claim_ids(storage, 10, stalled=False) == ["other"]
+        claimed = claim_one(storage)
+        assert claimed.id == "stalled"
+        finish(storage, completing(claimed))
+        assert claim_ids(storage, 10, stalled=False) == ["behind"]
+
+    def test_stalled_jobs_of_a_shared_limiter_may_be_left_out(self, storage: Storage) -> None:
+        queue = SHARING[0]
+        storage.set_limiter(LIMITER, None, 5)
+        enqueue(storage, id="stalled", queue=queue)
+        self.lose_lease(storage, claim_one(storage).lease)
+
+        assert claim(storage, 10, stalled=False) == []
+        ids = enqueue_many(storage, 2, queue=queue)
+        assert claim_ids(storage, 10, stalled=False) == ids
+        assert claim_ids(storage, 10) == ["stalled"]
+        assert storage.limiter_state(LIMITER).used == 3
+
+    def test_a_stalled_job_that_waits_is_listed_counted_and_controlled(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 3)
+        self.lose_lease(storage, claim(storage, 3)[0].lease)
+        good = enqueue_many(storage, 2)
+        storage.register_worker(worker("w1"))
+
+        assert {one.id for one in storage.page(QUEUE, State.WAITING, 10)} == {*ids, *good}
+        assert counts(storage) == {State.WAITING: 5}
+        [overview] = storage.overview([QUEUE]).queues
+        assert sum(overview.names.values()) == 5
+        explained = [storage.explain(QUEUE, one) for one in (*ids, *good)]
+        assert [one and one.before for one in explained] == [0, 1, 2, 3, 4]
+        storage.update(QUEUE, ids[0], priority=7)
+        storage.cancel(QUEUE, [ids[1]], "changed my mind")
+        assert claim_ids(storage, 10) == [ids[0]]
+        assert claim_ids(storage, 10, stalled=False) == good
+        assert claim_ids(storage, 10) == [ids[2]]
+        assert claim(storage, 10) == []
+
     def test_of_lost_jobs_the_last_one_claimed_is_claimed_first(self, storage: Storage) -> None:
         enqueue(storage, id="first")
         claimed = claim_one(storage)

@@ -127,8 +127,10 @@ def test_they_go_with_the_queue(storage, key_of, how):
     storage.obliterate(QUEUE, force=True)
 
     assert key_of() is None
-    left = {key for key in storage._connections.sync().keys("*") if b":lane:" not in key}
-    assert left <= {storage.keys(QUEUE).key(name) for name in ("meta", "inbox", "version")}
+    client, version = storage._connections.sync(), storage.keys(QUEUE).key("version")
+    left = {key for key in client.keys("*") if b":lane:" not in key}
+    assert left <= {storage.keys(QUEUE).key(name) for name in ("meta", "inbox")} | {version}
+    assert client.pttl(version) != -1  # it expires, if it is there
 
 
 def test_a_job_that_is_moved_leaves_none_behind(storage, key_of):

@@ -64,9 +64,10 @@ local function before()
   for _ = 1, LINES do
     local found = call('ZRANGEBYLEX', ASIDES, after, '+', 'LIMIT', 0, 1)[1]
     if not found then break end
-    local name = sub(found, 1, string.find(found, '%z') - 1)
-    count = count + call('ZLEXCOUNT', ASIDES, '[' .. name .. NUL, '(' .. name .. NUL .. place)
-    after = '(' .. name .. AFTER
+    -- A name's jobs with a stalled attempt are a line of their own, which begins with NUL.
+    local line = sub(found, 1, string.find(found, '%z', 2))
+    count = count + call('ZLEXCOUNT', ASIDES, '[' .. line, '(' .. line .. place)
+    after = '(' .. sub(line, 1, -2) .. AFTER
   end
   return math.min(most, count)
 end

@@ -61,7 +61,7 @@ local function look_at_lines(key, named)
   for _ = 1, LINES do
     local found = call('ZRANGEBYLEX', key, after, '+', 'LIMIT', 0, 1)[1]
     if not found then return end
-    local at = named and string.find(found, '%z') or 0
+    local at = named and string.find(found, '%z', 2) or 0
     local line = sub(found, 1, at + 4)
     local last = '(' .. line .. '\255'
     local firsts = {

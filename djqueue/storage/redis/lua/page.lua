@@ -43,7 +43,8 @@ local function by_member()
     entries = call('ZRANGEBYLEX', key, mark == '' and '-' or '(' .. mark, '+', 'LIMIT', 0, many)
   end
   for _, entry in ipairs(entries) do
-    put(sub(entry, kind == 'z' and 13 or find(entry, '%z') + (kind == 'asides' and 13 or 9)), entry)
+    local at = kind == 'z' and 0 or find(entry, '%z', kind == 'asides' and 2 or 1)
+    put(sub(entry, at + (kind == 'parks' and 9 or 13)), entry)
   end
 end
 

@@ -2,7 +2,8 @@
 --
 -- w        list of (number .. id): priority 0, ascending numbers; '' where one was taken out
 -- z        sorted set, all scores 0: (priority, reversed .. number .. id) of the other priorities
--- asides   the same, after its name and NUL: jobs for which a worker that met them has no handler
+-- asides   the same, after its name and NUL: jobs for which a worker that met them has no handler;
+--          after NUL, its name and NUL: jobs with a stalled attempt, of any priority, so that a claim may leave them out
 -- due      id of the delayed ones by time; NUL .. group of those that rest until their rate lets them go on
 -- parks    group .. NUL .. number .. id: held back by their group
 -- heads    the same, of those among w, z, asides          out      active by group
@@ -46,11 +47,18 @@ local function entry_of(job)
   return job.o.group .. NUL .. job.mark .. job.id
 end
 
+local function aside_entry(job)
+  return (job.b[STALLS] > 0 and NUL or '') .. job.name .. NUL .. member(job)
+end
+
 -- Among the jobs that may be claimed.
 local function make_ready(job, front)
   job.mark = pack('>I8', next_number(front))
   job.state = WAITING
-  if priority_of(job) ~= 0 then
+  if job.b[STALLS] > 0 then
+    job.state = ASIDE
+    call('ZADD', ASIDES, 0, aside_entry(job))
+  elseif priority_of(job) ~= 0 then
     call('ZADD', Z, 0, member(job))
   elseif front then
     call('LPUSH', W, job.mark .. job.id)
@@ -104,7 +112,7 @@ end
 
 local function take_out_of_line(job)
   if job.state == ASIDE then
-    call('ZREM', ASIDES, job.name .. NUL .. member(job))
+    call('ZREM', ASIDES, aside_entry(job))
   elseif priority_of(job) ~= 0 then
     call('ZREM', Z, member(job))
   else

@@ -17,9 +17,9 @@ local most_dead = tonumber(ARGV[ARGS + 11])
 keep.attempts = tonumber(ARGV[ARGS + 12])
 -- Of the shared limiter; short: what the next job weighs, if that is more than the permits that are left.
 local shared = {permits = tonumber(ARGV[ARGS + 14]), whole = tonumber(ARGV[ARGS + 15]), short = 0}
-local first = ARGS + 17
+local first = ARGS + 18
 -- A job with a stalled attempt is claimed alone: 'taken' when this claim has one, 'later' when one comes next.
-shared.alone, shared.others = false, ARGV[ARGS + 16] == '1'
+shared.alone, shared.others, shared.skips = false, ARGV[ARGS + 16] == '1', ARGV[ARGS + 17] == '1'
 
 -- The queue's own limits, set while it ran, or those of the settings. held: whether the next waiting job was
 -- too heavy for what was free.
@@ -197,12 +197,12 @@ local room -- slots of the concurrency that are free
 local function set_aside(id, number, blob, st)
   local job = parse(id, blob, st)
   job.mark, job.state = number, ASIDE
-  call('ZADD', ASIDES, 0, job.name .. NUL .. member(job))
+  call('ZADD', ASIDES, 0, aside_entry(job))
   save(job) --@ nothing changes: it waits, for another worker
   aside = aside + 1
 end
 
--- Waiting jobs in order: {priority, number, id, the number's bytes, where it was}.
+-- Waiting jobs in order: {priority, number, id, the number's bytes, where it was, its line of asides, whether it ends the claim}.
 local function ahead(a, b)
   if a[1] ~= b[1] then return a[1] < b[1] end
   return a[2] < b[2]
@@ -226,13 +226,19 @@ local function candidates(many)
       number = found[#found][2]
     end
   end
+  local function line(name, start, limit, is_last)
+    local entries = call('ZRANGEBYLEX', ASIDES, '[' .. start .. NUL, '(' .. start .. AFTER, 'LIMIT', 0, limit)
+    for _, one in ipairs(entries) do
+      local rest = sub(one, #start + 2)
+      entry(unpack_number('>I4', rest), sub(rest, 5, 12), sub(rest, 13), one, name)
+      found[#found][7] = is_last
+    end
+  end
   for _, name in ipairs(names) do
     if call('HEXISTS', COUNT, 'n:' .. name) == 1 then
-      local entries = call('ZRANGEBYLEX', ASIDES, '[' .. name .. NUL, '(' .. name .. AFTER, 'LIMIT', 0, many)
-      for _, one in ipairs(entries) do
-        local rest = sub(one, #name + 2)
-        entry(unpack_number('>I4', rest), sub(rest, 5, 12), sub(rest, 13), one, name)
-      end
+      line(name, name, many, false)
+      -- A job with a stalled attempt ends a claim.
+      if not shared.skips then line(name, NUL .. name, 1, true) end
     end
   end
   table.sort(found, ahead)
@@ -270,6 +276,7 @@ local function take_in_order(many)
         local blob = call('HGET', JOBS, id)
         if blob and handled[name_of(blob)] then
           taken[#taken + 1] = {id, one[4]}
+          if one[7] then return taken end
         elseif blob then
           set_aside(id, one[4], blob, call('HGET', ST, id))
         end
@@ -287,7 +294,7 @@ local function put_in_place(taken, from, blobs, sts)
       local job = parse(id, blobs[i], sts[i])
       job.mark = number
       if job.state == ASIDE then
-        call('ZADD', ASIDES, 0, job.name .. NUL .. member(job))
+        call('ZADD', ASIDES, 0, aside_entry(job))
       elseif priority_of(job) ~= 0 then
         call('ZADD', Z, 0, member(job))
       else
@@ -343,6 +350,10 @@ local function start(id, number, blob, st)
       leave_heads(job)
       bury(job, 'ttl_expired', EXPIRED, policy) --@ expire: waiting -> failed
       incident(job, 'failed')
+      return
+    end
+    if b[STALLS] > 0 and shared.skips then
+      set_aside(id, number, blob, st)
       return
     end
     if b[STALLS] > 0 and (token > 0 or shared.others) then

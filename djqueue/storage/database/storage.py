@@ -29,6 +29,7 @@ from djqueue.core.job import Batch
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
+from djqueue.storage import commits
 from djqueue.storage.base import P, Storage, T
 from djqueue.storage.export import Export
 from djqueue.storage.staging import Staging
@@ -233,6 +234,14 @@ class DatabaseStorage(Storage):
     async def atransaction_of(self, batch: Batch) -> str | None:
         """See `Storage.transaction_of`."""
         return await sync_to_async(self.transaction_of)(batch)
+
+    def uncommitted_in(self, queue: str, id: str) -> str | None:
+        """See `Storage.uncommitted_in`."""
+        return self._alias if commits.has_uncommitted(self._alias, queue, id) else None
+
+    async def auncommitted_in(self, queue: str, id: str) -> str | None:
+        """Async version of `uncommitted_in`."""
+        return await sync_to_async(self.uncommitted_in)(queue, id)
 
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Storage.acall`."""

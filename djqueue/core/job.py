@@ -447,7 +447,7 @@ class DeadLetter(NamedTuple):
     id: str
     reason: str
     """explicit_fail | max_attempts_exceeded | timeout | stalled | ttl_expired | worker_lost |
-    dependency_failed | enqueue_rejected | unknown"""
+    dependency_failed | enqueue_rejected | invalid_payload | invalid_result | unknown"""
     entered_at: int
     expires_at: int
     retries: int = 0
@@ -542,5 +542,7 @@ DEAD_LETTER_REASONS = (
     "worker_lost",
     "dependency_failed",
     REJECTED,
+    "invalid_payload",
+    "invalid_result",
     "unknown",
 )

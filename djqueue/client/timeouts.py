@@ -16,7 +16,7 @@ logger = logging.getLogger("djqueue.client")
 
 LOOKING = 0.25
 """Seconds that it may take to find out where the job is."""
-NO_ANSWER = "The storage does not say where it is; the job goes on."
+NO_ANSWER = "The storage does not say where it is."
 
 
 def too_late(
@@ -42,7 +42,7 @@ async def atoo_late(
 def _error(queue: str, job_id: str, wait: float | timedelta, text: str) -> JobTimeoutError:
     time = str(wait) if isinstance(wait, timedelta) else f"{wait:g} s"
     return JobTimeoutError(
-        f"Job {job_id!r} of queue {queue!r} did not end within {time}. {text}", job_id=job_id
+        f"Job {job_id!r} of queue {queue!r} has not ended within {time}; it goes on. {text}", job_id=job_id
     )
 
 
@@ -62,7 +62,7 @@ def _look(storage: Storage, queue: str, job_id: str) -> str:
 def _where(record: JobRecord, found: Explanation | None) -> str:
     if record.state is State.ACTIVE:
         attempt = f" (attempt {record.attempts})" if record.attempts > 1 else ""
-        return f"It is running on worker {record.worker}{attempt}, and goes on."
+        return f"It is running on worker {record.worker}{attempt}."
     if record.state in TERMINAL:
         return f"It has ended in the meantime ({record.state})."
     if record.failures:
@@ -72,7 +72,7 @@ def _where(record: JobRecord, found: Explanation | None) -> str:
     reason = REASONS.get(found.verdict) if found is not None else None
     if found is None or reason is None:
         return "It is still waiting in its queue."
-    return f"{start}: {reason(found)}. It is still in its queue."
+    return f"{start}: {reason(found)}."
 
 
 def _no_handler(found: Explanation) -> str:

@@ -34,10 +34,11 @@ def message(do):
 def test_no_worker_serves_the_queue(queue, message):
     text = message(queue, id="a")
 
-    assert text.startswith("Job 'a' of queue 'orders' did not end within 0 s. It has not started: ")
+    assert text.startswith(
+        "Job 'a' of queue 'orders' has not ended within 0 s; it goes on. It has not started: "
+    )
     assert "no live worker serves queue 'orders'" in text
     assert "manage.py runworkers" in text
-    assert "still in its queue" in text
 
 
 def test_no_worker_knows_the_name(queue, message, storage):
@@ -94,7 +95,9 @@ def test_it_is_running(queue, do, storage):
     a_worker(storage, id="w1")
     claim_one(storage, queues=["orders"], names=["orders"], worker="w1")
 
-    with pytest.raises(JobTimeoutError, match=r"did not end within 0 s\. It is running on worker w1"):
+    with pytest.raises(
+        JobTimeoutError, match=r"has not ended within 0 s; it goes on\. It is running on worker w1"
+    ):
         result.wait(0)
 
 
@@ -145,6 +148,6 @@ def test_a_storage_that_does_not_answer_costs_no_second_error(queue, storage, mo
     monkeypatch.setattr(storage, "explain", away)
 
     with pytest.raises(
-        JobTimeoutError, match=r"did not end within 0 s\. It is still waiting in its queue\.$"
+        JobTimeoutError, match=r"has not ended within 0 s; it goes on\. It is still waiting in its queue\.$"
     ):
         queue.enqueue_and_wait(wait=0)

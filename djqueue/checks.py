@@ -27,6 +27,7 @@
 | djqueue.W011 | Redis refuses calls while a script runs |
 | djqueue.W012 | jobs on their way to Redis that nobody takes there |
 | djqueue.W013 | a limiter that no queue uses |
+| djqueue.W015 | a module of `MODULES` that no app has |
 
 Only W012 asks the database anything, when Django asks databases: with `--database`, and before
 `migrate`. Redis is asked then, and with `--deploy`. E006, the I… and W007 to W011 are of
@@ -37,8 +38,10 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
@@ -48,6 +51,7 @@ from . import middleware
 from .conf import READERS, Settings, is_wrong, problems, read_settings, unknown_limiters
 from .core.errors import ConfigurationError, StorageError, UnknownQueueError
 from .core.hiding import shown_name
+from .core.suggest import similar
 
 if TYPE_CHECKING:
     from .storage.redis.health import Finding
@@ -101,6 +105,7 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
         found += _content_types(settings)
     found += _middleware(settings)
     found += _missing_modules(settings)
+    found += _modules_of_no_app(settings)
     if bad.isdisjoint({"QUEUES", "STRICT_QUEUES"}):
         found += _queues_of_jobs(settings)
     if "STORAGE" in bad:
@@ -193,6 +198,26 @@ def _missing_modules(settings: Settings) -> Iterator[checks.CheckMessage]:
                 f"DJQUEUE['MODULES']: {name!r} cannot be imported: {missing_modules[name]}.",
                 hint=HINTS["MODULES"],
                 id="djqueue.E010",
+            )
+
+
+def _modules_of_no_app(settings: Settings) -> Iterator[checks.CheckMessage]:
+    names = [name for name in settings.modules if "." not in name]
+    if not names:
+        return
+    found: dict[str, str] = {}
+    for app in apps.get_app_configs():
+        for module in iter_modules([app.path]):
+            found.setdefault(module.name, app.name)
+    for name in names:
+        if name not in found:
+            own = [other for other, app in found.items() if not app.startswith(("django.", "djqueue"))]
+            meant = similar(name, own)
+            hint = f"Did you mean {meant!r} (in {found[meant]})?" if meant else HINTS["MODULES"]
+            yield checks.Warning(
+                f"DJQUEUE['MODULES']: no installed app has a module {name!r}, so it adds no jobs.",
+                hint=hint,
+                id="djqueue.W015",
             )
 
 

@@ -12,6 +12,7 @@ from django.core.checks import Warning as CheckWarning
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connections
+from django.test import override_settings
 
 from djqueue import checks
 from djqueue.conf import READERS
@@ -458,3 +459,19 @@ def test_limiters_that_queues_use_are_right(settings: Any) -> None:
 @pytest.mark.parametrize("given", ["tasks", None, [1], ["no-module"], [""], ["shop."], {"tasks": 1}])
 def test_modules_are_names_of_modules(settings, given):
     assert ids(found(settings, {"STORAGE": MEMORY, "MODULES": given})) == ["djqueue.E001"]
+
+
+def test_a_module_name_that_no_app_has_is_warned_of(settings):
+    [message] = found(settings, {"STORAGE": MEMORY, "MODULES": ["taks"]})
+
+    assert message.id == "djqueue.W015"
+    assert message.msg == "DJQUEUE['MODULES']: no installed app has a module 'taks', so it adds no jobs."
+    assert "Did you mean" not in message.hint
+
+
+def test_the_module_that_is_meant_is_suggested(settings):
+    apps = [*settings.INSTALLED_APPS, "tests.client.depot"]
+    with override_settings(INSTALLED_APPS=apps):
+        [message] = found(settings, {"STORAGE": MEMORY, "MODULES": ["taks"]})
+        assert "Did you mean 'tasks' (in tests.client.depot)?" in message.hint
+        assert found(settings, {"STORAGE": MEMORY, "MODULES": ["tasks"]}) == []

@@ -298,15 +298,24 @@ class DatabaseStorage(Storage):
         if self.standby == "never":
             raise SchedulerRunningError(
                 f"{who} is the scheduler of the database {self._alias!r}: stop it first, or leave "
-                "out --standby=never to wait for its end"
+                "out --standby=never to wait for its end, or run its jobs with --standby=work"
             )
-        logger.info("Standing by: %s is the scheduler.", who)
+        logger.info(
+            "Standing by: %s is the scheduler of the database %r. This process runs no jobs until that one "
+            "ends; to have it run jobs now, start it with --standby work.",
+            who,
+            self._alias,
+        )
         self._stand_by(lease.acquire)
         return lease
 
     def _wait_for_scheduler(self) -> None:
         if not self._client.reaches_scheduler():
-            logger.info("Waiting for a scheduler, to work for it.")
+            logger.info(
+                "Waiting for a scheduler of the database %r: start one with `manage.py runworkers`. With "
+                "--standby work this process runs jobs that a scheduler hands out, and never is one itself.",
+                self._alias,
+            )
             self._stand_by(self._client.reaches_scheduler)
 
     def _stand_by(self, is_over: Callable[[], bool]) -> None:

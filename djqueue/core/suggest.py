@@ -84,8 +84,11 @@ FOREIGN_TIMES = {
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or nothing if no known name is close."""
-    close = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    by_text = {other.casefold(): other for other in known}
+    close = get_close_matches(name, list(by_text.values()), n=1) or get_close_matches(
+        name.casefold(), by_text, n=1
+    )
+    return f"; did you mean {by_text[close[0].casefold()]!r}?" if close else ""
 
 
 def nearest_option(name: str, known: Iterable[str]) -> str:

@@ -92,6 +92,12 @@ class DatabaseStorage(Storage):
     ) -> None:
         if database not in connections:
             raise ConfigurationError(f"DATABASE: {shown_name(database)} is not in DATABASES")
+        for name, value in (("ADDRESS", address), ("TOKEN", token)):
+            if value is not None and not isinstance(value, str):
+                kind = value if name == "ADDRESS" else f"an object of type {type(value).__name__}"
+                raise ConfigurationError(f"{name}: expected a text, got {kind}")
+        if cores is not None and (type(cores) is not int or cores < 1):
+            raise ConfigurationError(f"CORES: expected a whole number from 1 on, got {cores!r}")
         if sql not in ("auto", "orm"):
             raise ConfigurationError(f"SQL: {shown_name(sql)} is neither 'auto' nor 'orm'")
         if connections[database].settings_dict["ENGINE"] == "django.db.backends.dummy":

@@ -12,7 +12,6 @@
 | djqueue.E008 | a queue's `LIMITER` |
 | djqueue.E009 | a job's queue is not in `QUEUES`, and `STRICT_QUEUES` is on |
 | djqueue.E010 | a module of `MODULES` does not exist |
-| djqueue.E011 | the `QUEUE_FILTER` of `DASHBOARD` cannot be imported |
 | djqueue.I001 | a Redis server does not let us look at its settings |
 | djqueue.I002 | Redis leaves it to the system when its log is written to the disk |
 | djqueue.W001 | pickle is accepted |
@@ -29,6 +28,7 @@
 | djqueue.W012 | jobs on their way to Redis that nobody takes there |
 | djqueue.W013 | a limiter that no queue uses |
 | djqueue.W015 | a module of `MODULES` that no app has |
+| djqueue.W016 | the `QUEUE_FILTER` of `DASHBOARD` cannot be imported |
 
 Only W012 asks the database anything, when Django asks databases: with `--database`, and before
 `migrate`. Redis is asked then, and with `--deploy`. E006, the I… and W007 to W011 are of
@@ -201,10 +201,10 @@ def _queue_filter(settings: Settings) -> Iterator[checks.CheckMessage]:
     try:
         import_string(path)
     except ImportError as error:
-        yield checks.Error(
+        yield checks.Warning(
             f"DJQUEUE['DASHBOARD']: QUEUE_FILTER: {path!r} cannot be imported: {error}",
             hint="The dotted path of a function (request, queue) -> bool: 'shop.rights.may_see'.",
-            id="djqueue.E011",
+            id="djqueue.W016",
         )
 
 

@@ -471,10 +471,16 @@ def test_a_module_name_that_no_app_has_is_warned_of(settings):
 
 def test_the_module_that_is_meant_is_suggested(settings):
     apps = [*settings.INSTALLED_APPS, "tests.client.depot"]
-    with override_settings(INSTALLED_APPS=apps):
-        [message] = found(settings, {"STORAGE": MEMORY, "MODULES": ["taks"]})
-        assert "Did you mean 'tasks' (in tests.client.depot)?" in message.hint
-        assert found(settings, {"STORAGE": MEMORY, "MODULES": ["tasks"]}) == []
+    with override_settings(INSTALLED_APPS=apps, DJQUEUE={"STORAGE": MEMORY, "MODULES": ["taks"]}):
+        [message] = run_checks(tags=["djqueue"], databases=[])
+
+    assert "Did you mean 'tasks' (in tests.client.depot)?" in message.hint
+
+
+def test_a_module_that_an_app_has_is_right(settings):
+    apps = [*settings.INSTALLED_APPS, "tests.client.depot"]
+    with override_settings(INSTALLED_APPS=apps, DJQUEUE={"STORAGE": MEMORY, "MODULES": ["tasks"]}):
+        assert run_checks(tags=["djqueue"], databases=[]) == []
 
 
 @pytest.mark.parametrize(
@@ -522,10 +528,10 @@ def test_wrong_options_of_the_database_storage_are_errors(settings, options, wor
 
 
 @pytest.mark.parametrize("path", ["shop.nope", "tests.test_checks.nope"])
-def test_a_queue_filter_that_cannot_be_imported_is_an_error(settings, path):
+def test_a_queue_filter_that_cannot_be_imported_is_warned_of(settings, path):
     [message] = found(settings, {"STORAGE": MEMORY, "DASHBOARD": {"QUEUE_FILTER": path}})
 
-    assert message.id == "djqueue.E011"
+    assert message.id == "djqueue.W016"
     assert f"DJQUEUE['DASHBOARD']: QUEUE_FILTER: {path!r} cannot be imported" in message.msg
     path = "tests.test_checks.found"
     assert found(settings, {"STORAGE": MEMORY, "DASHBOARD": {"QUEUE_FILTER": path}}) == []

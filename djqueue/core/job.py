@@ -1,9 +1,10 @@
 """The record of a job, and the small values that travel between storages and workers."""
 
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .followup import follower
+from .foreign import RESULT_HERE
 from .options import JobKey, JobOptions
 from .states import State
 
@@ -280,6 +281,17 @@ class EnqueueResult(NamedTuple):
     async def ajob(self) -> Any:
         """Async version of `job`."""
         return await follower().ajob(self)
+
+
+if not TYPE_CHECKING:
+
+    def _explain(result: EnqueueResult, name: str) -> Any:
+        """Raise for an attribute that is not there; the calls of other job queues name the call here."""
+        here = RESULT_HERE.get(name)
+        hint = f". Use {here}" if here else ""
+        raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}{hint}")
+
+    EnqueueResult.__getattr__ = _explain
 
 
 class ClaimRequest(NamedTuple):

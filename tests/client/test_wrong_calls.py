@@ -255,3 +255,33 @@ def test_an_unknown_job_suggests_the_name_that_is_meant(charging):
         UnknownJobError, match=r"registered as 'chrage'; did you mean 'charge'\? If not, import"
     ):
         registry.get("chrage")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "call"),
+    [
+        ("get", r"result\.wait\(timeout\)"),
+        ("ready", r"result\.job\(\)\.state"),
+        ("state", r"result\.job\(\)\.state"),
+        ("cancel", r"Queue\(result\.queue\)\.cancel\(result\.id\)"),
+    ],
+)
+def test_attributes_of_other_results_name_the_call_here(queue, attribute, call):
+    result = queue.enqueue(1)
+
+    with pytest.raises(AttributeError, match=call):
+        getattr(result, attribute)
+    with pytest.raises(AttributeError, match=r"has no attribute 'nonsense'$"):
+        _ = result.nonsense
+
+
+@pytest.mark.parametrize(
+    ("name", "here"), [("task", "job"), ("shared_task", "job"), ("crontab", r"job\(cron=")]
+)
+def test_names_of_other_packages_name_the_one_here(name, here):
+    import djqueue
+
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'\. Use djqueue\.{here}"):
+        getattr(djqueue, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
+        _ = djqueue.nonsense

@@ -113,10 +113,17 @@ HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # Not for dunder names, which Python itself asks for.
+        here = None if name.startswith("_") else _foreign().PACKAGE_HERE.get(name)
+        hint = f". Use djqueue.{here}" if here else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     module = import_module(f"{__name__}.{HOMES.get(name, 'core.errors')}")
     value = globals()[name] = getattr(module, name)
     return value
+
+
+def _foreign() -> Any:
+    return import_module(f"{__name__}.core.foreign")
 
 
 def __dir__() -> list[str]:

@@ -27,6 +27,8 @@
 | djqueue.W011 | Redis refuses calls while a script runs |
 | djqueue.W012 | jobs on their way to Redis that nobody takes there |
 | djqueue.W013 | a limiter that no queue uses |
+| djqueue.W015 | a module of `MODULES` that no app has |
+| djqueue.W016 | the `QUEUE_FILTER` of `DASHBOARD` cannot be imported |
 
 Only W012 asks the database anything, when Django asks databases: with `--database`, and before
 `migrate`. Redis is asked then, and with `--deploy`. E006, the I… and W007 to W011 are of
@@ -37,10 +39,13 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.utils.module_loading import import_string
 
@@ -48,6 +53,7 @@ from . import middleware
 from .conf import READERS, Settings, is_wrong, problems, read_settings, unknown_limiters
 from .core.errors import ConfigurationError, StorageError, UnknownQueueError
 from .core.hiding import shown_name
+from .core.suggest import nearest, similar
 
 if TYPE_CHECKING:
     from .storage.redis.health import Finding
@@ -78,6 +84,8 @@ HINTS = {
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
     "DASHBOARD": "For example {'READ_ONLY': True, 'POLL': 5}.",
 }
+FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies"})
+"""Parameters of storages that other settings, or tests, decide."""
 MESSAGES = {"error": checks.Error, "warning": checks.Warning, "info": checks.Info}
 
 
@@ -100,7 +108,9 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     if bad.isdisjoint({"CODEC", "ACCEPT_CONTENT"}):
         found += _content_types(settings)
     found += _middleware(settings)
+    found += _queue_filter(settings)
     found += _missing_modules(settings)
+    found += _modules_of_no_app(settings)
     if bad.isdisjoint({"QUEUES", "STRICT_QUEUES"}):
         found += _queues_of_jobs(settings)
     if "STORAGE" in bad:
@@ -184,6 +194,20 @@ def _middleware(settings: Settings) -> Iterator[checks.CheckMessage]:
             yield checks.Error(f"DJQUEUE: {wrong}.", hint=hint, id="djqueue.E007")
 
 
+def _queue_filter(settings: Settings) -> Iterator[checks.CheckMessage]:
+    path = settings.dashboard.queue_filter
+    if not isinstance(path, str):
+        return
+    try:
+        import_string(path)
+    except ImportError as error:
+        yield checks.Warning(
+            f"DJQUEUE['DASHBOARD']: QUEUE_FILTER: {path!r} cannot be imported: {error}",
+            hint="The dotted path of a function (request, queue) -> bool: 'shop.rights.may_see'.",
+            id="djqueue.W016",
+        )
+
+
 def _missing_modules(settings: Settings) -> Iterator[checks.CheckMessage]:
     from .apps import missing_modules
 
@@ -196,6 +220,26 @@ def _missing_modules(settings: Settings) -> Iterator[checks.CheckMessage]:
             )
 
 
+def _modules_of_no_app(settings: Settings) -> Iterator[checks.CheckMessage]:
+    names = [name for name in settings.modules if "." not in name]
+    if not names:
+        return
+    found: dict[str, str] = {}
+    for app in apps.get_app_configs():
+        for module in iter_modules([app.path]):
+            found.setdefault(module.name, app.name)
+    for name in names:
+        if name not in found:
+            own = [other for other, app in found.items() if not app.startswith(("django.", "djqueue"))]
+            meant = similar(name, own)
+            hint = f"Did you mean {meant!r} (in {found[meant]})?" if meant else HINTS["MODULES"]
+            yield checks.Warning(
+                f"DJQUEUE['MODULES']: no installed app has a module {name!r}, so it adds no jobs.",
+                hint=hint,
+                id="djqueue.W015",
+            )
+
+
 def _queues_of_jobs(settings: Settings) -> Iterator[checks.CheckMessage]:
     from .client import envelope, registry
 
@@ -205,7 +249,7 @@ def _queues_of_jobs(settings: Settings) -> Iterator[checks.CheckMessage]:
             envelope.check_queue(job_type.declared_queue or default, settings)
         except UnknownQueueError as error:
             yield checks.Error(
-                f"Job {name!r}: {error}.",
+                f"Job {name!r}: {error}",
                 hint="Add the queue to QUEUES, give the job a queue of QUEUES, or turn STRICT_QUEUES off.",
                 id="djqueue.E009",
             )
@@ -256,14 +300,16 @@ def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[checks
         name: parameter
         for name, parameter in parameters.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in FROM_SETTINGS
     }
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     where = f"DJQUEUE['STORAGE']: OPTIONS: {backend.__name__}"
     hint = f"It has: {', '.join(sorted(name.upper() for name in known)) or 'none'}."
     for name in given:
         if name not in known and not open_ended:
+            near = nearest(name.upper(), [other.upper() for other in known]) or "."
             yield checks.Error(
-                f"{where} has no option {shown_name(name.upper())}.", hint=hint, id="djqueue.E004"
+                f"{where} has no option {shown_name(name.upper())}{near}", hint=hint, id="djqueue.E004"
             )
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in given:
@@ -280,6 +326,7 @@ def _database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
             id="djqueue.E004",
         )
         return
+    yield from _values_of_database(options)
     vendor = connections[alias].vendor
     if vendor == "sqlite":
         yield from _sqlite(alias)
@@ -288,6 +335,21 @@ def _database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
             f"DATABASES[{alias!r}]: djqueue is not tested on {connections[alias].display_name}.",
             hint="SQLite and PostgreSQL are.",
             id="djqueue.W004",
+        )
+
+
+def _values_of_database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
+    from .storage.database import DatabaseStorage
+
+    backend: Any = DatabaseStorage
+    known = inspect.signature(backend).parameters.keys() - FROM_SETTINGS
+    try:
+        backend(**{name: value for name, value in options.items() if name in known}).close()
+    except (ConfigurationError, ImproperlyConfigured) as error:
+        yield checks.Error(
+            f"DJQUEUE['STORAGE']: OPTIONS: {error}",
+            hint="The options are in the docs, under Storages.",
+            id="djqueue.E004",
         )
 
 

@@ -12,6 +12,7 @@ from django.core.checks import Warning as CheckWarning
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connections
+from django.test import override_settings
 
 from djqueue import checks
 from djqueue.conf import READERS
@@ -458,3 +459,79 @@ def test_limiters_that_queues_use_are_right(settings: Any) -> None:
 @pytest.mark.parametrize("given", ["tasks", None, [1], ["no-module"], [""], ["shop."], {"tasks": 1}])
 def test_modules_are_names_of_modules(settings, given):
     assert ids(found(settings, {"STORAGE": MEMORY, "MODULES": given})) == ["djqueue.E001"]
+
+
+def test_a_module_name_that_no_app_has_is_warned_of(settings):
+    [message] = found(settings, {"STORAGE": MEMORY, "MODULES": ["taks"]})
+
+    assert message.id == "djqueue.W015"
+    assert message.msg == "DJQUEUE['MODULES']: no installed app has a module 'taks', so it adds no jobs."
+    assert "Did you mean" not in message.hint
+
+
+def test_the_module_that_is_meant_is_suggested(settings):
+    apps = [*settings.INSTALLED_APPS, "tests.client.depot"]
+    with override_settings(INSTALLED_APPS=apps, DJQUEUE={"STORAGE": MEMORY, "MODULES": ["taks"]}):
+        [message] = run_checks(tags=["djqueue"], databases=[])
+
+    assert "Did you mean 'tasks' (in tests.client.depot)?" in message.hint
+
+
+def test_a_module_that_an_app_has_is_right(settings):
+    apps = [*settings.INSTALLED_APPS, "tests.client.depot"]
+    with override_settings(INSTALLED_APPS=apps, DJQUEUE={"STORAGE": MEMORY, "MODULES": ["tasks"]}):
+        assert run_checks(tags=["djqueue"], databases=[]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"queues": {}}, "'queues' is not a setting; did you mean 'QUEUES'"),
+        ({"QUEUES": {"emails": {"rate": "1/s"}}}, "did you mean 'RATE'"),
+        ({"STORAGE": {"backend": "x.y"}}, "did you mean 'BACKEND'"),
+        ({"DEFAULTS": {"MAX_ATTEMPTS": 3}}, "did you mean 'max_attempts'"),
+    ],
+)
+def test_a_key_in_the_wrong_case_suggests_the_right_one(settings, given, words):
+    [message] = found(settings, given if "STORAGE" in given else {"STORAGE": MEMORY, **given})
+
+    assert message.id == "djqueue.E001"
+    assert words in message.msg.replace("]", "")
+
+
+DATABASE_STORAGE = "djqueue.storage.database.DatabaseStorage"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ADDRESS": "localhost:99"}, "ADDRESS: it is neither like"),
+        ({"ADDRESS": 5}, "ADDRESS: expected a text, got 5"),
+        ({"TOKEN": 5}, "TOKEN: expected a text"),
+        ({"CORES": "x"}, "CORES: expected a whole number from 1 on, got 'x'"),
+        ({"TIMEOUT": "5"}, "TIMEOUT: expected seconds or a timedelta, got '5'"),
+        ({"SQL": "raw"}, "SQL: 'raw' is neither 'auto' nor 'orm'"),
+        ({"SCHEDULER_LEASE": 0}, "SCHEDULER_LEASE must be 1 s or longer; got 0"),
+        ({"DATABSE": "default"}, "has no option 'DATABSE'; did you mean 'DATABASE'?"),
+        ({"POLICIES": {}}, "has no option 'POLICIES'"),
+        ({"CLOCK": 1}, "has no option 'CLOCK'"),
+    ],
+    ids=str,
+)
+def test_wrong_options_of_the_database_storage_are_errors(settings, options, words):
+    given = {"STORAGE": {"BACKEND": DATABASE_STORAGE, "OPTIONS": options}}
+    errors = [message for message in found(settings, given) if message.id == "djqueue.E004"]
+
+    assert len(errors) == 1
+    assert words in errors[0].msg
+    assert "secret" not in errors[0].msg
+
+
+@pytest.mark.parametrize("path", ["shop.nope", "tests.test_checks.nope"])
+def test_a_queue_filter_that_cannot_be_imported_is_warned_of(settings, path):
+    [message] = found(settings, {"STORAGE": MEMORY, "DASHBOARD": {"QUEUE_FILTER": path}})
+
+    assert message.id == "djqueue.W016"
+    assert f"DJQUEUE['DASHBOARD']: QUEUE_FILTER: {path!r} cannot be imported" in message.msg
+    path = "tests.test_checks.found"
+    assert found(settings, {"STORAGE": MEMORY, "DASHBOARD": {"QUEUE_FILTER": path}}) == []

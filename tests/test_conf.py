@@ -167,7 +167,7 @@ def test_a_bad_key_is_named_with_what_is_wrong(key: str, value: Any, words: str)
 def test_an_unknown_key_is_named_with_the_nearest_one(key: Any) -> None:
     (problem,) = problems({key: 1})
     assert problem.startswith(f"DJQUEUE[{key!r}] is not a setting")
-    assert ("did you mean 'CONCURRENCY'?" in problem) is (key == "CONCURENCY")
+    assert ("did you mean 'CONCURRENCY'?" in problem) is (key in ("CONCURENCY", "concurrency"))
 
 
 def test_every_bad_key_is_told_of() -> None:

@@ -67,7 +67,9 @@ class Node:
         """
         for other in others:
             if not isinstance(other, Node | Flow | str | EnqueueResult) and not _is_key(other):
-                raise OptionError(f"after: {other!r} is no node, no flow, no name, and no job")
+                raise OptionError(
+                    f"after: {other!r} is no node, no flow, no name, and no job{_hint('after', other)}"
+                )
         for other in others:
             self.waits_for += other.last if isinstance(other, Flow) else [other]
         return self
@@ -76,10 +78,10 @@ class Node:
 class Flow:
     """Jobs that wait for one another. Made by `flow`, `chain`, `group` and `chord`."""
 
-    def __init__(self, parts: "Iterable[Part]") -> None:
+    def __init__(self, parts: "Iterable[Part]", made_by: str = "flow") -> None:
         self._nodes: dict[Node, None] = {}
         for part in parts:
-            _check_part("flow", part)
+            _check_part(made_by, part)
             self._nodes.update(dict.fromkeys(part.nodes if isinstance(part, Flow) else [part]))
 
     def __repr__(self) -> str:
@@ -129,13 +131,21 @@ class FlowResult:
 
     def __init__(self, found: dict[Node, EnqueueResult]) -> None:
         self._found = found
-        self._named = {node.label: result for node, result in found.items() if node.label is not None}
+        self._named: dict[str, EnqueueResult] = {
+            node.label: result for node, result in found.items() if node.label is not None
+        }
 
     def __repr__(self) -> str:
         return f"<result of a flow of {len(self)} jobs>"
 
     def __getitem__(self, node: Node | str) -> EnqueueResult:
-        return self._named[node] if isinstance(node, str) else self._found[node]
+        if isinstance(node, str):
+            if node not in self._named:
+                raise KeyError(f"no job of the workflow is named {node!r}{nearest(node, self._named)}")
+            return self._named[node]
+        if node not in self._found:
+            raise KeyError(f"{node!r} is not a node of the workflow")
+        return self._found[node]
 
     def __iter__(self) -> Iterator[EnqueueResult]:
         return iter(self._found.values())
@@ -185,11 +195,13 @@ def chain(*parts: Part) -> Flow:
 
 def group(*parts: Part) -> Flow:
     """All at once, as far as each part allows it."""
-    return Flow(parts)
+    return Flow(parts, "group")
 
 
 def chord(parts: Iterable[Part], *, then: Part) -> Flow:
     """All at once, and `then` when all of them have completed."""
+    if not isinstance(parts, Iterable) or isinstance(parts, (str, bytes)):
+        raise OptionError(f"chord: expected a list of nodes, got {parts!r}")
     return chain(group(*parts), then)
 
 
@@ -305,8 +317,18 @@ def _storage_of(nodes: Sequence[Node]) -> Storage:
 def _check_part(where: str, part: object) -> None:
     if isinstance(part, Node | Flow):
         return
-    hint = ": use its .node(...)" if hasattr(type(part), "node") else ""
-    raise OptionError(f"{where}: {part!r} is neither a node nor a flow{hint}")
+    raise OptionError(f"{where}: {part!r} is neither a node nor a flow{_hint(where, part)}")
+
+
+def _hint(where: str, part: object) -> str:
+    """What to pass instead of something that cannot be a part of a flow."""
+    if isinstance(part, EnqueueResult):
+        return ", but the result of an enqueue: use .node(...) instead of .enqueue(...)"
+    if hasattr(type(part), "node"):
+        return ": use its .node(...)"
+    if isinstance(part, Iterable) and not isinstance(part, (str, bytes)):
+        return f": unpack it: {where}(*nodes)"
+    return ""
 
 
 def _is_key(entry: Any) -> bool:

@@ -27,6 +27,41 @@ HERE = {
 """What Celery, Dramatiq, Huey, Procrastinate and Sidekiq call it, and what to call here."""
 
 
+QUEUE_HERE = {
+    "add": "enqueue(payload)",
+    "async_task": "enqueue(payload)",
+    "count": "counts()",
+    "delay": "enqueue(payload)",
+    "delete": "obliterate()",
+    "empty": "drain()",
+    "enqueue_at": "enqueue(payload, run_at=...)",
+    "enqueue_call": "enqueue(payload)",
+    "enqueue_in": "enqueue(payload, delay=60)",
+    "fetch_job": "get_job(id)",
+    "get_job_ids": "dead_letters() or the admin, which list jobs",
+    "get_jobs": "dead_letters() or the admin, which list jobs",
+    "is_empty": "counts()",
+    "jobs": "dead_letters() or the admin, which list jobs",
+    "pending_count": "counts()",
+    "publish": "enqueue(payload)",
+    "purge": "drain()",
+    "push": "enqueue(payload)",
+    "put": "enqueue(payload)",
+    "send": "enqueue(payload)",
+    "send_task": "enqueue(payload, name=...)",
+    "size": "counts()",
+}
+"""What the queues of RQ, BullMQ, Celery, Huey and Django Q call it, and what to call here."""
+
+
+def explain_queue_attribute(name: str) -> str:
+    """The text of an AttributeError for an attribute that a queue does not have."""
+    here = QUEUE_HERE.get(name)
+    if here is None:
+        return f"'Queue' object has no attribute {name!r}"
+    return f"Queue.{name} is not part of djqueue. Use Queue.{here}."
+
+
 def explain_attribute(kind: str, job: object, name: str) -> str:
     """The text of an AttributeError for an attribute that a job type does not have."""
     here = HERE.get(name)

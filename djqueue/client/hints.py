@@ -6,6 +6,7 @@ from django.core.signals import setting_changed
 
 from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
+from djqueue.core.job import Batch
 from djqueue.core.suggest import similar
 from djqueue.storage.base import Storage
 
@@ -19,6 +20,7 @@ MAX_CHECKED = 10_000
 
 checked_queues: set[str] = set()
 checked_jobs: set[str] = set()
+checked_names: set[str] = set()
 
 
 def check_job(storage: Storage, name: str) -> None:
@@ -40,6 +42,48 @@ def check_job(storage: Storage, name: str) -> None:
         )
 
 
+def is_new(batch: Batch) -> bool:
+    """Whether the queue or the job name of a batch has not been checked yet."""
+    return batch.queue not in checked_queues or batch.name not in checked_names
+
+
+def check(storage: Storage, batch: Batch) -> None:
+    """Warn once of a queue and of a job name that resemble a known one, and that no live worker serves."""
+    if batch.queue not in checked_queues:
+        check_queue(storage, batch.queue)
+    if batch.name not in checked_names:
+        check_name(storage, batch.name)
+
+
+async def acheck(storage: Storage, batch: Batch) -> None:
+    """Async version of `check`."""
+    queue = suspect(batch.queue) if batch.queue not in checked_queues else None
+    name = suspect_name(batch.name) if batch.name not in checked_names else None
+    if queue is not None and not await storage.acall(is_served, storage, batch.queue):
+        _warn(batch.queue, queue)
+    if name is not None and not await storage.acall(is_handled, storage, batch.name):
+        _warn_of_name(batch.name, name)
+
+
+def suspect_name(name: str) -> str | None:
+    """The job that a job's name may be a typing error of; None if it is not suspicious.
+
+    Called once per process and name.
+    """
+    if len(checked_names) >= MAX_CHECKED:
+        return None
+    checked_names.add(name)
+    known = registry.names()
+    return None if name in known else similar(name, known)
+
+
+def check_name(storage: Storage, name: str) -> None:
+    """Warn once of a job name that resembles a job's of this process, and that no live worker handles."""
+    meant = suspect_name(name)
+    if meant is not None and not is_handled(storage, name):
+        _warn_of_name(name, meant)
+
+
 def suspect(queue: str) -> str | None:
     """The declared queue that a queue's name may be a typing error of; None if it is not suspicious.
 
@@ -59,13 +103,6 @@ def check_queue(storage: Storage, queue: str) -> None:
         _warn(queue, meant)
 
 
-async def acheck_queue(storage: Storage, queue: str) -> None:
-    """Async version of `check_queue`."""
-    meant = suspect(queue)
-    if meant is not None and not await storage.acall(is_served, storage, queue):
-        _warn(queue, meant)
-
-
 def declared_queues() -> set[str]:
     """Queues that the settings or job types name."""
     declared = {job_type.options.queue for job_type in registry.all().values()}
@@ -81,6 +118,24 @@ def is_served(storage: Storage, queue: str) -> bool:
         return True
 
 
+def is_handled(storage: Storage, name: str) -> bool:
+    """Whether a live worker has a handler of this name; True if the storage does not answer."""
+    try:
+        return any(name in worker.names for worker in storage.workers())
+    except DjqueueError as error:
+        logger.debug("Could not read the workers that handle job %r: %s", name, error)
+        return True
+
+
+def _warn_of_name(name: str, meant: str) -> None:
+    logger.warning(
+        "No live worker has a handler for %r, and no job of this process has that name. Did you mean %r? The "
+        "job waits in its queue until a worker knows it.",
+        name,
+        meant,
+    )
+
+
 def _warn(queue: str, meant: str) -> None:
     logger.warning(
         "Queue %r is not declared, and no live worker serves it by name. Did you mean %r? If not, declare it "
@@ -94,6 +149,7 @@ def _forget(*, setting: str, **_: object) -> None:
     if setting in ("DJQUEUE", "INSTALLED_APPS"):
         checked_queues.clear()
         checked_jobs.clear()
+        checked_names.clear()
 
 
 setting_changed.connect(_forget)

@@ -11,8 +11,19 @@ def check_importable(function: Callable[..., Any], name: str | None) -> None:
     """Raise JobNameError for a function that another process could not find by its path.
 
     A given name is enough for a function inside another one, which is registered when that runs; it is
-    not enough for a method, which would lack its object.
+    not enough for a method, which would lack its object, or for a class.
     """
+    if isinstance(function, type):
+        raise JobNameError(f"{_path(function)} is a class: {MODULE_LEVEL}")
+    if isinstance(getattr(function, "name", None), str) and hasattr(function, "enqueue"):
+        raise JobNameError(f"{function!r} is a job already: put @job on the function once")
+    if not callable(function) and not isinstance(function, (staticmethod, classmethod)):
+        raise JobNameError(f"{function!r} is not a function: {MODULE_LEVEL}")
+    if inspect.isbuiltin(function) and name is None:
+        raise JobNameError(
+            f"{_path(function)} is a builtin: define a function at the level of a module that calls it, and "
+            "put @job on that"
+        )
     qualname = getattr(function, "__qualname__", "")
     container, _, last = qualname.rpartition(".")
     is_inside_class = container and not container.endswith("<locals>")

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeVar, overload
 
 from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
@@ -105,7 +105,7 @@ class JobType(Generic[P, R]):
         queue: str | None = self._given.get("queue")
         return queue
 
-    def using(self, **options: Any) -> "JobType[P, R]":
+    def using(self, *wrong: Never, **options: Any) -> "JobType[P, R]":
         """Return the same job type with other options.
 
         Args:
@@ -117,6 +117,8 @@ class JobType(Generic[P, R]):
         Raises:
             OptionError: An option is unknown or wrong; the message names it.
         """
+        if wrong:
+            raise OptionError(f"using: options are given by name: using(queue=...); got {wrong[0]!r}")
         job_id = options.pop("id", None)
         if job_id is not None:
             check_text("id", job_id)
@@ -254,6 +256,11 @@ class JobType(Generic[P, R]):
         return self._batch([_value(args, kwargs)])
 
     def _many(self, calls: Iterable[Call]) -> Iterable[Batch]:
+        if not isinstance(calls, Iterable):
+            raise ArgumentsError(
+                f"enqueue_many: expected a list or another iterable of pairs (args, kwargs), got one of type "
+                f"{type(calls).__name__}: use enqueue for one job"
+            )
         for number, chunk in enumerate(chunks(calls)):
             for place, call in enumerate(chunk, number * BULK):
                 if type(call) is not tuple or tuple(map(type, call)) != PLAIN_CALL:

@@ -1,15 +1,15 @@
 """`Queue`: the low-level face, for producers and consumers that share no code."""
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
 from itertools import islice, zip_longest
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar
 
 from djqueue.conf import Settings, get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import instant, milliseconds
-from djqueue.core.errors import OptionError
+from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.job import Batch, CancelResult, DeadLetter, EnqueueResult, Event
 from djqueue.core.options import MAX_INTEGER, PARSERS, EnqueueOptions, check_text
@@ -19,7 +19,9 @@ from djqueue.storage.base import Storage, Unsubscribe
 
 from . import deadletters, envelope, waiting
 from .deadletters import DeadLetterCounts, LetterFilter, MovedDead, RetriedDead
+from .entries import check_arguments, check_id, check_ids, check_name, check_payloads, refuse_function
 from .flows import Node
+from .foreign import explain_queue_attribute
 from .info import JobInfo, JobStatus, outcome
 from .jobs import DEFAULT_WAIT, chunks
 from .limiters import UNCHANGED, read_limits
@@ -66,6 +68,12 @@ class Queue:
     def __repr__(self) -> str:
         return f"<Queue {self.name}>"
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Only what is not there: the calls of other job queues get an error that names the call here.
+            raise AttributeError(explain_queue_attribute(name))
+
     @property
     def storage(self) -> Storage:
         """Where its jobs are."""
@@ -74,22 +82,33 @@ class Queue:
     # Enqueue.
 
     def enqueue(
-        self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
+        self,
+        payload: Any = None,
+        *more: Never,
+        id: str | None = None,
+        name: str | None = None,
+        **options: Any,
     ) -> EnqueueResult:
         """Add one job.
 
         id: the job's, if it is to be the same job each time; else a new UUIDv7.
         name: which handler it is for; else the queue's name.
 
-        Raises OptionError, SerializationError, StorageError; a duplicate is an answer.
+        Raises OptionError, ArgumentsError, SerializationError, StorageError; a duplicate is an answer.
         """
-        return self._results(send(self.storage, [self._batch([payload], id, name, options)]))[0]
+        return self._results(send(self.storage, [self._batch([payload], id, name, options, more)]))[0]
 
     async def aenqueue(
-        self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
+        self,
+        payload: Any = None,
+        *more: Never,
+        id: str | None = None,
+        name: str | None = None,
+        **options: Any,
     ) -> EnqueueResult:
         """See `enqueue`."""
-        return self._results(await asend(self.storage, [self._batch([payload], id, name, options)]))[0]
+        batch = self._batch([payload], id, name, options, more)
+        return self._results(await asend(self.storage, [batch]))[0]
 
     def enqueue_many(
         self,
@@ -121,26 +140,27 @@ class Queue:
     def enqueue_and_wait(
         self,
         payload: Any = None,
-        *,
+        *more: Never,
         wait: float | timedelta = DEFAULT_WAIT,
         id: str | None = None,
         name: str | None = None,
         **options: Any,
     ) -> Any:
         """Add one job, and return what it returns: see `djqueue.client.waiting`."""
-        return waiting.enqueue_and_wait(self.storage, self._batch([payload], id, name, options), wait)
+        batch = self._batch([payload], id, name, options, more)
+        return waiting.enqueue_and_wait(self.storage, batch, wait)
 
     async def aenqueue_and_wait(
         self,
         payload: Any = None,
-        *,
+        *more: Never,
         wait: float | timedelta = DEFAULT_WAIT,
         id: str | None = None,
         name: str | None = None,
         **options: Any,
     ) -> Any:
         """See `enqueue_and_wait`."""
-        batch = self._batch([payload], id, name, options)
+        batch = self._batch([payload], id, name, options, more)
         return await waiting.aenqueue_and_wait(self.storage, batch, wait)
 
     def enqueue_and_stream(
@@ -188,14 +208,14 @@ class Queue:
         self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
     ) -> Node:
         """A job of a flow, as `enqueue` would add it: see `djqueue.flow`."""
-        label = check_text("name", self._label(name))
-        return Node(self._options(options), label, payload, id, lambda: self.storage)
+        batch_options = self._options(options)
+        return Node(batch_options, self._label(name, [payload]), payload, id, lambda: self.storage)
 
     # Single jobs.
 
     def get_job(self, id: str) -> JobInfo | None:
         """The job as it is now; None if there is none of this id."""
-        record = self.storage.jobs(self.name, [id])[0]
+        record = self.storage.jobs(self.name, [check_id(id)])[0]
         return None if record is None else JobInfo(record)
 
     async def aget_job(self, id: str) -> JobInfo | None:
@@ -213,7 +233,7 @@ class Queue:
 
     def get_states(self, ids: Iterable[str]) -> dict[str, State | None]:
         """States of many jobs in one call."""
-        wanted = list(ids)
+        wanted = check_ids(ids)
         return dict(zip(wanted, self.storage.states(self.name, wanted), strict=True))
 
     async def aget_states(self, ids: Iterable[str]) -> dict[str, State | None]:
@@ -225,7 +245,7 @@ class Queue:
 
         Raises JobNotFoundError, JobFailedError, JobCancelledError.
         """
-        record = self.storage.jobs(self.name, [id])[0]
+        record = self.storage.jobs(self.name, [check_id(id)])[0]
         if record is not None and record.state in (*PENDING, State.ACTIVE):
             return None
         return outcome(record, id)
@@ -236,7 +256,7 @@ class Queue:
 
     def cancel(self, id: str) -> CancelResult:
         """Take the job back: a pending one never starts, an active one is asked to stop."""
-        return self.storage.cancel(self.name, [id])[0]
+        return self.storage.cancel(self.name, [check_id(id)])[0]
 
     async def acancel(self, id: str) -> CancelResult:
         """See `cancel`."""
@@ -244,7 +264,7 @@ class Queue:
 
     def promote(self, id: str) -> bool:
         """Have a delayed job run now; False if it is not delayed."""
-        return self.storage.promote(self.name, [id])[0]
+        return self.storage.promote(self.name, [check_id(id)])[0]
 
     async def apromote(self, id: str) -> bool:
         """See `promote`."""
@@ -260,7 +280,7 @@ class Queue:
             at = instant("run_at", run_at)
         else:
             at = SYSTEM_CLOCK.now() + milliseconds("delay", delay)
-        return self.storage.reschedule(self.name, [id], at)[0]
+        return self.storage.reschedule(self.name, [check_id(id)], at)[0]
 
     async def areschedule(
         self, id: str, *, delay: float | timedelta | None = None, run_at: datetime | None = None
@@ -279,7 +299,7 @@ class Queue:
         Raises OptionError, UnknownQueueError.
         """
         self._check_target(to)
-        wanted = dict.fromkeys([ids] if isinstance(ids, str) else ids)
+        wanted = dict.fromkeys(check_ids(ids))
         answers: dict[str, str] = {}
         for some in chunks(check_text("ids", id) for id in wanted):
             answers.update(zip(some, self.storage.move(self.name, some, to), strict=True))
@@ -304,9 +324,9 @@ class Queue:
         """
         checked = self._checked_priority(payload, priority)
         if payload is UNCHANGED:
-            return self.storage.update(self.name, [id], checked)[0]
+            return self.storage.update(self.name, [check_id(id)], checked)[0]
         # It stays in the codec that its worker expects.
-        record = self.storage.jobs(self.name, [id])[0]
+        record = self.storage.jobs(self.name, [check_id(id)])[0]
         if record is None:
             return False
         encode = envelope.encoder(record.options.content_type, get_settings())
@@ -323,7 +343,7 @@ class Queue:
 
         A job that failed because a dependency did is blocked again until its dependencies complete.
         """
-        return self.storage.retry(self.name, [id])[0] in ("retried", "blocked_again")
+        return self.storage.retry(self.name, [check_id(id)])[0] in ("retried", "blocked_again")
 
     async def aretry(self, id: str) -> bool:
         """See `retry`."""
@@ -331,7 +351,7 @@ class Queue:
 
     def remove(self, id: str) -> bool:
         """Forget a job with everything that is its own; False if it is active or not there."""
-        return self.storage.remove(self.name, [id])[0]
+        return self.storage.remove(self.name, [check_id(id)])[0]
 
     async def aremove(self, id: str) -> bool:
         """See `remove`."""
@@ -388,7 +408,7 @@ class Queue:
         if ids is None:
             ids = (letter.id for letter in self._letters(filters))
         else:
-            ids = [check_text("ids", id) for id in ([ids] if isinstance(ids, str) else ids)]
+            ids = [check_text("ids", id) for id in check_ids(ids)]
         return deadletters.retry_letters(
             self.storage, self.name, ids, most, dry_run=dry_run, progress=progress
         )
@@ -628,7 +648,9 @@ class Queue:
         Returns a function that ends it.
         """
         if event != "*" and event not in EVENTS:
-            raise OptionError(f"event: {event!r} is not known{nearest(event, EVENTS)}")
+            raise OptionError(f"event: {event!r} is not known{nearest(str(event), EVENTS)}")
+        if not callable(handler):
+            raise OptionError(f"handler: expected a function of the event, got {handler!r}")
 
         def filtered(happened: Event) -> None:
             if event in ("*", happened.event):
@@ -675,14 +697,29 @@ class Queue:
             raise OptionError("update: give a payload, a priority, or both")
         return None
 
-    def _label(self, name: str | None) -> str:
-        return self.name if name is None else name
+    def _label(self, name: str | None, payloads: Sequence[Any]) -> str:
+        if name is None:
+            return self.name
+        check_arguments(check_name(self.name, name), payloads)
+        return name
 
     def _batch(
-        self, payloads: list[Any], job_id: str | None, name: str | None, options: Mapping[str, Any]
+        self,
+        payloads: list[Any],
+        job_id: str | None,
+        name: str | None,
+        options: Mapping[str, Any],
+        more: Sequence[Any] = (),
     ) -> Batch:
+        if more:
+            refuse_function(self.name, payloads, more)
         ids = None if job_id is None else [job_id]
-        return envelope.batch(self._options(options), self._label(name), payloads, ids)
+        try:
+            label = self._label(name, payloads)
+            return envelope.batch(self._options(options), label, payloads, ids)
+        except (OptionError, SerializationError):
+            refuse_function(self.name, payloads)
+            raise
 
     def _batches(
         self,
@@ -692,13 +729,22 @@ class Queue:
         options: Mapping[str, Any],
     ) -> Iterable[Batch]:
         resolved = self._options(options)
-        label = self._label(name)
+        payloads = check_payloads(payloads)
         if ids is None:
             for chunk in chunks(payloads):
-                yield envelope.batch(resolved, label, chunk)
+                yield self._many(resolved, name, chunk)
             return
         for pairs in chunks(_paired(payloads, ids)):
-            yield envelope.batch(resolved, label, [p for p, _ in pairs], [i for _, i in pairs])
+            yield self._many(resolved, name, [p for p, _ in pairs], [i for _, i in pairs])
+
+    def _many(
+        self, options: EnqueueOptions, name: str | None, payloads: list[Any], ids: list[str] | None = None
+    ) -> Batch:
+        try:
+            return envelope.batch(options, self._label(name, payloads), payloads, ids)
+        except SerializationError:
+            refuse_function(self.name, payloads)
+            raise
 
     async def _acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.storage.acall(method, *args, **kwargs)

@@ -35,8 +35,10 @@ class Registry:
         try:
             return self._types[name]
         except KeyError:
+            near = nearest(name, self._types)
+            hint = f"{near} If not," if near else ":"
             raise UnknownJobError(
-                f"no job is registered as {name!r}{nearest(name, self._types)}; is its module imported?"
+                f"no job is registered as {name!r}{hint} import the module that defines it"
             ) from None
 
     def find(self, name: str) -> "JobType[..., Any] | None":

@@ -41,10 +41,18 @@ class StorageFollower(Follower):
         return await waiting.await_for(_storage(result), result, timeout)
 
     def refresh(self, result: EnqueueResult) -> EnqueueResult:
-        return _refreshed(result, _storage(result).jobs(result.queue, [result.id])[0])
+        storage = _storage(result)
+        record = storage.jobs(result.queue, [result.id])[0]
+        if record is None and storage.uncommitted_in(result.queue, result.id) is not None:
+            return result
+        return _refreshed(result, record)
 
     async def arefresh(self, result: EnqueueResult) -> EnqueueResult:
-        return _refreshed(result, (await _storage(result).ajobs(result.queue, [result.id]))[0])
+        storage = _storage(result)
+        record = (await storage.ajobs(result.queue, [result.id]))[0]
+        if record is None and await storage.auncommitted_in(result.queue, result.id) is not None:
+            return result
+        return _refreshed(result, record)
 
     def job(self, result: EnqueueResult) -> JobInfo | None:
         return _info(_storage(result).jobs(result.queue, [result.id])[0])

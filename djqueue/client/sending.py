@@ -51,8 +51,8 @@ def send_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueRes
     together.answered(storage.enqueue(together.batches))
     results: list[EnqueueResult] = []
     for batch, answers, is_new in together.each():
-        if is_new and batch.queue not in hints.checked_queues:
-            hints.check_queue(storage, batch.queue)
+        if is_new and hints.is_new(batch):
+            hints.check(storage, batch)
         if is_new and job_enqueued.receivers:
             announcing.enqueued(storage, batch, answers)
         if ids := _with_results(answers):
@@ -70,8 +70,8 @@ async def asend_together(storage: Storage, batches: Sequence[Batch]) -> list[Enq
     together.answered(await storage.aenqueue(together.batches))
     results: list[EnqueueResult] = []
     for batch, answers, is_new in together.each():
-        if is_new and batch.queue not in hints.checked_queues:
-            await hints.acheck_queue(storage, batch.queue)
+        if is_new and hints.is_new(batch):
+            await hints.acheck(storage, batch)
         if is_new and job_enqueued.receivers:
             await announcing.aenqueued(storage, batch, answers)
         if ids := _with_results(answers):
@@ -148,8 +148,8 @@ class Together:
 
 def _accepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     answers = storage.enqueue([batch])
-    if batch.queue not in hints.checked_queues:
-        hints.check_queue(storage, batch.queue)
+    if hints.is_new(batch):
+        hints.check(storage, batch)
     if job_enqueued.receivers:
         announcing.enqueued(storage, batch, answers)
     return answers
@@ -157,8 +157,8 @@ def _accepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:
 
 async def _aaccepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     answers = await storage.aenqueue([batch])
-    if batch.queue not in hints.checked_queues:
-        await hints.acheck_queue(storage, batch.queue)
+    if hints.is_new(batch):
+        await hints.acheck(storage, batch)
     if job_enqueued.receivers:
         await announcing.aenqueued(storage, batch, answers)
     return answers

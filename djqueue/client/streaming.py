@@ -22,7 +22,8 @@ from djqueue.storage.base import Storage
 
 from .info import outcome
 from .sending import aenqueue, enqueue
-from .waiting import CHECK_EVERY, ENDINGS, RETRY, has_ended, refuse_in_vain, too_late, with_id
+from .timeouts import atoo_late, too_late
+from .waiting import CHECK_EVERY, ENDINGS, RETRY, has_ended, refuse_in_vain, refuse_uncommitted, with_id
 
 ON_RESTART = ("raise", "continue")
 NEWS = ENDINGS | {"item", "active"}
@@ -52,12 +53,18 @@ class Streaming:
 
     def of(self, queue: str, job_id: str) -> Generator[Any, None, Any]:
         """A job's items; the generator returns what the job returns."""
-        return self._read(queue, job_id, lambda: job_id)
+
+        def begin() -> str:
+            refuse_uncommitted(queue, job_id, self._storage.uncommitted_in(queue, job_id))
+            return job_id
+
+        return self._read(queue, job_id, begin)
 
     def aof(self, queue: str, job_id: str) -> AsyncIterator[Any]:
         """See `of`."""
 
         async def begin() -> str:
+            refuse_uncommitted(queue, job_id, await self._storage.auncommitted_in(queue, job_id))
             return job_id
 
         return self._aread(queue, job_id, begin)
@@ -110,7 +117,7 @@ class Streaming:
                     if _has_more(page):
                         continue
                 if _is_over(deadline):
-                    raise too_late(queue, job_id, self._wait or 0) from away
+                    raise too_late(storage, queue, job_id, self._wait or 0, away) from away
                 news.wait(_patience(deadline, away))
         finally:
             unsubscribe()
@@ -152,7 +159,7 @@ class Streaming:
                     if _has_more(page):
                         continue
                 if _is_over(deadline):
-                    raise too_late(queue, job_id, self._wait or 0) from away
+                    raise await atoo_late(storage, queue, job_id, self._wait or 0, away) from away
                 try:
                     await asyncio.wait_for(news.wait(), _patience(deadline, away))
                 except TimeoutError:

@@ -10,7 +10,7 @@ from typing import Any
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadline import within
 from djqueue.core.durations import milliseconds
-from djqueue.core.errors import JobTimeoutError, StorageUnavailableError, WaitInTransactionError
+from djqueue.core.errors import StorageUnavailableError, WaitInTransactionError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord
 from djqueue.core.states import TERMINAL
@@ -18,6 +18,7 @@ from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
 from .info import outcome
 from .sending import aenqueue, enqueue
+from .timeouts import atoo_late, too_late
 
 logger = logging.getLogger("djqueue.client")
 
@@ -75,7 +76,8 @@ def _enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, d
                 patience = usual
                 if has_ended(record):
                     return outcome(record, result.id)
-            _check(deadline, wait, result, away)
+            if not _left(deadline):
+                raise too_late(storage, result.queue, result.id, wait, away) from away
     finally:
         if unsubscribe is not None:
             unsubscribe()
@@ -126,7 +128,8 @@ async def _aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timed
                 patience = usual
                 if has_ended(record):
                     return outcome(record, result.id)
-            _check(deadline, wait, result, away)
+            if not _left(deadline):
+                raise await atoo_late(storage, result.queue, result.id, wait, away) from away
     finally:
         if unsubscribe is not None:
             unsubscribe()
@@ -164,6 +167,16 @@ def refuse_in_vain(batch: Batch, alias: str | None) -> None:
         )
 
 
+def refuse_uncommitted(queue: str, job_id: str, alias: str | None) -> None:
+    """Raise WaitInTransactionError for a job that the caller enqueued in a transaction that is still open."""
+    if alias is not None:
+        raise WaitInTransactionError(
+            f"Job {job_id!r} of queue {queue!r} was enqueued in a transaction of the database {alias!r} that "
+            "is still open, so no worker sees it yet: wait after the commit (in transaction.on_commit), or "
+            "enqueue it with durable=False, which enqueues outside the transaction"
+        )
+
+
 def _on_ending(done: Callable[[], None]) -> Callable[[Event], None]:
     def handler(event: Event) -> None:
         if event.event in ENDINGS:
@@ -185,29 +198,18 @@ def _left(deadline: int) -> float:
     return max(0, deadline - SYSTEM_CLOCK.monotonic()) / 1_000
 
 
-def _check(
-    deadline: int, wait: float | timedelta, result: EnqueueResult, away: StorageUnavailableError | None
-) -> None:
-    if not _left(deadline):
-        raise too_late(result.queue, result.id, wait) from away
-
-
-def too_late(queue: str, job_id: str, wait: float | timedelta) -> JobTimeoutError:
-    """What is raised when a caller waits no longer."""
-    text = f"job {job_id!r} of queue {queue!r} has not ended within {_text(wait)}; it goes on"
-    return JobTimeoutError(text, job_id=job_id)
-
-
-def _text(wait: float | timedelta) -> str:
-    return str(wait) if isinstance(wait, timedelta) else f"{wait:g} s"
-
-
 def wait_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -> Any:
     """Wait for the end of a job that was enqueued, and return what it returned.
 
     Raises as `enqueue_and_wait` does, and JobNotFoundError.
     """
     deadline = _deadline(wait)
+    with within(_left(deadline) + LAST_LOOK):
+        return _wait_for(storage, result, wait, deadline)
+
+
+def _wait_for(storage: Storage, result: EnqueueResult, wait: float | timedelta, deadline: int) -> Any:
+    refuse_uncommitted(result.queue, result.id, storage.uncommitted_in(result.queue, result.id))
     done = ThreadEvent()
     unsubscribe = storage.subscribe(result.queue, _on_ending(done.set), result.id)
     try:
@@ -220,7 +222,8 @@ def wait_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -
             else:
                 if has_ended(record):
                     return outcome(record, result.id)
-            _check(deadline, wait, result, away)
+            if not _left(deadline):
+                raise too_late(storage, result.queue, result.id, wait, away) from away
             done.wait(min(patience, _left(deadline)))
             done.clear()
     finally:
@@ -230,6 +233,12 @@ def wait_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -
 async def await_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -> Any:
     """Async version of `wait_for`."""
     deadline = _deadline(wait)
+    with within(_left(deadline) + LAST_LOOK):
+        return await _await_for(storage, result, wait, deadline)
+
+
+async def _await_for(storage: Storage, result: EnqueueResult, wait: float | timedelta, deadline: int) -> Any:
+    refuse_uncommitted(result.queue, result.id, await storage.auncommitted_in(result.queue, result.id))
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
@@ -249,7 +258,8 @@ async def await_for(storage: Storage, result: EnqueueResult, wait: float | timed
             else:
                 if has_ended(record):
                     return outcome(record, result.id)
-            _check(deadline, wait, result, away)
+            if not _left(deadline):
+                raise await atoo_late(storage, result.queue, result.id, wait, away) from away
             try:
                 await asyncio.wait_for(done.wait(), min(patience, _left(deadline)))
             except TimeoutError:

@@ -232,12 +232,15 @@ class UnrecoverableError(ControlFlow):
     """The job cannot succeed: it fails at once, whatever attempts are left."""
 
     code = "unrecoverable"
+    reason = "explicit_fail"
+    """Of the job's dead letter."""
 
 
 class ItemError(UnrecoverableError):
     """A generator yielded what cannot be sent: no payload, or more than the settings allow."""
 
     code = "item"
+    reason = "invalid_result"
 
 
 def by_code(code: str, message: str) -> DjqueueError:

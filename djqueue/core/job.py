@@ -1,9 +1,10 @@
 """The record of a job, and the small values that travel between storages and workers."""
 
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .followup import follower
+from .foreign import RESULT_HERE
 from .options import JobKey, JobOptions
 from .states import State
 
@@ -282,6 +283,17 @@ class EnqueueResult(NamedTuple):
         return await follower().ajob(self)
 
 
+if not TYPE_CHECKING:
+
+    def _explain(result: EnqueueResult, name: str) -> Any:
+        """Raise for an attribute that is not there; the calls of other job queues name the call here."""
+        here = RESULT_HERE.get(name)
+        hint = f". Use {here}" if here else ""
+        raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}{hint}")
+
+    EnqueueResult.__getattr__ = _explain
+
+
 class ClaimRequest(NamedTuple):
     """What a worker can start at once."""
 
@@ -449,7 +461,7 @@ class DeadLetter(NamedTuple):
     id: str
     reason: str
     """explicit_fail | max_attempts_exceeded | timeout | stalled | ttl_expired | worker_lost |
-    dependency_failed | enqueue_rejected | unknown"""
+    dependency_failed | enqueue_rejected | invalid_payload | invalid_result | unknown"""
     entered_at: int
     expires_at: int
     retries: int = 0
@@ -544,5 +556,7 @@ DEAD_LETTER_REASONS = (
     "worker_lost",
     "dependency_failed",
     REJECTED,
+    "invalid_payload",
+    "invalid_result",
     "unknown",
 )

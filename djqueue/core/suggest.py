@@ -49,14 +49,52 @@ NOTES = {
 }
 
 
+EXPLAINED = {
+    "acks_late": "a job whose worker dies always runs again, see the docs on leases",
+    "autoretry_for": "every exception is retried; raise UnrecoverableError or Discard where that is in vain",
+    "base": "a job is a function; use middleware for what all jobs have in common",
+    "bind": "the function gets its job from current_job()",
+    "description": "use tags or subject",
+    "hook": "use signals such as job_completed",
+    "ignore_result": "results are kept for result_ttl; result_ttl=1 keeps them for a second",
+    "link": "use chain, or depends_on",
+    "link_error": "use signals such as job_failed",
+    "on_failure": "use signals such as job_failed",
+    "on_success": "use signals such as job_completed",
+    "permissions": "sandboxes are not available yet, see the roadmap",
+    "rate_limit": "rates belong to queues: DJQUEUE['QUEUES'] = {'emails': {'RATE': '10/m'}}",
+    "throws": "raise UnrecoverableError or Discard",
+    "track_started": "the state of a job is always known",
+}
+"""Options of other queues that have no equivalent here, and what to do instead."""
+FOREIGN_TIMES = {
+    "crontab": "cron",
+    "cron_string": "cron",
+    "days": "every",
+    "hours": "every",
+    "interval": "every",
+    "minutes": "every",
+    "repeat_every": "every",
+    "run_every": "every",
+    "schedule": "cron",
+    "seconds": "every",
+}
+"""Options of schedules elsewhere, and the option here."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or nothing if no known name is close."""
-    close = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    by_text = {other.casefold(): other for other in known}
+    close = get_close_matches(name, list(by_text.values()), n=1) or get_close_matches(
+        name.casefold(), by_text, n=1
+    )
+    return f"; did you mean {by_text[close[0].casefold()]!r}?" if close else ""
 
 
 def nearest_option(name: str, known: Iterable[str]) -> str:
     """Like `nearest`, but for options, where the names that other queues use are known, too."""
+    if name in EXPLAINED:
+        return f"; {EXPLAINED[name]}"
     if name not in FOREIGN_OPTIONS:
         return nearest(name, known)
     note = f" ({NOTES[name]})" if name in NOTES else ""

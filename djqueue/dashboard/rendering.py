@@ -40,6 +40,8 @@ REASONS = {
     "worker_lost": gettext_lazy("its worker is gone"),
     "dependency_failed": gettext_lazy("a job that it depends on failed"),
     "enqueue_rejected": gettext_lazy("an import could not make a job of it"),
+    "invalid_payload": gettext_lazy("invalid payload"),
+    "invalid_result": gettext_lazy("invalid result"),
     "unknown": gettext_lazy("unknown"),
 }
 """Of dead letters."""

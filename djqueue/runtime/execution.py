@@ -35,7 +35,7 @@ class Execution:
             run.payload = decoder(claimed.payload)
         except DjqueueError as error:
             run.error = error
-            return refusal(claimed, error)
+            return refusal(claimed, error, "invalid_payload")
         return None
 
     def completed(self, run: Run, value: Any) -> Outcome:
@@ -47,7 +47,7 @@ class Execution:
             result = encoder(value)
         except DjqueueError as error:
             run.error = error
-            return refusal(claimed, error)
+            return refusal(claimed, error, "invalid_result")
         fields = (claimed.queue, claimed.id, claimed.token, "complete", result, 0, None, "")
         return tuple.__new__(Outcome, fields)
 

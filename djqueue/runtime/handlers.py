@@ -95,10 +95,12 @@ def call_arguments(payload: Any) -> tuple[list[Any], dict[str, Any]]:
         args, kwargs = payload["args"], payload["kwargs"]
         if isinstance(args, (list, tuple)) and isinstance(kwargs, dict):
             return args, kwargs  # type: ignore[return-value]
-    raise UnrecoverableError(
+    error = UnrecoverableError(
         'the payload is not {"args": [...], "kwargs": {...}}, which a function under @job needs; '
         "enqueue it through the function, or handle this name with a function that takes the job"
     )
+    error.reason = "invalid_payload"
+    raise error
 
 
 def _call_with_arguments(function: Callable[..., Any]) -> "Callable[[Run], Any]":

@@ -30,7 +30,7 @@ def after_error(
     if isinstance(error, Snooze):
         return _outcome(claimed, "release", delay=delay(error))
     if isinstance(error, UnrecoverableError):
-        return refusal(claimed, error)
+        return refusal(claimed, error, error.reason)
     if isinstance(error, Retry):
         return _failure(claimed, error, "max_attempts_exceeded", delay)
     if stop is Stop.SHUTDOWN:
@@ -41,9 +41,9 @@ def after_error(
     return _failure(claimed, error, "max_attempts_exceeded", delay)
 
 
-def refusal(claimed: Claimed, error: BaseException) -> Outcome:
+def refusal(claimed: Claimed, error: BaseException, reason: str) -> Outcome:
     """The outcome of a job that fails at once, whatever attempts are left."""
-    return _outcome(claimed, "fail", error=error, reason="explicit_fail")
+    return _outcome(claimed, "fail", error=error, reason=reason)
 
 
 def release(claimed: Claimed, delay: int = 0) -> Outcome:

@@ -5,7 +5,7 @@ from typing import Any
 
 from djqueue.core.durations import instant, milliseconds
 from djqueue.core.errors import OptionError
-from djqueue.core.suggest import nearest
+from djqueue.core.suggest import FOREIGN_TIMES, nearest
 
 from .schedule import Schedule
 
@@ -15,7 +15,9 @@ def parse_schedule(given: Mapping[str, Any]) -> Schedule:
     values = {}
     for name, value in given.items():
         if name not in PARSERS:
-            raise OptionError(f"unknown option {name!r}{nearest(name, PARSERS)}")
+            meant = FOREIGN_TIMES.get(name)
+            hint = f"; did you mean {meant!r}?" if meant else nearest(name, PARSERS)
+            raise OptionError(f"unknown option {name!r}{hint}")
         values[name] = PARSERS[name](name, value)
     schedule = Schedule(**{name: value for name, value in values.items() if value is not None})
     for name, problem in schedule.problems().items():

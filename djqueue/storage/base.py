@@ -175,6 +175,14 @@ class Storage(Inspector):
         """See `transaction_of`."""
         return None
 
+    def uncommitted_in(self, queue: str, id: str) -> str | None:
+        """Return the alias of the database in whose open transaction the caller enqueued the job, if any."""
+        return None
+
+    async def auncommitted_in(self, queue: str, id: str) -> str | None:
+        """Async version of `uncommitted_in`."""
+        return None
+
     # Claim and finish.
 
     @abstractmethod

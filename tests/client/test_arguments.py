@@ -164,7 +164,7 @@ def test_arguments_of_workflow_nodes_and_schedules_are_checked(paying):
 
 
 def test_a_function_that_says_nothing_of_its_arguments_is_not_checked(do):
-    assert do(job(name="make")(dict), "enqueue", 1, 2).status == "queued"
+    assert do(job(name="make")(max), "enqueue", 1, 2).status == "queued"
 
 
 # A `wait` of the function's own.

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from djqueue import Queue, job
+from djqueue import Queue, flow, job
 from djqueue.client import hints, registry
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import WorkerInfo
@@ -132,5 +132,53 @@ def test_jobs_of_a_storage_inside_the_process_are_not_warned_of(sending, caplog,
     monkeypatch.setattr(registry, "discovered", frozenset())
 
     sending.enqueue(1)
+
+    assert warnings_of(caplog) == []
+
+
+# Names.
+
+
+@pytest.fixture
+def receipts(monkeypatch):
+    monkeypatch.setattr(hints, "checked_names", set())
+    return job(name="shop.jobs.send_receipt")(send)
+
+
+PAYLOAD = {"args": [1], "kwargs": {}}
+
+
+@pytest.mark.usefixtures("receipts")
+def test_a_name_that_resembles_a_job_is_warned_of_once(do, caplog):
+    do(Queue("orders"), "enqueue", PAYLOAD, name="shop.jobs.send_reciept")
+    do(Queue("other"), "enqueue", PAYLOAD, name="shop.jobs.send_reciept")
+
+    [warning] = warnings_of(caplog)
+    assert "No live worker has a handler for 'shop.jobs.send_reciept'" in warning
+    assert "Did you mean 'shop.jobs.send_receipt'?" in warning
+
+
+@pytest.mark.usefixtures("receipts")
+def test_a_name_in_a_workflow_is_warned_of_too(do, caplog):
+    node = Queue("orders").node(PAYLOAD, name="shop.jobs.send_reciept")
+
+    do(flow(node), "enqueue")
+
+    assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.usefixtures("receipts")
+@pytest.mark.parametrize("name", ["shop.jobs.send_receipt", "another", None])
+def test_known_names_and_those_that_resemble_none_are_not_warned_of(do, caplog, name):
+    do(Queue("orders"), "enqueue", PAYLOAD, name=name)
+
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.usefixtures("receipts")
+def test_a_name_that_a_live_worker_handles_is_not_warned_of(storage, do, caplog):
+    storage.register_worker(WorkerInfo("w", "host", 1, None, ("shop.jobs.send_receipts",), 1, 0))
+
+    do(Queue("orders"), "enqueue", PAYLOAD, name="shop.jobs.send_receipts")
 
     assert warnings_of(caplog) == []

@@ -141,7 +141,7 @@ def test_where_the_list_is_closed_an_unknown_queue_is_refused(settings):
     with pytest.raises(UnknownQueueError, match=r"'ordres'.*STRICT_QUEUES.*did you mean 'orders'\?"):
         Queue("ordres")
     with pytest.raises(UnknownQueueError, match="'ordres'"):
-        job(queue="ordres")(len)
+        job(name="x", queue="ordres")(len)
     with pytest.raises(UnknownQueueError, match="'ordres'"):
         job(name="x")(len).using(queue="ordres")
 

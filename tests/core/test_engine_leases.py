@@ -268,7 +268,13 @@ def test_an_unheard_of_reason_is_unknown(reason):
 def test_the_reasons_are_these():
     named = "explicit_fail max_attempts_exceeded timeout stalled ttl_expired worker_lost unknown"
 
-    assert set(DEAD_LETTER_REASONS) == {*named.split(), "dependency_failed", "enqueue_rejected"}
+    assert set(DEAD_LETTER_REASONS) == {
+        *named.split(),
+        "dependency_failed",
+        "enqueue_rejected",
+        "invalid_payload",
+        "invalid_result",
+    }
 
 
 def test_a_lease_that_changed_since_the_sweep_looked_is_left_alone(monkeypatch):

@@ -225,6 +225,16 @@ def test_waiting_for_a_job_of_ones_own_transaction_is_refused_at_once(storage, e
     assert OutboxJob.objects.count() == 0
 
 
+def test_waiting_for_a_result_of_the_open_transaction_is_refused_at_once(emails):
+    with transaction.atomic():
+        result = emails.enqueue(1)
+        with pytest.raises(WaitInTransactionError, match=r"still open.*on_commit"):
+            result.wait(600)
+        with pytest.raises(WaitInTransactionError):
+            async_to_sync(result.await_)(600)
+        assert result.refresh() == result
+
+
 def test_dependencies_are_refused_in_a_transaction_and_nowhere_else(storage, emails, relay):
     first = emails.enqueue(1)
 

@@ -180,7 +180,7 @@ async def test_an_answer_that_fits_no_batch_fails_it_for_good(storage, queue, va
     await work_off(storage, batched(lambda jobs: value, 2), concurrency=2)
 
     for job_id in ids:
-        assert record(queue, job_id).reason == "explicit_fail"
+        assert record(queue, job_id).reason == "invalid_result"
         assert "a batch of 2 jobs needs" in record(queue, job_id).error.message
 
 
@@ -194,7 +194,7 @@ async def test_a_member_without_arguments_fails_alone(storage, queue):
     await work_off(storage, batched(numbers, 2), concurrency=2)
 
     assert queue.get_result(ids[0]) == 0
-    assert record(queue, odd).reason == "explicit_fail"
+    assert record(queue, odd).reason == "invalid_payload"
 
 
 async def test_a_result_that_cannot_be_kept_fails_its_member_alone(storage, queue):

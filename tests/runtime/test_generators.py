@@ -242,7 +242,7 @@ async def test_an_item_that_is_no_payload_fails_the_job_at_once(storage, queue, 
     await work_off(storage, as_handler(is_async, steps, lambda: closed.append(True)))
 
     failed = record(queue, job_id)
-    assert (failed.state, failed.reason, failed.attempts) == ("failed", "explicit_fail", 1)
+    assert (failed.state, failed.reason, failed.attempts) == ("failed", "invalid_result", 1)
     assert failed.error.type == "djqueue.core.errors.ItemError"
     assert "item 1 cannot be sent: item" in failed.error.message
     assert failed.items == 1

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from djqueue import ConfigurationError, OptionError, job
+from djqueue.client import registry
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
 from djqueue.runtime.handlers import Style, read_handlers
@@ -21,6 +22,18 @@ def add(left, right=10):
 @job(name="tests.runtime.aadd")
 async def aadd(left, right=10):
     return left + right
+
+
+@pytest.fixture
+def enqueued_elsewhere(monkeypatch):
+    """Enqueues for `add` as a process that does not know the function."""
+
+    def enqueue(queue, payload, **options):
+        with monkeypatch.context() as patch:
+            patch.setattr(registry, "_types", {})
+            return queue.enqueue(payload, name=add.name, **options)
+
+    return enqueue
 
 
 def style_of(function) -> Style:
@@ -91,18 +104,18 @@ async def test_a_function_under_job_gets_its_arguments(storage, queue, function)
     "payload",
     [None, [1, 2], {"args": [1]}, {"args": 1, "kwargs": {}}, {"args": [], "kwargs": [], "x": 1}],
 )
-async def test_a_payload_that_holds_no_arguments_fails_at_once(storage, queue, payload):
-    result = queue.enqueue(payload, name=add.name)
+async def test_a_payload_that_holds_no_arguments_fails_at_once(storage, queue, enqueued_elsewhere, payload):
+    result = enqueued_elsewhere(queue, payload)
 
     await work_off(storage, {add.name: add})
 
     failed = record(queue, result.id)
-    assert (failed.state, failed.reason, failed.attempts) == ("failed", "explicit_fail", 1)
+    assert (failed.state, failed.reason, failed.attempts) == ("failed", "invalid_payload", 1)
     assert '{"args": [...], "kwargs": {...}}' in failed.error.message
 
 
-async def test_arguments_that_do_not_fit_are_an_ordinary_failure(storage, queue):
-    result = queue.enqueue({"args": [1, 2, 3], "kwargs": {}}, name=add.name, max_attempts=2, backoff=0)
+async def test_arguments_that_do_not_fit_are_an_ordinary_failure(storage, queue, enqueued_elsewhere):
+    result = enqueued_elsewhere(queue, {"args": [1, 2, 3], "kwargs": {}}, max_attempts=2, backoff=0)
 
     await work_off(storage, {add.name: add})
 
@@ -142,7 +155,7 @@ async def test_a_result_that_cannot_be_kept_fails_the_job_and_says_where(storage
     await work_off(storage, asynchronous if is_async else synchronous)
 
     failed = record(queue, result.id)
-    assert (failed.state, failed.reason, failed.failures) == ("failed", "explicit_fail", 1)
+    assert (failed.state, failed.reason, failed.failures) == ("failed", "invalid_result", 1)
     assert failed.error.type == "djqueue.core.errors.SerializationError"
     assert "result.rows[1]" in failed.error.message
 
@@ -164,7 +177,7 @@ async def test_a_payload_that_cannot_be_decoded_fails_the_job_without_calling_th
     await work_off(storage, called.append)
 
     failed = record(queue, job_id)
-    assert (failed.state, failed.reason, failed.failures) == ("failed", "explicit_fail", 1)
+    assert (failed.state, failed.reason, failed.failures) == ("failed", "invalid_payload", 1)
     assert failed.error.type == "djqueue.core.errors.SerializationError"
     assert called == []
 

@@ -156,6 +156,30 @@ def test_a_setting_that_is_wrong_is_one_clear_line(settings):
         run()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (["-c", "4"], "--concurrency"),
+        (["--workers", "4"], "--concurrency"),
+        (["-Q", "emails"], "--queues"),
+        (["-l", "info"], "--verbosity"),
+        (["--loglevel=info"], "--verbosity"),
+        (["--burst"], "--until-empty"),
+        (["--processes", "2"], "--standby work"),
+        (["--beat"], "schedules"),
+        (["emails"], "--queues emails"),
+        (["--que", "emails", "--nonsense"], None),
+    ],
+    ids=str,
+)
+def test_flags_of_other_workers_name_the_flag_here(arguments, flag):
+    with pytest.raises(CommandError, match="unrecognized arguments") as refused:
+        run(*arguments)
+
+    hint = str(refused.value).partition(". ")[2]
+    assert flag in hint if flag else not hint
+
+
 def test_the_storage_is_told_what_a_standby_does(monkeypatch):
     told = []
 

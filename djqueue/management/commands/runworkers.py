@@ -61,7 +61,10 @@ class Command(BaseCommand):
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         """See `BaseCommand.create_parser`."""
         kwargs.setdefault("formatter_class", HelpFormatter)
-        return super().create_parser(prog_name, subcommand, **kwargs)
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        error = parser.error
+        parser.error = lambda message: error(message + flag_hint(message))  # type: ignore[method-assign]
+        return parser
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """See `BaseCommand.add_arguments`."""
@@ -224,6 +227,47 @@ class Command(BaseCommand):
         code = ReloadingParent(child_command(), patience, self.stdout.write).run()
         if code:
             raise CommandError(f"the workers ended with exit code {code}", returncode=max(code, 1))
+
+
+FLAGS = {
+    "--autoreload": "Use --reload.",
+    "--beat": "Every runworkers fires schedules.",
+    "--burst": "Use --until-empty.",
+    "--log-level": "Use --verbosity 2.",
+    "--loglevel": "Use --verbosity 2.",
+    "--name": "Use --worker-id.",
+    "--once": "Use --until-empty, or --max-jobs 1.",
+    "--pool": "Async functions run on the event loop, others on threads: use --concurrency.",
+    "--processes": "Start each process by itself: runworkers --standby work.",
+    "--threads": "Use --concurrency.",
+    "--watch": "Use --reload.",
+    "--workers": "Use --concurrency for jobs at once, or more processes with --standby work.",
+    "-A": "The project is that of manage.py.",
+    "-B": "Every runworkers fires schedules.",
+    "-P": "Async functions run on the event loop, others on threads: use --concurrency.",
+    "-Q": "Use --queues.",
+    "-b": "Use --until-empty.",
+    "-c": "Use --concurrency.",
+    "-l": "Use --verbosity 2.",
+    "-n": "Use --worker-id.",
+    "-p": "Start each process by itself: runworkers --standby work.",
+    "-q": "Use --queues.",
+    "-t": "Use --concurrency.",
+    "-w": "Use --concurrency for jobs at once, or more processes with --standby work.",
+}
+"""Flags of the workers of Celery, RQ, Huey, Dramatiq and Django Q, and what to give here."""
+UNRECOGNIZED = "unrecognized arguments: "
+
+
+def flag_hint(message: str) -> str:
+    """What to add to an error of the parser about an unknown flag."""
+    if not message.startswith(UNRECOGNIZED):
+        return ""
+    flag = message.removeprefix(UNRECOGNIZED).split()[0].partition("=")[0]
+    if not flag.startswith("-"):
+        return f". Use --queues {flag} if that is a queue."
+    hint = FLAGS.get(flag)
+    return f". {hint}" if hint else ""
 
 
 DEFAULT_PATIENCE = 60.0

@@ -168,10 +168,12 @@ def spread(value: Any, ids: Sequence[str]) -> list[Any]:
         return [value.get(job_id) for job_id in ids]
     if isinstance(value, (list, tuple)) and len(value) == len(ids):
         return list(value)
-    raise UnrecoverableError(
+    error = UnrecoverableError(
         f"a batch of {len(ids)} jobs needs a list with as many results, a dict of results by id, or None; "
         f"its function returned {_described(value)}"
     )
+    error.reason = "invalid_result"
+    raise error
 
 
 def _raised(error: BaseException) -> Raised:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from django.db import connections, transaction
+from django.db import connections
 
 from djqueue import models
 from djqueue.core.capacity import full_error
@@ -15,6 +15,7 @@ from djqueue.core.job import Batch, EnqueueResult, Job
 from djqueue.core.options import JobKey
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
+from djqueue.storage import commits
 
 from . import rows
 from .away import AWAY, drop_if_broken, unavailable
@@ -80,8 +81,7 @@ class Inserter:
                         answers = [answer._replace(status="rejected") for answer in answers]
                     substitutes.note(batch, answers)
                     results += answers
-                # What goes wrong with the wake-up is no failure of the enqueue, which is committed by then.
-                transaction.on_commit(lambda: wake(), using=alias, robust=True)
+                commits.note(alias, results, wake)
         except AWAY as error:
             drop_if_broken(alias)
             raise unavailable(alias, error, ", and none of the jobs was enqueued") from error

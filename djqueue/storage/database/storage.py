@@ -29,6 +29,7 @@ from djqueue.core.job import Batch
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
+from djqueue.storage import commits
 from djqueue.storage.base import P, Storage, T
 from djqueue.storage.export import Export
 from djqueue.storage.staging import Staging
@@ -91,6 +92,12 @@ class DatabaseStorage(Storage):
     ) -> None:
         if database not in connections:
             raise ConfigurationError(f"DATABASE: {shown_name(database)} is not in DATABASES")
+        for name, value in (("ADDRESS", address), ("TOKEN", token)):
+            if value is not None and not isinstance(value, str):
+                kind = value if name == "ADDRESS" else f"an object of type {type(value).__name__}"
+                raise ConfigurationError(f"{name}: expected a text, got {kind}")
+        if cores is not None and (type(cores) is not int or cores < 1):
+            raise ConfigurationError(f"CORES: expected a whole number from 1 on, got {cores!r}")
         if sql not in ("auto", "orm"):
             raise ConfigurationError(f"SQL: {shown_name(sql)} is neither 'auto' nor 'orm'")
         if connections[database].settings_dict["ENGINE"] == "django.db.backends.dummy":
@@ -234,6 +241,14 @@ class DatabaseStorage(Storage):
         """See `Storage.transaction_of`."""
         return await sync_to_async(self.transaction_of)(batch)
 
+    def uncommitted_in(self, queue: str, id: str) -> str | None:
+        """See `Storage.uncommitted_in`."""
+        return self._alias if commits.has_uncommitted(self._alias, queue, id) else None
+
+    async def auncommitted_in(self, queue: str, id: str) -> str | None:
+        """Async version of `uncommitted_in`."""
+        return await sync_to_async(self.uncommitted_in)(queue, id)
+
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Storage.acall`."""
         return await self._active.acall(method, *args, **kwargs)
@@ -290,15 +305,24 @@ class DatabaseStorage(Storage):
         if self.standby == "never":
             raise SchedulerRunningError(
                 f"{who} is the scheduler of the database {self._alias!r}: stop it first, or leave "
-                "out --standby=never to wait for its end"
+                "out --standby=never to wait for its end, or run its jobs with --standby=work"
             )
-        logger.info("Standing by: %s is the scheduler.", who)
+        logger.info(
+            "Standing by: %s is the scheduler of the database %r. This process runs no jobs until that one "
+            "ends; to have it run jobs now, start it with --standby work.",
+            who,
+            self._alias,
+        )
         self._stand_by(lease.acquire)
         return lease
 
     def _wait_for_scheduler(self) -> None:
         if not self._client.reaches_scheduler():
-            logger.info("Waiting for a scheduler, to work for it.")
+            logger.info(
+                "Waiting for a scheduler of the database %r: start one with `manage.py runworkers`. With "
+                "--standby work this process runs jobs that a scheduler hands out, and never is one itself.",
+                self._alias,
+            )
             self._stand_by(self._client.reaches_scheduler)
 
     def _stand_by(self, is_over: Callable[[], bool]) -> None:

@@ -91,6 +91,12 @@ class OutboxTable:
         """See `Storage.transaction_of`."""
         return database() if self._policy(batch.queue).outbox and is_in_transaction() else None
 
+    def uncommitted_in(self, queue: str, id: str) -> str | None:
+        """See `Storage.uncommitted_in`."""
+        from djqueue.storage.commits import has_uncommitted
+
+        return database() if self._policy(queue).outbox and has_uncommitted(database(), queue, id) else None
+
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
         if not self._policy(batch.queue).outbox:
             return self._trips.run(self._steps([batch]))
@@ -154,6 +160,7 @@ class OutboxTable:
         from django.db import Error, connections
 
         from djqueue.models import OutboxJob
+        from djqueue.storage.commits import note
 
         alias = database()
         if is_in_transaction():
@@ -182,7 +189,10 @@ class OutboxTable:
                 f"the outbox of queue {batch.queue!r} in the database {alias!r} cannot be written, and none "
                 f"of the jobs was enqueued: {reason}"
             ) from error
-        return [EnqueueResult(job_id, "queued", batch.queue) for job_id in ids]
+        answers = [EnqueueResult(job_id, "queued", batch.queue) for job_id in ids]
+        if connections[alias].in_atomic_block:
+            note(alias, answers)
+        return answers
 
 
 def _is_flow(batches: Sequence[Batch]) -> bool:

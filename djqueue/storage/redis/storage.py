@@ -249,6 +249,14 @@ class RedisStorage(Storage):
         """See `Storage.transaction_of`."""
         return None if self.outbox is None else await sync_to_async(self.outbox.transaction_of)(batch)
 
+    def uncommitted_in(self, queue: str, id: str) -> str | None:
+        """See `Storage.uncommitted_in`."""
+        return None if self.outbox is None else self.outbox.uncommitted_in(queue, id)
+
+    async def auncommitted_in(self, queue: str, id: str) -> str | None:
+        """Async version of `uncommitted_in`."""
+        return None if self.outbox is None else await sync_to_async(self.outbox.uncommitted_in)(queue, id)
+
     def enqueue_directly(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`; OUTBOX counts for nothing, nor does how many jobs a queue may hold."""
         return self._run(self._enqueue(batches, bounded=False))

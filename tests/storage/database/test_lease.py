@@ -1,5 +1,6 @@
 """One scheduler at any time: who it is, who comes next, and what becomes of one that slept."""
 
+import contextlib
 import os
 import threading
 
@@ -277,6 +278,42 @@ def test_a_standby_takes_over_when_the_scheduler_closes(scheduler, make_storage,
     waiting.join(10)
     assert standby.is_scheduler
     assert claim_ids(standby, 5) == [job_id]
+
+
+def test_a_standby_says_who_is_the_scheduler_and_how_to_work_meanwhile(
+    scheduler, make_storage, quick, caplog
+):
+    caplog.set_level("INFO", "djqueue")
+    standby = make_storage()
+    waiting = threading.Thread(target=lambda: (standby.connect(), connection.close()))
+    waiting.start()
+    assert eventually(lambda: "Standing by" in caplog.text)
+    scheduler.close()
+    waiting.join(10)
+
+    assert f"Standing by: process {os.getpid()} on " in caplog.text
+    assert "runs no jobs until that one ends" in caplog.text
+    assert "start it with --standby work" in caplog.text
+
+
+def test_a_worker_process_without_a_scheduler_says_what_it_waits_for(scheduler, make_storage, quick, caplog):
+    caplog.set_level("INFO", "djqueue")
+    scheduler.close()
+    beside = make_storage()
+    beside.standby = "work"
+
+    def wait():
+        with contextlib.suppress(StorageError):
+            beside.connect()
+        connection.close()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert eventually(lambda: "Waiting for a scheduler" in caplog.text)
+    beside.close()
+    waiting.join(10)
+
+    assert "start one with `manage.py runworkers`" in caplog.text
 
 
 def test_a_worker_process_waits_for_a_scheduler_to_come(scheduler, make_storage, quick):

@@ -16,6 +16,7 @@ from djqueue import models
 from djqueue.client import Queue
 from djqueue.codecs import MSGPACK, encode
 from djqueue.core.errors import (
+    JobNotFoundError,
     JobTimeoutError,
     OptionError,
     StorageUnavailableError,
@@ -178,6 +179,40 @@ def test_waiting_for_a_job_of_ones_own_transaction_is_refused_at_once(producer, 
             async_to_sync(queue.aenqueue_and_wait)(id="a", wait=600)
 
     assert state(producer, "a") is None
+
+
+def test_waiting_for_a_result_of_the_open_transaction_is_refused_at_once(producer, scheduler):
+    queue = Queue(QUEUE, storage=producer)
+    with transaction.atomic():
+        result = queue.enqueue()
+        [many] = queue.enqueue_many([1])
+        asynchronous = async_to_sync(queue.aenqueue)()
+        for each in (result, many, asynchronous):
+            with pytest.raises(WaitInTransactionError, match=r"still open.*on_commit.*durable=False"):
+                each.wait(600)
+            with pytest.raises(WaitInTransactionError):
+                async_to_sync(each.await_)(600)
+        with pytest.raises(WaitInTransactionError):
+            list(queue.stream(result.id, wait=600))
+        assert result.refresh().existing_state in (None, State.WAITING)
+
+    with pytest.raises(JobTimeoutError):
+        result.wait(0)
+
+
+def test_a_result_of_a_committed_or_undone_enqueue_is_waited_for_in_a_later_transaction(producer, scheduler):
+    queue = Queue(QUEUE, storage=producer)
+    before = queue.enqueue()
+    with transaction.atomic():
+        with pytest.raises(JobTimeoutError):
+            before.wait(0)
+        with undone():
+            gone = queue.enqueue()
+        with pytest.raises(JobNotFoundError):
+            gone.wait(0)
+        apart = queue.enqueue(durable=False)
+        with pytest.raises(JobTimeoutError):
+            apart.wait(0)
 
 
 def test_a_job_outside_of_the_transaction_can_be_waited_for_in_it(producer, scheduler):

@@ -1,0 +1,153 @@
+"""The error of a caller that waited in vain says where its job is, and what would help."""
+
+from datetime import timedelta
+
+import pytest
+from asgiref.sync import async_to_sync
+
+from djqueue import JobTimeoutError, Queue, StorageUnavailableError, job
+from djqueue.testing.factories import claim, claim_one, finish, retrying, worker
+
+NO_WORKER = r"has not started: no live worker serves queue 'orders'.*runworkers"
+
+
+@pytest.fixture
+def queue():
+    return Queue("orders")
+
+
+def a_worker(storage, **given):
+    storage.register_worker(worker(**{"queues": None, "names": ("orders",), **given}))
+
+
+@pytest.fixture
+def message(do):
+    def read(thing, *args, **kwargs):
+        with pytest.raises(JobTimeoutError) as caught:
+            do(thing, "enqueue_and_wait", *args, wait=0, **kwargs)
+        assert caught.value.job_id
+        return str(caught.value)
+
+    return read
+
+
+def test_no_worker_serves_the_queue(queue, message):
+    text = message(queue, id="a")
+
+    assert text.startswith(
+        "Job 'a' of queue 'orders' has not ended within 0 s; it goes on. It has not started: "
+    )
+    assert "no live worker serves queue 'orders'" in text
+    assert "manage.py runworkers" in text
+
+
+def test_no_worker_knows_the_name(queue, message, storage):
+    a_worker(storage, names=("others",))
+
+    assert "no live worker of queue 'orders' has a handler for 'orders'" in message(queue)
+
+
+def test_every_worker_is_busy(queue, message, storage):
+    a_worker(storage, concurrency=1, active=1)
+    queue.enqueue()
+
+    assert "all workers that could run it are busy, and 1 job is ahead of it" in message(queue)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "expected"),
+    [
+        (lambda queue: queue.pause(), "queue 'orders' is paused"),
+        (
+            lambda queue: queue.set_limits(concurrency=1),
+            "queue 'orders' has reached its concurrency limit of 1",
+        ),
+        (
+            lambda queue: queue.set_limits(rate="1/h"),
+            "the rate limit of queue 'orders' allows the next job at ",
+        ),
+    ],
+    ids=["paused", "concurrency", "rate"],
+)
+def test_the_queue_holds_it_back(queue, message, storage, prepare, expected):
+    a_worker(storage, concurrency=9)
+    queue.enqueue()
+    prepare(queue)
+    claim(storage, queues=["orders"], names=["orders"])
+
+    assert expected in message(queue)
+
+
+def test_it_is_delayed(queue, message):
+    assert "It has not started: it is due at 20" in message(queue, delay=timedelta(hours=1))
+
+
+def test_it_waits_for_other_jobs(queue, message):
+    first = queue.enqueue()
+
+    text = message(queue, depends_on=[first])
+
+    assert f"it waits for other jobs: {first.id!r} of queue 'orders' (waiting)" in text
+
+
+def test_it_is_running(queue, do, storage):
+    result = queue.enqueue(id="a")
+    a_worker(storage, id="w1")
+    claim_one(storage, queues=["orders"], names=["orders"], worker="w1")
+
+    with pytest.raises(
+        JobTimeoutError, match=r"has not ended within 0 s; it goes on\. It is running on worker w1"
+    ):
+        result.wait(0)
+
+
+def test_it_has_failed_and_is_tried_again(queue, storage):
+    result = queue.enqueue(id="a")
+    claimed = claim_one(storage, queues=["orders"], names=["orders"])
+    finish(storage, retrying(claimed, delay=3_600_000))
+
+    with pytest.raises(
+        JobTimeoutError, match=r"Attempt 1 failed; the next one has not started: it is due at"
+    ):
+        result.wait(0)
+
+
+def test_results_and_streams_say_it_too(queue):
+    result = queue.enqueue(id="a")
+
+    with pytest.raises(JobTimeoutError, match=NO_WORKER):
+        result.wait(0)
+    with pytest.raises(JobTimeoutError, match=NO_WORKER):
+        list(queue.stream("a", wait=0))
+
+
+def test_async_results_and_streams_say_it_too(queue):
+    result = queue.enqueue(id="a")
+
+    async def read():
+        return [item async for item in queue.astream("a", wait=0)]
+
+    with pytest.raises(JobTimeoutError, match=NO_WORKER):
+        async_to_sync(result.await_)(0)
+    with pytest.raises(JobTimeoutError, match=NO_WORKER):
+        async_to_sync(read)()
+
+
+def test_a_job_type_is_named_with_its_queue(message):
+    @job(name="add", queue="sums")
+    def add(a):
+        return a
+
+    assert "no live worker serves queue 'sums'" in message(add, 1)
+
+
+def test_a_storage_that_does_not_answer_costs_no_second_error(queue, storage, monkeypatch):
+    def away(*_):
+        raise StorageUnavailableError("away")
+
+    monkeypatch.setattr(storage, "explain", away)
+
+    with pytest.raises(
+        JobTimeoutError, match=r"has not ended within 0 s; it goes on\. It is still waiting in its queue\.$"
+    ):
+        queue.enqueue_and_wait(wait=0)

@@ -1,0 +1,287 @@
+"""Calls with wrong values, and calls of other job queues, are refused with the call that is meant."""
+
+import functools
+import operator
+from uuid import UUID
+
+import pytest
+
+from djqueue import ArgumentsError, OptionError, Queue, chain, chord, flow, group, job
+from djqueue.core.errors import JobNameError, UnknownJobError
+
+
+def charge(order_id):
+    return order_id
+
+
+class Report:
+    def __call__(self, region): ...
+
+
+@pytest.fixture
+def queue():
+    return Queue("orders")
+
+
+@pytest.fixture
+def charging():
+    return job(name="charge")(charge)
+
+
+# Functions where a queue expects a payload.
+
+
+@pytest.mark.parametrize("method", ["enqueue", "enqueue_and_wait"])
+def test_a_job_type_as_the_payload_is_explained(queue, charging, do, method):
+    for args, options in [((charging,), {}), ((charging, 42), {}), ((charging,), {"order_id": 42})]:
+        with pytest.raises(ArgumentsError, match=r"charge\.using\(queue='orders'\)\.enqueue\(\.\.\.\)"):
+            do(queue, method, *args, **options)
+
+
+def test_a_function_as_the_payload_is_explained(queue, do):
+    for args, options in [((charge,), {}), ((charge, 42), {}), ((charge,), {"args": (42,)})]:
+        with pytest.raises(ArgumentsError, match=r"Put @job on the function, then use charge\.using\("):
+            do(queue, "enqueue", *args, **options)
+    with pytest.raises(ArgumentsError, match="Put @job on the function"):
+        do(queue, "enqueue_many", [1, charge])
+
+
+def test_several_payloads_for_one_job_are_explained(queue, do):
+    with pytest.raises(ArgumentsError, match="takes one payload, got 2: put them into a list or a dict"):
+        do(queue, "enqueue", "shop.jobs.charge", 42)
+
+
+def test_a_job_type_as_a_name_is_explained(queue, charging, do):
+    with pytest.raises(OptionError, match=r"name: expected the name of a job.*charge\.using\("):
+        do(queue, "enqueue", 1, name=charging)
+    with pytest.raises(OptionError, match=r"name: expected the name of a job"):
+        queue.node(1, name=charging)
+
+
+def test_one_value_instead_of_many_payloads_is_refused(queue, do):
+    for wrong in (5, "abc", b"abc", {"a": 1}):
+        with pytest.raises(OptionError, match=r"payloads: expected a list .* use enqueue for one job"):
+            do(queue, "enqueue_many", wrong)
+
+
+def test_a_payload_that_the_named_function_cannot_take_is_refused(queue, charging, do):
+    for wrong in (1, {"args": [1]}, {"args": "a", "kwargs": {}}):
+        with pytest.raises(ArgumentsError, match=r'payload must be \{"args": \[\.\.\.\]'):
+            do(queue, "enqueue", wrong, name="charge")
+    with pytest.raises(ArgumentsError, match="missing a required argument: 'order_id'"):
+        do(queue, "enqueue_many", [{"args": [], "kwargs": {}}], name="charge")
+
+    assert queue.enqueue({"args": [1], "kwargs": {}}, name="charge").status == "queued"
+
+
+def test_a_payload_for_a_function_that_is_not_checked_may_be_anything(queue, do):
+    job(name="elsewhere", check_arguments=False)(charge)
+
+    assert do(queue, "enqueue", 1, name="elsewhere").status == "queued"
+
+
+# Ids.
+
+
+@pytest.mark.parametrize(
+    "method", ["get_job", "get_status", "get_result", "cancel", "promote", "retry", "remove", "get_states"]
+)
+def test_an_id_that_no_job_could_have_is_refused(queue, do, method):
+    result = queue.enqueue(1)
+    uuid = UUID(result.id)
+
+    for wrong, hint in [
+        (result, "pass its .id"),
+        (queue.get_job(result.id), "pass its .id"),
+        (uuid, r"str\(\)"),
+    ]:
+        with pytest.raises(OptionError, match=f"ids?: expected a job's id, a text, got .*{hint}"):
+            do(queue, method, wrong)
+    for wrong in (None, 5):
+        with pytest.raises(OptionError, match="expected a job's id, a text, got an object of type"):
+            do(queue, method, wrong)
+
+
+def test_ids_to_update_and_to_reschedule_are_checked_too(queue, do):
+    with pytest.raises(OptionError, match="expected a job's id"):
+        do(queue, "update", 5, priority=1)
+    with pytest.raises(OptionError, match="expected a job's id"):
+        do(queue, "update", 5, payload=1)
+    with pytest.raises(OptionError, match="expected a job's id"):
+        do(queue, "reschedule", 5, delay=1)
+
+
+def test_one_id_stands_for_itself_where_many_are_expected(queue, do):
+    result = queue.enqueue(1)
+
+    assert do(queue, "get_states", result.id) == {result.id: "waiting"}
+
+
+def test_a_handler_of_events_is_callable(queue):
+    with pytest.raises(OptionError, match="handler: expected a function"):
+        queue.on("completed", 5)
+
+
+# What @job is put on.
+
+
+@pytest.mark.parametrize("options", [{}, {"name": "report"}], ids=["plain", "named"])
+def test_a_class_is_no_job(options):
+    with pytest.raises(JobNameError, match=r"Report is a class: define a function"):
+        job(**options)(Report)
+
+
+def test_a_builtin_is_no_job():
+    for builtin in (print, operator.add, len):
+        with pytest.raises(
+            JobNameError, match=r"is a builtin: define a function at the level of a module that calls it"
+        ):
+            job(builtin)
+
+
+def test_a_job_type_is_no_function():
+    charging = job(name="charge")(charge)
+
+    for options in ({}, {"name": "other"}):
+        with pytest.raises(JobNameError, match=r"<job charge> is a job already: put @job on the function"):
+            job(**options)(charging)
+
+
+@pytest.mark.parametrize("value", [5, ["a"], object()], ids=repr)
+def test_what_cannot_be_called_is_no_job(value):
+    with pytest.raises(JobNameError, match="is not a function"):
+        job(value)
+
+
+def test_an_object_that_can_be_called_needs_a_name():
+    for value in (Report(), functools.partial(charge, 1)):
+        with pytest.raises(JobNameError, match="give the job a name="):
+            job(value)
+        assert job(name=f"named {type(value).__name__}")(value)
+
+
+# Attributes and options of other job queues.
+
+
+@pytest.mark.parametrize(
+    ("attribute", "call"),
+    [
+        ("enqueue_in", r"Queue\.enqueue\(payload, delay=60\)"),
+        ("enqueue_at", r"Queue\.enqueue\(payload, run_at="),
+        ("fetch_job", r"Queue\.get_job\(id\)"),
+        ("count", r"Queue\.counts\(\)"),
+        ("empty", r"Queue\.drain\(\)"),
+        ("delete", r"Queue\.obliterate\(\)"),
+        ("add", r"Queue\.enqueue\(payload\)"),
+        ("delay", r"Queue\.enqueue\(payload\)"),
+    ],
+)
+def test_attributes_of_other_queues_name_the_call_here(queue, attribute, call):
+    with pytest.raises(AttributeError, match=call):
+        getattr(queue, attribute)
+    assert not hasattr(queue, attribute)
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = queue.nonsense
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("bind", r"current_job\(\)"),
+        ("autoretry_for", "every exception is retried"),
+        ("rate_limit", r"DJQUEUE\['QUEUES'\]"),
+        ("ignore_result", "result_ttl"),
+        ("acks_late", "leases"),
+        ("on_success", "signals"),
+        ("permissions", "roadmap"),
+    ],
+)
+def test_options_of_other_queues_are_explained(option, hint):
+    with pytest.raises(OptionError, match=f"unknown option '{option}'.*{hint}"):
+        job(**{option: True})(charge)
+
+
+@pytest.mark.parametrize("option", ["seconds", "minutes", "hours", "interval", "crontab", "run_every"])
+def test_options_of_other_schedulers_are_explained(charging, option):
+    with pytest.raises(OptionError, match=f"unknown option '{option}'; did you mean '(every|cron)'"):
+        charging.schedule("daily", args=[1], **{option: 5})
+
+
+def test_options_as_a_positional_argument_are_explained(charging, queue):
+    for wrong in ("emails", queue, {"queue": "emails"}):
+        with pytest.raises(OptionError, match=r"using: options are given by name: using\(queue="):
+            charging.using(wrong)
+
+
+# Workflows.
+
+
+def test_nodes_in_a_list_are_explained(queue):
+    for make in (flow, chain, group):
+        for wrong in ([queue.node(1)], (queue.node(n) for n in range(2))):
+            with pytest.raises(
+                OptionError, match=rf"{make.__name__}: .*: unpack it: {make.__name__}\(\*nodes\)"
+            ):
+                make(wrong)
+    with pytest.raises(OptionError, match=r"after: .*: unpack it: after\(\*nodes\)"):
+        queue.node(1).after([queue.node(2)])
+
+
+def test_a_chord_needs_a_list_of_nodes(queue):
+    with pytest.raises(OptionError, match=r"chord: expected a list of nodes"):
+        chord(queue.node(1), then=queue.node(2))
+
+
+def test_calls_instead_of_nodes_are_explained(charging, queue):
+    with pytest.raises(OptionError, match=r"use \.node\(\.\.\.\) instead of \.enqueue\(\.\.\.\)"):
+        chain(queue.enqueue(1), queue.node(1))
+    with pytest.raises(OptionError, match=r"after: <job charge> .*: use its \.node\("):
+        queue.node(1).after(charging)
+
+
+def test_the_result_of_a_workflow_suggests_the_name_that_is_meant(queue):
+    result = flow(fetch=queue.node(1), store=queue.node(2)).enqueue()
+
+    with pytest.raises(KeyError, match="no job of the workflow is named 'fetchh'; did you mean 'fetch'"):
+        result["fetchh"]
+    with pytest.raises(KeyError, match="is not a node of the workflow"):
+        result[queue.node(3)]
+
+
+def test_an_unknown_job_suggests_the_name_that_is_meant(charging):
+    from djqueue.client import registry
+
+    with pytest.raises(
+        UnknownJobError, match=r"registered as 'chrage'; did you mean 'charge'\? If not, import"
+    ):
+        registry.get("chrage")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "call"),
+    [
+        ("get", r"result\.wait\(timeout\)"),
+        ("ready", r"result\.job\(\)\.state"),
+        ("state", r"result\.job\(\)\.state"),
+        ("cancel", r"Queue\(result\.queue\)\.cancel\(result\.id\)"),
+    ],
+)
+def test_attributes_of_other_results_name_the_call_here(queue, attribute, call):
+    result = queue.enqueue(1)
+
+    with pytest.raises(AttributeError, match=call):
+        getattr(result, attribute)
+    with pytest.raises(AttributeError, match=r"has no attribute 'nonsense'$"):
+        _ = result.nonsense
+
+
+@pytest.mark.parametrize(
+    ("name", "here"), [("task", "job"), ("shared_task", "job"), ("crontab", r"job\(cron=")]
+)
+def test_names_of_other_packages_name_the_one_here(name, here):
+    import djqueue
+
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'\. Use djqueue\.{here}"):
+        getattr(djqueue, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
+        _ = djqueue.nonsense

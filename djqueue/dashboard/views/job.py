@@ -107,8 +107,7 @@ OFFERS: tuple[tuple[str, Verb, Any, str], ...] = (
 def _parts(request: HttpRequest) -> Hashable:
     where = request.resolver_match
     assert where is not None
-    rows = _rows(request, where.kwargs["queue"], where.kwargs["job_id"])
-    return (deletions.parts(request), tuple((row.pk, str(row.outcome)) for row in rows))
+    return (deletions.parts(request), versions.parts(where.kwargs["queue"], where.kwargs["job_id"]))
 
 
 @pages.show("job", "jobs/<djq:queue>/<djq:job_id>/", rights.VIEW, parts=_parts)

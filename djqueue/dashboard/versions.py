@@ -1,6 +1,5 @@
 """The payloads that jobs had before somebody gave them others."""
 
-from collections.abc import Hashable
 from typing import Any
 
 from django.db.models import Q
@@ -58,7 +57,7 @@ def of_job(queue: str, job_id: str) -> list[PayloadVersion]:
     return list(rows_of(PayloadVersion).filter(wanted, queue=queue).order_by("-pk")[:SHOWN])
 
 
-def parts(queue: str, job_id: str) -> Hashable:
+def parts(queue: str, job_id: str) -> tuple[tuple[Any, ...], ...]:
     """Return what a job's page shows of these versions: see `freshness.Parts`."""
     return tables.select(PayloadVersion, PARTS, (queue, job_id, job_id, SHOWN))
 

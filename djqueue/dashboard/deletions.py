@@ -13,12 +13,16 @@ from djqueue.core.durations import to_milliseconds
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
 
+from . import tables
 from .tables import alias_of, rows_of
 
 TAG = re.compile(r"djq-(undo|undo_clean)-(\d+)\Z")
 """Of a message's tags: the page that undoes what it tells of, and the operation's number."""
 OPEN = 100
 """Deletions that have not been done that are looked at: the newest."""
+STATES = """\
+SELECT id, kind, state FROM djqueue_bulk_operation WHERE state IN (%s, %s) ORDER BY id DESC LIMIT %s"""
+"""Operations that are open, deletions and others."""
 
 
 class Leaving(NamedTuple):
@@ -39,15 +43,14 @@ class Leaving(NamedTuple):
 class Leavings:
     """All that is to be deleted."""
 
-    def __init__(self) -> None:
-        kinds = rows_of(BulkOperation).filter(kind__in=bulk.DELETIONS)
-        found = kinds.filter(state__in=(BulkState.PLANNED, BulkState.RUNNING)).order_by("-pk")[:OPEN]
-        rows = list(found)
-        self.states = tuple((row.pk, str(row.state)) for row in rows)
-        """By operation: whether it has begun."""
+    def __init__(self, *, is_known_empty: bool = False) -> None:
         self._jobs: dict[tuple[str, str], Leaving] = {}
         self._queues: dict[str, list[Leaving]] = {}
-        for row in rows:
+        if is_known_empty:
+            return
+        kinds = rows_of(BulkOperation).filter(kind__in=bulk.DELETIONS)
+        found = kinds.filter(state__in=(BulkState.PLANNED, BulkState.RUNNING)).order_by("-pk")[:OPEN]
+        for row in found:
             has_begun = row.state == BulkState.RUNNING
             one = Leaving(row.pk, row.kind, to_milliseconds(row.start_at), has_begun)
             selection = bulk.Selection.from_json(row.filter)
@@ -77,7 +80,10 @@ def leavings(request: HttpRequest) -> Leavings:
 
 def parts(request: HttpRequest) -> Hashable:
     """What a page of jobs shows of deletions: see `freshness.Parts`."""
-    return leavings(request).states
+    found = tables.select(BulkOperation, STATES, (BulkState.PLANNED.value, BulkState.RUNNING.value, OPEN))
+    if not found:
+        request._djqueue_leavings = Leavings(is_known_empty=True)  # type: ignore[attr-defined]
+    return found
 
 
 def begin(

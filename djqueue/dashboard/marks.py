@@ -2,18 +2,19 @@
 
 import logging
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
-from django.db import Error, transaction
+from django.db import Error, connections, transaction
 from django.http import HttpRequest
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.metrics import MINUTE, Bucket
 from djqueue.models import Mark
 
+from . import tables
 from .snapshot import snapshots
-from .tables import alias_of, rows_of
+from .tables import alias_of
 
 logger = logging.getLogger("djqueue.dashboard")
 
@@ -21,6 +22,8 @@ MOST = 50
 """Marks of one chart, the newest."""
 FRESH = 5_000
 """Milliseconds for which they are shown again."""
+NEWEST = """\
+SELECT at, label FROM djqueue_mark WHERE at >= %s AND at < %s ORDER BY at DESC, id DESC LIMIT %s"""
 
 
 class Flag(NamedTuple):
@@ -49,13 +52,17 @@ def _between(start: int, end: int) -> list[Flag]:
     return snapshots.read(("marks", start, end), lambda: _read(start, end), FRESH).value
 
 
+def _guarded(alias: str) -> AbstractContextManager[Any]:
+    """A savepoint in a transaction; without one a statement that fails undoes nothing else."""
+    return transaction.atomic(using=alias) if connections[alias].in_atomic_block else nullcontext()
+
+
 def _read(start: int, end: int) -> list[Flag]:
-    rows = rows_of(Mark).filter(at__gte=to_datetime(start), at__lt=to_datetime(end))
     try:
         # So that a transaction around the request goes on if there is no such table.
-        with transaction.atomic(using=alias_of(Mark)):
-            newest = list(rows.order_by("-at", "-id").values_list("at", "label")[:MOST])
+        with _guarded(alias_of(Mark)):
+            newest = tables.select(Mark, NEWEST, (start, end, MOST))
     except Error as error:
         logger.debug("Charts have no marks: %s", error)
         return []
-    return [Flag(to_milliseconds(at), label) for at, label in reversed(newest)]
+    return [Flag(at, label) for at, label in reversed(newest)]

@@ -21,7 +21,7 @@ from djqueue.operations.agenda import next_runs
 from djqueue.operations.cron import job_id, options_of
 from djqueue.schedules import Schedule
 
-from . import cronwords, freshness, queries, rights, spans
+from . import cronwords, freshness, queries, rights, spans, tables
 from .snapshot import Shot, snapshots
 from .tables import rows_of
 
@@ -40,6 +40,7 @@ TRIES = 6
 STEPS = 300
 """Slots that one such search goes through."""
 
+ANY_DUE = "SELECT 1 FROM djqueue_cron_job WHERE enabled AND next_run_at < %s LIMIT 1"
 ARGUMENTS = ("args", "kwargs")
 """Columns that no page shows."""
 
@@ -156,10 +157,15 @@ def has_known_queue(row: CronJob) -> bool:
 
 def overdue(request: HttpRequest) -> list[CronJob]:
     """Those that are late, the latest first; found by the index of what is due."""
+    return [row for row in snapshots.read("overdue", _overdue, fresh=FRESH).value if sees(request, row)]
+
+
+def _overdue() -> list[CronJob]:
     now = SYSTEM_CLOCK.now()
+    if not tables.select(CronJob, ANY_DUE, (now - GRACE,)):
+        return []
     late = _rows().filter(enabled=True, next_run_at__lt=to_datetime(now - GRACE)).order_by("next_run_at")
-    shot = snapshots.read("overdue", lambda: [row for row in late[:MOST] if _is_late(row, now)], fresh=FRESH)
-    return [row for row in shot.value if sees(request, row)]
+    return [row for row in late[:MOST] if _is_late(row, now)]
 
 
 @lru_cache(maxsize=1)

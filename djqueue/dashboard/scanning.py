@@ -1,20 +1,31 @@
 """Scans of rows whose payloads are opened one by one: within a budget, and one at a time for each user."""
 
+import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
+from secrets import token_hex
 from typing import Any, NamedTuple
 
-from django.db.models import QuerySet
+from django.db import Error, IntegrityError, router, transaction
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Length
 from django.http import HttpRequest
 
 from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime
+from djqueue.models import SchedulerLease
+
+logger = logging.getLogger("djqueue.dashboard")
 
 BYTES = 32 * 1024 * 1024
 """Bytes of payloads that one scan reads. It reads one payload at least, however large that is."""
 MILLISECONDS = 1_000
 """Milliseconds after which a scan ends, between two parts."""
+HELD = 10_000
+"""Milliseconds after which the row of a scan whose process died holds nobody back."""
 PART_ROWS = 100
 """Rows of a part, which is read by one query."""
 PART_BYTES = 1024 * 1024
@@ -83,7 +94,11 @@ def _key(at: str) -> int | None:
 
 
 class Turns:
-    """Who is scanning in this process now: each user one scan at a time."""
+    """Who is scanning now: each user one scan at a time, in all processes that share the tables.
+
+    A scan holds a row under the user's name, which expires if its process dies. Where that row cannot be
+    written, the turn holds for this process alone.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,12 +111,58 @@ class Turns:
         with self._lock:
             is_free = user.pk not in self._users
             self._users.add(user.pk)
+        if not is_free:
+            yield False
+            return
         try:
-            yield is_free
+            with _held(user.pk) as is_free:
+                yield is_free
         finally:
-            if is_free:
-                with self._lock:
-                    self._users.discard(user.pk)
+            with self._lock:
+                self._users.discard(user.pk)
+
+
+@contextmanager
+def _held(user: Any) -> Iterator[bool]:
+    """Hold a user's row; yields whether no other process holds it."""
+    name = f"search:{blake2b(str(user).encode(), digest_size=8).hexdigest()}"
+    rows = SchedulerLease.objects.using(router.db_for_write(SchedulerLease))
+    holder = token_hex(8)
+    try:
+        is_free = _claim(rows, name, holder)
+    except Error as error:
+        logger.warning("A search holds for this process alone; its row could not be written: %s", error)
+        yield True
+        return
+    try:
+        yield is_free
+    finally:
+        if is_free:
+            try:
+                rows.filter(name=name, holder=holder).delete()
+            except Error as error:
+                logger.warning("The row of a search stays for up to %s ms: %s", HELD, error)
+
+
+def _claim(rows: "QuerySet[SchedulerLease]", name: str, holder: str) -> bool:
+    now = SYSTEM_CLOCK.now()
+    values: dict[str, Any] = {
+        "holder": holder,
+        "host": "",
+        "pid": os.getpid(),
+        "address": "",
+        "renewed_at": now,
+        "expires_at": now + HELD,
+    }
+    try:
+        with transaction.atomic(using=rows.db):
+            rows.create(name=name, **values)
+        return True
+    except IntegrityError:
+        pass  # somebody has made the row
+    # A row that ends later than any that is written now is from before the clock was set back.
+    is_over = Q(expires_at__lte=to_datetime(now)) | Q(expires_at__gt=to_datetime(now + HELD))
+    return bool(rows.filter(is_over, name=name).update(**values))
 
 
 turns = Turns()

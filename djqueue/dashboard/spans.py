@@ -20,6 +20,15 @@ def shown(milliseconds: float) -> str:
     return _("%s d") % _number(milliseconds, DAY)
 
 
+def exact(milliseconds: int) -> str:
+    """Return a length in the largest unit that it is a whole number of: 30 s, 90 s, 1 h."""
+    units = ((DAY, _("%s d")), (HOUR, _("%s h")), (MINUTE, _("%s min")), (SECOND, _("%s s")))
+    for unit, text in units:
+        if milliseconds and milliseconds % unit == 0:
+            return text % number_format(milliseconds // unit)
+    return _("%s ms") % number_format(milliseconds)
+
+
 def _number(milliseconds: float, unit: int) -> str:
     value = milliseconds / unit
     places = 1 if abs(value) < 10 and unit > 1 and value != int(value) else 0

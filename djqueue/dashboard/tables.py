@@ -1,5 +1,6 @@
 """Where the tables are: in the database that the storage was given, else where the routers say."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections, router
@@ -14,6 +15,17 @@ def alias_of(model: type[Model]) -> str:
     if isinstance(chosen, str) and chosen in connections:
         return chosen
     return router.db_for_read(model) or DEFAULT_DB_ALIAS
+
+
+def select(model: type[Model], sql: str, params: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+    """Return what a statement selects in the database with a table.
+
+    For the reads of pages that have not changed: building a statement takes Django several times as long as
+    the statement itself.
+    """
+    with connections[alias_of(model)].cursor() as cursor:
+        cursor.execute(sql, params)
+        return tuple(map(tuple, cursor.fetchall()))
 
 
 def rows_of(model: type[Model]) -> QuerySet[Any]:

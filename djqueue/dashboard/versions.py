@@ -10,12 +10,16 @@ from djqueue.core.durations import to_datetime
 from djqueue.core.job import JobRecord
 from djqueue.models import PayloadVersion, Revision
 
+from . import tables
 from .tables import alias_of, rows_of
 
 KEPT = 90 * 86_400_000
 """Milliseconds after which an old payload goes; looked at whenever another one is kept."""
 SHOWN = 20
 """Versions of a job that its page shows: the newest."""
+PARTS = """\
+SELECT id, outcome FROM djqueue_payload_version
+WHERE queue = %s AND (job_id = %s OR (copy_id = %s AND copy_id <> '')) ORDER BY id DESC LIMIT %s"""
 
 
 def keep(request: HttpRequest, record: JobRecord, copy_id: str = "") -> PayloadVersion:
@@ -51,6 +55,11 @@ def of_job(queue: str, job_id: str) -> list[PayloadVersion]:
     """Those of a job and the one that it was made from, newest first."""
     wanted = Q(job_id=job_id) | (Q(copy_id=job_id) & ~Q(copy_id=""))
     return list(rows_of(PayloadVersion).filter(wanted, queue=queue).order_by("-pk")[:SHOWN])
+
+
+def parts(queue: str, job_id: str) -> tuple[tuple[Any, ...], ...]:
+    """Return what a job's page shows of these versions: see `freshness.Parts`."""
+    return tables.select(PayloadVersion, PARTS, (queue, job_id, job_id, SHOWN))
 
 
 def latest(queue: str, job_id: str) -> int:

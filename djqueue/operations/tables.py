@@ -46,7 +46,7 @@ class Tables:
     hold: called first in each transaction; raises if another process has begun to write.
     """
 
-    def __init__(self, alias: str, options: "MirrorOptions", hold: Callable[[], None]) -> None:
+    def __init__(self, alias: str, options: "MirrorOptions", hold: Callable[..., None]) -> None:
         self._alias = alias
         self._states = options.states
         self._retention = options.retention
@@ -75,7 +75,7 @@ class Tables:
         write = self._dialect
         write.tune()
         with write.transaction():
-            self._hold()
+            self._hold(changes_jobs=True)
             there = self._there(queue, list(found))
             kept = [job for job in found.values() if job is not None and job.state in self._states]
             self._clear(queue, there, found, kept, now)
@@ -263,7 +263,7 @@ class Tables:
     def _forget(self, keys: Sequence[JobKey]) -> int:
         if keys:
             with self._dialect.transaction():
-                self._hold()
+                self._hold(changes_jobs=True)
                 for model in (models.Job, *OWNED):
                     self._dialect.delete(model, rows.KEY, keys)
         return len(keys)

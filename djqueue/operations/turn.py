@@ -21,6 +21,16 @@ RENEW_EVERY = 3_000
 """Milliseconds for which it is not looked at outside of transactions."""
 
 
+def version(alias: str) -> tuple[int, int] | None:
+    """Return a value that changes with each change of the rows of jobs; None if nothing was ever copied.
+
+    Read it before the rows: a transaction of the mirror changes both at once.
+    """
+    rows = models.SchedulerLease.objects.using(alias).filter(name=NAME)
+    found = rows.values_list("generation", "renewed_at").first()
+    return None if found is None else (found[0], to_milliseconds(found[1]))
+
+
 class TurnLostError(StorageError):
     """Another process has begun to write the mirror."""
 
@@ -40,6 +50,7 @@ class Turn:
         self._clock = clock
         self._holder = secrets.token_hex(8)
         self._held = 0
+        self._written = 0
 
     def take(self, *, by_force: bool = False) -> bool:
         """Whether it is this process's turn from now on, or still.
@@ -67,11 +78,19 @@ class Turn:
         self._held = tick
         return bool(self.number)
 
-    def hold(self) -> None:
-        """Renew the claim. Raises TurnLostError if another process has it."""
+    def hold(self, *, changes_jobs: bool = False) -> None:
+        """Renew the claim. Raises TurnLostError if another process has it.
+
+        changes_jobs: whether the transaction changes rows of jobs, so that `version` becomes another one.
+        """
         set_right(self._clock)
         tick = self._clock.monotonic()
-        if not self._mine().update(**self._renewed()):
+        renewed = {"expires_at": self._clock.now() + TTL}
+        if changes_jobs:
+            # Larger each time, even if two transactions share a millisecond or the clock was set back.
+            self._written = max(self._clock.now(), self._written + 1)
+            renewed["renewed_at"] = self._written
+        if not self._mine().update(**renewed):
             self.number = 0
             raise TurnLostError
         self._held = tick
@@ -102,12 +121,15 @@ class Turn:
         return 1
 
     def _values(self) -> dict[str, Any]:
-        host = host_name() + start_mark(os.getpid())
-        return {"holder": self._holder, "host": host, "pid": os.getpid(), **self._renewed()}
-
-    def _renewed(self) -> dict[str, int]:
         now = self._clock.now()
-        return {"renewed_at": now, "expires_at": now + TTL}
+        self._written = max(now, self._written)
+        return {
+            "holder": self._holder,
+            "host": host_name() + start_mark(os.getpid()),
+            "pid": os.getpid(),
+            "renewed_at": self._written,
+            "expires_at": now + TTL,
+        }
 
     def _mine(self) -> "QuerySet[models.SchedulerLease]":
         return self._rows().filter(holder=self._holder, generation=self.number)

@@ -2,14 +2,17 @@
 
 import re
 from threading import Barrier, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime
 from djqueue.dashboard import scanning
 from djqueue.dashboard.byargument import Argument
-from djqueue.models import Job
+from djqueue.models import Job, SchedulerLease
 from tests.admin.factories import make_job
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
 
@@ -150,6 +153,54 @@ def test_hidden_queues_are_not_looked_through(client: Any, settings: Any) -> Non
     response = search(client, "order:7")
     assert listed(response) == [mine]
     assert not older(response)
+
+
+class Held:
+    """A search of a user that another process makes."""
+
+    def __init__(self, user: Any) -> None:
+        self._turn = scanning.Turns().take(SimpleNamespace(user=user))  # type: ignore[arg-type]
+
+    def __enter__(self) -> bool:
+        return self._turn.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._turn.__exit__(*error)
+
+
+def test_a_user_has_one_search_at_a_time_in_all_processes() -> None:
+    [job] = make_jobs(1, order=7)
+    user, other = one_with(*ALL_RIGHTS), one_with(*ALL_RIGHTS)
+
+    with Held(user) as is_free:
+        assert is_free
+        assert search(logged_in(user), "order:7").status_code == 429
+        assert listed(search(logged_in(other), "order:7")) == [job]
+
+    assert listed(search(logged_in(user), "order:7")) == [job]
+    assert not SchedulerLease.objects.filter(name__startswith="search:").exists()
+
+
+@pytest.mark.parametrize("ends_in", [-1, 3_600_000])
+def test_a_search_whose_process_died_holds_nobody_back_for_long(ends_in: int) -> None:
+    [job] = make_jobs(1, order=7)
+    user = one_with(*ALL_RIGHTS)
+    with Held(user):
+        at = to_datetime(SYSTEM_CLOCK.now() + ends_in)  # in an hour: the clock was set back since
+        assert SchedulerLease.objects.filter(name__startswith="search:").update(expires_at=at) == 1
+        assert listed(search(logged_in(user), "order:7")) == [job]
+
+
+def test_a_search_without_a_row_holds_for_its_process(
+    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def locked(*_args: Any) -> bool:
+        raise OperationalError("database is locked")
+
+    [job] = make_jobs(1, order=7)
+    monkeypatch.setattr(scanning, "_claim", locked)
+    assert listed(search(client, "order:7")) == [job]
+    assert "for this process alone" in caplog.text
 
 
 @pytest.mark.django_db(transaction=True)

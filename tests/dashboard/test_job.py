@@ -180,3 +180,20 @@ def test_a_page_takes_few_queries(queue, django_assert_max_num_queries):
     client = logged_in(one_with(*ALL_RIGHTS))
     with django_assert_max_num_queries(6):
         page(client)
+
+
+def test_options_that_are_lengths_of_time_have_units(queue):
+    queue.enqueue(1, id="job-1", timeout=30, ttl=3600, delay=90, backoff={"kind": "fixed", "base": 5})
+    html = page(logged_in(one_with(rights.VIEW)))
+    for text in (">30 s<", ">1 h<", ">90 s<", "kind fixed, base 5 s"):
+        assert text in html
+
+
+def test_a_list_of_delayed_jobs_says_when_each_is_due(queue):
+    queue.enqueue(1, id="job-1", delay=3600)
+    queue.enqueue(2, id="job-2")
+    client = logged_in(one_with(rights.VIEW))
+    assert (
+        'class="djq-note">due <time' in client.get(address(BY_NAME["jobs"], state="delayed")).content.decode()
+    )
+    assert ">due <" not in client.get(address(BY_NAME["jobs"], state="waiting")).content.decode()

@@ -798,3 +798,45 @@ def test_the_jobs_of_a_node_that_has_come_back_empty_stay_in_the_tables(
     storage.obliterate(name)
     copy_all(mirror)
     assert models.Job.objects.filter(queue=name).count() == 0
+
+
+# The version of the rows.
+
+
+def test_each_change_of_mirrored_rows_gives_them_another_version(storage, mirror):
+    assert turn.version("default") is None
+    seen = []
+    f.enqueue(storage, id="a")
+    for change in (
+        lambda: None,
+        lambda: f.enqueue(storage, id="b"),
+        lambda: storage.cancel(f.QUEUE, ["a"]),
+        lambda: storage.remove(f.QUEUE, ["a"]),
+    ):
+        change()
+        copy_all(mirror)
+        seen.append(turn.version("default"))
+    assert len(set(seen)) == len(seen)
+
+
+def test_the_version_of_mirrored_rows_stays_while_nothing_is_copied(storage, mirror, clock):
+    f.enqueue(storage, id="a")
+    mirror.copy_once()
+    known = turn.version("default")
+    for _ in range(3):
+        clock.advance(turn.RENEW_EVERY + 2_000)
+        mirror.copy_once()
+    assert turn.version("default") == known
+
+
+def test_changes_of_mirrored_rows_in_one_millisecond_have_different_versions(storage, clock, tables):
+    mine = turn.Turn("default", clock)
+    assert mine.take()
+    seen = [turn.version("default")]
+    for _ in range(3):
+        mine.hold(changes_jobs=True)
+        seen.append(turn.version("default"))
+    clock.advance(-60_000)
+    mine.hold(changes_jobs=True)
+    seen.append(turn.version("default"))
+    assert len(set(seen)) == len(seen)

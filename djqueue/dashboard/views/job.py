@@ -26,6 +26,7 @@ from djqueue.dashboard import (
     redaction,
     rendering,
     rights,
+    spans,
     subjects,
     told,
     verbs,
@@ -54,6 +55,8 @@ STEPS = {
     "cancelled": gettext_lazy("cancelled"),
 }
 BAD = frozenset({"retried", "stalled", "failed"})
+LENGTHS = ("timeout", "ttl", "unique_ttl", "result_ttl", "retention", "delay")
+"""Options that are lengths of time, in milliseconds."""
 TOLD = frozenset({"subject", "rejected"})
 """Options that the page tells elsewhere: the second is the error of a dead letter."""
 
@@ -107,8 +110,10 @@ OFFERS: tuple[tuple[str, Verb, Any, str], ...] = (
 def _parts(request: HttpRequest) -> Hashable:
     where = request.resolver_match
     assert where is not None
-    rows = _rows(request, where.kwargs["queue"], where.kwargs["job_id"])
-    return (deletions.parts(request), tuple((row.pk, str(row.outcome)) for row in rows))
+    found = versions.parts(where.kwargs["queue"], where.kwargs["job_id"])
+    if not found:
+        request._djqueue_versions = []  # type: ignore[attr-defined]
+    return (deletions.parts(request), found)
 
 
 @pages.show("job", "jobs/<djq:queue>/<djq:job_id>/", rights.VIEW, parts=_parts)
@@ -192,7 +197,7 @@ def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed
             one is not None and one.hides for one in (payload, result, *(old.payload for old in old_ones))
         ),
         "progress": progress.shown(record.progress),
-        "options": {name: value for name, value in record.options.as_dict().items() if name not in TOLD},
+        "options": _options(record),
         "subject": _subject(request, desk, record.options.subject),
         "flow": flows.around(request, queue, job_id),
         "offers": _offers(request, desk, record),
@@ -219,6 +224,16 @@ def _why(request: HttpRequest, record: JobRecord) -> verdicts.Reason | None:
         return None
     found = get_storage().explain(record.queue, record.id)
     return verdicts.reason(found, lambda name: rights.sees(request, name))
+
+
+def _options(record: JobRecord) -> dict[str, Any]:
+    """Return the options that the page shows, lengths of time with their units."""
+    found = {name: value for name, value in record.options.as_dict().items() if name not in TOLD}
+    found.update({name: spans.exact(found[name]) for name in LENGTHS if found.get(name) is not None})
+    if rule := found.get("backoff"):
+        lengths = {name: spans.exact(rule[name]) for name in ("base", "cap") if name in rule}
+        found["backoff"] = ", ".join(f"{name} {value}" for name, value in {**rule, **lengths}.items())
+    return found
 
 
 def _subject(request: HttpRequest, desk: Desk, subject: str | None) -> subjects.Subject | None:

@@ -1,6 +1,6 @@
 """Jobs of all queues: by state, by what is said of them, by id; and what can be done to those ticked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django import forms
@@ -31,8 +31,10 @@ from djqueue.dashboard.desk import Desk, is_partial
 from djqueue.dashboard.inputs import TimeField, check_hidden
 from djqueue.dashboard.jobsearch import Wanted
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.tables import alias_of
 from djqueue.dashboard.verbs import Verb
-from djqueue.models import BulkKind, JobState
+from djqueue.models import BulkKind, Job, JobState
+from djqueue.operations import turn
 from djqueue.operations.mirroring import is_mirrored
 
 from . import bulkjobs
@@ -128,7 +130,19 @@ class Listed(NamedTuple):
     """See `jobsearch.Found`; `each`: the newest of every queue; `letters`: dead letters; or `BUSY`."""
 
 
-@pages.show("jobs", "jobs/", rights.VIEW, gettext_lazy("Jobs"), deletions.parts)
+def _parts(request: HttpRequest) -> Hashable:
+    return (deletions.parts(request), _rows_version(request))
+
+
+def _rows_version(request: HttpRequest) -> Hashable:
+    """Return the version of mirrored rows, which are written later than the jobs change; read once."""
+    known: dict[str, Hashable] = request.__dict__.setdefault("_djqueue_rows_version", {})
+    if "value" not in known:
+        known["value"] = turn.version(alias_of(Job)) if is_mirrored(get_storage()) else None
+    return known["value"]
+
+
+@pages.show("jobs", "jobs/", rights.VIEW, gettext_lazy("Jobs"), _parts)
 def jobs(request: HttpRequest, desk: Desk) -> HttpResponse:
     """Those of one state that match, the newest first."""
     if subject := request.GET.get("subject"):
@@ -247,8 +261,8 @@ def _acts(request: HttpRequest, desk: Desk, shown: Sequence[JobRecord]) -> list[
 
 def _listed(request: HttpRequest, board: queries.Board, wanted: Wanted, has_rows: bool, at: str) -> Listed:
     storage, state = get_storage(), wanted.state
-    if has_rows and is_mirrored(storage):
-        freshness.limit(request, board.at)  # rows of the mirror come later than the jobs themselves
+    if has_rows and is_mirrored(storage) and _rows_version(request) is None:
+        freshness.limit(request, board.at)  # nothing tells when rows come
     if state is None or wanted.needs_rows:
         if not has_rows:
             return Listed([])  # of a whole id that nobody has

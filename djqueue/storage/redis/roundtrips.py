@@ -52,7 +52,7 @@ PASSING = ("BUSY ", "LOADING", "UNKILLABLE", WITHOUT_REPLICAS)
 """How answers begin that may be others in a moment."""
 FIRST_WAIT, LAST_WAIT = 0.02, 0.5
 """Seconds between tries, doubled."""
-READS = frozenset({b"HGET", b"HMGET"})
+READS = frozenset({b"GET", b"HGET", b"HMGET"})
 """Commands of which many go at once, each with its key behind it."""
 COUNTED = 0.9
 """Part of TIMEOUT that a call must have had; one that had less says nothing about the server by failing."""
@@ -193,6 +193,8 @@ class Roundtrips:
         if len(calls) < 3:
             return [self._one(call) for call in calls]
         if all(map(_only_reads, calls)):
+            if isinstance(calls[0], Command):
+                return self._read(calls)
             # The first alone: it makes the script known.
             return [self._one(calls[0]), *self._together(calls[1:])]
         if self._connections.is_cluster:

@@ -1,0 +1,54 @@
+"""Lists of rows that are mirrored from Redis: an open page is new when the rows are."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.dashboard import freshness
+from djqueue.dashboard.snapshot import snapshots
+from djqueue.operations.mirroring import mirror_of
+from tests import servers
+from tests.dashboard.visiting import PAGES, address, logged_in, make_superuser
+
+pytestmark = pytest.mark.django_db
+
+BY_NAME = {page.name: page for page in PAGES}
+
+
+@pytest.fixture(autouse=True)
+def _redis(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(freshness, "MINUTE", 10**12)
+    with servers.RedisServer() as server:
+        options = {"URL": server.url}
+        settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
+        yield
+
+
+def test_a_list_of_mirrored_jobs_is_new_when_its_rows_are() -> None:
+    queue = Queue("emails")
+    queue.enqueue(1, id="first")
+    queue.pause()
+    mirror = mirror_of(get_storage())
+    mirror.catch_up()
+    client, tag = logged_in(make_superuser()), ""
+
+    def look() -> Any:
+        nonlocal tag
+        snapshots.forget()
+        url = address(BY_NAME["jobs"], state="waiting")
+        response = client.get(url, headers={"HX-Request": "true", "HX-PTag": tag})
+        tag = response.headers.get("HX-PTag", tag)
+        return response
+
+    assert b"first" in look().content
+    assert freshness.read(tag).version
+    assert look().status_code == 304
+
+    queue.enqueue(2, id="second")
+    assert b"second" not in look().content  # the tables have it later
+    mirror.catch_up()
+    assert b"second" in look().content
+    assert look().status_code == 304

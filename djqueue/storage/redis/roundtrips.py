@@ -194,7 +194,7 @@ class Roundtrips:
             return [self._one(call) for call in calls]
         if all(map(_only_reads, calls)):
             if isinstance(calls[0], Command):
-                return self._read(calls)
+                return self._together(calls)
             # The first alone: it makes the script known.
             return [self._one(calls[0]), *self._together(calls[1:])]
         if self._connections.is_cluster:

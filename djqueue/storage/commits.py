@@ -13,6 +13,7 @@ class AfterCommit:
     def __init__(self, results: Sequence[EnqueueResult], then: Callable[[], object] | None) -> None:
         self._results = results
         self._then = then
+        self.__qualname__ = type(self).__qualname__  # Django logs it if the callback fails.
 
     def __call__(self) -> None:
         """Call what was to follow the commit."""

@@ -147,7 +147,7 @@ def test_a_job_type_is_no_function():
             job(**options)(charging)
 
 
-@pytest.mark.parametrize("value", [5, ["a"], object()], ids=repr)
+@pytest.mark.parametrize("value", [5, ["a"], object()], ids=["number", "list", "object"])
 def test_what_cannot_be_called_is_no_job(value):
     with pytest.raises(JobNameError, match="is not a function"):
         job(value)

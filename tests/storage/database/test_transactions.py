@@ -24,6 +24,7 @@ from djqueue.core.errors import (
 )
 from djqueue.core.states import State
 from djqueue.signals import job_enqueued
+from djqueue.storage import commits
 from djqueue.storage.database import journal
 from djqueue.storage.database import scheduler as scheduler_module
 from djqueue.testing.clock import FakeClock
@@ -305,6 +306,16 @@ def test_in_a_test_case_jobs_are_there_until_its_end(client):
 
     assert models.Job.objects.count() == 0
     assert models.SchedulerLease.objects.count() == 0
+
+
+def test_a_wake_up_that_fails_after_a_commit_is_logged_and_no_failure_of_the_enqueue(tables, caplog):
+    def fail():
+        raise OSError("no scheduler")
+
+    with transaction.atomic():
+        commits.note("default", [], fail)
+
+    assert "Error calling AfterCommit in on_commit()" in caplog.text
 
 
 def test_captured_on_commit_callbacks_wake_the_scheduler(scheduler, client, no_poll):

@@ -23,7 +23,7 @@ test: lint ## Check the code, then run every test: all on SQLite, the database's
 test-spark: $(VENV)/.spark-installed ## Run the tests that need Spark, and install it
 	@scripts/system-packages.sh redis postgresql java
 	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -m spark tests/contrib/spark tests/demo/test_demo_spark.py $(ARGS)
-	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -m spark_cluster tests/contrib/spark $(ARGS)
+	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -o faulthandler_timeout=1200 -m spark_cluster tests/contrib/spark $(ARGS)
 
 test-compat: install ## Run the fast tests on the other line of Django (5.2 or 6.1), where Python allows
 	@scripts/system-packages.sh gettext

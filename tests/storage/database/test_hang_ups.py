@@ -3,6 +3,7 @@
 import asyncio
 import os
 import subprocess
+import tracemalloc
 from contextlib import contextmanager
 from threading import Event
 
@@ -72,6 +73,21 @@ def test_an_end_whose_answer_was_not_read_is_accepted_again(scheduler, client):
     eventually(lambda: sessions(scheduler) == 1)
 
     assert finish(client, held) == [True]
+
+
+def test_answered_ends_keep_neither_payloads_nor_results_in_memory(scheduler, client):
+    large = 1_000_000
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(20):
+            enqueue(scheduler, payload=os.urandom(large))
+            finish(client, completing(claim_one(client), os.urandom(large)))
+        scheduler.maintain()
+
+        eventually(lambda: tracemalloc.get_traced_memory()[0] - before < 10 * large)
+    finally:
+        tracemalloc.stop()
 
 
 def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(scheduler, monkeypatch):

@@ -9,6 +9,7 @@ from threading import Event
 
 import pytest
 
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.database.lease import host_name
 from djqueue.storage.database.processes import has_died
@@ -109,6 +110,21 @@ def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(sche
 
     there = job(scheduler, job_id)
     assert (there.state, there.attempts, there.stalls) == (State.WAITING, 0, 0)
+
+
+def test_claims_that_are_answered_too_late_are_given_back(scheduler, client, monkeypatch):
+    job_id = enqueue(scheduler)
+    monkeypatch.setattr("djqueue.storage.database.remote.ANSWER_TIMEOUT", 1.0)
+
+    with slow_answers(scheduler, monkeypatch) as (recorded, answer):
+        with pytest.raises(StorageUnavailableError, match="has not answered 'finish'"):
+            client.finish([], request(5))
+        assert recorded.is_set()
+        answer.set()
+        eventually(lambda: job(scheduler, job_id).state is State.WAITING)
+
+    again = claim_one(client)
+    assert (again.id, again.attempts, again.stalls) == (job_id, 1, 0)
 
 
 # Processes that die.

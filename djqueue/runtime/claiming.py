@@ -174,11 +174,11 @@ class ClaimLoop:
         try:
             if self._reports.waiting:
                 # The last word about a job comes before its end.
-                await self._reports.flush()
-            outcomes = [run.outcome for run in told if run.outcome is not None]
-            finished = await self._storage.afinish(outcomes, request)
+                trip = await self._flush_before(trip)
+            outcomes = [run.outcome for run in trip.told if run.outcome is not None]
+            finished = await self._storage.afinish(outcomes, trip.request)
         except Exception as error:
-            self._retry = min(max(FIRST_RETRY, self._retry * 2), LAST_RETRY)
+            self._retry = self._next_retry()
             self._tell.away("claim and finish", error)
             return
         finally:
@@ -187,13 +187,35 @@ class ClaimLoop:
             if request is not None:
                 self._asked_for -= request.slots
         if self._retry:
-            self._retry = 0.0
             self._tell.back("claim and finish")
-        self._take_answers(told, finished)
-        if request is not None:
-            self._dispatch(request, finished.claims)
+        # Ends that were left out are tried again after a while.
+        self._retry = 0.0 if len(trip.told) == len(told) else self._next_retry()
+        self._take_answers(trip.told, finished)
+        if trip.request is not None:
+            self._dispatch(trip.request, finished.claims)
             if self._options.until_empty:
                 await self._look_for_end(finished.claims)
+
+    async def _flush_before(self, trip: "Trip") -> "Trip":
+        """Send what handlers have said; if the storage refuses it, the runs that it is of are left out.
+
+        A storage without memory for items of one run can still take the ends of others. Raises what it raises
+        if nothing is left.
+        """
+        try:
+            await self._reports.flush()
+        except Exception:
+            unsent = self._reports.unsent()
+            told = [run for run in trip.told if run not in unsent]
+            # The ends that are left out take up slots, so that there are not more and more of them.
+            slots = 0 if trip.request is None else trip.request.slots - (len(trip.told) - len(told))
+            if not told and slots <= 0:
+                raise
+            return Trip(told, trip.request._replace(slots=slots) if trip.request and slots > 0 else None)
+        return trip
+
+    def _next_retry(self) -> float:
+        return min(max(FIRST_RETRY, self._retry * 2), LAST_RETRY)
 
     def _free_slots(self) -> int:
         if self.stopping or self._resting or self._tell.is_behind or self._probation.alone():

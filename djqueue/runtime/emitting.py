@@ -52,6 +52,11 @@ class Emitter(Flushing):
         """See `Flushing`."""
         return bool(self._pending) or self._sending.locked()
 
+    def unsent(self) -> "set[Run]":
+        """Return the runs whose items wait: their ends must not be reported before."""
+        with self.lock:
+            return {items.run for items in self._pending}
+
     def open(self, run: "Run") -> "RunItems":
         """Begin a run's stream. From any thread."""
         content_type = run.claimed.options.content_type

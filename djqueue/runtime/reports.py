@@ -62,10 +62,21 @@ class Reports(Flushing):
             self._of(run).lines.append(entry)
         self._schedule()
 
+    def unsent(self) -> "set[Run]":
+        """Return the runs of which something waits: their ends must not be reported before."""
+        with self._lock:
+            return self.emitter.unsent().union(self._pending)
+
     async def flush(self) -> None:
         """See `Flushing`."""
-        if self.emitter.waiting:
-            await self.emitter.flush()
+        try:
+            if self.emitter.waiting:
+                await self.emitter.flush()
+        finally:
+            # A storage that is full may refuse items alone.
+            await self._flush_reports()
+
+    async def _flush_reports(self) -> None:
         # One at a time: the words about a job must not overtake each other.
         async with self._sending:
             with self._lock:

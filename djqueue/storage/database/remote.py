@@ -53,6 +53,8 @@ PROBE_TIMEOUT = 2.0
 """Seconds within which a scheduler that was away connects and answers a ping."""
 LONG_VERBS = frozenset({"clean", "obliterate"})
 """Verbs that concern any number of jobs."""
+CLAIMING_VERBS = frozenset({"finish"})
+"""Verbs whose timeout closes the connection: a scheduler that answers later takes its claims back then."""
 RECONNECT_EVERY = 0.5
 """Seconds between tries to have subscriptions heard again."""
 CLOSE_TIMEOUT = 5.0
@@ -164,6 +166,9 @@ class Remote:
             reason = f"the scheduler has not answered {verb!r} within {timeout:.3g} s; it may still do it"
             if timeout >= COUNTED_FROM:
                 self._breaker.failed(reason)
+            if verb in CLAIMING_VERBS:
+                with self._lock:
+                    self._hang_up(connection, reason)
             raise StorageUnavailableError(reason) from None
         finally:
             self._answers.pop(number, None)

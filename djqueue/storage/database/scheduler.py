@@ -384,15 +384,17 @@ class SchedulerStorage(EngineStorage):
         await self._acheck()
         await self._room()
         finished = self.engine.finish(outcomes, then)
-        if outcomes or finished.claims.jobs:
-            try:
-                with self._unclaiming(finished.claims.jobs):
-                    await self._synced()
-            except BaseException:
-                self.note_unanswered(outcomes, finished)
-                raise
-        if not all(finished.accepted):
-            known = await self._known(outcomes, finished)
+        if not outcomes and not finished.claims.jobs:
+            return finished
+        try:
+            with self._unclaiming(finished.claims.jobs):
+                await self._synced()
+                # Inside: the worker hears of an error only if the tables cannot be read.
+                known = set() if all(finished.accepted) else await self._known(outcomes, finished)
+        except BaseException:
+            self.note_unanswered(accepted_claims(outcomes, finished))
+            raise
+        if known:
             accepted = [
                 is_accepted or _claim_of(outcome) in known
                 for outcome, is_accepted in zip(outcomes, finished.accepted, strict=True)
@@ -417,11 +419,11 @@ class SchedulerStorage(EngineStorage):
         ]
         return finished._replace(accepted=accepted)
 
-    def note_unanswered(self, outcomes: Sequence[Outcome], finished: Finished) -> None:
-        """Remember the ends that were accepted: their worker may not learn of it, and report them again."""
+    def note_unanswered(self, accepted: Iterable[Lease]) -> None:
+        """Remember claims whose ends were accepted: a worker that does not hear of it reports them again."""
         now = self._clock.monotonic()
         noted = self._unanswered
-        for claim in _accepted(outcomes, finished):
+        for claim in accepted:
             noted.pop(claim, None)
             noted[claim] = now
         while noted:
@@ -432,7 +434,7 @@ class SchedulerStorage(EngineStorage):
 
     async def _known(self, outcomes: Sequence[Outcome], finished: Finished) -> set[Lease]:
         """Claims whose ends were refused now because they had been accepted before."""
-        refused = {_claim_of(outcome) for outcome in outcomes} - _accepted(outcomes, finished)
+        refused = {_claim_of(outcome) for outcome in outcomes} - accepted_claims(outcomes, finished)
         # They stay noted: the answer to this retry may be lost, too.
         known = refused & self._unanswered.keys()
         earlier: dict[str, list[str]] = {}
@@ -1255,8 +1257,8 @@ def _called_by_sync_code() -> bool:
     return asyncio.get_running_loop() in AsyncToSync.loop_thread_executors
 
 
-def _accepted(outcomes: Sequence[Outcome], finished: Finished) -> set[Lease]:
-    """The claims whose ends were accepted."""
+def accepted_claims(outcomes: Sequence[Outcome], finished: Finished) -> set[Lease]:
+    """Return the claims whose ends were accepted."""
     answers = zip(outcomes, finished.accepted, strict=True)
     return {_claim_of(outcome) for outcome, is_accepted in answers if is_accepted}
 

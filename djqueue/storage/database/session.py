@@ -18,11 +18,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from djqueue.core.errors import DjqueueError, SerializationError, StorageError
-from djqueue.core.job import ClaimRequest, Finished, Outcome
+from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome
 from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 
 from .processes import peer_process
+from .scheduler import accepted_claims
 from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
 if TYPE_CHECKING:
@@ -128,8 +129,8 @@ class Session:
         self._subscriptions: dict[int, Unsubscribe] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: set[int] = set()
-        self._answered: deque[tuple[Sequence[Outcome], Finished]] = deque(maxlen=MAX_UNREAD)
-        """The last ends that were answered: nothing says whether the client has read the answers."""
+        self._answered: deque[set[Lease]] = deque(maxlen=MAX_UNREAD)
+        """Claims of the last answered ends: nothing says whether the client has read the answers."""
         self.process = peer_process(writer.get_extra_info("socket"))
 
     async def run(self) -> None:
@@ -213,13 +214,15 @@ class Session:
             with self._server.errors_named():
                 finished = await self._finish_written(*args, **kwargs)
             outcomes = args[0] if args else kwargs["outcomes"]
+            # Without their results: an idle session would keep these in memory.
+            accepted = accepted_claims(outcomes, finished)
             if self._has_hung_up():
-                self._server.storage.note_unanswered(outcomes, finished)
+                self._server.storage.note_unanswered(accepted)
                 if finished.claims.jobs:
                     # Nobody hears of these claims.
                     self._server.storage.unclaim(finished.claims.jobs)
-            elif outcomes:
-                self._answered.append((outcomes, finished))
+            elif accepted:
+                self._answered.append(accepted)
             return "ok", finished
         except Exception as error:
             return _refusal("finish", error)
@@ -311,9 +314,9 @@ class Session:
         if self._tasks:
             # Also of a client that has hung up: while its ends are being recorded it counts as connected.
             await asyncio.wait(self._tasks)
-        for outcomes, finished in self._answered:
+        for accepted in self._answered:
             # The client may have hung up before it read the answer.
-            self._server.storage.note_unanswered(outcomes, finished)
+            self._server.storage.note_unanswered(accepted)
         self._writer.close()
         try:
             await self._writer.wait_closed()

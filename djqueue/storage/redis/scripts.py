@@ -73,7 +73,6 @@ BRINGING = frozenset(
         "emit",
         "enqueue",
         "import",
-        "report",
         "revise",
         "stage",
         "staged_add",
@@ -81,7 +80,7 @@ BRINGING = frozenset(
         "update",
     }
 )
-"""Those that a full server refuses."""
+"""Those that a full server refuses. Not `report`: a job ends after its last report is there."""
 
 
 class Script(NamedTuple):

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import subprocess
+import tracemalloc
 from contextlib import contextmanager
 from threading import Event
 
 import pytest
 
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.database.lease import host_name
 from djqueue.storage.database.processes import has_died
@@ -74,6 +76,21 @@ def test_an_end_whose_answer_was_not_read_is_accepted_again(scheduler, client):
     assert finish(client, held) == [True]
 
 
+def test_answered_ends_keep_neither_payloads_nor_results_in_memory(scheduler, client):
+    large = 1_000_000
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(20):
+            enqueue(scheduler, payload=os.urandom(large))
+            finish(client, completing(claim_one(client), os.urandom(large)))
+        scheduler.maintain()
+
+        eventually(lambda: tracemalloc.get_traced_memory()[0] - before < 10 * large)
+    finally:
+        tracemalloc.stop()
+
+
 def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(scheduler, monkeypatch):
     job_id = enqueue(scheduler)
     finish_written = scheduler._active.finish_written
@@ -93,6 +110,21 @@ def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(sche
 
     there = job(scheduler, job_id)
     assert (there.state, there.attempts, there.stalls) == (State.WAITING, 0, 0)
+
+
+def test_claims_that_are_answered_too_late_are_given_back(scheduler, client, monkeypatch):
+    job_id = enqueue(scheduler)
+    monkeypatch.setattr("djqueue.storage.database.remote.ANSWER_TIMEOUT", 1.0)
+
+    with slow_answers(scheduler, monkeypatch) as (recorded, answer):
+        with pytest.raises(StorageUnavailableError, match="has not answered 'finish'"):
+            client.finish([], request(5))
+        assert recorded.is_set()
+        answer.set()
+        eventually(lambda: job(scheduler, job_id).state is State.WAITING)
+
+    again = claim_one(client)
+    assert (again.id, again.attempts, again.stalls) == (job_id, 1, 0)
 
 
 # Processes that die.

@@ -596,6 +596,26 @@ def unanswered_ends(restarts, monkeypatch, count):
     return held
 
 
+def test_ends_that_are_looked_up_in_vain_keep_the_rest_of_their_request(restarts, monkeypatch):
+    enqueue_many(restarts.scheduler, 2)
+    held = claim_one(restarts.worker)
+    # As told by a worker that was frozen while this scheduler took over.
+    late = completing(held)._replace(id="gone", token=1)
+
+    def no_connection(*_):
+        raise OperationalError("too many connections")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("djqueue.storage.database.recovery.ended_claims", no_connection)
+        with pytest.raises(StorageUnavailableError, match="too many connections"):
+            restarts.worker.finish([completing(held), late], request(5))
+
+    # The worker heard of an error only: it reports both again, and knows of no claim.
+    assert finish(restarts.worker, completing(held), late) == [True, False]
+    again = claim_one(restarts.worker)
+    assert (again.id != held.id, again.attempts, again.stalls) == (True, 1, 0)
+
+
 def test_unanswered_ends_are_bounded_by_number(restarts, monkeypatch):
     monkeypatch.setattr(scheduler_module, "MAX_UNANSWERED", 2)
 

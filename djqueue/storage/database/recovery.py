@@ -135,7 +135,7 @@ def _concerned(
     if to is not None:
         found.update({row.key: row for row in _load(alias, to, ids)})
     needed: dict[JobKey, Row] = {}
-    """What blocked jobs wait for; of these nothing else is loaded, unless they replace others."""
+    """What blocked jobs wait for; nothing else is loaded for these, unless they wait or are in the inbox."""
     blocked = [
         Row.read(row)
         for row in rows.raw_values(
@@ -148,7 +148,7 @@ def _concerned(
         found.update(_rivals(alias, found, queue, to))
         found.update(_dependents(blocked, found))
         needed.update(_dependencies(alias, found, needed))
-        found.update({key: row for key, row in needed.items() if row.inbox and row.job.options.unique_key})
+        found.update({key: row for key, row in needed.items() if row.inbox or row.job.state is State.BLOCKED})
     everything = list((needed | found).values())
     inbox = sorted((row for row in everything if row.inbox), key=lambda row: row.number)
     return [row.job for row in everything if not row.inbox], {row.number: row.job for row in inbox}

@@ -10,6 +10,8 @@ FIXES: dict[str, tuple[str, Any]] = {
     "restart": (f"{DATABASE}.recovery._is_lost", lambda job, left_at, **rest: True),
     # A scheduler whose lease another process has goes on writing.
     "lease": (f"{DATABASE}.lease.SchedulerLease.hold", lambda self: None),
+    # A new scheduler does not count the jobs that run in other processes against their groups.
+    "groups": ("djqueue.core.groups.Groups.resume", lambda self, job: None),
 }
 """What stands for each of them, by name: a target and what is put there."""
 

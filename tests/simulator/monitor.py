@@ -19,6 +19,8 @@ from .nodes import LIMITERS, POLICIES
 from .threads import SimulatedJournal
 from .world import World
 
+UNMET = frozenset({State.FAILED, State.CANCELLED})
+"""Ends of a dependency that leave a retried job blocked."""
 COMPARE_EVERY = 40
 """Steps between two comparisons of the tables with the engine."""
 
@@ -56,6 +58,7 @@ class Monitor:
         self._acknowledged: dict[JobKey, None] = {}
         self._open: dict[JobKey, None] = {}
         """Acknowledged jobs that have not been seen to end."""
+        self._retried: set[JobKey] = set()
         self._excused: set[JobKey] = set()
         """Jobs that were lost within the documented window."""
         self._completed: set[JobKey] = set()
@@ -83,6 +86,7 @@ class Monitor:
     def retried(self, key: JobKey) -> None:
         """A dead letter may live again."""
         self._ended.discard(key)
+        self._retried.add(key)
         if key in self._acknowledged and key not in self._excused:
             self._open[key] = None
 
@@ -295,13 +299,26 @@ class Monitor:
     def is_drained(self) -> bool:
         """Whether every job has ended and nothing is left to be written."""
         scheduler = self._present
-        if self._open or scheduler is None:
+        if scheduler is None:
+            return False
+        states = read_states()
+        if any(not self._waits_for_a_retry(key, states) for key in self._open):
             return False
         return scheduler._journal.is_idle and not any(
-            job.state in LIVE
+            job.state in LIVE and not self._waits_for_a_retry((job.queue, job.id), states)
             for shard in scheduler.engine.shards
             for queue in shard.queues.values()
             for job in queue.jobs.values()
+        )
+
+    def _waits_for_a_retry(self, key: JobKey, states: dict[JobKey, State]) -> bool:
+        """Whether a job was retried behind a dependency that stays failed, or waits for such a job."""
+        job = None if self._present is None else self._job(self._present.engine, key)
+        if job is None or job.state is not State.BLOCKED:
+            return False
+        dependencies = job.options.depends_on
+        return (key in self._retried and any(states.get(other) in UNMET for other in dependencies)) or any(
+            self._waits_for_a_retry(other, states) for other in dependencies
         )
 
     def undone(self) -> str:
@@ -312,8 +329,9 @@ class Monitor:
     def check_end(self) -> None:
         """Check the tables once everything has been done."""
         self._check_delivery()
-        for key, state in read_states().items():
-            if state not in TERMINAL:
+        states = read_states()
+        for key, state in states.items():
+            if state not in TERMINAL and not self._waits_for_a_retry(key, states):
                 self._world.fail(f"{key} is {state} at the end")
             if (state is State.COMPLETED) != (key in self._completed):
                 self._world.fail(

@@ -34,6 +34,25 @@ NUMBERED = ("id", *rows.JOB_FIELDS)
 INBOX = NUMBERED.index("inbox")
 
 
+class Row(NamedTuple):
+    """A job as the tables have it."""
+
+    number: int
+    job: Job
+    inbox: bool
+    """Whether no scheduler has taken it in."""
+
+    @property
+    def key(self) -> JobKey:
+        """The job's queue and id."""
+        return self.job.queue, self.job.id
+
+    @classmethod
+    def read(cls, values: rows.Row) -> "Row":
+        """Return the job of a row of the columns in `NUMBERED`."""
+        return cls(values[0], rows.job_from_row(values[1:]), bool(values[INBOX]))
+
+
 Knowing = Callable[[Iterable[JobKey]], AbstractContextManager[None]]
 """While it lasts, the engine knows these jobs, also those that have ended."""
 
@@ -79,6 +98,7 @@ def borrow(
     alias: str,
     engine: Engine,
     journal: DatabaseJournal,
+    take: Callable[[Mapping[int, Job]], None],
     knowing: Knowing,
     queue: str,
     ids: Sequence[str] | None,
@@ -87,59 +107,99 @@ def borrow(
     *,
     was_released: bool = True,
 ) -> None:
-    """Some jobs of one queue (None: all), the blocked ones that wait for them, and what those wait for.
+    """Some jobs of one queue (None: all), the blocked ones that wait for them, what those wait for, and the
+    live jobs with their unique keys.
 
+    take: takes in jobs of the inbox, by the numbers of their rows: they replace their rivals, as they would
+    when a scheduler starts.
     to: a queue to which they are moved; of that, those with one of their ids or unique keys.
     left_at, was_released: see `recover`.
     """
     queues(alias, engine)
     if ids is None:
         ids = list(models.Job.objects.using(alias).filter(queue=queue).values_list("job_id", flat=True))
-    jobs = {(job.queue, job.id): job for job in load(alias, queue, ids)}
-    if to is not None:
-        rivals = [*ids, *_owners(alias, to, jobs.values())]
-        jobs.update({(job.queue, job.id): job for job in load(alias, to, rivals)})
-    # A successor waits for the active job that has its key.
-    successors = [job for job in jobs.values() if job.state is State.BLOCKED]
-    owners = [job_id for job_id in _owners(alias, queue, successors) if (queue, job_id) not in jobs]
-    jobs.update({(job.queue, job.id): job for job in load(alias, queue, owners)})
-    jobs.update(_dependents(alias, jobs))
-    blocked = [job for job in jobs.values() if job.state is State.BLOCKED]
-    # A dead letter may be put behind its dependencies again.
-    waiting = [*blocked, *(job for job in jobs.values() if job.reason == "dependency_failed")]
-    wanted: dict[str, list[str]] = {}
-    for key in {key for job in waiting for key in job.options.depends_on} - jobs.keys():
-        wanted.setdefault(key[0], []).append(key[1])
-    found = [*jobs.values(), *(job for name, missing in wanted.items() for job in load(alias, name, missing))]
-    failed = [job for job in found if job.state is State.FAILED]
-    alive = [job for job in found if job.state is not State.FAILED]
+    jobs, inbox = _concerned(alias, queue, ids, to)
+    failed = [job for job in jobs if job.state is State.FAILED]
+    alive = [job for job in jobs if job.state is not State.FAILED]
     take_over(engine, journal, alive, left_at=left_at, was_released=was_released)
     _dead(alias, engine, failed)
-    bind(engine, knowing, [job for job in blocked if job.unmet])
+    take(inbox)
+    bind(engine, knowing, [job for job in jobs if job.state is State.BLOCKED and job.unmet])
 
 
-def _owners(alias: str, queue: str, jobs: Iterable[Job]) -> Iterable[str]:
-    """Ids of the live jobs of a queue that have the unique keys of these."""
-    keys = [key for job in jobs if (key := job.options.unique_key) is not None]
+def _concerned(
+    alias: str, queue: str, ids: Sequence[str], to: str | None
+) -> tuple[list[Job], dict[int, Job]]:
+    """See `borrow`: the jobs that a scheduler has taken in, and those in the inbox by arrival."""
+    found = {row.key: row for row in _load(alias, queue, ids)}
+    if to is not None:
+        found.update({row.key: row for row in _load(alias, to, ids)})
+    needed: dict[JobKey, Row] = {}
+    """What blocked jobs wait for; nothing else is loaded for these, unless they wait or are in the inbox."""
+    blocked = [
+        Row.read(row)
+        for row in rows.raw_values(
+            models.Job.objects.using(alias).filter(state=State.BLOCKED.value), NUMBERED
+        )
+    ]
+    seen = -1
+    while len(found) > seen:
+        seen = len(found)
+        found.update(_rivals(alias, found, queue, to))
+        found.update(_dependents(blocked, found))
+        needed.update(_dependencies(alias, found, needed))
+        found.update({key: row for key, row in needed.items() if row.inbox or row.job.state is State.BLOCKED})
+    everything = list((needed | found).values())
+    inbox = sorted((row for row in everything if row.inbox), key=lambda row: row.number)
+    return [row.job for row in everything if not row.inbox], {row.number: row.job for row in inbox}
+
+
+def _rivals(alias: str, found: Mapping[JobKey, Row], moved_from: str, to: str | None) -> dict[JobKey, Row]:
+    """The live jobs with the unique keys of these, also in the queue to which those of another are moved."""
+    keys: dict[str, dict[str, None]] = {}
+    for row in found.values():
+        key = row.job.options.unique_key
+        if key is not None and row.job.state not in ENDED:
+            keys.setdefault(row.job.queue, {})[key] = None
+            if to is not None and row.job.queue == moved_from:
+                keys.setdefault(to, {})[key] = None
+    rivals: dict[JobKey, Row] = {}
+    for queue, mine in keys.items():
+        owners = [job_id for job_id in _owners(alias, queue, mine) if (queue, job_id) not in found]
+        rivals.update({row.key: row for row in _load(alias, queue, owners)})
+    return rivals
+
+
+def _owners(alias: str, queue: str, keys: Iterable[str]) -> Iterable[str]:
+    """Ids of the live jobs of a queue that have these unique keys."""
     live = [state.value for state in LIVE]
-    for chunk in rows.chunked(keys):
+    for chunk in rows.chunked(list(keys)):
         found = models.Job.objects.using(alias).filter(queue=queue, state__in=live, unique_key__in=chunk)
         yield from found.values_list("job_id", flat=True)
 
 
-def _dependents(alias: str, jobs: Mapping[JobKey, Job]) -> dict[JobKey, Job]:
-    """The blocked jobs that wait for these, or for one another."""
-    rest = [
-        rows.job_from_row(row)
-        for row in rows.job_rows(models.Job.objects.using(alias).filter(state=State.BLOCKED.value))
-    ]
-    found: dict[JobKey, Job] = {}
-    waited_for = set(jobs)
-    while waiting := [job for job in rest if not waited_for.isdisjoint(job.options.depends_on)]:
-        waited_for = {(job.queue, job.id) for job in waiting}
-        found.update({(job.queue, job.id): job for job in waiting})
-        rest = [job for job in rest if (job.queue, job.id) not in waited_for]
-    return {key: job for key, job in found.items() if key not in jobs}
+def _dependents(blocked: Sequence[Row], found: Mapping[JobKey, Row]) -> dict[JobKey, Row]:
+    """Those of the blocked jobs that wait for these, or for one another."""
+    rest = list(blocked)
+    dependents: dict[JobKey, Row] = {}
+    waited_for = set(found)
+    while waiting := [row for row in rest if not waited_for.isdisjoint(row.job.options.depends_on)]:
+        waited_for = {row.key for row in waiting}
+        dependents.update({row.key: row for row in waiting})
+        rest = [row for row in rest if row.key not in waited_for]
+    return {key: row for key, row in dependents.items() if key not in found}
+
+
+def _dependencies(alias: str, found: Mapping[JobKey, Row], needed: Mapping[JobKey, Row]) -> dict[JobKey, Row]:
+    """What the blocked ones of these wait for, and is not there yet."""
+    wanted: dict[str, dict[str, None]] = {}
+    for row in found.values():
+        # A dead letter may be put behind its dependencies again.
+        if row.job.state is State.BLOCKED or row.job.reason == "dependency_failed":
+            for key in row.job.options.depends_on:
+                if key not in found and key not in needed:
+                    wanted.setdefault(key[0], {})[key[1]] = None
+    return {row.key: row for queue, ids in wanted.items() for row in _load(alias, queue, list(ids))}
 
 
 def _turn(job: Job) -> tuple[bool, int]:
@@ -301,11 +361,6 @@ def find(alias: str, engine: Engine, journal: DatabaseJournal, keys: Iterable[Jo
     return found
 
 
-def load(alias: str, queue: str, ids: Sequence[str]) -> list[Job]:
-    """Jobs of a queue, with what belongs to them."""
-    return [job for _, job, _ in _load(alias, queue, ids)]
-
-
 def arrived(alias: str, limit: int) -> dict[int, Job]:
     """The first jobs in the inbox, by the number of their rows, in order."""
     page = models.Job.objects.using(alias).filter(inbox=True).order_by("id")[:limit]
@@ -339,14 +394,15 @@ def ended_claims(alias: str, queue: str, ids: Sequence[str]) -> Iterable[Lease]:
         yield from (Lease(*claim) for claim in ended)
 
 
-def _load(alias: str, queue: str, ids: Sequence[str]) -> list[tuple[int, Job, bool]]:
-    found: dict[str, tuple[int, Job, bool]] = {}
+def _load(alias: str, queue: str, ids: Sequence[str]) -> list[Row]:
+    """Jobs of a queue, with what belongs to them."""
+    found: dict[str, Row] = {}
     for chunk in rows.chunked(ids):
         mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk)
-        for row in rows.raw_values(mine, NUMBERED):
-            job = rows.job_from_row(row[1:])
-            found[job.id] = (row[0], job, bool(row[INBOX]))
-    rows.read_belongings(alias, queue, {job.id: job for _, job, _ in found.values()})
+        for values in rows.raw_values(mine, NUMBERED):
+            row = Row.read(values)
+            found[row.job.id] = row
+    rows.read_belongings(alias, queue, {job_id: row.job for job_id, row in found.items()})
     return list(found.values())
 
 

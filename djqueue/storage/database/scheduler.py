@@ -230,7 +230,7 @@ class SchedulerStorage(EngineStorage):
         to: a queue to which they are moved, of which what may be in their way is loaded, too.
         """
         self._follow_missed_step()
-        found = self._alias, self.engine, self._journal, self._knowing
+        found = self._alias, self.engine, self._journal, self._take, self._knowing
         lease = self._lease
         recovery.borrow(*found, queue, ids, to, lease.left_at, was_released=lease.was_released)
 

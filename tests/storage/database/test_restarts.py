@@ -453,6 +453,94 @@ def test_a_successor_that_is_changed_while_no_scheduler_runs_still_waits_for_the
     assert claim_ids(restarted, 5) == [later]
 
 
+@pytest.mark.parametrize(
+    "steer",
+    [
+        lambda storage, job_id: storage.update(QUEUE, [job_id], priority=5),
+        lambda storage, job_id: storage.promote(QUEUE, [job_id]),
+    ],
+    ids=["update", "promote"],
+)
+def test_a_job_that_is_changed_while_no_scheduler_runs_replaces_the_rival_with_its_unique_key(
+    restarts, steer
+):
+    earlier = enqueue(restarts.scheduler, unique_key="k", delay=60_000)
+    restarts.scheduler.close()
+    restarts.scheduler = None
+    later = enqueue(restarts.worker, unique_key="k", on_duplicate="replace", delay=60_000)
+
+    steer(restarts.worker, later)
+
+    restarted = restarts.again()
+    replaced = job(restarted, earlier)
+    assert (replaced.state, replaced.reason) == (State.CANCELLED, "replaced")
+    assert state(restarted, later) in (State.WAITING, State.DELAYED)
+    restarts.clock.advance(60_000)
+    restarted.maintain()
+    assert claim_ids(restarted, 5) == [later]
+
+
+def test_a_job_that_is_cancelled_while_no_scheduler_runs_has_replaced_its_rivals_before(restarts):
+    earlier = enqueue(restarts.scheduler, unique_key="k")
+    waiting = enqueue(restarts.scheduler, depends_on=((QUEUE, earlier),))
+    restarts.scheduler.close()
+    restarts.scheduler = None
+    between = enqueue(restarts.worker, unique_key="k", on_duplicate="replace")
+    later = enqueue(restarts.worker, unique_key="k", on_duplicate="replace")
+
+    assert restarts.worker.cancel(QUEUE, [later])[0].status == "cancelled"
+
+    restarted = restarts.again()
+    states = [state(restarted, job_id) for job_id in (earlier, between, later)]
+    assert states == [State.CANCELLED] * 3
+    assert job(restarted, waiting).reason == "dependency_failed"
+    assert claim_ids(restarted, 5) == []
+
+
+def test_a_successor_in_the_inbox_that_is_changed_while_no_scheduler_runs_waits_for_its_key(restarts):
+    enqueue(restarts.scheduler, unique_key="k")
+    claimed = claim_one(restarts.worker)
+    restarts.scheduler.close()
+    restarts.scheduler = None
+    later = enqueue(restarts.worker, unique_key="k", on_duplicate="keep_last_if_active")
+
+    assert restarts.worker.update(QUEUE, [later], priority=5) == [True]
+
+    restarted = restarts.again()
+    assert state(restarted, later) is State.BLOCKED
+    assert finish(restarts.worker, completing(claimed)) == [True]
+    assert claim_ids(restarted, 5) == [later]
+
+
+def test_a_change_of_a_job_replaces_the_rivals_of_what_it_waits_for_while_no_scheduler_runs(restarts):
+    earlier = enqueue(restarts.scheduler, unique_key="k")
+    restarts.scheduler.close()
+    restarts.scheduler = None
+    later = enqueue(restarts.worker, unique_key="k", on_duplicate="replace")
+    waiting = enqueue(restarts.worker, depends_on=((QUEUE, later),))
+
+    assert restarts.worker.update(QUEUE, [waiting], priority=5) == [True]
+
+    restarted = restarts.again()
+    assert state(restarted, earlier) is State.CANCELLED
+    assert state(restarted, waiting) is State.BLOCKED
+    assert claim_ids(restarted, 5) == [later]
+
+
+def test_a_dead_letter_is_not_retried_while_no_scheduler_runs_if_its_unique_key_is_taken(restarts):
+    dead = enqueue(restarts.scheduler, unique_key="k", max_attempts=1)
+    finish(restarts.worker, failing(claim_one(restarts.worker)))
+    other = enqueue(restarts.scheduler, unique_key="k")
+    restarts.scheduler.close()
+    restarts.scheduler = None
+
+    assert restarts.worker.retry(QUEUE, [dead]) == ["unique_key_taken"]
+
+    restarted = restarts.again()
+    assert state(restarted, dead) is State.FAILED
+    assert claim_ids(restarted, 5) == [other]
+
+
 # Claims are on the disk before anybody acts on them.
 
 

@@ -2,8 +2,8 @@
 
 Kills come in rounds, each with a new project. At the end of a round everything is worked off. An acknowledged
 job that is not there, or has not ended, is lost; a job with two records or two dead letters is duplicated. A
-handler may run again after a kill: that is at-least-once. It must not run again while its last attempt runs in
-a process that lives.
+handler may run again after a kill, which is at-least-once delivery, but not while its last attempt runs in a
+process that lives.
 """
 
 import argparse

@@ -67,7 +67,11 @@ class Zygote:
                 stderr=log,
                 text=True,
             )
-        self._read()
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, arguments: list[str], log: Path) -> Forked:
         """Fork a process that runs a program with these arguments of `python`."""
@@ -92,6 +96,10 @@ class Zygote:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process and its children."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

@@ -29,7 +29,11 @@ def load() -> None:
     """Import what a worker imports, and make sure that a fork inherits no connection and no thread."""
     django.setup()
     import_module("djqueue.management.commands.runworkers")
-    backend = settings.DJQUEUE.get("STORAGE", {}).get("BACKEND", "djqueue.storage.database.DatabaseStorage")
+    backend = (
+        getattr(settings, "DJQUEUE", {})
+        .get("STORAGE", {})
+        .get("BACKEND", "djqueue.storage.database.DatabaseStorage")
+    )
     import_module(backend.rpartition(".")[0])
     opened = [alias for alias in connections if connections[alias].connection is not None]
     sockets = [number for number in map(int, os.listdir("/proc/self/fd")) if _is_socket(number)]

@@ -41,24 +41,39 @@ def overlapping(attempts: Iterable[Attempt], killed: Iterable[tuple[int, int]]) 
     earlier: list[Attempt] = []
     for attempt in attempts:
         for before in earlier:
-            died = any(before.begun <= at <= attempt.begun for at in deaths[before.pid])
-            if not died and (before.ended is None or before.ended > attempt.begun):
+            if not _died(deaths[before.pid], before, attempt) and (
+                before.ended is None or before.ended > attempt.begun
+            ):
                 wrong.append(f"{attempt.number} began in {attempt.pid} while {before.pid} ran it")
         earlier.append(attempt)
     return wrong
 
 
-def unexplained(attempts: Iterable[Attempt], killed: Iterable[int]) -> list[str]:
-    """Say which attempts followed another one of their job although no process was killed in between."""
-    times = sorted(killed)
+def unexplained(
+    attempts: Iterable[Attempt], killed: Iterable[tuple[int, int]], schedulers: Iterable[int]
+) -> list[str]:
+    """Say which attempts followed another one of their job although nothing that knew of that had died.
+
+    killed: each process and when, of those that ran handlers.
+    schedulers: when a process was killed that may have been the scheduler, which knows how an attempt ended.
+    """
+    deaths = defaultdict(list)
+    for pid, at in killed:
+        deaths[pid].append(at)
+    times = sorted(schedulers)
     wrong = []
     before: Attempt | None = None
     for attempt in attempts:
         if before is not None:
             index = bisect_left(times, before.begun)
-            if index == len(times) or times[index] > attempt.begun:
+            scheduler_died = index < len(times) and times[index] <= attempt.begun
+            if not scheduler_died and not _died(deaths[before.pid], before, attempt):
                 wrong.append(
                     f"{attempt.number} ran in {before.pid} and again in {attempt.pid} without a kill"
                 )
         before = attempt
     return wrong
+
+
+def _died(deaths: Iterable[int], before: Attempt, after: Attempt) -> bool:
+    return any(before.begun <= at <= after.begun for at in deaths)

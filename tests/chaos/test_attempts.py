@@ -37,8 +37,14 @@ def test_attempts_one_after_the_other_do_not_overlap() -> None:
     assert overlapping([Attempt("1", FIRST, 100, 150), Attempt("1", SECOND, 200, 300)], []) == []
 
 
-def test_another_attempt_is_explained_by_any_kill_since_the_last_one_began() -> None:
+def test_another_attempt_is_explained_by_the_death_of_the_process_that_ran_the_last_one() -> None:
     attempts = [Attempt("1", FIRST, 100, 150), Attempt("1", SECOND, 200, 300)]
-    assert unexplained(attempts, [400, 160]) == []
-    assert unexplained(attempts, [400, 90])
-    assert unexplained(attempts, [])
+    assert unexplained(attempts, [(SECOND, 400), (FIRST, 160)], []) == []
+    assert unexplained(attempts, [(FIRST, 400), (FIRST, 90)], [])
+    assert unexplained(attempts, [(SECOND, 160)], [])
+
+
+def test_another_attempt_is_explained_by_the_death_of_a_scheduler_since_the_last_one_began() -> None:
+    attempts = [Attempt("1", FIRST, 100, 150), Attempt("1", SECOND, 200, 300)]
+    assert unexplained(attempts, [], [400, 160, 90]) == []
+    assert unexplained(attempts, [], [400, 90])

@@ -89,6 +89,7 @@ def run(storage: str, kills: int, whole: int, until: float, random: Random) -> t
                     ending.wait()
         print(f"{storage}: worked off in {time.monotonic() - begun:.0f} s", flush=True)
         wrong = check(folder) + check_attempts(folder, storage, running)
+        wrong += [ended for service in running for ended in service.ended]
         if wrong:
             keep(folder)
         return total, wrong

@@ -21,8 +21,8 @@ class Process(Protocol):
 
     pid: int
 
-    def kill(self) -> None:
-        """Send SIGKILL and wait for the end."""
+    def kill(self) -> int:
+        """Send SIGKILL, wait for the end, and return the exit code."""
 
 
 class Started:
@@ -33,10 +33,10 @@ class Started:
             self._process = start(folder, arguments, output)
         self.pid = self._process.pid
 
-    def kill(self) -> None:
+    def kill(self) -> int:
         """See `Process.kill`."""
         self._process.kill()
-        self._process.wait(PATIENCE)
+        return self._process.wait(PATIENCE)
 
 
 class Forked:
@@ -46,10 +46,10 @@ class Forked:
         self._zygote = zygote
         self.pid = pid
 
-    def kill(self) -> None:
+    def kill(self) -> int:
         """See `Process.kill`. Until the zygote has waited for it, the process has its id."""
         os.kill(self.pid, signal.SIGKILL)
-        self._zygote.call(wait=self.pid)
+        return int(self._zygote.call(wait=self.pid)["status"])
 
 
 class Zygote:
@@ -126,6 +126,8 @@ class Service:
         self.whole_starts = 0
         self.killed: list[tuple[int, int]] = []
         """The id of each process that was killed, and the nanoseconds of the monotonic clock before that."""
+        self.ended: list[str] = []
+        """Processes that did not live until they were killed."""
         self.start()
 
     def start(self) -> None:
@@ -144,7 +146,9 @@ class Service:
     def kill(self) -> None:
         """Kill the process."""
         self.killed.append((self._process.pid, time.monotonic_ns()))
-        self._process.kill()
+        code = self._process.kill()
+        if code != -signal.SIGKILL:
+            self.ended.append(f"{self.name} (process {self._process.pid}) ended by itself with code {code}")
 
 
 def start(folder: Path, arguments: list[str], output: Any) -> "subprocess.Popen[bytes]":

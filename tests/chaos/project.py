@@ -25,7 +25,7 @@ DATABASES = {{"default": {database!r}}}
 DJQUEUE = {{
     "HEARTBEAT": 0.5,
     "DEFAULTS": {{"max_stalls": 100_000, "backoff": 0, "result_ttl": None}},
-    "QUEUES": {{"default": {{"LEASE": 2}}}},
+    "QUEUES": {{"default": {{"LEASE": 3}}}},
     **{storage!r},
 }}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

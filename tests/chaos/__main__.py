@@ -137,11 +137,12 @@ def check_attempts(folder: Path, storage: str, services: list[Service]) -> list[
     """Compare what the handlers noted with what was killed when."""
     killed = [death for service in services for death in service.killed]
     schedulers = [
-        at
+        death
         for service in services
-        for _, at in service.killed
+        for death in service.killed
         if storage != REDIS and service.name in MAY_SCHEDULE
     ]
+    (folder / "killed.txt").write_text("".join(f"{death}\n" for death in killed))
     jobs = attempts.read(folder / "done.txt")
     wrong = []
     for runs in jobs.values():

@@ -1,9 +1,9 @@
 """Read what the handlers noted, and tell which attempts no kill explains."""
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -15,6 +15,17 @@ class Attempt:
     pid: int
     begun: int
     ended: int | None = None
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that was killed at some moment between two times."""
+
+    pid: int
+    before: int
+    """Nanoseconds of the monotonic clock before the signal was sent."""
+    gone: int
+    """And when the process had been waited for. A busy machine may run it for a while in between."""
 
 
 def read(path: Path) -> dict[str, list[Attempt]]:
@@ -32,48 +43,43 @@ def read(path: Path) -> dict[str, list[Attempt]]:
     return dict(found)
 
 
-def overlapping(attempts: Iterable[Attempt], killed: Iterable[tuple[int, int]]) -> list[str]:
+def overlapping(attempts: Iterable[Attempt], killed: Iterable[Death]) -> list[str]:
     """Say which attempts began while an earlier one ran in a process that had not been killed."""
-    deaths = defaultdict(list)
-    for pid, at in killed:
-        deaths[pid].append(at)
+    deaths = _by_process(killed)
     wrong = []
     earlier: list[Attempt] = []
     for attempt in attempts:
         for before in earlier:
-            if not _died(deaths[before.pid], before, attempt) and (
-                before.ended is None or before.ended > attempt.begun
-            ):
+            if _has_died(deaths[before.pid], before, attempt):
+                continue
+            if before.ended is None or before.ended > attempt.begun:
                 wrong.append(f"{attempt.number} began in {attempt.pid} while {before.pid} ran it")
         earlier.append(attempt)
     return wrong
 
 
 def unexplained(
-    attempts: Iterable[Attempt], killed: Iterable[tuple[int, int]], schedulers: Iterable[int]
+    attempts: Iterable[Attempt], killed: Iterable[Death], schedulers: Collection[Death]
 ) -> list[str]:
     """Say which attempts followed another one of their job although nothing that knew of that had died.
 
-    killed: each process and when, of those that ran handlers.
-    schedulers: when a process was killed that may have been the scheduler, which knows how an attempt ended.
+    killed: processes that ran handlers.
+    schedulers: processes that may have been the scheduler, which knows how an attempt ended.
     """
-    deaths = defaultdict(list)
-    for pid, at in killed:
-        deaths[pid].append(at)
-    times = sorted(schedulers)
-    wrong = []
-    before: Attempt | None = None
-    for attempt in attempts:
-        if before is not None:
-            index = bisect_left(times, before.begun)
-            scheduler_died = index < len(times) and times[index] <= attempt.begun
-            if not scheduler_died and not _died(deaths[before.pid], before, attempt):
-                wrong.append(
-                    f"{attempt.number} ran in {before.pid} and again in {attempt.pid} without a kill"
-                )
-        before = attempt
-    return wrong
+    deaths = _by_process(killed)
+    return [
+        f"{after.number} ran in {before.pid} and again in {after.pid} without a kill"
+        for before, after in pairwise(attempts)
+        if not _has_died(deaths[before.pid], before, after) and not _has_died(schedulers, before, after)
+    ]
 
 
-def _died(deaths: Iterable[int], before: Attempt, after: Attempt) -> bool:
-    return any(before.begun <= at <= after.begun for at in deaths)
+def _by_process(killed: Iterable[Death]) -> defaultdict[int, list[Death]]:
+    found: defaultdict[int, list[Death]] = defaultdict(list)
+    for death in killed:
+        found[death.pid].append(death)
+    return found
+
+
+def _has_died(deaths: Iterable[Death], before: Attempt, after: Attempt) -> bool:
+    return any(before.begun <= death.gone and death.before <= after.begun for death in deaths)

@@ -12,6 +12,8 @@ from typing import Any, Protocol, Self
 
 from tests.runtime.project import ROOT
 
+from .attempts import Death
+
 PATIENCE = 60
 """Seconds in which a killed process has to be gone."""
 
@@ -124,8 +126,7 @@ class Service:
         self._random = random
         self.starts = 0
         self.whole_starts = 0
-        self.killed: list[tuple[int, int]] = []
-        """The id of each process that was killed, and the nanoseconds of the monotonic clock before that."""
+        self.killed: list[Death] = []
         self.ended: list[str] = []
         """Processes that did not live until they were killed."""
         self.start()
@@ -145,8 +146,9 @@ class Service:
 
     def kill(self) -> None:
         """Kill the process."""
-        self.killed.append((self._process.pid, time.monotonic_ns()))
+        before = time.monotonic_ns()
         code = self._process.kill()
+        self.killed.append(Death(self._process.pid, before, time.monotonic_ns()))
         if code != -signal.SIGKILL:
             self.ended.append(f"{self.name} (process {self._process.pid}) ended by itself with code {code}")
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from .attempts import Attempt, overlapping, read, unexplained
+from .attempts import Attempt, Death, overlapping, read, unexplained
 
 FIRST, SECOND = 11, 22
 
@@ -25,12 +25,12 @@ def test_an_attempt_beside_one_that_has_not_ended_needs_the_death_of_its_process
     killed_at: int, is_wrong: bool
 ) -> None:
     attempts = [Attempt("1", FIRST, 100), Attempt("1", SECOND, 200, 300)]
-    assert bool(overlapping(attempts, [(FIRST, killed_at)])) is is_wrong
+    assert bool(overlapping(attempts, [Death(FIRST, killed_at, killed_at + 1)])) is is_wrong
 
 
 def test_the_death_of_another_process_does_not_excuse_two_attempts_at_once() -> None:
     attempts = [Attempt("1", FIRST, 100, 250), Attempt("1", SECOND, 200, 300)]
-    assert overlapping(attempts, [(SECOND, 150)])
+    assert overlapping(attempts, [Death(SECOND, 150, 151)])
 
 
 def test_attempts_one_after_the_other_do_not_overlap() -> None:
@@ -39,12 +39,20 @@ def test_attempts_one_after_the_other_do_not_overlap() -> None:
 
 def test_another_attempt_is_explained_by_the_death_of_the_process_that_ran_the_last_one() -> None:
     attempts = [Attempt("1", FIRST, 100, 150), Attempt("1", SECOND, 200, 300)]
-    assert unexplained(attempts, [(SECOND, 400), (FIRST, 160)], []) == []
-    assert unexplained(attempts, [(FIRST, 400), (FIRST, 90)], [])
-    assert unexplained(attempts, [(SECOND, 160)], [])
+    assert unexplained(attempts, [Death(SECOND, 400, 401), Death(FIRST, 160, 161)], []) == []
+    assert unexplained(attempts, [Death(FIRST, 400, 401), Death(FIRST, 90, 91)], [])
+    assert unexplained(attempts, [Death(SECOND, 160, 161)], [])
 
 
 def test_another_attempt_is_explained_by_the_death_of_a_scheduler_since_the_last_one_began() -> None:
     attempts = [Attempt("1", FIRST, 100, 150), Attempt("1", SECOND, 200, 300)]
-    assert unexplained(attempts, [], [400, 160, 90]) == []
-    assert unexplained(attempts, [], [400, 90])
+    assert unexplained(attempts, [], [Death(SECOND, at, at + 1) for at in (400, 160, 90)]) == []
+    assert unexplained(attempts, [], [Death(SECOND, at, at + 1) for at in (400, 90)])
+
+
+def test_a_process_may_begin_an_attempt_between_the_decision_to_kill_it_and_its_end() -> None:
+    attempts = [Attempt("1", FIRST, 100), Attempt("1", SECOND, 200, 300)]
+    killed = [Death(FIRST, 99, 101)]
+    assert overlapping(attempts, killed) == []
+    assert unexplained(attempts, killed, []) == []
+    assert unexplained(attempts, [], killed) == []

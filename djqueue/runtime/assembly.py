@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from djqueue.conf import Settings, has_django
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import WorkerInfo
 from djqueue.middleware import layers_of
 from djqueue.storage.base import Unsubscribe
@@ -96,9 +97,16 @@ class Assembly:
         self._unfollow: Unsubscribe | None = None
 
     async def start(self) -> None:
-        """Make the worker known and let its threads begin. Raises what the storage raises."""
+        """Register the worker and start its threads.
+
+        A storage that has become unavailable since it was connected does not end the worker: the heartbeat
+        registers it later. Raises any other error of the storage.
+        """
         storage, queues = self._storage, self._options.queues
-        await storage.acall(storage.register_worker, self._info())
+        try:
+            await storage.acall(storage.register_worker, self._info())
+        except StorageUnavailableError as error:
+            self._heartbeat.note_unavailable(error)
         # Before the first claim, so that no job can come unnoticed between the two.
         self._unlisten = await storage.acall(storage.listen, queues, self._jobs_came)
         worker_id = self._options.worker_id

@@ -68,6 +68,11 @@ class Heartbeat:
             self._show_life()
             self._life.start()
 
+    def note_unavailable(self, error: Exception) -> None:
+        """Register the worker as soon as the storage answers. Before `start`."""
+        self._away = True
+        self._tell.away("renew", error)
+
     def expect(self, lease: int) -> None:
         """A job with a shorter lease than any before has been claimed."""
         self.shortest_lease = lease

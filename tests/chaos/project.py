@@ -12,6 +12,13 @@ from tests.runtime.project import Project
 SQLITE, POSTGRESQL, REDIS = "sqlite", "postgresql", "redis"
 STORAGES = (SQLITE, POSTGRESQL, REDIS)
 
+DATABASE_STORAGE = {
+    "STORAGE": {
+        "BACKEND": "djqueue.storage.database.DatabaseStorage",
+        "OPTIONS": {"SCHEDULER_LEASE": 2},
+    }
+}
+
 SETTINGS = """
 INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "djqueue", "shop"]
 DATABASES = {{"default": {database!r}}}
@@ -33,16 +40,22 @@ from djqueue import UnrecoverableError, job
 DONE = os.open("done.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
+def write(event, number):
+    os.write(DONE, f"{event} {number} {os.getpid()} {time.monotonic_ns()}\\n".encode())
+
+
 @job
 def note(number):
-    os.write(DONE, f"{number}\\n".encode())
+    write("begin", number)
+    write("end", number)
     return number
 
 
 @job
 def slow(number):
+    write("begin", number)
     time.sleep(0.2)
-    os.write(DONE, f"{number}\\n".encode())
+    write("end", number)
     return number
 
 
@@ -73,7 +86,7 @@ while True:
         except DjqueueError:
             continue
         os.write(acknowledged, f"{job.name} {result.id} {number}\\n".encode())
-    time.sleep(0.03)
+    time.sleep(0.05)
 """
 
 REPORT = """
@@ -107,10 +120,10 @@ def project_on(storage: str, folder: Path) -> Iterator[Project]:
     if storage == SQLITE:
         options = {"transaction_mode": "IMMEDIATE", "timeout": 20}
         database = {"ENGINE": "django.db.backends.sqlite3", "NAME": "jobs.sqlite3", "OPTIONS": options}
-        yield _project(folder, database, {})
+        yield _project(folder, database, DATABASE_STORAGE)
     elif storage == POSTGRESQL:
         with servers.PostgresServer() as server:
-            yield _project(folder, _postgresql(server.create_database()), {})
+            yield _project(folder, _postgresql(server.create_database()), DATABASE_STORAGE)
     else:
         with servers.RedisServer(appendonly=True) as server:
             database = {"ENGINE": "django.db.backends.sqlite3", "NAME": "unused.sqlite3"}

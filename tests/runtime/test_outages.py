@@ -231,6 +231,30 @@ async def test_a_storage_that_is_away_at_the_start_is_the_callers_error():
         await worker.run()
 
 
+async def test_a_worker_starts_although_the_storage_goes_away_right_after_it_has_connected(caplog):
+    class LeavingStorage(FailingStorage):
+        def connect(self):
+            super().connect()
+            self.away.set()
+
+        def register_worker(self, info):
+            self._check("register")
+            return super().register_worker(info)
+
+    storage = LeavingStorage()
+    queue = Queue("work", storage=storage)
+    caplog.set_level("INFO", "djqueue")
+    async with working(storage, lambda job: None, worker_id="w") as worker:
+        await aeventually(lambda: "register" in storage.refused and "finish" in storage.refused)
+        storage.away.clear()
+        await reached(queue, queue.enqueue(name=HANDLER).id, "completed")
+        await aeventually(lambda: [info.id for info in storage.workers()] == [worker.id])
+        await aeventually(lambda: any("answers again" in line for line in messages(caplog, logging.INFO)))
+
+    told = [line for line in messages(caplog, logging.INFO) if "the storage" in line and "bulk" not in line]
+    assert len(told) == 1, "an outage at the start is one line, as any other"
+
+
 async def test_reports_are_kept_during_an_outage_in_their_order(storage):
     queue = Queue("work", storage=storage)
     said, done = asyncio.Event(), asyncio.Event()

@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Callable
 
-from django.db import DatabaseError, router
+from django.db import Error, router
 
 from djqueue.models import BulkOperation
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.away import in_one_line
+from djqueue.storage.database.away import in_one_line, raise_named
 
 from .bulk import Bulk
 
@@ -27,9 +27,9 @@ def bulking(storage: Storage) -> Callable[[], None]:
             return
         try:
             bulk.work()
-        except DatabaseError as error:
+        except Error as error:
             if has_worked:
-                raise
+                raise_named(alias, error)
             # A project whose jobs are elsewhere need not have the tables.
             logger.debug("Bulk operations are not looked at: %s", in_one_line(error))
         else:

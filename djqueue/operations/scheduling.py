@@ -6,13 +6,13 @@ from collections.abc import Callable
 from threading import Lock
 from weakref import WeakKeyDictionary
 
-from django.db import router
+from django.db import Error, router
 
 from djqueue.core.errors import DjqueueError
 from djqueue.models import CronJob
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.away import in_one_line
+from djqueue.storage.database.away import in_one_line, raise_named
 from djqueue.storage.memory import MemoryStorage
 
 from .firing import Firing
@@ -36,6 +36,8 @@ def scheduling(storage: Storage) -> Callable[[], None]:
             firing.fire()
         except Exception as error:
             firing.leave()
+            if has_worked and isinstance(error, Error):
+                raise_named(alias_of(storage), error)
             if has_worked or isinstance(error, DjqueueError):
                 raise
             # A project whose jobs are elsewhere need not have the tables.

@@ -1,6 +1,7 @@
 """Bulk operations: each job once, whoever does them and whenever one of them dies."""
 
 import pytest
+from django.db import InterfaceError, OperationalError
 
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.errors import OptionError, StorageUnavailableError
@@ -9,6 +10,7 @@ from djqueue.core.states import State
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
 from djqueue.operations.bulk import Bulk, Selection
+from djqueue.operations.bulking import bulking
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import a_failed_job, an_active_job, enqueue, lease_of
@@ -469,3 +471,21 @@ def test_a_preview_of_a_tag_looks_at_so_many_jobs_only(storage, clock, monkeypat
 def test_a_row_that_an_older_version_wrote_has_no_tag():
     stored = {"queues": ["emails"], "letters": {}, "state": "waiting", "ids": []}
     assert Selection.from_json(stored) == Selection(("emails",), state="waiting")
+
+
+@pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
+def test_a_database_that_is_away_is_an_outage_and_no_fault(
+    tables: None, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    look = bulking(MemoryStorage())
+    look()
+
+    with monkeypatch.context() as patch:
+
+        def fail(_: Bulk) -> None:
+            raise kind("server closed the connection\n\tunexpectedly")
+
+        patch.setattr(Bulk, "work", fail)
+        with pytest.raises(StorageUnavailableError, match="the connection unexpectedly"):
+            look()
+    look()

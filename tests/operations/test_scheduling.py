@@ -134,8 +134,8 @@ def test_a_project_without_the_tables_is_not_told_of_it(
     firing.error = None
     firing.clock.advance(60_000)
     look()
-    firing.error = OperationalError("away")
-    with pytest.raises(OperationalError):
+    firing.error = OperationalError("server closed the connection\n\tunexpectedly")
+    with pytest.raises(StorageUnavailableError, match="the connection unexpectedly"):
         look()
     assert (firing.looks, firing.left) == (3, 2)
 

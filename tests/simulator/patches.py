@@ -72,6 +72,10 @@ class Observed(dict[str, Any]):
     def __setitem__(self, alias: str, seen: Any) -> None:
         super().__setitem__(f"{_pid()} {alias}", seen)
 
+    def pop(self, alias: str, default: Any = None) -> Any:
+        """See `dict.pop`."""
+        return super().pop(f"{_pid()} {alias}", default)
+
 
 def _pid() -> int:
     process = PROCESS.get()
@@ -94,6 +98,7 @@ def simulated(world: World) -> Iterator[None]:
             f"{DATABASE}.lease.died_here": _died,
             f"{DATABASE}.lease.lives_here": _lives,
             f"{DATABASE}.lease._observed": Observed(),
+            f"{DATABASE}.lease._failed_at": Observed(),
             f"{DATABASE}.lease.host_name": lambda: HOST,
             f"{DATABASE}.lease.start_mark": lambda pid: "",
             f"{DATABASE}.processes.start_mark": lambda pid: "",

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from django.db import IntegrityError, OperationalError, transaction
+from django.db import Error, IntegrityError, OperationalError, transaction
 from django.db.models import F, QuerySet
 
 from djqueue import models
@@ -77,9 +77,15 @@ class SchedulerLease:
 
     def acquire(self) -> bool:
         """Take the row if it is free: released, run out, or its holder died on this machine."""
-        set_right(self._clock)
-        tick, now = self._clock.monotonic(), self._clock.now()
-        there = self.present()
+        try:
+            set_right(self._clock)
+            tick, now = self._clock.monotonic(), self._clock.now()
+            there = self.present()
+        except Error:
+            # The holder may not reach the database either.
+            _observed.pop(self._alias, None)
+            _failed_at[self._alias] = self._clock.monotonic()
+            raise
         if there is not None and not self._is_free(there, tick, now):
             return False
         # Later than all that the last scheduler wrote, also if the wall clock was set back since.
@@ -213,7 +219,8 @@ class SchedulerLease:
 
         The wall clock decides only about a holder on another machine: an end that has passed there may as
         well mean that this clock was set forward. What counts is how long this process has seen the row
-        unchanged, by the monotonic clock.
+        unchanged, by the monotonic clock. While the database is away, the holder cannot renew the row: its
+        silence counts from when this process can read the row again.
         """
         ends = to_milliseconds(there.expires_at)
         if ends <= ABANDONED or died_here(there):
@@ -224,7 +231,9 @@ class SchedulerLease:
             _observed[self._alias] = since = (seen, tick)
         if tick - since[1] >= self.ttl:
             return True
-        return ends <= now and not lives_here(there)
+        failed_at = _failed_at.get(self._alias)
+        was_away = failed_at is not None and tick - failed_at < self.ttl
+        return ends <= now and not was_away and not lives_here(there)
 
     def _rows(self) -> "QuerySet[models.SchedulerLease]":
         return models.SchedulerLease.objects.using(self._alias).filter(name=NAME)
@@ -309,3 +318,6 @@ def _exists(holder: Holder) -> bool:
 
 _observed: dict[str, tuple[tuple[str, int, int], int]] = {}
 """By database: the row as this process saw it last, and the monotonic time at which it first saw it so."""
+
+_failed_at: dict[str, int] = {}
+"""By database: the monotonic time at which this process last failed to read the row."""

@@ -24,7 +24,7 @@ from .address import Address
 from .away import named
 from .folder import private_folder, remove_stale_socket
 from .scheduler import SchedulerStorage
-from .session import Session
+from .session import Session, abort
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ class Server:
         if len(self._unauthenticated) > self.limits.unauthenticated:
             # The oldest, and not the newest: a client sends its first request at once.
             oldest = next(iter(self._unauthenticated))
-            self._unauthenticated.pop(oldest).abort()
+            abort(self._unauthenticated.pop(oldest))
             log.log(
                 logging.WARNING,
                 "unauthenticated",
@@ -215,7 +215,7 @@ class Server:
             del self._processes[process]
         self._unauthenticated.pop(task, None)
         # Also of one that was cancelled before its first step, or twice: nothing of it stays open.
-        transport.abort()
+        abort(transport)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.log(logging.ERROR, "session", "A session with another process failed.", exc_info=error)
 

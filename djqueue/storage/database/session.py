@@ -324,8 +324,18 @@ class Session:
             pass
         except asyncio.CancelledError:
             # It does not read what it is still to be told.
-            self._writer.transport.abort()
+            abort(self._writer.transport)
             raise
+
+
+def abort(transport: asyncio.WriteTransport) -> None:
+    """Close a connection without sending what is left, unless it is closed already.
+
+    A transport of asyncio that was closed while it had unsent bytes, and has sent them since, cannot be
+    aborted any more: it raises AttributeError.
+    """
+    if transport.get_protocol() is not None:
+        transport.abort()
 
 
 def _is_request(frame: Any) -> bool:

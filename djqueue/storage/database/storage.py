@@ -43,6 +43,7 @@ from .imports import DatabaseImports
 from .journal import LeaseLost
 from .lease import TTL, SchedulerLease
 from .patience import TIMEOUT
+from .remedies import LOCKED
 from .scheduler import SchedulerStorage
 from .server import Server
 
@@ -164,7 +165,7 @@ class DatabaseStorage(Storage):
                 with contextlib.suppress(LeaseLost):  # That was logged when it happened.
                     self._deposed.close()
             if lease is not None:
-                lease.release()
+                self._release(lease)
         except (Error, OSError) as error:
             drop_if_broken(self._alias)
             raise StorageUnavailableError(
@@ -316,6 +317,20 @@ class DatabaseStorage(Storage):
         self._stand_by(lease.acquire)
         return lease
 
+    def _release(self, lease: SchedulerLease) -> None:
+        """Give the scheduler's place back, on a new connection if this thread's no longer works.
+
+        This thread may not have used its connection since the start, and the server may have closed it.
+        """
+        try:
+            lease.release()
+        except Error as error:
+            connection = connections[self._alias]
+            if connection.in_atomic_block or LOCKED.search(str(error)):
+                raise
+            connection.close()
+            lease.release()
+
     def _wait_for_scheduler(self) -> None:
         if not self._client.reaches_scheduler():
             logger.info(
@@ -336,7 +351,9 @@ class DatabaseStorage(Storage):
             except Error as error:
                 drop_if_broken(self._alias)
                 if not away:
-                    logger.warning("The database cannot be asked who is the scheduler: %s", error)
+                    logger.warning(
+                        "The database cannot be asked who is the scheduler: %s", in_one_line(error)
+                    )
                 away = True
         raise StorageError("closed while standing by")
 

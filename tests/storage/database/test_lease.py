@@ -3,17 +3,19 @@
 import contextlib
 import os
 import threading
+from unittest.mock import Mock
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 
 from djqueue import models
+from djqueue.core.durations import to_datetime
 from djqueue.core.errors import SchedulerRunningError, StorageError, StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.database import journal
 from djqueue.storage.database import storage as storage_module
 from djqueue.storage.database.clock import DatabaseClock
-from djqueue.storage.database.lease import TTL, SchedulerLease, died_here, host_name, present_holder
+from djqueue.storage.database.lease import RELEASED, TTL, SchedulerLease, died_here, host_name, present_holder
 from djqueue.storage.database.processes import SCHEDULER, has_died, own_process
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
@@ -46,6 +48,12 @@ def row():
     return models.SchedulerLease.objects.get()
 
 
+def lose_connection():
+    """Have this thread's connection fail at its next use, as after a restart of the server."""
+    connection.ensure_connection()
+    connection.connection.close()
+
+
 @pytest.fixture
 def quick(monkeypatch):
     """Leases of half a second, and eyes that are as quick."""
@@ -64,6 +72,25 @@ def test_the_first_to_ask_has_it_and_the_others_have_not(clock):
     assert not second.acquire()
     assert second.present().pid == os.getpid()
     assert second.present().describe() == f"process {os.getpid()} on {os.uname().nodename}"
+
+
+@pytest.mark.parametrize("host", [host_name(), "elsewhere"])
+def test_the_holders_silence_while_the_database_was_away_does_not_count(clock, monkeypatch, host):
+    first, second = a_lease(clock), a_lease(clock)
+    first.acquire()
+    models.SchedulerLease.objects.update(host=host)
+    assert not second.acquire()
+    clock.advance(TTL)
+    with monkeypatch.context() as patch:
+        patch.setattr(second, "present", Mock(side_effect=OperationalError("connection refused")))
+        with pytest.raises(OperationalError):
+            second.acquire()
+
+    assert not second.acquire()
+    clock.advance(TTL - 1)
+    assert not second.acquire()
+    clock.advance(1)
+    assert second.acquire()
 
 
 def test_it_runs_out_unless_it_is_renewed(clock):
@@ -264,6 +291,16 @@ def test_a_scheduler_that_cannot_open_its_socket_gives_its_place_back(make_stora
     following.connect()
 
     assert following.is_scheduler
+
+
+def test_a_scheduler_whose_connection_was_lost_gives_its_place_back_when_it_closes(make_storage):
+    storage = make_storage()
+    storage.connect()
+    lose_connection()
+
+    storage.close()
+
+    assert row().expires_at == to_datetime(RELEASED)
 
 
 def test_a_standby_takes_over_when_the_scheduler_closes(scheduler, make_storage, quick):

@@ -401,6 +401,27 @@ def test_a_scheduler_ends_whatever_its_clients_do(make_storage: MakeStorage) -> 
     connected(make_storage)
 
 
+def test_a_scheduler_ends_without_an_error_when_a_client_reads_its_last_answers_late(
+    make_storage: MakeStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = connected(make_storage)
+    job_id = enqueue(scheduler, payload=bytes(1_000_000))
+    found = scheduler._server
+    assert found is not None
+
+    with Stranger(scheduler) as stranger:
+        stranger.says(pack([1, "jobs", [QUEUE, [job_id]], {}]))
+        eventually(lambda: found._unauthenticated == {} and sessions(scheduler) == 1)
+        assert stranger.socket.recv(1)  # The answer is on its way, and too long for the socket.
+        closing = threading.Thread(target=scheduler.close)
+        closing.start()
+        eventually(lambda: not Path(found.address.path).exists())
+        assert stranger.is_hung_up_on()
+        closing.join()
+
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 def test_a_client_whose_answer_takes_too_long_is_hung_up_on(
     make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from .durations import LONGEST, milliseconds
 from .errors import OptionError
+from .shown import shown
 
 KINDS = ("fixed", "linear", "exponential")
 
@@ -69,17 +70,17 @@ def parse_backoff(value: Any) -> Backoff:
         times = {key: milliseconds(f"backoff.{key}", value[key]) for key in ("base", "cap") if key in value}
         return _checked(Backoff(**{**value, **times}))
     raise OptionError(
-        f"backoff: expected seconds, one of {', '.join(KINDS)}, a mapping or a Backoff, got {value!r}"
+        f"backoff: expected seconds, one of {', '.join(KINDS)}, a mapping or a Backoff, got {shown(value)}"
     )
 
 
 def _checked(backoff: Backoff) -> Backoff:
     if backoff.kind not in KINDS:
-        raise OptionError(f"backoff: {backoff.kind!r} is not one of {', '.join(KINDS)}")
+        raise OptionError(f"backoff: {shown(backoff.kind)} is not one of {', '.join(KINDS)}")
     for name, low, high in (("factor", 1.0, 1e6), ("jitter", 0.0, 1.0)):
         number = getattr(backoff, name)
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not low <= number <= high:
-            raise OptionError(f"backoff.{name}: {number!r} is not a number from {low:g} to {high:g}")
+            raise OptionError(f"backoff.{name}: {shown(number)} is not a number from {low:g} to {high:g}")
     for name in ("base", "cap"):
         wait = getattr(backoff, name)
         if isinstance(wait, bool) or not isinstance(wait, int) or not 0 <= wait <= LONGEST:

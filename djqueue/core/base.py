@@ -229,7 +229,9 @@ class EngineBase:
                 return False
             if policy == "wait" and ended is State.FAILED:
                 return True
-            text = f"the job {dependency[1]!r} of queue {dependency[0]!r} that it depends on is {ended}"
+            # Who may see this job may not know of the other queue.
+            name = f"the job {dependency[1]!r}" if dependency[0] == job.queue else "a job of another queue"
+            text = f"{name} that it depends on is {ended}"
             if policy == "cancel":
                 shard.cancel_pending(queue, job, "dependency_failed", now, changes)
             else:

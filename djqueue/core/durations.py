@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from .errors import OptionError
+from .shown import shown
 
 LONGEST = 100 * 365 * 86_400_000
 """A hundred years, in milliseconds: no duration is longer, so that no sum leaves 64 bits."""
@@ -21,13 +22,13 @@ def milliseconds(name: str, value: Any) -> int:
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         seconds = value
     else:
-        raise OptionError(f"{name}: expected seconds or a timedelta, got {value!r}")
+        raise OptionError(f"{name}: expected seconds or a timedelta, got {shown(value)}")
     if isinstance(seconds, float) and not math.isfinite(seconds):
         raise OptionError(f"{name}: {seconds!r} is not a duration")
     if seconds < 0:
-        raise OptionError(f"{name}: {value!r} is negative")
+        raise OptionError(f"{name}: {shown(value)} is negative")
     if seconds * 1_000 > LONGEST:
-        raise OptionError(f"{name}: {value!r} is longer than a hundred years")
+        raise OptionError(f"{name}: {shown(value)} is longer than a hundred years")
     if isinstance(value, timedelta):
         return -(-value // timedelta(milliseconds=1))
     # 2.007 * 1_000 is a little more than 2007: what is less than a microsecond is not meant.
@@ -37,9 +38,9 @@ def milliseconds(name: str, value: Any) -> int:
 def instant(name: str, value: Any) -> int:
     """A point in time given as an aware datetime, in UTC milliseconds."""
     if not isinstance(value, datetime):
-        raise OptionError(f"{name}: expected an aware datetime, got {value!r}")
+        raise OptionError(f"{name}: expected an aware datetime, got {shown(value)}")
     if value.tzinfo is None or value.utcoffset() is None:
-        raise OptionError(f"{name}: {value!r} is naive; give it a time zone")
+        raise OptionError(f"{name}: {shown(value)} is naive; give it a time zone")
     return max(0, to_milliseconds(value))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from .backoff import DEFAULT_BACKOFF, Backoff, parse_backoff
 from .durations import instant, milliseconds
 from .errors import OptionError
+from .shown import shown
 from .subjects import name_of
 from .suggest import nearest_option
 
@@ -172,13 +173,13 @@ def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOpti
 def check_text(name: str, value: Any) -> str:
     """A name, key or id: a text of 1 to 255 characters."""
     if not isinstance(value, str):
-        raise OptionError(f"{name}: expected a text, got {value!r}")
+        raise OptionError(f"{name}: expected a text, got {shown(value)}")
     if not 1 <= len(value) <= MAX_NAME:
         raise OptionError(f"{name}: has {len(value)} characters; from 1 to {MAX_NAME} are allowed")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise OptionError(f"{name}: {value!r} is not valid Unicode") from None
+        raise OptionError(f"{name}: {shown(value)} is not valid Unicode") from None
     if "\0" in value:
         raise OptionError(f"{name}: must not contain the NUL character")
     return value
@@ -190,9 +191,9 @@ Parser = Callable[[str, Any], Any]
 def _integer(low: int, high: int) -> Parser:
     def parse(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise OptionError(f"{name}: expected a whole number, got {value!r}")
+            raise OptionError(f"{name}: expected a whole number, got {shown(value)}")
         if not low <= value <= high:
-            raise OptionError(f"{name}: {value} is not from {low} to {high}")
+            raise OptionError(f"{name}: {shown(value)} is not from {low} to {high}")
         return value
 
     return parse
@@ -200,14 +201,14 @@ def _integer(low: int, high: int) -> Parser:
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise OptionError(f"{name}: expected True or False, got {value!r}")
+        raise OptionError(f"{name}: expected True or False, got {shown(value)}")
     return value
 
 
 def _choice(choices: tuple[str, ...]) -> Parser:
     def parse(name: str, value: Any) -> str:
         if value not in choices:
-            raise OptionError(f"{name}: {value!r} is not one of {', '.join(choices)}")
+            raise OptionError(f"{name}: {shown(value)} is not one of {', '.join(choices)}")
         return str(value)
 
     return parse
@@ -232,7 +233,7 @@ def _positive(name: str, value: Any) -> int:
 
 def _tags(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise OptionError(f"{name}: expected a list of texts, got {value!r}")
+        raise OptionError(f"{name}: expected a list of texts, got {shown(value)}")
     tags = tuple(check_text(name, tag) for tag in islice(value, MAX_TAGS + 1))
     if len(tags) > MAX_TAGS:
         raise OptionError(f"{name}: a job may have at most {MAX_TAGS:,} tags, got {_count_of(value)}")
@@ -255,18 +256,18 @@ def _count_of(values: Iterable[Any]) -> str:
 def _subject(name: str, value: Any) -> str:
     if not hasattr(value, "_state"):
         if not isinstance(value, str):
-            raise OptionError(f"{name}: expected an instance of a model or a text, got {value!r}")
+            raise OptionError(f"{name}: expected an instance of a model or a text, got {shown(value)}")
         return check_text(name, value)
     named = name_of(value)
     if named is None:
-        raise OptionError(f"{name}: {value!r} is not saved, so nothing can name it")
+        raise OptionError(f"{name}: {shown(value)} is not saved, so nothing can name it")
     return check_text(name, named)
 
 
 def _dependencies(name: str, value: Any) -> tuple[JobKey, ...]:
     entries = [value] if hasattr(value, "queue") else value
     if isinstance(entries, (str, bytes)) or not isinstance(entries, Iterable):
-        raise OptionError(f"{name}: expected results of enqueue or (queue, id) pairs, got {value!r}")
+        raise OptionError(f"{name}: expected results of enqueue or (queue, id) pairs, got {shown(value)}")
     keys: dict[JobKey, None] = {}
     for entry in entries:
         if hasattr(entry, "queue") and hasattr(entry, "id"):
@@ -274,7 +275,7 @@ def _dependencies(name: str, value: Any) -> tuple[JobKey, ...]:
         elif isinstance(entry, tuple) and len(entry) == 2:
             queue, job_id = entry
         else:
-            raise OptionError(f"{name}: {entry!r} is neither an enqueue's result nor (queue, id)")
+            raise OptionError(f"{name}: {shown(entry)} is neither an enqueue's result nor (queue, id)")
         keys[check_text(f"{name}: queue", queue), check_text(f"{name}: id", job_id)] = None
         check_dependencies(name, keys)
     return tuple(keys)

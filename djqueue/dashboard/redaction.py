@@ -127,9 +127,12 @@ def _without_secrets(name: str, value: Any, part: str) -> Any:
 
 
 def _unnamed(value: Any, part: str, job_type: Any, words: Sequence[str]) -> Any:
-    if part == "payload" and isinstance(value, Mapping) and value.keys() == {"args", "kwargs"}:
-        return {"args": _positional(value["args"], job_type, words), "kwargs": redact(value["kwargs"], words)}
-    return redact(value, words)
+    if part != "payload" or not isinstance(value, Mapping) or value.keys() != {"args", "kwargs"}:
+        return redact(value, words)
+    args, kwargs = value["args"], value["kwargs"]
+    if not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping):
+        return Hidden()  # a producer may send anything under these keys, and no parameter names it
+    return {"args": _positional(args, job_type, words), "kwargs": redact(kwargs, words)}
 
 
 def _positional(args: Sequence[Any], job_type: Any, words: Sequence[str]) -> list[Any]:

@@ -11,12 +11,9 @@ from django.urls import reverse
 from djqueue.client import get_storage
 from djqueue.core.options import check_text
 from djqueue.core.subjects import parts_of
-from djqueue.storage.inspector import Mention, MentionPage
+from djqueue.storage.inspector import MentionPage
 
 from . import rights
-
-LOOKS = 10
-"""Pages of a subject's jobs that are read for one of those that the viewer may see."""
 
 
 class Subject(NamedTuple):
@@ -28,21 +25,19 @@ class Subject(NamedTuple):
 
 
 def about(request: HttpRequest, subject: str, limit: int, cursor: str | None = None) -> MentionPage:
-    """Up to `limit` jobs about a subject in the queues that the user sees, the newest first.
+    """Return up to `limit` jobs about a subject in the queues that the user sees, the newest first.
 
-    Where the user sees few of the queues they may be less than `limit`, although there is a next page.
-    Raises OptionError for a cursor, or a subject, that is none.
+    Only those queues are read: a cursor names a job of its page, which must not be a hidden one.
+
+    Raises:
+        OptionError: The cursor, or the subject, is not valid.
     """
     check_text("subject", subject)
     storage = get_storage()
-    found: list[Mention] = []
-    for _ in range(LOOKS):
-        page = storage.about(subject, limit - len(found), cursor)
-        found += [one for one in page.jobs if rights.sees(request, one.queue)]
-        cursor = page.next
-        if cursor is None or len(found) == limit:
-            break
-    return MentionPage(found, cursor)
+    if not rights.hides_queues():
+        return storage.about(subject, limit, cursor)
+    queues = [name for name in storage.queues() if rights.sees(request, name)]
+    return storage.about(subject, limit, cursor, queues)
 
 
 def shown(request: HttpRequest, site: AdminSite, subject: str) -> Subject:

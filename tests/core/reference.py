@@ -460,7 +460,8 @@ class Reference:
             if policy == "cancel":
                 self.cancel_out(job, "dependency_failed")
             else:
-                text = f"the job {key[1]!r} of queue {key[0]!r} that it depends on is {ended}"
+                name = f"the job {key[1]!r}" if key[0] == job.queue else "a job of another queue"
+                text = f"{name} that it depends on is {ended}"
                 error = JobError("djqueue.core.errors.JobFailedError", text)
                 self.bury(job, "dependency_failed", error, unmet)
 

@@ -199,3 +199,24 @@ def test_a_job_is_plain_if_its_end_concerns_no_key_and_no_group():
 @pytest.mark.parametrize("text", ["user:42", "a{b}:ü", "𝄞", " ", "x" * 255])
 def test_odd_texts_are_texts(text):
     assert check_text("id", text) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priority", 10**5_000),
+        ("max_attempts", -(10**5_000)),
+        ("delay", 10**5_000),
+        ("timeout", -(10**5_000)),
+        ("backoff", "x" * 1_000_000),
+        ("backoff", {"factor": 10**5_000}),
+        ("unique_key", ["x" * 1_000_000]),
+        ("tags", "x" * 1_000_000),
+        ("executor", "x" * 1_000_000),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 20 else type(value).__name__,
+)
+def test_a_refusal_of_a_large_value_names_the_option_and_is_short(name, value):
+    with pytest.raises(OptionError, match=f"^{name}") as refusal:
+        parse(**{name: value})
+    assert len(str(refusal.value)) < 500

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from djqueue import Queue
 from djqueue.dashboard.snapshot import snapshots
-from djqueue.models import BulkOperation, CronJob
+from djqueue.models import BulkOperation, CronJob, Job
 from tests.admin.factories import make_job
 from tests.dashboard.schedules import GOOD
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, make_superuser, one_with
@@ -235,3 +235,17 @@ def test_a_body_that_is_not_utf8_is_answered(client: Any) -> None:
         assert is_answered(response), page.name
     response = client.get(address(BY_NAME["jobs"]) + "?state=waiting&name=%ff%fe&id=%80")
     assert is_answered(response)
+
+
+@pytest.mark.parametrize("args", [5, None, "abc", {"a": 1}])
+@pytest.mark.parametrize("kwargs", [{}, 5])
+def test_no_page_fails_at_a_payload_that_only_looks_like_a_call(client: Any, args: Any, kwargs: Any) -> None:
+    Queue("emails").enqueue({"args": args, "kwargs": kwargs}, id="job-2", name="of another process")
+    job = "/admin/djqueue/dashboard/jobs/emails/job-2/"
+    row = Job.objects.get(job_id="job-2")
+    pages = [job, f"{job}edit/", f"/admin/djqueue/job/{row.pk}/change/"]
+    for query in ({"state": "waiting"}, {"state": "waiting", "argument": "args.0:7"}):
+        assert get(client, "jobs", **query).status_code == 200
+    superuser = logged_in(make_superuser())
+    for address_of in pages:
+        assert superuser.get(address_of).status_code == 200, address_of

@@ -197,3 +197,19 @@ def test_a_list_of_delayed_jobs_says_when_each_is_due(queue):
         'class="djq-note">due <time' in client.get(address(BY_NAME["jobs"], state="delayed")).content.decode()
     )
     assert ">due <" not in client.get(address(BY_NAME["jobs"], state="waiting")).content.decode()
+
+
+def test_options_name_no_job_of_a_hidden_queue(settings):
+    settings.DJQUEUE = {
+        "STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"},
+        "DASHBOARD": {"QUEUE_FILTER": lambda request, queue: queue != "payroll"},
+    }
+    hidden = Queue("payroll").enqueue(1, id="raise-for-ann")
+    shown = Queue("emails").enqueue(1, id="before")
+    Queue("emails").enqueue(1, id="job-1", depends_on=[hidden, shown])
+
+    html = page(logged_in(one_with(rights.VIEW)))
+
+    assert "before" in html
+    assert "payroll" not in html
+    assert "raise-for-ann" not in html

@@ -120,3 +120,18 @@ def test_jobs_of_hidden_queues_are_not_there(settings, rf):
             break
 
     assert found == seen[::-1]
+
+
+def test_a_next_page_names_no_job_of_a_hidden_queue(settings, rf):
+    settings.DJQUEUE = {
+        "STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"},
+        "DASHBOARD": {"QUEUE_FILTER": lambda request, queue: queue != "payroll"},
+    }
+    seen = [Queue("emails").enqueue(n, subject="x").id for n in range(2)]
+    for number in range(60):
+        Queue("payroll").enqueue(number, id=f"raise-{number}", subject="x")
+
+    page = subjects.about(rf.get("/"), "x", 2)
+
+    assert page.next is None
+    assert [one.id for one in page.jobs] == seen[::-1]

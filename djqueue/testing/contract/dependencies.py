@@ -222,8 +222,19 @@ class DependenciesContract(StorageCase):
         record = job(storage, job_id)
         assert (record.state, record.reason) == (State.FAILED, "dependency_failed")
         assert record.error is not None
-        assert "first" in record.error.message
+        # Users who may see this job may not know of the other queue.
+        assert record.error.message.startswith("a job of another queue that it depends on is ")
         assert [letter.reason for letter in storage.dead_letters(QUEUE)] == ["dependency_failed"]
+
+    def test_the_error_names_a_dependency_of_the_same_queue(self, storage: Storage) -> None:
+        first = enqueue(storage)
+        job_id = enqueue(storage, depends_on=((QUEUE, first),))
+
+        storage.cancel(QUEUE, [first])
+
+        record = job(storage, job_id)
+        assert record.error is not None
+        assert record.error.message == f"the job '{first}' that it depends on is cancelled"
 
     @shows("dependency_failed", State.BLOCKED, State.CANCELLED)
     @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)

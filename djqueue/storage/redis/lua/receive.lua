@@ -167,8 +167,10 @@ local function resolve(dependency, state, dependent, inc)
       cancel(job, 'dependency_failed') --@ dependency_failed: blocked -> cancelled
       incident(job, 'cancelled')
     else
-      local from = string.format("the job '%s' of queue '%s' that it depends on is %s", dependency, source, state)
-      bury(job, 'dependency_failed', {'djqueue.core.errors.JobFailedError', from, ''}, policy) --@ dependency_failed: blocked -> failed
+      -- Who may see this job may not know of the other queue.
+      local from = source == here and string.format("the job '%s'", dependency) or 'a job of another queue'
+      local text = string.format('%s that it depends on is %s', from, state)
+      bury(job, 'dependency_failed', {'djqueue.core.errors.JobFailedError', text, ''}, policy) --@ dependency_failed: blocked -> failed
       incident(job, 'failed')
     end
   end

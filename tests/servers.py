@@ -146,6 +146,11 @@ class PostgresServer(Server):
             connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
         return self.database_url(name)
 
+    def rename_database(self, old: str, new: str) -> None:
+        """Give a database that is not in use another name."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f"ALTER DATABASE {old} RENAME TO {new}")
+
     def start(self) -> None:
         if not (self.folder / "data").exists():
             self._initialise()
@@ -167,6 +172,20 @@ class PostgresServer(Server):
         except psycopg.OperationalError:
             return False
         return True
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Meanwhile neither the postmaster nor a backend answers, while connections stay open."""
+        postmaster = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
+        os.kill(postmaster, signal.SIGSTOP)  # first, so that it makes no further backends
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+        for child in children:
+            os.kill(int(child), signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in [*map(int, children), postmaster]:
+                os.kill(process, signal.SIGCONT)
 
     def _initialise(self) -> None:
         account = self._process_options().get("user")

@@ -8,7 +8,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.db.models import F, Model, Q, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
-from django.urls import reverse
+from django.urls import URLPattern, reverse
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from djqueue.conf import get_settings
 from djqueue.dashboard import redaction, rendering, rights
 from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.outages import answers_without_databases
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import Dashboard, Job
@@ -102,6 +103,13 @@ class StoredAdmin(ModelAdmin):
 
     class Media:
         css = {"all": ["djqueue/djqueue.css"]}
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the pages of the list, which respond in time while a database does not answer."""
+        patterns = super().get_urls()
+        for pattern in patterns:
+            pattern.callback = answers_without_databases(self.admin_site, pattern.callback)
+        return patterns
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may see lists of the section at all."""

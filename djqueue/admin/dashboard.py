@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 
 from djqueue.dashboard import rights
 from djqueue.dashboard.desk import Desk, is_partial
+from djqueue.dashboard.outages import answers_without_databases
 from djqueue.dashboard.pages import Page
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import Dashboard
@@ -60,4 +61,4 @@ class DashboardAdmin(ModelAdmin):
                 return HttpResponse(_("Your session is over: reload the page to log in."), status=401)
             return behind_login(request, **captured)
 
-        return entered
+        return answers_without_databases(self.admin_site, entered)

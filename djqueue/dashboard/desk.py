@@ -33,6 +33,7 @@ from djqueue.core.errors import DjqueueError, OptionError, StorageError
 from . import audit, freshness, inputs, rendering, rights
 from .pages import Page
 from .snapshot import snapshots
+from .watchdog import watchdog
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -91,6 +92,9 @@ class Desk:
                 detail = {"worker": captured["worker"]} if "worker" in captured else None
                 audit.note(request, page.name, queue=queue, job_id=job_id, refused=True, detail=detail)
             raise PermissionDenied
+        if changes:
+            # A change may take longer than a page: a part of it that was done could not be told from none.
+            watchdog.release_current()
         request.current_app = self.site.name
         try:
             with nullcontext() if changes else within(DEADLINE):
@@ -101,6 +105,8 @@ class Desk:
         except inputs.BadInputError as error:
             return HttpResponseBadRequest(str(error), content_type="text/plain; charset=utf-8")
         except DjqueueError as error:
+            if watchdog.has_cut:
+                raise
             if changes:
                 messages.error(request, _("It was not done: %(error)s") % {"error": error})
                 return self.back(request, "changelist")

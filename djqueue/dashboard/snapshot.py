@@ -14,6 +14,8 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadline import remaining, within
 from djqueue.core.errors import StorageError, StorageUnavailableError
 
+from .watchdog import watchdog
+
 T = TypeVar("T")
 
 logger = logging.getLogger("djqueue.dashboard")
@@ -171,6 +173,8 @@ class Snapshots:
 
     def _fetch(self, last: Shot[T] | None, fetch: Callable[[], T]) -> Shot[T]:
         try:
+            if watchdog.has_cut:
+                raise StorageUnavailableError(ANSWERS_SLOWLY)  # to connect again would exceed the deadline
             return Shot(fetch(), self._clock.now())
         except StorageError as error:
             if last is None:
@@ -185,7 +189,7 @@ class Snapshots:
 
         def read() -> None:
             try:
-                with within(BEHIND):
+                with within(BEHIND), watchdog.within(BEHIND):
                     began = self._clock.monotonic()
                     shot = Shot(fetch(), self._clock.now())
                 with entry.lock:

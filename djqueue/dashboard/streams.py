@@ -17,6 +17,7 @@ from djqueue.core.errors import DjqueueError
 
 from . import queries
 from .snapshot import FRESH, snapshots
+from .watchdog import watchdog
 
 logger = logging.getLogger("djqueue.dashboard")
 
@@ -30,6 +31,8 @@ AGAIN = 3_000
 """Milliseconds until a page opens another."""
 RETRY_AFTER = 60
 """Seconds after which a page that found no room may ask again."""
+LOOK = 10.0
+"""Seconds after which a look ends whose query PostgreSQL has not answered."""
 NOTE_EVERY = 5_000
 """Milliseconds after which numbers that stop at 10,000 count as others: what is above cannot be seen."""
 
@@ -136,7 +139,8 @@ watcher = Watcher()
 def look() -> dict[str, object]:
     """What pages show of each queue, and (empty name) of everything, but for what only passes with time."""
     try:
-        shot = snapshots.read("board", queries._board)
+        with watchdog.within(LOOK):
+            shot = snapshots.read("board", queries._board)
     except DjqueueError as error:
         return {"": str(error)}
     except Exception:

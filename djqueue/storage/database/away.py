@@ -60,6 +60,16 @@ def unavailable(alias: str, error: Error, consequence: str = "") -> StorageUnava
     )
 
 
+def is_unreachable(alias: str, error: StorageUnavailableError) -> bool:
+    """Return whether a database server failed already, so that connecting again would only wait again.
+
+    SQLite has no server: its error says that the file is locked, which may be over a moment later.
+    """
+    return connections[alias].vendor != "sqlite" and isinstance(
+        error.__cause__, (OperationalError, InterfaceError)
+    )
+
+
 def in_one_line(error: BaseException) -> str:
     """What an error says: the drivers' are of several lines."""
     return " ".join(str(error).split())

@@ -52,7 +52,7 @@ from djqueue.storage.base import EventHandler, P, Storage, T, Unsubscribe
 
 from . import capped, diagnosis, metrics
 from .address import Address, parse_address
-from .away import AWAY, drop_if_broken, named, unavailable
+from .away import AWAY, drop_if_broken, is_unreachable, named, unavailable
 from .clock import set_right
 from .dialects import Dialect
 from .export import DatabaseExport
@@ -284,7 +284,7 @@ class ClientStorage(Storage):
         try:
             finished: Finished = self._remote.call("finish", outcomes, then)
         except StorageUnavailableError as unreachable:
-            if then is not None or not outcomes:
+            if then is not None or not outcomes or is_unreachable(self._alias, unreachable):
                 raise
             # The worker may be about to end, and the next scheduler may come late.
             return self._finish_here(outcomes, unreachable)
@@ -675,6 +675,8 @@ class ClientStorage(Storage):
         try:
             return self._remote.call(verb, queue, *args, **kwargs)
         except StorageUnavailableError as unreachable:
+            if is_unreachable(self._alias, unreachable):
+                raise
             took = (SYSTEM_CLOCK.monotonic() - began) / 1_000
             # The deadline bounds the wait for the database's locks, and not the work.
             with within(max(AT_LEAST, self._timeout - took)):

@@ -1,0 +1,210 @@
+"""Responds for a database that does not answer, in time and without it: 503, which one, and since when.
+
+Sessions and users are in the default database, so a page cannot show data while that is away. One request
+finds out, bounded by `watchdog` and the driver's `connect_timeout`. The next ones are answered at once until
+a probe succeeds.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial, wraps
+from threading import Lock
+from typing import Any
+from urllib.parse import quote
+
+from django.contrib.admin import AdminSite
+from django.core.signals import setting_changed
+from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, OperationalError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.template.loader import render_to_string
+from django.template.response import SimpleTemplateResponse
+from django.utils.translation import gettext as _
+
+from djqueue.core.breaker import CircuitBreaker
+from djqueue.core.durations import to_datetime
+from djqueue.core.errors import DjqueueError
+
+from .watchdog import postgresql_connections, watchdog
+
+logger = logging.getLogger("djqueue.dashboard")
+
+LIMIT = 1.8
+"""Seconds after which a page stops waiting for the result of a query."""
+PROBE = 1.0
+"""Seconds that a database that was away gets to answer a probe."""
+RETRY_AFTER = 5
+"""Seconds after which a browser may ask again."""
+
+View = Callable[..., HttpResponseBase]
+
+
+class DatabaseAwayError(Exception):
+    """A database does not answer."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(alias)
+        self.alias = alias
+
+
+class Outages:
+    """A circuit breaker for each database of this process."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._breakers: dict[str, CircuitBreaker] = {}
+
+    def of(self, alias: str) -> CircuitBreaker:
+        """Return the breaker of a database."""
+        found = self._breakers.get(alias)
+        if found is None:
+            with self._lock:
+                found = self._breakers.setdefault(alias, CircuitBreaker())
+        return found
+
+    def clear(self) -> None:
+        """Forget every outage."""
+        with self._lock:
+            self._breakers.clear()
+
+
+outages = Outages()
+"""Those of this process."""
+
+
+def answers_without_databases(site: AdminSite, view: View) -> View:
+    """Make a view respond in time, with status 503, while a PostgreSQL database does not answer."""
+
+    @wraps(view)
+    def bounded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        return _in_time(site, request, partial(view, request, *args, **kwargs))
+
+    return bounded
+
+
+def _in_time(site: AdminSite, request: HttpRequest, work: Callable[[], Any]) -> HttpResponseBase:
+    watched = [wrapper.alias for wrapper in postgresql_connections()]
+    if not watched:
+        response: HttpResponseBase = work()
+        return response
+    try:
+        if DEFAULT_DB_ALIAS in watched:
+            _probe(DEFAULT_DB_ALIAS)
+        with watchdog.within(LIMIT) as watch:
+            try:
+                response = work()
+            except (Error, DjqueueError) as error:
+                _raise_away(watch.cut, error)
+                raise
+        if DEFAULT_DB_ALIAS in watch.cut:
+            _raise_away(watch.cut, OperationalError("a query was not answered in time"))
+    except DatabaseAwayError as error:
+        return _unavailable(site, request, error.alias)
+    if isinstance(response, SimpleTemplateResponse) and not response.is_rendered:
+        # Django renders it later, and asks for the user and the messages then.
+        render = response.render
+        response.__dict__["render"] = partial(_in_time, site, request, render)
+    return response
+
+
+def _probe(alias: str) -> None:
+    """Ask a database that was away whether it answers. Raises DatabaseAwayError if it does not."""
+    breaker = outages.of(alias)
+    if breaker.outage is None:
+        return
+    if not breaker.enter():
+        raise DatabaseAwayError(alias)
+    try:
+        with watchdog.within(PROBE), connections[alias].cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except Error as error:
+        _note(alias, error)
+        raise DatabaseAwayError(alias) from error
+    except BaseException:
+        breaker.gave_up()
+        raise
+    outage = breaker.outage
+    breaker.succeeded()
+    if outage is not None:
+        logger.info("The database %r answers again; pages show its data.", alias)
+
+
+def _raise_away(cut: list[str], error: Exception) -> None:
+    """Raise DatabaseAwayError if the cause of an error is a database that does not answer."""
+    alias = cut[0] if cut else _away(error)
+    if alias is not None:
+        _note(alias, error)
+        raise DatabaseAwayError(alias) from error
+
+
+def _away(error: Exception) -> str | None:
+    """Return the alias of the PostgreSQL database whose connection failed with this error."""
+    if not isinstance(error, (OperationalError, InterfaceError)):
+        return None
+    step = error.__traceback__
+    while step is not None:
+        owner: Any = step.tb_frame.f_locals.get("self")
+        # By type: any other object here may be a lazy one, which the look would evaluate.
+        wrapper: Any = owner.db if issubclass(type(owner), CursorWrapper) else owner
+        if issubclass(type(wrapper), BaseDatabaseWrapper):
+            return wrapper.alias if _is_broken(wrapper) else None
+        step = step.tb_next
+    return None
+
+
+def _is_broken(wrapper: Any) -> bool:
+    """Whether a connection could not be made, or has ended. A query that was refused breaks none."""
+    return wrapper.vendor == "postgresql" and (wrapper.connection is None or bool(wrapper.connection.closed))
+
+
+def _note(alias: str, error: Exception) -> None:
+    breaker = outages.of(alias)
+    is_new = breaker.outage is None
+    breaker.failed(str(error))
+    connections[alias].close()
+    if is_new:
+        logger.warning(
+            "The database %r does not answer; pages respond with status 503 until it does: %s",
+            alias,
+            " ".join(str(error).split()),
+        )
+
+
+def _unavailable(site: AdminSite, request: HttpRequest, alias: str) -> HttpResponse:
+    """Return the page for a database that is away. Nothing of it needs a database, a session or a user."""
+    outage = outages.of(alias).outage
+    since = "" if outage is None else f"{to_datetime(outage.since):%H:%M:%S} UTC"
+    text = _("The database '%(alias)s' does not answer (since %(since)s).") % {"alias": alias, "since": since}
+    for name in ("session", "_messages"):
+        # The middleware of sessions and messages would write to the database that is away.
+        request.__dict__.pop(name, None)
+    if request.headers.get("HX-Request") == "true":
+        response = HttpResponse(status=204)
+        response["Djq-Away"] = "1"
+        response["Djq-Notice"] = quote(text)
+    else:
+        context = {
+            "text": text,
+            "retry_after": RETRY_AFTER,
+            "title": _("Database unavailable"),
+            "site_title": site.site_title,
+            "site_header": site.site_header,
+            "site_url": "/",
+            "has_permission": False,
+            "is_popup": False,
+            "is_nav_sidebar_enabled": False,
+            "csp_nonce": str(getattr(request, "csp_nonce", "")),
+        }
+        response = HttpResponse(render_to_string("djqueue/dashboard/database_away.html", context), status=503)
+    response["Retry-After"] = str(RETRY_AFTER)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def _on_setting_changed(*, setting: str, **_: object) -> None:
+    if setting == "DATABASES":
+        outages.clear()
+
+
+setting_changed.connect(_on_setting_changed)

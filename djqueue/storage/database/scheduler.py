@@ -936,7 +936,12 @@ class SchedulerStorage(EngineStorage):
         concurrency = None if concurrency is None else min(concurrency, MAX_INTEGER)
         row = (queue, self.engine.is_paused(queue), capacity, per, concurrency)
         self._journal.queue_changed(queue, row)
-        self._flush()
+        try:
+            self._flush()
+        except StorageUnavailableError as error:
+            raise StorageUnavailableError(
+                f"{error}; the change of queue {queue!r} is in effect, and is written as soon as possible"
+            ) from error
 
     # Workers.
 

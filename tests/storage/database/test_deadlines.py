@@ -304,6 +304,24 @@ def test_a_change_waits_for_the_lock_of_another_process_no_longer_than_timeout(
         other.rollback()
 
 
+@pytest.mark.skipif("connection.vendor != 'sqlite'")
+def test_a_change_of_a_queue_that_cannot_be_written_yet_says_that_it_is_in_effect(
+    make_storage: MakeStorage,
+) -> None:
+    storage = make_storage()
+    storage.connect()
+    enqueue(storage)
+    storage.counts(QUEUE)
+    with closing(sqlite3.connect(connection.settings_dict["NAME"], uri=True)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for change, is_paused in ((storage.pause, True), (storage.resume, False), (storage.pause, True)):
+            with within(0.3), pytest.raises(StorageUnavailableError, match="is in effect, and is written"):
+                change(QUEUE)
+            assert storage.is_paused(QUEUE) is is_paused
+        other.rollback()
+    eventually(lambda: models.QueueState.objects.filter(name=QUEUE, paused=True).exists())
+
+
 def test_a_shorter_deadline_of_the_caller_counts(client: DatabaseStorage, frozen: Child) -> None:
     began = time.monotonic()
     with within(0.1), pytest.raises(StorageUnavailableError):

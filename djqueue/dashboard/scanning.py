@@ -9,7 +9,7 @@ from hashlib import blake2b
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from django.db import Error, IntegrityError, router, transaction
+from django.db import Error, IntegrityError, connections, router, transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Length
 from django.http import HttpRequest
@@ -97,7 +97,8 @@ class Turns:
     """Who is scanning now: each user one scan at a time, in all processes that share the tables.
 
     A scan holds a row under the user's name, which expires if its process dies. Where that row cannot be
-    written, the turn holds for this process alone.
+    written, or would keep SQLite's other writers waiting for a whole request, the turn holds for this process
+    alone.
     """
 
     def __init__(self) -> None:
@@ -125,8 +126,13 @@ class Turns:
 @contextmanager
 def _held(user: Any) -> Iterator[bool]:
     """Hold a user's row; yields whether no other process holds it."""
-    name = f"search:{blake2b(str(user).encode(), digest_size=8).hexdigest()}"
     rows = SchedulerLease.objects.using(router.db_for_write(SchedulerLease))
+    connection = connections[rows.db]
+    if connection.in_atomic_block and connection.vendor != "postgresql":
+        # The row would keep every other writer waiting until the request's transaction ends.
+        yield True
+        return
+    name = f"search:{blake2b(str(user).encode(), digest_size=8).hexdigest()}"
     holder = token_hex(8)
     try:
         is_free = _claim(rows, name, holder)
@@ -145,6 +151,25 @@ def _held(user: Any) -> Iterator[bool]:
 
 
 def _claim(rows: "QuerySet[SchedulerLease]", name: str, holder: str) -> bool:
+    with transaction.atomic(using=rows.db):
+        return _lock(rows.db, name) and _write(rows, name, holder)
+
+
+def _lock(alias: str, name: str) -> bool:
+    """Return whether no other transaction holds the row.
+
+    With `ATOMIC_REQUESTS` a row is committed after the search, and to write the same row would wait until
+    then. PostgreSQL tells of such a transaction by a lock that ends with it.
+    """
+    if connections[alias].vendor != "postgresql":
+        return True
+    key = int.from_bytes(blake2b(f"djqueue:{name}".encode(), digest_size=8).digest(), signed=True)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [key])
+        return bool(cursor.fetchone()[0])
+
+
+def _write(rows: "QuerySet[SchedulerLease]", name: str, holder: str) -> bool:
     now = SYSTEM_CLOCK.now()
     values: dict[str, Any] = {
         "holder": holder,

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections.abc import Hashable
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -11,6 +12,7 @@ from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageError
+from djqueue.storage.database import outsiders
 from djqueue.storage.database.clock import set_right
 from djqueue.storage.database.lease import Holder, died_here, host_name, start_mark
 
@@ -21,14 +23,19 @@ RENEW_EVERY = 3_000
 """Milliseconds for which it is not looked at outside of transactions."""
 
 
-def version(alias: str) -> tuple[int, int] | None:
-    """Return a value that changes with each change of the rows of jobs; None if nothing was ever copied.
+def version(alias: str) -> Hashable:
+    """Return a value that changes with each change of the rows of jobs; None if none was ever written.
 
-    Read it before the rows: a transaction of the mirror changes both at once.
+    Read it before the rows: a transaction that changes rows changes both at once.
     """
-    rows = models.SchedulerLease.objects.using(alias).filter(name=NAME)
-    found = rows.values_list("generation", "renewed_at").first()
-    return None if found is None else (found[0], to_milliseconds(found[1]))
+    rows = models.SchedulerLease.objects.using(alias).filter(name__in=(NAME, outsiders.NAME))
+    found = rows.order_by("name").values_list("name", "generation", "renewed_at", "holder")
+    # The mirror's holder says nothing of its rows, and outsiders have nothing but a holder.
+    parts = [
+        (name, generation, to_milliseconds(renewed_at)) if name == NAME else (name, holder)
+        for name, generation, renewed_at, holder in found
+    ]
+    return tuple(parts) or None
 
 
 class TurnLostError(StorageError):

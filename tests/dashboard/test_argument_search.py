@@ -1,12 +1,13 @@
 """The search by argument: pages that tell nothing of hidden values, a budget, and one search at a time."""
 
 import re
+from collections.abc import Iterator
 from threading import Barrier, Thread
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, connections, transaction
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
@@ -168,6 +169,7 @@ class Held:
         self._turn.__exit__(*error)
 
 
+@pytest.mark.django_db(transaction=True)
 def test_a_user_has_one_search_at_a_time_in_all_processes() -> None:
     [job] = make_jobs(1, order=7)
     user, other = one_with(*ALL_RIGHTS), one_with(*ALL_RIGHTS)
@@ -181,6 +183,7 @@ def test_a_user_has_one_search_at_a_time_in_all_processes() -> None:
     assert not SchedulerLease.objects.filter(name__startswith="search:").exists()
 
 
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("ends_in", [-1, 3_600_000])
 def test_a_search_whose_process_died_holds_nobody_back_for_long(ends_in: int) -> None:
     [job] = make_jobs(1, order=7)
@@ -191,6 +194,7 @@ def test_a_search_whose_process_died_holds_nobody_back_for_long(ends_in: int) ->
         assert listed(search(logged_in(user), "order:7")) == [job]
 
 
+@pytest.mark.django_db(transaction=True)
 def test_a_search_without_a_row_holds_for_its_process(
     client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,6 +205,55 @@ def test_a_search_without_a_row_holds_for_its_process(
     monkeypatch.setattr(scanning, "_claim", locked)
     assert listed(search(client, "order:7")) == [job]
     assert "for this process alone" in caplog.text
+
+
+@pytest.fixture
+def searching_in_a_transaction() -> Iterator[Any]:
+    """A user whose search another process makes in a transaction, which has not ended."""
+    user = one_with(*ALL_RIGHTS)
+    entered, leave = Barrier(2, timeout=30), Barrier(2, timeout=30)
+
+    def run() -> None:
+        try:
+            with transaction.atomic(), Held(user):
+                entered.wait()
+                leave.wait()
+        finally:
+            connection.close()
+
+    thread = Thread(target=run)
+    thread.start()
+    entered.wait()
+    yield user
+    leave.wait()
+    thread.join(30)
+    connection.close()  # with what the test has set
+
+
+@pytest.mark.skipif(
+    "connection.vendor != 'postgresql'", reason="others do not tell of rows that are not committed"
+)
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("atomic_requests", [False, True])
+def test_a_search_in_an_open_transaction_is_seen_without_waiting_for_it(
+    atomic_requests: bool,
+    searching_in_a_transaction: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic_requests)
+    client = logged_in(searching_in_a_transaction)
+    # To wait for the row would be an error, which lets the search run.
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = 500")
+    assert search(client, "order:7").status_code == 429
+
+
+@pytest.mark.skipif("connection.vendor != 'sqlite'", reason="one writer at a time is SQLite's")
+@pytest.mark.django_db(transaction=True)
+def test_a_search_in_a_transaction_leaves_sqlite_to_other_writers(searching_in_a_transaction: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA busy_timeout = 0")
+    assert make_jobs(1, order=7)
 
 
 @pytest.mark.django_db(transaction=True)

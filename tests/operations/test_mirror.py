@@ -15,6 +15,7 @@ from djqueue.core.states import State
 from djqueue.operations import turn
 from djqueue.operations.mirror import Mirror
 from djqueue.operations.turn import TurnLostError
+from djqueue.storage.database import outsiders
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis.changes import Changes, DataLostError
 from djqueue.testing import factories as f
@@ -827,6 +828,20 @@ def test_the_version_of_mirrored_rows_stays_while_nothing_is_copied(storage, mir
         clock.advance(turn.RENEW_EVERY + 2_000)
         mirror.copy_once()
     assert turn.version("default") == known
+
+
+def test_rows_that_others_write_have_another_version(storage, mirror):
+    seen = [turn.version("default")]
+    outsiders.mark("default")
+    seen.append(turn.version("default"))
+    f.enqueue(storage, id="a")
+    copy_all(mirror)
+    seen.append(turn.version("default"))
+    for _ in range(2):
+        outsiders.mark("default")
+        seen.append(turn.version("default"))
+    assert len(set(seen)) == len(seen)
+    assert turn.version("default") == seen[-1]
 
 
 def test_changes_of_mirrored_rows_in_one_millisecond_have_different_versions(storage, clock, tables):

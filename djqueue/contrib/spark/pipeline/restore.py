@@ -42,6 +42,7 @@ def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, kee
     from django.db import transaction
 
     from djqueue.models import Job, JobAttempt
+    from djqueue.storage.database import outsiders
 
     runs = archived(spark, path, ATTEMPTS).where("outcome <> 'completed'")
     of_job = runs.groupBy("queue", "id").agg(sql.collect_list(sql.struct(*_columns(ATTEMPTS))).alias("runs"))
@@ -56,6 +57,8 @@ def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, kee
         with transaction.atomic(using=alias):
             taken = _taken(alias, some)
             new = [row for row in some if (row["queue"], row["id"]) not in taken]
+            if new:
+                outsiders.mark(alias)
             Job.objects.using(alias).bulk_create([_job(row, until) for row in new])
             ended = [_attempt(run.asDict()) for row in new for run in row["runs"] or ()]
             JobAttempt.objects.using(alias).bulk_create(ended, batch_size=AT_ONCE)

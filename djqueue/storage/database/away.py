@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import NoReturn
 
 from django.db import (
@@ -61,13 +62,15 @@ def unavailable(alias: str, error: Error, consequence: str = "") -> StorageUnava
 
 
 def is_unreachable(alias: str, error: StorageUnavailableError) -> bool:
-    """Return whether a database server failed already, so that connecting again would only wait again.
+    """Return whether no connection to the server could be made, so that another attempt would wait as long.
 
-    SQLite has no server: its error says that the file is locked, which may be over a moment later.
+    A connection that was open may have been ended by a restart of the server, which answers a new one. SQLite
+    has no server: its error says that the file is locked, which may be over a moment later.
     """
-    return connections[alias].vendor != "sqlite" and isinstance(
-        error.__cause__, (OperationalError, InterfaceError)
-    )
+    cause = error.__cause__
+    if connections[alias].vendor == "sqlite" or not isinstance(cause, (OperationalError, InterfaceError)):
+        return False
+    return any(frame.f_code.co_name == "get_new_connection" for frame, _ in walk_tb(cause.__traceback__))
 
 
 def in_one_line(error: BaseException) -> str:

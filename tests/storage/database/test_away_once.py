@@ -3,15 +3,16 @@
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connection, connections
 
 from djqueue import Queue
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage.database import DatabaseStorage
+from djqueue.testing.factories import QUEUE, enqueue
 
 
 class Refusing:
@@ -71,3 +72,16 @@ def test_a_change_tries_to_connect_once(storage, server, call):
     with pytest.raises(StorageUnavailableError):
         queue.cancel("job-1") if call == "cancel" else queue.pause()
     assert server.attempts == 1
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'")
+def test_a_change_connects_anew_after_a_restart_of_the_server(make_storage):
+    producer = make_storage()
+    job_id = enqueue(producer)
+    backend = connection.connection.info.backend_pid
+    with closing(connection.copy()) as other, other.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [backend])
+
+    [cancelled] = producer.cancel(QUEUE, [job_id])
+
+    assert cancelled.status == "cancelled"

@@ -20,6 +20,7 @@ from .executors import InlineExecutor
 from .handlers import Handler, Style
 from .heartbeat import Heartbeat
 from .metering import Meter
+from .outages import WORK
 from .outcomes import release
 from .probation import Probation
 from .reports import Reports
@@ -179,7 +180,7 @@ class ClaimLoop:
             finished = await self._storage.afinish(outcomes, trip.request)
         except Exception as error:
             self._retry = self._next_retry()
-            self._tell.away("claim and finish", error)
+            self._tell.away(WORK, error)
             return
         finally:
             self._on_the_way.difference_update(told)
@@ -187,7 +188,7 @@ class ClaimLoop:
             if request is not None:
                 self._asked_for -= request.slots
         if self._retry:
-            self._tell.back("claim and finish")
+            self._tell.back(WORK)
         # Ends that were left out are tried again after a while.
         self._retry = 0.0 if len(trip.told) == len(told) else self._next_retry()
         self._take_answers(trip.told, finished)

@@ -11,7 +11,9 @@ logger = logging.getLogger("djqueue.worker")
 PATIENCE = 5_000
 """Milliseconds after which an outage is more than a restart: it is logged before it is over."""
 
-RETRIED_WITHIN = 15_000
+WORK = "claim and finish"
+"""The operation that a worker repeats all the time: it ends an outage of others that are not tried again."""
+RETRIED_WITHIN = 5_000
 """Milliseconds for which a failed operation keeps an outage open: it may never be tried again."""
 
 
@@ -19,9 +21,9 @@ class Outages:
     """What a worker logs of a storage that fails. All methods may be called from any thread.
 
     A storage that is away, such as a scheduler that is restarted, is an outage: one line is logged when it is
-    over, and one before that if it lasts. It is over when every operation that failed works again: some calls
-    of a storage that is slow, or away in part, succeed all the time. Any other error is a fault, and is
-    logged with its traceback.
+    over, and one before that if it lasts. It is over when every operation that failed works again, or has not
+    been tried for a while: some calls of a storage that is slow, or away in part, succeed all the time. Any
+    other error is a fault, and is logged with its traceback.
     """
 
     def __init__(self, worker_id: str, monotonic: Callable[[], int]) -> None:
@@ -61,7 +63,8 @@ class Outages:
         with self._lock:
             was_faulty = operation in self._faulty
             self._faulty.discard(operation)
-            is_over = operation in self._away and self._is_over_with(operation)
+            ends = operation in self._away or (operation == WORK and bool(self._away))
+            is_over = ends and self._is_over_with(operation)
         if was_faulty:
             logger.warning("worker %s: the storage answers again (%s)", self._worker_id, operation)
         if is_over:
@@ -76,7 +79,7 @@ class Outages:
     def _is_over_with(self, operation: str) -> bool:
         """Note that an operation works again; return whether that ends the outage."""
         now = self._monotonic()
-        del self._away[operation]
+        self._away.pop(operation, None)
         if self._answered_at is None:
             self._answered_at = now
         if any(now - failed_at < RETRIED_WITHIN for failed_at in self._away.values()):

@@ -246,7 +246,9 @@ def test_what_maintenance_finds_is_told(storage, monkeypatch):
         gone = enqueue(storage, ttl=1)
         engine = storage.engine
         later, tick = engine.clock.now() + 3_600_000, engine.clock.monotonic() + 3_600_000
-        monkeypatch.setattr(engine, "clock", Ahead(later, tick))
+        ahead = Ahead(later, tick)
+        monkeypatch.setattr(engine, "clock", ahead)
+        monkeypatch.setattr(engine._steps, "_clock", ahead)
         storage.maintain()
         assert announcer.flush(10)
 

@@ -104,6 +104,20 @@ def test_an_operation_that_is_not_tried_again_does_not_prolong_an_outage(caplog)
     assert "answers again after 21.0 s" in messages(caplog)[-1]
 
 
+def test_work_that_goes_on_ends_an_outage_of_what_is_not_tried_again(caplog):
+    caplog.set_level(logging.INFO)
+    now = 0
+    outages = Outages("w", lambda: now)
+    outages.failed("claim and finish", StorageUnavailableError("away"))
+    outages.failed("report", StorageUnavailableError("away"))
+    now = 1_000
+    outages.worked("claim and finish")
+    assert messages(caplog, logging.INFO) == []
+    now = 5_000
+    outages.worked("claim and finish")
+    assert "answers again after 1.0 s" in messages(caplog, logging.INFO)[-1]
+
+
 async def test_a_fault_of_the_storage_is_logged_once_with_its_traceback(storage, queue, caplog, monkeypatch):
     monkeypatch.setattr("djqueue.runtime.maintenance.INTERVAL", 0.01)
     tries = []

@@ -43,6 +43,13 @@ NEAR, FAR, THIRD = "near", "far", "emails"
 GIVEN = 7
 """Commands of a move until the job has left: two look for what is in its way, one for the mode of the other
 queue, two list that, one notes its mode."""
+
+
+def until_given(place):
+    """On one server, the last two looks go together."""
+    return GIVEN if place.storage()._trips._connections.is_cluster else GIVEN - 1
+
+
 STORED = 5
 """Commands of an enqueue until the job is stored: one looks for what it waits for, one for the queue's mode,
 two list it.
@@ -299,7 +306,7 @@ def test_a_moved_job_that_is_gone_is_not_waited_for(place, forget):
     storage.maintain()
 
     assert counts(storage, FAR) == {State.FAILED: 1}
-    assert "of queue 'emails'" in job(storage, "down", FAR).error.message
+    assert "a job of another queue that it depends on" in job(storage, "down", FAR).error.message
 
 
 def test_a_dependent_that_is_taken_back_does_not_keep_a_moved_job_where_it_is(place):
@@ -339,7 +346,7 @@ def test_maintainers_that_die_one_after_another_bring_a_job_over(place):
     storage = place.storage()
     ids = enqueue_many(storage, 3, queue=NEAR)
     with pytest.raises(Death):
-        place.storage(commands=GIVEN).move(NEAR, ids, FAR)
+        place.storage(commands=until_given(place)).move(NEAR, ids, FAR)
     assert counts(storage, NEAR) == counts(storage, FAR) == {}
 
     for commands in count(1):
@@ -357,7 +364,7 @@ def test_maintainers_that_meet_bring_each_job_over_once(place):
     storage = place.storage()
     ids = enqueue_many(storage, 150, queue=NEAR)
     with pytest.raises(Death):
-        place.storage(commands=GIVEN).move(NEAR, ids, FAR)
+        place.storage(commands=until_given(place)).move(NEAR, ids, FAR)
 
     together([place.storage().maintain for _ in range(4)])
 

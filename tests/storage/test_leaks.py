@@ -144,17 +144,18 @@ def test_nothing_is_left_of_what_was_closed(kind: str, request: pytest.FixtureRe
     for one in use:  # modules, pools and caches that a process has once
         one(made)
     connections.close_all()
-    gc.collect()
     eventually(lambda: own_threads() == [], timeout=30)
+    gc.collect()
     registered, open_files = forks.registered(), descriptors()
 
     for _ in range(STORAGES[kind] // len(use) - 1):
         for one in use:
             one(made)
     connections.close_all()
+    # First the threads, which hold what they use until they have ended.
+    eventually(lambda: own_threads() == [], timeout=30)
     gc.collect()
 
-    eventually(lambda: own_threads() == [], timeout=30)
     assert [one() for one in made if one() is not None] == []
     assert forks.registered() == registered
     assert descriptors() <= open_files + SPARE

@@ -160,7 +160,7 @@ class ClientStorage(Storage):
         return self._remote.outage
 
     def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        with within(patience(self._timeout, batches)):
+        with within(patience(self._timeout, batches, self._dialect)):
             return self._enqueue_in_time(batches)
 
     def _enqueue_in_time(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -234,7 +234,7 @@ class ClientStorage(Storage):
         # With ids, so that it can be said again should the answer be lost.
         batches = [self._with_ids(batch) for batch in batches]
         try:
-            limit = (1 - TO_WRITE) * patience(self._timeout, batches)
+            limit = (1 - TO_WRITE) * patience(self._timeout, batches, self._dialect)
             answers: list[EnqueueResult] = self._remote.read(verb, batches, timeout=limit)
         except StorageUnavailableError as error:
             logger.debug("No scheduler takes the jobs, so they are written: %s", error)

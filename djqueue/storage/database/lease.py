@@ -80,13 +80,14 @@ class SchedulerLease:
         try:
             set_right(self._clock)
             tick, now = self._clock.monotonic(), self._clock.now()
+            since = _observed.get(self._alias)
             there = self.present()
         except Error:
             # The holder may not reach the database either.
             _observed.pop(self._alias, None)
             _failed_at[self._alias] = self._clock.monotonic()
             raise
-        if there is not None and not self._is_free(there, tick, now):
+        if there is not None and not self._is_free(there, since, tick, now):
             return False
         # Later than all that the last scheduler wrote, also if the wall clock was set back since.
         start = now if there is None else max(now, to_milliseconds(there.renewed_at) + 1)
@@ -212,23 +213,29 @@ class SchedulerLease:
         return present_holder(self._alias)
 
     def _observe(self, expires_at: int, tick: int) -> None:
-        _observed[self._alias] = (self._holder, self._generation, expires_at), tick
+        with _observing:
+            _observed[self._alias] = (self._holder, self._generation, expires_at), tick
 
-    def _is_free(self, there: Holder, tick: int, now: int) -> bool:
+    def _is_free(self, there: Holder, since: "Observed | None", tick: int, now: int) -> bool:
         """Whether the holder gave the row back, died, or has not renewed it for as long as it holds.
 
         The wall clock decides only about a holder on another machine: an end that has passed there may as
         well mean that this clock was set forward. What counts is how long this process has seen the row
         unchanged, by the monotonic clock. While the database is away, the holder cannot renew the row: its
         silence counts from when this process can read the row again.
+
+        since: what was observed when the row was about to be read. If another thread has observed a later
+            row in the meantime, that stays.
         """
         ends = to_milliseconds(there.expires_at)
         if ends <= ABANDONED or died_here(there):
             return True
         seen = there.holder, there.generation, ends
-        since = _observed.get(self._alias)
         if since is None or since[0] != seen:
-            _observed[self._alias] = since = (seen, tick)
+            with _observing:
+                if _observed.get(self._alias) is since:
+                    _observed[self._alias] = (seen, tick)
+            since = (seen, tick)
         if tick - since[1] >= self.ttl:
             return True
         failed_at = _failed_at.get(self._alias)
@@ -316,8 +323,11 @@ def _exists(holder: Holder) -> bool:
     return True
 
 
-_observed: dict[str, tuple[tuple[str, int, int], int]] = {}
+Observed = tuple[tuple[str, int, int], int]
+
+_observed: dict[str, Observed] = {}
 """By database: the row as this process saw it last, and the monotonic time at which it first saw it so."""
+_observing = threading.Lock()
 
 _failed_at: dict[str, int] = {}
 """By database: the monotonic time at which this process last failed to read the row."""

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from djqueue.core.job import Batch
 
+from .dialects import Dialect
+
 TIMEOUT = 2.0
 """Seconds, unless the option TIMEOUT says otherwise."""
-JOBS_PER_SECOND = 10_000
-"""Jobs of one enqueue for which it gets another second."""
 
 
-def patience(timeout: float, batches: Sequence[Batch]) -> float:
+def patience(timeout: float, batches: Sequence[Batch], dialect: Dialect) -> float:
     """Return the seconds that these jobs may take."""
-    return timeout + sum(len(batch.payloads) for batch in batches) / JOBS_PER_SECOND
+    return timeout + sum(len(batch.payloads) for batch in batches) / dialect.jobs_per_second

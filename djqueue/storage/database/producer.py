@@ -217,18 +217,18 @@ class Inserter:
         return Job(job_id, batch.queue, batch.name, payload, options, state, now, run_at)
 
     def _there(self, queue: str, ids: Sequence[str]) -> dict[str, Found]:
-        """The jobs that have these ids."""
+        """The jobs that have these ids. A result is read after its job's state, so none is missed that a
+        job has which ends in the meantime.
+        """
         alias = self._dialect.alias
         found: dict[str, Found] = {}
         for chunk in rows.chunked(ids):
-            mine = {"queue": queue, "job_id__in": chunk}
-            results = dict(
-                models.JobResult.objects.using(alias).filter(**mine).values_list("job_id", "result")
-            )
-            pairs = models.Job.objects.using(alias).filter(**mine).values_list("job_id", "state")
-            for job_id, state in pairs:
-                result = results.get(job_id)
-                found[job_id] = State(state), None if result is None else bytes(result)
+            pairs = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk)
+            states = {job_id: State(state) for job_id, state in pairs.values_list("job_id", "state")}
+            completed = [job_id for job_id, state in states.items() if state is State.COMPLETED]
+            kept = models.JobResult.objects.using(alias).filter(queue=queue, job_id__in=completed)
+            results = {job_id: bytes(result) for job_id, result in kept.values_list("job_id", "result")}
+            found |= {job_id: (state, results.get(job_id)) for job_id, state in states.items()}
         return found
 
     def _owners(self, queue: str, key: str) -> list[Owner]:

@@ -270,7 +270,7 @@ class SchedulerStorage(EngineStorage):
 
     def enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `enqueue`; never waits for room, nor for another process's lock beyond the deadline."""
-        with within(patience(self._timeout, batches)):
+        with within(patience(self._timeout, batches, self._dialect)):
             return self._enqueue_in_time(batches)
 
     def _enqueue_in_time(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -298,7 +298,7 @@ class SchedulerStorage(EngineStorage):
         results = self.enqueue_at_once(batches)
         if not _durable(batches):
             try:
-                with within(patience(self._timeout, batches)):
+                with within(patience(self._timeout, batches, self._dialect)):
                     self._journal.sync()
             except (Error, OSError, StorageUnavailableError) as error:
                 self._take_back(results, error)
@@ -316,7 +316,7 @@ class SchedulerStorage(EngineStorage):
         is_new = any(batch.queue not in self._recorded for batch in batches)
         if is_new or not _simple(batches) or _called_by_sync_code():
             return await self.acall(self.enqueue_at_once, batches)
-        with within(patience(self._timeout, batches)):
+        with within(patience(self._timeout, batches, self._dialect)):
             return await self._enqueue_simple(batches)
 
     async def _enqueue_simple(self, batches: Sequence[Batch]) -> list[EnqueueResult]:

@@ -64,7 +64,8 @@ class DatabaseStorage(Storage):
     address: of the scheduler's socket: `unix:///path` or `tcp://host:port`; else a Unix domain socket
         that only this user can open.
     token: what clients of a TCP address have to show.
-    timeout: seconds that an enqueue may take; longer, by a second for every 10,000 jobs, for many at once.
+    timeout: seconds that an enqueue may take; longer for many at once, by a second for every 10,000 jobs, or
+        1,000 through the ORM alone.
     metrics: for how long they are kept.
     scheduler_lease: seconds, or a timedelta: how long the scheduler keeps its place unless it renews it.
     sql: `auto` uses the fast statements of SQLite and PostgreSQL; `orm` the ORM alone.

@@ -155,7 +155,7 @@ def test_a_job_that_the_hanging_scheduler_does_not_take_is_written(
 
     def both_are_taken_once() -> bool:
         counted = client.overview()
-        return not counted.capped and counted.queues[0].counts[State.WAITING] == 2
+        return not counted.capped and [found.counts.get(State.WAITING) for found in counted.queues] == [2]
 
     eventually(both_are_taken_once, timeout=20)
 

@@ -211,6 +211,23 @@ def test_one_of_many_that_ask_at_once_has_it(clock):
         clock.advance(TTL)
 
 
+def test_what_was_read_too_late_does_not_begin_the_wait_anew(clock, monkeypatch):
+    first, second, third = a_lease(clock), a_lease(clock), a_lease(clock)
+    first.acquire()
+    out_of_date = third.present()
+    clock.advance(TTL)
+
+    def read_slowly():
+        assert second.acquire()
+        return out_of_date
+
+    monkeypatch.setattr(third, "present", read_slowly)
+    assert not third.acquire()
+    clock.advance(TTL)
+
+    assert first.acquire()
+
+
 # Time is the database's.
 
 

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import threading
 
 import pytest
+from django.db import connection
 
 from djqueue.client import Queue
 from djqueue.core.errors import JobFailedError
@@ -161,3 +163,35 @@ def test_a_scheduler_that_is_stopped_holds_up_a_producer_for_a_moment_only(start
         os.kill(child.pid, signal.SIGCONT)
 
     assert answers == ["duplicate"] * ROUNDS
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="one writer at a time is SQLite's")
+@pytest.mark.parametrize("place", range(1, 5))
+def test_the_result_is_read_of_a_job_that_completes_between_two_statements(scheduler, client, place):
+    job_id = enqueue(scheduler)
+    claimed = claim(scheduler, 1)[0]
+    scheduler._active._flush()
+    reads = []
+
+    def complete_in_between(execute, sql, *args):
+        if sql.startswith("SELECT"):
+            reads.append(sql)
+            if len(reads) == place:
+                threading.Thread(target=complete).start()
+                assert is_written.wait(20)
+        return execute(sql, *args)
+
+    is_written = threading.Event()
+
+    def complete():
+        finish(scheduler, completing(claimed, b"whole"))
+        scheduler._active._flush()
+        connection.close()
+        is_written.set()
+
+    with connection.execute_wrapper(complete_in_between):
+        answer = client.enqueue([batch(ids=[job_id])])[0]
+
+    assert is_written.is_set() or len(reads) < place
+    assert len(reads) > 1
+    assert (answer.status, answer.result) in {("duplicate", None), ("completed", b"whole")}

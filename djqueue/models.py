@@ -1026,7 +1026,7 @@ class BulkOperation(models.Model):
 
 
 class Import(models.Model):
-    """The report of a bulk write: see `djqueue.storage.imports`."""
+    """The report of a bulk write: see `djqueue.storage.bulkwrites`."""
 
     write = models.CharField(_("write"), max_length=NAME, unique=True)
     updated_at = MillisecondsField(_("changed"))

@@ -13,7 +13,7 @@
 | `schedule_fired` | a schedule has enqueued a job | `schedule` |
 
 The sender is the job type under `@job`, or None where this process has none of the name. `duration` and
-`delay` are seconds, `error` is a `djqueue.core.job.JobError` or None, `schedule` a name.
+`delay` are seconds, `error` is a `djqueue.core.job.JobFailure` or None, `schedule` a name.
 
 A receiver that raises is logged, and concerns neither the job nor other receivers. Signals tell a process
 what it has done itself: one that dies in that moment tells nobody. They cost nothing without receivers.

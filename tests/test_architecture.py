@@ -1,5 +1,6 @@
 """The shape of the package: who imports whom, what importing it costs, what is vendored."""
 
+import ast
 import hashlib
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "djqueue"
 VENDORED = [ROOT / "static" / "djqueue" / "vendor", ROOT / "tests" / "dashboard" / "vendor"]
 OPTIONAL = {
     *("celery", "django_redis", "django_tasks", "hiredis", "opentelemetry", "prometheus_client"),
@@ -66,3 +68,17 @@ def loaded_by(statement: str) -> set[str]:
         check=True,
     )
     return set(finished.stdout.split())
+
+
+ONE_NAME_TWO_CLASSES = {"Command", "Media", "Meta", "Migration", "LimiterState", "SchedulerLease"}
+"""Names that Django prescribes, and models that mirror a class of the same name."""
+
+
+def test_each_class_name_has_one_meaning() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name not in ONE_NAME_TWO_CLASSES:
+                found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}

@@ -17,7 +17,7 @@ from demo_project.demo.progress import Progress
 from demo_project.demo.run import PORT, PROGRESS_SECONDS, follow_for_ever, prepare_database, start_server
 from demo_project.demo.tally import differences, table
 from demo_project.flights.dataset import Dataset
-from djqueue.contrib.spark import Report, enqueue
+from djqueue.contrib.spark import WriteReport, enqueue
 
 from .server import redis_in
 from .session import expect_spark, spark_in
@@ -91,7 +91,7 @@ def select(spark: "SparkSession", month: int | None, folder: Path, account: Acco
 def enqueue_claims(claims: "DataFrame", season: str, account: Account) -> None:
     """A job for each claim, in one write that can be made again. The settings say where Redis is."""
 
-    def write() -> Report:
+    def write() -> WriteReport:
         report = enqueue(
             claims,
             QUEUE,

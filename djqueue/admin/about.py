@@ -11,10 +11,10 @@ from django.template.response import TemplateResponse
 from djqueue.core.errors import StorageError
 from djqueue.core.subjects import name_of
 from djqueue.dashboard import rights, subjects
-from djqueue.dashboard.desk import Desk
+from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import Dashboard
-from djqueue.storage.inspector import Mention
+from djqueue.storage.inspector import JobSummary
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -27,7 +27,7 @@ PANEL = "djqueue/admin/jobs_panel.html"
 class Panel(NamedTuple):
     """What is shown of an object's jobs."""
 
-    jobs: list[tuple[Mention, str]]
+    jobs: list[tuple[JobSummary, str]]
     """The newest, each with the address of its page; that is empty where the site has no dashboard."""
     everything: str
     """The address of the list of them all; empty where the site has no dashboard."""
@@ -71,11 +71,11 @@ class DjqueueJobsMixin(ModelAdmin):
         if subject is None:
             return None
         model_admin = self.admin_site._registry.get(Dashboard)
-        desk = None if model_admin is None else Desk(model_admin, PAGES)
-        everything = "" if desk is None else desk.url("jobs", subject=subject)
+        site = None if model_admin is None else DashboardSite(model_admin, PAGES)
+        everything = "" if site is None else site.url("jobs", subject=subject)
         try:
             page = subjects.about(request, subject, self.djq_jobs_shown)
         except StorageError as error:
             return Panel([], everything, str(error))
-        addresses = ["" if desk is None else desk.url("job", one.queue, one.id) for one in page.jobs]
+        addresses = ["" if site is None else site.url("job", one.queue, one.id) for one in page.jobs]
         return Panel(list(zip(page.jobs, addresses, strict=True)), everything)

@@ -18,7 +18,7 @@ from django.utils.translation import ngettext
 from djqueue.client import get_storage
 from djqueue.core.errors import DjqueueError
 from djqueue.core.states import State
-from djqueue.dashboard.verbs import REFUSALS, Verb
+from djqueue.dashboard.jobactions import REFUSALS, JobAction
 
 LISTED = 10_000
 """Rows of a list, and of one action: as many as a request can take its time for."""
@@ -28,7 +28,7 @@ EXAMPLES = 20
 """Rows that the question before a deletion names."""
 
 
-def run(request: HttpRequest, verb: Verb, rows: QuerySet[Any]) -> list[Any]:
+def run(request: HttpRequest, verb: JobAction, rows: QuerySet[Any]) -> list[Any]:
     """Do it to the jobs of at most `LISTED` rows; returns the rows for which it is done.
 
     A row without a state is a dead letter, and its job failed.
@@ -89,7 +89,7 @@ def _wanted(rows: QuerySet[Any]) -> list[str]:
     return [name for name in ("queue", "job_id", "name", "state", "reason") if name in columns]
 
 
-def _answers(verb: Verb, rows: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+def _answers(verb: JobAction, rows: Iterable[Any]) -> Iterator[tuple[Any, str]]:
     """Each row with the storage's word about it, or its state if that forbids to ask."""
     asked = []
     for row in rows:
@@ -112,7 +112,7 @@ def _chunks(rows: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
             yield queue, mine[start : start + CHUNK]
 
 
-def _tell(request: HttpRequest, verb: Verb, tally: Counter[str]) -> None:
+def _tell(request: HttpRequest, verb: JobAction, tally: Counter[str]) -> None:
     for word, sentence in verb.done.items():
         if tally[word]:
             messages.success(request, sentence % tally[word])

@@ -15,8 +15,8 @@ from django.utils.translation import gettext_lazy as _
 
 from djqueue.conf import get_settings
 from djqueue.dashboard import redaction, rendering, rights
-from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.outages import answers_without_databases
+from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import Dashboard, Job
@@ -186,8 +186,8 @@ class StoredAdmin(ModelAdmin):
         model_admin = self.admin_site._registry.get(Dashboard)
         if model_admin is None:
             return ""
-        desk = Desk(model_admin, PAGES)
-        return desk.url(page, *args, **query) if desk.may_open(request, page) else ""
+        site = DashboardSite(model_admin, PAGES)
+        return site.url(page, *args, **query) if site.may_open(request, page) else ""
 
     def _page_url(self, request: HttpRequest) -> str:
         return self.dashboard_url(request, self.dashboard_page) if self.dashboard_page else ""

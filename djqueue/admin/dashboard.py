@@ -9,9 +9,9 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from djqueue.dashboard import rights
-from djqueue.dashboard.desk import Desk, is_partial
 from djqueue.dashboard.outages import answers_without_databases
-from djqueue.dashboard.pages import Page
+from djqueue.dashboard.pages import DashboardPage
+from djqueue.dashboard.site import DashboardSite, is_partial
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import Dashboard
 
@@ -24,9 +24,9 @@ class DashboardAdmin(ModelAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         """The pages of `djqueue.dashboard.urls`, each behind the site's login."""
-        desk = Desk(self, PAGES)
+        site = DashboardSite(self, PAGES)
         return [
-            path(page.route, self._view(desk, page), name=f"djqueue_dashboard_{page.name}") for page in PAGES
+            path(page.route, self._view(site, page), name=f"djqueue_dashboard_{page.name}") for page in PAGES
         ]
 
     def has_module_permission(self, request: HttpRequest) -> bool:
@@ -49,9 +49,9 @@ class DashboardAdmin(ModelAdmin):
         """No: there is no table."""
         return False
 
-    def _view(self, desk: Desk, page: Page) -> Callable[..., HttpResponseBase]:
+    def _view(self, site: DashboardSite, page: DashboardPage) -> Callable[..., HttpResponseBase]:
         def view(request: HttpRequest, **captured: Any) -> HttpResponseBase:
-            return desk.serve(page, request, **captured)
+            return site.serve(page, request, **captured)
 
         behind_login = self.admin_site.admin_view(view)
 

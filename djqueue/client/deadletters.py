@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import OptionError
-from djqueue.core.job import DEAD_LETTER_REASONS, DeadLetter
+from djqueue.core.job import DEAD_LETTER_REASONS, DeadLetterRecord
 from djqueue.core.options import MAX_INTEGER, check_text
 from djqueue.core.states import State
 from djqueue.core.suggest import nearest
@@ -78,7 +78,7 @@ class DeadLetterCounts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetterFilter:
+class DeadLetterFilter:
     """Which dead letters are meant; None is any. Built by `read_filter`."""
 
     reason: str | None = None
@@ -89,7 +89,7 @@ class LetterFilter:
     """Milliseconds since its death, as `newer_than`."""
     newer_than: int | None = None
 
-    def matches(self, letter: DeadLetter, at: int) -> bool:
+    def matches(self, letter: DeadLetterRecord, at: int) -> bool:
         """Whether one is meant, looked at at a time."""
         age = at - letter.entered_at
         return (
@@ -110,11 +110,11 @@ def read_filter(
     fingerprint: str | None = None,
     older_than: float | timedelta | None = None,
     newer_than: float | timedelta | None = None,
-) -> LetterFilter:
+) -> DeadLetterFilter:
     """A filter as a caller gives it. Raises OptionError, naming what is wrong."""
     if reason is not None and reason not in DEAD_LETTER_REASONS:
         raise OptionError(f"reason: {reason!r} is not known{nearest(str(reason), DEAD_LETTER_REASONS)}")
-    return LetterFilter(
+    return DeadLetterFilter(
         reason=reason,
         name=_text("name", name),
         error_type=_text("error_type", error_type),
@@ -141,7 +141,7 @@ def read_limit(limit: Any) -> int | None:
     return limit
 
 
-def letters(storage: Storage, queue: str, wanted: LetterFilter) -> Iterator[DeadLetter]:
+def letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
     """The dead letters that are meant, oldest first, until there comes one of a job that has died again."""
     seen: set[str] = set()
     after = None
@@ -158,13 +158,13 @@ def letters(storage: Storage, queue: str, wanted: LetterFilter) -> Iterator[Dead
             return
 
 
-def count_letters(storage: Storage, queue: str, wanted: LetterFilter) -> DeadLetterCounts:
+def count_letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> DeadLetterCounts:
     """Count what there is of each."""
     reasons: Counter[str] = Counter()
     names: Counter[str] = Counter()
     types: Counter[str] = Counter()
     prints: Counter[str] = Counter()
-    newest: dict[str, DeadLetter] = {}
+    newest: dict[str, DeadLetterRecord] = {}
     for letter in letters(storage, queue, wanted):
         reasons[letter.reason] += 1
         names[letter.name] += 1
@@ -235,7 +235,7 @@ def _would_move(storage: Storage, queue: str, ids: Sequence[str], to: str) -> It
             yield "moved" if there is None else "duplicate"
 
 
-def fingerprint(letter: DeadLetter) -> str:
+def fingerprint(letter: DeadLetterRecord) -> str:
     """The same for dead letters of the same error, whichever numbers its message has."""
     line = VARIABLE.sub("#", letter.error_message[:MESSAGE].partition("\n")[0])
     data = f"{letter.error_type}\0{line}".encode(errors="surrogatepass")

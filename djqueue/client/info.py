@@ -8,7 +8,7 @@ from djqueue.codecs import decode
 from djqueue.conf import get_settings
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import JobCancelledError, JobFailedError, JobNotFoundError, MaxRetriesError
-from djqueue.core.job import Attempt, JobError, JobRecord
+from djqueue.core.job import AttemptRecord, JobFailure, JobRecord
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 
@@ -93,7 +93,7 @@ class JobInfo:
         return self.record.reason
 
     @property
-    def error(self) -> JobError | None:
+    def error(self) -> JobFailure | None:
         """What the handler raised last: type, message, traceback."""
         return self.record.error
 
@@ -113,7 +113,7 @@ class JobInfo:
         return tuple((to_datetime(at), line) for at, line in self.record.logs)
 
     @property
-    def history(self) -> tuple[Attempt, ...]:
+    def history(self) -> tuple[AttemptRecord, ...]:
         """Every run that has ended."""
         return self.record.all_attempts()
 
@@ -168,7 +168,7 @@ def outcome(record: JobRecord | None, job_id: str) -> Any:
         return JobInfo(record).result
     if record.state is State.CANCELLED:
         raise JobCancelledError(f"job {job_id!r} was cancelled", job_id=job_id)
-    error = record.error or JobError("", "")
+    error = record.error or JobFailure("", "")
     exhausted = record.reason == "max_attempts_exceeded"
     raise (MaxRetriesError if exhausted else JobFailedError)(
         f"job {job_id!r} failed ({record.reason}): {error.type.rpartition('.')[2]}: {error.message}",

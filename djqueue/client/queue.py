@@ -11,14 +11,14 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import instant, milliseconds
 from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.groups import GroupLimit, GroupWords
-from djqueue.core.job import Batch, CancelResult, DeadLetter, EnqueueResult, Event
+from djqueue.core.job import Batch, CancelResult, DeadLetterRecord, EnqueueResult, Event
 from djqueue.core.options import MAX_INTEGER, PARSERS, EnqueueOptions, check_text
 from djqueue.core.states import PENDING, State
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage, Unsubscribe
 
 from . import deadletters, envelope, waiting
-from .deadletters import DeadLetterCounts, LetterFilter, MovedDead, RetriedDead
+from .deadletters import DeadLetterCounts, DeadLetterFilter, MovedDead, RetriedDead
 from .entries import check_arguments, check_id, check_ids, check_name, check_payloads, refuse_function
 from .flows import Node
 from .foreign import explain_queue_attribute
@@ -359,7 +359,7 @@ class Queue:
 
     # Dead letters. The filters are those of `djqueue.client.deadletters.read_filter`.
 
-    def dead_letters(self, *, limit: int | None = None, **filters: Any) -> list[DeadLetter]:
+    def dead_letters(self, *, limit: int | None = None, **filters: Any) -> list[DeadLetterRecord]:
         """The queue's dead letters, oldest first.
 
         filters: reason, name (the job's), error_type, fingerprint, older_than, newer_than.
@@ -369,7 +369,7 @@ class Queue:
         most = deadletters.read_limit(limit)
         return list(islice(self._letters(filters), most))
 
-    async def adead_letters(self, *, limit: int | None = None, **filters: Any) -> list[DeadLetter]:
+    async def adead_letters(self, *, limit: int | None = None, **filters: Any) -> list[DeadLetterRecord]:
         """See `dead_letters`."""
         return await self._acall(self.dead_letters, limit=limit, **filters)
 
@@ -664,11 +664,11 @@ class Queue:
 
     # Inside.
 
-    def _letters(self, filters: Mapping[str, Any]) -> Iterator[DeadLetter]:
+    def _letters(self, filters: Mapping[str, Any]) -> Iterator[DeadLetterRecord]:
         return deadletters.letters(self.storage, self.name, self._letter_filter(filters))
 
     @staticmethod
-    def _letter_filter(filters: Mapping[str, Any]) -> LetterFilter:
+    def _letter_filter(filters: Mapping[str, Any]) -> DeadLetterFilter:
         for name in filters:
             if name not in FILTERS:
                 raise OptionError(f"unknown filter {name!r}{nearest(name, FILTERS)}")
@@ -764,6 +764,6 @@ def _paired(payloads: Iterable[Any], ids: Iterable[str]) -> Iterator[tuple[Any, 
 
 
 MISSING: Any = object()
-FILTERS = tuple(item.name for item in fields(LetterFilter))
+FILTERS = tuple(item.name for item in fields(DeadLetterFilter))
 AHEAD = 86_400_000
 """A day: room for a storage whose clock is ahead of this one's."""

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from djqueue.core.errors import JobNotFoundError
-from djqueue.core.followup import Follower, install
+from djqueue.core.followup import ResultReader, install
 from djqueue.core.job import EnqueueResult, JobRecord
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
@@ -31,8 +31,8 @@ def of_storage(results: Sequence[EnqueueResult], storage: Storage | None) -> lis
     return [_stored(result, storage) for result in results]
 
 
-class StorageFollower(Follower):
-    """See `Follower`."""
+class StorageResultReader(ResultReader):
+    """See `ResultReader`."""
 
     def wait(self, result: EnqueueResult, timeout: float | timedelta) -> Any:
         return waiting.wait_for(_storage(result), result, timeout)
@@ -87,4 +87,4 @@ def _refreshed(result: EnqueueResult, record: JobRecord | None) -> EnqueueResult
     return _stored(fresh, result.storage) if isinstance(result, StoredResult) else fresh
 
 
-install(StorageFollower())
+install(StorageResultReader())

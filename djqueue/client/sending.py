@@ -6,7 +6,7 @@ from itertools import islice
 
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
-from djqueue.core.collector import spared
+from djqueue.core.collector import gc_paused
 from djqueue.core.job import Batch, EnqueueResult, JobRecord
 from djqueue.middleware import layers_of, through
 from djqueue.signals import job_enqueued
@@ -19,7 +19,7 @@ def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
     """Enqueue batches, a call of the storage for each; cached results come back decoded."""
     batches = list(batches)
     results: list[EnqueueResult] = []
-    with spared(sum(len(batch.payloads) for batch in batches)):
+    with gc_paused(sum(len(batch.payloads) for batch in batches)):
         for batch in batches:
             answers = enqueue(storage, batch)
             if batch.ids is not None and (ids := _with_results(answers)):
@@ -44,7 +44,7 @@ def send_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueRes
 
     Each goes through the middleware before that, which is told that its jobs are queued.
     """
-    together = Together(batches)
+    together = BatchCollector(batches)
     layers = layers_of(get_settings()).enqueue
     for place, batch in enumerate(batches):
         together.note(place, through(layers, together.taking(place))(batch))
@@ -63,7 +63,7 @@ def send_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueRes
 
 async def asend_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueResult]:
     """See `send_together`."""
-    together = Together(batches)
+    together = BatchCollector(batches)
     layers = layers_of(get_settings()).aenqueue
     for place, batch in enumerate(batches):
         together.note(place, await through(layers, together.ataking(place))(batch))
@@ -98,7 +98,7 @@ async def aenqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     return answers
 
 
-class Together:
+class BatchCollector:
     """Batches on their way through the middleware, to be enqueued in one call when all have come through."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:

@@ -100,7 +100,7 @@ class Streaming:
                 unsubscribe()
                 job_id = found
                 unsubscribe = storage.subscribe(queue, handler, job_id)
-            place = Place(job_id, raises=self._raises)
+            place = StreamPosition(job_id, raises=self._raises)
             while True:
                 news.clear()
                 away = page = record = None
@@ -140,7 +140,7 @@ class Streaming:
                 unsubscribe()
                 job_id = found
                 unsubscribe = await storage.acall(storage.subscribe, queue, handler, job_id)
-            place = Place(job_id, raises=self._raises)
+            place = StreamPosition(job_id, raises=self._raises)
             while True:
                 news.clear()
                 away = page = record = None
@@ -171,7 +171,7 @@ class Streaming:
         return None if self._patience is None else SYSTEM_CLOCK.monotonic() + self._patience
 
 
-class Place:
+class StreamPosition:
     """How far a reader has come."""
 
     def __init__(self, job_id: str, *, raises: bool) -> None:

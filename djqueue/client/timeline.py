@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from djqueue.core.durations import to_datetime
-from djqueue.core.job import JobError, JobRecord
+from djqueue.core.job import JobFailure, JobRecord
 from djqueue.core.states import TERMINAL, State
 
 
@@ -19,7 +19,7 @@ class Moment(NamedTuple):
     worker: str = ""
     reason: str = ""
     """Of an end: the dead letter's reason, or why it was cancelled."""
-    error: JobError | None = None
+    error: JobFailure | None = None
 
 
 def timeline(record: JobRecord) -> tuple[Moment, ...]:

@@ -17,16 +17,16 @@ from .hashing import fnv1a32, shard_count
 from .ids import IdSource
 from .job import (
     Batch,
+    EngineJob,
     Event,
     Incident,
-    Job,
-    JobError,
+    JobFailure,
 )
 from .journal import Journal
 from .options import JobKey
 from .processing import ProcessingShard
 from .queue import JobQueue, QueuePolicy
-from .shard import Changes, Shard
+from .shard import PendingChanges, Shard
 from .sharing import NO_LIMITS, LimiterPolicy, SharedLimiter
 from .states import LIVE, State
 from .versions import ChangeCounter
@@ -111,17 +111,17 @@ class EngineBase:
 
     def bind(
         self,
-        job: Job,
+        job: EngineJob,
         dependencies: Iterable[JobKey],
         missing: State = State.CANCELLED,
-        into: Changes | None = None,
+        into: PendingChanges | None = None,
     ) -> None:
         """Have a blocked job hear of its dependencies' ends, those that lie in the past included.
 
         missing: how a dependency ended whose record is gone.
         into: what others have done just before, and is told of first.
         """
-        changes = Changes() if into is None else into
+        changes = PendingChanges() if into is None else into
         for dependency in dependencies:
             key, ended = self._await(dependency, job, missing)
             if ended is not None:
@@ -170,7 +170,7 @@ class EngineBase:
         self.notice_step(now, self.clock.monotonic())
         return now
 
-    def follow(self, job: Job, key: JobKey) -> JobKey:
+    def follow(self, job: EngineJob, key: JobKey) -> JobKey:
         """Where what a blocked job waits for is by now, should it have been moved."""
         while (new := self.shard(key[0]).whereabouts(key)) is not None:
             with self._held_shard(job) as shard:
@@ -180,7 +180,7 @@ class EngineBase:
         return key
 
     @contextmanager
-    def _held_shard(self, job: Job) -> Iterator[Shard]:
+    def _held_shard(self, job: EngineJob) -> Iterator[Shard]:
         """The shard of the queue that a job is in, locked: while one waits for it, the job may be moved."""
         while True:
             shard = self.shard(job.queue)
@@ -189,7 +189,7 @@ class EngineBase:
                     yield shard
                     return
 
-    def _await(self, dependency: JobKey, job: Job, missing: State) -> tuple[JobKey, State | None]:
+    def _await(self, dependency: JobKey, job: EngineJob, missing: State) -> tuple[JobKey, State | None]:
         """Note that a job waits for another, wherever that is; else how that ended."""
         key = dependency
         while True:
@@ -216,7 +216,7 @@ class EngineBase:
                 shard.dependencies.add(key, job)
             return key, None
 
-    def _resolve(self, job: Job, dependency: JobKey, ended: State, changes: Changes) -> bool:
+    def _resolve(self, job: EngineJob, dependency: JobKey, ended: State, changes: PendingChanges) -> bool:
         """Tell a job that one of its dependencies has ended; whether it goes on waiting for it."""
         now = self.clock.now()
         with self._held_shard(job) as shard:
@@ -235,11 +235,11 @@ class EngineBase:
             if policy == "cancel":
                 shard.cancel_pending(queue, job, "dependency_failed", now, changes)
             else:
-                error = JobError("djqueue.core.errors.JobFailedError", text)
+                error = JobFailure("djqueue.core.errors.JobFailedError", text)
                 shard.fail_pending(queue, job, "dependency_failed", error, now, changes)
         return False
 
-    def settle(self, changes: Changes) -> None:
+    def settle(self, changes: PendingChanges) -> None:
         """What an operation left to be done without locks: permits, dependents, wake-ups, subscribers."""
         if changes.freed is not None:
             for shared, permits in changes.freed.items():
@@ -270,7 +270,7 @@ class EngineBase:
         if incidents and self._on_incidents is not None:
             self._on_incidents(incidents)
 
-    def _unbind(self, job: Job, dependencies: Iterable[JobKey]) -> None:
+    def _unbind(self, job: EngineJob, dependencies: Iterable[JobKey]) -> None:
         """A job has ended: it waits for nothing any more, and needs nobody's record."""
         now = self.clock.now()
         for name, keys in groupby(dependencies, itemgetter(0)):
@@ -333,7 +333,7 @@ class EngineBase:
         # The documents' FNV-1a takes 2 µs for an id in Python; a text's own hash is cached.
         return self.processing[hash(job_id) & self._mask]
 
-    def is_active(self, job: Job) -> bool:
+    def is_active(self, job: EngineJob) -> bool:
         """Whether a job runs; if it has just completed, all that belongs to that is done."""
         with self.place(job.id).lock:
             return job.state is State.ACTIVE

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from .errors import QueueFullError
-from .job import Job
+from .job import EngineJob
 from .states import PENDING
 
 WHEN_FULL = ("reject", "block", "drop_oldest", "drop_lowest")
@@ -31,13 +31,13 @@ class DropOrder:
 
     __slots__ = ("_by_priority", "_heap", "_is_there", "_numbers")
 
-    def __init__(self, is_there: Callable[[Job], bool], *, by_priority: bool) -> None:
+    def __init__(self, is_there: Callable[[EngineJob], bool], *, by_priority: bool) -> None:
         self._by_priority = by_priority
         self._is_there = is_there
-        self._heap: list[tuple[int, int, int, Job]] = []
+        self._heap: list[tuple[int, int, int, EngineJob]] = []
         self._numbers = count()
 
-    def push(self, job: Job, pending: int) -> None:
+    def push(self, job: EngineJob, pending: int) -> None:
         """Add a job, also one whose priority has changed; `pending` is how many the queue has."""
         if len(self._heap) > COMPACT_FROM + 2 * pending:
             # Jobs that have started, or are gone, leave their entries behind.
@@ -45,12 +45,12 @@ class DropOrder:
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, self._entry(job))
 
-    def extend(self, jobs: Iterable[Job]) -> None:
+    def extend(self, jobs: Iterable[EngineJob]) -> None:
         """Add jobs that are there already."""
         self._heap += [self._entry(job) for job in jobs]
         heapq.heapify(self._heap)
 
-    def first(self, priority: int) -> Job | None:
+    def first(self, priority: int) -> EngineJob | None:
         """The job that goes for one with this priority; None if none may."""
         while self._heap and not self._counts(self._heap[0]):
             heapq.heappop(self._heap)
@@ -58,11 +58,11 @@ class DropOrder:
             return None
         return self._heap[0][3]
 
-    def _entry(self, job: Job) -> tuple[int, int, int, Job]:
+    def _entry(self, job: EngineJob) -> tuple[int, int, int, EngineJob]:
         rank = job.options.priority if self._by_priority else 0
         return rank, job.created_at, next(self._numbers), job
 
-    def _counts(self, entry: tuple[int, int, int, Job]) -> bool:
+    def _counts(self, entry: tuple[int, int, int, EngineJob]) -> bool:
         job = entry[3]
         is_current = not self._by_priority or entry[0] == job.options.priority
         return is_current and job.state in PENDING and not job.started_at and self._is_there(job)

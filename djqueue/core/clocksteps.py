@@ -10,7 +10,7 @@ While the machine is suspended, the wall clock goes on and the monotonic one sta
 import logging
 
 from .clock import Clock
-from .job import Job
+from .job import EngineJob
 from .states import State
 
 STEP = 10_000
@@ -63,7 +63,7 @@ def log_step(step: int) -> None:
     )
 
 
-def keep_lengths(job: Job, step: int) -> bool:
+def keep_lengths(job: EngineJob, step: int) -> bool:
     """Follow a step of the wall clock with a live job; return whether its record has changed."""
     relative = is_relative(job)
     job.stepped += step
@@ -73,7 +73,7 @@ def keep_lengths(job: Job, step: int) -> bool:
     return relative or options.ttl is not None or options.unique_ttl is not None
 
 
-def is_relative(job: Job) -> bool:
+def is_relative(job: EngineJob) -> bool:
     """Whether a delayed job waits for a length of time to pass, and not for a point in time."""
     if job.state is not State.DELAYED and job.state is not State.BLOCKED:
         return False

@@ -18,7 +18,7 @@ _was_enabled = False
 
 
 @contextmanager
-def spared(count: int) -> Iterator[None]:
+def gc_paused(count: int) -> Iterator[None]:
     """While `count` lasting objects are made: no collection begins, in any thread. May be nested."""
     if count < MANY:
         yield

@@ -7,12 +7,12 @@ from itertools import count, islice
 from random import Random
 
 from .backoff import Backoff
-from .job import REJECTED, DeadLetter, Job, JobError
+from .job import REJECTED, DeadLetterRecord, EngineJob, JobFailure
 from .options import DAY
 from .sizes import size_of
 
 COMPACT_FROM = 64
-NO_ERROR = JobError("", "")
+NO_ERROR = JobFailure("", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,25 +46,27 @@ class DeadLetters:
     def __init__(self, policy: DeadLetterPolicy, random: Random) -> None:
         self.policy = policy
         self._random = random
-        self._letters: OrderedDict[str, DeadLetter] = OrderedDict()
+        self._letters: OrderedDict[str, DeadLetterRecord] = OrderedDict()
         self._sizes: dict[str, int] = {}
         """Bytes of the job of each."""
         self.bytes = 0
         """Of all of them."""
         self._numbers = count(1)
-        self._order: list[tuple[int, DeadLetter]] = []
+        self._order: list[tuple[int, DeadLetterRecord]] = []
         """Every letter by a number that rises; also some that are gone."""
         self._retries: dict[str, int] = {}
         """How often jobs that live again have been retried by themselves."""
 
-    def add(self, job: Job, now: int) -> tuple[DeadLetter, list[DeadLetter]]:
+    def add(self, job: EngineJob, now: int) -> tuple[DeadLetterRecord, list[DeadLetterRecord]]:
         """The dead letter of a job that has just failed, and the oldest ones that gave way to it."""
         policy = self.policy
         letter = letter_of(job, now, self._retries.pop(job.id, 0), policy, self._random)
         self.restore(letter, job)
         return letter, self._surplus()
 
-    def receive(self, letter: DeadLetter, job: Job, now: int) -> tuple[DeadLetter, list[DeadLetter]]:
+    def receive(
+        self, letter: DeadLetterRecord, job: EngineJob, now: int
+    ) -> tuple[DeadLetterRecord, list[DeadLetterRecord]]:
         """One from another queue, to be retried by itself as this queue has it; and those that gave way."""
         letter = letter._replace(
             next_retry_at=self.policy.retry_at(letter.reason, letter.retries, now, self._random)
@@ -72,7 +74,7 @@ class DeadLetters:
         self.restore(letter, job)
         return letter, self._surplus()
 
-    def _surplus(self) -> list[DeadLetter]:
+    def _surplus(self) -> list[DeadLetterRecord]:
         evicted = []
         while len(self._letters) > self.policy.max_entries:
             oldest = self._letters.popitem(last=False)[1]
@@ -80,7 +82,7 @@ class DeadLetters:
             evicted.append(oldest)
         return evicted
 
-    def restore(self, letter: DeadLetter, job: Job) -> None:
+    def restore(self, letter: DeadLetterRecord, job: EngineJob) -> None:
         """Put back one that was kept elsewhere, as it was."""
         self._letters.pop(letter.id, None)
         self._letters[letter.id] = letter
@@ -89,7 +91,7 @@ class DeadLetters:
         if len(self._order) > COMPACT_FROM + 2 * len(self._letters):
             self._order = [entry for entry in self._order if self._is_there(entry[1])]
 
-    def remove(self, job_id: str, *, by_itself: bool = False) -> DeadLetter | None:
+    def remove(self, job_id: str, *, by_itself: bool = False) -> DeadLetterRecord | None:
         """Take one out; `by_itself` says that its job is being retried by the sweep."""
         letter = self._letters.pop(job_id, None)
         if letter is not None:
@@ -121,11 +123,11 @@ class DeadLetters:
         letter = self._letters.get(job_id)
         return letter is not None and 0 < letter.next_retry_at <= now
 
-    def due(self, now: int) -> list[DeadLetter]:
+    def due(self, now: int) -> list[DeadLetterRecord]:
         """Those whose time for a retry by itself has come."""
         return [letter for letter in self._letters.values() if 0 < letter.next_retry_at <= now]
 
-    def follow_step(self, step: int) -> list[DeadLetter]:
+    def follow_step(self, step: int) -> list[DeadLetterRecord]:
         """Keep the lengths of delays before retries: the wall clock was set by so many milliseconds.
 
         Returns the letters that are retried at another time than before.
@@ -141,14 +143,14 @@ class DeadLetters:
         self._letters.update(moved)
         return list(moved.values())
 
-    def expired(self, now: int) -> list[DeadLetter]:
+    def expired(self, now: int) -> list[DeadLetterRecord]:
         """Those whose time is over, oldest first."""
         return [letter for letter in self._letters.values() if letter.expires_at <= now]
 
-    def surplus(self, limit: int) -> list[DeadLetter]:
+    def surplus(self, limit: int) -> list[DeadLetterRecord]:
         """Up to `limit` of the oldest, as many as are above the bytes that are kept."""
         most = self.policy.max_bytes
-        letters: list[DeadLetter] = []
+        letters: list[DeadLetterRecord] = []
         if most is not None and self.bytes > most:
             excess = self.bytes - most
             for letter in islice(self._letters.values(), limit):
@@ -158,17 +160,17 @@ class DeadLetters:
                 letters.append(letter)
         return letters
 
-    def get(self, job_id: str) -> DeadLetter | None:
+    def get(self, job_id: str) -> DeadLetterRecord | None:
         """One by its job's id."""
         return self._letters.get(job_id)
 
-    def letters(self) -> list[DeadLetter]:
+    def letters(self) -> list[DeadLetterRecord]:
         """All, oldest first."""
         return list(self._letters.values())
 
-    def page(self, after: int, limit: int) -> tuple[list[DeadLetter], int | None]:
+    def page(self, after: int, limit: int) -> tuple[list[DeadLetterRecord], int | None]:
         """Up to `limit` letters with numbers above one, oldest first; the last one's if there are more."""
-        letters: list[DeadLetter] = []
+        letters: list[DeadLetterRecord] = []
         last = after
         for at in range(bisect_right(self._order, after, key=_number), len(self._order)):
             number, letter = self._order[at]
@@ -180,17 +182,19 @@ class DeadLetters:
             last = number
         return letters, None
 
-    def _is_there(self, letter: DeadLetter) -> bool:
+    def _is_there(self, letter: DeadLetterRecord) -> bool:
         return self._letters.get(letter.id) is letter
 
     def __len__(self) -> int:
         return len(self._letters)
 
 
-def letter_of(job: Job, now: int, retries: int, policy: DeadLetterPolicy, random: Random) -> DeadLetter:
+def letter_of(
+    job: EngineJob, now: int, retries: int, policy: DeadLetterPolicy, random: Random
+) -> DeadLetterRecord:
     """The dead letter of a failed job that has been retried so often by itself."""
     error = job.error or NO_ERROR
-    return DeadLetter(
+    return DeadLetterRecord(
         job.queue,
         job.id,
         job.reason,
@@ -205,5 +209,5 @@ def letter_of(job: Job, now: int, retries: int, policy: DeadLetterPolicy, random
     )
 
 
-def _number(entry: tuple[int, DeadLetter]) -> int:
+def _number(entry: tuple[int, DeadLetterRecord]) -> int:
     return entry[0]

@@ -3,9 +3,9 @@
 import heapq
 from itertools import count
 
-from .job import Job
+from .job import EngineJob
 
-Entry = tuple[int, int, Job]
+Entry = tuple[int, int, EngineJob]
 """(run_at, generation, job): stale once the job has another generation."""
 
 COMPACT_ABOVE = 0.2
@@ -26,13 +26,13 @@ class DelayedJobs:
         self._numbers = count(1 << 62)
         self.size = 0
 
-    def push(self, job: Job) -> None:
+    def push(self, job: EngineJob) -> None:
         """Add a job under its `run_at`."""
         job.generation = next(self._numbers)
         heapq.heappush(self._heap, (job.run_at, job.generation, job))
         self.size += 1
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: EngineJob) -> None:
         """Take out a job that is here."""
         job.generation = 0
         self.size -= 1
@@ -48,9 +48,9 @@ class DelayedJobs:
         ]
         heapq.heapify(self._heap)
 
-    def pop_due(self, now: int, limit: int | None = None) -> list[Job]:
+    def pop_due(self, now: int, limit: int | None = None) -> list[EngineJob]:
         """Jobs whose time has come, soonest first, `limit` at most."""
-        jobs: list[Job] = []
+        jobs: list[EngineJob] = []
         while self._heap and self._heap[0][0] <= now and (limit is None or len(jobs) < limit):
             _, generation, job = heapq.heappop(self._heap)
             if job.generation == generation:

@@ -2,7 +2,7 @@
 
 from itertools import chain, islice
 
-from .job import Job
+from .job import EngineJob
 from .options import JobKey
 
 
@@ -16,19 +16,19 @@ class DependencyTracker:
     __slots__ = ("_dependents", "holders")
 
     def __init__(self) -> None:
-        self._dependents: dict[JobKey, dict[Job, None]] = {}
-        self.holders: dict[JobKey, dict[Job, None]] = {}
+        self._dependents: dict[JobKey, dict[EngineJob, None]] = {}
+        self.holders: dict[JobKey, dict[EngineJob, None]] = {}
         """Live jobs by the ended ones whose records they hold."""
 
-    def add(self, dependency: JobKey, dependent: Job) -> None:
+    def add(self, dependency: JobKey, dependent: EngineJob) -> None:
         """Note that `dependent` waits for `dependency`."""
         self._dependents.setdefault(dependency, {})[dependent] = None
 
-    def pop(self, dependency: JobKey) -> list[Job]:
+    def pop(self, dependency: JobKey) -> list[EngineJob]:
         """The jobs that wait for one that has just ended; they are forgotten here."""
         return list(self._dependents.pop(dependency, ()))
 
-    def keep(self, dependency: JobKey) -> list[Job]:
+    def keep(self, dependency: JobKey) -> list[EngineJob]:
         """The jobs that wait for one that has just ended; from now on they hold its record."""
         dependents = self._dependents.pop(dependency, None)
         if dependents is None:
@@ -36,11 +36,11 @@ class DependencyTracker:
         self.holders[dependency] = dependents
         return list(dependents)
 
-    def hold(self, dependency: JobKey, dependent: Job) -> None:
+    def hold(self, dependency: JobKey, dependent: EngineJob) -> None:
         """Note that `dependent` came when `dependency` had ended, and holds its record."""
         self.holders.setdefault(dependency, {})[dependent] = None
 
-    def let_go(self, dependency: JobKey, dependent: Job) -> bool:
+    def let_go(self, dependency: JobKey, dependent: EngineJob) -> bool:
         """`dependent` waits for `dependency` no more, nor holds it; whether it was the last that did that."""
         holders = self.holders.get(dependency)
         if holders is not None and dependent in holders:
@@ -60,7 +60,7 @@ class DependencyTracker:
         """The record is gone: nobody holds it."""
         self.holders.pop(dependency, None)
 
-    def of(self, dependency: JobKey) -> list[Job]:
+    def of(self, dependency: JobKey) -> list[EngineJob]:
         """The jobs that wait for this one."""
         return list(self._dependents.get(dependency, ()))
 

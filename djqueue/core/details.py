@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Mapping
 
-from .job import Job
+from .job import EngineJob
 from .retention import Retention
 from .states import TERMINAL
 
@@ -18,13 +18,13 @@ class Details:
 
     __slots__ = ("_due", "_jobs", "_retention")
 
-    def __init__(self, retention: Retention, jobs: Mapping[str, Job]) -> None:
+    def __init__(self, retention: Retention, jobs: Mapping[str, EngineJob]) -> None:
         self._retention = retention
         self._jobs = jobs
         self._due: list[tuple[int, str]] = []
         """Heap of (when, id); also of jobs that are gone, or live again."""
 
-    def add(self, job: Job) -> None:
+    def add(self, job: EngineJob) -> None:
         """A job has ended."""
         ages = {self._retention.attempts.age} if job.history else set()
         if job.logs:
@@ -52,7 +52,7 @@ class Details:
                 self._drop(job, now)
         return looked_at
 
-    def _drop(self, job: Job, now: int) -> None:
+    def _drop(self, job: EngineJob, now: int) -> None:
         """What is too old of a job, which may have ended anew meanwhile."""
         attempts, logs = self._retention.attempts.age, self._retention.logs.age
         if attempts is not None and job.finished_at + attempts <= now:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 OK, WARN, BAD = "ok", "warn", "bad"
 
 
-class Line(NamedTuple):
+class DiagnosticLine(NamedTuple):
     """One thing that is known."""
 
     key: str
@@ -28,7 +28,7 @@ class Diagnostics(NamedTuple):
     """memory | database | redis"""
     at: int
     """The storage's time, in UTC milliseconds."""
-    lines: list[Line]
+    lines: list[DiagnosticLine]
 
 
 def size(number: float) -> str:
@@ -40,10 +40,10 @@ def size(number: float) -> str:
     return f"{number:.1f} TB"
 
 
-def workers_line(count: int) -> Line:
+def workers_line(count: int) -> DiagnosticLine:
     """How many workers have been heard of lately."""
     if count:
-        return Line("workers.alive", "Workers", "alive", f"{count:,}")
-    return Line(
+        return DiagnosticLine("workers.alive", "Workers", "alive", f"{count:,}")
+    return DiagnosticLine(
         "workers.alive", "Workers", "alive", "0", WARN, "Nobody runs jobs: start `manage.py runworkers`."
     )

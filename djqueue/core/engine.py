@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from .base import DEFAULT_POLICY as DEFAULT_POLICY
 from .capacity import full_error
-from .collector import spared
+from .collector import gc_paused
 from .errors import OptionError, QueueFullError
 from .facts import FactFinding
 from .flow import Substitutes
@@ -15,25 +15,25 @@ from .job import (
     Claimed,
     ClaimRequest,
     Claims,
+    EngineJob,
     EnqueueResult,
     Finished,
-    Job,
-    JobError,
+    JobFailure,
     Lease,
     Outcome,
+    ProgressReport,
     Renewal,
-    Report,
 )
 from .jobcontrols import JobControls
-from .kept import KeptElsewhere
 from .links import Linking
 from .moving import Moving
 from .observers import Observers
+from .persistent import PersistentEngine
 from .queue import JobQueue, is_expired
 from .queuecontrols import QueueControls
 from .reads import Reads
 from .ready import ReadyJobs
-from .shard import NO_RIVAL, Changes, Shard
+from .shard import NO_RIVAL, PendingChanges, Shard
 from .sharing import SharedLimiter
 from .states import REUSABLE, State
 from .streams import Streams
@@ -42,7 +42,7 @@ from .versions import counted
 
 @counted
 class Engine(
-    JobControls, Moving, QueueControls, Reads, FactFinding, Linking, Streams, Observers, KeptElsewhere
+    JobControls, Moving, QueueControls, Reads, FactFinding, Linking, Streams, Observers, PersistentEngine
 ):
     """All queues of one process.
 
@@ -61,7 +61,7 @@ class Engine(
         Raises QueueFullError, with none of a batch enqueued.
         """
         self._check(batches)
-        with spared(sum(len(batch.payloads) for batch in batches)):
+        with gc_paused(sum(len(batch.payloads) for batch in batches)):
             if len(batches) == 1:
                 return self._enqueue(batches[0])
             results: list[EnqueueResult] = []
@@ -73,12 +73,12 @@ class Engine(
         return results
 
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
-        changes = Changes()
+        changes = PendingChanges()
         shard = self.shard(batch.queue)
         options = batch.options
         is_timed = batch.delay or options.ttl is not None or options.unique_ttl is not None
         now = self._now_for_lengths() if is_timed else self.clock.now()
-        added: list[Job] = []
+        added: list[EngineJob] = []
         with shard.lock:
             queue = shard.queue(batch.queue)
             if queue.policy.max_size is not None and queue.drops is None and batch.options.rejected is None:
@@ -94,12 +94,12 @@ class Engine(
         return answers
 
     def _enqueue_uniform(
-        self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: Changes
+        self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: PendingChanges
     ) -> list[EnqueueResult]:
         name, options, label = batch.name, batch.options, queue.name
         ids = self._ids.many(len(batch.payloads), now)
         jobs = [
-            Job(job_id, label, name, payload, options, State.WAITING, now, now)
+            EngineJob(job_id, label, name, payload, options, State.WAITING, now, now)
             for job_id, payload in zip(ids, batch.payloads, strict=True)
         ]
         queue.jobs.update(zip(ids, jobs, strict=True))
@@ -117,13 +117,13 @@ class Engine(
         return [new(EnqueueResult, (job_id, "queued", label, None, None, None)) for job_id in ids]
 
     def _enqueue_each(
-        self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: Changes
-    ) -> tuple[list[EnqueueResult], list[Job]]:
+        self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: PendingChanges
+    ) -> tuple[list[EnqueueResult], list[EngineJob]]:
         options = batch.options if not batch.delay else replace(batch.options, delay=batch.delay)
         run_at = batch.run_at if batch.run_at is not None else now + (batch.delay or 0)
         ids = batch.ids if batch.ids is not None else self._ids.many(len(batch.payloads), now)
         results: list[EnqueueResult] = []
-        added: list[Job] = []
+        added: list[EngineJob] = []
         for job_id, payload in zip(ids, batch.payloads, strict=True):
             there = queue.jobs.get(job_id)
             # Once: a job that is active now may have completed at the next look.
@@ -136,7 +136,7 @@ class Engine(
                 status, result = ("completed", there.result) if done else ("duplicate", None)
                 results.append(EnqueueResult(job_id, status, queue.name, state, result))
                 continue
-            job = Job(job_id, queue.name, batch.name, payload, options, State.WAITING, now, run_at)
+            job = EngineJob(job_id, queue.name, batch.name, payload, options, State.WAITING, now, run_at)
             if options.rejected is not None:
                 if self._journal is not None:
                     self._journal.added([job])
@@ -188,7 +188,7 @@ class Engine(
                 break
             if not queue.ready.size and not queue.delayed.size and not queue.groups.rests:
                 continue
-            changes = Changes()
+            changes = PendingChanges()
             with shard.lock:
                 if shard.queues.get(queue.name) is not queue:
                     continue  # obliterated since
@@ -209,7 +209,7 @@ class Engine(
         now: int,
         tick: int,
         claimed: list[Claimed],
-        changes: Changes,
+        changes: PendingChanges,
     ) -> int | None:
         """Claim from one queue; milliseconds until the clock alone may bring more, if it may."""
         if queue.paused:
@@ -265,7 +265,7 @@ class Engine(
             hints.append(max(0, rested - tick))
         return min(hints, default=None)
 
-    def _allowed(self, queue: JobQueue, names: frozenset[str], slots: int, tick: int) -> list[Job]:
+    def _allowed(self, queue: JobQueue, names: frozenset[str], slots: int, tick: int) -> list[EngineJob]:
         """Ready jobs, best first, that the queue's limits let start.
 
         One that is too heavy for what is free waits, and nobody overtakes it; one that weighs more than the
@@ -288,7 +288,7 @@ class Engine(
                 return _fitting(ready, names, allowed, most, taken)
             return ready.pop(allowed, names)
 
-    def _may_start(self, queue: JobQueue, job: Job, tick: int) -> bool:
+    def _may_start(self, queue: JobQueue, job: EngineJob, tick: int) -> bool:
         """Whether the queue's own limits would let a ready job start."""
         limiter, most = queue.limiter, queue.limiter.concurrency
         if limiter.bucket is not None and limiter.bucket.wait(tick):
@@ -299,12 +299,12 @@ class Engine(
         self,
         shard: Shard,
         queue: JobQueue,
-        jobs: list[Job],
+        jobs: list[EngineJob],
         request: ClaimRequest,
         now: int,
         tick: int,
         claimed: list[Claimed],
-        changes: Changes,
+        changes: PendingChanges,
     ) -> int:
         lease = queue.policy.lease
         until = tick + lease
@@ -359,7 +359,7 @@ class Engine(
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """End runs, each if its token still holds, and claim the next jobs in the same call."""
-        changes = Changes()
+        changes = PendingChanges()
         is_timed = False
         for outcome in outcomes:
             if outcome.kind not in OUTCOMES:
@@ -373,7 +373,7 @@ class Engine(
             self.settle(changes)
         return Finished(accepted, self.claim(then) if then is not None else NO_CLAIMS)
 
-    def _finish_one(self, outcome: Outcome, now: int, changes: Changes) -> bool:
+    def _finish_one(self, outcome: Outcome, now: int, changes: PendingChanges) -> bool:
         place = self.processing[hash(outcome.id) & self._mask]
         shard = self.shard(outcome.queue)
         queue = shard.queues.get(outcome.queue)
@@ -398,7 +398,13 @@ class Engine(
         return True
 
     def _apply(
-        self, shard: Shard, queue: JobQueue, job: Job, outcome: Outcome, now: int, changes: Changes
+        self,
+        shard: Shard,
+        queue: JobQueue,
+        job: EngineJob,
+        outcome: Outcome,
+        now: int,
+        changes: PendingChanges,
     ) -> None:
         if outcome.kind == "complete":
             shard.complete(queue, job, outcome.result, now, changes)
@@ -462,9 +468,9 @@ class Engine(
                     if job.process in processes:
                         job.lease_until = min(job.lease_until, tick)
 
-    def report(self, reports: Sequence[Report]) -> list[bool]:
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
         """Progress and log lines of running jobs, each if its token still holds."""
-        changes = Changes()
+        changes = PendingChanges()
         now = self.clock.now()
         accepted = []
         for report in reports:
@@ -541,7 +547,7 @@ def _reserve(
     names: frozenset[str],
     slots: int,
     tick: int,
-    changes: Changes,
+    changes: PendingChanges,
     is_served: bool,
 ) -> tuple[int, int]:
     """(how many ready jobs a shared limiter lets start, what each of them weighs)."""
@@ -555,9 +561,9 @@ def _reserve(
     return granted, weight
 
 
-def _fitting(ready: ReadyJobs, names: frozenset[str], many: int, most: int, taken: int) -> list[Job]:
+def _fitting(ready: ReadyJobs, names: frozenset[str], many: int, most: int, taken: int) -> list[EngineJob]:
     """Ready jobs, best first, up to the first that `most` slots, of which some are taken, cannot hold."""
-    jobs: list[Job] = []
+    jobs: list[EngineJob] = []
     while len(jobs) < many and (head := ready.head(names)) is not None:
         taken += min(head.options.weight, most)
         if taken > most:
@@ -568,4 +574,4 @@ def _fitting(ready: ReadyJobs, names: frozenset[str], many: int, most: int, take
 
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 NO_CLAIMS = Claims([], None)
-EXPIRED = JobError("djqueue.core.errors.JobTimeoutError", "its ttl was over before it started")
+EXPIRED = JobFailure("djqueue.core.errors.JobTimeoutError", "its ttl was over before it started")

@@ -21,7 +21,7 @@ class Dependency(NamedTuple):
     """None: it is not known any more."""
 
 
-class Holder(NamedTuple):
+class BlockingJob(NamedTuple):
     """An active job that takes what another one waits for."""
 
     id: str
@@ -106,7 +106,7 @@ class Facts(NamedTuple):
     group_paused: bool = False
     group_limit: int = 0
     group_active: int = 0
-    group_holders: tuple[Holder, ...] = ()
+    group_holders: tuple[BlockingJob, ...] = ()
     group_next_at: int | None = None
     """When the group's rate lets another job begin; None: it does now."""
     is_parked: bool = False
@@ -118,7 +118,7 @@ class Facts(NamedTuple):
     """Of the queue."""
     used: int = 0
     """Slots of that which are taken."""
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[BlockingJob, ...] = ()
     """The first active jobs of the queue."""
     limiter: str | None = None
     """What the queue shares with others; None: nothing."""
@@ -127,7 +127,7 @@ class Facts(NamedTuple):
     limiter_limit: int | None = None
     """Permits of the limiter; None: there is no end of them."""
     limiter_used: int = 0
-    limiter_holders: tuple[Holder, ...] = ()
+    limiter_holders: tuple[BlockingJob, ...] = ()
     """Some active jobs of the queues that share it."""
     before: int | None = None
     """Jobs that go first, `MOST_BEFORE` at most: of its group, if that holds it back."""
@@ -155,7 +155,7 @@ class Explanation(NamedTuple):
     free: int | None = None
     """Slots of the queue's concurrency, or of the limiter's."""
     unmet: tuple[Dependency, ...] = ()
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[BlockingJob, ...] = ()
     """Active jobs that take what it waits for; the first five."""
     workers: tuple[str, ...] = ()
     """Ids of the workers that serve its queue, or, if they are busy, of those that could run it."""

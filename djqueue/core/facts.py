@@ -3,9 +3,9 @@
 from collections.abc import Set
 
 from .base import EngineBase
-from .explain import MOST_BEFORE, SHOWN, Dependency, Facts, Holder
+from .explain import MOST_BEFORE, SHOWN, BlockingJob, Dependency, Facts
 from .groups import PARKED
-from .job import Job
+from .job import EngineJob
 from .options import JobKey
 from .queue import JobQueue
 from .states import PENDING, State
@@ -38,7 +38,7 @@ class FactFinding(EngineBase):
         others = tuple(self._dependency(key) for key in unmet if key != PREDECESSOR)
         return facts._replace(unmet=(*predecessor, *others))
 
-    def _limits(self, queue: JobQueue, job: Job, facts: Facts, tick: int) -> Facts:
+    def _limits(self, queue: JobQueue, job: EngineJob, facts: Facts, tick: int) -> Facts:
         bucket = queue.limiter.bucket
         wait = bucket.wait(tick) if bucket is not None else 0
         active = self._active_of({queue.name})
@@ -71,7 +71,7 @@ class FactFinding(EngineBase):
         active = self._active_of({one.name for one in every if one.shared is shared})
         return facts._replace(limiter_holders=_first(active, queue.name))
 
-    def _grouped(self, queue: JobQueue, job: Job, facts: Facts) -> Facts:
+    def _grouped(self, queue: JobQueue, job: EngineJob, facts: Facts) -> Facts:
         group = job.options.group
         if group is None or not queue.is_grouped:
             return facts
@@ -90,14 +90,14 @@ class FactFinding(EngineBase):
             facts = facts._replace(group_next_at=facts.at + max(0, rests - self.clock.monotonic()))
         return facts._replace(is_parked=True, before=min(MOST_BEFORE, queue.groups.before(job)))
 
-    def _active_of(self, names: Set[str]) -> list[Job]:
-        found: list[Job] = []
+    def _active_of(self, names: Set[str]) -> list[EngineJob]:
+        found: list[EngineJob] = []
         for place in self.processing:
             with place.lock:
                 found += [job for job in place.active.values() if job.queue in names]
         return found
 
-    def _predecessor(self, queue: JobQueue, job: Job, now: int) -> tuple[Dependency, ...]:
+    def _predecessor(self, queue: JobQueue, job: EngineJob, now: int) -> tuple[Dependency, ...]:
         key = job.options.unique_key
         owner = queue.unique.owner(key, now) if key is not None else None
         return () if owner is None else (Dependency(queue.name, owner.id, owner.state),)
@@ -108,9 +108,10 @@ class FactFinding(EngineBase):
         return Dependency(*key, job.state if job is not None else None)
 
 
-def _first(jobs: list[Job], here: str | None = None) -> tuple[Holder, ...]:
+def _first(jobs: list[EngineJob], here: str | None = None) -> tuple[BlockingJob, ...]:
     """Those that were claimed first. here: the queue of which they may be; None: all of them are."""
     jobs.sort(key=lambda job: job.token)
     return tuple(
-        Holder(job.id, job.worker, "" if here in (None, job.queue) else job.queue) for job in jobs[:SHOWN]
+        BlockingJob(job.id, job.worker, "" if here in (None, job.queue) else job.queue)
+        for job in jobs[:SHOWN]
     )

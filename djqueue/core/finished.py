@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from threading import Lock
 
 from .details import Details
-from .job import Job
+from .job import EngineJob
 from .retention import NO_RETENTION, Retention
 from .sizes import size_of
 from .states import State
 
-Fifos = dict[int, deque[tuple[int, Job]]]
+Fifos = dict[int, deque[tuple[int, EngineJob]]]
 """For each length of time, inverted for cancelled jobs: (its end, job), oldest first."""
 FOREVER = 1 << 62
 RETURNED = FOREVER + 1
@@ -52,7 +52,7 @@ class FinishedJobs:
     )
 
     def __init__(
-        self, *, keeps: bool, retention: Retention = NO_RETENTION, jobs: Mapping[str, Job] | None = None
+        self, *, keeps: bool, retention: Retention = NO_RETENTION, jobs: Mapping[str, EngineJob] | None = None
     ) -> None:
         """jobs: the queue's records by id, for a queue that keeps attempts or log lines for a time."""
         self._lock = Lock()
@@ -69,11 +69,11 @@ class FinishedJobs:
         """Entries of `_records`."""
         self._stale = 0
         """Those of jobs that were taken away before their time."""
-        self._parked: dict[Job, None] = {}
+        self._parked: dict[EngineJob, None] = {}
         """Those whose time was over, or that were too many, while they were held."""
-        self._passed: dict[Job, None] = {}
+        self._passed: dict[EngineJob, None] = {}
         """Those whose results were: these are in `_results` no more."""
-        self.held: dict[State, dict[Job, None]] = {State.COMPLETED: {}, State.CANCELLED: {}}
+        self.held: dict[State, dict[EngineJob, None]] = {State.COMPLETED: {}, State.CANCELLED: {}}
         """Records that are kept for jobs that depend on theirs."""
         self.completed = 0
         """Records of completed jobs."""
@@ -90,13 +90,13 @@ class FinishedJobs:
         self.result_bytes = 0
         self._begin(retention, {} if jobs is None else jobs)
 
-    def _begin(self, retention: Retention, jobs: Mapping[str, Job]) -> None:
+    def _begin(self, retention: Retention, jobs: Mapping[str, EngineJob]) -> None:
         self.retention = retention
         self._measures = self._keeps and retention.measures
         ages = (retention.attempts.age, retention.logs.age)
         self._details = Details(retention, jobs) if self._keeps and any(ages) else None
 
-    def configure(self, retention: Retention, jobs: Mapping[str, Job]) -> None:
+    def configure(self, retention: Retention, jobs: Mapping[str, EngineJob]) -> None:
         """Have other bounds, also for what is there. The caller sees to it that no job ends meanwhile."""
         ended = [job for job in jobs.values() if job.state is State.COMPLETED or job.state is State.CANCELLED]
         for entries in (self._records, self._results, self._parked, self._passed):
@@ -108,7 +108,7 @@ class FinishedJobs:
             self.add(job)
         self.note_failed(job for job in jobs.values() if job.state is State.FAILED)
 
-    def add(self, job: Job, completions: int = 0) -> None:
+    def add(self, job: EngineJob, completions: int = 0) -> None:
         """Keep a job from its end for as long as its options say, and the queue allows.
 
         completions: 1 for a job that completes now.
@@ -134,7 +134,7 @@ class FinishedJobs:
             if readable is not None and readable < kept and _has_more(job):
                 self._list(job, readable)
 
-    def _bound(self, job: Job, kept: int) -> None:
+    def _bound(self, job: EngineJob, kept: int) -> None:
         """What only queues with bounds ask of a job that has ended."""
         if self._measures and job not in self.held[job.state]:
             self._weigh(job, 1)
@@ -147,27 +147,27 @@ class FinishedJobs:
         if self._details is not None:
             self._details.add(job)
 
-    def _list(self, job: Job, readable: int) -> None:
+    def _list(self, job: EngineJob, readable: int) -> None:
         key = readable if job.result is not None else ~readable
         self._results.setdefault(key, deque()).append((job.finished_at + readable, job))
         self._listed += 1
 
-    def _kept(self, job: Job) -> int:
+    def _kept(self, job: EngineJob) -> int:
         kept = self.retention.of(job.state).shorten(job.options.kept)
         return FOREVER if kept is None else kept
 
-    def _readable(self, job: Job) -> int:
+    def _readable(self, job: EngineJob) -> int:
         readable = self.retention.results.shorten(job.options.result_ttl)
         return FOREVER if readable is None else readable
 
-    def note_failed(self, jobs: Iterable[Job]) -> None:
+    def note_failed(self, jobs: Iterable[EngineJob]) -> None:
         """Jobs that have failed: their dead letters keep them, but not all that is theirs."""
         if self._details is not None:
             with self._lock:
                 for job in jobs:
                     self._details.add(job)
 
-    def _weigh(self, job: Job, sign: int) -> None:
+    def _weigh(self, job: EngineJob, sign: int) -> None:
         size = sign * size_of(job)
         if job.state is State.COMPLETED:
             self.completed_bytes += size
@@ -176,7 +176,7 @@ class FinishedJobs:
         else:
             self.cancelled_bytes += size
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: EngineJob) -> None:
         """Account for a record that is taken away."""
         with self._lock:
             self._count(job, -1)
@@ -199,7 +199,7 @@ class FinishedJobs:
                 elif self._size >= COMPACT_FROM and self._stale > self._size * COMPACT_ABOVE:
                     self._compact()
 
-    def expired(self, now: int, limit: int) -> list[Job]:
+    def expired(self, now: int, limit: int) -> list[EngineJob]:
         """Up to `limit` jobs whose time is over; the caller removes them."""
         with self._lock:
             jobs = self._due(self._records, now, limit)
@@ -209,11 +209,11 @@ class FinishedJobs:
             self._stale -= len(jobs)
         return [job for job in jobs if job.generation != GONE]
 
-    def surplus(self, limit: int) -> list[Job]:
+    def surplus(self, limit: int) -> list[EngineJob]:
         """Up to `limit` jobs above what the queue keeps of their outcome; the caller removes them."""
         if self.retention is NO_RETENTION:
             return []
-        jobs: list[Job] = []
+        jobs: list[EngineJob] = []
         with self._lock:
             for state in (State.COMPLETED, State.CANCELLED):
                 keep = self.retention.of(state)
@@ -225,9 +225,9 @@ class FinishedJobs:
                 jobs += self._first(state, count, size, limit - len(jobs))
         return jobs
 
-    def _first(self, state: State, count: int, size: int, limit: int) -> list[Job]:
+    def _first(self, state: State, count: int, size: int, limit: int) -> list[EngineJob]:
         """Records with an outcome whose time would be over first: so many, and so many bytes, at least."""
-        jobs: list[Job] = []
+        jobs: list[EngineJob] = []
         while (len(jobs) < count or size > 0) and len(jobs) < limit:
             is_completed = state is State.COMPLETED
             fifos = {key: fifo for key, fifo in self._records.items() if (key >= 0) is is_completed}
@@ -285,7 +285,7 @@ class FinishedJobs:
             self._listed -= looked_at
         return looked_at
 
-    def _forget_result(self, job: Job) -> None:
+    def _forget_result(self, job: EngineJob) -> None:
         if job.generation == GONE:
             return
         if self._measures and job.result is not None:
@@ -293,7 +293,7 @@ class FinishedJobs:
         job.result = None
         _forget_items(job)
 
-    def hold(self, job: Job) -> None:
+    def hold(self, job: EngineJob) -> None:
         """Keep a record that is here with its result, whatever its time and the queue's bounds, for which it
         does not count, until it is let go. What it has sent has its time all the same.
         """
@@ -303,7 +303,7 @@ class FinishedJobs:
                 self._weigh(job, -1)
         held[job] = None
 
-    def let_go(self, job: Job, now: int) -> None:
+    def let_go(self, job: EngineJob, now: int) -> None:
         """From now on a record's own time counts again, and the queue's bounds: the next look finds it."""
         held = self.held.get(job.state)
         if held is None or job not in held:
@@ -313,7 +313,7 @@ class FinishedJobs:
             with self._lock:
                 self._count_again(job, now)
 
-    def _count_again(self, job: Job, now: int) -> None:
+    def _count_again(self, job: EngineJob, now: int) -> None:
         if self._measures:
             self._weigh(job, 1)
         if job in self._parked:
@@ -330,7 +330,7 @@ class FinishedJobs:
                 self._return(self._results, readable, job)
                 self._listed += 1
 
-    def _unheld(self, jobs: list[Job]) -> list[Job]:
+    def _unheld(self, jobs: list[EngineJob]) -> list[EngineJob]:
         """Without those that are held, which are put off until they are let go."""
         if any(self.held.values()):
             held = dict.fromkeys(job for job in jobs if job in self.held[job.state])
@@ -338,14 +338,14 @@ class FinishedJobs:
             jobs = [job for job in jobs if job not in held]
         return jobs
 
-    def _count(self, job: Job, change: int) -> None:
+    def _count(self, job: EngineJob, change: int) -> None:
         if job.state is State.COMPLETED:
             self.completed += change
         else:
             self.cancelled += change
 
     @staticmethod
-    def _enter(fifos: Fifos, kept: int, job: Job) -> None:
+    def _enter(fifos: Fifos, kept: int, job: EngineJob) -> None:
         key = kept if job.state is State.COMPLETED else ~kept
         fifo = fifos.get(key)
         if fifo is None:
@@ -353,14 +353,14 @@ class FinishedJobs:
         fifo.append((job.finished_at + kept, job))
 
     @staticmethod
-    def _return(fifos: Fifos, kept: int, job: Job) -> None:
+    def _return(fifos: Fifos, kept: int, job: EngineJob) -> None:
         """Put an entry back that was taken out of its turn: among others of its kind, by their times."""
         key = RETURNED if job.state is State.COMPLETED else ~RETURNED
         insort(fifos.setdefault(key, deque()), (job.finished_at + kept, job), key=_time)
 
     @staticmethod
-    def _due(fifos: Fifos, now: int, limit: int) -> list[Job]:
-        jobs: list[Job] = []
+    def _due(fifos: Fifos, now: int, limit: int) -> list[EngineJob]:
+        jobs: list[EngineJob] = []
         for key in sorted(fifos):
             fifo = fifos[key]
             # One that is gone holds up nobody, though the clock was set back after it ended.
@@ -390,11 +390,11 @@ def _next_of(fifos: Fifos) -> int:
     return min(fifos, key=lambda key: (fifos[key][0][0], key))
 
 
-def _end(job: Job) -> int:
+def _end(job: EngineJob) -> int:
     return job.finished_at
 
 
-def _time(entry: tuple[int, Job]) -> int:
+def _time(entry: tuple[int, EngineJob]) -> int:
     return entry[0]
 
 
@@ -402,11 +402,11 @@ GONE = -(1 << 61)
 """Generation of a finished job whose record has been taken away."""
 
 
-def _has_more(job: Job) -> bool:
+def _has_more(job: EngineJob) -> bool:
     """Whether there is anything of a job that goes before its record."""
     return job.state is State.COMPLETED and (job.result is not None or job.stream is not None)
 
 
-def _forget_items(job: Job) -> None:
+def _forget_items(job: EngineJob) -> None:
     if job.stream is not None:
         job.stream.items = []

@@ -1,6 +1,6 @@
 """What the result of an enqueue can ask about its job later.
 
-The core knows no storage: the client installs a `Follower`, and `EnqueueResult` calls it.
+The core knows no storage: the client installs a `ResultReader`, and `EnqueueResult` calls it.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .job import EnqueueResult
 
 
-class Follower(ABC):
+class ResultReader(ABC):
     """Reads the job of a result from the storage that has it."""
 
     @abstractmethod
@@ -41,15 +41,15 @@ class Follower(ABC):
         """Async version of `job`."""
 
 
-_installed: list[Follower] = []
+_installed: list[ResultReader] = []
 
 
-def install(follower: Follower) -> None:
+def install(follower: ResultReader) -> None:
     """Have results ask this from now on."""
     _installed[:] = [follower]
 
 
-def follower() -> Follower:
+def follower() -> ResultReader:
     """What results ask. Raises ConfigurationError where the client has not been imported."""
     if not _installed:
         raise ConfigurationError("no client reads jobs here: import djqueue.client, or ask the storage")

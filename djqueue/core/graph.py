@@ -97,7 +97,7 @@ class FlowGraph(NamedTuple):
         return FlowGraph(places[self.root], [self.nodes[at] for at in kept], edges, self.cut)
 
 
-class Link(NamedTuple):
+class JobLink(NamedTuple):
     """A job, and with which others it may be connected: what a storage tells to `explore`."""
 
     node: FlowNode
@@ -106,14 +106,14 @@ class Link(NamedTuple):
     """Jobs that may depend on it: those that do say so themselves."""
 
 
-Exploring = Generator[list[JobKey], Mapping[JobKey, Link], FlowGraph | None]
+Exploring = Generator[list[JobKey], Mapping[JobKey, JobLink], FlowGraph | None]
 
 
-def link(node: FlowNode, options: JobOptions, waiting: Iterable[JobKey] = ()) -> Link:
+def link(node: FlowNode, options: JobOptions, waiting: Iterable[JobKey] = ()) -> JobLink:
     """The link of a job with these options; waiting: live jobs that are known to depend on it."""
     ignores = options.on_dependency_failure == "ignore"
     dependents = tuple(dict.fromkeys((*waiting, *options.dependents)))
-    return Link(node._replace(ignores=ignores), options.depends_on, dependents)
+    return JobLink(node._replace(ignores=ignores), options.depends_on, dependents)
 
 
 def explore(root: JobKey, limit: int = MOST) -> Exploring:
@@ -122,7 +122,7 @@ def explore(root: JobKey, limit: int = MOST) -> Exploring:
     Each step is one further away, so there are as many steps as the graph is long. Up to `limit` jobs are
     looked at. Returns None if the first one is not known.
     """
-    found: dict[JobKey, Link] = {}
+    found: dict[JobKey, JobLink] = {}
     seen = {root}
     wanted, cut = [root], False
     while wanted:
@@ -140,7 +140,7 @@ def explore(root: JobKey, limit: int = MOST) -> Exploring:
     return _assembled(root, found, seen, cut=cut)
 
 
-def walked(steps: Exploring, look: Callable[[list[JobKey]], Mapping[JobKey, Link]]) -> FlowGraph | None:
+def walked(steps: Exploring, look: Callable[[list[JobKey]], Mapping[JobKey, JobLink]]) -> FlowGraph | None:
     """What `explore` returns, when `look` says what is found at each step."""
     try:
         wanted = next(steps)
@@ -151,7 +151,7 @@ def walked(steps: Exploring, look: Callable[[list[JobKey]], Mapping[JobKey, Link
         return found
 
 
-def _assembled(root: JobKey, found: Mapping[JobKey, Link], seen: set[JobKey], *, cut: bool) -> FlowGraph:
+def _assembled(root: JobKey, found: Mapping[JobKey, JobLink], seen: set[JobKey], *, cut: bool) -> FlowGraph:
     """The jobs that are connected with the first one by what they say themselves that they depend on."""
     pairs = [(other, key) for key, one in found.items() for other in one.depends_on if other in seen]
     near: dict[JobKey, list[JobKey]] = {}

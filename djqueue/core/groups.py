@@ -7,7 +7,7 @@ from itertools import islice
 from typing import NamedTuple, TypedDict
 
 from .grouprates import GroupBuckets, Times
-from .job import Job
+from .job import EngineJob
 from .limiter import Rate
 
 
@@ -59,9 +59,9 @@ class Group:
 
     def __init__(self) -> None:
         self.active = 0
-        self.ready: list[Job] = []
+        self.ready: list[EngineJob] = []
         """Those that may be claimed: as many as its weight, but for jobs that were active and came back."""
-        self.parked: deque[Job] = deque()
+        self.parked: deque[EngineJob] = deque()
 
     def __bool__(self) -> bool:
         return bool(self.active or self.ready or self.parked)
@@ -98,7 +98,7 @@ class Groups:
         self.parked = 0
         """Jobs that wait for their group, over all groups."""
 
-    def admit(self, job: Job, *, front: bool = False) -> bool:
+    def admit(self, job: EngineJob, *, front: bool = False) -> bool:
         """Whether a job may be ready now; else it is parked, before the others or behind them."""
         name = self._name(job)
         group = self._groups.get(name)
@@ -111,7 +111,7 @@ class Groups:
         self._note_rest(name, group)
         return False
 
-    def readmit(self, job: Job) -> bool:
+    def readmit(self, job: EngineJob) -> bool:
         """As `admit` for an active job that comes back before all others of its group."""
         name = self._name(job)
         group = self._groups[name]
@@ -125,7 +125,7 @@ class Groups:
         self._note_rest(name, group)
         return False
 
-    def claimed(self, job: Job) -> list[Job]:
+    def claimed(self, job: EngineJob) -> list[EngineJob]:
         """A ready job is active; the next that may be ready."""
         name = self._name(job)
         group = self._groups[name]
@@ -136,11 +136,11 @@ class Groups:
             self._buckets.consume(name, rate, self._tick())
         return self.advance(name)
 
-    def resume(self, job: Job) -> None:
+    def resume(self, job: EngineJob) -> None:
         """Count a job that is active already; no other job of its group is ready yet."""
         self._groups.setdefault(self._name(job), Group()).active += 1
 
-    def leave(self, job: Job, *, was_ready: bool) -> list[Job]:
+    def leave(self, job: EngineJob, *, was_ready: bool) -> list[EngineJob]:
         """A job that was ready, or active, is neither any more; the next that may be ready."""
         group = self._groups[self._name(job)]
         if was_ready:
@@ -149,7 +149,7 @@ class Groups:
             group.active -= 1
         return self.advance(self._name(job))
 
-    def remove(self, job: Job) -> list[Job]:
+    def remove(self, job: EngineJob) -> list[EngineJob]:
         """Take out a parked job; the next that may be ready, should the group's rest be over."""
         name = self._name(job)
         group = self._groups[name]
@@ -160,12 +160,12 @@ class Groups:
             self.rests.drop(name)
         return self.advance(name)
 
-    def advance(self, name: str) -> list[Job]:
+    def advance(self, name: str) -> list[EngineJob]:
         """The next jobs of a group that may be ready."""
         group = self._groups.get(name)
         if group is None:
             return []
-        freed: list[Job] = []
+        freed: list[EngineJob] = []
         if group.parked:
             room = self._share(name, group) - len(group.ready)
             while room > 0 and group.parked:
@@ -179,7 +179,7 @@ class Groups:
         self._forget_if_empty(name)
         return freed
 
-    def hold_back(self, name: str) -> list[Job]:
+    def hold_back(self, name: str) -> list[EngineJob]:
         """Ready jobs of a group that may not be so any more, last first: the caller parks them."""
         group = self._groups.get(name)
         if group is None:
@@ -188,7 +188,7 @@ class Groups:
         held, group.ready = group.ready[room:], group.ready[:room]
         return held[::-1]
 
-    def park(self, job: Job) -> None:
+    def park(self, job: EngineJob) -> None:
         """Park a job, which is in no list, before the others of its group."""
         self._park(self._groups[self._name(job)], job, front=True)
 
@@ -207,7 +207,7 @@ class Groups:
         """Jobs of a group that may be active at once."""
         return self.own(name).concurrency or self.limit
 
-    def before(self, job: Job) -> int:
+    def before(self, job: EngineJob) -> int:
         """Jobs of a parked job's group that go before it, not counting active ones."""
         group = self._groups[self._name(job)]
         return len(group.ready) + group.parked.index(job)
@@ -248,7 +248,7 @@ class Groups:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def _park(self, group: Group, job: Job, *, front: bool) -> None:
+    def _park(self, group: Group, job: EngineJob, *, front: bool) -> None:
         if front:
             group.parked.appendleft(job)
         else:
@@ -296,7 +296,7 @@ class Groups:
             del self._groups[name]
 
     @staticmethod
-    def _name(job: Job) -> str:
+    def _name(job: EngineJob) -> str:
         assert job.options.group is not None
         return job.options.group
 

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 
-from .job import Job
+from .job import EngineJob
 
 COMPACT_ABOVE = 0.2
 """Share of stale entries above which they are swept out."""
@@ -25,7 +25,7 @@ class PriorityQueue:
     __slots__ = ("_fifos", "_jobs", "_order", "_stale")
 
     def __init__(self) -> None:
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, EngineJob] = {}
         """Live entries: the job of each generation."""
         self._fifos: dict[int, deque[int]] = {}
         self._order: list[int] = []
@@ -37,7 +37,7 @@ class PriorityQueue:
         """Live entries."""
         return len(self._jobs)
 
-    def push(self, job: Job, *, front: bool = False) -> None:
+    def push(self, job: EngineJob, *, front: bool = False) -> None:
         """Add a job under its present generation, behind those of its priority or before them."""
         fifo = self._fifo(job.options.priority)
         if front:
@@ -46,7 +46,7 @@ class PriorityQueue:
             fifo.append(job.generation)
         self._jobs[job.generation] = job
 
-    def extend(self, jobs: list[Job], first: int, priority: int) -> None:
+    def extend(self, jobs: list[EngineJob], first: int, priority: int) -> None:
         """Add jobs of one priority, with generations from `first` on, behind those that are there."""
         generations = range(first, first + len(jobs))
         self._fifo(priority).extend(generations)
@@ -66,12 +66,12 @@ class PriorityQueue:
             del self._fifos[-heapq.heappop(self._order)]
         return None
 
-    def first(self) -> tuple[int, int, Job] | None:
+    def first(self) -> tuple[int, int, EngineJob] | None:
         """As `head`, with the job itself."""
         head = self.head()
         return None if head is None else (*head, self._jobs[head[1]])
 
-    def longest(self) -> Iterator[tuple[int, int, Job]]:
+    def longest(self) -> Iterator[tuple[int, int, EngineJob]]:
         """(priority, generation, job) of those that came first, of each priority and way to come.
 
         Those put before the others come with descending generations below zero, the others with rising ones.
@@ -95,9 +95,9 @@ class PriorityQueue:
                 count += entry in self._jobs
         return count
 
-    def pop(self, limit: int) -> list[Job]:
+    def pop(self, limit: int) -> list[EngineJob]:
         """Up to `limit` jobs, best first."""
-        jobs: list[Job] = []
+        jobs: list[EngineJob] = []
         order = self._order
         live = self._jobs.pop
         while order and limit > 0:
@@ -115,7 +115,7 @@ class PriorityQueue:
                 del self._fifos[-heapq.heappop(order)]
         return jobs
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: EngineJob) -> None:
         """Take out a job; its entry goes stale."""
         del self._jobs[job.generation]
         job.generation = 0

@@ -9,7 +9,7 @@ from .options import JobKey, JobOptions
 from .states import State
 
 
-class JobError(NamedTuple):
+class JobFailure(NamedTuple):
     """What a handler raised."""
 
     type: str
@@ -18,7 +18,7 @@ class JobError(NamedTuple):
     traceback: str = ""
 
 
-class Attempt(NamedTuple):
+class AttemptRecord(NamedTuple):
     """One run of a job, after its end."""
 
     attempt: int
@@ -29,10 +29,10 @@ class Attempt(NamedTuple):
     finished_at: int
     outcome: str
     """completed | failed | retried | released | stalled | cancelled"""
-    error: JobError | None = None
+    error: JobFailure | None = None
 
 
-class Job:
+class EngineJob:
     """One job inside the engine. Guarded by its queue's shard lock; while active, by its processing
     shard's.
     """
@@ -112,17 +112,17 @@ class Job:
         self.started_at = 0
         self.finished_at = 0
         self.result: bytes | None = None
-        self.error: JobError | None = None
+        self.error: JobFailure | None = None
         self.reason = ""
         """Why it is failed or cancelled: a dead letter's reason."""
         self.progress: Any = None
-        self.history: list[Attempt] | None = None
+        self.history: list[AttemptRecord] | None = None
         """Ended runs that did not complete the job."""
         self.noted = 0
         """How many of those runs a journal has written down."""
         self.logs: list[tuple[int, str]] | None = None
         """(UTC milliseconds, line)."""
-        self.stream: Stream | None = None
+        self.stream: ItemStream | None = None
         """What its last run has sent, if that was a generator's."""
         self.cancel_requested = False
         self.has_dependents = False
@@ -161,7 +161,7 @@ class Job:
         )
 
 
-class Stream:
+class ItemStream:
     """The items of one run, in order. Guarded as its job is."""
 
     __slots__ = ("count", "items", "run")
@@ -193,19 +193,19 @@ class JobRecord(NamedTuple):
     started_at: int
     finished_at: int
     result: bytes | None
-    error: JobError | None
+    error: JobFailure | None
     reason: str
     progress: Any
-    history: tuple[Attempt, ...]
+    history: tuple[AttemptRecord, ...]
     logs: tuple[tuple[int, str], ...]
     items: int = 0
     """How many items its last run has sent."""
 
-    def all_attempts(self) -> tuple[Attempt, ...]:
+    def all_attempts(self) -> tuple[AttemptRecord, ...]:
         """Every ended run; the one that completed the job is not in `history`, being the record's own."""
         if self.state is not State.COMPLETED:
             return self.history
-        last = Attempt(self.attempts, self.worker, self.started_at, self.finished_at, "completed")
+        last = AttemptRecord(self.attempts, self.worker, self.started_at, self.finished_at, "completed")
         return (*self.history, last)
 
 
@@ -350,7 +350,7 @@ class Outcome(NamedTuple):
     result: bytes | None = None
     delay: int = 0
     """Milliseconds before the next run, for retry and release."""
-    error: JobError | None = None
+    error: JobFailure | None = None
     reason: str = ""
     """For fail: the dead letter's reason."""
 
@@ -377,7 +377,7 @@ class Renewal(NamedTuple):
     cancel_requested: bool = False
 
 
-class Report(NamedTuple):
+class ProgressReport(NamedTuple):
     """Progress and log lines of a run."""
 
     queue: str
@@ -451,10 +451,10 @@ class Incident(NamedTuple):
     """stalled | failed | cancelled | fired (a schedule has enqueued it)"""
     reason: str = ""
     """Of a job that failed or was cancelled: why; of a schedule's job: the schedule's name."""
-    error: JobError | None = None
+    error: JobFailure | None = None
 
 
-class DeadLetter(NamedTuple):
+class DeadLetterRecord(NamedTuple):
     """A job that failed for good."""
 
     queue: str
@@ -477,10 +477,10 @@ class DeadLetter(NamedTuple):
     """With the reason `dependency_failed`: the dependencies that had not completed."""
 
 
-class LetterPage(NamedTuple):
+class DeadLetterPage(NamedTuple):
     """Some of a queue's dead letters, oldest first."""
 
-    letters: list[DeadLetter]
+    letters: list[DeadLetterRecord]
     next: str | None
     """Where the next page begins, to be shown to the storage that said so; None: this is the last one."""
     at: int

@@ -1,12 +1,12 @@
-"""What can be done to single jobs from outside, by id: cancel, promote, revise, retry, remove and others."""
+"""Operations on single jobs by id: cancel, promote, replace the payload, retry, remove and others."""
 
 from collections.abc import Mapping, Sequence
 
 from .base import EngineBase
-from .job import REJECTED, CancelResult, Job
+from .job import REJECTED, CancelResult, EngineJob
 from .options import JobKey
 from .queue import JobQueue
-from .shard import Changes, Shard
+from .shard import PendingChanges, Shard
 from .states import PENDING, TERMINAL, State
 
 
@@ -15,7 +15,7 @@ class JobControls(EngineBase):
 
     def cancel(self, queue_name: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
         """Take jobs back: a pending one never starts, an active one is asked to stop."""
-        changes = Changes()
+        changes = PendingChanges()
         shard = self.shard(queue_name)
         now = self.clock.now()
         results = []
@@ -36,7 +36,7 @@ class JobControls(EngineBase):
         self.settle(changes)
         return results
 
-    def _request_cancel(self, shard: Shard, job: Job) -> bool:
+    def _request_cancel(self, shard: Shard, job: EngineJob) -> bool:
         # A plain job completes under this lock alone: what is noted here must not come after that.
         with self.place(job.id).lock:
             if job.state is not State.ACTIVE:
@@ -83,7 +83,9 @@ class JobControls(EngineBase):
                 updated.append(True)
         return updated
 
-    def revise(self, queue_name: str, job_id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+    def replace_payload(
+        self, queue_name: str, job_id: str, payload: bytes, old: bytes, *, retry: bool = False
+    ) -> str:
         """Another payload in the place of a known one, for a pending job or, with `retry`, a dead letter.
 
         updated | retried | not_found | changed | unique_key_taken, or the state in which it is instead.
@@ -95,7 +97,7 @@ class JobControls(EngineBase):
             return self._revise(queue_name, job_id, payload, old, retry=retry)
 
     def _revise(self, queue_name: str, job_id: str, payload: bytes, old: bytes, *, retry: bool) -> str:
-        changes = Changes()
+        changes = PendingChanges()
         shard = self.shard(queue_name)
         now = self.clock.now()
         with shard.lock:
@@ -123,7 +125,7 @@ class JobControls(EngineBase):
     def _move(
         self, queue_name: str, ids: Sequence[str], run_at: int, event: str, states: frozenset[State]
     ) -> list[bool]:
-        changes = Changes()
+        changes = PendingChanges()
         shard = self.shard(queue_name)
         now = self.clock.now()
         moved = []
@@ -164,11 +166,11 @@ class JobControls(EngineBase):
         by_itself: bool,
         dry_run: bool,
     ) -> list[str]:
-        changes = Changes()
+        changes = PendingChanges()
         shard = self.shard(queue_name)
         now = self.clock.now()
         answers = []
-        bound: list[Job] = []
+        bound: list[EngineJob] = []
         would_be: set[str] = set()
         """Ids, and unique keys behind a NUL, of those that a dry run has passed."""
         with shard.lock:
@@ -228,7 +230,7 @@ class JobControls(EngineBase):
 
         ended_before: only jobs that have ended before then.
         """
-        changes = Changes()
+        changes = PendingChanges()
         shard = self.shard(queue_name)
         now = self.clock.now()
         removed = []
@@ -250,5 +252,5 @@ def _unmet_of(queue: JobQueue, job_id: str) -> tuple[JobKey, ...]:
     return () if letter is None else letter.unmet
 
 
-def _has_ended(job: Job, before: int | None) -> bool:
+def _has_ended(job: EngineJob, before: int | None) -> bool:
     return before is None or (job.state in TERMINAL and job.finished_at < before)

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from .job import DeadLetter, Job
+from .job import DeadLetterRecord, EngineJob
 from .options import JobKey
 
 
@@ -12,31 +12,31 @@ class Journal(Protocol):
     and copy what it wants to keep.
     """
 
-    def added(self, jobs: list[Job]) -> None:
+    def added(self, jobs: list[EngineJob]) -> None:
         """Jobs that are new."""
         ...
 
-    def changed(self, job: Job) -> None:
+    def changed(self, job: EngineJob) -> None:
         """A job whose state, counters, times or options changed."""
         ...
 
-    def updated(self, job: Job) -> None:
+    def updated(self, job: EngineJob) -> None:
         """A pending job that was given another payload or other options; it may just have been revived."""
         ...
 
-    def completed(self, job: Job) -> None:
+    def completed(self, job: EngineJob) -> None:
         """A job that completed; its result is there."""
         ...
 
-    def died(self, job: Job, letter: DeadLetter) -> None:
+    def died(self, job: EngineJob, letter: DeadLetterRecord) -> None:
         """A job that failed for good."""
         ...
 
-    def revived(self, job: Job) -> None:
+    def revived(self, job: EngineJob) -> None:
         """A job that left the dead letters and lives again."""
         ...
 
-    def removed(self, jobs: list[Job]) -> None:
+    def removed(self, jobs: list[EngineJob]) -> None:
         """Jobs whose records go, with result and dead letter; told while the engine still knows them: one
         who finds that it does not, and reads them elsewhere, can then tell that they are gone.
         """
@@ -50,23 +50,23 @@ class Journal(Protocol):
         """The record of a job that has ended is kept for no other any more; it may be gone."""
         ...
 
-    def reported(self, job: Job, lines: tuple[tuple[int, str], ...]) -> None:
+    def reported(self, job: EngineJob, lines: tuple[tuple[int, str], ...]) -> None:
         """A job whose progress changed, and its new log lines."""
         ...
 
-    def emitted(self, job: Job, items: tuple[bytes, ...]) -> None:
+    def emitted(self, job: EngineJob, items: tuple[bytes, ...]) -> None:
         """A job whose run has sent items, which are the last ones of its stream."""
         ...
 
-    def renewed(self, job: Job) -> None:
+    def renewed(self, job: EngineJob) -> None:
         """An active job of another process whose lease was extended."""
         ...
 
-    def stepped(self, job: Job) -> None:
+    def stepped(self, job: EngineJob) -> None:
         """A job whose times were moved along with the wall clock: see `clocksteps`."""
         ...
 
-    def postponed(self, letter: DeadLetter) -> None:
+    def postponed(self, letter: DeadLetterRecord) -> None:
         """A dead letter that is retried by itself at another time than before."""
         ...
 
@@ -78,6 +78,6 @@ class Journal(Protocol):
         """What the thread tells while this lasts is kept or lost as one."""
         ...
 
-    def restarted(self, job: Job) -> None:
+    def restarted(self, job: EngineJob) -> None:
         """A job whose run is over, and with it what that has sent."""
         ...

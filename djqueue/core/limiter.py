@@ -60,7 +60,7 @@ class TokenBucket:
         self._parts = min(most, self._parts + elapsed * self.rate.capacity)
 
 
-class Limiter:
+class QueueLimiter:
     """The limits of one queue: rate first, then concurrency; a refusal changes nothing."""
 
     __slots__ = ("bucket", "concurrency", "full")

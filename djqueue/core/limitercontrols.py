@@ -3,7 +3,7 @@
 from .limiter import UNSET, SetConcurrency, SetRate
 from .queue import JobQueue
 from .reads import Reads
-from .shard import Changes
+from .shard import PendingChanges
 from .sharing import LimiterState
 
 
@@ -12,13 +12,13 @@ class LimiterControls(Reads):
 
     def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """Change what a limiter allows while its queues run."""
-        changes = Changes()
+        changes = PendingChanges()
         self.limiter(name).change(rate, concurrency, changes.woken)
         self.settle(changes)
 
     def pass_turns_on(self) -> None:
         """See that nobody waits for a turn that others let go by."""
-        changes = Changes()
+        changes = PendingChanges()
         for limiter in list(self._limiters.values()):
             limiter.pass_on(changes.woken)
         if changes.woken:
@@ -28,7 +28,7 @@ class LimiterControls(Reads):
         """How a limiter stands."""
         return self.limiter(name).state()
 
-    def _share(self, queue: JobQueue, name: str | None, changes: Changes) -> None:
+    def _share(self, queue: JobQueue, name: str | None, changes: PendingChanges) -> None:
         """Have a queue take from another limiter. The caller has the lock of its shard."""
         before = queue.shared
         for place in self.processing:

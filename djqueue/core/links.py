@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 
 from .base import EngineBase
-from .graph import FlowNode, Link, link
-from .job import Job
+from .graph import FlowNode, JobLink, link
+from .job import EngineJob
 from .options import JobKey
 
 
 class Linking(EngineBase):
     """Reads of single jobs and of what waits for them."""
 
-    def links(self, keys: Iterable[JobKey], most: int) -> dict[JobKey, Link]:
+    def links(self, keys: Iterable[JobKey], most: int) -> dict[JobKey, JobLink]:
         """Those of these jobs that are here, each as it is when it is looked at.
 
         most: dependents of a job that are told.
@@ -33,7 +33,7 @@ class Linking(EngineBase):
             return shard.dependencies.known(key, most)
 
 
-def node_of(job: Job) -> FlowNode:
+def node_of(job: EngineJob) -> FlowNode:
     """A job as a node of a graph."""
     return FlowNode(
         job.queue,

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from .engine import EXPIRED, Engine
-from .job import Attempt, Job
+from .job import AttemptRecord, EngineJob
 from .queue import JobQueue
-from .shard import Changes, Shard
+from .shard import PendingChanges, Shard
 from .stalls import stalled_error
 
 SWEEP_LIMIT = 1_000
@@ -43,7 +43,7 @@ def sweep(engine: Engine, worker_ttl: int, tick: int | None = None) -> Swept:
 
 
 def _sweep_leases(engine: Engine, tick: int) -> int:
-    overdue: list[tuple[int, Job]] = []
+    overdue: list[tuple[int, EngineJob]] = []
     for place in engine.processing:
         with place.lock:
             overdue += place.overdue(tick)
@@ -53,9 +53,9 @@ def _sweep_leases(engine: Engine, tick: int) -> int:
     return sum(_stall(engine, token, job, tick) for token, job in overdue)
 
 
-def _stall(engine: Engine, token: int, job: Job, tick: int) -> bool:
+def _stall(engine: Engine, token: int, job: EngineJob, tick: int) -> bool:
     shard, place = engine.shard(job.queue), engine.place(job.id)
-    changes = Changes()
+    changes = PendingChanges()
     now = engine.clock.now()
     with shard.lock:
         queue = shard.find(job.queue)
@@ -72,7 +72,7 @@ def _stall(engine: Engine, token: int, job: Job, tick: int) -> bool:
         elif job.stalls >= job.options.max_stalls:
             alive = any(info.id == job.worker for info in engine.workers())
             reason = "stalled" if alive else "worker_lost"
-            last = Attempt(job.attempts, job.worker, job.started_at, now, "stalled")
+            last = AttemptRecord(job.attempts, job.worker, job.started_at, now, "stalled")
             error = stalled_error(job.stalls + 1, [*(job.history or ()), last])
             shard.incident(job, "stalled", changes)
             shard.fail_active(queue, job, reason, error, now, changes)
@@ -87,7 +87,7 @@ def _stall(engine: Engine, token: int, job: Job, tick: int) -> bool:
 def _sweep_queue(engine: Engine, name: str) -> tuple[int, int, int, int]:
     shard = engine.shard(name)
     now = engine.clock.now()
-    changes = Changes()
+    changes = PendingChanges()
     with shard.lock:
         queue = shard.queues.get(name)
         if queue is None:
@@ -115,7 +115,7 @@ def _sweep_queue(engine: Engine, name: str) -> tuple[int, int, int, int]:
     for _ in range(SWEPT // SWEEP_LIMIT):
         if is_done:
             break
-        changes = Changes()
+        changes = PendingChanges()
         with shard.lock:
             part, is_done = _forget(shard, queue, now, changes)
         engine.settle(changes)
@@ -130,7 +130,7 @@ def _is_barred(queue: JobQueue, job_id: str, now: int) -> bool:
     return key is not None and queue.unique.owner(key, now) is not None
 
 
-def _forget(shard: Shard, queue: JobQueue, now: int, changes: Changes) -> tuple[int, bool]:
+def _forget(shard: Shard, queue: JobQueue, now: int, changes: PendingChanges) -> tuple[int, bool]:
     """Some of what the queue keeps no longer of its ended jobs: how many records, and whether it was all."""
     finished = queue.finished
     results = finished.drop_results(now, SWEEP_LIMIT)

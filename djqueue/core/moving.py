@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from .base import EngineBase
-from .job import Job
+from .job import EngineJob
 from .options import JobKey
 from .queue import KEYED
-from .shard import Changes, Shard
+from .shard import PendingChanges, Shard
 from .states import PENDING, REUSABLE, State
 
 
@@ -22,14 +22,14 @@ class Moving(EngineBase):
         """
         if queue_name == to:
             raise ValueError(f"the jobs are in queue {to!r} already")
-        changes = Changes()
+        changes = PendingChanges()
         answers = []
         for job_id in ids:
             key = (queue_name, job_id)
             with self._held(key, to) as (source, target):
                 answers.append(self._move_one(source, target, key, to, changes))
             self.settle(changes)
-            changes = Changes()
+            changes = PendingChanges()
         return answers
 
     @contextmanager
@@ -53,7 +53,7 @@ class Moving(EngineBase):
                 held.enter_context(shard.lock)
             yield
 
-    def _move_one(self, source: Shard, target: Shard, key: JobKey, to: str, changes: Changes) -> str:
+    def _move_one(self, source: Shard, target: Shard, key: JobKey, to: str, changes: PendingChanges) -> str:
         now = self.clock.now()
         queue = source.find(key[0])
         job = queue.jobs.get(key[1])
@@ -79,7 +79,9 @@ class Moving(EngineBase):
         self._rename(source, target, key, job)
         return "moved"
 
-    def _move_letter(self, source: Shard, target: Shard, key: JobKey, to: str, changes: Changes) -> str:
+    def _move_letter(
+        self, source: Shard, target: Shard, key: JobKey, to: str, changes: PendingChanges
+    ) -> str:
         now = self.clock.now()
         queue = source.find(key[0])
         job = queue.jobs[key[1]]
@@ -95,7 +97,7 @@ class Moving(EngineBase):
         target.bury_for_good(queue, evicted, changes, now)
         return "moved"
 
-    def _rename(self, source: Shard, target: Shard, old: JobKey, job: Job) -> None:
+    def _rename(self, source: Shard, target: Shard, old: JobKey, job: EngineJob) -> None:
         """Have those that wait for the job, and will yet, wait for it where it is now."""
         new = (job.queue, job.id)
         for dependent in source.dependencies.pop(old):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from .base import EngineBase, Unsubscribe, Wake
 from .job import WorkerDump, WorkerInfo
 from .queue import EventHandler
-from .steering import check_command
+from .workercontrol import check_command
 
 
 class Observers(EngineBase):
@@ -70,18 +70,18 @@ class Observers(EngineBase):
         """Forget those not heard of for so many milliseconds; returns them."""
         return self._workers.forget(older_than)
 
-    def steer_worker(self, worker_id: str, command: str) -> str:
-        """See `Storage.steer_worker`."""
+    def control_worker(self, worker_id: str, command: str) -> str:
+        """See `Storage.control_worker`."""
         check_command(command)
         return self._workers.steer(worker_id, command)
 
-    def follow_worker(self, worker_id: str, wake: Wake) -> Unsubscribe:
+    def on_worker_command(self, worker_id: str, wake: Wake) -> Unsubscribe:
         """Call `wake`, from any thread, when a worker is to be told something."""
         return self._workers.follow(worker_id, wake)
 
-    def keep_dump(self, worker_id: str, text: str) -> bool:
-        """See `Storage.keep_dump`."""
-        return self._workers.keep_dump(worker_id, text)
+    def save_dump(self, worker_id: str, text: str) -> bool:
+        """See `Storage.save_dump`."""
+        return self._workers.save_dump(worker_id, text)
 
     def worker_dump(self, worker_id: str) -> WorkerDump | None:
         """See `Storage.worker_dump`."""

@@ -21,7 +21,7 @@ class JobPage(NamedTuple):
     """The same of the page before; None: this is the first one."""
 
 
-class Place(NamedTuple):
+class PagePosition(NamedTuple):
     """Where a page begins, and how it is read."""
 
     mark: str | None
@@ -32,14 +32,14 @@ class Place(NamedTuple):
     """Whether what is read is the page before the mark, from its end on."""
 
 
-def place_of(cursor: str | None, *, newest_first: bool) -> Place:
+def place_of(cursor: str | None, *, newest_first: bool) -> PagePosition:
     """What a cursor says. Raises OptionError for what is none."""
     if cursor is None:
-        return Place(None, newest_first, is_backward=False)
+        return PagePosition(None, newest_first, is_backward=False)
     if cursor[:1] not in (FORWARD, BACKWARD):
         raise OptionError(f"cursor: {cursor!r} is not one that a page has given")
     is_backward = cursor[0] == BACKWARD
-    return Place(cursor[1:], newest_first is not is_backward, is_backward)
+    return PagePosition(cursor[1:], newest_first is not is_backward, is_backward)
 
 
 def mark_of(mark: str) -> tuple[int, str]:
@@ -50,7 +50,7 @@ def mark_of(mark: str) -> tuple[int, str]:
     return int(number), job_id
 
 
-def page_of(found: Sequence[Marked], limit: int, place: Place) -> JobPage:
+def page_of(found: Sequence[Marked], limit: int, place: PagePosition) -> JobPage:
     """A page of up to `limit` jobs; found: as many and one more, if there are, as they were read."""
     has_more = len(found) > limit
     some = list(found[:limit])

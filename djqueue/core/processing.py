@@ -3,7 +3,7 @@
 from collections import Counter
 from threading import Lock
 
-from .job import Job
+from .job import EngineJob
 
 
 class ProcessingShard:
@@ -13,20 +13,20 @@ class ProcessingShard:
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.active: dict[int, Job] = {}
+        self.active: dict[int, EngineJob] = {}
         self.counts: Counter[str] = Counter()
         """Active jobs by queue."""
         self.extra: Counter[str] = Counter()
         """By queue, what the weights of its active jobs come to above one for each."""
 
-    def hold(self, job: Job) -> None:
+    def hold(self, job: EngineJob) -> None:
         """Note a claim. The caller has the lock, as for `release`."""
         self.active[job.token] = job
         self.counts[job.queue] += 1
         if job.options.weight > 1:
             self.extra[job.queue] += job.options.weight - 1
 
-    def release(self, token: int, queue: str, job_id: str) -> Job | None:
+    def release(self, token: int, queue: str, job_id: str) -> EngineJob | None:
         """End the claim that a token stands for; None if it does not hold this job any more."""
         job = self.active.get(token)
         if job is None or job.id != job_id or job.queue != queue:
@@ -44,6 +44,6 @@ class ProcessingShard:
         job.token, job.last_token = 0, token
         return job
 
-    def overdue(self, tick: int) -> list[tuple[int, Job]]:
+    def overdue(self, tick: int) -> list[tuple[int, EngineJob]]:
         """(token, job) of the leases that have run out."""
         return [(token, job) for token, job in self.active.items() if job.lease_until <= tick]

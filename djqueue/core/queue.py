@@ -13,13 +13,13 @@ from .delayed import DelayedJobs
 from .errors import ConfigurationError, OptionError
 from .finished import FinishedJobs
 from .groups import NO_LIMIT, PARKED, GroupLimit, Groups
-from .job import Batch, Event, Job
-from .limiter import Limiter, Rate
-from .mentions import Subjects
+from .job import Batch, EngineJob, Event
+from .limiter import QueueLimiter, Rate
 from .ready import ReadyJobs
 from .retention import NO_RETENTION, Retention
 from .sharing import SharedLimiter
 from .states import LIVE, PENDING, State
+from .summaries import SubjectIndex
 from .tally import Tally
 from .unique import PREDECESSOR, UniqueKeys
 
@@ -124,9 +124,9 @@ class JobQueue:
         shared: SharedLimiter | None = None,
     ) -> None:
         self.name = name
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, EngineJob] = {}
         """Every job that has a record, by id."""
-        self.subjects = Subjects()
+        self.subjects = SubjectIndex()
         self.ready = ReadyJobs()
         self.delayed = DelayedJobs()
         self.blocked = 0
@@ -137,7 +137,7 @@ class JobQueue:
         self.group_limit = NO_LIMIT
         """What was said to all groups while the queue ran."""
         self.limit_groups(policy, self.group_limit)
-        self.limiter = Limiter()
+        self.limiter = QueueLimiter()
         self.limiter.set(policy.rate, policy.concurrency, monotonic())
         self.shared = shared
         """The limiter of several queues that its jobs need permits of, besides."""
@@ -149,7 +149,7 @@ class JobQueue:
         self.watchers: dict[str, list[EventHandler]] = {}
         """Handlers of one job's events, by its id."""
         self.configure(policy)
-        self._deadlines: list[tuple[int, int, Job]] = []
+        self._deadlines: list[tuple[int, int, EngineJob]] = []
         """Heap of (expiry, number, job) of jobs with a ttl."""
         self._numbers = count()
 
@@ -161,11 +161,11 @@ class JobQueue:
             self.drops = DropOrder(self.is_there, by_priority=policy.when_full == "drop_lowest")
             self.drops.extend(job for job in self.jobs.values() if job.state in PENDING)
 
-    def is_there(self, job: Job) -> bool:
+    def is_there(self, job: EngineJob) -> bool:
         """Whether the job is still the one that has its id."""
         return self.jobs.get(job.id) is job
 
-    def keep(self, job: Job) -> None:
+    def keep(self, job: EngineJob) -> None:
         """Have the record of a job, whose id is free."""
         self.jobs[job.id] = job
         if job.options.subject is not None:
@@ -181,7 +181,7 @@ class JobQueue:
         """Jobs in state waiting: the ready ones and those that their group holds back."""
         return self.ready.size + self.groups.parked
 
-    def place(self, job: Job, now: int, *, front: bool = False) -> None:
+    def place(self, job: EngineJob, now: int, *, front: bool = False) -> None:
         """Put a pending job where its dependencies, its time and its group say."""
         if job.unmet:
             job.state = State.BLOCKED
@@ -195,7 +195,7 @@ class JobQueue:
             if job.options.group is None or not self.is_grouped or self.groups.admit(job, front=front):
                 self.ready.push(job, front=front)
 
-    def admit(self, job: Job, now: int, *, behind: Job | None = None) -> None:
+    def admit(self, job: EngineJob, now: int, *, behind: EngineJob | None = None) -> None:
         """Take in a new job, whose id is free, and its unique key too unless it waits `behind` the owner."""
         if job.options.depends_on:
             job.unmet = set(job.options.depends_on)
@@ -210,7 +210,7 @@ class JobQueue:
         if self.drops is not None:
             self.drops.push(job, self.pending)
 
-    def put_back(self, job: Job, now: int, *, front: bool) -> None:
+    def put_back(self, job: EngineJob, now: int, *, front: bool) -> None:
         """Put a job that was active among the pending ones again."""
         if front and job.options.group is not None and job.run_at <= now and self.is_grouped:
             # The next of its group must not overtake it.
@@ -221,7 +221,7 @@ class JobQueue:
         self.leave_group(job)
         self.place(job, now, front=front)
 
-    def displace(self, job: Job) -> None:
+    def displace(self, job: EngineJob) -> None:
         """Take a pending job out of the structure that it is in."""
         if job.state is State.BLOCKED:
             self.blocked -= 1
@@ -233,7 +233,7 @@ class JobQueue:
             self.ready.remove(job)
             self.leave_group(job, was_ready=True)
 
-    def prioritize(self, job: Job, priority: int, now: int) -> None:
+    def prioritize(self, job: EngineJob, priority: int, now: int) -> None:
         """Give a pending job another priority; if it is ready, it goes behind those that have that one."""
         is_ready = job.state is State.WAITING and job.generation != PARKED
         if is_ready:
@@ -245,11 +245,11 @@ class JobQueue:
             job.run_at = now  # its turn, as one that comes anew
             self.ready.push(job)
 
-    def claimed(self, job: Job) -> None:
+    def claimed(self, job: EngineJob) -> None:
         """A ready job of a group, out of its list, is active; its group's next may be ready."""
         self._push(self.groups.claimed(job))
 
-    def leave_group(self, job: Job, *, was_ready: bool = False) -> None:
+    def leave_group(self, job: EngineJob, *, was_ready: bool = False) -> None:
         """A job that was active, or ready, is neither any more; its group's next may be ready."""
         if job.options.group is not None and self.is_grouped:
             self._push(self.groups.leave(job, was_ready=was_ready))
@@ -276,16 +276,16 @@ class JobQueue:
                 self.groups.park(job)
             self._push(self.groups.advance(name))
 
-    def _push(self, freed: Sequence[Job]) -> None:
+    def _push(self, freed: Sequence[EngineJob]) -> None:
         for job in freed:
             self.ready.push(job)
 
-    def watch_deadline(self, job: Job) -> None:
+    def watch_deadline(self, job: EngineJob) -> None:
         """Remember when a job with a ttl expires."""
         if job.options.ttl is not None:
             heapq.heappush(self._deadlines, (expiry(job), next(self._numbers), job))
 
-    def expired(self, now: int) -> list[Job]:
+    def expired(self, now: int) -> list[EngineJob]:
         """Jobs past their ttl that have not started."""
         jobs = []
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -300,7 +300,7 @@ class JobQueue:
             heapq.heapify(self._deadlines)
         return jobs
 
-    def follow_step(self, step: int) -> list[Job]:
+    def follow_step(self, step: int) -> list[EngineJob]:
         """Keep the lengths of delays and time limits: the wall clock was set by so many milliseconds.
 
         Returns the jobs whose records have changed.
@@ -312,10 +312,10 @@ class JobQueue:
         heapq.heapify(self._deadlines)
         return changed
 
-    def _may_expire(self, job: Job) -> bool:
+    def _may_expire(self, job: EngineJob) -> bool:
         return job.state in PENDING and not job.started_at and self.jobs.get(job.id) is job
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: EngineJob) -> None:
         """Forget the record of a job that is in no structure."""
         del self.jobs[job.id]
         if job.options.subject is not None:
@@ -328,12 +328,12 @@ class JobQueue:
         return bool(self.handlers or self.watchers)
 
 
-def expiry(job: Job) -> int:
+def expiry(job: EngineJob) -> int:
     """When a job with a ttl expires: UTC milliseconds."""
     return job.created_at + job.stepped + (job.options.ttl or 0)
 
 
-def is_expired(job: Job, now: int) -> bool:
+def is_expired(job: EngineJob, now: int) -> bool:
     """Whether a pending job is past its ttl; one that has started, or died and was retried, never is."""
     ttl = job.options.ttl
     if ttl is None or job.created_at + job.stepped + ttl > now:

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 from typing import Unpack
 
 from .groups import NO_LIMIT, GroupLimit, GroupWords
-from .job import Job
+from .job import EngineJob
 from .limiter import UNSET, Rate, SetConcurrency, SetRate
 from .limitercontrols import LimiterControls
 from .queue import QueuePolicy
-from .shard import Changes
+from .shard import PendingChanges
 from .states import State
 
 AT_ONCE = 1_000
@@ -21,7 +21,7 @@ class QueueControls(LimiterControls):
 
     def configure(self, queue_name: str, policy: QueuePolicy) -> None:
         """Give a queue another policy, at once."""
-        changes = Changes()
+        changes = PendingChanges()
         shard = self.shard(queue_name)
         with shard.lock:
             queue = shard.queue(queue_name)
@@ -44,7 +44,7 @@ class QueueControls(LimiterControls):
 
     def set_limits(self, queue_name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """Change the limits of a queue while it runs: those that are given."""
-        changes = Changes()
+        changes = PendingChanges()
         shard = self.shard(queue_name)
         with shard.lock:
             queue = shard.queue(queue_name)
@@ -57,7 +57,7 @@ class QueueControls(LimiterControls):
 
         A word that is None takes back what was said, so that the queue's counts, or its policy's.
         """
-        changes = Changes()
+        changes = PendingChanges()
         shard = self.shard(queue_name)
         with shard.lock:
             queue = shard.queue(queue_name)
@@ -80,7 +80,7 @@ class QueueControls(LimiterControls):
 
     def resume_group(self, queue_name: str, group: str) -> None:
         """End a group's pause."""
-        changes = Changes()
+        changes = PendingChanges()
         shard = self.shard(queue_name)
         with shard.lock:
             queue = shard.find(queue_name)
@@ -108,7 +108,7 @@ class QueueControls(LimiterControls):
 
     def resume(self, queue_name: str) -> None:
         """End a pause."""
-        changes = Changes()
+        changes = PendingChanges()
         shard = self.shard(queue_name)
         with shard.lock:
             queue = shard.find(queue_name)
@@ -141,7 +141,7 @@ class QueueControls(LimiterControls):
     ) -> Iterator[int]:
         """See `clean`: how many each part has forgotten, between which others come to their turn."""
 
-        def is_meant(job: Job) -> bool:
+        def is_meant(job: EngineJob) -> bool:
             return job.state in states and (job.finished_at or job.created_at) < before
 
         shard = self.shard(queue_name)
@@ -153,7 +153,7 @@ class QueueControls(LimiterControls):
             found = [*reversed(blocked), *(job for job in found if job.state is not State.BLOCKED)]
         left = len(found) if limit is None else limit
         for first in range(0, len(found), AT_ONCE):
-            changes = Changes()
+            changes = PendingChanges()
             with shard.lock:
                 queue = shard.find(queue_name)
                 jobs = [
@@ -173,7 +173,7 @@ class QueueControls(LimiterControls):
 
         Returns how many jobs are gone, or -1 if active ones forbade it.
         """
-        changes = Changes()
+        changes = PendingChanges()
         shard = self.shard(queue_name)
         now = self.clock.now()
         with shard.lock:

@@ -6,12 +6,12 @@ from heapq import nlargest
 
 from .base import EngineBase
 from .groups import GroupOverview
-from .job import DeadLetter, Job, JobRecord, LetterPage
-from .mentions import Mention, MentionPage, first_of, mark_at, mark_before, mark_in, mention
+from .job import DeadLetterPage, DeadLetterRecord, EngineJob, JobRecord
 from .overview import GroupsOverview, Overview, QueueOverview, Totals
 from .pages import JobPage, mark_of, page_of, place_of
 from .queue import JobQueue
 from .states import State
+from .summaries import JobSummary, JobSummaryPage, first_of, mark_at, mark_before, mark_in, mention
 
 TIMES = {
     State.DELAYED: "run_at",
@@ -198,11 +198,11 @@ class Reads(EngineBase):
 
     def about(
         self, subject: str, limit: int, cursor: str | None, queues: Sequence[str] | None
-    ) -> MentionPage:
+    ) -> JobSummaryPage:
         """Jobs about a subject by when they were enqueued, the newest first, from a mark on."""
         mark = mark_in(cursor)
         before = None if mark is None else mark_before(mark)
-        found: list[tuple[tuple[int, str, str], Mention]] = []
+        found: list[tuple[tuple[int, str, str], JobSummary]] = []
         for name in self.queues() if queues is None else queues:
             shard = self.shard(name)
             with shard.lock:
@@ -214,19 +214,19 @@ class Reads(EngineBase):
         some = nlargest(limit + 1, found)
         return first_of([(mark_at(*place), one) for place, one in some], limit)
 
-    def dead_letters(self, queue_name: str) -> list[DeadLetter]:
+    def dead_letters(self, queue_name: str) -> list[DeadLetterRecord]:
         """The queue's dead letters, oldest first."""
         queue = self.existing(queue_name)
         return [] if queue is None else queue.dead.letters()
 
-    def dead_letter_page(self, queue_name: str, limit: int, after: str | None = None) -> LetterPage:
+    def dead_letter_page(self, queue_name: str, limit: int, after: str | None = None) -> DeadLetterPage:
         """Up to `limit` of the queue's dead letters, oldest first, from where an earlier page ended."""
         shard = self.shard(queue_name)
         with shard.lock:
             letters, last = shard.find(queue_name).dead.page(int(after or 0), limit)
-        return LetterPage(letters, None if last is None else str(last), self.clock.now())
+        return DeadLetterPage(letters, None if last is None else str(last), self.clock.now())
 
-    def unique_owners(self, queue_name: str, key: str) -> list[Job]:
+    def unique_owners(self, queue_name: str, key: str) -> list[EngineJob]:
         """The live job of a queue that has a unique key, and the one that waits for its end."""
         shard = self.shard(queue_name)
         with shard.lock:

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterator
 
 from .heap import PriorityQueue
-from .job import Job
+from .job import EngineJob
 
 STALLED = "\0"
 """Ends the key of the stalled jobs of a name; no name contains it."""
@@ -30,7 +30,7 @@ class ReadyJobs:
         self.stalled = 0
         """Those with a stalled attempt."""
 
-    def push(self, job: Job, *, front: bool = False) -> None:
+    def push(self, job: EngineJob, *, front: bool = False) -> None:
         """Add a job behind those of its priority, or before them."""
         job.generation = -self._next if front else self._next
         self._next += 1
@@ -41,7 +41,7 @@ class ReadyJobs:
         if job.stalls:
             self.stalled += 1
 
-    def extend(self, jobs: list[Job], name: str, priority: int) -> None:
+    def extend(self, jobs: list[EngineJob], name: str, priority: int) -> None:
         """Add jobs of one name and priority, each of weight one, in order."""
         if not jobs:
             return
@@ -49,7 +49,7 @@ class ReadyJobs:
         self._next += len(jobs)
         self.size += len(jobs)
 
-    def pop(self, limit: int, names: frozenset[str]) -> list[Job]:
+    def pop(self, limit: int, names: frozenset[str]) -> list[EngineJob]:
         """Up to `limit` jobs with one of the names: by priority, then in order of arrival."""
         present = [queue for name in names & self._by_name.keys() if (queue := self._by_name[name]).size]
         if len(present) == 1:
@@ -70,12 +70,12 @@ class ReadyJobs:
         """Return the keys of all jobs with these names; the names alone are those of jobs without a stall."""
         return names.union(name + STALLED for name in names) if self.stalled else names
 
-    def head(self, names: frozenset[str]) -> Job | None:
+    def head(self, names: frozenset[str]) -> EngineJob | None:
         """The job that `pop` would give first."""
         heads = [found for name in names & self._by_name.keys() if (found := self._by_name[name].first())]
         return min(heads)[2] if heads else None
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: EngineJob) -> None:
         """Take out a job that is here."""
         key = _key(job)
         queue = self._by_name[key]
@@ -94,7 +94,7 @@ class ReadyJobs:
 
     def oldest_at(self) -> int | None:
         """Since when the job has waited that came first, of each priority; the earliest of these times."""
-        first: dict[tuple[int, bool], tuple[int, Job]] = {}
+        first: dict[tuple[int, bool], tuple[int, EngineJob]] = {}
         for queue in self._by_name.values():
             for priority, generation, job in queue.longest():
                 place = (priority, generation < 0)
@@ -103,7 +103,7 @@ class ReadyJobs:
                     first[place] = (generation, job)
         return min((job.claimable_at for _, job in first.values()), default=None)
 
-    def before(self, job: Job, most: int) -> int:
+    def before(self, job: EngineJob, most: int) -> int:
         """Jobs of any name that go before one that is here; `most` stands for as many or more."""
         count = 0
         for queue in self._by_name.values():
@@ -118,7 +118,7 @@ class ReadyJobs:
             counts[name] = counts.get(name, 0) + queue.size
         return counts
 
-    def _merge(self, queues: list[PriorityQueue], limit: int) -> Iterator[Job]:
+    def _merge(self, queues: list[PriorityQueue], limit: int) -> Iterator[EngineJob]:
         heads = [(head, index) for index, queue in enumerate(queues) if (head := queue.head())]
         heapq.heapify(heads)
         while heads and limit > 0:
@@ -138,5 +138,5 @@ class ReadyJobs:
         return queue
 
 
-def _key(job: Job) -> str:
+def _key(job: EngineJob) -> str:
     return job.name + STALLED if job.stalls else job.name

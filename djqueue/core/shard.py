@@ -2,7 +2,7 @@
 
 Methods that change a job expect the shard's lock to be held and, for an active job, that its claim
 has been released from the processing shard. What has to happen after the lock is let go (telling
-subscribers, waking workers, resolving dependents) is noted in `Changes`.
+subscribers, waking workers, resolving dependents) is noted in `PendingChanges`.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .capacity import DROPPED
 from .dependencies import DependencyTracker
-from .job import REJECTED, Attempt, DeadLetter, Event, Incident, Job, JobError
+from .job import REJECTED, AttemptRecord, DeadLetterRecord, EngineJob, Event, Incident, JobFailure
 from .journal import Journal
 from .options import JobKey
 from .queue import JobQueue
@@ -27,7 +27,7 @@ MAX_MOVED = 1_000
 """Jobs that have left of which is known where they went."""
 
 
-class Changes:
+class PendingChanges:
     """What one operation leaves to be done once its locks are free."""
 
     __slots__ = ("ended", "events", "freed", "incidents", "unbound", "woken")
@@ -35,9 +35,9 @@ class Changes:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.incidents: list[Incident] = []
-        self.ended: list[tuple[JobKey, State, list[Job]]] = []
+        self.ended: list[tuple[JobKey, State, list[EngineJob]]] = []
         """(job, its last state, the jobs that wait for it)."""
-        self.unbound: list[tuple[Job, tuple[JobKey, ...]]] = []
+        self.unbound: list[tuple[EngineJob, tuple[JobKey, ...]]] = []
         """(job that lives no more, what it depended on)."""
         self.woken: set[str] = set()
         """Queues in which jobs may have become claimable."""
@@ -48,9 +48,9 @@ class Changes:
 class Succession(NamedTuple):
     """How a job comes to the unique key that another has."""
 
-    replaced: Job | None
+    replaced: EngineJob | None
     """The pending job that it ended."""
-    behind: Job | None
+    behind: EngineJob | None
     """The active job whose end it waits for."""
 
 
@@ -84,31 +84,31 @@ class Shard:
 
     # Every transition ends here.
 
-    def tell(self, queue: JobQueue, job: Job, event: str, at: int, changes: Changes) -> None:
+    def tell(self, queue: JobQueue, job: EngineJob, event: str, at: int, changes: PendingChanges) -> None:
         """Note an event for the queue's subscribers, if there are any."""
         if queue.observed:
             changes.events.append(Event(queue.name, job.id, job.name, event, job.state, at))
 
-    def incident(self, job: Job, event: str, changes: Changes) -> None:
+    def incident(self, job: EngineJob, event: str, changes: PendingChanges) -> None:
         """Note what has happened to a job without a worker's word."""
         changes.incidents.append(incident_of(job, event))
 
-    def changed(self, job: Job) -> None:
+    def changed(self, job: EngineJob) -> None:
         """Tell the journal of a change that is no ending."""
         if self._journal is not None:
             self._journal.changed(job)
 
-    def stepped(self, job: Job) -> None:
+    def stepped(self, job: EngineJob) -> None:
         """Tell the journal of a job that has followed a step of the wall clock."""
         if self._journal is not None:
             self._journal.stepped(job)
 
-    def postponed(self, letter: DeadLetter) -> None:
+    def postponed(self, letter: DeadLetterRecord) -> None:
         """Tell the journal of a dead letter that has followed a step of the wall clock."""
         if self._journal is not None:
             self._journal.postponed(letter)
 
-    def restart(self, job: Job) -> None:
+    def restart(self, job: EngineJob) -> None:
         """What a run has sent is dropped: there is to be another, whose items begin anew."""
         job.stream = None
         if self._journal is not None:
@@ -116,7 +116,9 @@ class Shard:
 
     # Active jobs.
 
-    def complete(self, queue: JobQueue, job: Job, result: bytes | None, now: int, changes: Changes) -> None:
+    def complete(
+        self, queue: JobQueue, job: EngineJob, result: bytes | None, now: int, changes: PendingChanges
+    ) -> None:
         """active → completed."""
         free_permits(queue, job, changes)
         job.result = result
@@ -137,12 +139,12 @@ class Shard:
     def put_back(
         self,
         queue: JobQueue,
-        job: Job,
+        job: EngineJob,
         outcome: str,
         delay: int,
-        error: JobError | None,
+        error: JobFailure | None,
         now: int,
-        changes: Changes,
+        changes: PendingChanges,
     ) -> None:
         """active → waiting | delayed: after a failure (`retried`), a stall, or unused (`released`)."""
         free_permits(queue, job, changes)
@@ -175,11 +177,11 @@ class Shard:
     def fail_active(
         self,
         queue: JobQueue,
-        job: Job,
+        job: EngineJob,
         reason: str,
-        error: JobError | None,
+        error: JobFailure | None,
         now: int,
-        changes: Changes,
+        changes: PendingChanges,
     ) -> None:
         """active → failed, with a dead letter."""
         free_permits(queue, job, changes)
@@ -195,7 +197,9 @@ class Shard:
             job.failures += 1
         self._bury(queue, job, reason, error, now, changes)
 
-    def cancel_active(self, queue: JobQueue, job: Job, reason: str, now: int, changes: Changes) -> None:
+    def cancel_active(
+        self, queue: JobQueue, job: EngineJob, reason: str, now: int, changes: PendingChanges
+    ) -> None:
         """active → cancelled."""
         free_permits(queue, job, changes)
         note_attempt(job, "cancelled", now, None, queue.policy.retention.attempts.count)
@@ -203,14 +207,22 @@ class Shard:
 
     # Pending jobs.
 
-    def cancel_pending(self, queue: JobQueue, job: Job, reason: str, now: int, changes: Changes) -> None:
+    def cancel_pending(
+        self, queue: JobQueue, job: EngineJob, reason: str, now: int, changes: PendingChanges
+    ) -> None:
         """waiting | delayed | blocked → cancelled."""
         self._displace(queue, job, changes)
         self._cancel(queue, job, reason, now, changes, in_group=False)
         self.incident(job, "cancelled", changes)
 
     def fail_pending(
-        self, queue: JobQueue, job: Job, reason: str, error: JobError, now: int, changes: Changes
+        self,
+        queue: JobQueue,
+        job: EngineJob,
+        reason: str,
+        error: JobFailure,
+        now: int,
+        changes: PendingChanges,
     ) -> None:
         """waiting | delayed | blocked → failed: its ttl is over, or a dependency failed."""
         unmet = (job.unmet or set()) - {PREDECESSOR}
@@ -221,14 +233,16 @@ class Shard:
         job.unmet = None
         self.incident(job, "failed", changes)
 
-    def reject(self, queue: JobQueue, job: Job, now: int, changes: Changes) -> None:
+    def reject(self, queue: JobQueue, job: EngineJob, now: int, changes: PendingChanges) -> None:
         """A new job that is a dead letter from the start: see `JobOptions.rejected`."""
         assert job.options.rejected is not None
         queue.keep(job)
-        self._bury(queue, job, REJECTED, JobError(*job.options.rejected), now, changes, in_group=False)
+        self._bury(queue, job, REJECTED, JobFailure(*job.options.rejected), now, changes, in_group=False)
         self.incident(job, "failed", changes)
 
-    def succeed(self, queue: JobQueue, job: Job, owner: Job, now: int, changes: Changes) -> Succession | None:
+    def succeed(
+        self, queue: JobQueue, job: EngineJob, owner: EngineJob, now: int, changes: PendingChanges
+    ) -> Succession | None:
         """Make way for a new job whose unique key another has, as its `on_duplicate` says.
 
         None: the other is kept.
@@ -244,7 +258,7 @@ class Shard:
             self.cancel_pending(queue, rival, REPLACED, now, changes)
         return Succession(rival, owner if rival is not owner else None)
 
-    def make_room(self, queue: JobQueue, priority: int, now: int, changes: Changes) -> bool:
+    def make_room(self, queue: JobQueue, priority: int, now: int, changes: PendingChanges) -> bool:
         """Drop a job, if need be, for one with this priority; False if none may be dropped."""
         most = queue.policy.max_size
         if queue.drops is None or most is None or queue.pending < most:
@@ -255,7 +269,9 @@ class Shard:
         self.cancel_pending(queue, job, DROPPED, now, changes)
         return True
 
-    def move(self, queue: JobQueue, job: Job, run_at: int, event: str, now: int, changes: Changes) -> None:
+    def move(
+        self, queue: JobQueue, job: EngineJob, run_at: int, event: str, now: int, changes: PendingChanges
+    ) -> None:
         """A pending job to another time: promoted, rescheduled, due or unblocked."""
         self._displace(queue, job, changes)
         job.run_at = run_at
@@ -264,7 +280,9 @@ class Shard:
         self.changed(job)
         self.tell(queue, job, event, now, changes)
 
-    def unblock(self, queue: JobQueue, job: Job, dependency: JobKey, now: int, changes: Changes) -> None:
+    def unblock(
+        self, queue: JobQueue, job: EngineJob, dependency: JobKey, now: int, changes: PendingChanges
+    ) -> None:
         """blocked → waiting | delayed, if this was the last that the job waited for."""
         assert job.unmet is not None
         job.unmet.discard(dependency)
@@ -276,7 +294,7 @@ class Shard:
             self.changed(job)
             self.tell(queue, job, "unblocked", now, changes)
 
-    def promote_due(self, queue: JobQueue, now: int, changes: Changes) -> None:
+    def promote_due(self, queue: JobQueue, now: int, changes: PendingChanges) -> None:
         """delayed → waiting, for all whose time has come."""
         for job in queue.delayed.pop_due(now):
             queue.place(job, now)
@@ -286,7 +304,7 @@ class Shard:
 
     # To another queue. The caller has the locks of both queues' shards, and of those of all that wait.
 
-    def give(self, queue: JobQueue, job: Job, now: int, changes: Changes) -> int:
+    def give(self, queue: JobQueue, job: EngineJob, now: int, changes: PendingChanges) -> int:
         """A pending job leaves, and goes on waiting for what it waits for; how often it retried itself."""
         if self._journal is not None:
             self._journal.removed([job])
@@ -300,7 +318,9 @@ class Shard:
         self.tell(queue, job, "removed", now, changes)
         return retries
 
-    def take_in(self, queue: JobQueue, job: Job, retries: int, now: int, changes: Changes) -> None:
+    def take_in(
+        self, queue: JobQueue, job: EngineJob, retries: int, now: int, changes: PendingChanges
+    ) -> None:
         """A job that has left another queue, as it was; its id and its unique key are free here."""
         queue.keep(job)
         queue.dead.note_retries(job.id, retries)
@@ -317,7 +337,9 @@ class Shard:
                 self._journal.reported(job, tuple(job.logs or ()))
         self.tell(queue, job, "queued", now, changes)
 
-    def give_letter(self, queue: JobQueue, job: Job, now: int, changes: Changes) -> DeadLetter:
+    def give_letter(
+        self, queue: JobQueue, job: EngineJob, now: int, changes: PendingChanges
+    ) -> DeadLetterRecord:
         """A failed job leaves, with its dead letter."""
         if self._journal is not None:
             self._journal.removed([job])
@@ -328,8 +350,8 @@ class Shard:
         return letter
 
     def take_letter(
-        self, queue: JobQueue, job: Job, letter: DeadLetter, now: int, changes: Changes
-    ) -> list[DeadLetter]:
+        self, queue: JobQueue, job: EngineJob, letter: DeadLetterRecord, now: int, changes: PendingChanges
+    ) -> list[DeadLetterRecord]:
         """A failed job that has left another queue, as it was; its id is free here. Returns which letters are
         too many now.
         """
@@ -367,7 +389,7 @@ class Shard:
             queue = self.queues.get(key[0])
             return None if queue is not None and key[1] in queue.jobs else self._moved.get(key)
 
-    def wait_elsewhere(self, job: Job, old: JobKey, new: JobKey) -> bool:
+    def wait_elsewhere(self, job: EngineJob, old: JobKey, new: JobKey) -> bool:
         """What a blocked job waits for is in another queue now; whether it does wait for it."""
         if not job.unmet or old not in job.unmet:
             return False
@@ -385,9 +407,9 @@ class Shard:
     def revive(
         self,
         queue: JobQueue,
-        job: Job,
+        job: EngineJob,
         now: int,
-        changes: Changes,
+        changes: PendingChanges,
         *,
         by_itself: bool,
         unmet: Iterable[JobKey] = (),
@@ -411,7 +433,7 @@ class Shard:
             self._journal.revived(job)
         self.tell(queue, job, "retried", now, changes)
 
-    def remove(self, queue: JobQueue, jobs: list[Job], now: int, changes: Changes) -> None:
+    def remove(self, queue: JobQueue, jobs: list[EngineJob], now: int, changes: PendingChanges) -> None:
         """Forget jobs that are not active, whatever their state, with everything that is theirs."""
         if self._journal is not None and jobs:
             self._journal.removed(jobs)
@@ -431,7 +453,7 @@ class Shard:
             queue.drop(job)
             self.tell(queue, job, "removed", now, changes)
 
-    def make_way(self, queue: JobQueue, job: Job, now: int, changes: Changes) -> bool:
+    def make_way(self, queue: JobQueue, job: EngineJob, now: int, changes: PendingChanges) -> bool:
         """Forget an ended job whose id is enqueued again; whether others wait for what has that id."""
         waited_for, job.has_dependents = job.has_dependents, False
         self.remove(queue, [job], now, changes)
@@ -440,11 +462,11 @@ class Shard:
     def _bury(
         self,
         queue: JobQueue,
-        job: Job,
+        job: EngineJob,
         reason: str,
-        error: JobError | None,
+        error: JobFailure | None,
         now: int,
-        changes: Changes,
+        changes: PendingChanges,
         *,
         in_group: bool = True,
     ) -> None:
@@ -461,7 +483,9 @@ class Shard:
         self.tell(queue, job, "failed", now, changes)
         self.bury_for_good(queue, evicted, changes, now)
 
-    def bury_for_good(self, queue: JobQueue, letters: list[DeadLetter], changes: Changes, now: int) -> None:
+    def bury_for_good(
+        self, queue: JobQueue, letters: list[DeadLetterRecord], changes: PendingChanges, now: int
+    ) -> None:
         """Dead letters that are over, with the jobs that they are about."""
         jobs = [job for letter in letters if (job := queue.jobs.get(letter.id)) is not None]
         self.remove(queue, jobs, now, changes)
@@ -469,10 +493,10 @@ class Shard:
     def _cancel(
         self,
         queue: JobQueue,
-        job: Job,
+        job: EngineJob,
         reason: str,
         now: int,
-        changes: Changes,
+        changes: PendingChanges,
         *,
         in_group: bool = True,
     ) -> None:
@@ -485,14 +509,16 @@ class Shard:
         self._ended(queue, job, changes, in_group=in_group)
         self.tell(queue, job, "cancelled", now, changes)
 
-    def _displace(self, queue: JobQueue, job: Job, changes: Changes) -> None:
+    def _displace(self, queue: JobQueue, job: EngineJob, changes: PendingChanges) -> None:
         job.unmet = None
         waiting = queue.ready.size
         queue.displace(job)
         if job.options.group is not None and queue.ready.size >= waiting:
             changes.woken.add(queue.name)
 
-    def _ended(self, queue: JobQueue, job: Job, changes: Changes, *, in_group: bool = True) -> None:
+    def _ended(
+        self, queue: JobQueue, job: EngineJob, changes: PendingChanges, *, in_group: bool = True
+    ) -> None:
         successor = queue.unique.release(job, job.finished_at)
         if in_group and job.options.group is not None:
             queue.leave_group(job)
@@ -505,11 +531,11 @@ class Shard:
         self.note_end(job, job.state, changes)
 
     @staticmethod
-    def _unbind(job: Job, changes: Changes) -> None:
+    def _unbind(job: EngineJob, changes: PendingChanges) -> None:
         if job.options.depends_on:
             changes.unbound.append((job, job.options.depends_on))
 
-    def note_end(self, job: Job, state: State, changes: Changes) -> None:
+    def note_end(self, job: EngineJob, state: State, changes: PendingChanges) -> None:
         """Note for those that wait for a job how it ended; its record is theirs to read."""
         if job.has_dependents:
             key = (job.queue, job.id)
@@ -524,7 +550,7 @@ class Shard:
 
     # Records that others may read.
 
-    def hold(self, queue: JobQueue, job: Job, dependent: Job) -> None:
+    def hold(self, queue: JobQueue, job: EngineJob, dependent: EngineJob) -> None:
         """Keep the record of a job that has ended for one that depends on it."""
         self.dependencies.hold((job.queue, job.id), dependent)
         queue.finished.hold(job)
@@ -536,7 +562,7 @@ class Shard:
             if self._journal is not None:
                 self._journal.let_go(key)
 
-    def let_go(self, keys: Iterable[JobKey], dependent: Job, now: int) -> None:
+    def let_go(self, keys: Iterable[JobKey], dependent: EngineJob, now: int) -> None:
         """What a job that has ended depended on is not kept for it any more."""
         for key in keys:
             if self.dependencies.let_go(key, dependent):
@@ -548,7 +574,7 @@ class Shard:
                     self._journal.let_go(key)
 
 
-def free_permits(queue: JobQueue, job: Job, changes: Changes) -> None:
+def free_permits(queue: JobQueue, job: EngineJob, changes: PendingChanges) -> None:
     """A job is active no more: others are to have what it had of a shared limiter."""
     shared = queue.shared
     if shared is not None:
@@ -557,7 +583,7 @@ def free_permits(queue: JobQueue, job: Job, changes: Changes) -> None:
         changes.freed[shared] = changes.freed.get(shared, 0) + job.options.weight
 
 
-def pending_rival(queue: JobQueue, owner: Job) -> Job | None:
+def pending_rival(queue: JobQueue, owner: EngineJob) -> EngineJob | None:
     """The one job that has not started of those with an owner's unique key."""
     if owner.state is not State.ACTIVE:
         return owner
@@ -565,18 +591,18 @@ def pending_rival(queue: JobQueue, owner: Job) -> Job | None:
     return queue.unique.waiting(owner.options.unique_key)
 
 
-def incident_of(job: Job, event: str) -> Incident:
+def incident_of(job: EngineJob, event: str) -> Incident:
     """What has happened to a job."""
     reason = job.reason if event != "stalled" else ""
     error = job.error if event == "failed" else None
     return Incident(job.queue, job.id, job.name, event, reason, error)
 
 
-def note_attempt(job: Job, outcome: str, now: int, error: JobError | None, most: int) -> None:
+def note_attempt(job: EngineJob, outcome: str, now: int, error: JobFailure | None, most: int) -> None:
     """Keep the run that has just ended in the job's history, as one of so many at most."""
     if job.history is None:
         job.history = []
-    job.history.append(Attempt(job.attempts, job.worker, job.started_at, now, outcome, error))
+    job.history.append(AttemptRecord(job.attempts, job.worker, job.started_at, now, outcome, error))
     excess = len(job.history) - most
     if excess > 0:
         # A job may be put off for years.

@@ -5,7 +5,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from .clock import Clock
-from .limiter import Limiter, Rate, SetConcurrency, SetRate
+from .limiter import QueueLimiter, Rate, SetConcurrency, SetRate
 
 TURN = 250
 """Milliseconds for which what is free is kept for a queue that was told of it."""
@@ -43,7 +43,7 @@ class LimiterState(NamedTuple):
         return None if self.concurrency is None else max(0, self.concurrency - self.used)
 
 
-class Turn:
+class RefusedQueue:
     """A queue that was refused."""
 
     __slots__ = ("need", "until")
@@ -69,10 +69,10 @@ class SharedLimiter:
         self.policy = policy
         self._clock = clock
         self._lock = Lock()
-        self._limits = Limiter()
+        self._limits = QueueLimiter()
         self._limits.set(policy.rate, policy.concurrency, clock.monotonic())
         self._used = 0
-        self._line: dict[str, Turn] = {}
+        self._line: dict[str, RefusedQueue] = {}
 
     def change(self, rate: SetRate, concurrency: SetConcurrency, woken: set[str]) -> None:
         """Change what is allowed; an unchanged rate keeps its tokens. `woken`: see `release`."""
@@ -173,7 +173,7 @@ class SharedLimiter:
         if turn is None or not need or not turn.need:
             # One that got something has had its turn.
             self._line.pop(queue, None)
-            self._line[queue] = Turn(need)
+            self._line[queue] = RefusedQueue(need)
         else:
             turn.need, turn.until = need, 0
 

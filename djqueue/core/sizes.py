@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from .errors import OptionError
-from .job import Job, JobError
+from .job import EngineJob, JobFailure
 
 UNITS = {
     "": 1,
@@ -44,11 +44,11 @@ def parse_size(name: str, value: Any) -> int:
     return size
 
 
-def size_of(job: Job) -> int:
+def size_of(job: EngineJob) -> int:
     """Bytes of what is kept of an ended job beside its result: its payload, and its error's texts."""
     return len(job.payload) if job.error is None else len(job.payload) + size_of_error(job.error)
 
 
-def size_of_error(error: JobError) -> int:
+def size_of_error(error: JobFailure) -> int:
     """Bytes of an error's texts."""
     return sum(len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in error)

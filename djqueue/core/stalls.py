@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from .job import Attempt, JobError
+from .job import AttemptRecord, JobFailure
 
 LISTED = 10
 """Stalled attempts that the error lists, the last ones."""
 
 
-def stalled_error(stalls: int, attempts: Sequence[Attempt]) -> JobError:
+def stalled_error(stalls: int, attempts: Sequence[AttemptRecord]) -> JobFailure:
     """Return the error of a job with so many stalls: which attempts were lost, on which workers, and when.
 
     attempts: the ended attempts that are known, the one that has just stalled being the last.
@@ -20,7 +20,7 @@ def stalled_error(stalls: int, attempts: Sequence[Attempt]) -> JobError:
         for one in lost
     )
     text = f"lost {stalls} times with its worker, last with {attempts[-1].worker}: {listed}"
-    return JobError("djqueue.core.errors.StorageError", text)
+    return JobFailure("djqueue.core.errors.StorageError", text)
 
 
 def _utc(milliseconds: int) -> str:

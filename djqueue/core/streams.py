@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from .base import EngineBase
-from .job import Emission, Event, ItemMark, ItemPage, Job, Stream
+from .job import Emission, EngineJob, Event, ItemMark, ItemPage, ItemStream
 from .options import JobOptions
-from .shard import Changes
+from .shard import PendingChanges
 from .states import State
 
 PAGE_BYTES = 1024 * 1024
@@ -19,7 +19,7 @@ class Streams(EngineBase):
 
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
         """Keep items of running jobs, each if its token still holds and none before it is missing."""
-        changes = Changes()
+        changes = PendingChanges()
         now = self.clock.now()
         accepted = []
         for emission in emissions:
@@ -32,7 +32,7 @@ class Streams(EngineBase):
                     continue
                 stream = job.stream
                 if stream is None:
-                    stream = job.stream = Stream(emission.token, [])
+                    stream = job.stream = ItemStream(emission.token, [])
                 new = emission.items[max(0, stream.count - emission.start) :]
                 accepted.append(emission.start <= stream.count)
                 if not accepted[-1] or not new or stream.items is None:
@@ -83,7 +83,7 @@ def are_readable(state: State, options: JobOptions, finished_at: int, now: int) 
     return finished_at + options.result_ttl > now
 
 
-def _page(job: Job, mark: ItemMark, now: int) -> ItemPage | None:
+def _page(job: EngineJob, mark: ItemMark, now: int) -> ItemPage | None:
     content_type, stream = job.options.content_type, job.stream
     if stream is None:
         return ItemPage(job.state, content_type, job.token, 0, (), 0)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from .job import WorkerInfo
 from .overview import QueueOverview
-from .steering import STOPPING
+from .workercontrol import STOPPING
 
 
 class Unhandled(NamedTuple):

@@ -2,7 +2,7 @@
 
 import heapq
 
-from .job import Job
+from .job import EngineJob
 from .options import JobKey
 
 PREDECESSOR: JobKey = ("", "")
@@ -21,13 +21,13 @@ class UniqueKeys:
     __slots__ = ("_owners", "_successors", "_times")
 
     def __init__(self) -> None:
-        self._owners: dict[str, tuple[Job, int | None]] = {}
+        self._owners: dict[str, tuple[EngineJob, int | None]] = {}
         self._times: list[tuple[int, str]] = []
         """Heap of when keys are free anyway; also of such as are free already, or another job's."""
-        self._successors: dict[str, tuple[Job, Job]] = {}
+        self._successors: dict[str, tuple[EngineJob, EngineJob]] = {}
         """(who waits, the job whose end it waits for), by key."""
 
-    def owner(self, key: str, now: int) -> Job | None:
+    def owner(self, key: str, now: int) -> EngineJob | None:
         """The job that holds the key; a key past its own time has none."""
         held = self._owners.get(key)
         if held is None:
@@ -38,7 +38,7 @@ class UniqueKeys:
             return None
         return job
 
-    def take(self, job: Job) -> None:
+    def take(self, job: EngineJob) -> None:
         """Give the job its key; the caller has seen that it is free."""
         key, ttl = job.options.unique_key, job.options.unique_ttl
         if key is not None:
@@ -51,22 +51,22 @@ class UniqueKeys:
                 else:
                     heapq.heappush(self._times, (free_at, key))
 
-    def wait(self, job: Job, behind: Job) -> None:
+    def wait(self, job: EngineJob, behind: EngineJob) -> None:
         """Have a job follow an active one; the caller has seen that nobody else does."""
         assert job.options.unique_key is not None
         self._successors[job.options.unique_key] = (job, behind)
 
-    def waiting(self, key: str) -> Job | None:
+    def waiting(self, key: str) -> EngineJob | None:
         """The job that waits for the end of the active one with the key."""
         waiting = self._successors.get(key)
         return None if waiting is None else waiting[0]
 
-    def is_followed(self, job: Job) -> bool:
+    def is_followed(self, job: EngineJob) -> bool:
         """Whether a successor waits for the end of this job."""
         key = job.options.unique_key
         return key is not None and (found := self._successors.get(key)) is not None and found[1] is job
 
-    def release(self, job: Job, now: int) -> Job | None:
+    def release(self, job: EngineJob, now: int) -> EngineJob | None:
         """Free the key of a job that is gone, unless another job has it by now.
 
         Returns the successor that has waited for that; the key is its own, if it was free.

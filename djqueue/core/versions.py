@@ -39,7 +39,7 @@ CHANGES: dict[str, str | int] = {
     "promote": 1,
     "reschedule": 1,
     "update": 1,
-    "revise": ALWAYS,
+    "replace_payload": ALWAYS,
     "retry": 1,
     "remove": 1,
     "move": 1,

@@ -5,12 +5,12 @@ from threading import Lock
 
 from .clock import Clock
 from .job import WorkerDump, WorkerInfo
-from .steering import ASKED, DUMP, DUMP_TTL, MAX_DUMP, NOT_FOUND, STOP, STOPPING, with_command
+from .workercontrol import ASKED, DUMP, DUMP_TTL, MAX_DUMP, NOT_FOUND, STOP, STOPPING, with_command
 
 Wake = Callable[[], None]
 
 
-class _Entry:
+class _WorkerEntry:
     __slots__ = ("dump", "info", "seen", "waiting")
 
     def __init__(self, info: WorkerInfo, seen: int) -> None:
@@ -27,7 +27,7 @@ class Workers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _WorkerEntry] = {}
         self._followers: dict[str, list[Wake]] = {}
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ class Workers:
             entry = self._entries.get(info.id)
             if entry is None or entry.info.started_at != info.started_at:
                 # What was meant for another worker of that name is not for this one.
-                self._entries[info.id] = _Entry(seen, tick)
+                self._entries[info.id] = _WorkerEntry(seen, tick)
                 return ()
             entry.info, entry.seen = seen, tick
             told, entry.waiting = entry.waiting, ()
@@ -63,7 +63,7 @@ class Workers:
         return gone
 
     def steer(self, worker_id: str, command: str) -> str:
-        """Have a worker hear a command once; what becomes of it: see `Storage.steer_worker`."""
+        """Have a worker hear a command once; what becomes of it: see `Storage.control_worker`."""
         with self._lock:
             entry = self._entries.get(worker_id)
             if entry is None:
@@ -92,7 +92,7 @@ class Workers:
             else:
                 self._followers.pop(worker_id, None)
 
-    def keep_dump(self, worker_id: str, text: str) -> bool:
+    def save_dump(self, worker_id: str, text: str) -> bool:
         """Keep what a worker was asked to tell; False if the worker is not known."""
         with self._lock:
             entry = self._entries.get(worker_id)

@@ -25,7 +25,7 @@ SELECT id, kind, state FROM djqueue_bulk_operation WHERE state IN (%s, %s) ORDER
 """Operations that are open, deletions and others."""
 
 
-class Leaving(NamedTuple):
+class Deletion(NamedTuple):
     """That something is to be deleted."""
 
     operation: int
@@ -40,19 +40,19 @@ class Leaving(NamedTuple):
         return undoing(self.kind)
 
 
-class Leavings:
+class Deletions:
     """All that is to be deleted."""
 
     def __init__(self, *, is_known_empty: bool = False) -> None:
-        self._jobs: dict[tuple[str, str], Leaving] = {}
-        self._queues: dict[str, list[Leaving]] = {}
+        self._jobs: dict[tuple[str, str], Deletion] = {}
+        self._queues: dict[str, list[Deletion]] = {}
         if is_known_empty:
             return
         kinds = rows_of(BulkOperation).filter(kind__in=bulk.DELETIONS)
         found = kinds.filter(state__in=(BulkState.PLANNED, BulkState.RUNNING)).order_by("-pk")[:OPEN]
         for row in found:
             has_begun = row.state == BulkState.RUNNING
-            one = Leaving(row.pk, row.kind, to_milliseconds(row.start_at), has_begun)
+            one = Deletion(row.pk, row.kind, to_milliseconds(row.start_at), has_begun)
             selection = bulk.Selection.from_json(row.filter)
             for queue in selection.queues:
                 if selection.ids:
@@ -60,20 +60,20 @@ class Leavings:
                 elif row.kind in bulk.WHOLE:
                     self._queues.setdefault(queue, []).append(one)
 
-    def job(self, queue: str, job_id: str) -> Leaving | None:
+    def job(self, queue: str, job_id: str) -> Deletion | None:
         """Whether a job is, by its id."""
         return self._jobs.get((queue, job_id))
 
-    def queue(self, name: str) -> list[Leaving]:
+    def queue(self, name: str) -> list[Deletion]:
         """What is to be forgotten of a queue, newest first."""
         return self._queues.get(name, [])
 
 
-def leavings(request: HttpRequest) -> Leavings:
+def leavings(request: HttpRequest) -> Deletions:
     """What is to be deleted, read once for a request."""
-    known: Leavings | None = getattr(request, "_djqueue_leavings", None)
+    known: Deletions | None = getattr(request, "_djqueue_leavings", None)
     if known is None:
-        known = Leavings()
+        known = Deletions()
         request._djqueue_leavings = known  # type: ignore[attr-defined]
     return known
 
@@ -82,7 +82,7 @@ def parts(request: HttpRequest) -> Hashable:
     """What a page of jobs shows of deletions: see `freshness.Parts`."""
     found = tables.select(BulkOperation, STATES, (BulkState.PLANNED.value, BulkState.RUNNING.value, OPEN))
     if not found:
-        request._djqueue_leavings = Leavings(is_known_empty=True)  # type: ignore[attr-defined]
+        request._djqueue_leavings = Deletions(is_known_empty=True)  # type: ignore[attr-defined]
     return found
 
 
@@ -108,16 +108,16 @@ def undoing(kind: str) -> str:
     return "undo_clean" if kind in bulk.WHOLE else "undo"
 
 
-class Undoing(NamedTuple):
+class UndoButton(NamedTuple):
     """What a button beside a message does."""
 
     page: str
     operation: int
 
 
-def undone_by(message: Any) -> Undoing | None:
+def undone_by(message: Any) -> UndoButton | None:
     """What undoes that of which a message tells."""
     for tag in (message.extra_tags or "").split():
         if found := TAG.match(tag):
-            return Undoing(found[1], int(found[2]))
+            return UndoButton(found[1], int(found[2]))
     return None

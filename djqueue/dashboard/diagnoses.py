@@ -6,7 +6,7 @@ from functools import lru_cache
 from django.utils.translation import gettext
 from django.utils.translation import gettext_noop as _
 
-from djqueue.core.diagnostics import Line
+from djqueue.core.diagnostics import DiagnosticLine
 
 WORDS = frozenset(
     {
@@ -75,7 +75,7 @@ SENTENCES = (
 """Those with something in them."""
 
 
-def translated(line: Line) -> Line:
+def translated(line: DiagnosticLine) -> DiagnosticLine:
     """The line in the active language; its key and level stay."""
     return line._replace(
         group=_said(line.group), label=_said(line.label), value=_said(line.value), note=_said(line.note)

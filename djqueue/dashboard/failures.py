@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 from django.http import HttpRequest
 
 from djqueue.client import get_storage
-from djqueue.client.deadletters import LetterFilter, fingerprint, letters, read_filter
-from djqueue.core.job import DeadLetter
+from djqueue.client.deadletters import DeadLetterFilter, fingerprint, letters, read_filter
+from djqueue.core.job import DeadLetterRecord
 from djqueue.core.states import State
 
 from . import queries
-from .snapshot import Shot, snapshots
+from .snapshot import CachedRead, snapshots
 
 COUNTED = 10_000
 """Dead letters that are looked at: as many as one queue keeps unless it is told otherwise."""
@@ -27,7 +27,7 @@ DAYS = 14
 DAY = 86_400_000
 
 
-class Group(NamedTuple):
+class FailureGroup(NamedTuple):
     """Dead letters of one error, whichever numbers its message has."""
 
     fingerprint: str
@@ -47,17 +47,17 @@ class Group(NamedTuple):
 class Failures(NamedTuple):
     """Dead letters, newest first."""
 
-    letters: tuple[DeadLetter, ...]
+    letters: tuple[DeadLetterRecord, ...]
     at: int
     capped: bool
     """Whether there are more than were looked at."""
 
-    def matching(self, wanted: LetterFilter) -> Iterator[DeadLetter]:
+    def matching(self, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
         """Those that are meant."""
-        return (letter for letter in self.letters if wanted.matches(letter, self.at))
+        return (dead_letter for dead_letter in self.letters if wanted.matches(dead_letter, self.at))
 
 
-def failures(request: HttpRequest, queue: str = "", fresh: int = FRESH) -> Shot[Failures]:
+def failures(request: HttpRequest, queue: str = "", fresh: int = FRESH) -> CachedRead[Failures]:
     """The dead letters of a queue, or of all that the user sees.
 
     fresh: milliseconds for which what was read is shown again.
@@ -75,27 +75,27 @@ def read_query(given: Mapping[str, str]) -> dict[str, str]:
     return said
 
 
-def grouped(found: Sequence[DeadLetter], at: int) -> list[Group]:
+def grouped(found: Sequence[DeadLetterRecord], at: int) -> list[FailureGroup]:
     """By fingerprint, the largest first; each newest first, as they come."""
-    newest: dict[str, DeadLetter] = {}
-    oldest: dict[str, DeadLetter] = {}
+    newest: dict[str, DeadLetterRecord] = {}
+    oldest: dict[str, DeadLetterRecord] = {}
     counts: Counter[str] = Counter()
     queues: dict[str, Counter[str]] = {}
     names: dict[str, Counter[str]] = {}
     days: dict[str, list[int]] = {}
-    for letter in found:
-        mark = fingerprint(letter)
-        newest.setdefault(mark, letter)
-        oldest[mark] = letter
+    for dead_letter in found:
+        mark = fingerprint(dead_letter)
+        newest.setdefault(mark, dead_letter)
+        oldest[mark] = dead_letter
         counts[mark] += 1
-        queues.setdefault(mark, Counter())[letter.queue] += 1
-        names.setdefault(mark, Counter())[letter.name] += 1
-        day = (at - letter.entered_at) // DAY
+        queues.setdefault(mark, Counter())[dead_letter.queue] += 1
+        names.setdefault(mark, Counter())[dead_letter.name] += 1
+        day = (at - dead_letter.entered_at) // DAY
         row = days.setdefault(mark, [0] * DAYS)
         if 0 <= day < DAYS:
             row[DAYS - 1 - day] += 1
     return [
-        Group(
+        FailureGroup(
             mark,
             newest[mark].error_type,
             newest[mark].error_message,
@@ -110,29 +110,29 @@ def grouped(found: Sequence[DeadLetter], at: int) -> list[Group]:
     ]
 
 
-def page(found: Sequence[DeadLetter], after: str) -> tuple[list[DeadLetter], str]:
+def page(found: Sequence[DeadLetterRecord], after: str) -> tuple[list[DeadLetterRecord], str]:
     """Those of a page, behind a letter, and what names the last if there are more."""
     start = 0
     if after:
-        start = next((at for at, letter in enumerate(found, 1) if mark_of(letter) == after), 0)
+        start = next((at for at, dead_letter in enumerate(found, 1) if mark_of(dead_letter) == after), 0)
     shown = list(found[start : start + LENGTH])
     return shown, mark_of(shown[-1]) if len(found) > start + LENGTH else ""
 
 
-def mark_of(letter: DeadLetter) -> str:
+def mark_of(dead_letter: DeadLetterRecord) -> str:
     """What names a dead letter in an address."""
-    return f"{letter.entered_at}:{letter.queue}:{letter.id}"
+    return f"{dead_letter.entered_at}:{dead_letter.queue}:{dead_letter.id}"
 
 
 def _read(names: Sequence[str], at: int) -> Failures:
-    found: list[DeadLetter] = []
+    found: list[DeadLetterRecord] = []
     capped = False
     everything: Any = read_filter()
     for name in names:
-        for letter in letters(get_storage(), name, everything):
+        for dead_letter in letters(get_storage(), name, everything):
             if len(found) == COUNTED:
                 capped = True
                 break
-            found.append(letter)
-    found.sort(key=lambda letter: (-letter.entered_at, letter.queue, letter.id))
+            found.append(dead_letter)
+    found.sort(key=lambda dead_letter: (-dead_letter.entered_at, dead_letter.queue, dead_letter.id))
     return Failures(tuple(found), at, capped)

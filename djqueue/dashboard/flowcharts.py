@@ -11,7 +11,7 @@ from djqueue.core.graph import FlowGraph, FlowNode
 from djqueue.core.states import State
 from djqueue.models import JobState
 
-from .graphs import ACROSS, HEIGHT, WIDTH, Box, Drawing, Line
+from .graphs import ACROSS, HEIGHT, WIDTH, Drawing, GraphEdge, GraphNode
 
 MARKS = {
     State.WAITING: "○",
@@ -56,13 +56,13 @@ def word(state: State | None) -> str:
     return _("gone") if state is None else str(JobState(state.value).label)
 
 
-def several(box: Box) -> str:
+def several(box: GraphNode) -> str:
     """How many jobs a box is, if it is more than one."""
     count = len(box.nodes)
     return ngettext("%(count)d job", "%(count)d jobs", count) % {"count": count}
 
 
-def _box(box: Box, graph: FlowGraph, url: Callable[[FlowNode], str]) -> SafeString:
+def _box(box: GraphNode, graph: FlowGraph, url: Callable[[FlowNode], str]) -> SafeString:
     node = graph.nodes[box.nodes[0]] if len(box.nodes) == 1 else None
     state = word(box.state)
     name = several(box) if node is None else node.name or node.id
@@ -96,7 +96,7 @@ def _fitting(name: str) -> str:
     return last if len(last) <= LETTERS else f"{last[: LETTERS - 1]}…"
 
 
-def _line(line: Line) -> SafeString:
+def _line(line: GraphEdge) -> SafeString:
     return format_html(
         '<path class="djq-flow-line{}" d="{}"></path>',
         " djq-flow-unmet" if line.unmet else "",

@@ -13,7 +13,7 @@ from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, TERMINAL, State
 
 from . import queries, rights
-from .snapshot import Shot, snapshots
+from .snapshot import CachedRead, snapshots
 
 LISTED = 20
 """Flows of the list."""
@@ -131,17 +131,17 @@ def summary(graph: FlowGraph) -> Summary:
     return Summary(graph, last[0], len(last) - 1)
 
 
-def newest(request: HttpRequest, kind: str) -> Shot[list[Summary]]:
+def newest(request: HttpRequest, kind: str) -> CachedRead[list[Summary]]:
     """Flows of the newest jobs in some states, the newest flow first."""
     lines = queries.board(request).value.lines
     wanted: list[tuple[State, str]] = []
     for state in KINDS[kind]:
         counted = sorted((-line.count(state), line.name) for line in lines if line.count(state))
         wanted += [(state, name) for _, name in counted[:QUEUES]]
-    shot = snapshots.read(("flows", kind, tuple(wanted)), lambda: _graphs(wanted), FRESH)
-    seen = [graph.only(lambda name: rights.sees(request, name)) for graph in shot.value]
+    cached = snapshots.read(("flows", kind, tuple(wanted)), lambda: _graphs(wanted), FRESH)
+    seen = [graph.only(lambda name: rights.sees(request, name)) for graph in cached.value]
     rows = sorted(map(summary, seen), key=lambda row: -row.began_at)
-    return Shot(rows, shot.at, shot.away)
+    return CachedRead(rows, cached.at, cached.away)
 
 
 def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:

@@ -69,17 +69,17 @@ class Fresh:
 def begin(request: HttpRequest, parts: Parts) -> Fresh | None:
     """Read the version of what a page shows, and watch its snapshots; None if there is no version."""
     try:
-        shot = snapshots.read("version", lambda: get_storage().change_version())
+        cached = snapshots.read("version", lambda: get_storage().change_version())
     except DjqueueError:
         return None
-    if shot.value is None or shot.away:
+    if cached.value is None or cached.away:
         return None
-    snapshots.watch(since=shot.ended)
+    snapshots.watch(since=cached.ended)
     own = parts(request)
     watch = snapshots.unwatch()
-    fresh = Fresh(_digest(request, shot.value, own), SYSTEM_CLOCK.now())
+    fresh = Fresh(_digest(request, cached.value, own), SYSTEM_CLOCK.now())
     setattr(request, ATTRIBUTE, fresh)
-    snapshots.watch(since=shot.ended, covered=watch.keys if watch is not None else ())
+    snapshots.watch(since=cached.ended, covered=watch.keys if watch is not None else ())
     return fresh
 
 

@@ -36,7 +36,7 @@ SWEEPS = 8
 Neighbours = Sequence[Sequence[int]]
 
 
-class Box(NamedTuple):
+class GraphNode(NamedTuple):
     """One job, or several that are alike."""
 
     x: int
@@ -47,7 +47,7 @@ class Box(NamedTuple):
     """Places among the graph's nodes."""
 
 
-class Line(NamedTuple):
+class GraphEdge(NamedTuple):
     """From the right of a box to the left of another one."""
 
     before: int
@@ -62,19 +62,19 @@ class Drawing(NamedTuple):
 
     width: int
     height: int
-    boxes: list[Box]
-    lines: list[Line]
+    boxes: list[GraphNode]
+    lines: list[GraphEdge]
     collapsed: bool
     """Whether some boxes are several jobs because there are so many."""
     left_out: int
     """Lines that are not drawn, as there are too many."""
 
-    def in_order(self) -> list[Box]:
+    def in_order(self) -> list[GraphNode]:
         """The boxes as they are read: layer by layer, from above."""
         return sorted(self.boxes, key=lambda box: (box.layer, box.y))
 
 
-class _Part(NamedTuple):
+class _GraphPart(NamedTuple):
     """What is to be one box."""
 
     layer: int
@@ -90,11 +90,11 @@ def draw(graph: FlowGraph, most: int = MOST) -> Drawing:
     layers, routes = _layered(parts, shown)
     places, heights = _placed(layers, routes, len(parts))
     boxes = [
-        Box(MARGIN + part.layer * (WIDTH + ACROSS), heights[index] - HEIGHT // 2, *part)
+        GraphNode(MARGIN + part.layer * (WIDTH + ACROSS), heights[index] - HEIGHT // 2, *part)
         for index, part in enumerate(parts)
     ]
     lines = [
-        Line(before, after, _points(route, places, heights), edges[before, after])
+        GraphEdge(before, after, _points(route, places, heights), edges[before, after])
         for (before, after), route in zip(shown, routes, strict=True)
     ]
     deepest = max(part.layer for part in parts)
@@ -123,13 +123,13 @@ def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     return found
 
 
-def _parts(graph: FlowGraph, most: int) -> tuple[list[_Part], dict[tuple[int, int], bool], bool]:
+def _parts(graph: FlowGraph, most: int) -> tuple[list[_GraphPart], dict[tuple[int, int], bool], bool]:
     """What the boxes are, and which of them depend on which: whether that is waited for."""
     pairs = [(edge.before, edge.after) for edge in graph.edges]
     layers = layers_of(len(graph.nodes), pairs)
     if len(graph.nodes) <= most:
         single = [
-            _Part(layer, node.state, (place,))
+            _GraphPart(layer, node.state, (place,))
             for place, (layer, node) in enumerate(zip(layers, graph.nodes, strict=True))
         ]
         return single, {(edge.before, edge.after): edge.unmet for edge in graph.edges}, False
@@ -140,7 +140,7 @@ def _parts(graph: FlowGraph, most: int) -> tuple[list[_Part], dict[tuple[int, in
     for place, node in enumerate(graph.nodes):
         groups.setdefault((bands_of[place], node.state or ""), []).append(place)
     parts = [
-        _Part(band, State(state) if state else None, tuple(groups[band, state]))
+        _GraphPart(band, State(state) if state else None, tuple(groups[band, state]))
         for band, state in sorted(groups)
     ]
     part_of = {place: index for index, part in enumerate(parts) for place in part.nodes}
@@ -153,7 +153,7 @@ def _parts(graph: FlowGraph, most: int) -> tuple[list[_Part], dict[tuple[int, in
 
 
 def _layered(
-    parts: Sequence[_Part], edges: Sequence[tuple[int, int]]
+    parts: Sequence[_GraphPart], edges: Sequence[tuple[int, int]]
 ) -> tuple[list[list[int]], list[list[int]]]:
     """The things of each layer in a good order, and for each line those that it goes through.
 

@@ -15,7 +15,7 @@ from django.db.models.functions import Left, Substr
 from django.db.models.lookups import GreaterThan
 
 from djqueue.core.durations import to_datetime, to_milliseconds
-from djqueue.core.job import JobError, JobRecord
+from djqueue.core.job import JobFailure, JobRecord
 from djqueue.core.states import State
 from djqueue.models import Job
 from djqueue.operations.mirroring import is_mirrored
@@ -42,7 +42,7 @@ NEAR = 20
 """Rows that are looked at to know the time of a place: one may be that of a job enqueued anew."""
 
 
-class Wanted(NamedTuple):
+class JobFilter(NamedTuple):
     """Which jobs are meant; what is empty, or None, is any."""
 
     queue: str = ""
@@ -61,14 +61,14 @@ class Wanted(NamedTuple):
     @property
     def needs_rows(self) -> bool:
         """Whether only tables can say."""
-        return self != Wanted(queue=self.queue, state=self.state) or self.state is None
+        return self != JobFilter(queue=self.queue, state=self.state) or self.state is None
 
 
-class Found(NamedTuple):
+class JobSearchPage(NamedTuple):
     """A page of jobs, newest first; see `listing.LARGEST` for their payloads."""
 
     jobs: list[JobRecord]
-    page: keyset.Found
+    page: keyset.KeysetPage
     window: str
     """Among which rows was looked: `all` | `queue`: the newest of the queue and state | `newest` of all |
     `opened`: the newest of either, as their payloads had to be looked through | `cut`: fewer than these, as
@@ -85,12 +85,12 @@ def states_with_rows(storage: Storage) -> frozenset[State]:
     return frozenset()
 
 
-def newest(queues: Sequence[str], state: State, at: str) -> Found:
+def newest(queues: Sequence[str], state: State, at: str) -> JobSearchPage:
     """A page of the jobs of a state, of these queues together: the newest of each, from its index."""
     parts = [_place(_rows().filter(queue=name, state=state.value), at) for name in queues[:QUEUES]]
     keys = [pk for (pk,) in _together(parts)] if parts else []
     page = keyset.page(_listed(_rows().filter(pk__in=keys)), at)
-    return Found([_record(row) for row in page.rows], page, "all")
+    return JobSearchPage([_record(row) for row in page.rows], page, "all")
 
 
 def tagged(tag: str, places: Sequence[tuple[str, State]], most: int) -> Counter[State]:
@@ -101,7 +101,7 @@ def tagged(tag: str, places: Sequence[tuple[str, State]], most: int) -> Counter[
     return Counter(State(word) for word, options in found if tag in unpack_options(bytes(options)).tags)
 
 
-def search(wanted: Wanted, queues: Sequence[str] | None, at: str) -> Found:
+def search(wanted: JobFilter, queues: Sequence[str] | None, at: str) -> JobSearchPage:
     """A page of the jobs that match.
 
     queues: those that may be shown; None: all of them.
@@ -109,7 +109,7 @@ def search(wanted: Wanted, queues: Sequence[str] | None, at: str) -> Found:
     rows, window = _rows(), "newest"
     if wanted.queue and wanted.state is not None:
         rows, window = rows.filter(queue=wanted.queue, state=wanted.state.value), "queue"
-    elif wanted == Wanted() and queues is None:
+    elif wanted == JobFilter() and queues is None:
         window = "all"  # the newest of everything
     many = WINDOW
     if wanted.argument is not None:
@@ -125,20 +125,20 @@ def search(wanted: Wanted, queues: Sequence[str] | None, at: str) -> Found:
         return _by_argument(_matching(rows, wanted), wanted, wanted.argument, at)
     page = keyset.page(_listed(_matching(rows, wanted)), at)
     jobs = [_record(row) for row in page.rows]
-    return Found([job for job in jobs if wanted.tag in ("", *job.options.tags)], page, window)
+    return JobSearchPage([job for job in jobs if wanted.tag in ("", *job.options.tags)], page, window)
 
 
-def _by_argument(rows: "QuerySet[Job]", wanted: Wanted, argument: Argument, at: str) -> Found:
+def _by_argument(rows: "QuerySet[Job]", wanted: JobFilter, argument: Argument, at: str) -> JobSearchPage:
     def matches(row: Any) -> bool:
         record = _opened(row)
         return argument.is_in(record) and wanted.tag in ("", *record.options.tags)
 
     found = scanning.scan(_listed(rows, with_payloads=True), at, matches, keyset.LENGTH)
-    page = keyset.Found(found.rows, found.older, "", is_first=not at)
-    return Found([_record(row) for row in found.rows], page, "cut" if found.is_cut else "opened")
+    page = keyset.KeysetPage(found.rows, found.older, "", is_first=not at)
+    return JobSearchPage([_record(row) for row in found.rows], page, "cut" if found.is_cut else "opened")
 
 
-def _matching(rows: "QuerySet[Job]", wanted: Wanted) -> "QuerySet[Job]":
+def _matching(rows: "QuerySet[Job]", wanted: JobFilter) -> "QuerySet[Job]":
     given: dict[str, Any] = {
         "queue": wanted.queue,
         "state": wanted.state and wanted.state.value,
@@ -220,7 +220,7 @@ def _listed(rows: "QuerySet[Job]", with_payloads: bool = False) -> "QuerySet[Job
 
 def _record(row: Any) -> JobRecord:
     """A row as the storages give jobs, as far as a list shows it; of a large payload its beginning."""
-    error = JobError(row.error_type, row.message) if row.error_type else None
+    error = JobFailure(row.error_type, row.message) if row.error_type else None
     started, finished = (0 if at is None else to_milliseconds(at) for at in (row.started_at, row.finished_at))
     return JobRecord(
         id=row.job_id,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
 
-from .desk import Desk
+from .site import DashboardSite
 
 LENGTH = 50
 PART = 500
@@ -17,7 +17,7 @@ Sees = Callable[[Any], bool]
 """Return whether the user may see a row."""
 
 
-class Found(NamedTuple):
+class KeysetPage(NamedTuple):
     """A page."""
 
     rows: list[Any]
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     is_first: bool
 
 
-def page(rows: "QuerySet[Any]", at: str, length: int = LENGTH, sees: Sees | None = None) -> Found:
+def page(rows: "QuerySet[Any]", at: str, length: int = LENGTH, sees: Sees | None = None) -> KeysetPage:
     """The rows of a place: `<pk` those before a row, `>pk` those after it, empty the newest.
 
     Hidden rows count neither for the length of a page nor for whether there is another one, and pages begin
@@ -42,13 +42,13 @@ def page(rows: "QuerySet[Any]", at: str, length: int = LENGTH, sees: Sees | None
         found = _first(rows.filter(pk__gt=key), "pk", length + 1, sees)
         more, shown = len(found) > length, found[:length][::-1]
         older = f"<{shown[-1].pk}" if shown else ""
-        return Found(shown, older, f">{shown[0].pk}" if more else "", not more)
+        return KeysetPage(shown, older, f">{shown[0].pk}" if more else "", not more)
     before = rows.filter(pk__lt=key) if sign == "<" and key is not None else rows
     found = _first(before, "-pk", length + 1, sees)
     shown = found[:length]
     is_first = key is None
     newer = f">{shown[0].pk}" if shown and not is_first else ""
-    return Found(shown, f"<{shown[-1].pk}" if len(found) > length else "", newer, is_first)
+    return KeysetPage(shown, f"<{shown[-1].pk}" if len(found) > length else "", newer, is_first)
 
 
 def _first(rows: "QuerySet[Any]", order: str, count: int, sees: Sees | None) -> list[Any]:
@@ -72,10 +72,10 @@ def _first(rows: "QuerySet[Any]", order: str, count: int, sees: Sees | None) -> 
     return found
 
 
-def links(desk: Desk, name: str, found: Found, **query: Any) -> dict[str, str]:
+def links(site: DashboardSite, name: str, found: KeysetPage, **query: Any) -> dict[str, str]:
     """Addresses of the pages around one."""
     return {
-        "newest": desk.url(name, **query),
-        "newer": found.newer and desk.url(name, **query, at=found.newer),
-        "older": found.older and desk.url(name, **query, at=found.older),
+        "newest": site.url(name, **query),
+        "newer": found.newer and site.url(name, **query, at=found.newer),
+        "older": found.older and site.url(name, **query, at=found.older),
     }

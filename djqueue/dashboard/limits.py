@@ -96,7 +96,7 @@ class Shared(NamedTuple):
 
     name: str
     state: LimiterState
-    takers: tuple[queries.Line, ...]
+    takers: tuple[queries.QueueRow, ...]
     """Queues that take from it now, those that take most first."""
     waiting: tuple[str, ...]
     """Queues that were refused, in their order."""
@@ -141,7 +141,7 @@ def are_used(found: GroupsOverview, queue: str) -> bool:
     return found.mode != GLOBAL and bool(found.busiest or told or configured or found.mode == KEYED)
 
 
-def shared(request: HttpRequest, queue: str, lines: Sequence[queries.Line]) -> Shared | None:
+def shared(request: HttpRequest, queue: str, lines: Sequence[queries.QueueRow]) -> Shared | None:
     """What a queue shares with others; None: nothing.
 
     lines: of the queues that the user sees.

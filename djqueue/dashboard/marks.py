@@ -26,7 +26,7 @@ NEWEST = """\
 SELECT at, label FROM djqueue_mark WHERE at >= %s AND at < %s ORDER BY at DESC, id DESC LIMIT %s"""
 
 
-class Flag(NamedTuple):
+class ChartAnnotation(NamedTuple):
     """A mark in a chart."""
 
     at: int
@@ -34,7 +34,7 @@ class Flag(NamedTuple):
     label: str
 
 
-def within(series: Sequence[Bucket]) -> list[Flag]:
+def within(series: Sequence[Bucket]) -> list[ChartAnnotation]:
     """Marks of the time that a chart shows, oldest first; none where there is no table."""
     if not series:
         return []
@@ -48,7 +48,7 @@ def parts(_request: HttpRequest) -> Hashable:
     return tuple(_between(end - 60 * MINUTE, end))
 
 
-def _between(start: int, end: int) -> list[Flag]:
+def _between(start: int, end: int) -> list[ChartAnnotation]:
     return snapshots.read(("marks", start, end), lambda: _read(start, end), FRESH).value
 
 
@@ -57,7 +57,7 @@ def _guarded(alias: str) -> AbstractContextManager[Any]:
     return transaction.atomic(using=alias) if connections[alias].in_atomic_block else nullcontext()
 
 
-def _read(start: int, end: int) -> list[Flag]:
+def _read(start: int, end: int) -> list[ChartAnnotation]:
     try:
         # So that a transaction around the request goes on if there is no such table.
         with _guarded(alias_of(Mark)):
@@ -65,4 +65,4 @@ def _read(start: int, end: int) -> list[Flag]:
     except Error as error:
         logger.debug("Charts have no marks: %s", error)
         return []
-    return [Flag(at, label) for at, label in reversed(newest)]
+    return [ChartAnnotation(at, label) for at, label in reversed(newest)]

@@ -48,7 +48,7 @@ class DatabaseAwayError(Exception):
         self.alias = alias
 
 
-class Outages:
+class DatabaseBreakers:
     """A circuit breaker for each database of this process."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Outages:
             self._breakers.clear()
 
 
-outages = Outages()
+outages = DatabaseBreakers()
 """Those of this process."""
 
 

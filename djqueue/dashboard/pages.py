@@ -12,7 +12,7 @@ View = Callable[..., HttpResponseBase]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class DashboardPage:
     """One address of the dashboard.
 
     name: of its address, behind `djqueue_dashboard_`.
@@ -38,7 +38,7 @@ class Pages:
     """The pages of one module of views, in the order in which they are defined."""
 
     def __init__(self) -> None:
-        self.all: list[Page] = []
+        self.all: list[DashboardPage] = []
 
     def show(
         self, name: str, route: str, right: str, label: Any = "", parts: Parts | None = None
@@ -54,7 +54,7 @@ class Pages:
         self, name: str, route: str, right: str, method: str, label: Any, parts: Parts | None
     ) -> Callable[[View], View]:
         def listed(view: View) -> View:
-            page = Page(
+            page = DashboardPage(
                 name=name, route=route, view=view, right=right, method=method, label=label, parts=parts
             )
             self.all.append(page)

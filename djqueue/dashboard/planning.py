@@ -22,7 +22,7 @@ from djqueue.operations.cron import job_id, options_of
 from djqueue.schedules import Schedule
 
 from . import cronwords, freshness, queries, rights, spans, tables
-from .snapshot import Shot, snapshots
+from .snapshot import CachedRead, snapshots
 from .tables import rows_of
 
 MOST = 500
@@ -48,7 +48,7 @@ Outcomes = Mapping[tuple[str, str], State]
 """By queue and id; what is not there is no longer known."""
 
 
-class Run(NamedTuple):
+class PastRun(NamedTuple):
     """A slot that is over."""
 
     slot: int
@@ -86,11 +86,11 @@ class Planned(NamedTuple):
     is_overdue: bool
     is_known: bool
     """Whether a function is registered here under the job's name."""
-    past: list[Run]
+    past: list[PastRun]
     """Oldest first."""
 
     @property
-    def last(self) -> Run | None:
+    def last(self) -> PastRun | None:
         """The last run."""
         return self.past[-1] if self.past else None
 
@@ -189,7 +189,7 @@ def parts(request: HttpRequest) -> Hashable:
     return tuple(tuple(getattr(row, name) for name in _columns()) for row in rows if sees(request, row))
 
 
-def planned(rows: Sequence[CronJob]) -> Shot[list[Planned]]:
+def planned(rows: Sequence[CronJob]) -> CachedRead[list[Planned]]:
     """Schedules with their runs: what became of the last ones is one read for each queue."""
     now = SYSTEM_CLOCK.now()
     slots = {row.pk: _past(row) for row in rows}
@@ -197,9 +197,9 @@ def planned(rows: Sequence[CronJob]) -> Shot[list[Planned]]:
     for row in rows:
         wanted.setdefault(queue_of(row), []).extend(job_id(row, slot) for slot in slots[row.pk])
     key = ("cron", *((row.pk, row.last_run_at) for row in rows))
-    shot = snapshots.read(key, lambda: _outcomes(wanted), fresh=FRESH, versioned=True)
-    found = [_planned(row, slots[row.pk], shot.value, now) for row in rows]
-    return shot._replace(value=found)  # type: ignore[arg-type, return-value]
+    cached = snapshots.read(key, lambda: _outcomes(wanted), fresh=FRESH, versioned=True)
+    found = [_planned(row, slots[row.pk], cached.value, now) for row in rows]
+    return cached._replace(value=found)  # type: ignore[arg-type, return-value]
 
 
 def changes_at(request: HttpRequest, shown: Sequence[Planned]) -> None:
@@ -237,7 +237,7 @@ def _planned(row: CronJob, slots: Sequence[int], outcomes: Outcomes, now: int) -
         runs = upcoming(row) if row.enabled else []
     except DjqueueError as error:
         problem = str(error)
-    past = [Run(slot, job_id(row, slot), outcomes.get((queue, job_id(row, slot)))) for slot in slots]
+    past = [PastRun(slot, job_id(row, slot), outcomes.get((queue, job_id(row, slot)))) for slot in slots]
     is_late = bool(runs) and runs[0] < now - GRACE
     return Planned(row, queue, words, runs, problem, is_late, row.job_name in registry.names(), past)
 

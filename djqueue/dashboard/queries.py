@@ -18,7 +18,7 @@ from djqueue.storage.inspector import QueueOverview
 
 from . import freshness, rights
 from .forecast import EMPTY, STEADY, Forecast, Samples, forecast, sampled
-from .snapshot import FRESH, Shot, snapshots
+from .snapshot import FRESH, CachedRead, snapshots
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -35,7 +35,7 @@ SILENT = 15_000
 """Milliseconds after which a worker that has not been heard of is marked."""
 
 
-class Line(NamedTuple):
+class QueueRow(NamedTuple):
     """One queue."""
 
     row: QueueOverview
@@ -113,7 +113,7 @@ class Line(NamedTuple):
 class Board(NamedTuple):
     """Everything, as far as a viewer may see it."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[QueueRow, ...]
     workers: tuple[WorkerInfo, ...]
     at: int
     capped: bool = False
@@ -133,7 +133,7 @@ class Board(NamedTuple):
         others = zip(*(line.buckets[len(known) :] for line in self.lines), strict=True)
         return [*known, *map(_in_all, others)] if self.lines else []
 
-    def line(self, name: str) -> Line | None:
+    def line(self, name: str) -> QueueRow | None:
         """One of the queues."""
         return next((line for line in self.lines if line.name == name), None)
 
@@ -149,14 +149,14 @@ def nothing(queue: str, start: int, step: int) -> Bucket:
     return Bucket(queue, "", start, step, 0, 0, 0, 0, 0, 0, 0, NO_TIMES, NO_TIMES)
 
 
-def board(request: HttpRequest) -> Shot[Board]:
+def board(request: HttpRequest) -> CachedRead[Board]:
     """All queues that the user sees, with their last hour."""
-    shot = snapshots.read("board", _board, versioned=True)
-    changes_at(request, shot.value)
-    lines = tuple(line for line in shot.value.lines if rights.sees(request, line.name))
-    if len(lines) == len(shot.value.lines):
-        return shot
-    return shot._replace(value=shot.value._replace(lines=lines, past=None))
+    cached = snapshots.read("board", _board, versioned=True)
+    changes_at(request, cached.value)
+    lines = tuple(line for line in cached.value.lines if rights.sees(request, line.name))
+    if len(lines) == len(cached.value.lines):
+        return cached
+    return cached._replace(value=cached.value._replace(lines=lines, past=None))
 
 
 def changes_at(request: HttpRequest, board: Board) -> None:
@@ -184,12 +184,12 @@ def worker_dump(worker_id: str) -> WorkerDump | None:
     return get_storage().worker_dump(worker_id)
 
 
-def empty_line(name: str, at: int) -> Line:
+def empty_line(name: str, at: int) -> QueueRow:
     """A queue that nobody has used, or that is gone."""
     start = at // MINUTE * MINUTE + MINUTE - SHOWN * MINUTE
     row = get_storage().overview([name]).queues[0]
     buckets = tuple(nothing(name, start + index * MINUTE, MINUTE) for index in range(SHOWN))
-    return Line(row, buckets, 0, at)
+    return QueueRow(row, buckets, 0, at)
 
 
 class Past(NamedTuple):
@@ -219,7 +219,7 @@ def _board() -> Board:
     for one in unhandled(seen.queues, workers):
         strange.setdefault(one.queue, []).append(one)
     lines = tuple(
-        Line(
+        QueueRow(
             row,
             (*past.lines[row.name], *recent[row.name]),
             served[row.name] + served[None],

@@ -25,7 +25,7 @@ MOST = 2_000
 """Rollups whose reasons of failures are summed: those with most failures."""
 
 
-class Step(NamedTuple):
+class RollupStep(NamedTuple):
     """What happened in some hours."""
 
     start: int
@@ -41,7 +41,7 @@ class Rolled(NamedTuple):
 
     step: int
     """Milliseconds."""
-    steps: list[Step]
+    steps: list[RollupStep]
     reasons: list[tuple[str, int]]
     """The most frequent first."""
 
@@ -72,7 +72,7 @@ def _read(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | No
         return None
     if not hours:
         return None
-    steps = {at: Step(at, (0,) * len(COUNTS), (None,) * len(TIMES)) for at in range(start, end, step)}
+    steps = {at: RollupStep(at, (0,) * len(COUNTS), (None,) * len(TIMES)) for at in range(start, end, step)}
     for hour in hours:
         at = to_milliseconds(hour["hour"]) // step * step
         steps[at] = _added(steps[at], hour)
@@ -82,7 +82,7 @@ def _read(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | No
     return Rolled(step, list(steps.values()), sorted(total.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def _added(step: Step, hour: dict[str, int | None]) -> Step:
+def _added(step: RollupStep, hour: dict[str, int | None]) -> RollupStep:
     counts = tuple(had + (hour[f"of_{name}"] or 0) for had, name in zip(step.counts, COUNTS, strict=True))
     times = tuple(_longer(had, hour[f"of_{name}"]) for had, name in zip(step.times, TIMES, strict=True))
     return step._replace(counts=counts, times=times)

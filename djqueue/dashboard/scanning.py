@@ -93,7 +93,7 @@ def _key(at: str) -> int | None:
     return int(number) if at[:1] == "<" and number.isdecimal() and len(number) < 19 else None
 
 
-class Turns:
+class ScanLeases:
     """Who is scanning now: each user one scan at a time, in all processes that share the tables.
 
     A scan holds a row under the user's name, which expires if its process dies. Where that row cannot be
@@ -190,4 +190,4 @@ def _write(rows: "QuerySet[SchedulerLease]", name: str, holder: str) -> bool:
     return bool(rows.filter(is_over, name=name).update(**values))
 
 
-turns = Turns()
+turns = ScanLeases()

@@ -53,15 +53,15 @@ class Watch:
         self._since = since
         self._covered = covered
 
-    def note(self, key: Hashable, shot: "Shot[Any]", again: int, *, versioned: bool) -> None:
+    def note(self, key: Hashable, cached: "CachedRead[Any]", again: int, *, versioned: bool) -> None:
         """A snapshot, which is to be read again at some time, has been given out."""
         self.keys.add(key)
-        if key in self._covered or (versioned and shot.began >= self._since):
+        if key in self._covered or (versioned and cached.began >= self._since):
             return
         self.until = again if self.until is None else min(self.until, again)
 
 
-class Shot(NamedTuple, Generic[T]):
+class CachedRead(NamedTuple, Generic[T]):
     """What was read, and when."""
 
     value: T
@@ -74,12 +74,12 @@ class Shot(NamedTuple, Generic[T]):
     ended: int = 0
 
 
-class _Entry:
-    __slots__ = ("is_behind", "lock", "shot", "tick", "took")
+class _CacheEntry:
+    __slots__ = ("cached", "is_behind", "lock", "tick", "took")
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.shot: Shot[Any] | None = None
+        self.cached: CachedRead[Any] | None = None
         self.tick = 0
         self.took = 0
         self.is_behind = False
@@ -92,12 +92,12 @@ class Snapshots:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _CacheEntry] = OrderedDict()
         self._watches = local()
 
     def read(
         self, key: Hashable, fetch: Callable[[], T], fresh: int = FRESH, *, versioned: bool = False
-    ) -> Shot[T]:
+    ) -> CachedRead[T]:
         """What `fetch` answers, or answered a moment ago, or last if the storage is away.
 
         fresh: milliseconds that such a moment has.
@@ -106,13 +106,16 @@ class Snapshots:
         Raises StorageError if the storage is away and nothing was read before.
         """
         entry = self._entry(key)
-        shot = self._read(entry, fetch, fresh)
+        cached = self._read(entry, fetch, fresh)
         watch: Watch | None = getattr(self._watches, "current", None)
         if watch is not None:
             watch.note(
-                key, shot, shot.ended + max(fresh, SHARE * (shot.ended - shot.began)), versioned=versioned
+                key,
+                cached,
+                cached.ended + max(fresh, SHARE * (cached.ended - cached.began)),
+                versioned=versioned,
             )
-        return shot
+        return cached
 
     def watch(self, since: int, covered: Container[Hashable] = ()) -> None:
         """Watch what this thread reads from now on. See `Watch`."""
@@ -124,41 +127,41 @@ class Snapshots:
         self._watches.current = None
         return watch
 
-    def _read(self, entry: _Entry, fetch: Callable[[], T], fresh: int) -> Shot[T]:
-        shot = entry.shot
-        if shot is not None and self._is_fresh(entry, fresh):
-            return shot
+    def _read(self, entry: _CacheEntry, fetch: Callable[[], T], fresh: int) -> CachedRead[T]:
+        cached = entry.cached
+        if cached is not None and self._is_fresh(entry, fresh):
+            return cached
         if entry.is_behind:
             # Read twice at once, it would take longer still.
-            if shot is not None:
-                return shot
+            if cached is not None:
+                return cached
             raise StorageUnavailableError(ANSWERS_SLOWLY)
-        if not entry.lock.acquire(timeout=0 if shot is not None else remaining(WAIT)):
-            if shot is not None:
-                return shot  # somebody is at it
+        if not entry.lock.acquire(timeout=0 if cached is not None else remaining(WAIT)):
+            if cached is not None:
+                return cached  # somebody is at it
             raise StorageUnavailableError(ANSWERS_SLOWLY)
         try:
-            if entry.shot is None or not self._is_fresh(entry, fresh):
+            if entry.cached is None or not self._is_fresh(entry, fresh):
                 began = self._clock.monotonic()
                 try:
-                    entry.shot = self._fetch(entry.shot, fetch)
+                    entry.cached = self._fetch(entry.cached, fetch)
                 finally:
                     entry.tick = self._clock.monotonic()
                     # One that failed is tried again soon, however long it took.
-                    entry.took = 0 if entry.shot is None or entry.shot.away else entry.tick - began
+                    entry.took = 0 if entry.cached is None or entry.cached.away else entry.tick - began
                     if entry.took == 0 and entry.tick - began >= SLOW:
                         self._read_behind(entry, fetch)
-                if not entry.shot.away:
-                    entry.shot = entry.shot._replace(began=began, ended=entry.tick)
-            return entry.shot
+                if not entry.cached.away:
+                    entry.cached = entry.cached._replace(began=began, ended=entry.tick)
+            return entry.cached
         finally:
             entry.lock.release()
 
-    def last(self, key: Hashable) -> Shot[Any] | None:
+    def last(self, key: Hashable) -> CachedRead[Any] | None:
         """What was read last, however long ago."""
         with self._lock:
             entry = self._entries.get(key)
-        return None if entry is None else entry.shot
+        return None if entry is None else entry.cached
 
     def forget(self) -> None:
         """Read everything anew: somebody has just changed something, and looks at what became of it."""
@@ -171,17 +174,17 @@ class Snapshots:
         with self._lock:
             self._entries.clear()
 
-    def _fetch(self, last: Shot[T] | None, fetch: Callable[[], T]) -> Shot[T]:
+    def _fetch(self, last: CachedRead[T] | None, fetch: Callable[[], T]) -> CachedRead[T]:
         try:
             if watchdog.has_cut:
                 raise StorageUnavailableError(ANSWERS_SLOWLY)  # to connect again would exceed the deadline
-            return Shot(fetch(), self._clock.now())
+            return CachedRead(fetch(), self._clock.now())
         except StorageError as error:
             if last is None:
                 raise
             return last._replace(away=str(error))
 
-    def _read_behind(self, entry: _Entry, fetch: Callable[[], T]) -> None:
+    def _read_behind(self, entry: _CacheEntry, fetch: Callable[[], T]) -> None:
         """Read for later pages what took longer than the page could wait for."""
         if entry.is_behind or remaining(math.inf) == math.inf:
             return
@@ -191,10 +194,10 @@ class Snapshots:
             try:
                 with within(BEHIND), watchdog.within(BEHIND):
                     began = self._clock.monotonic()
-                    shot = Shot(fetch(), self._clock.now())
+                    cached = CachedRead(fetch(), self._clock.now())
                 with entry.lock:
                     entry.tick = self._clock.monotonic()
-                    entry.shot = shot._replace(began=began, ended=entry.tick)
+                    entry.cached = cached._replace(began=began, ended=entry.tick)
                     entry.took = entry.tick - began
             except StorageError as error:
                 logger.debug("A read that took too long for a page failed: %s", error)
@@ -206,14 +209,14 @@ class Snapshots:
 
         Thread(target=read, name="djqueue-dashboard-read", daemon=True).start()
 
-    def _is_fresh(self, entry: _Entry, fresh: int) -> bool:
+    def _is_fresh(self, entry: _CacheEntry, fresh: int) -> bool:
         return self._clock.monotonic() - entry.tick < max(fresh, min(SHARE * entry.took, LONGEST))
 
-    def _entry(self, key: Hashable) -> _Entry:
+    def _entry(self, key: Hashable) -> _CacheEntry:
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                entry = self._entries[key] = _Entry()
+                entry = self._entries[key] = _CacheEntry()
                 if len(self._entries) > MOST:
                     self._entries.popitem(last=False)
             else:

@@ -37,7 +37,7 @@ NOTE_EVERY = 5_000
 """Milliseconds after which numbers that stop at 10,000 count as others: what is above cannot be seen."""
 
 
-class Follower:
+class StreamSubscriber:
     """One open stream: of everything, or of one queue."""
 
     def __init__(self, queue: str) -> None:
@@ -66,7 +66,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._followers: set[Follower] = set()
+        self._followers: set[StreamSubscriber] = set()
         self._thread: threading.Thread | None = None
         self._nobody = threading.Event()
 
@@ -85,9 +85,9 @@ class Watcher:
         """Whether there is a thread."""
         return self._thread is not None
 
-    def join(self, queue: str) -> Follower | None:
+    def join(self, queue: str) -> StreamSubscriber | None:
         """Begin to follow; None: there is no room."""
-        follower = Follower(queue)
+        follower = StreamSubscriber(queue)
         with self._lock:
             if not self.has_room:
                 return None
@@ -98,7 +98,7 @@ class Watcher:
                 self._thread.start()
         return follower
 
-    def leave(self, follower: Follower) -> None:
+    def leave(self, follower: StreamSubscriber) -> None:
         """Follow no more."""
         with self._lock:
             self._followers.discard(follower)
@@ -127,7 +127,7 @@ class Watcher:
             self._thread = None
             return False
 
-    def _all(self) -> list[Follower]:
+    def _all(self) -> list[StreamSubscriber]:
         with self._lock:
             return list(self._followers)
 
@@ -140,7 +140,7 @@ def look() -> dict[str, object]:
     """What pages show of each queue, and (empty name) of everything, but for what only passes with time."""
     try:
         with watchdog.within(LOOK):
-            shot = snapshots.read("board", queries._board)
+            cached = snapshots.read("board", queries._board)
     except DjqueueError as error:
         return {"": str(error)}
     except Exception:
@@ -148,8 +148,8 @@ def look() -> dict[str, object]:
         return {}
     finally:
         close_old_connections()
-    board = shot.value
-    common = (shot.away, board.at // NOTE_EVERY if board.capped else 0)
+    board = cached.value
+    common = (cached.away, board.at // NOTE_EVERY if board.capped else 0)
     found: dict[str, object] = {}
     for line in board.lines:
         # A minute that begins moves the charts.
@@ -166,12 +166,12 @@ def is_leaving() -> bool:
     return bool(getattr(getattr(handler, "__self__", None), "should_exit", False))
 
 
-class Stream:
+class EventStream:
     """The bytes of a stream, of everything or of one queue. It holds no connection to a database."""
 
     def __init__(self, queue: str = "") -> None:
         self._queue = queue
-        self._follower: Follower | None = None
+        self._follower: StreamSubscriber | None = None
 
     def close(self) -> None:
         """The answer is sent, or nobody hears it any more."""
@@ -191,7 +191,7 @@ class Stream:
             self.close()
 
 
-async def _lines(follower: Follower) -> AsyncIterator[bytes]:
+async def _lines(follower: StreamSubscriber) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     end = loop.time() + LASTS
     while (left := end - loop.time()) > 0:

@@ -1,19 +1,19 @@
 """Every address of the dashboard, in the order of its navigation."""
 
 from . import addresses  # noqa: F401 - registers the converter of the routes
-from .pages import Page
+from .pages import DashboardPage
 from .views import (
     activity,
     bulkjobs,
+    bulkwrites,
     cron,
+    deadletters,
     edit,
     enqueue,
     flows,
     groups,
-    imports,
     job,
     jobs,
-    letters,
     metrics,
     operations,
     overview,
@@ -37,13 +37,13 @@ MODULES = (
     job,
     edit,
     timing,
-    letters,
+    deadletters,
     schedules,
     cron,
     flows,
     workers,
     operations,
-    imports,
+    bulkwrites,
     undo,
     metrics,
     storage,
@@ -51,4 +51,4 @@ MODULES = (
     enqueue,
     stream,
 )
-PAGES: tuple[Page, ...] = tuple(page for module in MODULES for page in module.pages.all)
+PAGES: tuple[DashboardPage, ...] = tuple(page for module in MODULES for page in module.pages.all)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from djqueue.core.explain import Dependency, Explanation, Holder
+from djqueue.core.explain import BlockingJob, Dependency, Explanation
 
 SENTENCES = {
     "lease_of_dead_worker": gettext_lazy(
@@ -52,7 +52,7 @@ class Reason(NamedTuple):
     """When that may be over by itself, in UTC milliseconds."""
     before: str
     """How many go first, in words; empty if none do, or nobody knows."""
-    holders: tuple[Holder, ...]
+    holders: tuple[BlockingJob, ...]
     unmet: tuple[Dependency, ...]
     workers: tuple[str, ...]
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Q, QuerySet
 
-from djqueue.client.deadletters import LetterFilter, read_filter
+from djqueue.client.deadletters import DeadLetterFilter, read_filter
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import OptionError
@@ -108,7 +108,7 @@ class Preview(NamedTuple):
     """Whether there are more than were looked at."""
 
 
-class Part(NamedTuple):
+class BulkPart(NamedTuple):
     """Some of the jobs that are meant, all of one queue, and where the next ones are."""
 
     queue: str
@@ -245,7 +245,7 @@ class Bulk:
         verb = _verb(row.kind)
         return Counter(verb(self._storage, part.queue, part.ids) if part.ids else ()), part.place
 
-    def _remove(self, part: Part, selection: Selection, before: int) -> Words:
+    def _remove(self, part: BulkPart, selection: Selection, before: int) -> Words:
         """What became of jobs of these ids: one that came later, or was retried meanwhile, is not meant."""
         records = self._storage.jobs(part.queue, part.ids)
         must_be_dead = selection.state == State.FAILED
@@ -315,13 +315,13 @@ def _part(
     place: Mapping[str, Any],
     before: int,
     most: int = PART,
-) -> Part:
+) -> BulkPart:
     """The next jobs from a place on: up to `most` of one page, or of the ids that were given."""
     index, after = place["queue"], place["after"]
     if selection.ids:
         queue, start = selection.queues[index], after or 0
         ids = list(selection.ids[start : start + most])
-        return Part(queue, ids, _next(selection, index, start + most, start + most < len(selection.ids)))
+        return BulkPart(queue, ids, _next(selection, index, start + most, start + most < len(selection.ids)))
     if kind in (BulkKind.RETRY, BulkKind.PURGE):
         queue = selection.queues[index]
         page = storage.dead_letter_page(queue, most, after)
@@ -336,7 +336,7 @@ def _part(
             records = storage.jobs(queue, ids)
             ids = [one.id for one in records if one is not None and selection.tag in one.options.tags]
         following = _next(selection, index, page.next, page.next is not None)
-        return Part(queue, ids, following, len(page.letters))
+        return BulkPart(queue, ids, following, len(page.letters))
     # `queue` of a place counts queues, each in every state that is meant.
     states = selection.states or (selection.state,)
     queue, state = selection.queues[index // len(states)], states[index % len(states)]
@@ -349,7 +349,7 @@ def _part(
         and selection.tag in ("", *record.options.tags)
     ]
     following = _next(selection, index, jobs.next, jobs.next is not None, len(states))
-    return Part(queue, ids, following, len(jobs.jobs))
+    return BulkPart(queue, ids, following, len(jobs.jobs))
 
 
 def _next(selection: Selection, index: int, after: Any, more: bool, states: int = 1) -> dict[str, Any] | None:
@@ -364,7 +364,7 @@ def _beginning(selection: Selection) -> dict[str, Any]:
     return {"queue": 0, "after": None}
 
 
-def _letter_filter(selection: Selection) -> LetterFilter:
+def _letter_filter(selection: Selection) -> DeadLetterFilter:
     return read_filter(**selection.letters)
 
 

@@ -8,7 +8,7 @@ from django.db import Error, router
 from djqueue.models import BulkOperation
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.away import in_one_line, raise_named
+from djqueue.storage.database.dberrors import in_one_line, raise_named
 
 from .bulk import Bulk
 

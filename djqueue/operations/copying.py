@@ -10,12 +10,12 @@ from djqueue.core.clock import Clock
 from djqueue.core.errors import SerializationError
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
-from djqueue.storage.database.away import in_one_line
+from djqueue.storage.database.dberrors import in_one_line
 
 from .tables import UNFINISHED, Tables
 
 if TYPE_CHECKING:
-    from djqueue.storage.redis.changes import Changes, Mark
+    from djqueue.storage.redis.changes import ChangeStream, Mark
 
 logger = logging.getLogger("djqueue.mirror")
 
@@ -32,7 +32,7 @@ Counted = Callable[[int, int], None]
 """Called with how many jobs were copied, and how many forgotten, so far."""
 
 
-class Unknown(NamedTuple):
+class UnknownJobs(NamedTuple):
     """What became of the jobs of a queue that the tables have and Redis does not know."""
 
     forgotten: int
@@ -51,7 +51,7 @@ class Copying:
     def __init__(
         self,
         storage: Storage,
-        changes: "Changes",
+        changes: "ChangeStream",
         tables: Tables,
         clock: Clock,
         hold: Callable[[], None],
@@ -110,7 +110,7 @@ class Copying:
             self._changes.forget(queue)
         return copied, mark
 
-    def forget_unknown(self, queue: str, since: int | None, mark: "Mark" = b"") -> Unknown:
+    def forget_unknown(self, queue: str, since: int | None, mark: "Mark" = b"") -> UnknownJobs:
         """Take leave of jobs that Redis does not know: see `copy_all`."""
         forgotten = kept = newest = 0
         for page in self._tables.pages(queue):
@@ -127,4 +127,4 @@ class Copying:
             # Asked again, together with the mark: it proves that Redis has not lost its data meanwhile.
             self.copy(queue, gone, mark)
             forgotten += len(gone)
-        return Unknown(forgotten, kept, newest)
+        return UnknownJobs(forgotten, kept, newest)

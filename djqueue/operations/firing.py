@@ -42,11 +42,11 @@ from djqueue.schedules.plan import plan
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.database.clock import DatabaseClock, set_right
-from djqueue.storage.database.lease import Holder, died_here, host_name, start_mark
+from djqueue.storage.database.lease import LeaseHolder, died_here, host_name, start_mark
 
 from .cron import batch_of, job_id
 from .declaring import declare
-from .passing import passed
+from .middleware import passed
 
 logger = logging.getLogger("djqueue.cron")
 
@@ -70,7 +70,7 @@ Known = dict[JobKey, State]
 """Jobs that are there."""
 
 
-class Attempt(NamedTuple):
+class FiringAttempt(NamedTuple):
     """Slots of one row that are to be fired now."""
 
     row: CronJob
@@ -111,10 +111,10 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class Sent(NamedTuple):
+class FiredSlots(NamedTuple):
     """What becomes of an attempt."""
 
-    attempt: Attempt
+    attempt: FiringAttempt
     jobs: dict[int, Enqueued]
     """By slot."""
     unfinished: list[JobKey]
@@ -130,7 +130,7 @@ class Sent(NamedTuple):
         batch, ids = self.attempt.batch, [self.attempt.key(slot)[1] for slot in self.wanted]
         return batch._replace(payloads=batch.payloads[: len(ids)], ids=ids)
 
-    def answered(self, answers: Sequence[tuple[Batch, EnqueueResult]], reason: str) -> "Sent":
+    def answered(self, answers: Sequence[tuple[Batch, EnqueueResult]], reason: str) -> "FiredSlots":
         """With the storage's answers to the batches that it was given.
 
         reason: why a slot has none.
@@ -224,7 +224,7 @@ class Firing:
 
     # What is due.
 
-    def _due(self) -> Iterator[Attempt]:
+    def _due(self) -> Iterator[FiringAttempt]:
         """Rows to be fired; those that are only to be moved on are."""
         now = self.clock.now()
         rows = self._enabled().filter(Q(next_run_at__isnull=True) | Q(next_run_at__lte=now))
@@ -237,7 +237,7 @@ class Firing:
             if attempt is not None:
                 yield attempt
 
-    def _attempt(self, row: CronJob, now: int) -> Attempt | None:
+    def _attempt(self, row: CronJob, now: int) -> FiringAttempt | None:
         schedule = row.timing()
         slot, last = _instant(row.next_run_at), _instant(row.last_run_at)
         if slot is None or (last is not None and slot <= last):
@@ -258,7 +258,9 @@ class Firing:
             logger.info("The cron job %s leaves out what it has missed.", row.name)
             self._move(row, following)
             return None
-        return Attempt(row, schedule, slots, following, batch_of(row, [job_id(row, slot) for slot in slots]))
+        return FiringAttempt(
+            row, schedule, slots, following, batch_of(row, [job_id(row, slot) for slot in slots])
+        )
 
     def _may_begin(self, row: CronJob, now: int) -> bool:
         """Whether nobody is at this row, or whoever was has had the time."""
@@ -270,7 +272,7 @@ class Firing:
 
     # One after the other.
 
-    def _fire(self, attempts: Sequence[Attempt]) -> list[int]:
+    def _fire(self, attempts: Sequence[FiringAttempt]) -> list[int]:
         """How many jobs each had, of those that are done with."""
         known = self._known(attempts)
         tick = self.clock.monotonic()
@@ -289,7 +291,7 @@ class Firing:
                 self._tell(one.attempt.row, job)
         return list(map(len, new))
 
-    def _known(self, attempts: Iterable[Attempt]) -> Known:
+    def _known(self, attempts: Iterable[FiringAttempt]) -> Known:
         """The states of the jobs that are there for these slots, and of those that may be unfinished."""
         wanted: dict[str, dict[str, None]] = {}
         for attempt in attempts:
@@ -302,7 +304,7 @@ class Firing:
             if state is not None
         }
 
-    def _begin(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+    def _begin(self, attempts: Sequence[FiringAttempt]) -> list[FiringAttempt]:
         """Those that are this process's to fire from here on."""
         now = self.clock.now()
         begun = []
@@ -315,7 +317,7 @@ class Firing:
         self._mine.update((attempt.row.pk, now) for attempt in begun)
         return begun
 
-    def _send(self, attempts: Sequence[Attempt], known: Known) -> list[Sent]:
+    def _send(self, attempts: Sequence[FiringAttempt], known: Known) -> list[FiredSlots]:
         """Enqueue the jobs that are not there yet."""
         sent = [self._sorted_out(attempt, known) for attempt in attempts]
         if layers_of(get_settings()).enqueue:
@@ -335,7 +337,7 @@ class Firing:
             answered.append(one.answered([(batch, next(answers)) for _ in one.wanted], ""))
         return answered
 
-    def _send_apart(self, sent: Sequence[Sent]) -> list[Sent]:
+    def _send_apart(self, sent: Sequence[FiredSlots]) -> list[FiredSlots]:
         """Each by itself: one that is refused, by a full queue say, is tried again, and keeps up no other."""
         accepted = []
         for one in sent:
@@ -354,7 +356,7 @@ class Firing:
                 self._refused.discard(row.pk)
         return accepted
 
-    def _send_one(self, sent: Sent) -> Sent:
+    def _send_one(self, sent: FiredSlots) -> FiredSlots:
         """Through the middleware: it has the last word on a slot, as it has on every enqueue."""
         row = sent.attempt.row
 
@@ -378,7 +380,7 @@ class Firing:
             )
         return answered
 
-    def _renew(self, attempt: Attempt) -> None:
+    def _renew(self, attempt: FiringAttempt) -> None:
         """Mark the row anew. Raises TakenOverError if it is not this process's any more."""
         row, now = attempt.row, self.clock.now()
         began = to_datetime(self._mine[row.pk])
@@ -393,7 +395,7 @@ class Firing:
         answers: list[EnqueueResult] = enqueue(batches)
         return answers
 
-    def _sorted_out(self, attempt: Attempt, known: Known) -> Sent:
+    def _sorted_out(self, attempt: FiringAttempt, known: Known) -> FiredSlots:
         """The slots that have a job or get one, and those that do not."""
         overlap = attempt.schedule.overlap
         unfinished = [key for key in attempt.earlier if known.get(key) in LIVE]
@@ -410,9 +412,9 @@ class Firing:
                 skipped = Skipped(slot, UNFINISHED)
             else:
                 wanted.append(slot)
-        return Sent(attempt, jobs, unfinished, wanted, skipped)
+        return FiredSlots(attempt, jobs, unfinished, wanted, skipped)
 
-    def _is_in_doubt(self, attempt: Attempt, slot: int) -> bool:
+    def _is_in_doubt(self, attempt: FiringAttempt, slot: int) -> bool:
         """Whether the job may have been enqueued so long ago that it is not known any more."""
         began = _instant(attempt.row.firing_at)
         if began is None or slot > began or self.clock.now() - began <= self._sure:
@@ -424,7 +426,7 @@ class Firing:
         )
         return True
 
-    def _finish(self, sent: Sent) -> bool:
+    def _finish(self, sent: FiredSlots) -> bool:
         """Count, unless that is done, and move the row on, unless it was changed meanwhile.
 
         Whether its jobs are to be told of: once for each, and also if nobody counts them any more.
@@ -508,7 +510,7 @@ def _this_process() -> str:
 def _is_gone(process: str) -> bool:
     """Whether it was a process of this machine that is no more; a stopped one is still there."""
     pid, _, host = process.partition("@")
-    return pid.isdecimal() and died_here(Holder("", host, int(pid), ""))
+    return pid.isdecimal() and died_here(LeaseHolder("", host, int(pid), ""))
 
 
 def _overlaps(overlap: str, unfinished: list[JobKey], known: Known) -> bool:

@@ -11,7 +11,7 @@ from djqueue.core.errors import OptionError
 from djqueue.core.options import check_text
 from djqueue.models import Mark
 from djqueue.storage.base import Storage
-from djqueue.storage.database.away import in_one_line
+from djqueue.storage.database.dberrors import in_one_line
 
 from .scheduling import alias_of
 

@@ -10,17 +10,17 @@ from django.db import Error, connections
 from djqueue.core.clock import Clock
 from djqueue.core.errors import ConfigurationError, DjqueueError
 from djqueue.storage.base import Storage
-from djqueue.storage.database.away import in_one_line
 from djqueue.storage.database.clock import DatabaseClock
+from djqueue.storage.database.dberrors import in_one_line
 from djqueue.storage.database.rows import Row
 
 from .copying import NOT_KNOWN, Copying, Counted
-from .pace import Pace
+from .leaderlease import LeaderLease, LeaderLeaseLostError
+from .pace import CopyThrottle
 from .tables import Tables
-from .turn import Turn, TurnLostError
 
 if TYPE_CHECKING:
-    from djqueue.storage.redis.changes import Changes, Controls, Mark, Reading
+    from djqueue.storage.redis.changes import ChangeBatch, ChangeStream, Controls, Mark
 
 logger = logging.getLogger("djqueue.mirror")
 
@@ -45,20 +45,20 @@ class Mirror:
     """Copies the jobs of a Redis storage to the tables of a database. Any number of processes may have one.
 
     Jobs are copied as they are when their change is read, many in a transaction, and the change is
-    acknowledged after the commit: a copy that was cut off is made again. See `Turn` for why an older copy
-    never comes last. Where changes were missed, all jobs of the queue are looked at. Methods are called by
-    one thread at a time.
+    acknowledged after the commit: a copy that was cut off is made again. See `LeaderLease` for why an
+    older copy never comes last. Where changes were missed, all jobs of the queue are looked at. Methods are
+    called by one thread at a time.
     """
 
     def __init__(self, storage: Storage, alias: str, *, clock: Clock | None = None) -> None:
-        changes: Changes | None = getattr(storage, "changes", None)
+        changes: ChangeStream | None = getattr(storage, "changes", None)
         if changes is None:
             raise ConfigurationError(f"nothing is mirrored of {storage.describe()}")
         self.storage = storage
         self.clock = clock or DatabaseClock(alias)
         self._alias = alias
         self._changes = changes
-        self._turn = Turn(alias, self.clock)
+        self._turn = LeaderLease(alias, self.clock)
         hold = self._turn.hold
         self.tables = Tables(alias, changes.options, hold)
         self._copying = Copying(storage, changes, self.tables, self.clock, hold)
@@ -81,7 +81,7 @@ class Mirror:
         """
         try:
             return self._round() if self._turn.take() else 0
-        except TurnLostError:
+        except LeaderLeaseLostError:
             return 0
 
     def catch_up(self) -> None:
@@ -125,7 +125,7 @@ class Mirror:
     def _take_turn(self) -> None:
         # Another one may take it between the look and the change: whose turn it is meant to be asks again.
         if not any(self._turn.take(by_force=True) for _ in range(FORCED)):
-            raise TurnLostError
+            raise LeaderLeaseLostError
 
     def _round(self) -> int:
         if self._begun != self._turn.number:
@@ -166,7 +166,7 @@ class Mirror:
         copied, self._marks[queue] = self._copying.copy_all(queue, self._trusted(queue, reading))
         return copied
 
-    def _trusted(self, queue: str, reading: "Reading") -> int | None:
+    def _trusted(self, queue: str, reading: "ChangeBatch") -> int | None:
         """Since when jobs that Redis does not know have been removed; None: it may have lost any of them."""
         if self._is_older(queue, reading):
             return None
@@ -175,7 +175,7 @@ class Mirror:
         # As it is now: it was lost together with the stream, if that was not deleted with its queue.
         return self._changes.queues()[1].get(queue)
 
-    def _is_older(self, queue: str, reading: "Reading") -> bool:
+    def _is_older(self, queue: str, reading: "ChangeBatch") -> bool:
         """Whether Redis has gone back to an older state of its data."""
         mark = self._marks.get(queue)
         return bool(mark and reading.before) and _numbers(reading.before) < _numbers(mark or b"")
@@ -229,7 +229,7 @@ class Mirror:
 
     def run(self, stop: Event) -> None:
         """Copy again and again until `stop` is set, and then what is left. Errors are logged, not raised."""
-        pace = Pace(stop)
+        pace = CopyThrottle(stop)
         self._copying.between = pace.rest
         failures = 0
         try:

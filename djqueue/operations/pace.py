@@ -9,7 +9,7 @@ LONGEST = 1.0
 """Seconds."""
 
 
-class Pace:
+class CopyThrottle:
     """Rests after each copy, as long as the other threads of the process need the processor.
 
     All of them share one interpreter: without rests they would lose half their speed while much is copied.

@@ -18,7 +18,7 @@ from djqueue.core.job import Batch
 from djqueue.core.options import JobKey
 from djqueue.models import OutboxJob
 from djqueue.storage.base import Storage
-from djqueue.storage.database.away import in_one_line
+from djqueue.storage.database.dberrors import in_one_line
 from djqueue.storage.database.rows import unpack_options
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from djqueue.core.errors import OptionError
 from djqueue.core.groups import NO_LIMIT, GroupLimit, GroupWords
-from djqueue.core.job import Batch, Job
+from djqueue.core.job import Batch, EngineJob
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.states import REUSABLE, State
@@ -26,7 +26,7 @@ STARTED = (State.WAITING, State.DELAYED, State.ACTIVE)
 
 
 @dataclass(slots=True)
-class Restored:
+class RestoreCounts:
     """What became of the unfinished jobs of one queue."""
 
     restored: Counter[State] = field(default_factory=Counter)
@@ -37,10 +37,10 @@ class Restored:
     """By the reason."""
 
 
-class Lost(NamedTuple):
+class LostJob(NamedTuple):
     """A job that is to be enqueued again, with what is still to come of its options."""
 
-    job: Job
+    job: EngineJob
     options: JobOptions
 
 
@@ -56,17 +56,17 @@ class Restoration:
         self._storage = cast("RedisStorage", mirror.storage)  # nothing else is mirrored
         self._dry_run = dry_run
         self._now = 0
-        self._reports: dict[str, Restored] = {}
+        self._reports: dict[str, RestoreCounts] = {}
         self._would_be: set[JobKey] = set()
         """Jobs that a dry run would have enqueued by now."""
 
-    def run(self, queue: str | None = None) -> dict[str, Restored]:
+    def run(self, queue: str | None = None) -> dict[str, RestoreCounts]:
         """Enqueue them, those of one queue or of all. Raises StorageError and the database's errors."""
         # Of what Redis does know, the tables are to say the same.
         self._mirror.catch_up()
         self._now = self._mirror.clock.now()
         queues = self._tables.queues() if queue is None else [queue]
-        self._reports = {name: Restored() for name in queues}
+        self._reports = {name: RestoreCounts() for name in queues}
         for name in queues:
             self._restore_controls(name)
         for name in queues:
@@ -75,7 +75,7 @@ class Restoration:
         self._restore_blocked(queues)
         if not self._dry_run:
             self._mirror.catch_up()
-        return {name: report for name, report in self._reports.items() if report != Restored()}
+        return {name: report for name, report in self._reports.items() if report != RestoreCounts()}
 
     def _restore_controls(self, queue: str) -> None:
         """A queue that was paused must not begin to run."""
@@ -100,7 +100,7 @@ class Restoration:
         if said.paused and group is not None:
             self._storage.pause_group(queue, group)
 
-    def _restore(self, queue: str, jobs: Sequence[Job]) -> None:
+    def _restore(self, queue: str, jobs: Sequence[EngineJob]) -> None:
         report = self._reports[queue]
         lost = []
         for job in self._unknown(queue, jobs):
@@ -108,16 +108,16 @@ class Restoration:
             if options is None:
                 report.refused["its ttl is over"] += 1
             else:
-                lost.append(Lost(job, options))
+                lost.append(LostJob(job, options))
         self._enqueue(queue, lost)
 
-    def _unknown(self, queue: str, jobs: Sequence[Job]) -> list[Job]:
+    def _unknown(self, queue: str, jobs: Sequence[EngineJob]) -> list[EngineJob]:
         states = self._storage.states(queue, [job.id for job in jobs])
         unknown = [job for job, state in zip(jobs, states, strict=True) if state is None]
         self._reports[queue].there += len(jobs) - len(unknown)
         return unknown
 
-    def _options(self, job: Job) -> JobOptions | None:
+    def _options(self, job: EngineJob) -> JobOptions | None:
         """Those that it is enqueued with; None if it has expired."""
         options = job.options
         age = self._now - job.created_at
@@ -134,7 +134,7 @@ class Restoration:
             )
         return options
 
-    def _enqueue(self, queue: str, lost: Sequence[Lost]) -> None:
+    def _enqueue(self, queue: str, lost: Sequence[LostJob]) -> None:
         report = self._reports[queue]
         if self._dry_run:
             report.restored.update(entry.job.state for entry in lost)
@@ -151,20 +151,20 @@ class Restoration:
             else:
                 report.refused["its unique key is taken by another job"] += 1
 
-    def _batches(self, lost: Iterable[Lost]) -> Iterator[Batch]:
+    def _batches(self, lost: Iterable[LostJob]) -> Iterator[Batch]:
         for (name, options, run_at), entries in groupby(lost, self._alike):
             jobs = [entry.job for entry in entries]
             payloads, ids = [job.payload for job in jobs], [job.id for job in jobs]
             yield Batch(jobs[0].queue, name, options, payloads, ids, run_at=run_at)
 
-    def _alike(self, entry: Lost) -> tuple[str, JobOptions, int | None]:
+    def _alike(self, entry: LostJob) -> tuple[str, JobOptions, int | None]:
         job = entry.job
         return job.name, entry.options, job.run_at if job.run_at > self._now else None
 
     # Those that wait for others.
 
     def _restore_blocked(self, queues: Iterable[str]) -> None:
-        blocked: dict[JobKey, Job] = {}
+        blocked: dict[JobKey, EngineJob] = {}
         for queue in queues:
             for page in self._tables.unfinished(queue, (State.BLOCKED,), PAGE):
                 blocked.update({(queue, job.id): job for job in self._unknown(queue, page)})
@@ -184,7 +184,7 @@ class Restoration:
             self._restore_layer([blocked[key] for key in layer])
             order.done(*layer)
 
-    def _restore_layer(self, jobs: Sequence[Job]) -> None:
+    def _restore_layer(self, jobs: Sequence[EngineJob]) -> None:
         """Blocked jobs whose blocked dependencies have been restored."""
         states = self._states({key for job in jobs for key in job.options.depends_on})
         for job in jobs:
@@ -194,24 +194,24 @@ class Restoration:
                 continue
             try:
                 left = tuple(key for key in options.depends_on if _is_open(states[key], options))
-                self._enqueue(job.queue, [Lost(job, replace(options, depends_on=left))])
+                self._enqueue(job.queue, [LostJob(job, replace(options, depends_on=left))])
             except OptionError as error:
                 self._reports[job.queue].refused[str(error)] += 1
 
-    def _states(self, keys: Iterable[JobKey]) -> Mapping[JobKey, "Dependency"]:
+    def _states(self, keys: Iterable[JobKey]) -> Mapping[JobKey, "RestoredDependency"]:
         by_queue: dict[str, list[str]] = {}
         for queue, job_id in keys:
             by_queue.setdefault(queue, []).append(job_id)
-        found: dict[JobKey, Dependency] = {}
+        found: dict[JobKey, RestoredDependency] = {}
         for queue, ids in by_queue.items():
             rows = self._tables.states(queue, ids)
             for job_id, state in zip(ids, self._storage.states(queue, ids), strict=True):
                 is_there = state is not None or (queue, job_id) in self._would_be
-                found[queue, job_id] = Dependency(is_there, rows.get(job_id))
+                found[queue, job_id] = RestoredDependency(is_there, rows.get(job_id))
         return found
 
 
-class Dependency(NamedTuple):
+class RestoredDependency(NamedTuple):
     """A job that another one waits for."""
 
     is_there: bool
@@ -220,7 +220,7 @@ class Dependency(NamedTuple):
     """According to the tables."""
 
 
-def _is_open(dependency: Dependency, options: JobOptions) -> bool:
+def _is_open(dependency: RestoredDependency, options: JobOptions) -> bool:
     """Whether the job is still to wait for it. Raises OptionError if it cannot be known, or met."""
     if dependency.is_there:
         return True

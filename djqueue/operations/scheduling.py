@@ -12,7 +12,7 @@ from djqueue.core.errors import DjqueueError
 from djqueue.models import CronJob
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.away import in_one_line, raise_named
+from djqueue.storage.database.dberrors import in_one_line, raise_named
 from djqueue.storage.memory import MemoryStorage
 
 from .firing import Firing

@@ -11,13 +11,13 @@ from djqueue import models
 from djqueue.codecs import encode
 from djqueue.core.durations import to_datetime
 from djqueue.core.groups import GroupLimit
-from djqueue.core.job import DeadLetter, Job, JobRecord, WorkerInfo
+from djqueue.core.job import DeadLetterRecord, EngineJob, JobRecord, WorkerInfo
 from djqueue.core.options import MSGPACK, JobKey, JobOptions
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.storage.database import rows
 from djqueue.storage.database.dialects import Dialect, dialect_for
 from djqueue.storage.database.groups import GROUP_STATE, row_of
-from djqueue.storage.database.inspector import Inspector
+from djqueue.storage.database.inspector import DatabaseInspector
 from djqueue.storage.database.journal import OWNED, QUEUE_STATE
 from djqueue.storage.database.rows import NO_ERROR, TEXT_LIMIT, Row, clean
 
@@ -31,7 +31,7 @@ ENDED = [state.value for state in TERMINAL]
 UNFINISHED = frozenset(state.value for state in LIVE)
 
 
-class There(NamedTuple):
+class MirroredRows(NamedTuple):
     """What the tables have of a job."""
 
     job_id: str
@@ -65,7 +65,7 @@ class Tables:
         self,
         queue: str,
         found: Mapping[str, JobRecord | None],
-        letters: Mapping[str, DeadLetter],
+        letters: Mapping[str, DeadLetterRecord],
         now: int,
     ) -> None:
         """Make the rows of some jobs what they are now, in one transaction.
@@ -105,7 +105,7 @@ class Tables:
     def _clear(
         self,
         queue: str,
-        there: Mapping[str, There],
+        there: Mapping[str, MirroredRows],
         found: Mapping[str, JobRecord | None],
         kept: Iterable[JobRecord],
         now: int,
@@ -166,7 +166,7 @@ class Tables:
         self._dialect.delete(model, rows.KEY, stale)
         self._dialect.insert(model, fields, new)
 
-    def _expiry(self, job: JobRecord, letters: Mapping[str, DeadLetter]) -> int | None:
+    def _expiry(self, job: JobRecord, letters: Mapping[str, DeadLetterRecord]) -> int | None:
         expires_at = self._outlived_at(job, letters)
         keep = self._keep.get(job.state)
         if keep is None or keep.age is None:
@@ -174,7 +174,7 @@ class Tables:
         latest = job.finished_at + keep.age
         return latest if expires_at is None else min(latest, expires_at)
 
-    def _outlived_at(self, job: JobRecord, letters: Mapping[str, DeadLetter]) -> int | None:
+    def _outlived_at(self, job: JobRecord, letters: Mapping[str, DeadLetterRecord]) -> int | None:
         if job.state is State.FAILED:
             letter = letters.get(job.id)
             return (letter.expires_at if letter is not None else job.finished_at) + self._retention
@@ -182,11 +182,13 @@ class Tables:
             return None
         return job.finished_at + job.options.kept + self._retention
 
-    def _there(self, queue: str, ids: Sequence[str]) -> dict[str, There]:
+    def _there(self, queue: str, ids: Sequence[str]) -> dict[str, MirroredRows]:
         # By hand: for the ORM to write such a statement takes longer than for the database to answer it.
         connection = connections[self._alias]
-        table, *names = map(connection.ops.quote_name, (models.Job._meta.db_table, *There._fields, "queue"))
-        found: dict[str, There] = {}
+        table, *names = map(
+            connection.ops.quote_name, (models.Job._meta.db_table, *MirroredRows._fields, "queue")
+        )
+        found: dict[str, MirroredRows] = {}
         with connection.cursor() as cursor:
             for chunk in rows.chunked(ids):
                 places = ", ".join(["%s"] * len(chunk))
@@ -195,21 +197,21 @@ class Tables:
                     f"WHERE {names[-1]} = %s AND {names[0]} IN ({places})"
                 )
                 cursor.execute(statement, [queue, *chunk])
-                found.update({row[0]: There(*row) for row in cursor.fetchall()})
+                found.update({row[0]: MirroredRows(*row) for row in cursor.fetchall()})
         return found
 
-    def pages(self, queue: str) -> Iterator[list[There]]:
+    def pages(self, queue: str) -> Iterator[list[MirroredRows]]:
         """What there is of the queue's jobs, a part at a time."""
         last = ""
         while True:
             mine = self._jobs().filter(queue=queue, job_id__gt=last).order_by("job_id")[:PAGE]
-            page = [There(*row) for row in rows.raw_values(mine, There._fields)]
+            page = [MirroredRows(*row) for row in rows.raw_values(mine, MirroredRows._fields)]
             if not page:
                 return
             yield page
             last = page[-1].job_id
 
-    def unfinished(self, queue: str, states: Iterable[State], size: int) -> Iterator[list[Job]]:
+    def unfinished(self, queue: str, states: Iterable[State], size: int) -> Iterator[list[EngineJob]]:
         """The queue's jobs in some states, oldest first, so many at a time."""
         wanted = [state.value for state in states]
         mine = self._jobs().filter(queue=queue, state__in=wanted).order_by("created_at", "id")
@@ -272,7 +274,7 @@ class Tables:
 
     def queues(self) -> list[str]:
         """The names of the queues that have rows."""
-        return Inspector(self._alias).queues()
+        return DatabaseInspector(self._alias).queues()
 
     def count_unfinished(self, queue: str) -> int:
         """How many jobs of the queue have not ended."""
@@ -293,7 +295,7 @@ class Tables:
 
     def group_limits(self, queue: str) -> Mapping[str | None, GroupLimit]:
         """What was said to groups of a queue; under None, to every group."""
-        return Inspector(self._alias).group_limits(queue)
+        return DatabaseInspector(self._alias).group_limits(queue)
 
     def write_groups(self, queue: str, limits: Mapping[str | None, GroupLimit]) -> None:
         """Note what was said to the groups of a queue: that, and nothing else."""

@@ -14,6 +14,7 @@ from .cancellation import CancelWatch
 from .claiming import ClaimLoop
 from .configuration import WorkerOptions
 from .connections import close_connections
+from .control import WorkerControl
 from .execution import Execution
 from .executors import InlineExecutor
 from .handlers import Handler
@@ -23,9 +24,8 @@ from .metering import Meter
 from .reports import Reports
 from .runs import Run
 from .shutdown import Shutdown
-from .station import Station
-from .steering import Steering
 from .stopping import Stop
+from .workercontext import WorkerContext
 
 GOODBYE = 5.0
 """Seconds that the storage has to take note of the worker's end."""
@@ -42,7 +42,7 @@ class Assembly:
 
     def __init__(
         self,
-        station: Station,
+        worker_context: WorkerContext,
         handlers: dict[str, Handler],
         options: WorkerOptions,
         settings: Settings,
@@ -51,38 +51,38 @@ class Assembly:
         rest: Callable[[bool], None],
         stop: StopWorker,
     ) -> None:
-        self.runs = station.runs
-        self._storage = station.storage
-        self._tell = station.tell
-        self._jobs_came = station.bell.jobs_came
+        self.runs = worker_context.runs
+        self._storage = worker_context.storage
+        self._tell = worker_context.tell
+        self._jobs_came = worker_context.wake_event.jobs_came
         self._options = options
         self._info = info
         django = has_django()
         on_exit = close_connections if django else None
-        execution = Execution(settings, station.random, station.tell)
+        execution = Execution(settings, worker_context.random, worker_context.tell)
         executor = self._executor = InlineExecutor(
-            station,
+            worker_context,
             execution,
             handlers.values(),
             options.concurrency,
             layers=layers_of(settings),
             django=django,
         )
-        self._reports = Reports(station, settings, self._on_refused)
-        steering = Steering(station, info=info, rest=rest, stop=stop)
+        self._reports = Reports(worker_context, settings, self._on_refused)
+        steering = WorkerControl(worker_context, info=info, rest=rest, stop=stop)
         self._heartbeat = Heartbeat(
-            station,
+            worker_context,
             options.heartbeat,
             info=info,
             obey=steering.obey,
             stop_run=executor.stop,
             on_exit=on_exit,
         )
-        self._watch = CancelWatch(station, self._heartbeat, executor.stop)
-        self._maintenance = Maintenance(station, options.queues, on_exit) if options.maintain else None
-        self._meter = Meter(station)
+        self._watch = CancelWatch(worker_context, self._heartbeat, executor.stop)
+        self._maintenance = Maintenance(worker_context, options.queues, on_exit) if options.maintain else None
+        self._meter = Meter(worker_context)
         self.claims = ClaimLoop(
-            station,
+            worker_context,
             options,
             handlers,
             executor,
@@ -92,7 +92,7 @@ class Assembly:
             self._meter,
             enough=stop,
         )
-        self.shutdown = Shutdown(station, options.shutdown_timeout, self.claims, executor)
+        self.shutdown = Shutdown(worker_context, options.shutdown_timeout, self.claims, executor)
         self._unlisten: Unsubscribe | None = None
         self._unfollow: Unsubscribe | None = None
 
@@ -110,7 +110,7 @@ class Assembly:
         # Before the first claim, so that no job can come unnoticed between the two.
         self._unlisten = await storage.acall(storage.listen, queues, self._jobs_came)
         worker_id = self._options.worker_id
-        self._unfollow = await storage.acall(storage.follow_worker, worker_id, self._heartbeat.hasten)
+        self._unfollow = await storage.acall(storage.on_worker_command, worker_id, self._heartbeat.hasten)
         self._heartbeat.start()
         if self._maintenance is not None:
             self._maintenance.start()

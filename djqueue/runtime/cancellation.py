@@ -12,8 +12,8 @@ from djqueue.storage.base import Unsubscribe
 
 from .heartbeat import Heartbeat
 from .runs import Run
-from .station import Station
 from .stopping import Stop
+from .workercontext import WorkerContext
 
 TICK = 0.05
 """Seconds between looks at what is running."""
@@ -30,12 +30,14 @@ RETRY = 1_000
 class CancelWatch:
     """Listens to the queues of long jobs."""
 
-    def __init__(self, station: Station, heartbeat: Heartbeat, stop_run: Callable[[Run, Stop], None]) -> None:
-        self._loop = station.loop
-        self._storage = station.storage
-        self._runs = station.runs
-        self._clock = station.clock
-        self._tell = station.tell
+    def __init__(
+        self, worker_context: WorkerContext, heartbeat: Heartbeat, stop_run: Callable[[Run, Stop], None]
+    ) -> None:
+        self._loop = worker_context.loop
+        self._storage = worker_context.storage
+        self._runs = worker_context.runs
+        self._clock = worker_context.clock
+        self._tell = worker_context.tell
         self._heartbeat = heartbeat
         self._stop_run = stop_run
         self._subscriptions: dict[str, Unsubscribe] = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 from djqueue.client.info import outcome
 from djqueue.core.errors import JobNotFoundError
-from djqueue.core.job import JobError, JobRecord
+from djqueue.core.job import JobFailure, JobRecord
 from djqueue.core.options import JobKey
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
@@ -33,7 +33,7 @@ class Child:
         return self._record.state if self._record is not None else None
 
     @property
-    def error(self) -> JobError | None:
+    def error(self) -> JobFailure | None:
         """What it raised, if it failed: type, message, traceback."""
         return self._record.error if self._record is not None else None
 

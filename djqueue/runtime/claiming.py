@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
 
-from .bell import Hearing
 from .cancellation import CancelWatch
 from .configuration import WorkerOptions
 from .emptiness import SOON, is_empty
@@ -25,8 +24,9 @@ from .outcomes import release
 from .probation import Probation
 from .reports import Reports
 from .runs import Run, lease_of
-from .station import Station
 from .stopping import Stop
+from .wakeevent import WakeOn
+from .workercontext import WorkerContext
 
 JOBS_OF_A_TRIP = 25
 """With fewer slots for each, two round trips at once cost more than they save."""
@@ -40,7 +40,7 @@ CATCH_UP = 0.05
 """Seconds between looks whether the receivers of signals have caught up."""
 
 
-class Trip(NamedTuple):
+class ClaimExchange(NamedTuple):
     """One round trip to the storage: runs that have ended, and slots to be filled."""
 
     told: list[Run]
@@ -52,7 +52,7 @@ class ClaimLoop:
 
     def __init__(
         self,
-        station: Station,
+        worker_context: WorkerContext,
         options: WorkerOptions,
         handlers: dict[str, Handler],
         executor: InlineExecutor,
@@ -63,12 +63,12 @@ class ClaimLoop:
         *,
         enough: Callable[[], None],
     ) -> None:
-        self._storage = station.storage
-        self._runs = station.runs
-        self._bell = station.bell
-        self._clock = station.clock
-        self._random = station.random
-        self._tell = station.tell
+        self._storage = worker_context.storage
+        self._runs = worker_context.runs
+        self._wake_event = worker_context.wake_event
+        self._clock = worker_context.clock
+        self._random = worker_context.random
+        self._tell = worker_context.tell
         self._options = options
         self._handlers = handlers
         self._names = frozenset(handlers)
@@ -77,7 +77,7 @@ class ClaimLoop:
         self._heartbeat = heartbeat
         self._watch = watch
         self._note = meter.note
-        self._leases = station.leases
+        self._leases = worker_context.leases
         self._enough = enough
         """Called when the worker has done what it was to do."""
         self.stopping = False
@@ -86,8 +86,8 @@ class ClaimLoop:
         """Whether nothing is to be claimed until it is said."""
         self.giving_up = False
         """Set when what the storage does not take is to be left."""
-        many = options.concurrency >= JOBS_OF_A_TRIP * self._storage.trips_at_once
-        self._trips_at_once = self._storage.trips_at_once if many else 1
+        many = options.concurrency >= JOBS_OF_A_TRIP * self._storage.max_in_flight
+        self._trips_at_once = self._storage.max_in_flight if many else 1
         self._trips: set[asyncio.Task[None]] = set()
         self._on_the_way: set[Run] = set()
         """Those of the untold whose end a trip is telling."""
@@ -102,7 +102,7 @@ class ClaimLoop:
         """Seconds until the next try; 0 while the storage answers."""
         self._hint: int | None = None
         self._looked_empty = False
-        self._probation = Probation(station.runs, station.clock, options.concurrency)
+        self._probation = Probation(worker_context.runs, worker_context.clock, options.concurrency)
         self._retry_due = 0
         """Monotonic milliseconds: until then a job that failed here is expected back."""
 
@@ -111,14 +111,14 @@ class ClaimLoop:
         self._resting = resting
         # What was seen before says nothing of what may have come meanwhile.
         self._looked_empty = False
-        self._bell.run_ended_here()
+        self._wake_event.run_ended_here()
 
     async def run(self) -> None:
         """Claim and tell until the worker stops and everything has ended and been told."""
         while not self._is_done():
             if self._trips_at_once == 1:
                 if (trip := self._pack()) is not None:
-                    await self._travel(trip)
+                    await self._exchange(trip)
             else:
                 self._set_out()
             self._look_at_budget()
@@ -137,7 +137,7 @@ class ClaimLoop:
             trip = self._pack()
             if trip is None:
                 return
-            task = asyncio.ensure_future(self._travel(trip))
+            task = asyncio.ensure_future(self._exchange(trip))
             self._trips.add(task)
             task.add_done_callback(self._returned)
 
@@ -145,9 +145,9 @@ class ClaimLoop:
         self._trips.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._broken = task
-        self._bell.run_ended_here()
+        self._wake_event.run_ended_here()
 
-    def _pack(self) -> "Trip | None":
+    def _pack(self) -> "ClaimExchange | None":
         """What there is to tell, and to ask for; None if it is nothing."""
         runs = self._runs
         ended = runs.collect()
@@ -167,9 +167,9 @@ class ClaimLoop:
             return None
         self._on_the_way.update(told)
         self._asked_for += max(0, slots)
-        return Trip(told, self._request(slots) if slots > 0 else None)
+        return ClaimExchange(told, self._request(slots) if slots > 0 else None)
 
-    async def _travel(self, trip: "Trip") -> None:
+    async def _exchange(self, trip: "ClaimExchange") -> None:
         told, request = trip
         self._asking += request is not None and not told
         try:
@@ -197,7 +197,7 @@ class ClaimLoop:
             if self._options.until_empty:
                 await self._look_for_end(finished.claims)
 
-    async def _flush_before(self, trip: "Trip") -> "Trip":
+    async def _flush_before(self, trip: "ClaimExchange") -> "ClaimExchange":
         """Send what handlers have said; if the storage refuses it, the runs that it is of are left out.
 
         A storage without memory for items of one run can still take the ends of others. Raises what it raises
@@ -212,7 +212,9 @@ class ClaimLoop:
             slots = 0 if trip.request is None else trip.request.slots - (len(trip.told) - len(told))
             if not told and slots <= 0:
                 raise
-            return Trip(told, trip.request._replace(slots=slots) if trip.request and slots > 0 else None)
+            return ClaimExchange(
+                told, trip.request._replace(slots=slots) if trip.request and slots > 0 else None
+            )
         return trip
 
     def _next_retry(self) -> float:
@@ -331,7 +333,7 @@ class ClaimLoop:
         self._begun += 1
         self._runs.executing[run] = run
         self._runs.settle(run, release(claimed, delay=delay))
-        self._bell.run_ended_here()
+        self._wake_event.run_ended_here()
 
     async def _look_for_end(self, claims: Claims) -> None:
         due_soon = claims.wait is not None and claims.wait <= SOON
@@ -358,13 +360,13 @@ class ClaimLoop:
         if self._is_done():
             return
         if self._retry:
-            await self._bell.sleep(self._jittered(self._retry), Hearing.STOP)
+            await self._wake_event.sleep(self._jittered(self._retry), WakeOn.STOP)
         elif self._tell.is_behind:
-            await self._bell.sleep(CATCH_UP, Hearing.STOP)
+            await self._wake_event.sleep(CATCH_UP, WakeOn.STOP)
         elif self._free_slots() <= 0 or len(self._trips) == self._trips_at_once:
-            await self._bell.sleep(self._probation.alone() or None, Hearing.ENDINGS)
+            await self._wake_event.sleep(self._probation.alone() or None, WakeOn.ENDINGS)
         else:
-            await self._bell.sleep(self._patience(), Hearing.ALL)
+            await self._wake_event.sleep(self._patience(), WakeOn.ALL)
 
     def _patience(self) -> float:
         if self._looked_empty:

@@ -40,23 +40,23 @@ class DatabaseThreads:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._free: list[Place] = []
-        self._used: set[Place] = set()
+        self._free: list[ThreadBinding] = []
+        self._used: set[ThreadBinding] = set()
         """Those with a thread."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def take(self) -> "Place":
+    def take(self) -> "ThreadBinding":
         """A place for the job of the current task, whose context it marks."""
         # The one left last: jobs that need no thread go on without the others' threads.
-        place = self._free.pop() if self._free else Place(self._loop, self._used)
+        place = self._free.pop() if self._free else ThreadBinding(self._loop, self._used)
         SENSITIVE.set(place.context)
         return place
 
-    def put_back(self, place: "Place") -> None:
+    def put_back(self, place: "ThreadBinding") -> None:
         """Take back the place of a job that did not use its thread."""
         self._free.append(place)
 
-    async def clean(self, place: "Place", *, interrupted: bool) -> None:
+    async def clean(self, place: "ThreadBinding", *, interrupted: bool) -> None:
         """Take back the place of a job that used its thread, once its connections are cleaned.
 
         interrupted: whether the job was cut off: its thread may still be at work, with connections in
@@ -93,12 +93,12 @@ class DatabaseThreads:
         self._timer = self._loop.call_later(IDLE, self._expire) if self._used else None
 
 
-class Place:
+class ThreadBinding:
     """What marks the context of one job at a time, and the thread that this context's calls run on."""
 
     __slots__ = ("_loop", "_used", "context", "executor", "idle_since")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, used: set["Place"]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, used: set["ThreadBinding"]) -> None:
         self.context = ThreadSensitiveContext()
         self.executor = _Executor(self._begin)
         self.idle_since = 0.0

@@ -17,7 +17,7 @@ from .flushing import Flushing
 
 if TYPE_CHECKING:
     from .runs import Run
-    from .station import Station
+    from .workercontext import WorkerContext
 
 INTERVAL = 0.005
 """Seconds between two groups, at least."""
@@ -37,8 +37,10 @@ class Emitter(Flushing):
     interval = INTERVAL
     verb = "emit"
 
-    def __init__(self, station: "Station", settings: Settings, on_refused: Callable[["Run"], None]) -> None:
-        super().__init__(station)
+    def __init__(
+        self, worker_context: "WorkerContext", settings: Settings, on_refused: Callable[["Run"], None]
+    ) -> None:
+        super().__init__(worker_context)
         self.settings = settings
         self.lock = Lock()
         self.closed = False

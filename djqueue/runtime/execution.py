@@ -11,15 +11,15 @@ from djqueue.conf import Settings
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Outcome
 
+from .events import RunEvents
 from .outcomes import after_error, next_delay, refusal
 from .runs import Run
-from .telling import Teller
 
 
 class Execution:
     """Decodes, encodes and judges; the executors do the calling in between."""
 
-    def __init__(self, settings: Settings, random: Random, tell: Teller) -> None:
+    def __init__(self, settings: Settings, random: Random, tell: RunEvents) -> None:
         self._settings = settings
         self._random = random
         self._tell = tell

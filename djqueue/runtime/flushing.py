@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .station import Station
+    from .workercontext import WorkerContext
 
 RETRY = 1.0
 """Seconds until a group is tried again when the storage is away."""
@@ -18,10 +18,10 @@ class Flushing(ABC):
     verb: str
     """Of the storage, for messages."""
 
-    def __init__(self, station: "Station") -> None:
-        self.storage = station.storage
-        self._loop = station.loop
-        self._tell = station.tell
+    def __init__(self, worker_context: "WorkerContext") -> None:
+        self.storage = worker_context.storage
+        self._loop = worker_context.loop
+        self._tell = worker_context.tell
         self._sending = asyncio.Lock()
         self._scheduled = False
         self._not_before = 0.0

@@ -11,8 +11,8 @@ from djqueue.core.job import WorkerInfo
 from .leasekeeper import seconds_between_looks
 from .periodic import Periodic
 from .runs import Run, lease_of
-from .station import Station
 from .stopping import Stop
+from .workercontext import WorkerContext
 
 SHARE = 3
 """A lease is renewed so many times before it would end, so that one lost message does not matter."""
@@ -32,7 +32,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        station: Station,
+        worker_context: WorkerContext,
         interval: int,
         *,
         info: Callable[[], WorkerInfo],
@@ -40,17 +40,17 @@ class Heartbeat:
         stop_run: Callable[[Run, Stop], None],
         on_exit: Callable[[], None] | None,
     ) -> None:
-        self._storage = station.storage
-        self._runs = station.runs
-        self._clock = station.clock
-        self._tell = station.tell
-        self._leases = station.leases
+        self._storage = worker_context.storage
+        self._runs = worker_context.runs
+        self._clock = worker_context.clock
+        self._tell = worker_context.tell
+        self._leases = worker_context.leases
         self._longest = interval
         self._info = info
         self._obey = obey
         self._stop_run = stop_run
         self._away = False
-        self._summed_at = station.clock.monotonic()
+        self._summed_at = worker_context.clock.monotonic()
         self.shortest_lease = interval * SHARE
         """Of the jobs claimed so far: milliseconds."""
         self._thread = Periodic("djqueue-heartbeat", self._seconds, self._beat, on_exit)

@@ -26,7 +26,7 @@ from django.db import connections
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.storage.base import Storage
 
-from .leasetable import LeaseTable, Seen, TornReadError
+from .leasetable import LeaseTable, LeaseTableView, TornReadError
 
 LOOKS = 12
 """A keeper looks at the worker so many times in a lease, at least once a second."""
@@ -141,7 +141,7 @@ class Keeping:
         """Monotonic milliseconds of the last renewal, while the worker is silent."""
         self._given_up = False
 
-    def look(self, seen: Seen, now: int) -> None:
+    def look(self, seen: LeaseTableView, now: int) -> None:
         """Renew what is due, at a monotonic time."""
         silence = now - seen.beat if seen.beat else 0
         if silence < min(seen.shortest_lease / 3, LONGEST_SILENCE):
@@ -173,7 +173,7 @@ class Keeping:
         self._renewed = now
         self._renew(seen)
 
-    def _renew(self, seen: Seen) -> None:
+    def _renew(self, seen: LeaseTableView) -> None:
         try:
             if seen.scheduler_claim:
                 self._storage.renew_scheduler_claim(seen.scheduler_claim)

@@ -32,7 +32,7 @@ class TornReadError(Exception):
     """The worker was stopped while it changed the table."""
 
 
-class Seen(NamedTuple):
+class LeaseTableView(NamedTuple):
     """What a lease keeper reads."""
 
     beat: int
@@ -113,7 +113,7 @@ class LeaseTable:
         self._memory[_CLAIM_AT : _CLAIM_AT + 1 + len(claim)] = bytes([len(claim)]) + claim
         self.expect(lease)
 
-    def read(self) -> Seen:
+    def read(self) -> LeaseTableView:
         """Read it, in the other process.
 
         Raises TornReadError if the worker was stopped in the middle of a change.
@@ -126,7 +126,7 @@ class LeaseTable:
             time.sleep(0.001)
         raise TornReadError
 
-    def _parse(self, memory: bytes) -> Seen:
+    def _parse(self, memory: bytes) -> LeaseTableView:
         beat, shortest, region, length = _HEADER.unpack_from(memory)
         start = _REGIONS_AT + region * SIZE
         written = io.BytesIO(memory[start : start + length])
@@ -135,7 +135,7 @@ class LeaseTable:
             leases += [Lease(*found) for found in marshal.load(written)]  # noqa: S302 - our own parent wrote it
         size = memory[_CLAIM_AT]
         claim = memory[_CLAIM_AT + 1 : _CLAIM_AT + 1 + size]
-        return Seen(beat, shortest, leases, claim)
+        return LeaseTableView(beat, shortest, leases, claim)
 
     def close(self) -> None:
         """Let go of the memory."""

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from djqueue.storage.chores import chores_of
 
 from .periodic import Periodic
-from .station import Station
 from .unhandled import UnhandledWatch
+from .workercontext import WorkerContext
 
 INTERVAL = 1.0
 """Seconds between two rounds, on average; several workers do not keep in step."""
@@ -18,15 +18,15 @@ class Maintenance:
     """Any number of workers may do it: a second round finds nothing to do."""
 
     def __init__(
-        self, station: Station, queues: Sequence[str] | None, on_exit: Callable[[], None] | None
+        self, worker_context: WorkerContext, queues: Sequence[str] | None, on_exit: Callable[[], None] | None
     ) -> None:
-        self._storage = station.storage
-        self._random = station.random
-        self._tell = station.tell
+        self._storage = worker_context.storage
+        self._random = worker_context.random
+        self._tell = worker_context.tell
         self._chores = {
-            "maintain": lambda: station.storage.maintain(),
-            **chores_of(station.storage),
-            "unhandled": UnhandledWatch(station, queues).look,
+            "maintain": lambda: worker_context.storage.maintain(),
+            **chores_of(worker_context.storage),
+            "unhandled": UnhandledWatch(worker_context, queues).look,
         }
         self._thread = Periodic("djqueue-maintenance", self._seconds, self._round, on_exit)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from djqueue.core.metrics import PARTS, Histogram, RunStats, part_of
 
-from .station import Station
+from .workercontext import WorkerContext
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -19,11 +19,11 @@ KINDS = {"complete": 0, "retry": 1, "fail": 2, "cancel": 3}
 class Meter:
     """Counts on the worker's loop alone."""
 
-    def __init__(self, station: Station) -> None:
-        self._storage = station.storage
-        self._loop = station.loop
-        self._tell = station.tell
-        self._entries: dict[tuple[str, str], _Entry] = {}
+    def __init__(self, worker_context: WorkerContext) -> None:
+        self._storage = worker_context.storage
+        self._loop = worker_context.loop
+        self._tell = worker_context.tell
+        self._entries: dict[tuple[str, str], _MeterEntry] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._flush: asyncio.Task[None] | None = None
 
@@ -49,8 +49,8 @@ class Meter:
             await asyncio.wait([self._flush])
         await self._send()
 
-    def _begin(self, key: tuple[str, str]) -> "_Entry":
-        entry = self._entries[key] = _Entry()
+    def _begin(self, key: tuple[str, str]) -> "_MeterEntry":
+        entry = self._entries[key] = _MeterEntry()
         if self._timer is None:
             self._timer = self._loop.call_later(INTERVAL, self._start)
         return entry
@@ -74,7 +74,7 @@ class Meter:
             self._tell.back("record runs")
 
 
-class _Entry:
+class _MeterEntry:
     __slots__ = ("ends", "run", "wait")
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class _Entry:
         self.wait = [0] * PARTS
         self.run = [0] * PARTS
 
-    def add(self, other: "_Entry") -> None:
+    def add(self, other: "_MeterEntry") -> None:
         for mine, theirs in ((self.ends, other.ends), (self.wait, other.wait), (self.run, other.run)):
             for place, number in enumerate(theirs):
                 mine[place] += number

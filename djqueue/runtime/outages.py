@@ -17,7 +17,7 @@ RETRIED_WITHIN = 5_000
 """Milliseconds for which a failed operation keeps an outage open: it may never be tried again."""
 
 
-class Outages:
+class OutageLog:
     """What a worker logs of a storage that fails. All methods may be called from any thread.
 
     A storage that is away, such as a scheduler that is restarted, is an outage: one line is logged when it is

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from djqueue.codecs import MSGPACK, decode, get_encoder
 from djqueue.conf import Settings
-from djqueue.core.job import Report
+from djqueue.core.job import ProgressReport
 
 from .emitting import Emitter
 from .flushing import Flushing
 
 if TYPE_CHECKING:
     from .runs import Run
-    from .station import Station
+    from .workercontext import WorkerContext
 
 INTERVAL = 0.1
 """Seconds between two groups, at least."""
@@ -33,10 +33,12 @@ class Reports(Flushing):
     interval = INTERVAL
     verb = "report"
 
-    def __init__(self, station: "Station", settings: Settings, on_refused: Callable[["Run"], None]) -> None:
-        super().__init__(station)
-        self.emitter = Emitter(station, settings, on_refused)
-        self._clock = station.clock
+    def __init__(
+        self, worker_context: "WorkerContext", settings: Settings, on_refused: Callable[["Run"], None]
+    ) -> None:
+        super().__init__(worker_context)
+        self.emitter = Emitter(worker_context, settings, on_refused)
+        self._clock = worker_context.clock
         self._encode = get_encoder(MSGPACK, settings.max_payload, "progress")
         self._on_refused = on_refused
         self._pending: dict[Run, _Pending] = {}
@@ -125,7 +127,7 @@ class _Pending:
         if later.progress is not None:
             self.progress = later.progress
 
-    def report(self, run: "Run") -> Report:
+    def report(self, run: "Run") -> ProgressReport:
         claimed = run.claimed
         progress = None if self.progress is None else decode(self.progress, MSGPACK, accept=(MSGPACK,))
-        return Report(claimed.queue, claimed.id, claimed.token, progress, tuple(self.lines))
+        return ProgressReport(claimed.queue, claimed.id, claimed.token, progress, tuple(self.lines))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from .claiming import ClaimLoop
 from .executors import InlineExecutor
 from .outcomes import release
-from .station import Station
 from .stopping import Stop
+from .workercontext import WorkerContext
 
 GRACE = 2.0
 """Seconds that jobs have between being asked to stop and being given back."""
@@ -20,11 +20,13 @@ CUT = 1.0
 class Shutdown:
     """The steps of a worker's end. All methods are called on the loop."""
 
-    def __init__(self, station: Station, timeout: int, claims: ClaimLoop, executor: InlineExecutor) -> None:
-        self._loop = station.loop
-        self._runs = station.runs
-        self._bell = station.bell
-        self._tell = station.tell
+    def __init__(
+        self, worker_context: WorkerContext, timeout: int, claims: ClaimLoop, executor: InlineExecutor
+    ) -> None:
+        self._loop = worker_context.loop
+        self._runs = worker_context.runs
+        self._wake_event = worker_context.wake_event
+        self._tell = worker_context.tell
         self._timeout = timeout
         self._claims = claims
         self._executor = executor
@@ -44,7 +46,7 @@ class Shutdown:
             self._tell.stopping(len(self._runs.executing))
             self._executor.give_back_gathered()
             self._after(self._timeout / 1_000, self._ask_all)
-            self._bell.stop()
+            self._wake_event.stop()
         if hurry and not self._hurried:
             self._ask_all()
 
@@ -61,7 +63,7 @@ class Shutdown:
             for run in executing:
                 self._executor.stop(run, Stop.SHUTDOWN)
         self._after(GRACE, self._give_back)
-        self._bell.stop()
+        self._wake_event.stop()
 
     def _give_back(self) -> None:
         executing = list(self._runs.executing.values())
@@ -70,11 +72,11 @@ class Shutdown:
             self.abandoned = given
             self._tell.abandoned(given)
         self._after(DELIVERY, self._give_up)
-        self._bell.stop()
+        self._wake_event.stop()
 
     def _give_up(self) -> None:
         self._claims.giving_up = True
-        self._bell.stop()
+        self._wake_event.stop()
         self._after(CUT, self._cut)
 
     def _cut(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from djqueue.core.steering import MAX_DUMP
+from djqueue.core.workercontrol import MAX_DUMP
 
 DEPTH = 60
 """Frames of each stack, the innermost ones."""

@@ -4,7 +4,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from djqueue.core.job import JobError
+from djqueue.core.job import JobFailure
 
 MAX_MESSAGE = 10_000
 """Characters of a message."""
@@ -15,9 +15,9 @@ OWN = str(Path(__file__).parent)
 """Where this package's frames come from."""
 
 
-def job_error(error: BaseException) -> JobError:
+def job_error(error: BaseException) -> JobFailure:
     """Type, message and traceback of an exception, the latter from the handler on."""
-    return JobError(type_name(error), _message(error), _formatted(error))
+    return JobFailure(type_name(error), _message(error), _formatted(error))
 
 
 def exc_info(error: BaseException | None) -> ExcInfo | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from djqueue.core.unhandled import unhandled
 
-from .station import Station
+from .workercontext import WorkerContext
 
 EVERY = 10_000
 """Milliseconds between two looks."""
@@ -17,13 +17,13 @@ MOST = 20
 class UnhandledWatch:
     """Looks for such jobs in the queues of one worker, and logs each name once an hour."""
 
-    def __init__(self, station: Station, queues: Sequence[str] | None) -> None:
-        self._storage = station.storage
-        self._clock = station.clock
-        self._tell = station.tell
+    def __init__(self, worker_context: WorkerContext, queues: Sequence[str] | None) -> None:
+        self._storage = worker_context.storage
+        self._clock = worker_context.clock
+        self._tell = worker_context.tell
         self._queues = queues
         # Workers that are started together need a moment to register.
-        self._looked_at = station.clock.monotonic()
+        self._looked_at = worker_context.clock.monotonic()
         self._logged: dict[tuple[str, str], int] = {}
 
     def look(self) -> None:

@@ -18,16 +18,16 @@ from djqueue.core.job import WorkerInfo
 from djqueue.storage.base import Storage
 
 from .assembly import Assembly
-from .bell import Bell
 from .configuration import Seconds, read_options
 from .connections import close_connections
+from .events import Counters, RunEvents
 from .handlers import Handlers, read_handlers
 from .leasetable import LeaseTable
 from .loops import run_loop
 from .runs import Runs
-from .station import Station
-from .telling import Counters, Teller
 from .vitals import memory, running_jobs
+from .wakeevent import WakeEvent
+from .workercontext import WorkerContext
 
 RUNWORKERS, EMBEDDED = "runworkers", "embedded"
 FLUSH = 5.0
@@ -93,7 +93,7 @@ class Worker:
         """Handlers, and calls of the storage, that did not end in time; their threads may still be at it."""
         self._clock = clock
         self._random = random or Random()
-        self._tell = Teller(self.options.worker_id, clock)
+        self._tell = RunEvents(self.options.worker_id, clock)
         self._started_at = clock.now()
         self._begun = False
         self._stopping = False
@@ -147,18 +147,18 @@ class Worker:
         if self.options.connect:
             # It may wait, for another process to make room say; a thread lets the loop go on.
             await asyncio.to_thread(self._connect)
-        station = Station(
+        worker_context = WorkerContext(
             storage=self.storage,
             loop=loop,
             clock=self._clock,
             random=self._random,
             runs=Runs(),
-            bell=Bell(loop),
+            wake_event=WakeEvent(loop),
             tell=self._tell,
             leases=self.leases,
         )
         assembly = self._assembly = Assembly(
-            station,
+            worker_context,
             self.handlers,
             self.options,
             self._settings,

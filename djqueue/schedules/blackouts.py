@@ -20,7 +20,7 @@ FORMS = "dates (2026-12-24, 2026-12-24..2027-01-02, 12-25), weekdays (sat,sun, m
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class BlackoutWindow:
     """Hours of some days. An end that is not later than the beginning is on the next day."""
 
     first: date | None = None
@@ -53,14 +53,14 @@ class Window:
 
 
 @lru_cache(maxsize=1024)
-def parse_blackouts(lines: tuple[str, ...]) -> tuple[Window, ...]:
+def parse_blackouts(lines: tuple[str, ...]) -> tuple[BlackoutWindow, ...]:
     """Windows as users write them, one a line: days, hours, or both. Raises OptionError."""
     if len(lines) > MOST:
         raise OptionError(f"blackouts: {len(lines)} windows; at most {MOST} are allowed")
     return tuple(map(_window, lines))
 
 
-def blackout_end(windows: Sequence[Window], zone: tzinfo, at: int) -> int | None:
+def blackout_end(windows: Sequence[BlackoutWindow], zone: tzinfo, at: int) -> int | None:
     """When, in UTC seconds, the blackouts that an instant lies in are over: itself if it lies in none.
 
     None if that is in years, or never.
@@ -75,7 +75,7 @@ def blackout_end(windows: Sequence[Window], zone: tzinfo, at: int) -> int | None
     return None
 
 
-def blackout_begin(windows: Sequence[Window], zone: tzinfo, at: int) -> int:
+def blackout_begin(windows: Sequence[BlackoutWindow], zone: tzinfo, at: int) -> int:
     """Since when, in UTC seconds, an instant's blackouts have lasted; itself if it lies in none."""
     for _ in range(TOGETHER):
         found = _around(windows, local_time(zone, at - 1))
@@ -85,11 +85,11 @@ def blackout_begin(windows: Sequence[Window], zone: tzinfo, at: int) -> int:
     return at
 
 
-def _around(windows: Iterable[Window], moment: datetime) -> list[tuple[datetime, datetime]]:
+def _around(windows: Iterable[BlackoutWindow], moment: datetime) -> list[tuple[datetime, datetime]]:
     return [found for window in windows if (found := window.around(moment)) is not None]
 
 
-def _window(line: str) -> Window:
+def _window(line: str) -> BlackoutWindow:
     if not isinstance(line, str) or not line.strip() or len(line) > 100:
         raise _refused(line)
     *days, last = line.lower().split()
@@ -99,7 +99,7 @@ def _window(line: str) -> Window:
     if len(days) > 1:
         raise _refused(line)
     try:
-        return replace(_days(days[0]) if days else Window(), begin=hours[0], end=hours[1])
+        return replace(_days(days[0]) if days else BlackoutWindow(), begin=hours[0], end=hours[1])
     except ValueError:
         raise _refused(line) from None
 
@@ -108,22 +108,22 @@ def _refused(line: object) -> OptionError:
     return OptionError(f"blackouts: {line!r} is not one of {FORMS}, or days and hours with a space between")
 
 
-def _days(text: str) -> Window:
+def _days(text: str) -> BlackoutWindow:
     if re.fullmatch(r"\d\d-\d\d", text):
         day = date.fromisoformat(f"2000-{text}")  # a leap year
-        return Window(yearly=(day.month, day.day))
+        return BlackoutWindow(yearly=(day.month, day.day))
     if text[:1].isdigit():
         first, dots, last = text.partition("..")
         begin, end = _date(first), _date(last if dots else first)
         if end < begin:
             raise ValueError
-        return Window(first=begin, last=end)
+        return BlackoutWindow(first=begin, last=end)
     days: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
         one, other = WEEKDAYS.index(first), WEEKDAYS.index(last if dash else first)
         days.update(day % 7 for day in range(one, other + 1 if other >= one else other + 8))
-    return Window(weekdays=frozenset(days))
+    return BlackoutWindow(weekdays=frozenset(days))
 
 
 def _date(text: str) -> date:

@@ -10,14 +10,14 @@ AT_ONCE = 100
 """Slots of one plan; the rest is left to the next one."""
 
 
-class Plan(NamedTuple):
+class SlotPlan(NamedTuple):
     """The slots to enqueue, oldest first, and the first that is not dealt with by that."""
 
     slots: tuple[int, ...]
     following: int | None
 
 
-def plan(schedule: Schedule, name: str, slot: int, now: int) -> Plan | None:
+def plan(schedule: Schedule, name: str, slot: int, now: int) -> SlotPlan | None:
     """What to do at a time about a schedule whose next slot is this one; None if it is not due.
 
     Where the slot has been missed, `Schedule.missed` decides, also about those since then.
@@ -26,7 +26,7 @@ def plan(schedule: Schedule, name: str, slot: int, now: int) -> Plan | None:
     if late < 0:
         return None
     if late > LATE and schedule.missed == "one":
-        return Plan((slot,), _first(schedule, name, slot, now + 1))
+        return SlotPlan((slot,), _first(schedule, name, slot, now + 1))
     following: int | None = slot
     if late > LATE:
         window = schedule.missed_window if schedule.missed == "all" else 0
@@ -35,7 +35,7 @@ def plan(schedule: Schedule, name: str, slot: int, now: int) -> Plan | None:
     while following is not None and schedule.fires_at(following, name) <= now and len(due) < AT_ONCE:
         due.append(following)
         following = schedule.next_slot(following)
-    return Plan(tuple(due), following)
+    return SlotPlan(tuple(due), following)
 
 
 def _first(schedule: Schedule, name: str, slot: int, earliest: int) -> int | None:

@@ -26,7 +26,8 @@ from djqueue.core.job import (
     CancelResult,
     ClaimRequest,
     Claims,
-    DeadLetter,
+    DeadLetterPage,
+    DeadLetterRecord,
     Emission,
     EnqueueResult,
     Event,
@@ -36,10 +37,9 @@ from djqueue.core.job import (
     ItemPage,
     JobRecord,
     Lease,
-    LetterPage,
     Outcome,
+    ProgressReport,
     Renewal,
-    Report,
     WorkerDump,
     WorkerInfo,
 )
@@ -48,9 +48,9 @@ from djqueue.core.maintenance import Swept
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
 
+from .bulkwrites import BulkWriteReports
 from .export import Export
 from .feed import Feed
-from .imports import Imports
 from .inspector import Inspector
 from .staging import Staging
 
@@ -73,7 +73,7 @@ class Storage(Inspector):
     in_process = False
     """Whether only this process sees its jobs, and runs them."""
 
-    trips_at_once = 1
+    max_in_flight = 1
     """Calls of `afinish` that a worker makes at once, if it has the slots: more where the storage is another
     process, which works while this one does."""
 
@@ -95,7 +95,7 @@ class Storage(Inspector):
         return None
 
     @property
-    def imports(self) -> Imports | None:
+    def imports(self) -> BulkWriteReports | None:
         """The reports of bulk writes; None if this storage keeps none."""
         return None
 
@@ -202,7 +202,7 @@ class Storage(Inspector):
         """Extend claims whose tokens hold to a whole lease from now."""
 
     @abstractmethod
-    def report(self, reports: Sequence[Report]) -> list[bool]:
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
         """Progress and log lines of runs whose tokens hold."""
 
     @abstractmethod
@@ -235,7 +235,7 @@ class Storage(Inspector):
         """
 
     @abstractmethod
-    def revise(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+    def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
         """Give one job another payload in the place of the one that the caller knows, in one step.
 
         old: the payload that it has as far as the caller knows; if it has another one, nothing is done.
@@ -259,7 +259,7 @@ class Storage(Inspector):
     @abstractmethod
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """Dead letters to waiting, or to blocked: retried | blocked_again | not_found | not_failed |
-        unique_key_taken | rejected (it was never fit to run: `revise` it) | dependency_gone, for each.
+        unique_key_taken | rejected (never valid: use `replace_payload`) | dependency_gone, for each.
 
         A job with the reason `dependency_failed` waits again for the dependencies that had not completed,
         also for those that have failed and are not retried yet. It is refused as `dependency_gone` if one of
@@ -386,11 +386,11 @@ class Storage(Inspector):
         """Up to `limit` records of one state (None: all), oldest first, behind the job with an id."""
 
     @abstractmethod
-    def dead_letters(self, queue: str) -> list[DeadLetter]:
+    def dead_letters(self, queue: str) -> list[DeadLetterRecord]:
         """The queue's dead letters, oldest first."""
 
     @abstractmethod
-    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> LetterPage:
+    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> DeadLetterPage:
         """Up to `limit` of the queue's dead letters, oldest first; `after`: the `next` of an earlier page.
 
         One that comes, or goes, between two pages moves no other to another page.
@@ -424,7 +424,7 @@ class Storage(Inspector):
         """The workers that have been heard of lately."""
 
     @abstractmethod
-    def steer_worker(self, worker_id: str, command: str) -> str:
+    def control_worker(self, worker_id: str, command: str) -> str:
         """Have a worker do something: quiet (claim no more, finish what runs), resume (claim again), stop
         (end as after a signal), dump (keep here where its threads and tasks are).
 
@@ -434,11 +434,11 @@ class Storage(Inspector):
         """
 
     @abstractmethod
-    def follow_worker(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+    def on_worker_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
         """Call `wake`, quickly and from any thread, when commands may wait for a worker."""
 
     @abstractmethod
-    def keep_dump(self, worker_id: str, text: str) -> bool:
+    def save_dump(self, worker_id: str, text: str) -> bool:
         """Keep a worker's dump for five minutes, in place of an earlier one; False if it is not known here.
 
         What is longer than 65,536 characters is cut off.

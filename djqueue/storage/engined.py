@@ -6,13 +6,14 @@ from typing import Unpack
 from djqueue.core.engine import Engine
 from djqueue.core.errors import StorageError
 from djqueue.core.explain import Explanation, decide
-from djqueue.core.graph import MOST, FlowGraph, Link, explore, walked
+from djqueue.core.graph import MOST, FlowGraph, JobLink, explore, walked
 from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.job import (
     Batch,
     CancelResult,
     ClaimRequest,
-    DeadLetter,
+    DeadLetterPage,
+    DeadLetterRecord,
     Emission,
     EnqueueResult,
     Finished,
@@ -20,16 +21,14 @@ from djqueue.core.job import (
     ItemPage,
     JobRecord,
     Lease,
-    LetterPage,
     Outcome,
+    ProgressReport,
     Renewal,
-    Report,
     WorkerDump,
     WorkerInfo,
 )
 from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept, sweep
-from djqueue.core.mentions import MentionPage
 from djqueue.core.metrics import Bucket, RunStats, assemble, span_of
 from djqueue.core.metricstore import MetricKeeper
 from djqueue.core.options import JobKey
@@ -37,9 +36,10 @@ from djqueue.core.overview import GroupsOverview, Overview
 from djqueue.core.pages import JobPage
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
+from djqueue.core.summaries import JobSummaryPage
 from djqueue.core.versions import version_of
 
-from . import room
+from . import backpressure
 from .base import EventHandler, P, Storage, T, Unsubscribe
 
 WORKER_TTL = 60_000
@@ -59,13 +59,13 @@ class EngineStorage(Storage):
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
         if self.engine.may_block:
-            return room.enqueue(self, self.engine.policy, batches, self.engine.enqueue)
+            return backpressure.enqueue(self, self.engine.policy, batches, self.engine.enqueue)
         return self.engine.enqueue(batches)
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `enqueue`."""
         if self.engine.may_block:
-            return await room.aenqueue(self, self.engine.policy, batches, self._enqueue_soon)
+            return await backpressure.aenqueue(self, self.engine.policy, batches, self._enqueue_soon)
         return self.enqueue(batches)
 
     async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -79,7 +79,7 @@ class EngineStorage(Storage):
         """See `Storage.renew`."""
         return self.engine.renew(leases)
 
-    def report(self, reports: Sequence[Report]) -> list[bool]:
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
         """See `Storage.report`."""
         return self.engine.report(reports)
 
@@ -109,9 +109,9 @@ class EngineStorage(Storage):
         """See `Storage.update`."""
         return self.engine.update(queue, ids, priority, payload)
 
-    def revise(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
-        """See `Storage.revise`."""
-        return self.engine.revise(queue, id, payload, old, retry=retry)
+    def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        """See `Storage.replace_payload`."""
+        return self.engine.replace_payload(queue, id, payload, old, retry=retry)
 
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """See `Storage.move`."""
@@ -221,7 +221,7 @@ class EngineStorage(Storage):
         """See `Storage.flow`."""
         return walked(explore((queue, id), limit), lambda keys: self.links(keys, limit))
 
-    def links(self, keys: Sequence[JobKey], most: int) -> Mapping[JobKey, Link]:
+    def links(self, keys: Sequence[JobKey], most: int) -> Mapping[JobKey, JobLink]:
         """What `explore` asks for."""
         return self.engine.links(keys, most)
 
@@ -237,7 +237,7 @@ class EngineStorage(Storage):
 
     def about(
         self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
-    ) -> MentionPage:
+    ) -> JobSummaryPage:
         """See `Storage.about`."""
         return self.engine.about(subject, limit, cursor, queues)
 
@@ -249,11 +249,11 @@ class EngineStorage(Storage):
         """See `Storage.page`."""
         return self.engine.page(queue, state, limit, after)
 
-    def dead_letters(self, queue: str) -> list[DeadLetter]:
+    def dead_letters(self, queue: str) -> list[DeadLetterRecord]:
         """See `Storage.dead_letters`."""
         return self.engine.dead_letters(queue)
 
-    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> LetterPage:
+    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> DeadLetterPage:
         """See `Storage.dead_letter_page`."""
         return self.engine.dead_letter_page(queue, limit, after)
 
@@ -277,17 +277,17 @@ class EngineStorage(Storage):
         """See `Storage.workers`."""
         return self.engine.workers()
 
-    def steer_worker(self, worker_id: str, command: str) -> str:
-        """See `Storage.steer_worker`."""
-        return self.engine.steer_worker(worker_id, command)
+    def control_worker(self, worker_id: str, command: str) -> str:
+        """See `Storage.control_worker`."""
+        return self.engine.control_worker(worker_id, command)
 
-    def follow_worker(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
-        """See `Storage.follow_worker`."""
-        return self.engine.follow_worker(worker_id, wake)
+    def on_worker_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        """See `Storage.on_worker_command`."""
+        return self.engine.on_worker_command(worker_id, wake)
 
-    def keep_dump(self, worker_id: str, text: str) -> bool:
-        """See `Storage.keep_dump`."""
-        return self.engine.keep_dump(worker_id, text)
+    def save_dump(self, worker_id: str, text: str) -> bool:
+        """See `Storage.save_dump`."""
+        return self.engine.save_dump(worker_id, text)
 
     def worker_dump(self, worker_id: str) -> WorkerDump | None:
         """See `Storage.worker_dump`."""

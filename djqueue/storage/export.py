@@ -19,7 +19,7 @@ times in UTC milliseconds. None is what does not concern a row; a column that a 
 out."""
 
 
-class Wanted(NamedTuple):
+class ExportFilter(NamedTuple):
     """What is to be read."""
 
     table: str
@@ -40,7 +40,7 @@ class Wanted(NamedTuple):
         return (self.since is None or at >= self.since) and (self.until is None or at < self.until)
 
 
-class Part(NamedTuple):
+class ExportPart(NamedTuple):
     """What one process reads."""
 
     place: str
@@ -58,11 +58,11 @@ class Export(ABC):
     """The tables that it has."""
 
     @abstractmethod
-    def parts(self, wanted: Wanted, many: int) -> list[Part]:
+    def parts(self, wanted: ExportFilter, many: int) -> list[ExportPart]:
         """All that is wanted, in about so many parts that take about as long."""
 
     @abstractmethod
-    def pages(self, wanted: Wanted, part: Part, size: int) -> Iterator[Page]:
+    def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
         """A part, in pages of about `size` rows at most; a page may be empty."""
 
 

@@ -20,7 +20,7 @@ class EventsLostError(StorageError):
     """Events that were to be read are not kept any more."""
 
 
-class Stretch(NamedTuple):
+class FeedRange(NamedTuple):
     """What one process reads: what is behind `start`, up to `end`."""
 
     stream: str
@@ -49,7 +49,7 @@ class Feed(ABC):
         """
 
     @abstractmethod
-    def read(self, stretch: Stretch, size: int, *, complete: bool) -> Iterator[Page]:
+    def read(self, stretch: FeedRange, size: int, *, complete: bool) -> Iterator[Page]:
         """The rows of a stretch, in pages of about so many.
 
         complete: whether to raise EventsLostError if some are not kept any more; else the others come.

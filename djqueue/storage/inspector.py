@@ -6,19 +6,21 @@ Everything here reads, and may be called as often as a page is looked at.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from djqueue.core.diagnostics import Diagnostics, Line
-from djqueue.core.explain import Dependency, Explanation, Holder
+from djqueue.core.diagnostics import DiagnosticLine, Diagnostics
+from djqueue.core.explain import BlockingJob, Dependency, Explanation
 from djqueue.core.graph import MOST, FlowEdge, FlowGraph, FlowNode
 from djqueue.core.groups import GroupOverview
-from djqueue.core.mentions import Mention, MentionPage
 from djqueue.core.metrics import Bucket, Histogram, RunStats, Tiers
 from djqueue.core.overview import GroupsOverview, Overview, QueueOverview, Totals
 from djqueue.core.pages import JobPage
 from djqueue.core.states import State
+from djqueue.core.summaries import JobSummary, JobSummaryPage
 
 __all__ = [
+    "BlockingJob",
     "Bucket",
     "Dependency",
+    "DiagnosticLine",
     "Diagnostics",
     "Explanation",
     "FlowEdge",
@@ -27,12 +29,10 @@ __all__ = [
     "GroupOverview",
     "GroupsOverview",
     "Histogram",
-    "Holder",
     "Inspector",
     "JobPage",
-    "Line",
-    "Mention",
-    "MentionPage",
+    "JobSummary",
+    "JobSummaryPage",
     "Overview",
     "QueueOverview",
     "RunStats",
@@ -123,7 +123,7 @@ class Inspector(ABC):
     @abstractmethod
     def about(
         self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
-    ) -> MentionPage:
+    ) -> JobSummaryPage:
         """Up to `limit` jobs about a subject, in short, in these queues (None: in all): the newest first.
 
         Those that wait or run, and those that have ended, as long as they are kept. Only they are looked at,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from random import Random
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.diagnostics import Diagnostics, Line, workers_line
+from djqueue.core.diagnostics import DiagnosticLine, Diagnostics, workers_line
 from djqueue.core.engine import DEFAULT_POLICY, Engine
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.metricstore import MetricStore
@@ -52,9 +52,9 @@ class MemoryStorage(EngineStorage):
         names = self.engine.queues()
         jobs = sum(sum(one.counts.values()) for one in self.engine.overview(names).queues)
         lines = [
-            Line("storage.where", "Storage", "where", self.describe()),
-            Line("storage.queues", "Storage", "queues", f"{len(names):,}"),
-            Line("storage.jobs", "Storage", "jobs", f"{jobs:,}"),
+            DiagnosticLine("storage.where", "Storage", "where", self.describe()),
+            DiagnosticLine("storage.queues", "Storage", "queues", f"{len(names):,}"),
+            DiagnosticLine("storage.jobs", "Storage", "jobs", f"{jobs:,}"),
             workers_line(len(self.workers())),
         ]
         return Diagnostics("memory", self.engine.clock.now(), lines)

@@ -57,7 +57,7 @@ class Manifest(NamedTuple):
     """For each chunk of each part the letter that `stage` answered."""
 
 
-class Publication(NamedTuple):
+class PublicationState(NamedTuple):
     """How the publication of a manifest stands."""
 
     status: str
@@ -88,7 +88,7 @@ class Staging(ABC):
         """
 
     @abstractmethod
-    def begin(self, manifest: Manifest, lifetime: int | None) -> Publication:
+    def begin(self, manifest: Manifest, lifetime: int | None) -> PublicationState:
         """Store a manifest, unless one of its version is there.
 
         lifetime: milliseconds for which it is known that it was published; None: for ever.

@@ -15,13 +15,13 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from djqueue.core.durations import to_datetime, to_milliseconds
-from djqueue.core.job import Attempt, JobError, JobRecord
+from djqueue.core.job import AttemptRecord, JobFailure, JobRecord
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import Bucket, Histogram
 from djqueue.core.states import State
 from djqueue.dashboard import drawing, limits, listing, rendering, spans
 from djqueue.dashboard.addresses import QuotedConverter
-from djqueue.dashboard.marks import Flag
+from djqueue.dashboard.marks import ChartAnnotation
 from djqueue.models import JobState
 
 register = template.Library()
@@ -174,7 +174,7 @@ def seconds(at: int) -> str:
 
 
 @register.simple_tag
-def flags_in(bucket: Bucket, flags: Sequence[Flag]) -> list[Flag]:
+def flags_in(bucket: Bucket, flags: Sequence[ChartAnnotation]) -> list[ChartAnnotation]:
     """Marks of the time that a bucket is of."""
     return [flag for flag in flags or () if bucket.start <= flag.at < bucket.start + bucket.step]
 
@@ -192,7 +192,7 @@ def outcome(word: str) -> str:
 
 
 @register.simple_tag
-def took(run: Attempt | JobRecord) -> int | None:
+def took(run: AttemptRecord | JobRecord) -> int | None:
     """Milliseconds of a run, or of a job's last run, that has ended."""
     if not run.started_at:
         return None
@@ -207,7 +207,7 @@ def percentiles(bucket: Bucket) -> list[tuple[float | None, str]]:
 
 
 @register.filter
-def error_line(error: JobError) -> str:
+def error_line(error: JobFailure) -> str:
     """What was raised, in a line."""
     return f"{error.type.rpartition('.')[2]}: {rendering.first_line(error.message)}"
 

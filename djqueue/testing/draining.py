@@ -7,7 +7,7 @@ from typing import Any, cast
 from djqueue.client import get_storage
 from djqueue.core.job import ClaimRequest, Finished, Outcome
 from djqueue.runtime import Worker
-from djqueue.runtime.telling import Counters
+from djqueue.runtime.events import Counters
 from djqueue.storage.base import Storage
 
 LONGEST = 60.0

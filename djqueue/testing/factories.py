@@ -16,11 +16,11 @@ from djqueue.core.job import (
     Emission,
     ItemMark,
     ItemPage,
-    JobError,
+    JobFailure,
     JobRecord,
     Lease,
     Outcome,
-    Report,
+    ProgressReport,
     WorkerInfo,
 )
 from djqueue.core.options import JobOptions
@@ -37,7 +37,7 @@ PAYLOAD = b"\xa7payload"
 RESULT = b"\xa6result"
 DELAY = 3_600_000
 """Milliseconds: the wait of a delayed job whose wait does not matter."""
-ERROR = JobError("builtins.ValueError", "no such order", "Traceback (most recent call last): ...")
+ERROR = JobFailure("builtins.ValueError", "no such order", "Traceback (most recent call last): ...")
 
 
 # Enqueue.
@@ -122,9 +122,11 @@ def lease_of(claimed: Claimed) -> Lease:
     return Lease(claimed.queue, claimed.id, claimed.token)
 
 
-def report_of(claimed: Claimed, progress: Any = None, lines: Iterable[tuple[int, str]] = ()) -> Report:
+def report_of(
+    claimed: Claimed, progress: Any = None, lines: Iterable[tuple[int, str]] = ()
+) -> ProgressReport:
     """Progress and log lines of the run."""
-    return Report(claimed.queue, claimed.id, claimed.token, progress, tuple(lines))
+    return ProgressReport(claimed.queue, claimed.id, claimed.token, progress, tuple(lines))
 
 
 def emission_of(claimed: Claimed, start: int, *items: bytes) -> Emission:
@@ -146,7 +148,7 @@ def completing(claimed: Claimed, result: bytes | None = RESULT) -> Outcome:
     return Outcome(claimed.queue, claimed.id, claimed.token, "complete", result=result)
 
 
-def retrying(claimed: Claimed, delay: int = 0, error: JobError | None = ERROR) -> Outcome:
+def retrying(claimed: Claimed, delay: int = 0, error: JobFailure | None = ERROR) -> Outcome:
     """The run failed, and there shall be another."""
     return Outcome(claimed.queue, claimed.id, claimed.token, "retry", delay=delay, error=error)
 
@@ -156,7 +158,7 @@ def releasing(claimed: Claimed, delay: int = 0) -> Outcome:
     return Outcome(claimed.queue, claimed.id, claimed.token, "release", delay=delay)
 
 
-def failing(claimed: Claimed, reason: str = "explicit_fail", error: JobError | None = ERROR) -> Outcome:
+def failing(claimed: Claimed, reason: str = "explicit_fail", error: JobFailure | None = ERROR) -> Outcome:
     """The run failed for good."""
     return Outcome(claimed.queue, claimed.id, claimed.token, "fail", error=error, reason=reason)
 
@@ -222,7 +224,7 @@ def a_failed_job(
     storage: Storage,
     *,
     reason: str = "explicit_fail",
-    error: JobError | None = ERROR,
+    error: JobFailure | None = ERROR,
     **given: Any,
 ) -> str:
     """The id of a job in state failed: a dead letter."""

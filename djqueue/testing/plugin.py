@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from djqueue.runtime.telling import Counters
+    from djqueue.runtime.events import Counters
     from djqueue.storage.base import Storage
 
 pytest.register_assert_rewrite("djqueue.testing.contract", "djqueue.testing.waiting")

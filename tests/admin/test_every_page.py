@@ -11,7 +11,7 @@ from django.http import HttpResponse
 from django.test import Client
 
 from djqueue.dashboard import rights
-from djqueue.dashboard.pages import Page
+from djqueue.dashboard.pages import DashboardPage
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import AuditEvent, Job
@@ -205,7 +205,7 @@ def test_the_walk_finds_a_page_that_is_not_gated(settings: Any, monkeypatch: pyt
     def everything(_request: Any, *_args: Any, **_captured: Any) -> Any:
         return HttpResponse(" ".join(Job.objects.values_list("queue", flat=True)))
 
-    page: Page = by_name["storage"]
+    page: DashboardPage = by_name["storage"]
     monkeypatch.setattr(type(page), "view", everything)
     scene = Scene()
     found = leaks(

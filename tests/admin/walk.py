@@ -15,7 +15,7 @@ from django.test import Client
 from django.urls import URLPattern, reverse
 
 from djqueue.codecs import MSGPACK, encode
-from djqueue.dashboard.pages import Page
+from djqueue.dashboard.pages import DashboardPage
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import (
@@ -60,7 +60,7 @@ class Target(NamedTuple):
 
     label: str
     url: str
-    page: Page | None
+    page: DashboardPage | None
     """The dashboard's page; None: a list or a row of the admin."""
     queue: str
     """The queue that it is about."""

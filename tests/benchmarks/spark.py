@@ -246,7 +246,7 @@ def by_partition(bench: Bench) -> dict[str, float]:
         from djqueue.core.job import Batch
         from djqueue.core.options import JobOptions
         from djqueue.storage.redis import records
-        from djqueue.storage.redis.roundtrips import Call
+        from djqueue.storage.redis.roundtrips import ScriptCall
         from djqueue.storage.redis.scripts import script
 
         encode, ids, add = get_encoder(MSGPACK), IdSource(), script("add")
@@ -258,10 +258,10 @@ def by_partition(bench: Bench) -> dict[str, float]:
                 payload = encode({"args": [], "kwargs": row.asDict()})
                 [job_id] = ids.many(1, SYSTEM_CLOCK.now())
                 arguments = [b"1", JOB.encode(), b"", job_id.encode(), rest + payload]
-                call = Call(add, keys, arguments)
-                lane = trips._lane(call)
-                pipeline.execute_command(*trips._words(call, lane))
-                trips._free(lane)
+                call = ScriptCall(add, keys, arguments)
+                sequence = trips._lane(call)
+                pipeline.execute_command(*trips._words(call, sequence))
+                trips._free(sequence)
                 if len(pipeline) == BATCH:
                     pipeline.execute()
             pipeline.execute()

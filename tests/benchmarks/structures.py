@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from djqueue.core.heap import COMPACT_ABOVE, COMPACT_FROM, PriorityQueue
-from djqueue.core.job import Job
+from djqueue.core.job import EngineJob
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 
@@ -25,22 +25,22 @@ ROUNDS = 3
 """Runs of each load; the best counts, for the others were disturbed."""
 ARITY = 4
 
-Entry = tuple[int, int, Job]
+Entry = tuple[int, int, EngineJob]
 """(negated priority, generation, job): stale once the index knows another generation."""
 
 
 class Structure(Protocol):
     """What a priority queue must do here."""
 
-    def push(self, job: Job) -> None:
+    def push(self, job: EngineJob) -> None:
         """Add a job behind those of its priority."""
         ...
 
-    def pop(self) -> Job | None:
+    def pop(self) -> EngineJob | None:
         """Take the best job."""
         ...
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: EngineJob) -> None:
         """Take out a job that is here."""
         ...
 
@@ -52,16 +52,16 @@ class FifoPerPriority:
         self._queue = PriorityQueue()
         self._generation = 0
 
-    def push(self, job: Job) -> None:
+    def push(self, job: EngineJob) -> None:
         self._generation += 1
         job.generation = self._generation
         self._queue.push(job)
 
-    def pop(self) -> Job | None:
+    def pop(self) -> EngineJob | None:
         jobs = self._queue.pop(1)
         return jobs[0] if jobs else None
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: EngineJob) -> None:
         self._queue.remove(job)
 
 
@@ -73,12 +73,12 @@ class BinaryHeap:
         self._index: dict[str, int] = {}
         self._generation = 0
 
-    def push(self, job: Job) -> None:
+    def push(self, job: EngineJob) -> None:
         self._generation += 1
         self._index[job.id] = self._generation
         self._put((-job.options.priority, self._generation, job))
 
-    def pop(self) -> Job | None:
+    def pop(self) -> EngineJob | None:
         while self._heap:
             _, generation, job = self._take()
             if self._index.get(job.id) == generation:
@@ -86,7 +86,7 @@ class BinaryHeap:
                 return job
         return None
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: EngineJob) -> None:
         del self._index[job.id]
         stale = len(self._heap) - len(self._index)
         if len(self._heap) >= COMPACT_FROM and stale > len(self._heap) * COMPACT_ABOVE:
@@ -168,7 +168,7 @@ def all_different() -> Iterator[int]:
     return iter(numbers)
 
 
-def fill_and_drain(structure: Structure, jobs: list[Job]) -> None:
+def fill_and_drain(structure: Structure, jobs: list[EngineJob]) -> None:
     """All in, then all out."""
     for job in jobs:
         structure.push(job)
@@ -177,7 +177,7 @@ def fill_and_drain(structure: Structure, jobs: list[Job]) -> None:
     assert structure.pop() is None
 
 
-def steady(structure: Structure, jobs: list[Job]) -> None:
+def steady(structure: Structure, jobs: list[EngineJob]) -> None:
     """A backlog of a tenth; for each job that comes one goes."""
     backlog = len(jobs) // 10
     for job in jobs[:backlog]:
@@ -190,7 +190,7 @@ def steady(structure: Structure, jobs: list[Job]) -> None:
     assert structure.pop() is None
 
 
-def with_removals(structure: Structure, jobs: list[Job]) -> None:
+def with_removals(structure: Structure, jobs: list[EngineJob]) -> None:
     """All in, every third taken out again, the rest out."""
     for job in jobs:
         structure.push(job)
@@ -212,14 +212,14 @@ LOADS = (
 def measure(
     make: Callable[[], Structure],
     priorities: Callable[[], Iterator[int]],
-    load: Callable[[Structure, list[Job]], None],
+    load: Callable[[Structure, list[EngineJob]], None],
 ) -> float:
     """Jobs a second through the structure."""
     best = float("inf")
     options = {priority: JobOptions(priority=priority) for priority in set(priorities())}
     for _ in range(ROUNDS):
         jobs = [
-            Job(str(number), "q", "job", b"", options[priority], State.WAITING, 0, 0)
+            EngineJob(str(number), "q", "job", b"", options[priority], State.WAITING, 0, 0)
             for number, priority in enumerate(priorities())
         ]
         structure = make()

@@ -8,7 +8,7 @@ import pytest
 from djqueue import OptionError, Queue
 from djqueue.client import deadletters
 from djqueue.client.deadletters import MovedDead, RetriedDead
-from djqueue.core.job import JobError
+from djqueue.core.job import JobFailure
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import a_failed_job, a_waiting_job, claim, claim_one, failing, finish
@@ -30,7 +30,7 @@ def die(
     queue, id, *, name="charge", reason="explicit_fail", error="builtins.KeyError", text="'x'", **options
 ):
     given = {"queue": queue.name, "id": id, "name": name, "reason": reason, **options}
-    return a_failed_job(queue.storage, error=JobError(error, text), **given)
+    return a_failed_job(queue.storage, error=JobFailure(error, text), **given)
 
 
 def ids(letters):

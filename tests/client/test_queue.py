@@ -23,7 +23,7 @@ from djqueue.codecs import encode
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.groups import GroupLimit
-from djqueue.core.job import JobError
+from djqueue.core.job import JobFailure
 from djqueue.core.limiter import Rate
 from djqueue.core.states import TRANSITIONS
 from djqueue.storage.memory import MemoryStorage
@@ -60,7 +60,7 @@ def complete(storage, result=None):
 
 def fail(storage, reason="explicit_fail"):
     claimed = take(storage)
-    error = JobError("builtins.KeyError", "'price'", "Traceback ...")
+    error = JobFailure("builtins.KeyError", "'price'", "Traceback ...")
     finish(storage, failing(claimed, reason, error))
     return claimed.id
 
@@ -213,7 +213,7 @@ def test_a_job_is_read_back_with_all_that_is_known_of_it(queue, storage, do):
     queue.enqueue({"n": 1}, id="a", tags=["x"])
     claimed = take(storage)
     storage.report([report_of(claimed, 50, [(1_700_000_000_000, "half of it")])])
-    finish(storage, retrying(claimed, error=JobError("E", "first")))
+    finish(storage, retrying(claimed, error=JobFailure("E", "first")))
     complete(storage, {"ok": True})
 
     info = do(queue, "get_job", "a")

@@ -4,7 +4,7 @@ from collections import Counter
 
 from djqueue.core.engine import Engine
 from djqueue.core.groups import PARKED
-from djqueue.core.job import Job
+from djqueue.core.job import EngineJob
 from djqueue.core.queue import JobQueue
 from djqueue.core.sizes import size_of
 from djqueue.core.states import LIVE, State
@@ -51,7 +51,7 @@ def check_engine(engine: Engine) -> None:
                     assert job in engine.shard(key[0]).dependencies.of(key)
 
 
-def check_queue(queue: JobQueue, active: list[Job]) -> None:
+def check_queue(queue: JobQueue, active: list[EngineJob]) -> None:
     named = [job for jobs in queue.subjects._jobs.values() for job in jobs.values()]
     assert sorted(job.id for job in named) == sorted(
         job.id for job in queue.jobs.values() if job.options.subject is not None
@@ -119,7 +119,7 @@ def check_sizes(queue: JobQueue) -> None:
     }
 
 
-def check_groups(queue: JobQueue, out: list[Job], parked: list[Job]) -> None:
+def check_groups(queue: JobQueue, out: list[EngineJob], parked: list[EngineJob]) -> None:
     counts = Counter(job.options.group for job in out if job.options.group is not None)
     names = {job.options.group for job in out + parked} - {None}
     assert queue.groups._groups.keys() == names

@@ -4,14 +4,23 @@ from itertools import count
 from typing import Any
 
 from djqueue.core.engine import Engine
-from djqueue.core.job import Batch, Claimed, ClaimRequest, EnqueueResult, Event, Job, JobError, Outcome
+from djqueue.core.job import (
+    Batch,
+    Claimed,
+    ClaimRequest,
+    EngineJob,
+    EnqueueResult,
+    Event,
+    JobFailure,
+    Outcome,
+)
 from djqueue.core.maintenance import Swept, sweep
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.testing.clock import FakeClock
 
-ERROR = JobError("ValueError", "no", "Traceback …")
+ERROR = JobFailure("ValueError", "no", "Traceback …")
 _numbers = count(1)
 
 
@@ -23,9 +32,9 @@ def make_job(
     created_at: int = 1_000,
     run_at: int = 1_000,
     **options: Any,
-) -> Job:
+) -> EngineJob:
     job_id = id or f"job-{next(_numbers)}"
-    return Job(job_id, queue, name, b"", JobOptions(**options), State.WAITING, created_at, run_at)
+    return EngineJob(job_id, queue, name, b"", JobOptions(**options), State.WAITING, created_at, run_at)
 
 
 class Bench:

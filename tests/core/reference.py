@@ -11,7 +11,7 @@ from typing import Any
 from djqueue.core.engine import EXPIRED
 from djqueue.core.finished import FOREVER, RETURNED
 from djqueue.core.groups import GroupLimit
-from djqueue.core.job import Attempt, Batch, DeadLetter, JobError
+from djqueue.core.job import AttemptRecord, Batch, DeadLetterRecord, JobFailure
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.options import JobKey, JobOptions
@@ -23,7 +23,7 @@ from djqueue.core.states import LIVE, PENDING, REUSABLE, TERMINAL, State
 from djqueue.core.unique import PREDECESSOR
 from djqueue.testing.clock import FakeClock
 
-ERROR = JobError("ValueError", "no")
+ERROR = JobFailure("ValueError", "no")
 """What every run raises that fails."""
 
 
@@ -48,7 +48,7 @@ class RefJob:
     started_at: int = 0
     finished_at: int = 0
     result: bytes | None = None
-    error: JobError | None = None
+    error: JobFailure | None = None
     reason: str = ""
     progress: Any = None
     items: list[bytes] = field(default_factory=list)
@@ -56,7 +56,7 @@ class RefJob:
     cancel_requested: bool = False
     unmet: set[JobKey] = field(default_factory=set)
     outcomes: list[tuple[int, str]] = field(default_factory=list)
-    runs: list[Attempt] = field(default_factory=list)
+    runs: list[AttemptRecord] = field(default_factory=list)
     admitted: int = 0
     holders: set["RefJob"] = field(default_factory=set)
     put_off: bool = False
@@ -98,7 +98,7 @@ class Reference:
         self.paused_groups: set[tuple[str, str]] = set()
         self.buckets: dict[tuple[str, str, Rate], RefLimits] = {}
         self.rests: dict[tuple[str, str], tuple[int, int]] = {}
-        self.letters: dict[str, list[DeadLetter]] = {}
+        self.letters: dict[str, list[DeadLetterRecord]] = {}
         self.retries: dict[JobKey, int] = {}
         self.keys: dict[tuple[str, str], tuple[RefJob, int | None]] = {}
         self.followers: dict[tuple[str, str], tuple[RefJob, RefJob]] = {}
@@ -347,7 +347,7 @@ class Reference:
                     self.place(follower)
                     self.tell(follower, "unblocked")
 
-    def bury(self, job: RefJob, reason: str, error: JobError, unmet: Iterable[JobKey] = ()) -> None:
+    def bury(self, job: RefJob, reason: str, error: JobFailure, unmet: Iterable[JobKey] = ()) -> None:
         job.reason = reason
         job.error = error
         self.end(job, State.FAILED)
@@ -355,7 +355,7 @@ class Reference:
         retries = self.retries.pop(job.key, 0)
         again = self.now + policy.auto_retry_delay if retries < policy.auto_retries else 0
         letters = self.letters.setdefault(job.queue, [])
-        letter = DeadLetter(job.queue, job.id, reason, self.now, self.now + policy.ttl, retries, again)
+        letter = DeadLetterRecord(job.queue, job.id, reason, self.now, self.now + policy.ttl, retries, again)
         letters.append(letter._replace(unmet=tuple(sorted(unmet))))
         self.tell(job, "failed")
         for letter in letters[: max(0, len(letters) - policy.max_entries)]:
@@ -462,7 +462,7 @@ class Reference:
             else:
                 name = f"the job {key[1]!r}" if key[0] == job.queue else "a job of another queue"
                 text = f"{name} that it depends on is {ended}"
-                error = JobError("djqueue.core.errors.JobFailedError", text)
+                error = JobFailure("djqueue.core.errors.JobFailedError", text)
                 self.bury(job, "dependency_failed", error, unmet)
 
     # The verbs.
@@ -625,7 +625,7 @@ class Reference:
 
     def note(self, job: RefJob, outcome: str) -> None:
         most = self.policy(job.queue).retention.attempts.count
-        run = Attempt(job.attempts, job.worker, job.started_at, self.now, outcome)
+        run = AttemptRecord(job.attempts, job.worker, job.started_at, self.now, outcome)
         job.runs = [*job.runs[len(job.runs) - len(job.outcomes) :][-most:], run]
         job.outcomes = [*job.outcomes, (job.attempts, outcome)][-most:]
 
@@ -857,7 +857,7 @@ class Reference:
             retried += answers.count("retried") + answers.count("blocked_again")
         return Swept(promoted, stalled, expired, retried, removed)
 
-    def heavy_letters(self, queue: str) -> list[DeadLetter]:
+    def heavy_letters(self, queue: str) -> list[DeadLetterRecord]:
         letters = self.letters.get(queue, [])
         most = self.policy(queue).dead_letters.max_bytes
         sizes = [self.size(self.job(letter.queue, letter.id)) for letter in letters]

@@ -5,7 +5,7 @@ import pytest
 from djqueue.core.clock import Clock
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import Engine
-from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Job, Outcome
+from djqueue.core.job import Batch, ClaimRequest, EngineJob, EnqueueResult, Outcome
 from djqueue.core.maintenance import sweep
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
@@ -62,7 +62,7 @@ def test_a_job_enqueued_right_after_a_step_waits_for_its_delay_and_no_longer(sit
     if taken_in:
         now = site.clock.now()
         options = JobOptions(delay=60_000)
-        site.engine.accept([Job("late", "q", "job", b"", options, State.DELAYED, now, now + 60_000)])
+        site.engine.accept([EngineJob("late", "q", "job", b"", options, State.DELAYED, now, now + 60_000)])
         late = EnqueueResult("late", "queued", "q")
     else:
         late = site.enqueue(delay=60_000)

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from djqueue.core.collector import MANY, spared
+from djqueue.core.collector import MANY, gc_paused
 
 
 @pytest.fixture(autouse=True)
@@ -15,8 +15,8 @@ def _enabled():
 
 
 def test_it_rests_until_the_last_who_asked_is_done():
-    with spared(MANY):
-        with spared(MANY):
+    with gc_paused(MANY):
+        with gc_paused(MANY):
             assert not gc.isenabled()
         assert not gc.isenabled()
 
@@ -24,12 +24,12 @@ def test_it_rests_until_the_last_who_asked_is_done():
 
 
 def test_a_few_objects_are_not_worth_it():
-    with spared(MANY - 1):
+    with gc_paused(MANY - 1):
         assert gc.isenabled()
 
 
 def test_an_error_does_not_leave_it_resting():
-    with pytest.raises(ValueError, match="no"), spared(MANY):
+    with pytest.raises(ValueError, match="no"), gc_paused(MANY):
         raise ValueError("no")
 
     assert gc.isenabled()
@@ -38,7 +38,7 @@ def test_an_error_does_not_leave_it_resting():
 def test_one_that_was_off_stays_off():
     gc.disable()
 
-    with spared(MANY):
+    with gc_paused(MANY):
         pass
 
     assert not gc.isenabled()

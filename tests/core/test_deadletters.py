@@ -4,15 +4,15 @@ from random import Random
 
 from djqueue.core.backoff import Backoff
 from djqueue.core.deadletters import DeadLetterPolicy, DeadLetters
-from djqueue.core.job import Job, JobError
+from djqueue.core.job import EngineJob, JobFailure
 from djqueue.core.options import DAY, JobOptions
 from djqueue.core.states import State
 
 
 def add(dead, job_id, reason, now):
     """The letter of a job that has failed, and those that gave way."""
-    job = Job(job_id, "q", "send", b"", JobOptions(), State.FAILED, 0, 0)
-    job.reason, job.error = reason, JobError("builtins.KeyError", "'price'")
+    job = EngineJob(job_id, "q", "send", b"", JobOptions(), State.FAILED, 0, 0)
+    job.reason, job.error = reason, JobFailure("builtins.KeyError", "'price'")
     return dead.add(job, now)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from djqueue.core.errors import OptionError
-from djqueue.core.job import Batch, ClaimRequest, Outcome, Report
+from djqueue.core.job import Batch, ClaimRequest, Outcome, ProgressReport
 from djqueue.core.limiter import Rate
 from djqueue.core.options import DEFAULT_OPTIONS
 from djqueue.core.states import State
@@ -302,7 +302,7 @@ def test_log_lines_are_bounded_and_progress_is_kept():
     claimed = bench.claim_one()
     for number in range(1_005):
         line = (bench.clock.now(), str(number))
-        assert bench.engine.report([Report("q", "a", claimed.token, number, (line,))]) == [True]
+        assert bench.engine.report([ProgressReport("q", "a", claimed.token, number, (line,))]) == [True]
 
     record = bench.record("a")
     assert record.progress == 1_004

@@ -4,7 +4,7 @@ from threading import Thread
 
 import pytest
 
-from djqueue.core.job import DeadLetter, Job
+from djqueue.core.job import DeadLetterRecord, EngineJob
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 from tests.core.anatomy import check_engine
@@ -44,7 +44,7 @@ class Journal:
 
 def kept(bench, id, state=State.WAITING, *, delay=0, error=None, **options):
     now = bench.clock.now()
-    job = Job(id, "q", "send", b"kept", JobOptions(**options), state, now, now + delay)
+    job = EngineJob(id, "q", "send", b"kept", JobOptions(**options), state, now, now + delay)
     job.error = error
     return job
 
@@ -179,9 +179,9 @@ def test_dead_letters_are_restored_in_their_order_with_their_jobs():
     bench = Bench()
     now = bench.clock.now()
     jobs = [kept(bench, job_id, State.FAILED, error=ERROR) for job_id in "abc"]
-    letters = [DeadLetter("q", job_id, "timeout", now, now + 9_000, 1, 0) for job_id in "cab"]
+    letters = [DeadLetterRecord("q", job_id, "timeout", now, now + 9_000, 1, 0) for job_id in "cab"]
 
-    bench.engine.restore(jobs, [*letters, DeadLetter("q", "nobody's", "timeout", now, now, 0, 0)])
+    bench.engine.restore(jobs, [*letters, DeadLetterRecord("q", "nobody's", "timeout", now, now, 0, 0)])
 
     assert bench.engine.dead_letters("q") == letters
     assert bench.engine.retry("q", ["b"]) == ["retried"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from djqueue.core.job import DEAD_LETTER_REASONS, Lease, Report, WorkerInfo
+from djqueue.core.job import DEAD_LETTER_REASONS, Lease, ProgressReport, WorkerInfo
 from djqueue.core.maintenance import sweep
 from djqueue.core.processing import ProcessingShard
 from djqueue.core.states import State
@@ -42,7 +42,7 @@ def test_a_stale_worker_can_neither_renew_nor_report():
     line = ((bench.clock.now(), "late"),)
 
     assert bench.engine.renew([Lease("q", "a", stale.token)]) == [(False, False)]
-    assert bench.engine.report([Report("q", "a", stale.token, 99, line)]) == [False]
+    assert bench.engine.report([ProgressReport("q", "a", stale.token, 99, line)]) == [False]
 
     record = bench.record("a")
     assert (record.progress, record.logs, events) == (None, (), [])
@@ -57,7 +57,7 @@ def test_nothing_is_accepted_about_a_job_that_has_ended():
 
     assert not bench.finish(claimed, "fail")
     assert not bench.finish(claimed, result=b"2")
-    assert bench.engine.report([Report("q", "a", claimed.token, 5)]) == [False]
+    assert bench.engine.report([ProgressReport("q", "a", claimed.token, 5)]) == [False]
     assert bench.record("a").result == b"1"
 
 
@@ -67,7 +67,7 @@ def test_a_report_about_a_queue_that_is_gone_does_not_bring_it_back():
     claimed = bench.claim_one()
     bench.engine.obliterate("q", force=True)
 
-    assert bench.engine.report([Report("q", "a", claimed.token, 5)]) == [False]
+    assert bench.engine.report([ProgressReport("q", "a", claimed.token, 5)]) == [False]
     assert not bench.finish(claimed)
     assert bench.engine.queues() == []
 
@@ -230,8 +230,8 @@ def test_a_token_holds_for_its_own_job_only():
         for number in range(50):
             assert not bench.finish(claimed._replace(id=str(number)), kind)
         assert not bench.finish(claimed._replace(queue="other"), kind)
-    reports = [Report("q", str(number), claimed.token, 5) for number in range(50)]
-    assert not any(bench.engine.report([*reports, Report("other", "a", claimed.token, 5)]))
+    reports = [ProgressReport("q", str(number), claimed.token, 5) for number in range(50)]
+    assert not any(bench.engine.report([*reports, ProgressReport("other", "a", claimed.token, 5)]))
 
     assert bench.counts() == {"active": 1}
     assert bench.record("a").progress is None

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import Engine
-from djqueue.core.job import Batch, ClaimRequest, Emission, ItemMark, Lease, Outcome, Report
+from djqueue.core.job import Batch, ClaimRequest, Emission, ItemMark, Lease, Outcome, ProgressReport
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import sweep
 from djqueue.core.options import ON_DUPLICATE, JobOptions
@@ -264,7 +264,7 @@ class EngineMachine(RuleBasedStateMachine):
             if held:
                 job.lease_until = self.clock.monotonic() + POLICIES[queue].lease
         elif word == "report":
-            assert self.engine.report([Report(queue, job_id, token, pick)]) == [held]
+            assert self.engine.report([ProgressReport(queue, job_id, token, pick)]) == [held]
             if held:
                 job.progress = pick
                 self.reference.tell(job, "progress")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from djqueue.core.explain import VERDICTS, Dependency, Explanation, Facts, Holder, decide
+from djqueue.core.explain import VERDICTS, BlockingJob, Dependency, Explanation, Facts, decide
 from djqueue.core.states import PENDING, State
 from djqueue.testing.factories import worker
 
 AT = 1_000_000
-HOLDERS = (Holder("a", "w"), Holder("b", "w"))
+HOLDERS = (BlockingJob("a", "w"), BlockingJob("b", "w"))
 WAITING = Facts(AT, "q", "id", "handler", State.WAITING, AT, before=3)
 IDLE = worker("idle", concurrency=2, active=1)
 

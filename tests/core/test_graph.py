@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djqueue.core.graph import FlowNode, Link, explore, walked
+from djqueue.core.graph import FlowNode, JobLink, explore, walked
 from djqueue.core.states import State
 
 
@@ -15,7 +15,7 @@ def links_of(needs, dependents=None):
             after.setdefault(other, []).append(one)
     after = after if dependents is None else dependents
     return {
-        ("q", one): Link(
+        ("q", one): JobLink(
             FlowNode("q", one, "job", State.WAITING),
             tuple(("q", other) for other in wanted),
             tuple(("q", other) for other in after.get(one, ())),

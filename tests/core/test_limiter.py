@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.limiter import Limiter, Rate, TokenBucket
+from djqueue.core.limiter import QueueLimiter, Rate, TokenBucket
 
 rates = st.builds(Rate, st.integers(1, 10**9), st.integers(1, 86_400_000))
 
@@ -55,11 +55,11 @@ def test_a_clock_that_goes_back_neither_gives_nor_takes_tokens():
 
 
 def test_without_limits_all_may_start():
-    assert Limiter().allowance(10, 1_000_000, 0) == 10
+    assert QueueLimiter().allowance(10, 1_000_000, 0) == 10
 
 
 def test_the_tighter_of_rate_and_concurrency_decides():
-    limiter = Limiter()
+    limiter = QueueLimiter()
     limiter.set(Rate(3, 1_000), 5, 0)
 
     assert limiter.allowance(10, 0, 0) == 3
@@ -69,7 +69,7 @@ def test_the_tighter_of_rate_and_concurrency_decides():
 
 
 def test_a_refusal_takes_no_token():
-    limiter = Limiter()
+    limiter = QueueLimiter()
     limiter.set(Rate(3, 1_000), 1, 0)
     for _ in range(10):
         assert limiter.allowance(5, 1, 0) == 0
@@ -81,7 +81,7 @@ def test_a_refusal_takes_no_token():
 
 
 def test_an_unchanged_rate_keeps_its_tokens_and_a_new_one_starts_full():
-    limiter = Limiter()
+    limiter = QueueLimiter()
     limiter.set(Rate(3, 1_000), None, 0)
     limiter.started(3)
     limiter.set(Rate(3, 1_000), 7, 0)

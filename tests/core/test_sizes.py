@@ -3,7 +3,7 @@
 import pytest
 
 from djqueue.core.errors import OptionError
-from djqueue.core.job import JobError
+from djqueue.core.job import JobFailure
 from djqueue.core.sizes import LARGEST, parse_size, size_of, size_of_error
 from tests.core.making import make_job
 
@@ -52,7 +52,7 @@ def test_a_job_weighs_its_payload_and_the_texts_of_its_error():
     job.payload = bytes(10)
     assert size_of(job) == 10
 
-    job.error = JobError("T", "\N{SNOWMAN}", "\udc80")
+    job.error = JobFailure("T", "\N{SNOWMAN}", "\udc80")
 
     assert size_of_error(job.error) == 1 + 3 + 3
     assert size_of(job) == 17

@@ -1,7 +1,7 @@
 """What workers do, done by a test."""
 
 from djqueue.client import get_storage
-from djqueue.core.job import ClaimRequest, JobError, Outcome
+from djqueue.core.job import ClaimRequest, JobFailure, Outcome
 
 NAME = "emails"
 
@@ -16,7 +16,7 @@ def fail(job_id, message="no address", queue=NAME, error_type="shop.NoAddressErr
     """The next job of a queue, which is this one, fails for good."""
     [claimed] = claim(queue)
     assert claimed.id == job_id
-    error = JobError(error_type, message, "Traceback: line 3")
+    error = JobFailure(error_type, message, "Traceback: line 3")
     get_storage().finish([Outcome(queue, job_id, claimed.token, "fail", None, 0, error, "explicit_fail")])
 
 

@@ -160,7 +160,7 @@ class Held:
     """A search of a user that another process makes."""
 
     def __init__(self, user: Any) -> None:
-        self._turn = scanning.Turns().take(SimpleNamespace(user=user))  # type: ignore[arg-type]
+        self._turn = scanning.ScanLeases().take(SimpleNamespace(user=user))  # type: ignore[arg-type]
 
     def __enter__(self) -> bool:
         return self._turn.__enter__()

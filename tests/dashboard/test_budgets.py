@@ -15,8 +15,8 @@ from djqueue.dashboard.snapshot import snapshots
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import BulkKind, BulkOperation, CronJob
 from djqueue.operations import bulk
-from djqueue.storage.database.inspector import Inspector
-from djqueue.storage.imports import Share
+from djqueue.storage.bulkwrites import QueueShare
+from djqueue.storage.database.inspector import DatabaseInspector
 from djqueue.testing.contract.imports import report
 from tests.admin.factories import (
     change_url,
@@ -63,7 +63,7 @@ def backend(request, settings):
     BulkOperation.objects.filter(pk=begun.pk).update(id=CAPTURED["pk"])
     CronJob(pk=CAPTURED["pk"], name="night", job_name="emails", schedule="0 4 * * *").save(force_insert=True)
     if (kept := get_storage().imports) is not None:
-        kept.keep(report(CAPTURED["write"], shares={"emails": Share(3, 2, 20, 1)}))
+        kept.keep(report(CAPTURED["write"], shares={"emails": QueueShare(3, 2, 20, 1)}))
     return request.param
 
 
@@ -149,7 +149,9 @@ def test_a_list_finds_its_rows_by_an_index(table, query, memory):
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("at", [None, ">5:", "<5:"])
 def test_a_page_of_a_queue_is_a_part_of_an_index(state, at):
-    found = statements(lambda: Inspector("default").cursor_page("emails", state, 50, at, newest_first=True))
+    found = statements(
+        lambda: DatabaseInspector("default").cursor_page("emails", state, 50, at, newest_first=True)
+    )
     assert len(found) == 1
     check_plan("djqueue_job", found[0])
 

@@ -9,7 +9,7 @@ from djqueue import Queue, job
 from djqueue.client import get_storage
 from djqueue.codecs import MSGPACK, encode
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import Batch, ClaimRequest, JobError, Outcome
+from djqueue.core.job import Batch, ClaimRequest, JobFailure, Outcome
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 from djqueue.dashboard import editing, rights
@@ -69,7 +69,7 @@ def claim():
 
 def end(kind="fail"):
     [claimed] = claim()
-    error = JobError("shop.NoAddressError", "no address", "") if kind == "fail" else None
+    error = JobFailure("shop.NoAddressError", "no address", "") if kind == "fail" else None
     reason = "explicit_fail" if kind == "fail" else ""
     get_storage().finish([Outcome("emails", "job-1", claimed.token, kind, None, 0, error, reason)])
 
@@ -205,8 +205,10 @@ def test_a_worker_that_takes_it_in_the_last_moment_is_told_of(queue, client, mon
     enqueue(queue, "ann")
     form = opened(client)
     storage = get_storage()
-    revise = storage.revise
-    monkeypatch.setattr(storage, "revise", lambda *said, **how: (claim(), revise(*said, **how))[1])
+    replace_payload = storage.replace_payload
+    monkeypatch.setattr(
+        storage, "replace_payload", lambda *said, **how: (claim(), replace_payload(*said, **how))[1]
+    )
     response = send(client, **{**form, "args": '["bob"]'})
     assert "Nothing was done" in said(response)
     assert payload()["args"] == ["ann"]
@@ -368,7 +370,7 @@ def test_when_the_storage_does_not_answer_what_was_typed_and_the_old_payload_are
     def lost(*said, **how):
         raise StorageUnavailableError("no answer")
 
-    monkeypatch.setattr(get_storage(), "revise", lost)
+    monkeypatch.setattr(get_storage(), "replace_payload", lost)
     response = send(client, **{**form, "args": '["bob"]'})
     assert "no answer" in said(response)
     assert '["bob"]' in said(response)

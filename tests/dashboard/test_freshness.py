@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.core.job import Report, WorkerInfo
+from djqueue.core.job import ProgressReport, WorkerInfo
 from djqueue.core.limiter import Rate
 from djqueue.dashboard import freshness, planning, queries, rights
 from djqueue.dashboard.snapshot import snapshots
@@ -163,7 +163,7 @@ def test_progress_and_log_lines_are_changes_of_the_jobs_page(queue):
     for said in ({"progress": 0.5}, {"lines": ((1_000, "a line"),)}):
         viewer.look()
         assert viewer.look().status_code == 304
-        get_storage().report([Report("emails", "job-1", claimed.token, **said)])
+        get_storage().report([ProgressReport("emails", "job-1", claimed.token, **said)])
         assert viewer.look().status_code == 200
 
 

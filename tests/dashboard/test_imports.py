@@ -8,10 +8,10 @@ from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.client.storages import close_storage
 from djqueue.core.states import State
-from djqueue.dashboard import imports, jobsearch, rights
+from djqueue.dashboard import bulkwrites, jobsearch, rights
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
-from djqueue.storage.imports import DONE, FAILED, PUBLISHING, SILENCE, UNFINISHED, Share, tag_of
+from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, SILENCE, UNFINISHED, QueueShare, tag_of
 from djqueue.testing.contract.imports import report
 from djqueue.testing.factories import batch
 from tests.dashboard.acting import claim, fail
@@ -62,7 +62,7 @@ def hiding(settings, hidden="emails"):
 
 def seeded(kept):
     """An import of six jobs of which one runs, one is done and one has failed; and others' jobs."""
-    states = {"emails": Share(2, 1, 6, 2)}
+    states = {"emails": QueueShare(2, 1, 6, 2)}
     kept.keep(report(WRITE, shares=states, rows=9, rejected={"payload": 1}, names=("emails",), user="ann"))
     for number in range(6):
         delay = 3_600 if number == 5 else None
@@ -80,8 +80,8 @@ def test_memory_has_nothing_to_list_and_says_so(client, memory):
 
 def test_the_list_says_how_each_import_stands(client, kept):
     assert "Nothing was imported in bulk" in text(client.get(address(BY_NAME["imports"])))
-    kept.keep(report("w1", app="nightly", shares={"emails": Share(4, 1, 1_000, 7)}, rows=4_000))
-    kept.keep(report("w2", app="weekly", state=DONE, shares={"images": Share(2, 2, 5, 0, ended=True)}))
+    kept.keep(report("w1", app="nightly", shares={"emails": QueueShare(4, 1, 1_000, 7)}, rows=4_000))
+    kept.keep(report("w2", app="weekly", state=DONE, shares={"images": QueueShare(2, 2, 5, 0, ended=True)}))
     kept.keep(report("w3", app="yearly", state=FAILED, error="no"))
 
     response = client.get(address(BY_NAME["imports"]))
@@ -91,7 +91,7 @@ def test_the_list_says_how_each_import_stands(client, kept):
     assert "nightly ▶ being published 1 4,000 1,000 7 0 emails" in shown
     assert "weekly ✔ done" in shown
     assert "yearly ✖ failed" in shown
-    kept.keep(report("w4", shares={queue: Share() for queue in "abcde"}))
+    kept.keep(report("w4", shares={queue: QueueShare() for queue in "abcde"}))
     assert "a, b, c +2" in text(client.get(address(BY_NAME["imports"])))
     assert '<progress max="1" value="0.2500"' in response.content.decode()
 
@@ -112,9 +112,9 @@ def test_the_list_is_reached_from_the_bulk_operations(client, kept):
 
 
 def test_older_imports_are_behind_the_newer(client, kept, monkeypatch):
-    monkeypatch.setattr(imports, "LENGTH", 2)
+    monkeypatch.setattr(bulkwrites, "LENGTH", 2)
     for number in range(3):
-        kept.keep(report(f"w{number}", app=f"app-{number}", shares={"q": Share()}))
+        kept.keep(report(f"w{number}", app=f"app-{number}", shares={"q": QueueShare()}))
     first = client.get(address(BY_NAME["imports"]))
     [older] = re.findall(r'href="([^"]*after=[^"]*)"', first.content.decode())
 
@@ -123,8 +123,8 @@ def test_older_imports_are_behind_the_newer(client, kept, monkeypatch):
 
 
 def test_one_whose_publisher_has_died_is_unfinished(client, kept, monkeypatch):
-    noted = kept.keep(report(WRITE, app="nightly", shares={"emails": Share(2, 1)}))
-    monkeypatch.setattr("djqueue.dashboard.imports.SYSTEM_CLOCK", At(noted.updated_at + SILENCE + 1))
+    noted = kept.keep(report(WRITE, app="nightly", shares={"emails": QueueShare(2, 1)}))
+    monkeypatch.setattr("djqueue.dashboard.bulkwrites.SYSTEM_CLOCK", At(noted.updated_at + SILENCE + 1))
 
     shown = text(client.get(address(BY_NAME["import"])))
 
@@ -144,7 +144,7 @@ def test_a_page_says_all_of_an_import(client, kept):
             WRITE,
             app="nightly",
             version=20261122,
-            shares={"emails": Share(4, 1, 1_000, 7), "images": Share(0, 0, 3, 0, ended=True)},
+            shares={"emails": QueueShare(4, 1, 1_000, 7), "images": QueueShare(0, 0, 3, 0, ended=True)},
             names=("shop.send", "shop.bill"),
             rows=1_012,
             rejected={"payload": 2},
@@ -182,7 +182,7 @@ def test_one_that_has_changed_jobs_says_what_became_of_them(client, kept):
             state=DONE,
             operation="retry",
             answers={"retried": 7, "not_failed": 3},
-            shares={"emails": Share(ended=True, letters=4)},
+            shares={"emails": QueueShare(ended=True, letters=4)},
             rows=12,
             rejected={"id": 2},
         )
@@ -221,8 +221,8 @@ def test_a_page_says_how_many_of_its_jobs_have_ended(client, on_redis):
 
 def test_so_many_jobs_are_looked_at_only_and_that_is_said(client, kept, monkeypatch):
     seeded(kept)
-    monkeypatch.setattr(imports, "LOOKED_AT", 4)
-    monkeypatch.setattr(imports, "FEWEST", 2)
+    monkeypatch.setattr(bulkwrites, "LOOKED_AT", 4)
+    monkeypatch.setattr(bulkwrites, "FEWEST", 2)
 
     shown = text(client.get(address(BY_NAME["import"])))
 
@@ -243,8 +243,8 @@ def test_one_that_is_not_there_is_not_found(client, kept):
 
 
 def test_imports_of_queues_that_the_user_does_not_see_are_hidden(client, kept, settings):
-    kept.keep(report(WRITE, app="secret-app", shares={"emails": Share(), "images": Share()}))
-    kept.keep(report("w2", app="open-app", shares={"images": Share()}))
+    kept.keep(report(WRITE, app="secret-app", shares={"emails": QueueShare(), "images": QueueShare()}))
+    kept.keep(report("w2", app="open-app", shares={"images": QueueShare()}))
     kept.keep(report("w3", app="nameless-app", state=FAILED))
     hiding(settings)
 
@@ -258,9 +258,9 @@ def test_imports_of_queues_that_the_user_does_not_see_are_hidden(client, kept, s
 
 
 def test_pages_of_imports_are_pages_of_what_the_user_sees(client, kept, settings, monkeypatch):
-    monkeypatch.setattr(imports, "LENGTH", 2)
+    monkeypatch.setattr(bulkwrites, "LENGTH", 2)
     for number in range(7):
-        kept.keep(report(f"w{number}", shares={"images" if number % 2 == 0 else "emails": Share()}))
+        kept.keep(report(f"w{number}", shares={"images" if number % 2 == 0 else "emails": QueueShare()}))
     hiding(settings)
     seen, after = [], ""
     for _page in range(2):
@@ -335,7 +335,7 @@ def test_what_is_begun_is_done_by_the_workers(client, on_redis):
 
 
 def test_nothing_is_offered_where_there_is_nothing_to_do(client, kept):
-    kept.keep(report(WRITE, state=DONE, shares={"emails": Share(1, 1, 1, 0, ended=True)}))
+    kept.keep(report(WRITE, state=DONE, shares={"emails": QueueShare(1, 1, 1, 0, ended=True)}))
 
     html = client.get(address(BY_NAME["import"])).content.decode()
     assert address(BY_NAME["import_cancel"]) not in html
@@ -375,7 +375,7 @@ def test_one_that_is_still_being_published_says_that_more_comes(client, kept):
 
 def test_an_old_and_large_queue_is_no_reason_to_look_at_all_of_it(client, on_redis):
     storage = get_storage()
-    on_redis.keep(report(WRITE, shares={"emails": Share(1)}))
+    on_redis.keep(report(WRITE, shares={"emails": QueueShare(1)}))
     for _ in range(11):
         storage.enqueue([batch(1_000, queue="emails")])
 

@@ -4,7 +4,7 @@ import pytest
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.core.job import ClaimRequest, JobError, Outcome
+from djqueue.core.job import ClaimRequest, JobFailure, Outcome
 from djqueue.core.states import State
 from djqueue.dashboard import rendering, rights, tracebacks
 from djqueue.models import AuditEvent
@@ -25,7 +25,7 @@ def queue():
 def fail(queue, job_id="job-1"):
     storage = get_storage()
     [claimed] = storage.claim(ClaimRequest("w1", 1, frozenset({"emails"}), ("emails",))).jobs
-    error = JobError("shop.NoAddressError", "<b>no</b> address", "Traceback: line 3")
+    error = JobFailure("shop.NoAddressError", "<b>no</b> address", "Traceback: line 3")
     storage.finish([Outcome("emails", job_id, claimed.token, "fail", None, 0, error, "explicit_fail")])
 
 

@@ -14,7 +14,7 @@ from djqueue.codecs import MSGPACK, encode
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
-from djqueue.dashboard import jobsearch, queries, rights, told
+from djqueue.dashboard import jobsearch, lastactions, queries, rights
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, Job
 from djqueue.operations.bulk import Bulk
 from tests.admin.factories import make_job
@@ -173,7 +173,7 @@ def test_what_is_ticked_is_cancelled_or_run_now(client, memory):
         ("ticked_cancel", "emails", 1, {"jobs": [["emails", "a"]]}),
         ("ticked_promote", "emails", 1, {"jobs": [["emails", "later"]]}),
     ]
-    assert "It was cancelled by" in told.by("emails", "a")
+    assert "It was cancelled by" in lastactions.by("emails", "a")
 
 
 def test_what_is_ticked_is_deleted_when_the_time_to_undo_that_is_over(client, memory):

@@ -10,8 +10,8 @@ from django.utils import translation
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.core.diagnostics import Line
-from djqueue.core.job import ClaimRequest, JobError, Outcome
+from djqueue.core.diagnostics import DiagnosticLine
+from djqueue.core.job import ClaimRequest, JobFailure, Outcome
 from djqueue.dashboard import cronwords, diagnoses, rendering, spans
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import CronJob
@@ -64,7 +64,7 @@ def busy():
     queue.enqueue({"password": "hunter2"}, id="job-1")
     [claimed] = storage.claim(ClaimRequest("w1", 1, frozenset({"emails"}), ("emails",))).jobs
     storage.finish(
-        [Outcome("emails", "job-1", claimed.token, "fail", None, 0, JobError("shop.NoAddress", "x", "y"))]
+        [Outcome("emails", "job-1", claimed.token, "fail", None, 0, JobFailure("shop.NoAddress", "x", "y"))]
     )
     queue.enqueue_many(range(1_200))
     queue.enqueue(2, delay=3_600)
@@ -138,7 +138,7 @@ def test_days_and_hours_alone_are_written_as_in_the_language():
 
 
 def test_the_last_upkeep_is_told_in_german_on_the_overview(german, busy, monkeypatch):
-    line = Line("scheduler.tick", "Scheduler", "last upkeep", "3.2 s ago", "ok")
+    line = DiagnosticLine("scheduler.tick", "Scheduler", "last upkeep", "3.2 s ago", "ok")
     found = get_storage().diagnostics()._replace(lines=[line])
     monkeypatch.setattr(type(get_storage()), "diagnostics", lambda _self: found)
     assert "vor 3.2 s" in opened(PAGES[0]).texts
@@ -168,7 +168,7 @@ def test_a_cron_line_is_told_in_german():
 
 
 def test_a_storages_lines_are_translated_also_with_something_in_them():
-    line = Line(
+    line = DiagnosticLine(
         "scheduler.tick", "Scheduler", "last upkeep", "3.2 s ago", "ok", "A restart forgets every job."
     )
     with translation.override("de"):
@@ -219,9 +219,9 @@ def test_what_a_storage_says_of_itself_is_known_to_the_translators(path):
 
 def test_lines_of_one_group_are_under_one_heading(monkeypatch):
     lines = [
-        Line("a.a", "Server", "first", "1"),
-        Line("b.b", "Disks", "second", "2"),
-        Line("a.c", "Server", "third", "3"),
+        DiagnosticLine("a.a", "Server", "first", "1"),
+        DiagnosticLine("b.b", "Disks", "second", "2"),
+        DiagnosticLine("a.c", "Server", "third", "3"),
     ]
     found = get_storage().diagnostics()._replace(lines=lines)
     monkeypatch.setattr(type(get_storage()), "diagnostics", lambda _self: found)

@@ -6,7 +6,7 @@ import pytest
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.core.job import Report
+from djqueue.core.job import ProgressReport
 from djqueue.dashboard import progress, rights
 from tests.dashboard.acting import claim
 from tests.dashboard.visiting import PAGES, address, logged_in, one_with
@@ -66,7 +66,7 @@ def test_the_page_of_a_job_has_a_bar_that_can_be_read_aloud_and_its_log_newest_f
     [claimed] = claim()
     get_storage().report(
         [
-            Report(
+            ProgressReport(
                 "emails",
                 "job-1",
                 claimed.token,

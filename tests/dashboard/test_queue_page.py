@@ -307,8 +307,8 @@ def test_when_a_queue_will_be_empty_is_told(queue, viewer):
 def test_the_forecast_of_a_backlog_is_told(queue, viewer, monkeypatch, found, said, listed):
     queue.enqueue_many([1, 2, 3])
     monkeypatch.setattr(queries, "forecast", lambda samples: found)
-    monkeypatch.setattr(queries.Line, "leaving", 2.0)
-    monkeypatch.setattr(queries.Line, "arriving", 0.5)
+    monkeypatch.setattr(queries.QueueRow, "leaving", 2.0)
+    monkeypatch.setattr(queries.QueueRow, "arriving", 0.5)
     assert said in shown(viewer)
     assert "(0 come and 2 go a minute)" in " ".join(shown(viewer).split())
     assert listed in shown(viewer, "queues")

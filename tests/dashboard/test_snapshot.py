@@ -27,8 +27,8 @@ def test_what_was_read_is_shown_for_a_second(snapshots, clock):
     clock.advance(FRESH - 1)
     assert snapshots.read("k", lambda: next(values)).value == "a"
     clock.advance(1)
-    shot = snapshots.read("k", lambda: next(values))
-    assert (shot.value, shot.at, shot.away) == ("b", clock.now(), "")
+    cached = snapshots.read("k", lambda: next(values))
+    assert (cached.value, cached.at, cached.away) == ("b", clock.now(), "")
 
 
 def test_what_takes_long_is_read_more_seldom(snapshots, clock):

@@ -136,8 +136,8 @@ async def test_a_stream_of_a_queue_tells_of_that_queue_alone(told, monkeypatch):
     monkeypatch.setattr(streams, "look", look)
     Queue("emails").enqueue(1)
     async with (
-        aclosing(aiter(streams.Stream("emails"))) as of_emails,
-        aclosing(aiter(streams.Stream(""))) as of_all,
+        aclosing(aiter(streams.EventStream("emails"))) as of_emails,
+        aclosing(aiter(streams.EventStream(""))) as of_all,
     ):
         await asyncio.gather(begun(of_emails), begun(of_all))
         Queue("reports").enqueue(1)
@@ -152,7 +152,7 @@ async def test_a_stream_of_a_queue_tells_of_that_queue_alone(told, monkeypatch):
 
 @pytest.mark.django_db(transaction=True)
 async def test_a_storage_that_goes_away_is_a_change(told, monkeypatch):
-    async with aclosing(aiter(streams.Stream())) as lines:
+    async with aclosing(aiter(streams.EventStream())) as lines:
         await begun(lines)
 
         def away():
@@ -168,7 +168,7 @@ async def test_a_storage_that_goes_away_is_a_change(told, monkeypatch):
 async def test_a_stream_that_has_nothing_to_say_shows_that_it_is_there_and_ends(told, monkeypatch):
     monkeypatch.setattr(streams, "HEARTBEAT", 0.02)
     monkeypatch.setattr(streams, "LASTS", 1.0)
-    said = [line async for line in streams.Stream()]
+    said = [line async for line in streams.EventStream()]
     assert said[0] == OPENED
     assert len(said) > 2
     assert set(said[1:]) <= {b": still there\n\n", CHANGED}
@@ -179,11 +179,11 @@ async def test_a_stream_that_has_nothing_to_say_shows_that_it_is_there_and_ends(
 @pytest.mark.django_db(transaction=True)
 async def test_one_too_many_is_told_when_to_come_again(root, told, monkeypatch):
     monkeypatch.setattr(streams, "MOST", 1)
-    async with aclosing(aiter(streams.Stream())) as lines:
+    async with aclosing(aiter(streams.EventStream())) as lines:
         await anext(lines)
         response = await asked(root, reverse(ALL))
         assert (response.status_code, response["Retry-After"]) == (503, "60")
-        assert [line async for line in streams.Stream()] == []
+        assert [line async for line in streams.EventStream()] == []
     assert (await asked(root, reverse(ALL))).status_code == 200
 
 
@@ -210,7 +210,7 @@ async def test_one_read_a_second_feeds_all_streams(told, monkeypatch):
         return once()
 
     monkeypatch.setattr(streams, "look", look)
-    opened = [aiter(streams.Stream()) for _ in range(50)]
+    opened = [aiter(streams.EventStream()) for _ in range(50)]
     await asyncio.gather(*map(begun, opened))
     before = len(looks)
     Queue("emails").enqueue(1)

@@ -12,7 +12,7 @@ from djqueue.client import get_storage, job, registry
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.dashboard import deeds, keyset, rights
+from djqueue.dashboard import auditentries, keyset, rights
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
@@ -240,7 +240,7 @@ def told(response):
 
 
 def test_each_action_has_a_name_to_read_and_to_choose(client, memory):
-    assert set(deeds.NAMES) == {page.name for page in PAGES if page.method == "POST"}
+    assert set(auditentries.NAMES) == {page.name for page in PAGES if page.method == "POST"}
     AuditEvent.objects.create(at=to_datetime(1), user="ann", action="letters_begin")
     AuditEvent.objects.create(at=to_datetime(2), user="ann", action="of_a_version_to_come")
     html = shown(client, "activity", action="of_a_version_to_come").content.decode()

@@ -6,7 +6,7 @@ import pytest
 
 from djqueue.client import get_storage
 from djqueue.core.job import RunningJob
-from djqueue.core.steering import DUMP_TTL
+from djqueue.core.workercontrol import DUMP_TTL
 from djqueue.dashboard import rights
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import AuditEvent
@@ -162,7 +162,7 @@ def test_one_that_ends_already_or_is_gone_is_said_to_and_nothing_is_kept(storage
 
 def test_a_dump_is_read_by_those_who_may_steer_and_only_for_a_while(storage, keeper, viewer, monkeypatch):
     storage.register_worker(worker("w1"))
-    storage.keep_dump("w1", 'File "<jobs>.py", line 3')
+    storage.save_dump("w1", 'File "<jobs>.py", line 3')
     assert "File &quot;&lt;jobs&gt;.py&quot;, line 3" in page(keeper, "worker")
     assert "jobs&gt;.py" not in page(viewer, "worker")
     clock = storage.engine.clock
@@ -175,7 +175,7 @@ def test_a_read_only_dashboard_offers_nothing(storage, keeper, settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"READ_ONLY": True}}
     storage = get_storage()
     storage.register_worker(worker("w1"))
-    storage.keep_dump("w1", "frames")
+    storage.save_dump("w1", "frames")
     for name in ("workers", "worker"):
         assert "formaction" not in page(keeper, name)
     assert "frames" not in page(keeper, "worker")
@@ -219,7 +219,7 @@ def test_one_that_also_serves_hidden_queues_cannot_be_steered(keeper, queues):
     storage = get_storage()
     enqueue(storage, queue="secret")
     storage.register_worker(worker("w1", queues=queues))
-    storage.keep_dump("w1", "frames")
+    storage.save_dump("w1", "frames")
     html = page(keeper, "worker")
     assert "so you cannot steer it" in html
     assert "formaction" not in html + page(keeper)

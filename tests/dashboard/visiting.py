@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from djqueue.dashboard import rights
-from djqueue.dashboard.pages import Page
+from djqueue.dashboard.pages import DashboardPage
 from djqueue.dashboard.urls import PAGES
 from tests.admin.factories import logged_in, make_superuser, make_user
 
@@ -25,13 +25,13 @@ CAPTURED = {
 """What an address has for what its route captures."""
 
 
-def address(page: Page, site: str = "admin", **query: Any) -> str:
+def address(page: DashboardPage, site: str = "admin", **query: Any) -> str:
     names = re.findall(r"<(?:\w+:)?(\w+)>", page.route)
     where = f"{site}:djqueue_dashboard_{page.name}"
     return reverse(where, kwargs={name: CAPTURED[name] for name in names}, query=query or None)
 
 
-def visit(client: Client, page: Page, method: str | None = None, **headers: str) -> Any:
+def visit(client: Client, page: DashboardPage, method: str | None = None, **headers: str) -> Any:
     return client.generic(method or page.method, address(page), headers=headers or None)
 
 

@@ -55,7 +55,7 @@ for line in sys.stdin:
         dump = storage.worker_dump(*args)
         answer = dump and dump.text
     else:
-        answer = storage.steer_worker(*args)
+        answer = storage.control_worker(*args)
     print(json.dumps(answer), flush=True)
 """
 

@@ -13,7 +13,7 @@ import pytest
 from djqueue import Limiter, Queue, Worker, chain, client, job
 from djqueue.client.flows import FlowResult
 from djqueue.client.info import JobInfo, JobStatus
-from djqueue.core.job import DeadLetter, Event
+from djqueue.core.job import DeadLetterRecord, Event
 from djqueue.storage.base import Storage
 from djqueue.testing.factories import a_failed_job, an_active_job, enqueue
 from djqueue.testing.factories import job as record_of
@@ -34,14 +34,14 @@ INSIDE = {
     "Arguments",
     "Declarations",
     "JobInfo",
-    "LetterFilter",
+    "DeadLetterFilter",
     "Node",
-    "Place",
+    "StreamPosition",
     "Registry",
-    "StorageFollower",
+    "StorageResultReader",
     "StoredResult",
     "Streaming",
-    "Together",
+    "BatchCollector",
 }
 """Public classes without a call for users that asks a storage: values, and what the client is made of."""
 STREAMING = {
@@ -287,7 +287,7 @@ def plain(answer: Any) -> Any:
         return answer.id, answer.name, answer.state, answer.payload, answer.attempts, answer.reason
     if isinstance(answer, JobStatus):
         return answer._replace(created_at=NEVER)
-    if isinstance(answer, DeadLetter):
+    if isinstance(answer, DeadLetterRecord):
         return answer._replace(entered_at=0, expires_at=0)
     if isinstance(answer, Exception):
         return type(answer), str(answer)

@@ -3,13 +3,13 @@
 from typing import Any
 
 from djqueue import models
-from djqueue.core.job import DeadLetter, JobRecord
+from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.states import State
 from djqueue.operations.mirror import Mirror
-from djqueue.storage.database.inspector import Inspector
+from djqueue.storage.database.inspector import DatabaseInspector
 from djqueue.testing import factories
 
-tables = Inspector("default")
+tables = DatabaseInspector("default")
 
 
 def mirrored(job_id: str, queue: str = factories.QUEUE) -> JobRecord | None:
@@ -21,7 +21,7 @@ def mirrored_state(job_id: str, queue: str = factories.QUEUE) -> State | None:
     return tables.states(queue, [job_id])[0]
 
 
-def letters(queue: str = factories.QUEUE) -> list[DeadLetter]:
+def letters(queue: str = factories.QUEUE) -> list[DeadLetterRecord]:
     return tables.dead_letters(queue)
 
 

@@ -9,15 +9,15 @@ from django.db import OperationalError
 
 from djqueue import models
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
-from djqueue.core.job import JobError
+from djqueue.core.job import JobFailure
 from djqueue.core.limiter import Rate
 from djqueue.core.states import State
-from djqueue.operations import turn
+from djqueue.operations import leaderlease
+from djqueue.operations.leaderlease import LeaderLeaseLostError
 from djqueue.operations.mirror import Mirror
-from djqueue.operations.turn import TurnLostError
 from djqueue.storage.database import outsiders
 from djqueue.storage.memory import MemoryStorage
-from djqueue.storage.redis.changes import Changes, DataLostError
+from djqueue.storage.redis.changes import ChangeStream, DataLostError
 from djqueue.testing import factories as f
 from tests.support import eventually
 
@@ -78,7 +78,7 @@ def test_all_that_is_known_of_a_job_is_copied(storage, mirror):
     }
     f.enqueue(storage, **given)
     claimed = f.claim_one(storage, names=["shop.jobs.send"])
-    f.finish(storage, f.retrying(claimed, error=JobError("a.B", "no\0such", "Traceback")))
+    f.finish(storage, f.retrying(claimed, error=JobFailure("a.B", "no\0such", "Traceback")))
     claimed = f.claim_one(storage, names=["shop.jobs.send"])
     storage.report([f.report_of(claimed, {"done": 3}, [(5, "first"), (6, "second")])])
     f.finish(storage, f.failing(claimed, reason="timeout"))
@@ -351,7 +351,7 @@ def test_a_copy_that_was_not_acknowledged_is_made_again_harmlessly(storage, mirr
     f.a_failed_job(storage, priority=1)
     f.a_completed_job(storage, priority=1)
     with monkeypatch.context() as patch:
-        patch.setattr(Changes, "acknowledge", lambda *_: None)
+        patch.setattr(ChangeStream, "acknowledge", lambda *_: None)
         assert mirror.copy_once() == 3
     assert_alike(storage)
     mirror.close()
@@ -388,7 +388,7 @@ def test_one_process_copies_at_a_time_and_the_next_one_goes_on(storage, mirror, 
     f.enqueue(storage)
     assert other.copy_once() == 0
 
-    clock.advance(turn.TTL)  # as if the first one were dead
+    clock.advance(leaderlease.TTL)  # as if the first one were dead
     assert other.copy_once() == 1
     f.enqueue(storage)
     assert mirror.copy_once() == 0
@@ -403,18 +403,18 @@ def test_a_process_that_was_dead_to_the_others_writes_nothing_old(
     claimed = f.an_active_job(storage)
     copy_all(mirror)
     storage.report([f.report_of(claimed, 1)])
-    read = Changes.records
+    read = ChangeStream.records
 
     def read_and_sleep(self, *args):
         found = read(self, *args)
-        monkeypatch.setattr(Changes, "records", read)
-        clock.advance(turn.TTL)
+        monkeypatch.setattr(ChangeStream, "records", read)
+        clock.advance(leaderlease.TTL)
         f.finish(storage, f.completing(claimed))
         assert make_mirror(storage).copy_once() == 1
         assert mirrored_state(claimed.id) == State.COMPLETED
         return found
 
-    monkeypatch.setattr(Changes, "records", read_and_sleep)
+    monkeypatch.setattr(ChangeStream, "records", read_and_sleep)
     assert mirror.copy_once() == 0
 
     assert mirrored_state(claimed.id) == State.COMPLETED
@@ -494,8 +494,8 @@ def test_a_repair_that_was_cut_off_is_made_again(short, make_mirror, monkeypatch
     copy_all(mirror)
     change_much(short)
     with monkeypatch.context() as patch:
-        patch.setattr(Changes, "pages", lambda *_: iter(()))
-        patch.setattr(Changes, "go_on", fail_with(StorageUnavailableError("away")))
+        patch.setattr(ChangeStream, "pages", lambda *_: iter(()))
+        patch.setattr(ChangeStream, "go_on", fail_with(StorageUnavailableError("away")))
         with pytest.raises(StorageUnavailableError):
             mirror.copy_once()
     mirror.close()
@@ -577,17 +577,17 @@ def test_redis_may_lose_its_data_at_any_moment_of_a_repair(
 
 def lose_after(moment, redis_server, monkeypatch) -> None:
     """Have Redis lose its data after the next step of a mirror's."""
-    step = getattr(Changes, moment)
+    step = getattr(ChangeStream, moment)
 
     def step_and_lose(self, *args):
         found = step(self, *args)
         if moment == "pages":
             found = iter(list(found))
-        monkeypatch.setattr(Changes, moment, step)
+        monkeypatch.setattr(ChangeStream, moment, step)
         redis_server.run("FLUSHALL")
         return found
 
-    monkeypatch.setattr(Changes, moment, step_and_lose)
+    monkeypatch.setattr(ChangeStream, moment, step_and_lose)
 
 
 def copy_through_losses(mirror) -> None:
@@ -698,7 +698,7 @@ def test_resync_takes_the_turn_and_gives_it_back(storage, mirror, make_mirror):
 def test_a_resync_that_is_overtaken_by_another_says_so(storage, mirror, make_mirror):
     f.enqueue_many(storage, 3)
 
-    with pytest.raises(TurnLostError):
+    with pytest.raises(LeaderLeaseLostError):
         mirror.resync(progress=lambda *_: make_mirror(storage).resync())
 
 
@@ -709,8 +709,8 @@ def test_a_resync_that_is_overtaken_by_another_says_so(storage, mirror, make_mir
     ("where", "name", "error"),
     [
         (Mirror, "copy_once", OperationalError("the database is away")),
-        (Changes, "next", StorageUnavailableError("Redis is away")),
-        (Changes, "queues", RuntimeError("a defect")),
+        (ChangeStream, "next", StorageUnavailableError("Redis is away")),
+        (ChangeStream, "queues", RuntimeError("a defect")),
     ],
 )
 def test_the_thread_outlives_what_is_away_and_says_so_once(
@@ -805,7 +805,7 @@ def test_the_jobs_of_a_node_that_has_come_back_empty_stay_in_the_tables(
 
 
 def test_each_change_of_mirrored_rows_gives_them_another_version(storage, mirror):
-    assert turn.version("default") is None
+    assert leaderlease.version("default") is None
     seen = []
     f.enqueue(storage, id="a")
     for change in (
@@ -816,42 +816,42 @@ def test_each_change_of_mirrored_rows_gives_them_another_version(storage, mirror
     ):
         change()
         copy_all(mirror)
-        seen.append(turn.version("default"))
+        seen.append(leaderlease.version("default"))
     assert len(set(seen)) == len(seen)
 
 
 def test_the_version_of_mirrored_rows_stays_while_nothing_is_copied(storage, mirror, clock):
     f.enqueue(storage, id="a")
     mirror.copy_once()
-    known = turn.version("default")
+    known = leaderlease.version("default")
     for _ in range(3):
-        clock.advance(turn.RENEW_EVERY + 2_000)
+        clock.advance(leaderlease.RENEW_EVERY + 2_000)
         mirror.copy_once()
-    assert turn.version("default") == known
+    assert leaderlease.version("default") == known
 
 
 def test_rows_that_others_write_have_another_version(storage, mirror):
-    seen = [turn.version("default")]
+    seen = [leaderlease.version("default")]
     outsiders.mark("default")
-    seen.append(turn.version("default"))
+    seen.append(leaderlease.version("default"))
     f.enqueue(storage, id="a")
     copy_all(mirror)
-    seen.append(turn.version("default"))
+    seen.append(leaderlease.version("default"))
     for _ in range(2):
         outsiders.mark("default")
-        seen.append(turn.version("default"))
+        seen.append(leaderlease.version("default"))
     assert len(set(seen)) == len(seen)
-    assert turn.version("default") == seen[-1]
+    assert leaderlease.version("default") == seen[-1]
 
 
 def test_changes_of_mirrored_rows_in_one_millisecond_have_different_versions(storage, clock, tables):
-    mine = turn.Turn("default", clock)
+    mine = leaderlease.LeaderLease("default", clock)
     assert mine.take()
-    seen = [turn.version("default")]
+    seen = [leaderlease.version("default")]
     for _ in range(3):
         mine.hold(changes_jobs=True)
-        seen.append(turn.version("default"))
+        seen.append(leaderlease.version("default"))
     clock.advance(-60_000)
     mine.hold(changes_jobs=True)
-    seen.append(turn.version("default"))
+    seen.append(leaderlease.version("default"))
     assert len(set(seen)) == len(seen)

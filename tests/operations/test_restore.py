@@ -10,7 +10,7 @@ from djqueue.core.job import Batch
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
-from djqueue.operations.restore import Restoration, Restored
+from djqueue.operations.restore import Restoration, RestoreCounts
 from djqueue.testing import factories as f
 from djqueue.testing.draining import drain
 
@@ -32,7 +32,7 @@ def lose(redis_server, mirror, clock):
     return lose
 
 
-def restore(mirror, queue=None, **options) -> dict[str, Restored]:
+def restore(mirror, queue=None, **options) -> dict[str, RestoreCounts]:
     return Restoration(mirror, **options).run(queue)
 
 
@@ -104,7 +104,7 @@ def test_it_may_be_done_twice(storage, mirror, lose):
     restore(mirror)
     restore(mirror)
 
-    assert restore(mirror)[f.QUEUE] == Restored(there=4)
+    assert restore(mirror)[f.QUEUE] == RestoreCounts(there=4)
     assert f.counts(storage) == {State.WAITING: 3, State.BLOCKED: 1}
     assert not mirror.has_lost(f.QUEUE)
 
@@ -244,7 +244,7 @@ def test_a_job_whose_dependency_has_failed_is_refused(storage, mirror, lose, rul
 
     report = restore(mirror)[f.QUEUE]
 
-    assert report == Restored(refused=Counter({"depends on a job that is failed": 1}))
+    assert report == RestoreCounts(refused=Counter({"depends on a job that is failed": 1}))
 
 
 def test_a_failed_dependency_may_be_ignored(storage, mirror, lose):

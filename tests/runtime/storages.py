@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from djqueue import StorageUnavailableError
-from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome, Renewal, Report
+from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome, ProgressReport, Renewal
 from djqueue.storage.base import EventHandler, Unsubscribe
 from djqueue.storage.memory import MemoryStorage
 
@@ -19,7 +19,7 @@ class RecordingStorage(MemoryStorage):
         """(outcomes told, slots asked for, jobs given)."""
         self.renewals: list[int] = []
         """Leases in each renewal."""
-        self.reports: list[list[Report]] = []
+        self.reports: list[list[ProgressReport]] = []
         self.subscribed: list[str] = []
         """Queues that are listened to."""
         self.listening = 0
@@ -35,7 +35,7 @@ class RecordingStorage(MemoryStorage):
         self.renewals.append(len(leases))
         return super().renew(leases)
 
-    def report(self, reports: Sequence[Report]) -> list[bool]:
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
         self.reports.append(list(reports))
         return super().report(reports)
 
@@ -63,7 +63,7 @@ class RecordingStorage(MemoryStorage):
 class DistantStorage(RecordingStorage):
     """Takes two calls at once, and answers in a later turn of the loop."""
 
-    trips_at_once = 2
+    max_in_flight = 2
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
@@ -95,7 +95,7 @@ class FailingStorage(MemoryStorage):
         self._check("renew")
         return super().renew(leases)
 
-    def report(self, reports: Sequence[Report]) -> list[bool]:
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
         self._check("report")
         return super().report(reports)
 

@@ -7,7 +7,7 @@ import pytest
 
 from djqueue import Discard, OptionError, Queue, Snooze, UnrecoverableError, current_job, job
 from djqueue.client import registry
-from djqueue.runtime.executors.gathering import spread
+from djqueue.runtime.executors.batching import spread
 from djqueue.storage.redis import RedisStorage
 from tests.runtime.running import messages, reached, record, work_off, working
 from tests.support import aeventually

@@ -11,7 +11,7 @@ from djqueue import Queue, Snooze, Worker
 from djqueue.core.job import ClaimRequest
 from djqueue.core.limiter import Rate
 from djqueue.runtime import claiming, probation
-from djqueue.runtime.bell import Bell
+from djqueue.runtime.wakeevent import WakeEvent
 from djqueue.testing.clock import FakeClock
 from tests.runtime.running import HANDLER, reached, record, work_off, working
 from tests.runtime.storages import DistantStorage, RecordingStorage
@@ -486,7 +486,7 @@ async def test_what_another_round_trip_brings_beside_a_stalled_job_is_given_back
 
 def passing_clock(monkeypatch):
     """A clock that a worker's timed sleep moves on, without waiting; not the one between polls."""
-    clock, sleep = FakeClock(), Bell.sleep
+    clock, sleep = FakeClock(), WakeEvent.sleep
     monkeypatch.setattr(claiming, "POLL", 600.0)
 
     async def pass_time(self, seconds, hearing):
@@ -495,7 +495,7 @@ def passing_clock(monkeypatch):
             seconds = 0
         await sleep(self, seconds, hearing)
 
-    monkeypatch.setattr(Bell, "sleep", pass_time)
+    monkeypatch.setattr(WakeEvent, "sleep", pass_time)
     return clock
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from djqueue.core.job import Lease
 from djqueue.runtime.leasekeeper import Keeping
-from djqueue.runtime.leasetable import LeaseTable, Seen, TornReadError
+from djqueue.runtime.leasetable import LeaseTable, LeaseTableView, TornReadError
 
 LEASE = 12_000
 BIG = 1 << 90
@@ -49,7 +49,7 @@ def test_a_table_shows_life_the_shortest_lease_and_the_schedulers_claim(table):
     table.expect(5_000)
     table.set_scheduler_claim(b"holder 3", 2_000)
 
-    assert table.read() == Seen(77, 2_000, [], b"holder 3")
+    assert table.read() == LeaseTableView(77, 2_000, [], b"holder 3")
 
 
 class Recorded:
@@ -69,8 +69,8 @@ class Recorded:
         self.claims.append(claim)
 
 
-def seen(beat: int, leases: list[Lease] | None = None, claim: bytes = b"") -> Seen:
-    return Seen(beat, LEASE, [Lease("a", "1", 1)] if leases is None else leases, claim)
+def seen(beat: int, leases: list[Lease] | None = None, claim: bytes = b"") -> LeaseTableView:
+    return LeaseTableView(beat, LEASE, [Lease("a", "1", 1)] if leases is None else leases, claim)
 
 
 def test_a_worker_that_shows_life_is_left_alone():

@@ -8,7 +8,7 @@ import pytest
 
 from djqueue import Queue, Worker
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.runtime.outages import Outages
+from djqueue.runtime.outages import OutageLog
 from tests.runtime.running import HANDLER, messages, reached, working
 from tests.runtime.storages import FailingStorage
 from tests.support import aeventually
@@ -68,7 +68,7 @@ async def test_a_short_outage_is_one_line_when_it_is_over(storage, queue, caplog
 
 def test_an_outage_is_over_when_every_operation_that_failed_works_again(caplog):
     now = 0
-    outages = Outages("w", lambda: now)
+    outages = OutageLog("w", lambda: now)
     away = StorageUnavailableError("away")
 
     def lines():
@@ -95,7 +95,7 @@ def test_an_outage_is_over_when_every_operation_that_failed_works_again(caplog):
 
 def test_an_operation_that_is_not_tried_again_does_not_prolong_an_outage(caplog):
     now = 0
-    outages = Outages("w", lambda: now)
+    outages = OutageLog("w", lambda: now)
     outages.failed("report", StorageUnavailableError("away"))
     now = 20_000
     outages.failed("renew", StorageUnavailableError("away"))
@@ -107,7 +107,7 @@ def test_an_operation_that_is_not_tried_again_does_not_prolong_an_outage(caplog)
 def test_work_that_goes_on_ends_an_outage_of_what_is_not_tried_again(caplog):
     caplog.set_level(logging.INFO)
     now = 0
-    outages = Outages("w", lambda: now)
+    outages = OutageLog("w", lambda: now)
     outages.failed("claim and finish", StorageUnavailableError("away"))
     outages.failed("report", StorageUnavailableError("away"))
     now = 1_000

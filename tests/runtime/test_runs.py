@@ -107,9 +107,9 @@ def test_a_renewal_that_meets_an_end_on_its_way_stops_nobody(runs):
     stopped: list[tuple[Run, Stop]] = []
 
     storage = SimpleNamespace(renew=lambda leases: [Renewal(False) for _ in leases])
-    station = SimpleNamespace(leases=None, storage=storage, runs=runs, clock=SYSTEM_CLOCK, tell=None)
+    worker_context = SimpleNamespace(leases=None, storage=storage, runs=runs, clock=SYSTEM_CLOCK, tell=None)
     heartbeat = Heartbeat(
-        station,
+        worker_context,
         1_000,
         info=lambda: None,
         obey=lambda command: None,

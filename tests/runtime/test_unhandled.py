@@ -7,7 +7,7 @@ import pytest
 
 from djqueue import Queue
 from djqueue.core.job import WorkerInfo
-from djqueue.runtime.telling import Teller
+from djqueue.runtime.events import RunEvents
 from djqueue.runtime.unhandled import AGAIN, EVERY, UnhandledWatch
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
@@ -24,8 +24,8 @@ def clock():
 def watched(clock):
     storage = MemoryStorage(clock=clock)
     storage.register_worker(WorkerInfo("w1", "host", 7, None, ("handler",), 4, 1))
-    station = SimpleNamespace(storage=storage, clock=clock, tell=Teller("w1"), random=Random(1))
-    return storage, UnhandledWatch(station, None)
+    worker_context = SimpleNamespace(storage=storage, clock=clock, tell=RunEvents("w1"), random=Random(1))
+    return storage, UnhandledWatch(worker_context, None)
 
 
 def test_each_name_is_logged_once_with_what_to_do(watched, clock, caplog):

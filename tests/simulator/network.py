@@ -26,7 +26,7 @@ GONE = "the scheduler has hung up"
 
 
 class SimulatedServer:
-    """Stands for `djqueue.storage.database.server.Server`."""
+    """Stands for `djqueue.storage.database.server.SchedulerServer`."""
 
     def __init__(
         self,
@@ -306,7 +306,7 @@ class SimulatedRemote:
         server.clients.append(self)
         for number, (operation, args, handler) in list(self._subscriptions.items()):
             self._run(server, pack([0, operation, [number, *args], {}]))
-            if operation in ("listen", "follow_worker"):
+            if operation in ("listen", "on_worker_command"):
                 handler(None)
         return server
 

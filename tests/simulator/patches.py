@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from djqueue.core.ids import IdSource
 from djqueue.storage.database.client import ClientStorage
-from djqueue.storage.database.lease import Holder
+from djqueue.storage.database.lease import LeaseHolder
 from djqueue.storage.database.scheduler import SchedulerStorage
 
 from .loop import PROCESS, SimulatedClock
@@ -54,11 +54,11 @@ async def _finish(self: Any, outcomes: Any, then: Any = None) -> Any:
     return await self._remote.finish(outcomes, then)
 
 
-def _died(holder: Holder) -> bool:
+def _died(holder: LeaseHolder) -> bool:
     return not _lives(holder)
 
 
-def _lives(holder: Holder) -> bool:
+def _lives(holder: LeaseHolder) -> bool:
     return any(one.pid == holder.pid and one.alive for one in World.current().processes.values())
 
 

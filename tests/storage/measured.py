@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator
 from random import Random
 from typing import Any
 
-from djqueue.core.job import JobError
+from djqueue.core.job import JobFailure
 from djqueue.core.sizes import size_of_error
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
@@ -34,13 +34,13 @@ def walk(storage: Storage, seed: int, advance: Callable[[int], None], steps: int
 
 def _step(storage: Storage, random: Random, advance: Callable[[int], None]) -> None:
     ids = random.sample(IDS, 2)
-    verb = random.choice(
+    operation = random.choice(
         ["enqueue"] * 4
         + ["finish"] * 6
-        + ["cancel", "remove", "retry", "move", "clean", "obliterate", "update", "revise"]
+        + ["cancel", "remove", "retry", "move", "clean", "obliterate", "update", "replace_payload"]
         + ["depend", "depend", "give up"]
     )
-    if verb == "enqueue":
+    if operation == "enqueue":
         options: dict[str, Any] = {
             "result_ttl": random.choice(TIMES),
             "retention": random.choice([None, 60_000]),
@@ -49,7 +49,7 @@ def _step(storage: Storage, random: Random, advance: Callable[[int], None]) -> N
         payloads = [bytes(random.randrange(150)) for _ in range(2)]
         queue = random.choice([MEASURED, MEASURED, ELSEWHERE])
         storage.enqueue([f.batch(2, queue=queue, payloads=payloads, ids=named, **options)])
-    elif verb == "finish":
+    elif operation == "finish":
         for claimed in f.claim(storage, random.randrange(4)):
             if random.random() < 0.3:
                 storage.report([f.report_of(claimed, 0.5, [(1, "line")])])
@@ -58,34 +58,34 @@ def _step(storage: Storage, random: Random, advance: Callable[[int], None]) -> N
                 result = random.choice([None, b"", bytes(random.randrange(150))])
                 f.finish(storage, f.completing(claimed, result))
             elif ending == "fail":
-                error = random.choice([None, JobError("T", "\N{SNOWMAN}" * random.randrange(30), "t")])
+                error = random.choice([None, JobFailure("T", "\N{SNOWMAN}" * random.randrange(30), "t")])
                 f.finish(storage, f.failing(claimed, error=error))
             elif ending == "lost":
                 advance(31_000)
             else:
                 f.finish(storage, f.ENDINGS[ending](claimed))
-    elif verb == "clean" and random.random() < 0.3:
+    elif operation == "clean" and random.random() < 0.3:
         states = frozenset(random.sample(sorted(State), 2)) - {State.ACTIVE}
         storage.clean(MEASURED, states, f.job(storage, f.enqueue(storage)).created_at, limit=2)
-    elif verb == "obliterate" and random.random() < 0.2:
+    elif operation == "obliterate" and random.random() < 0.2:
         storage.obliterate(MEASURED, force=True)
-    elif verb == "move":
+    elif operation == "move":
         storage.move(ELSEWHERE, ids, MEASURED)
-    elif verb == "depend":
+    elif operation == "depend":
         there = [one for one, state in zip(IDS, storage.states(MEASURED, IDS), strict=True) if state]
         needs = tuple((MEASURED, one) for one in there)
         if needs:
             f.enqueue(storage, queue=PARENTS, depends_on=needs, on_dependency_failure="ignore")
-    elif verb == "give up":
+    elif operation == "give up":
         storage.cancel(PARENTS, [parent.id for parent in storage.page(PARENTS, None, 10)])
-    elif verb == "update":
+    elif operation == "update":
         storage.update(MEASURED, ids, random.randrange(2), bytes(random.randrange(150)))
-    elif verb == "revise":
+    elif operation == "replace_payload":
         for record in filter(None, storage.jobs(MEASURED, ids)):
             payload, is_dead = bytes(random.randrange(150)), record.state is State.FAILED
-            storage.revise(MEASURED, record.id, payload, record.payload, retry=is_dead)
-    elif verb in ("cancel", "remove", "retry"):
-        getattr(storage, verb)(MEASURED, ids)
+            storage.replace_payload(MEASURED, record.id, payload, record.payload, retry=is_dead)
+    elif operation in ("cancel", "remove", "retry"):
+        getattr(storage, operation)(MEASURED, ids)
 
 
 def sums(storage: Storage, held: Collection[str]) -> dict[str, int]:

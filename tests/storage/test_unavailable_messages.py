@@ -7,7 +7,7 @@ import pytest
 import redis
 from django.db import OperationalError
 
-from djqueue.storage.database.away import unavailable
+from djqueue.storage.database.dberrors import unavailable
 from djqueue.storage.redis.roundtrips import away
 
 REASONS = {

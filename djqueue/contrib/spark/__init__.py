@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from .locations import storage_at
 from .options import WriteOptions
 from .project import with_defaults
-from .writing import Report, Told, Write
+from .writing import TaskReport, Write, WriteReport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Report", "change", "enqueue", "register", "write"]
+__all__ = ["WriteReport", "change", "enqueue", "register", "write"]
 
 
 def register(spark: "SparkSession") -> None:
@@ -29,7 +29,7 @@ def register(spark: "SparkSession") -> None:
 
 def enqueue(
     df: "DataFrame", queue: str, job: str, options: Mapping[str, Any] | None = None, **more: Any
-) -> Report | None:
+) -> WriteReport | None:
     """Write a DataFrame's rows as jobs of one queue; answers what became of them.
 
     options, more: those of `format("djqueue")`, see docs/spark.md, also as `max_attempts=3`. Where a Django
@@ -44,12 +44,12 @@ def enqueue(
 
 def change(
     df: "DataFrame", operation: str, options: Mapping[str, Any] | None = None, **more: Any
-) -> Report | None:
+) -> WriteReport | None:
     """Do something to the jobs whose ids a DataFrame has: retry, cancel, delete or update. See `enqueue`."""
     return write(df, {**_texts(options, more), "operation": operation})
 
 
-def write(df: "DataFrame", options: Mapping[str, str]) -> Report | None:
+def write(df: "DataFrame", options: Mapping[str, str]) -> WriteReport | None:
     """Do with a DataFrame's rows what the options say, written as Spark has them. See `enqueue`."""
     said = {"writeId": token_hex(8), **with_defaults(options)}
     known = WriteOptions.read(said)
@@ -58,7 +58,7 @@ def write(df: "DataFrame", options: Mapping[str, str]) -> Report | None:
     df.write.format("djqueue").options(**said).mode("append").save()
     with closing(storage_at(known.url, known.prefix)) as storage:
         found = storage.imports.get(str(known.write)) if storage.imports is not None else None
-    return None if found is None else Report.of(found)
+    return None if found is None else WriteReport.of(found)
 
 
 def _texts(options: Mapping[str, Any] | None, more: Mapping[str, Any]) -> dict[str, str]:
@@ -69,7 +69,7 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _tried(df: "DataFrame", options: WriteOptions) -> Report:
+def _tried(df: "DataFrame", options: WriteOptions) -> WriteReport:
     """The report of what writes nothing, and so leaves none: what the tasks say comes as rows."""
     write = Write(options, df.columns)
 
@@ -81,4 +81,4 @@ def _tried(df: "DataFrame", options: WriteOptions) -> Report:
         yield pyarrow.record_batch({"told": [text]})
 
     found = df.mapInArrow(told, "told string").collect()
-    return write.commit([Told(part="0.0", **json.loads(row.told)) for row in found])
+    return write.commit([TaskReport(part="0.0", **json.loads(row.told)) for row in found])

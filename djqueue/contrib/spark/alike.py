@@ -8,10 +8,12 @@ from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Batch
 
 from .columns import rows_of
-from .rows import Chunk, Plan, Rows, States
+from .rows import Chunk, JobColumns, Rows, States
 
 
-def reader(plan: Plan, size: int, is_keyed: Callable[[str], bool], states: States | None = None) -> Rows:
+def reader(
+    plan: JobColumns, size: int, is_keyed: Callable[[str], bool], states: States | None = None
+) -> Rows:
     """What reads the rows of a plan: see `Rows`."""
     queue = plan.options.queue
     are_alike = queue and plan.options.job and plan.id_column is None and not plan.per_row

@@ -13,7 +13,7 @@ from djqueue.core.options import check_text
 from djqueue.storage.base import Storage
 
 from .options import CANCEL, DELETE, RETRY, UPDATE, WriteOptions, parse
-from .rows import Columns, Reading
+from .rows import Columns, RowReader
 
 READ_AT_ONCE = 200
 """Jobs whose payloads are looked at together."""
@@ -22,7 +22,7 @@ Send = Callable[..., Any]
 """Calls a storage's verb with arguments: see `Sending`."""
 
 
-class Change(NamedTuple):
+class JobChange(NamedTuple):
     """What one row says of one job."""
 
     id: str
@@ -31,7 +31,7 @@ class Change(NamedTuple):
     payload: bytes | None = None
 
 
-class Changes(Columns):
+class ChangeColumns(Columns):
     """What each column is for in an operation on jobs that are there."""
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
@@ -51,7 +51,7 @@ class Changes(Columns):
             )
 
 
-class Changing(Reading):
+class Changing(RowReader):
     """Does what the rows of one task say.
 
     send: how the storage's verbs are called.
@@ -59,7 +59,7 @@ class Changing(Reading):
     """
 
     def __init__(
-        self, plan: Changes, storage: Storage, send: Send, wait: Callable[[str, int], object]
+        self, plan: ChangeColumns, storage: Storage, send: Send, wait: Callable[[str, int], object]
     ) -> None:
         super().__init__(plan)
         self._plan = plan
@@ -74,7 +74,7 @@ class Changing(Reading):
         """Work off record batches, each queue's rows together."""
         verb = VERBS[self._plan.options.operation]
         size = self._plan.options.batch_size
-        open_: dict[str, list[Change]] = {}
+        open_: dict[str, list[JobChange]] = {}
         for batch in batches:
             for row in self.rows(batch):
                 try:
@@ -89,7 +89,7 @@ class Changing(Reading):
         for queue, changes in open_.items():
             self._do(verb, queue, changes)
 
-    def _change(self, row: Mapping[str, Any]) -> Change:
+    def _change(self, row: Mapping[str, Any]) -> JobChange:
         plan = self._plan
         said = dict(plan.said)
         for name, column in plan.per_row.items():
@@ -98,9 +98,9 @@ class Changing(Reading):
         payload = None
         if self._payload is not None and not _are_null(row, plan.payload_columns):
             payload = self._payload(row)
-        return Change(check_text("id", row[plan.id_column or ""]), payload=payload, **said)
+        return JobChange(check_text("id", row[plan.id_column or ""]), payload=payload, **said)
 
-    def _do(self, verb: "Verb", queue: str, changes: Sequence[Change]) -> None:
+    def _do(self, verb: "Verb", queue: str, changes: Sequence[JobChange]) -> None:
         self._wait(queue, len(changes))
         answers = self.answers.setdefault(queue, Counter())
         if self._plan.options.dry_run:
@@ -114,10 +114,10 @@ def _are_null(row: Mapping[str, Any], columns: Sequence[str]) -> bool:
     return bool(columns) and all(row[column] is None for column in columns)
 
 
-Verb = Callable[[Storage, Send, str, Sequence[Change]], Iterable[str]]
+Verb = Callable[[Storage, Send, str, Sequence[JobChange]], Iterable[str]]
 
 
-def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[Change]) -> Iterator[str]:
+def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
     unchanged = [change.id for change in changes if change.payload is None]
     if unchanged:
         yield from send(storage.retry, queue, unchanged)
@@ -129,20 +129,20 @@ def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[Change]) 
             if record is None:
                 yield "not_found"
                 continue
-            yield send(storage.revise, queue, change.id, change.payload, record.payload, retry=True)
+            yield send(storage.replace_payload, queue, change.id, change.payload, record.payload, retry=True)
 
 
-def _cancel(storage: Storage, send: Send, queue: str, changes: Sequence[Change]) -> Iterator[str]:
+def _cancel(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
     for result in send(storage.cancel, queue, [change.id for change in changes]):
         yield result.status
 
 
-def _delete(storage: Storage, send: Send, queue: str, changes: Sequence[Change]) -> Iterator[str]:
+def _delete(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
     for removed in send(storage.remove, queue, [change.id for change in changes]):
         yield "removed" if removed else "not_removed"
 
 
-def _update(storage: Storage, send: Send, queue: str, changes: Sequence[Change]) -> Iterator[str]:
+def _update(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
     """Those that get the same together; the time comes last, as a job whose time has come may start."""
     done = dict.fromkeys(range(len(changes)), True)
     said = _alike(changes, lambda change: (change.priority, change.payload))
@@ -158,11 +158,11 @@ def _update(storage: Storage, send: Send, queue: str, changes: Sequence[Change])
         for place, was in zip(places, send(storage.reschedule, queue, ids, run_at), strict=True):
             done[place] = done[place] and was
     for place, change in enumerate(changes):
-        says_nothing = change == Change(change.id)
+        says_nothing = change == JobChange(change.id)
         yield "unchanged" if says_nothing else "updated" if done[place] else "not_updated"
 
 
-def _alike(changes: Sequence[Change], what: Callable[[Change], Any]) -> dict[Any, list[int]]:
+def _alike(changes: Sequence[JobChange], what: Callable[[JobChange], Any]) -> dict[Any, list[int]]:
     """The places of those that say the same."""
     found: dict[Hashable, list[int]] = {}
     for place, change in enumerate(changes):

@@ -5,7 +5,7 @@ from django.db import Error, connections
 
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.away import in_one_line
+from djqueue.storage.database.dberrors import in_one_line
 
 from .aliases import is_added
 

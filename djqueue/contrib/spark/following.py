@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from djqueue.core.errors import OptionError
 from djqueue.storage.base import Storage
-from djqueue.storage.feed import Feed, Places, Stretch
+from djqueue.storage.feed import Feed, FeedRange, Places
 
 from .locations import storage_at
 from .read_options import EARLIEST, ReadOptions
@@ -57,15 +57,15 @@ class Following:
         with closing(self.storage()) as storage:
             return feed_of(storage).last(self.options.queues)
 
-    def stretches(self, start: Mapping[str, str], end: Mapping[str, str]) -> list[Stretch]:
+    def stretches(self, start: Mapping[str, str], end: Mapping[str, str]) -> list[FeedRange]:
         """What each task reads: one stream."""
         return [
-            Stretch(stream, start.get(stream, ""), place)
+            FeedRange(stream, start.get(stream, ""), place)
             for stream, place in sorted(end.items())
             if start.get(stream) != place
         ]
 
-    def run_task(self, stretch: Stretch) -> "Iterator[RecordBatch]":
+    def run_task(self, stretch: FeedRange) -> "Iterator[RecordBatch]":
         """The rows of a stretch. Raises EventsLostError if some are gone, unless that is accepted."""
         complete, size = self.options.fail_on_data_loss, self.options.batch_size
         with closing(self.storage()) as storage:

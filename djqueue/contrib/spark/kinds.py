@@ -33,7 +33,7 @@ SAID = "expected"
 """In the message of what refuses a type; others refuse a value."""
 
 
-class Unknown(Exception):
+class UnknownType(Exception):
     """A type of which nothing is known, such as that of a column of nulls."""
 
 
@@ -43,7 +43,7 @@ def check_kinds(columns: Columns, schema: "StructType") -> None:
         kind = schema[column].dataType
         try:
             value = _sample(kind)
-        except Unknown:
+        except UnknownType:
             continue
         try:
             check(value)
@@ -100,4 +100,4 @@ def _sample(kind: Any) -> Any:
     try:
         return SAMPLES[name]
     except KeyError:
-        raise Unknown(name) from None
+        raise UnknownType(name) from None

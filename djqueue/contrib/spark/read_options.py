@@ -10,7 +10,7 @@ from djqueue.core.errors import OptionError
 from djqueue.core.options import check_text
 from djqueue.core.states import TERMINAL, State
 from djqueue.core.suggest import nearest
-from djqueue.storage.export import Wanted
+from djqueue.storage.export import ExportFilter
 
 from .tables import EVENTS, JOBS, PAYLOAD, RESULTS, TABLES, Column, Table
 
@@ -98,9 +98,9 @@ class ReadOptions:
             known = self.table.names(payload=self.payload)
             raise OptionError(f"columns: {self.table.name} has no {name!r}{nearest(name, known)}") from None
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> ExportFilter:
         """What a storage is asked for."""
-        return Wanted(
+        return ExportFilter(
             self.table.name,
             frozenset(column.name for column in self.schema()),
             self.queues,

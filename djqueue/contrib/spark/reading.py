@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from djqueue.core.errors import OptionError
 from djqueue.storage.base import Storage
-from djqueue.storage.export import Export, Page, Part
+from djqueue.storage.export import Export, ExportPart, Page
 
 from .locations import storage_at
 from .read_options import ReadOptions
@@ -31,14 +31,14 @@ class Read:
         """For the caller, who closes it."""
         return storage_at(self.options.url, self.options.prefix)
 
-    def partitions(self) -> list[list[Part]]:
+    def partitions(self) -> list[list[ExportPart]]:
         """What each task reads: at most `numPartitions`, of about as many rows each."""
         many = self.options.partitions
         with closing(self.storage()) as storage:
             storage.connect()
             parts = export_of(storage, self.options.table.name).parts(self.options.wanted(), many)
         # At least one: Spark takes no partition at all for one of its own making.
-        tasks: list[list[Part]] = [[] for _ in range(min(many, len(parts)) or 1)]
+        tasks: list[list[ExportPart]] = [[] for _ in range(min(many, len(parts)) or 1)]
         sizes = [0] * len(tasks)
         for part in sorted(parts, key=lambda part: part.rows, reverse=True):
             place = sizes.index(min(sizes))
@@ -46,7 +46,7 @@ class Read:
             sizes[place] += part.rows + 1
         return tasks
 
-    def run_task(self, parts: Sequence[Part]) -> "Iterator[RecordBatch]":
+    def run_task(self, parts: Sequence[ExportPart]) -> "Iterator[RecordBatch]":
         """The rows of a task's parts."""
         wanted = self.options.wanted()
         with closing(self.storage()) as storage:

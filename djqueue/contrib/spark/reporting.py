@@ -9,7 +9,7 @@ from typing import Any
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageError
 from djqueue.storage.base import Storage
-from djqueue.storage.imports import DONE, FAILED, PUBLISHING, UNFINISHED, Import, Share
+from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, BulkWriteReport, QueueShare
 from djqueue.storage.staging import ChunkMissingError, Counts, Manifest
 
 logger = logging.getLogger("djqueue.spark")
@@ -17,15 +17,15 @@ logger = logging.getLogger("djqueue.spark")
 TASKS_FAILED = "its tasks failed: the log of Spark says why"
 
 
-def share(counts: Counts, chunks: int = 0, published: int = 0, *, ended: bool = False) -> Share:
+def share(counts: Counts, chunks: int = 0, published: int = 0, *, ended: bool = False) -> QueueShare:
     """What came to one queue."""
     there = counts.duplicates + counts.completed
-    return Share(chunks, published, counts.queued, there, ended, counts.rejected)
+    return QueueShare(chunks, published, counts.queued, there, ended, counts.rejected)
 
 
-def begun(write: str, app: str, version: int, shares: Mapping[str, Share]) -> Import:
+def begun(write: str, app: str, version: int, shares: Mapping[str, QueueShare]) -> BulkWriteReport:
     """The report of a write that begins now, by whoever runs this."""
-    return Import(write, app, version, SYSTEM_CLOCK.now(), shares=shares, user=_user())
+    return BulkWriteReport(write, app, version, SYSTEM_CLOCK.now(), shares=shares, user=_user())
 
 
 class Reporting:
@@ -35,7 +35,7 @@ class Reporting:
     is_batch: whether it is one of a streaming query's, of which the sums are kept.
     """
 
-    def __init__(self, storage: Storage, own: str, report: Import, *, is_batch: bool) -> None:
+    def __init__(self, storage: Storage, own: str, report: BulkWriteReport, *, is_batch: bool) -> None:
         self._imports = storage.imports
         self._own = own
         self._report = report
@@ -52,14 +52,14 @@ class Reporting:
             self._failed(error)
             raise
 
-    def published(self, manifest: Manifest, share: Share) -> None:
+    def published(self, manifest: Manifest, share: QueueShare) -> None:
         """So much of a manifest has been published: of this write's, or of an earlier one's."""
         if manifest.write == self._own:
             self._note({manifest.queue: share})
         elif not self._is_batch:
             self._gone_on_with(manifest, share)
 
-    def resumed(self, manifest: Manifest, share: Share) -> None:
+    def resumed(self, manifest: Manifest, share: QueueShare) -> None:
         """An earlier try of the same version was finished in place of this one."""
         self._note({manifest.queue: share}, resumed=manifest.write)
 
@@ -80,12 +80,12 @@ class Reporting:
         else:
             self._keep(self._report)
 
-    def _note(self, shares: Mapping[str, Share], **more: Any) -> None:
+    def _note(self, shares: Mapping[str, QueueShare], **more: Any) -> None:
         self._report = self._report._replace(shares={**self._report.shares, **shares}, **more)
         if not self._is_batch:
             self._keep(self._report)
 
-    def _gone_on_with(self, manifest: Manifest, share: Share, *, only_known: bool = False) -> None:
+    def _gone_on_with(self, manifest: Manifest, share: QueueShare, *, only_known: bool = False) -> None:
         if self._imports is None:
             return
         with _quiet(manifest.write):
@@ -113,17 +113,17 @@ class Reporting:
                 there = self._imports.get(self._report.write)
                 if there is None:
                     report = self._report
-                    none = dict.fromkeys(report.shares, Share())
+                    none = dict.fromkeys(report.shares, QueueShare())
                     there = begun(report.write, report.app, report.version, none)
                 self._imports.keep(there._replace(state=state, error=said))
 
-    def _keep(self, report: Import) -> None:
+    def _keep(self, report: BulkWriteReport) -> None:
         if self._imports is not None:
             with _quiet(report.write):
                 self._imports.keep(report)
 
 
-def aborted(storage: Storage, report: Import) -> None:
+def aborted(storage: Storage, report: BulkWriteReport) -> None:
     """The tasks of a write have failed, so that nothing is published; one that was begun says so itself."""
     if storage.imports is None:
         return

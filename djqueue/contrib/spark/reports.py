@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from djqueue.storage.export import Export, Page, Part, Wanted
-from djqueue.storage.imports import Import, Imports
+from djqueue.storage.bulkwrites import BulkWriteReport, BulkWriteReports
+from djqueue.storage.export import Export, ExportFilter, ExportPart, Page
 
 
 class ReportExport(Export):
@@ -11,14 +11,14 @@ class ReportExport(Export):
 
     tables = frozenset({"imports"})
 
-    def __init__(self, imports: Imports) -> None:
+    def __init__(self, imports: BulkWriteReports) -> None:
         self._imports = imports
 
-    def parts(self, wanted: Wanted, many: int) -> list[Part]:
+    def parts(self, wanted: ExportFilter, many: int) -> list[ExportPart]:
         """See `Export`."""
-        return [Part("", 0, 0, 0)]
+        return [ExportPart("", 0, 0, 0)]
 
-    def pages(self, wanted: Wanted, part: Part, size: int) -> Iterator[Page]:
+    def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
         """See `Export`."""
         after: str | None = None
         while True:
@@ -28,7 +28,7 @@ class ReportExport(Export):
                 return
 
 
-def _page(found: list[Import]) -> Page:
+def _page(found: list[BulkWriteReport]) -> Page:
     return {
         "write": [one.write for one in found],
         "app": [one.app for one in found],

@@ -35,7 +35,7 @@ class RowError(DjqueueError):
     """A row that is no job: where it is, and why."""
 
 
-class Entry(NamedTuple):
+class RowJob(NamedTuple):
     """One row as a job."""
 
     job_id: str
@@ -113,7 +113,7 @@ class Columns:
         return call
 
 
-class Plan(Columns):
+class JobColumns(Columns):
     """What each column is for in jobs that are enqueued."""
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
@@ -149,7 +149,7 @@ class Chunk(NamedTuple):
     many: int
 
 
-class Reading:
+class RowReader:
     """Reads rows one by one, and counts what cannot be used."""
 
     def __init__(self, plan: Columns) -> None:
@@ -172,7 +172,7 @@ class Reading:
         self.rejected[_kind(error)] += 1
 
 
-class Rows(Reading):
+class Rows(RowReader):
     """Reads rows, and makes chunks of them; what is no job is refused, or a dead letter.
 
     is_keyed: whether each job of a queue needs a group.
@@ -181,7 +181,7 @@ class Rows(Reading):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: JobColumns,
         size: int = CHUNK,
         ids: IdSource | None = None,
         is_keyed: Callable[[str], bool] | None = None,
@@ -196,7 +196,7 @@ class Rows(Reading):
         self._missing: set[JobKey] = set()
         """What jobs of the present record batch are to depend on, and is not there."""
         self._known: dict[tuple[Hashable, ...], EnqueueOptions] = {}
-        self._open: dict[tuple[str, str], list[Entry]] = {}
+        self._open: dict[tuple[str, str], list[RowJob]] = {}
         self._payload = plan.payload_reader()
 
     def chunks(self, batches: Iterable[Any]) -> Iterator[Chunk]:
@@ -245,25 +245,25 @@ class Rows(Reading):
             if state is None
         }
 
-    def _found(self, row: Mapping[str, Any], fresh: str | None) -> tuple[tuple[str, str], Entry] | None:
+    def _found(self, row: Mapping[str, Any], fresh: str | None) -> tuple[tuple[str, str], RowJob] | None:
         try:
             return self._entry(row, fresh)
         except DjqueueError as error:
             self.refuse(error)
             return self._letter(row, error) if self._on_error == DEAD else None
 
-    def _entry(self, row: Mapping[str, Any], fresh: str | None) -> tuple[tuple[str, str], Entry]:
+    def _entry(self, row: Mapping[str, Any], fresh: str | None) -> tuple[tuple[str, str], RowJob]:
         queue, name = self._plan.queue_of(row), self._name_of(row)
         job_id = fresh
         if job_id is None:
             job_id = check_text("id", row[self._plan.id_column or ""])
-        return (queue, name), Entry(job_id, self._payload(row), self._options(queue, row))
+        return (queue, name), RowJob(job_id, self._payload(row), self._options(queue, row))
 
     def _name_of(self, row: Mapping[str, Any]) -> str:
         options = self._plan.options
         return options.job or check_text("job", row[options.job_column or ""])
 
-    def _letter(self, row: Mapping[str, Any], error: DjqueueError) -> tuple[tuple[str, str], Entry] | None:
+    def _letter(self, row: Mapping[str, Any], error: DjqueueError) -> tuple[tuple[str, str], RowJob] | None:
         """What is no job as a dead letter; nothing if it is not known of which queue."""
         try:
             queue = self._plan.queue_of(row)
@@ -278,7 +278,7 @@ class Rows(Reading):
         job = replace(self._plan.base.job, rejected=said, unique_key=None, unique_ttl=None, depends_on=())
         [job_id] = self._ids.many(1, SYSTEM_CLOCK.now())
         payload = salvaged(row, self._plan.options.max_payload)
-        return (queue, name), Entry(job_id, payload, EnqueueOptions(job=job))
+        return (queue, name), RowJob(job_id, payload, EnqueueOptions(job=job))
 
     def _options(self, queue: str, row: Mapping[str, Any]) -> EnqueueOptions:
         values = [row[column] for column in self._plan.per_row.values()]
@@ -307,7 +307,7 @@ class Rows(Reading):
             raise OptionError(f"group: each job of the queue {queue!r} needs one")
         return found
 
-    def _chunk(self, key: tuple[str, str], entries: Sequence[Entry]) -> Chunk:
+    def _chunk(self, key: tuple[str, str], entries: Sequence[RowJob]) -> Chunk:
         """Neighbours with the same options are one batch."""
         queue, name = key
         batches: list[Batch] = []

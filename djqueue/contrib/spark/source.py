@@ -23,7 +23,7 @@ from .options import WriteOptions
 from .read_options import ReadOptions
 from .reading import Read
 from .tables import EVENTS, ddl
-from .writing import Told, Write
+from .writing import TaskReport, Write
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -145,7 +145,7 @@ class StreamReader(DataSourceStreamReader, Limited):
 class Message(WriterCommitMessage):
     """What a task tells the driver."""
 
-    told: Told
+    told: TaskReport
     write: Write | None = None
     """Of a stream: in which name its tasks have worked."""
 

@@ -20,15 +20,15 @@ from djqueue.core.options import JobOptions
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.core.states import PENDING
 from djqueue.storage.base import Storage
-from djqueue.storage.imports import Import, Share, tag_of
-from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Publication, Staging, chunks_of
+from djqueue.storage.bulkwrites import BulkWriteReport, QueueShare, tag_of
+from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, PublicationState, Staging, chunks_of
 
 from .alike import reader
-from .changing import Changes, Changing
+from .changing import ChangeColumns, Changing
 from .locations import staging_of, storage_at
 from .options import DIRECT, ENQUEUE, STAGED, WriteOptions
 from .reporting import Reporting, aborted, begun, share
-from .rows import Chunk, Plan
+from .rows import Chunk, JobColumns
 from .sending import Sending
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ FIRST_WAIT, LAST_WAIT = 0.05, 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class TaskReport:
     """What one task says of its work."""
 
     part: str
@@ -68,7 +68,7 @@ class Told:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class WriteReport:
     """What became of a write: `rows` is the sum of `inserted`, `duplicates` and `rejected`; where jobs that
     were there were changed, of `answers` and `rejected`.
     """
@@ -87,7 +87,7 @@ class Report:
     """What became of jobs that were there, in the words of the storage: retried, not_failed, cancelled …"""
 
     @classmethod
-    def of(cls, found: Import) -> "Report":
+    def of(cls, found: BulkWriteReport) -> "WriteReport":
         """From the report that the storage keeps."""
         total = found.total
         return cls(
@@ -144,7 +144,7 @@ class Write:
     def __init__(self, options: WriteOptions, columns: Sequence[str], app: str | None = None) -> None:
         self.options = options
         is_change = options.operation != ENQUEUE
-        self.plan = Changes(options, columns) if is_change else Plan(options, columns)
+        self.plan = ChangeColumns(options, columns) if is_change else JobColumns(options, columns)
         self.id = self.report = options.write or token_hex(8)
         """`report`: under which name its report is kept; a streaming query has one for all of its writes."""
         self.app = app or options.app or self.id
@@ -155,7 +155,7 @@ class Write:
             if options.delivery == STAGED and not is_change:
                 staging_of(storage)
             storage.connect()
-            if options.queue is not None and isinstance(self.plan, Plan):
+            if options.queue is not None and isinstance(self.plan, JobColumns):
                 self._check(storage, self.plan, options.queue)
 
     def storage(self) -> Storage:
@@ -163,7 +163,7 @@ class Write:
         policies = {queue: QueuePolicy(group_mode=mode) for queue, mode in self._modes.items()}
         return storage_at(self.options.url, self.options.prefix, policies)
 
-    def _check(self, storage: Storage, plan: Plan, queue: str) -> None:
+    def _check(self, storage: Storage, plan: JobColumns, queue: str) -> None:
         # What is recorded with the queue counts: there may be no settings here.
         self._modes[queue] = mode = storage.groups(queue, 0, ()).mode
         if mode == KEYED and plan.needs_group():
@@ -175,10 +175,10 @@ class Write:
             if storage.states(key[0], [key[1]]) == [None]:
                 raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
 
-    def run_task(self, part: str, batches: Iterable[Any], spark: str = "") -> Told:
+    def run_task(self, part: str, batches: Iterable[Any], spark: str = "") -> TaskReport:
         """What one task does with its record batches. Another run of the same task is another part."""
         with closing(self.storage()) as storage:
-            if isinstance(self.plan, Changes):
+            if isinstance(self.plan, ChangeColumns):
                 return replace(self._change(self.plan, storage, part, batches), spark=spark)
             rows = reader(
                 self.plan,
@@ -190,20 +190,20 @@ class Write:
             if self.options.dry_run:
                 for _ in rows.chunks(batches):
                     pass
-                return Told(part=part, rows=rows.read, rejected=dict(rows.rejected))
+                return TaskReport(part=part, rows=rows.read, rejected=dict(rows.rejected))
             if self.options.delivery == DIRECT:
                 enqueued = self._enqueue(storage, rows.chunks(batches), names)
-                told = Told(part=part, rows=rows.read, enqueued=enqueued, rejected=dict(rows.rejected))
+                told = TaskReport(part=part, rows=rows.read, enqueued=enqueued, rejected=dict(rows.rejected))
                 return replace(told, names=tuple(names), spark=spark)
             chunks = self._stage(staging_of(storage), part, rows.chunks(batches), names)
-        told = Told(part=part, chunks=chunks, rows=rows.read, rejected=dict(rows.rejected))
+        told = TaskReport(part=part, chunks=chunks, rows=rows.read, rejected=dict(rows.rejected))
         return replace(told, names=tuple(names), spark=spark)
 
-    def _change(self, plan: Changes, storage: Storage, part: str, batches: Iterable[Any]) -> Told:
-        changing = Changing(plan, storage, self._sending(), Pace(self.options, storage).wait)
+    def _change(self, plan: ChangeColumns, storage: Storage, part: str, batches: Iterable[Any]) -> TaskReport:
+        changing = Changing(plan, storage, self._sending(), WriteThrottle(self.options, storage).wait)
         changing.run(batches)
         changed = {queue: dict(answers) for queue, answers in changing.answers.items()}
-        return Told(part=part, rows=changing.read, rejected=dict(changing.rejected), changed=changed)
+        return TaskReport(part=part, rows=changing.read, rejected=dict(changing.rejected), changed=changed)
 
     def _sending(self) -> Sending:
         return Sending(self.options.max_retries)
@@ -222,7 +222,7 @@ class Write:
     def _enqueue(
         self, storage: Storage, chunks: Iterable[Chunk], names: dict[str, None]
     ) -> dict[str, Counts]:
-        pace, send = Pace(self.options, storage), self._sending()
+        pace, send = WriteThrottle(self.options, storage), self._sending()
         counts, seen = dict[str, Counts](), Counter[bytes]()
         for chunk in chunks:
             names[chunk.name] = None
@@ -249,7 +249,7 @@ class Write:
             ids.append(f"{digest.hex()}-{seen[digest]}")
         return batch._replace(ids=ids, fresh=False)
 
-    def commit(self, told: Sequence[Told], version: int | None = None) -> Report:
+    def commit(self, told: Sequence[TaskReport], version: int | None = None) -> WriteReport:
         """Publish what the tasks have put aside, each queue in one write; answers what became of it."""
         rows, rejected = sum(one.rows for one in told), Counter[str]()
         counts, answers = Counts(), Counter[str]()
@@ -279,7 +279,7 @@ class Write:
                     skipped = skipped or was_there
                 if not self.options.dry_run:
                     reporting.done()
-        return Report(
+        return WriteReport(
             write=self.id,
             app=self.app,
             version=number,
@@ -292,15 +292,15 @@ class Write:
             answers=dict(answers),
         )
 
-    def _reported(self, told: Sequence[Told], version: int) -> Import:
-        shares = dict[str, Share]()
+    def _reported(self, told: Sequence[TaskReport], version: int) -> BulkWriteReport:
+        shares = dict[str, QueueShare]()
         for one in told:
             for queue, kinds in one.chunks.items():
-                shares[queue] = shares.get(queue, Share()) + Share(len(kinds))
+                shares[queue] = shares.get(queue, QueueShare()) + QueueShare(len(kinds))
             for queue, counts in one.enqueued.items():
-                shares[queue] = shares.get(queue, Share()) + share(counts, ended=True)
+                shares[queue] = shares.get(queue, QueueShare()) + share(counts, ended=True)
             for queue in one.changed:
-                shares[queue] = Share(ended=True)
+                shares[queue] = QueueShare(ended=True)
         names = tuple(dict.fromkeys(name for one in told for name in one.names))
         spark = next((one.spark for one in told if one.spark), "")
         report = begun(self.report, self.app, version, shares)
@@ -332,8 +332,8 @@ class Write:
                 send(staging.forget, manifest.queue, self.app, self.id)
                 return counts, False
 
-    def _finish(self, storage: Storage, found: Publication, reporting: Reporting) -> Counts:
-        staging, pace, send = staging_of(storage), Pace(self.options, storage), self._sending()
+    def _finish(self, storage: Storage, found: PublicationState, reporting: Reporting) -> Counts:
+        staging, pace, send = staging_of(storage), WriteThrottle(self.options, storage), self._sending()
         chunks, counts = chunks_of(found.manifest), Counts()
         most = self.options.max_queue_depth
         at_once = AT_ONCE if most is None else max(1, min(AT_ONCE, most // self.options.batch_size))
@@ -346,7 +346,7 @@ class Write:
         reporting.published(found.manifest, share(counts, len(chunks), len(chunks), ended=True))
         return counts
 
-    def abort(self, told: Iterable[Told]) -> None:
+    def abort(self, told: Iterable[TaskReport]) -> None:
         """Let go of what the tasks have put aside, but for what is being published."""
         told = list(told)
         queues = {queue for one in told for queue in (*one.chunks, *one.enqueued)}
@@ -359,7 +359,7 @@ class Write:
                     staging_of(storage).forget(queue, self.app, self.id)
             if not self.options.dry_run:
                 report = self._reported(told, self.options.version or 0)
-                shares = {queue: report.shares.get(queue, Share()) for queue in queues}
+                shares = {queue: report.shares.get(queue, QueueShare()) for queue in queues}
                 aborted(storage, report._replace(shares=shares))
 
 
@@ -373,13 +373,13 @@ def _keyed(storage: Storage) -> Callable[[str], bool]:
     return cache(lambda queue: storage.groups(queue, 0, ()).mode == KEYED)
 
 
-def _place(told: Told) -> tuple[int, str]:
+def _place(told: TaskReport) -> tuple[int, str]:
     """Where a part's jobs come: in the order of partitions."""
     partition, _, rest = told.part.partition(".")
     return int(partition), rest
 
 
-class Pace:
+class WriteThrottle:
     """Keeps a load from drowning the workers: `maxQueueDepth` and `rateLimit`."""
 
     def __init__(

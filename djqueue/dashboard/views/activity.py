@@ -6,9 +6,9 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from djqueue.dashboard import crew, deeds, keyset, queries, rights
-from djqueue.dashboard.desk import Desk
+from djqueue.dashboard import auditentries, keyset, queries, rights, workerrows
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.tables import rows_of
 from djqueue.models import AuditEvent
 
@@ -18,7 +18,7 @@ FILTERS = ("user", "action", "queue", "job_id")
 
 
 @pages.show("activity", "activity/", rights.VIEW, gettext_lazy("Activity"))
-def activity(request: HttpRequest, desk: Desk) -> HttpResponse:
+def activity(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """What was done here, and what was refused, newest first."""
     query = {name: request.GET[name] for name in FILTERS if request.GET.get(name)}
     rows = rows_of(AuditEvent).filter(**query)
@@ -28,22 +28,26 @@ def activity(request: HttpRequest, desk: Desk) -> HttpResponse:
         if query.get("queue") and not rights.sees(request, query["queue"]):
             rows = rows.none()
     found = keyset.page(rows, request.GET.get("at", ""), sees=sees)
-    names = {action: str(name) for action, name in deeds.NAMES.items()}
+    names = {action: str(name) for action, name in auditentries.NAMES.items()}
     if query.get("action"):
         names.setdefault(query["action"], query["action"])
     context = {
-        "deeds": [deeds.told(row) for row in found.rows],
+        "deeds": [auditentries.told(row) for row in found.rows],
         "names": sorted(names.items(), key=lambda item: item[1]),
         "query": query,
-        **keyset.links(desk, "activity", found, **query),
+        **keyset.links(site, "activity", found, **query),
     }
-    return desk.render(request, "activity.html", _("Activity"), context, tab="activity")
+    return site.render(request, "activity.html", _("Activity"), context, tab="activity")
 
 
 def _sees(request: HttpRequest, row: AuditEvent) -> bool:
     """Return whether the user may know of every queue, and of the worker, that an event names."""
     worker = row.detail.get("worker")
-    if worker and crew.crew(request).value.find(worker) is None and not queries.sees_all(request):
+    if (
+        worker
+        and workerrows.worker_rows(request).value.find(worker) is None
+        and not queries.sees_all(request)
+    ):
         return False
     return rights.sees_each(request, _queues(row))
 

@@ -13,12 +13,12 @@ from djqueue.client import get_storage
 from djqueue.core.errors import OptionError
 from djqueue.core.options import MAX_INTEGER
 from djqueue.core.states import State
-from djqueue.dashboard import audit, queries, rights, verbs
-from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard import audit, jobactions, queries, rights
 from djqueue.dashboard.inputs import check_hidden
+from djqueue.dashboard.jobactions import JobAction
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import Crumb, DashboardSite
 from djqueue.dashboard.tables import alias_of
-from djqueue.dashboard.verbs import Verb
 from djqueue.models import BulkKind, BulkOperation
 from djqueue.operations import bulk
 
@@ -27,12 +27,12 @@ pages = Pages()
 FILTERS = ("queue", "state", "name")
 
 
-class Kind(NamedTuple):
+class BulkJobAction(NamedTuple):
     """Something that can be done to all that match, with the right that it takes for one job."""
 
     kind: BulkKind
     page: str
-    verb: Verb
+    verb: JobAction
     right: str
     label: Any
     title: Any
@@ -40,28 +40,28 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind(
+    BulkJobAction(
         BulkKind.PROMOTE,
         "all_promote",
-        verbs.PROMOTE,
+        jobactions.PROMOTE,
         rights.EDIT,
         gettext_lazy("Run all that match now…"),
         gettext_lazy("Run delayed jobs now"),
         gettext_lazy("Run them now"),
     ),
-    Kind(
+    BulkJobAction(
         BulkKind.CANCEL,
         "all_cancel",
-        verbs.CANCEL,
+        jobactions.CANCEL,
         rights.CANCEL,
         gettext_lazy("Cancel all that match…"),
         gettext_lazy("Cancel jobs"),
         gettext_lazy("Cancel them"),
     ),
-    Kind(
+    BulkJobAction(
         BulkKind.DELETE,
         "all_delete",
-        verbs.REMOVE,
+        jobactions.REMOVE,
         rights.DELETE,
         gettext_lazy("Delete all that match…"),
         gettext_lazy("Delete jobs"),
@@ -85,16 +85,16 @@ class RateForm(forms.Form):
     )
 
 
-def _listed(one: Kind) -> None:
+def _listed(one: BulkJobAction) -> None:
     @pages.show(one.page, f"all/{one.kind.value}/", one.right)
-    def preview(request: HttpRequest, desk: Desk) -> HttpResponse:
+    def preview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         """What would be done to how many, before it is done."""
-        return _preview(request, desk, one, RateForm(), request.GET)
+        return _preview(request, site, one, RateForm(), request.GET)
 
     @pages.act(f"{one.page}_begin", f"all/{one.kind.value}/now/", one.right)
-    def begin(request: HttpRequest, desk: Desk) -> HttpResponse:
+    def begin(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         """Have it done, part by part."""
-        return _begin(request, desk, one)
+        return _begin(request, site, one)
 
 
 for _kind in KINDS:
@@ -103,8 +103,8 @@ for _kind in KINDS:
 
 def _preview(
     request: HttpRequest,
-    desk: Desk,
-    one: Kind,
+    site: DashboardSite,
+    one: BulkJobAction,
     form: RateForm,
     given: Mapping[str, str],
     status: int = 200,
@@ -121,19 +121,19 @@ def _preview(
         "query": {name: given[name] for name in FILTERS if given.get(name)},
         "found": found,
         "problem": problem,
-        "begin_url": desk.url(f"{one.page}_begin"),
+        "begin_url": site.url(f"{one.page}_begin"),
     }
-    crumbs = [Crumb(str(_("Jobs")), desk.url("jobs"))]
-    return desk.render(
+    crumbs = [Crumb(str(_("Jobs")), site.url("jobs"))]
+    return site.render(
         request, "bulkjobs.html", str(one.title), context, tab="jobs", crumbs=crumbs, status=status
     )
 
 
-def _begin(request: HttpRequest, desk: Desk, one: Kind) -> HttpResponse:
+def _begin(request: HttpRequest, site: DashboardSite, one: BulkJobAction) -> HttpResponse:
     form = RateForm(request.POST)
     if not form.is_valid():
         check_hidden(form)
-        return _preview(request, desk, one, form, request.POST, status=400)
+        return _preview(request, site, one, form, request.POST, status=400)
     row = bulk.begin(
         alias_of(BulkOperation),
         one.kind,
@@ -145,10 +145,10 @@ def _begin(request: HttpRequest, desk: Desk, one: Kind) -> HttpResponse:
     detail = {"operation": row.pk, "kind": one.kind, **row.filter}
     audit.note(request, f"{one.page}_begin", count=row.expected, detail=detail)
     messages.success(request, _("It has begun, and is done by the workers."))
-    return desk.back(request, "operation", row.pk)
+    return site.back(request, "operation", row.pk)
 
 
-def _selection(request: HttpRequest, one: Kind, given: Mapping[str, str]) -> bulk.Selection:
+def _selection(request: HttpRequest, one: BulkJobAction, given: Mapping[str, str]) -> bulk.Selection:
     """The jobs of a state in the queues that the user sees. Raises OptionError."""
     word, queue = given.get("state", ""), given.get("queue", "")
     if word not in {state.value for state in State} or not one.verb.legal(State(word)):

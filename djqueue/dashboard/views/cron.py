@@ -12,9 +12,9 @@ from djqueue.client.sending import enqueue
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import JobRecord
 from djqueue.dashboard import audit, planning, rights
-from djqueue.dashboard.desk import Crumb, Desk
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.planning import Planned
+from djqueue.dashboard.site import Crumb, DashboardSite
 from djqueue.dashboard.tables import alias_of
 from djqueue.models import CronJob
 from djqueue.operations.cron import batch_of
@@ -25,45 +25,49 @@ logger = logging.getLogger("djqueue.cron")
 
 
 @pages.show("cron", "cron/", rights.VIEW, gettext_lazy("Cron"), planning.parts)
-def cron(request: HttpRequest, desk: Desk) -> HttpResponse:
+def cron(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """All schedules, those that run next first."""
-    shot = planning.planned(planning.visible(request))
-    found = sorted(shot.value, key=lambda one: (not one.row.enabled, one.runs[:1] or [1 << 62], one.row.name))
+    cached = planning.planned(planning.visible(request))
+    found = sorted(
+        cached.value, key=lambda one: (not one.row.enabled, one.runs[:1] or [1 << 62], one.row.name)
+    )
     planning.changes_at(request, found)
     context = {"planned": found, "most": planning.MOST}
-    return desk.render(request, "cron.html", _("Cron"), context, tab="cron", as_of=shot.at, away=shot.away)
+    return site.render(
+        request, "cron.html", _("Cron"), context, tab="cron", as_of=cached.at, away=cached.away
+    )
 
 
 @pages.show("schedule", "cron/<int:pk>/", rights.VIEW, parts=planning.parts)
-def schedule(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+def schedule(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """One of them, with what became of its last runs."""
-    crumbs = [Crumb(str(_("Cron")), desk.url("cron"))]
+    crumbs = [Crumb(str(_("Cron")), site.url("cron"))]
     row = planning.one(request, pk)
     if row is None:
         title = _("No such schedule")
-        return desk.render(request, "no_schedule.html", title, {}, tab="cron", crumbs=crumbs, status=404)
-    shot = planning.planned([row])
-    [one] = shot.value
+        return site.render(request, "no_schedule.html", title, {}, tab="cron", crumbs=crumbs, status=404)
+    cached = planning.planned([row])
+    [one] = cached.value
     planning.changes_at(request, [one])
     context = {"one": one, "history": list(reversed(_history(one)))}
-    return desk.render(
+    return site.render(
         request,
         "schedule.html",
         row.name,
         context,
         tab="cron",
         crumbs=crumbs,
-        as_of=shot.at,
-        away=shot.away,
+        as_of=cached.at,
+        away=cached.away,
     )
 
 
 @pages.act("cron_run", "cron/<int:pk>/run/", rights.CRON)
-def run(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+def run(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """A job of the schedule now, whatever it says."""
     row = planning.one(request, pk)
     if row is None:
-        return _gone(request, desk)
+        return _gone(request, site)
     try:
         results = enqueue(get_storage(), batch_of(row, None))
     except DjqueueError:
@@ -72,26 +76,26 @@ def run(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
         # Of the project's own middleware.
         logger.exception("The cron job %s was not enqueued.", row.name)
         messages.error(request, _("It was not done: %(error)s") % {"error": error})
-        return desk.back(request, "cron")
+        return site.back(request, "cron")
     for result in results:
         audit.note(
             request, "cron_run", queue=result.queue, job_id=result.id, count=1, detail={"name": row.name}
         )
     messages.success(request, _("A job of %(name)s is enqueued.") % {"name": row.name})
-    return desk.back(request, "cron")
+    return site.back(request, "cron")
 
 
 @pages.act("cron_switch", "cron/<int:pk>/switch/", rights.CRON)
-def switch(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+def switch(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """On, if the form says so; else off. What passed while it was off is not made up for."""
     row = planning.one(request, pk)
     if row is None:
-        return _gone(request, desk)
+        return _gone(request, site)
     on = request.POST.get("on") == "1"
     [one] = planning.planned([row]).value
     if on and not one.can_be_switched:
         messages.warning(request, _("What code declares no more stays off."))
-        return desk.back(request, "cron")
+        return site.back(request, "cron")
     if row.enabled != on:
         row.enabled = on
         row.save(using=alias_of(CronJob), update_fields=["enabled"])
@@ -103,35 +107,35 @@ def switch(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
         )
     said = _("%(name)s is switched on.") if on else _("%(name)s is switched off.")
     messages.success(request, said % {"name": row.name})
-    return desk.back(request, "cron")
+    return site.back(request, "cron")
 
 
 @pages.act("cron_delete", "cron/<int:pk>/delete/", rights.CRON)
-def delete(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+def delete(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Without the schedule; the jobs that it has enqueued stay. Its name, typed, is the confirmation."""
     row = planning.one(request, pk)
     if row is None:
-        return _gone(request, desk)
+        return _gone(request, site)
     [one] = planning.planned([row]).value
     if not one.can_be_deleted:
         messages.warning(request, _("Code declares it: it would come back. Switch it off instead."))
-        return desk.back(request, "schedule", pk)
+        return site.back(request, "schedule", pk)
     if request.POST.get("confirm") != row.name:
         messages.warning(request, _("Type the schedule's name to confirm."))
-        return desk.back(request, "schedule", pk)
+        return site.back(request, "schedule", pk)
     row.delete(using=alias_of(CronJob))
     audit.note(request, "cron_delete", queue=one.queue, detail={"name": row.name, "job": row.job_name})
     messages.success(request, _("%(name)s is deleted.") % {"name": row.name})
-    return desk.back(request, "cron")
+    return site.back(request, "cron")
 
 
-def _history(one: Planned) -> list[tuple[planning.Run, JobRecord | None]]:
+def _history(one: Planned) -> list[tuple[planning.PastRun, JobRecord | None]]:
     """Its last runs with their jobs, as far as these are kept; oldest first."""
     ids = [run.id for run in one.past]
     records = get_storage().jobs(one.queue, ids) if ids and one.queue else [None] * len(ids)
     return list(zip(one.past, records, strict=True))
 
 
-def _gone(request: HttpRequest, desk: Desk) -> HttpResponse:
+def _gone(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     messages.warning(request, _("This schedule is gone."))
-    return desk.back(request, "cron")
+    return site.back(request, "cron")

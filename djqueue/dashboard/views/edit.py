@@ -13,11 +13,11 @@ from djqueue.client.sending import send
 from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError, OptionError, QueueFullError, SerializationError
 from djqueue.core.job import Batch, JobRecord
-from djqueue.dashboard import audit, editing, rights, told, versions
-from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard import audit, editing, lastactions, rights, versions
 from djqueue.dashboard.editing import COPY, RETRY, EditForm
 from djqueue.dashboard.jsontext import NotEditableError
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import Crumb, DashboardSite
 from djqueue.models import Revision
 
 pages = Pages()
@@ -31,61 +31,61 @@ LABELS = {
 
 
 @pages.show("edit", "jobs/<djq:queue>/<djq:job_id>/edit/", rights.EDIT)
-def edit(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def edit(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """The form."""
     record = get_storage().jobs(queue, [job_id])[0]
-    return _page(request, desk, queue, job_id, record)
+    return _page(request, site, queue, job_id, record)
 
 
 @pages.act("edit_now", "jobs/<djq:queue>/<djq:job_id>/edit/now/", rights.EDIT)
-def edit_now(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Do it, if the job is still what the form was made for; else say so, with what was typed."""
     storage = get_storage()
     record = storage.jobs(queue, [job_id])[0]
     if record is None:
-        return _page(request, desk, queue, job_id, None)
+        return _page(request, site, queue, job_id, None)
     how = editing.way(record.state)
     if how is not None and editing.refusal(request, record.state):
         audit.note(request, "edit_now", queue=queue, job_id=job_id, refused=True)
-        return _page(request, desk, queue, job_id, record, status=403)
+        return _page(request, site, queue, job_id, record, status=403)
     try:
         found = editing.editable(record)
     except NotEditableError:
-        return _page(request, desk, queue, job_id, record)
+        return _page(request, site, queue, job_id, record)
     form = EditForm(record, found, request.POST)
     if how is None or request.POST.get("how") != how:
-        return _again(request, desk, record, str(record.state))
+        return _again(request, site, record, str(record.state))
     if not editing.is_sealed(record, request.POST.get("seal", "")):
-        return _again(request, desk, record, "changed")
+        return _again(request, site, record, "changed")
     if not form.is_valid():
-        return _page(request, desk, queue, job_id, record, form, status=400)
+        return _page(request, site, queue, job_id, record, form, status=400)
     copy_id = form.cleaned_data["new_id"] if how == COPY else ""
     try:
         payload = envelope.encoder(record.options.content_type, get_settings())(form.typed())
         envelope.check_size(record.options, record.name, [payload])
     except (OptionError, SerializationError) as error:
         form.add_error(None, str(error))
-        return _page(request, desk, queue, job_id, record, form)
+        return _page(request, site, queue, job_id, record, form)
     if editing.exposes(record, payload, found, request.POST):
         form.add_error(None, _("With these arguments a hidden value would be seen: type another one."))
-        return _page(request, desk, queue, job_id, record, form)
+        return _page(request, site, queue, job_id, record, form)
     version = versions.keep(request, record, copy_id)
     try:
         if how == COPY:
             word = _copy(record, payload, copy_id)
         else:
-            word = storage.revise(queue, job_id, payload, record.payload, retry=how == RETRY)
+            word = storage.replace_payload(queue, job_id, payload, record.payload, retry=how == RETRY)
     except DjqueueError as error:
         if isinstance(error, QueueFullError):
             versions.drop(version)
         form.add_error(None, str(error))
-        return _page(request, desk, queue, job_id, record, form)
+        return _page(request, site, queue, job_id, record, form)
     if word not in OUTCOMES:
         versions.drop(version)
         fresh = storage.jobs(queue, [job_id])[0]
         if fresh is None:
-            return _page(request, desk, queue, job_id, None)
-        return _again(request, desk, fresh, word)
+            return _page(request, site, queue, job_id, None)
+        return _again(request, site, fresh, word)
     versions.done(version, OUTCOMES[word])
     detail = {"how": word, "version": version.pk, **({"copy": copy_id} if copy_id else {})}
     audit.note(request, "edit_now", queue=queue, job_id=job_id, count=1, detail=detail)
@@ -97,7 +97,7 @@ def edit_now(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpR
     if word == "retried" and record.reason == "dependency_failed":
         said[word] = _("It will run with the new arguments once its dependencies have completed.")
     messages.success(request, said[word])
-    return desk.back(request, "job", queue, copy_id or job_id)
+    return site.back(request, "job", queue, copy_id or job_id)
 
 
 def _copy(record: JobRecord, payload: bytes, copy_id: str) -> str:
@@ -110,7 +110,7 @@ def _copy(record: JobRecord, payload: bytes, copy_id: str) -> str:
     return "copied_already" if answer.id == copy_id else "unique_key_taken"
 
 
-def _again(request: HttpRequest, desk: Desk, record: JobRecord, word: str) -> HttpResponse:
+def _again(request: HttpRequest, site: DashboardSite, record: JobRecord, word: str) -> HttpResponse:
     """The form for the job as it is now, with what was typed, and what has come between."""
     if word == "copied_already":
         said = _("The new job has been enqueued already.")
@@ -120,13 +120,13 @@ def _again(request: HttpRequest, desk: Desk, record: JobRecord, word: str) -> Ht
         said = _("Nothing was done: its arguments have been changed since this form was opened.")
     else:
         said = _("Nothing was done: the job is another by now, %(state)s.") % {"state": record.state}
-    messages.warning(request, f"{said} {told.by(record.queue, record.id)}".rstrip())
-    return _page(request, desk, record.queue, record.id, record, is_old=True)
+    messages.warning(request, f"{said} {lastactions.by(record.queue, record.id)}".rstrip())
+    return _page(request, site, record.queue, record.id, record, is_old=True)
 
 
 def _page(
     request: HttpRequest,
-    desk: Desk,
+    site: DashboardSite,
     queue: str,
     job_id: str,
     record: JobRecord | None,
@@ -136,14 +136,14 @@ def _page(
     status: int = 200,
 ) -> HttpResponse:
     crumbs = [
-        Crumb(str(_("Queues")), desk.url("queues")),
-        Crumb(queue, desk.url("queue", queue)),
+        Crumb(str(_("Queues")), site.url("queues")),
+        Crumb(queue, site.url("queue", queue)),
     ]
     typed = [request.POST[name] for name in editing.LABELS if name in request.POST]
     if record is None:
         gone = {"queue": queue, "job_id": job_id}
         title = _("No such job")
-        return desk.render(request, "gone.html", title, gone, tab="queues", crumbs=crumbs, status=404)
+        return site.render(request, "gone.html", title, gone, tab="queues", crumbs=crumbs, status=404)
     refusal, found = editing.refusal(request, record.state), None
     if not refusal:
         try:
@@ -165,6 +165,6 @@ def _page(
         "how": editing.way(record.state),
         "label": LABELS.get(editing.way(record.state) or ""),
     }
-    crumbs.append(Crumb(record.name, desk.url("job", queue, job_id)))
+    crumbs.append(Crumb(record.name, site.url("job", queue, job_id)))
     title = _("Edit the arguments")
-    return desk.render(request, "edit.html", title, context, tab="queues", crumbs=crumbs, status=status)
+    return site.render(request, "edit.html", title, context, tab="queues", crumbs=crumbs, status=status)

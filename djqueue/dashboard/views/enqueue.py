@@ -13,10 +13,10 @@ from djqueue.client import registry
 from djqueue.core.errors import DjqueueError
 from djqueue.dashboard import audit, rights
 from djqueue.dashboard.arguments import check_arguments
-from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.inputs import ArgumentsField
 from djqueue.dashboard.jsontext import LONGEST
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import DashboardSite
 
 pages = Pages()
 
@@ -80,29 +80,29 @@ class EnqueueForm(forms.Form):
 
 
 @pages.show("enqueue", "enqueue/", rights.ENQUEUE, gettext_lazy("Enqueue"))
-def form(request: HttpRequest, desk: Desk) -> HttpResponse:
+def form(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """The form; an address may bring what it begins with."""
-    return _page(request, desk, EnqueueForm(initial=request.GET.dict()))
+    return _page(request, site, EnqueueForm(initial=request.GET.dict()))
 
 
 @pages.act("enqueue_now", "enqueue/now/", rights.ENQUEUE)
-def enqueue(request: HttpRequest, desk: Desk) -> HttpResponse:
+def enqueue(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Enqueue it."""
     form = EnqueueForm(request.POST)
     if not form.is_valid():
-        return _page(request, desk, form)
+        return _page(request, site, form)
     given = form.cleaned_data
     queue = given["queue"] or registry.get(given["name"]).options.queue or ""
     if not rights.sees(request, queue):
         form.add_error("queue", _("There is no such queue for you."))
-        return _page(request, desk, form)
+        return _page(request, site, form)
     try:
         result = (
             registry.get(given["name"]).using(**form.options()).enqueue(*given["args"], **given["kwargs"])
         )
     except DjqueueError as error:
         form.add_error(None, str(error))
-        return _page(request, desk, form)
+        return _page(request, site, form)
     if result.status == "queued":
         audit.note(
             request,
@@ -115,11 +115,11 @@ def enqueue(request: HttpRequest, desk: Desk) -> HttpResponse:
         messages.success(request, _("It is enqueued as %(id)s.") % {"id": result.id})
     else:
         messages.warning(request, _("It is there already: %(id)s.") % {"id": result.id})
-    return desk.back(request, "job", result.queue, result.id)
+    return site.back(request, "job", result.queue, result.id)
 
 
-def _page(request: HttpRequest, desk: Desk, form: EnqueueForm) -> HttpResponse:
+def _page(request: HttpRequest, site: DashboardSite, form: EnqueueForm) -> HttpResponse:
     status = 400 if form.is_bound and form.errors else 200
-    return desk.render(
+    return site.render(
         request, "enqueue.html", _("Enqueue a job"), {"form": form}, tab="enqueue", status=status
     )

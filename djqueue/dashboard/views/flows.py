@@ -10,9 +10,9 @@ from django.utils.translation import gettext_lazy, ngettext
 from djqueue.client import get_storage
 from djqueue.core.graph import FlowGraph, FlowNode
 from djqueue.core.states import State
-from djqueue.dashboard import audit, flowcharts, flows, graphs, queries, rights, verbs
-from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard import audit, flowcharts, flows, graphs, jobactions, queries, rights
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import Crumb, DashboardSite
 
 pages = Pages()
 
@@ -29,7 +29,7 @@ FAILED = 50
 """Failed jobs that are listed where the drawing shows several as one."""
 
 
-class Row(NamedTuple):
+class WorkflowRow(NamedTuple):
     """A box of the drawing in words."""
 
     step: int
@@ -44,35 +44,37 @@ class Row(NamedTuple):
 
 
 @pages.show("flows", "flows/", rights.VIEW, gettext_lazy("Flows"))
-def listed(request: HttpRequest, desk: Desk) -> HttpResponse:
+def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Flows of the newest jobs; and that of any job by its id."""
     term = request.GET.get("id", "").strip()
-    found = _named(request, desk, term) if term else []
+    found = _named(request, site, term) if term else []
     if len(found) == 1:
         return HttpResponseRedirect(found[0][2])
     given = request.GET.get("state", "")
     kind = given if given in flows.KINDS else "live"
-    shot = flows.newest(request, kind)
+    cached = flows.newest(request, kind)
     context = {
-        "rows": shot.value,
+        "rows": cached.value,
         "kind": kind,
-        "kinds": [(one, label, desk.url("flows", state=one)) for one, label in LABELS.items()],
+        "kinds": [(one, label, site.url("flows", state=one)) for one, label in LABELS.items()],
         "term": term,
         "found": found,
         "each": flows.EACH,
         "most": flows.LISTED,
     }
-    return desk.render(request, "flows.html", _("Flows"), context, tab="flows", as_of=shot.at, away=shot.away)
+    return site.render(
+        request, "flows.html", _("Flows"), context, tab="flows", as_of=cached.at, away=cached.away
+    )
 
 
 @pages.show("flow", "flows/<djq:queue>/<djq:job_id>/", rights.VIEW)
-def flow(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """The flow around a job, drawn and in words."""
-    crumbs = [Crumb(str(_("Flows")), desk.url("flows"))]
+    crumbs = [Crumb(str(_("Flows")), site.url("flows"))]
     whole = get_storage().flow(queue, job_id)
     if whole is None:
         gone = {"queue": queue, "job_id": job_id}
-        return desk.render(
+        return site.render(
             request, "gone.html", _("No such job"), gone, tab="flows", crumbs=crumbs, status=404
         )
     graph = flows.visible(request, whole)
@@ -83,38 +85,38 @@ def flow(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpRespo
         "summary": summary,
         "counts": [(state, flowcharts.word(state), count) for state, count in summary.counts],
         "root": graph.nodes[graph.root],
-        "svg": flowcharts.svg(graph, drawing, lambda node: desk.url("job", *node.key)),
+        "svg": flowcharts.svg(graph, drawing, lambda node: site.url("job", *node.key)),
         "drawing": drawing,
         "rows": _rows(graph, drawing),
         "failed": [*roots, *dependents][:FAILED] if drawing.collapsed else [],
         **_dry_run(roots, dependents),
     }
     title = summary.last.name or job_id
-    return desk.render(request, "flow.html", title, context, tab="flows", crumbs=crumbs)
+    return site.render(request, "flow.html", title, context, tab="flows", crumbs=crumbs)
 
 
 @pages.act("flow_retry", "flows/<djq:queue>/<djq:job_id>/retry/", rights.RETRY)
-def retry(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Retry the failed roots of a workflow; the jobs that failed with them are blocked behind them again."""
     graph = get_storage().flow(queue, job_id)
     roots, dependents = flows.failed(request, graph) if graph is not None else ([], [])
     answers = _retried(roots, dependents, dry_run=False)
-    done = {word: answers.pop(word) for word in verbs.RETRY.done if word in answers}
+    done = {word: answers.pop(word) for word in jobactions.RETRY.done if word in answers}
     if done:
         detail = {"refused": answers}
         count = sum(done.values())
         audit.note(request, "flow_retry", queue=queue, job_id=job_id, count=count, detail=detail)
-        messages.success(request, " ".join(verbs.RETRY.done[word] % many for word, many in done.items()))
+        messages.success(request, " ".join(jobactions.RETRY.done[word] % many for word, many in done.items()))
     if answers or not done:
         why = ", ".join(_refusals(answers)) or _("no failed job of it can run again")
         messages.warning(request, _("The others were not retried: %(why)s.") % {"why": why})
-    return desk.back(request, "flow", queue, job_id)
+    return site.back(request, "flow", queue, job_id)
 
 
 def _dry_run(roots: list[FlowNode], dependents: list[FlowNode]) -> dict[str, Any]:
     """What "Retry workflow" would do, and why not with all."""
     answers = _retried(roots, dependents, dry_run=True)
-    done = {word: answers.pop(word) for word in verbs.RETRY.done if word in answers}
+    done = {word: answers.pop(word) for word in jobactions.RETRY.done if word in answers}
     count = sum(done.values())
     label = ngettext("Retry workflow: %(count)d failed job", "Retry workflow: %(count)d failed jobs", count)
     return {
@@ -142,23 +144,23 @@ def _retried(roots: list[FlowNode], dependents: list[FlowNode], *, dry_run: bool
 
 
 def _refusals(answers: dict[str, int]) -> list[str]:
-    return [str(verbs.REFUSALS.get(word, f"%d {word}")) % count for word, count in answers.items()]
+    return [str(jobactions.REFUSALS.get(word, f"%d {word}")) % count for word, count in answers.items()]
 
 
-def _rows(graph: FlowGraph, drawing: graphs.Drawing) -> list[Row]:
+def _rows(graph: FlowGraph, drawing: graphs.Drawing) -> list[WorkflowRow]:
     rows = []
     for box in drawing.in_order():
         one = len(box.nodes) == 1
         before = graph.before(box.nodes[0]) if one else []
         node = graph.nodes[box.nodes[0]] if one else None
         more = max(0, len(before) - NAMED)
-        rows.append(Row(box.layer + 1, node, len(box.nodes), box.state, before[:NAMED], more))
+        rows.append(WorkflowRow(box.layer + 1, node, len(box.nodes), box.state, before[:NAMED], more))
     return rows
 
 
-def _named(request: HttpRequest, desk: Desk, job_id: str) -> list[tuple[str, State, str]]:
+def _named(request: HttpRequest, site: DashboardSite, job_id: str) -> list[tuple[str, State, str]]:
     """Where a whole id is: queue, state, address of its flow."""
     names = [line.name for line in queries.board(request).value.lines]
     return [
-        (queue, state, desk.url("flow", queue, job_id)) for queue, state in get_storage().find(job_id, names)
+        (queue, state, site.url("flow", queue, job_id)) for queue, state in get_storage().find(job_id, names)
     ]

@@ -10,8 +10,8 @@ from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
 from djqueue.dashboard import audit, limits, rights
-from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import DashboardSite
 
 from .queue import page
 
@@ -19,24 +19,24 @@ pages = Pages()
 
 
 @pages.act("pause_group", "queues/<djq:queue>/groups/pause/", rights.PAUSE)
-def pause_group(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+def pause_group(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """No job of the group starts any more; what runs goes on."""
-    return _steer(request, desk, queue, paused=True)
+    return _steer(request, site, queue, paused=True)
 
 
 @pages.act("resume_group", "queues/<djq:queue>/groups/resume/", rights.PAUSE)
-def resume_group(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+def resume_group(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """The end of a group's pause."""
-    return _steer(request, desk, queue, paused=False)
+    return _steer(request, site, queue, paused=False)
 
 
 @pages.act("group_limits", "queues/<djq:queue>/groups/limits/", rights.CONFIGURE)
-def group_limits(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+def group_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """Other limits of a group, or of each to which nothing else was said, from now on."""
     group = request.POST.get("group-name", "")
     form = (limits.OneGroupForm if group else limits.GroupForm)(request.POST)
     if not form.is_valid():
-        return page(request, desk, queue, group_form=form, group=group)
+        return page(request, site, queue, group_form=form, group=group)
     given = {name: form.cleaned_data[name] or None for name in form.cleaned_data if name != "name"}
     found = get_storage().groups(queue, 0, [group] if group else [])
     before = limits.of_group(found.named[0]) if group else limits.of_groups(found)
@@ -44,15 +44,15 @@ def group_limits(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
         Queue(queue).set_group_limit(group or None, **given)
     except DjqueueError as error:
         form.add_error(None, str(error))
-        return page(request, desk, queue, group_form=form, group=group)
+        return page(request, site, queue, group_form=form, group=group)
     audit.note(request, "group_limits", queue=queue, detail={"group": group, "old": before, "new": given})
     said = _("The limits of the group %(group)s are set.") if group else _("The limits of groups are set.")
     messages.success(request, said % {"group": group})
-    return desk.back(request, "queue", queue, group=group)
+    return site.back(request, "queue", queue, group=group)
 
 
 @pages.act("limiter", "queues/<djq:queue>/limiter/", rights.CONFIGURE)
-def limiter(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+def limiter(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """Other limits of what the queue shares with others, from now on."""
     name = get_settings().policy(queue).limiter
     if name is None:
@@ -62,23 +62,23 @@ def limiter(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
         raise PermissionDenied
     form = limits.LimiterForm(request.POST)
     if not form.is_valid():
-        return page(request, desk, queue, limiter_form=form)
+        return page(request, site, queue, limiter_form=form)
     given = form.given()
     if not given:
-        return desk.back(request, "queue", queue)
+        return site.back(request, "queue", queue)
     handle = Limiter(name)
     before = limits.of_limiter(handle.state())
     try:
         handle.set(**given)
     except DjqueueError as error:
         form.add_error(None, str(error))
-        return page(request, desk, queue, limiter_form=form)
+        return page(request, site, queue, limiter_form=form)
     audit.note(request, "limiter", queue=queue, detail={"limiter": name, "old": before, "new": given})
     messages.success(request, _("The limits of %(limiter)s are set.") % {"limiter": name})
-    return desk.back(request, "queue", queue)
+    return site.back(request, "queue", queue)
 
 
-def _steer(request: HttpRequest, desk: Desk, queue: str, *, paused: bool) -> HttpResponse:
+def _steer(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:
     group = request.POST.get("group", "")
     handle = Queue(queue)
     [before] = get_storage().groups(queue, 0, [group]).named
@@ -91,4 +91,4 @@ def _steer(request: HttpRequest, desk: Desk, queue: str, *, paused: bool) -> Htt
     detail = {"group": group, "old": {"paused": before.paused}, "new": {"paused": paused}}
     audit.note(request, "pause_group" if paused else "resume_group", queue=queue, detail=detail)
     messages.success(request, said % {"group": group})
-    return desk.back(request, "queue", queue, group=group)
+    return site.back(request, "queue", queue, group=group)

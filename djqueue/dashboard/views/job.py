@@ -22,21 +22,21 @@ from djqueue.dashboard import (
     editing,
     flows,
     freshness,
+    jobactions,
+    lastactions,
     progress,
     redaction,
     rendering,
     rights,
     spans,
     subjects,
-    told,
-    verbs,
     verdicts,
     versions,
 )
-from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard.jobactions import JobAction
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import Crumb, DashboardSite
 from djqueue.dashboard.snapshot import FRESH
-from djqueue.dashboard.verbs import Verb
 from djqueue.dashboard.views import timing
 from djqueue.models import BulkKind, PayloadVersion
 
@@ -61,7 +61,7 @@ TOLD = frozenset({"subject", "rejected"})
 """Options that the page tells elsewhere: the second is the error of a dead letter."""
 
 
-class Step(NamedTuple):
+class TimelineStep(NamedTuple):
     """One thing that has happened to the job."""
 
     label: str
@@ -73,7 +73,7 @@ class Step(NamedTuple):
     note: str
 
 
-class Shown(NamedTuple):
+class ShownValue(NamedTuple):
     """A value of the job, as far as it may be seen."""
 
     text: str
@@ -83,11 +83,11 @@ class Shown(NamedTuple):
     """Whether something of it is hidden."""
 
 
-class Old(NamedTuple):
+class PayloadRow(NamedTuple):
     """A payload that the job, or the one that it was made from, had before."""
 
     row: PayloadVersion
-    payload: Shown | None
+    payload: ShownValue | None
 
 
 class Offer(NamedTuple):
@@ -99,11 +99,11 @@ class Offer(NamedTuple):
     kind: str
 
 
-OFFERS: tuple[tuple[str, Verb, Any, str], ...] = (
-    ("retry", verbs.RETRY, gettext_lazy("Retry"), "main"),
-    ("promote", verbs.PROMOTE, gettext_lazy("Run now"), "main"),
-    ("cancel", verbs.CANCEL, gettext_lazy("Cancel"), ""),
-    ("remove", verbs.REMOVE, gettext_lazy("Delete"), "danger"),
+OFFERS: tuple[tuple[str, JobAction, Any, str], ...] = (
+    ("retry", jobactions.RETRY, gettext_lazy("Retry"), "main"),
+    ("promote", jobactions.PROMOTE, gettext_lazy("Run now"), "main"),
+    ("cancel", jobactions.CANCEL, gettext_lazy("Cancel"), ""),
+    ("remove", jobactions.REMOVE, gettext_lazy("Delete"), "danger"),
 )
 
 
@@ -117,58 +117,60 @@ def _parts(request: HttpRequest) -> Hashable:
 
 
 @pages.show("job", "jobs/<djq:queue>/<djq:job_id>/", rights.VIEW, parts=_parts)
-def job(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def job(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Everything that is known of it, its secrets hidden."""
-    return _page(request, desk, queue, job_id, revealed=False)
+    return _page(request, site, queue, job_id, revealed=False)
 
 
 @pages.act("reveal", "jobs/<djq:queue>/<djq:job_id>/reveal/", rights.VIEW_PAYLOAD)
-def reveal(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def reveal(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """The same with its secrets; that they are shown is kept first."""
-    return _page(request, desk, queue, job_id, revealed=True)
+    return _page(request, site, queue, job_id, revealed=True)
 
 
 @pages.act("retry", "jobs/<djq:queue>/<djq:job_id>/retry/", rights.RETRY)
-def retry(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """A failed job runs again."""
-    return _act(request, desk, "retry", verbs.RETRY, queue, job_id)
+    return _act(request, site, "retry", jobactions.RETRY, queue, job_id)
 
 
 @pages.act("promote", "jobs/<djq:queue>/<djq:job_id>/promote/", rights.EDIT)
-def promote(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def promote(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """A delayed job runs now."""
-    return _act(request, desk, "promote", verbs.PROMOTE, queue, job_id)
+    return _act(request, site, "promote", jobactions.PROMOTE, queue, job_id)
 
 
 @pages.act("cancel", "jobs/<djq:queue>/<djq:job_id>/cancel/", rights.CANCEL)
-def cancel(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def cancel(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """A pending job never starts, a running one is asked to stop."""
-    return _act(request, desk, "cancel", verbs.CANCEL, queue, job_id)
+    return _act(request, site, "cancel", jobactions.CANCEL, queue, job_id)
 
 
 @pages.act("remove", "jobs/<djq:queue>/<djq:job_id>/delete/", rights.DELETE)
-def remove(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def remove(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """The job is forgotten, with everything that is its, when the time to undo that is over."""
     record = get_storage().jobs(queue, [job_id])[0]
-    if record is None or not verbs.REMOVE.legal(record.state):
+    if record is None or not jobactions.REMOVE.legal(record.state):
         word = "not_found" if record is None else str(record.state)
-        return _refused(request, desk, word, queue, job_id)
+        return _refused(request, site, word, queue, job_id)
     if deletions.leavings(request).job(queue, job_id) is not None:
         messages.warning(request, _("It is to be deleted already."))
-        return desk.back(request, "job", queue, job_id)
+        return site.back(request, "job", queue, job_id)
     said = _("It will be deleted in 30 seconds.")
     which = {"ids": (job_id,), "state": str(record.state)}
     row = deletions.begin(request, BulkKind.DELETE, queue, 1, said, **which)
     audit.note(request, "remove", queue=queue, job_id=job_id, count=1, detail={"operation": row.pk})
-    return desk.back(request, "job", queue, job_id)
+    return site.back(request, "job", queue, job_id)
 
 
-def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed: bool) -> HttpResponse:
+def _page(
+    request: HttpRequest, site: DashboardSite, queue: str, job_id: str, *, revealed: bool
+) -> HttpResponse:
     record = get_storage().jobs(queue, [job_id])[0]
-    crumbs = [Crumb(str(_("Queues")), desk.url("queues")), Crumb(queue, desk.url("queue", queue))]
+    crumbs = [Crumb(str(_("Queues")), site.url("queues")), Crumb(queue, site.url("queue", queue))]
     if record is None:
         gone = {"queue": queue, "job_id": job_id}
-        return desk.render(
+        return site.render(
             request, "gone.html", _("No such job"), gone, tab="queues", crumbs=crumbs, status=404
         )
     if revealed:
@@ -198,13 +200,13 @@ def _page(request: HttpRequest, desk: Desk, queue: str, job_id: str, *, revealed
         ),
         "progress": progress.shown(record.progress),
         "options": _options(record),
-        "subject": _subject(request, desk, record.options.subject),
+        "subject": _subject(request, site, record.options.subject),
         "flow": flows.around(request, queue, job_id),
-        "offers": _offers(request, desk, record),
+        "offers": _offers(request, site, record),
         "reason": rendering.reason(record.reason) if record.reason else "",
         "is_over": record.state in TERMINAL,
     }
-    return desk.render(request, "job.html", record.name, context, tab="queues", crumbs=crumbs)
+    return site.render(request, "job.html", record.name, context, tab="queues", crumbs=crumbs)
 
 
 def _limit(request: HttpRequest, record: JobRecord) -> None:
@@ -236,26 +238,28 @@ def _options(record: JobRecord) -> dict[str, Any]:
     return found
 
 
-def _subject(request: HttpRequest, desk: Desk, subject: str | None) -> subjects.Subject | None:
-    return None if subject is None else subjects.shown(request, desk.site, subject)
+def _subject(request: HttpRequest, site: DashboardSite, subject: str | None) -> subjects.Subject | None:
+    return None if subject is None else subjects.shown(request, site.site, subject)
 
 
-def _act(request: HttpRequest, desk: Desk, page: str, verb: Verb, queue: str, job_id: str) -> HttpResponse:
+def _act(
+    request: HttpRequest, site: DashboardSite, page: str, verb: JobAction, queue: str, job_id: str
+) -> HttpResponse:
     word = verb.call(get_storage(), queue, [job_id])[0]
     if word in verb.done:
         audit.note(request, page, queue=queue, job_id=job_id, count=1)
         messages.success(request, verb.done[word] % 1)
-        return desk.back(request, "job", queue, job_id)
-    return _refused(request, desk, word, queue, job_id)
+        return site.back(request, "job", queue, job_id)
+    return _refused(request, site, word, queue, job_id)
 
 
-def _refused(request: HttpRequest, desk: Desk, word: str, queue: str, job_id: str) -> HttpResponse:
+def _refused(request: HttpRequest, site: DashboardSite, word: str, queue: str, job_id: str) -> HttpResponse:
     """Back to the page, with why nothing was done, and who came before."""
-    why = verbs.REFUSALS.get(word, word)
+    why = jobactions.REFUSALS.get(word, word)
     said = _("Nothing was done, as the job is not what it was: %(why)s.")
     sentence = said % {"why": str(why).replace("%d ", "")}
-    messages.warning(request, f"{sentence} {told.by(queue, job_id)}".rstrip())
-    return desk.back(request, "job", queue, job_id)
+    messages.warning(request, f"{sentence} {lastactions.by(queue, job_id)}".rstrip())
+    return site.back(request, "job", queue, job_id)
 
 
 def _life(info: JobInfo) -> str:
@@ -264,8 +268,8 @@ def _life(info: JobInfo) -> str:
     return diagram.draw(diagram.life(info.record.state, events, info.record.run_at))
 
 
-def _steps(info: JobInfo) -> list[Step]:
-    steps: list[Step] = []
+def _steps(info: JobInfo) -> list[TimelineStep]:
+    steps: list[TimelineStep] = []
     for moment in info.timeline:
         at = to_milliseconds(moment.at)
         note = moment.worker if moment.event == "started" else ""
@@ -273,18 +277,18 @@ def _steps(info: JobInfo) -> list[Step]:
             note = f"{moment.error.type.rpartition('.')[2]}: {rendering.first_line(moment.error.message)}"
         level = "bad" if moment.event in BAD else "ok"
         after = at - steps[-1].at if steps else None
-        steps.append(Step(str(STEPS.get(moment.event, moment.event)), at, after, level, note))
+        steps.append(TimelineStep(str(STEPS.get(moment.event, moment.event)), at, after, level, note))
     return steps
 
 
-def _shown(record: JobRecord, data: bytes | None, *, revealed: bool, of: Any) -> Shown | None:
+def _shown(record: JobRecord, data: bytes | None, *, revealed: bool, of: Any) -> ShownValue | None:
     if data is None:
         return None
     try:
         value = of(record, revealed=revealed)
     except SerializationError as error:
-        return Shown(_("It cannot be read here: %(error)s") % {"error": error}, len(data), hides=False)
-    return Shown(rendering.text(value), len(data), redaction.hides(record, data, value))
+        return ShownValue(_("It cannot be read here: %(error)s") % {"error": error}, len(data), hides=False)
+    return ShownValue(rendering.text(value), len(data), redaction.hides(record, data, value))
 
 
 def _rows(request: HttpRequest, queue: str, job_id: str) -> list[PayloadVersion]:
@@ -296,18 +300,18 @@ def _rows(request: HttpRequest, queue: str, job_id: str) -> list[PayloadVersion]
     return known
 
 
-def _versions(request: HttpRequest, record: JobRecord, *, revealed: bool) -> list[Old]:
+def _versions(request: HttpRequest, record: JobRecord, *, revealed: bool) -> list[PayloadRow]:
     """The payloads that it had, and that of the job that it was made from."""
     found = []
     for row in _rows(request, record.queue, record.id):
         was = versions.as_it_was(record, row)
-        found.append(Old(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
+        found.append(PayloadRow(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
     return found
 
 
-def _offers(request: HttpRequest, desk: Desk, record: JobRecord) -> list[Offer]:
+def _offers(request: HttpRequest, site: DashboardSite, record: JobRecord) -> list[Offer]:
     return [
         Offer(page, label, verb.legal(record.state), kind)
         for page, verb, label, kind in OFFERS
-        if desk.may_open(request, page)
+        if site.may_open(request, page)
     ]

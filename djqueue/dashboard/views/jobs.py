@@ -20,21 +20,21 @@ from djqueue.dashboard import (
     deletions,
     failures,
     freshness,
+    jobactions,
     jobsearch,
     queries,
     rights,
     scanning,
-    ticked,
-    verbs,
+    selection,
 )
-from djqueue.dashboard.desk import Desk, is_partial
 from djqueue.dashboard.inputs import TimeField, check_hidden
-from djqueue.dashboard.jobsearch import Wanted
+from djqueue.dashboard.jobactions import JobAction
+from djqueue.dashboard.jobsearch import JobFilter
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import DashboardSite, is_partial
 from djqueue.dashboard.tables import alias_of
-from djqueue.dashboard.verbs import Verb
 from djqueue.models import BulkKind, Job, JobState
-from djqueue.operations import turn
+from djqueue.operations import leaderlease
 from djqueue.operations.mirroring import is_mirrored
 
 from . import bulkjobs
@@ -98,14 +98,14 @@ class FilterForm(forms.Form):
         except OptionError:
             raise forms.ValidationError(_("Write it as order_id:7, order.id:7 or args.0:7.")) from None
 
-    def wanted(self, state: State | None) -> Wanted:
+    def wanted(self, state: State | None) -> JobFilter:
         """What was filled in; a field that is wrong says nothing."""
         given = {name: value for name, value in self.cleaned_data.items() if value not in (None, "")}
         given.pop("error", None)
         for name in ("since", "until"):
             if name in given:
                 given[name] = to_milliseconds(given[name])
-        return Wanted(**given, state=state)
+        return JobFilter(**given, state=state)
 
 
 class Tab(NamedTuple):
@@ -138,18 +138,18 @@ def _rows_version(request: HttpRequest) -> Hashable:
     """Return the version of mirrored rows, which are written later than the jobs change; read once."""
     known: dict[str, Hashable] = request.__dict__.setdefault("_djqueue_rows_version", {})
     if "value" not in known:
-        known["value"] = turn.version(alias_of(Job)) if is_mirrored(get_storage()) else None
+        known["value"] = leaderlease.version(alias_of(Job)) if is_mirrored(get_storage()) else None
     return known["value"]
 
 
 @pages.show("jobs", "jobs/", rights.VIEW, gettext_lazy("Jobs"), _parts)
-def jobs(request: HttpRequest, desk: Desk) -> HttpResponse:
+def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Those of one state that match, the newest first."""
     if subject := request.GET.get("subject"):
         freshness.limit(request, 0)  # the object is one of the project's
-        return jobs_about(request, desk, subject)
-    shot = queries.board(request)
-    board = shot.value
+        return jobs_about(request, site, subject)
+    cached = queries.board(request)
+    board = cached.value
     given = request.GET.get("state", "")
     state = State(given) if given in {one.value for one in State} else None
     with_rows = jobsearch.states_with_rows(get_storage())
@@ -162,7 +162,7 @@ def jobs(request: HttpRequest, desk: Desk) -> HttpResponse:
     error = form.cleaned_data.get("error", "")
     state = State.FAILED if error else state
     wanted = form.wanted(state)
-    found = _named(request, desk, wanted) if wanted.id else []
+    found = _named(request, site, wanted) if wanted.id else []
     if len(found) == 1:
         return HttpResponseRedirect(found[0][2])
     usable = [name for name, field in form.fields.items() if not field.disabled]
@@ -177,89 +177,89 @@ def jobs(request: HttpRequest, desk: Desk) -> HttpResponse:
     context = {
         "form": form,
         "state": word,
-        "tabs_of_states": _tabs(desk, board, wanted, query, bool(with_rows)),
+        "tabs_of_states": _tabs(site, board, wanted, query, bool(with_rows)),
         "lines": [] if wanted.queue or state is None else _lines(board, state),
         "jobs": listed.jobs,
         "window": listed.window,
-        "newest": desk.url("jobs", **query, state=word),
-        "newer": listed.newer and desk.url("jobs", **query, state=word, at=listed.newer),
-        "older": listed.older and desk.url("jobs", **query, state=word, at=listed.older),
+        "newest": site.url("jobs", **query, state=word),
+        "newer": listed.newer and site.url("jobs", **query, state=word, at=listed.newer),
+        "older": listed.older and site.url("jobs", **query, state=word, at=listed.older),
         "found": found,
         "term": wanted.id,
         "query": query,
         "has_rows": has_rows,
         "is_filtered": bool(query),
         "names": registry.names(),
-        "menus": menus(request, desk),
-        "acts": _acts(request, desk, listed.jobs),
-        "in_bulk": _in_bulk(request, desk, wanted, listed.jobs),
+        "menus": menus(request, site),
+        "acts": _acts(request, site, listed.jobs),
+        "in_bulk": _in_bulk(request, site, wanted, listed.jobs),
     }
     status = 400 if form.errors else 429 if listed.window == BUSY else 200
-    return desk.render(
+    return site.render(
         request,
         "jobs.html",
         _("Jobs"),
         context,
         tab="jobs",
         as_of=board.at,
-        away=shot.away,
+        away=cached.away,
         status=status,
     )
 
 
 @pages.act("ticked_retry", "ticked/retry/", rights.RETRY)
-def retry(request: HttpRequest, desk: Desk) -> HttpResponse:
+def retry(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Failed ones run again."""
-    return _act(request, desk, "ticked_retry", verbs.RETRY)
+    return _act(request, site, "ticked_retry", jobactions.RETRY)
 
 
 @pages.act("ticked_promote", "ticked/promote/", rights.EDIT)
-def promote(request: HttpRequest, desk: Desk) -> HttpResponse:
+def promote(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Delayed ones run now."""
-    return _act(request, desk, "ticked_promote", verbs.PROMOTE)
+    return _act(request, site, "ticked_promote", jobactions.PROMOTE)
 
 
 @pages.act("ticked_cancel", "ticked/cancel/", rights.CANCEL)
-def cancel(request: HttpRequest, desk: Desk) -> HttpResponse:
+def cancel(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Pending ones never start, running ones are asked to stop."""
-    return _act(request, desk, "ticked_cancel", verbs.CANCEL)
+    return _act(request, site, "ticked_cancel", jobactions.CANCEL)
 
 
 @pages.act("ticked_remove", "ticked/delete/", rights.DELETE)
-def remove(request: HttpRequest, desk: Desk) -> HttpResponse:
+def remove(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """They are forgotten, when the time to undo that is over."""
-    ticked.delete(request, "ticked_remove")
-    return desk.back(request, "jobs")
+    selection.delete(request, "ticked_remove")
+    return site.back(request, "jobs")
 
 
-def _act(request: HttpRequest, desk: Desk, page: str, verb: Verb) -> HttpResponse:
-    ticked.act(request, page, verb)
-    return desk.back(request, "jobs")
+def _act(request: HttpRequest, site: DashboardSite, page: str, verb: JobAction) -> HttpResponse:
+    selection.act(request, page, verb)
+    return site.back(request, "jobs")
 
 
-def menus(request: HttpRequest, desk: Desk) -> Mapping[str, Sequence[Offer]]:
+def menus(request: HttpRequest, site: DashboardSite) -> Mapping[str, Sequence[Offer]]:
     """By state: what the user may do to a job that is in it."""
     return {
         state.value: [
             Offer(page, label, legal=True, kind=kind)
             for page, verb, label, kind in OFFERS
-            if verb.legal(state) and desk.may_open(request, page)
+            if verb.legal(state) and site.may_open(request, page)
         ]
         for state in State
     }
 
 
-def _acts(request: HttpRequest, desk: Desk, shown: Sequence[JobRecord]) -> list[Offer]:
+def _acts(request: HttpRequest, site: DashboardSite, shown: Sequence[JobRecord]) -> list[Offer]:
     """What can be done to those of a page that are ticked: what is legal for one of them at least."""
     states = {record.state for record in shown}
     return [
         Offer(f"ticked_{page}", label, legal=True, kind=kind)
         for page, verb, label, kind in OFFERS
-        if any(map(verb.legal, states)) and desk.may_open(request, f"ticked_{page}")
+        if any(map(verb.legal, states)) and site.may_open(request, f"ticked_{page}")
     ]
 
 
-def _listed(request: HttpRequest, board: queries.Board, wanted: Wanted, has_rows: bool, at: str) -> Listed:
+def _listed(request: HttpRequest, board: queries.Board, wanted: JobFilter, has_rows: bool, at: str) -> Listed:
     storage, state = get_storage(), wanted.state
     if has_rows and is_mirrored(storage) and _rows_version(request) is None:
         freshness.limit(request, board.at)  # nothing tells when rows come
@@ -296,64 +296,66 @@ def _letters(request: HttpRequest, queue: str, error: str, after: str) -> Listed
     matching = list(found.matching(read_filter(fingerprint=error)))
     letters, older = failures.page(matching, after)
     by_queue: dict[str, list[str]] = {}
-    for letter in letters:
-        by_queue.setdefault(letter.queue, []).append(letter.id)
+    for dead_letter in letters:
+        by_queue.setdefault(dead_letter.queue, []).append(dead_letter.id)
     records = {
         (name, record.id): record
         for name, ids in by_queue.items()
         for record in get_storage().jobs(name, ids)
         if record is not None
     }
-    shown = [records[key] for letter in letters if (key := (letter.queue, letter.id)) in records]
+    shown = [
+        records[key] for dead_letter in letters if (key := (dead_letter.queue, dead_letter.id)) in records
+    ]
     return Listed(shown, older=older, window="letters")
 
 
-def _lines(board: queries.Board, state: State) -> list[queries.Line]:
+def _lines(board: queries.Board, state: State) -> list[queries.QueueRow]:
     """The queues with most jobs in a state."""
     lines = [line for line in board.lines if line.count(state)]
     return sorted(lines, key=lambda line: (-line.count(state), line.name))[:QUEUES]
 
 
 def _tabs(
-    desk: Desk, board: queries.Board, wanted: Wanted, query: Mapping[str, str], has_any: bool
+    site: DashboardSite, board: queries.Board, wanted: JobFilter, query: Mapping[str, str], has_any: bool
 ) -> list[Tab]:
     lines = [line for line in board.lines if wanted.queue in ("", line.name)]
     kept = {name: value for name, value in query.items() if name != "error"}
-    tabs = [Tab(ANY, _("any"), None, desk.url("jobs", **kept, state=ANY), capped=False)] if has_any else []
+    tabs = [Tab(ANY, _("any"), None, site.url("jobs", **kept, state=ANY), capped=False)] if has_any else []
     for state in State:
         count = sum(line.count(state) for line in lines)
         # Without a scheduler a queue's number ends there.
         capped = board.capped and any(line.count(state) >= queries.CAP for line in lines)
         label = str(JobState(state.value).label)
-        tabs.append(Tab(state.value, label, count, desk.url("jobs", **kept, state=state.value), capped))
+        tabs.append(Tab(state.value, label, count, site.url("jobs", **kept, state=state.value), capped))
     return tabs
 
 
 def _in_bulk(
-    request: HttpRequest, desk: Desk, wanted: Wanted, shown: Sequence[JobRecord]
+    request: HttpRequest, site: DashboardSite, wanted: JobFilter, shown: Sequence[JobRecord]
 ) -> list[tuple[Any, str]]:
     """What can be done to all that match, with addresses, where queue, state and name alone say which."""
     state = wanted.state
-    if state is None or not shown or wanted != Wanted(queue=wanted.queue, state=state, name=wanted.name):
+    if state is None or not shown or wanted != JobFilter(queue=wanted.queue, state=state, name=wanted.name):
         return []
     here = {"queue": wanted.queue, "name": wanted.name}
     found = [
-        (one.label, desk.url(one.page, **here, state=state.value))
+        (one.label, site.url(one.page, **here, state=state.value))
         for one in bulkjobs.KINDS
-        if one.verb.legal(state) and desk.may_open(request, one.page)
+        if one.verb.legal(state) and site.may_open(request, one.page)
     ]
-    if verbs.RETRY.legal(state) and desk.may_open(request, "letters_preview"):
+    if jobactions.RETRY.legal(state) and site.may_open(request, "letters_preview"):
         found.insert(
-            0, (_("Retry all that match…"), desk.url("letters_preview", **here, kind=BulkKind.RETRY))
+            0, (_("Retry all that match…"), site.url("letters_preview", **here, kind=BulkKind.RETRY))
         )
     return found
 
 
-def _named(request: HttpRequest, desk: Desk, wanted: Wanted) -> list[tuple[str, State, str]]:
+def _named(request: HttpRequest, site: DashboardSite, wanted: JobFilter) -> list[tuple[str, State, str]]:
     """Where a whole id is: queue, state, address."""
     queues = [wanted.queue] if wanted.queue else None
     return [
-        (queue, state, desk.url("job", queue, wanted.id))
+        (queue, state, site.url("job", queue, wanted.id))
         for queue, state in get_storage().find(wanted.id, queues)
         if rights.sees(request, queue)
     ]

@@ -15,17 +15,17 @@ from djqueue.client import get_storage
 from djqueue.core.durations import to_datetime
 from djqueue.core.metrics import BOUNDS, Bucket
 from djqueue.dashboard import marks, queries, rights, rollups
-from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.queries import merged, nothing
-from djqueue.dashboard.snapshot import Shot, snapshots
+from djqueue.dashboard.site import DashboardSite
+from djqueue.dashboard.snapshot import CachedRead, snapshots
 
 pages = Pages()
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 
 
-class Window(NamedTuple):
+class MetricWindow(NamedTuple):
     """A stretch of time, and the steps that it is charted in."""
 
     word: str
@@ -36,17 +36,17 @@ class Window(NamedTuple):
 
 
 WINDOWS = (
-    Window("hour", gettext_lazy("1 hour"), HOUR, MINUTE),
-    Window("6h", gettext_lazy("6 hours"), 6 * HOUR, 5 * MINUTE),
-    Window("day", gettext_lazy("24 hours"), DAY, 15 * MINUTE),
-    Window("week", gettext_lazy("7 days"), 7 * DAY, 2 * HOUR),
-    Window("month", gettext_lazy("30 days"), 30 * DAY, 12 * HOUR),
-    Window("quarter", gettext_lazy("90 days"), 90 * DAY, DAY),
+    MetricWindow("hour", gettext_lazy("1 hour"), HOUR, MINUTE),
+    MetricWindow("6h", gettext_lazy("6 hours"), 6 * HOUR, 5 * MINUTE),
+    MetricWindow("day", gettext_lazy("24 hours"), DAY, 15 * MINUTE),
+    MetricWindow("week", gettext_lazy("7 days"), 7 * DAY, 2 * HOUR),
+    MetricWindow("month", gettext_lazy("30 days"), 30 * DAY, 12 * HOUR),
+    MetricWindow("quarter", gettext_lazy("90 days"), 90 * DAY, DAY),
 )
 COUNTS = ("enqueued", "started", "completed", "retried", "failed", "cancelled", "stalled")
 
 
-class Row(NamedTuple):
+class MetricRow(NamedTuple):
     """One queue, or one job name, in this window and the one before."""
 
     label: str
@@ -66,24 +66,24 @@ class Row(NamedTuple):
         return self.now.failed / ended * 100 if ended else 0.0
 
 
-class Report(NamedTuple):
+class MetricReport(NamedTuple):
     """A window and the one before it."""
 
-    window: Window
+    window: MetricWindow
     start: int
     end: int
     series: list[Bucket]
-    queues: list[Row]
-    names: list[Row]
+    queues: list[MetricRow]
+    names: list[MetricRow]
     total: Bucket
 
 
 @pages.show("metrics", "metrics/", rights.VIEW, gettext_lazy("Metrics"))
-def metrics(request: HttpRequest, desk: Desk) -> HttpResponse:
+def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Charts and tables of a window."""
     queue = request.GET.get("queue", "")
-    shot = _report(request, _window(request), queue)
-    report = shot.value
+    cached = _report(request, _window(request), queue)
+    report = cached.value
     here = {"queue": queue, "window": report.window.word}
     names = [line.name for line in queries.board(request).value.lines]
     seen = [name for name in names if queue in ("", name)]
@@ -96,16 +96,16 @@ def metrics(request: HttpRequest, desk: Desk) -> HttpResponse:
         "queues": names,
         "windows": WINDOWS,
         "histogram": _histogram(report.total),
-        "csv_url": desk.url("metrics_export", **here, format="csv"),
-        "json_url": desk.url("metrics_export", **here, format="json"),
+        "csv_url": site.url("metrics_export", **here, format="csv"),
+        "json_url": site.url("metrics_export", **here, format="json"),
     }
-    return desk.render(
-        request, "metrics.html", _("Metrics"), context, tab="metrics", as_of=shot.at, away=shot.away
+    return site.render(
+        request, "metrics.html", _("Metrics"), context, tab="metrics", as_of=cached.at, away=cached.away
     )
 
 
 @pages.show("metrics_export", "metrics/export/", rights.VIEW)
-def export(request: HttpRequest, _desk: Desk) -> HttpResponse:
+def export(request: HttpRequest, _site: DashboardSite) -> HttpResponse:
     """The numbers of a window's steps."""
     report = _report(request, _window(request), request.GET.get("queue", "")).value
     rows = [
@@ -128,19 +128,19 @@ def export(request: HttpRequest, _desk: Desk) -> HttpResponse:
     return response
 
 
-def _window(request: HttpRequest) -> Window:
+def _window(request: HttpRequest) -> MetricWindow:
     chosen = request.GET.get("window", "")
     return next((one for one in WINDOWS if one.word == chosen), WINDOWS[0])
 
 
-def _report(request: HttpRequest, window: Window, queue: str) -> Shot[Report]:
+def _report(request: HttpRequest, window: MetricWindow, queue: str) -> CachedRead[MetricReport]:
     board = queries.board(request).value
     names = [line.name for line in board.lines if queue in ("", line.name)]
     key = ("metrics", window.word, *names)
     return snapshots.read(key, lambda: _read(window, names, board.at), fresh=5_000, versioned=True)
 
 
-def _read(window: Window, queues: list[str], at: int) -> Report:
+def _read(window: MetricWindow, queues: list[str], at: int) -> MetricReport:
     end = at // window.step * window.step + window.step
     start = end - window.length
     storage = get_storage()
@@ -153,7 +153,7 @@ def _read(window: Window, queues: list[str], at: int) -> Report:
     }
     for bucket in by_queue:
         steps[bucket.start].append(bucket)
-    return Report(
+    return MetricReport(
         window,
         start,
         end,
@@ -164,17 +164,19 @@ def _read(window: Window, queues: list[str], at: int) -> Report:
     )
 
 
-def _rows(now: list[Bucket], before: list[Bucket], of: Callable[[Bucket], str], window: Window) -> list[Row]:
+def _rows(
+    now: list[Bucket], before: list[Bucket], of: Callable[[Bucket], str], window: MetricWindow
+) -> list[MetricRow]:
     sums: dict[str, tuple[list[Bucket], list[Bucket]]] = {}
     for index, buckets in enumerate((now, before)):
         for bucket in buckets:
             empty = [nothing("", bucket.start, window.length)]
             sums.setdefault(of(bucket), (empty, [*empty]))[index].append(bucket)
-    rows = [Row(label, merged(these), merged(those)) for label, (these, those) in sums.items()]
+    rows = [MetricRow(label, merged(these), merged(those)) for label, (these, those) in sums.items()]
     return sorted((row for row in rows if _ended(row.now) or row.now.enqueued), key=_order)
 
 
-def _order(row: Row) -> tuple[int, str]:
+def _order(row: MetricRow) -> tuple[int, str]:
     return -_ended(row.now), row.label
 
 

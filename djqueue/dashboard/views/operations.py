@@ -8,9 +8,9 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from djqueue.dashboard import audit, keyset, rights, verbs
-from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard import audit, jobactions, keyset, rights
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import Crumb, DashboardSite
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
@@ -19,46 +19,48 @@ pages = Pages()
 
 
 @pages.show("operations", "operations/", rights.VIEW, gettext_lazy("Bulk operations"))
-def operations(request: HttpRequest, desk: Desk) -> HttpResponse:
+def operations(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Those about queues that the user sees, newest first."""
     sees = partial(_sees, request) if rights.hides_queues() else None
     found = keyset.page(_rows(), request.GET.get("at", ""), sees=sees)
-    context = {"rows": found.rows, **keyset.links(desk, "operations", found)}
-    return desk.render(request, "operations.html", _("Bulk operations"), context, tab="operations")
+    context = {"rows": found.rows, **keyset.links(site, "operations", found)}
+    return site.render(request, "operations.html", _("Bulk operations"), context, tab="operations")
 
 
 @pages.show("operation", "operations/<int:pk>/", rights.VIEW)
-def operation(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+def operation(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """One of them."""
-    crumbs = [Crumb(str(_("Bulk operations")), desk.url("operations"))]
+    crumbs = [Crumb(str(_("Bulk operations")), site.url("operations"))]
     row = _rows().filter(pk=pk).first()
     if row is None or not _sees(request, row):
-        return none(request, desk)
-    refused = [str(verbs.REFUSALS.get(word, f"%d {word}")) % count for word, count in row.refused.items()]
+        return none(request, site)
+    refused = [
+        str(jobactions.REFUSALS.get(word, f"%d {word}")) % count for word, count in row.refused.items()
+    ]
     context = {
         "row": row,
         "refused": refused,
         "is_planned": row.state == BulkState.PLANNED,
-        "abort_url": _abort_url(request, desk, row),
+        "abort_url": _abort_url(request, site, row),
         "is_open": row.state in (BulkState.PLANNED, BulkState.RUNNING),
         "share": min(1.0, row.looked_at / row.expected) if row.expected else None,
     }
     title = str(row.get_kind_display()).capitalize()
-    return desk.render(request, "operation.html", title, context, tab="operations", crumbs=crumbs)
+    return site.render(request, "operation.html", title, context, tab="operations", crumbs=crumbs)
 
 
-def none(request: HttpRequest, desk: Desk) -> HttpResponse:
+def none(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Answer for an operation that does not exist, or that the user may not see."""
-    crumbs = [Crumb(str(_("Bulk operations")), desk.url("operations"))]
+    crumbs = [Crumb(str(_("Bulk operations")), site.url("operations"))]
     title = _("No such operation")
-    return desk.render(request, "no_operation.html", title, {}, tab="operations", crumbs=crumbs, status=404)
+    return site.render(request, "no_operation.html", title, {}, tab="operations", crumbs=crumbs, status=404)
 
 
 def _may_abort(page: str, right: str) -> None:
     @pages.act(page, f"operations/<int:pk>/{page.replace('_', '/')}/", right)
-    def abort(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+    def abort(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
         """No more of it is done; before it has begun, it never was."""
-        return _abort(request, desk, page, pk)
+        return _abort(request, site, page, pk)
 
 
 ABORTS = {
@@ -82,25 +84,25 @@ for _page, _right in (
     _may_abort(_page, _right)
 
 
-def _abort(request: HttpRequest, desk: Desk, page: str, pk: int) -> HttpResponse:
+def _abort(request: HttpRequest, site: DashboardSite, page: str, pk: int) -> HttpResponse:
     row = _rows().filter(pk=pk).first()
     if row is None:
-        return none(request, desk)
+        return none(request, site)
     detail = {"operation": pk, "queues": row.filter["queues"]}
     if not _sees(request, row):
         audit.note(request, page, refused=True, detail=detail)
-        return none(request, desk)
+        return none(request, site)
     if ABORTS[BulkKind(row.kind)] == page and bulk.abort(alias_of(BulkOperation), pk):
         audit.note(request, page, detail=detail)
         messages.success(request, _("It was ended: no more jobs are touched."))
     else:
         messages.warning(request, _("It has ended already."))
-    return desk.back(request, "operation", pk)
+    return site.back(request, "operation", pk)
 
 
-def _abort_url(request: HttpRequest, desk: Desk, row: BulkOperation) -> str:
+def _abort_url(request: HttpRequest, site: DashboardSite, row: BulkOperation) -> str:
     page = ABORTS[BulkKind(row.kind)]
-    return desk.url(page, row.pk) if desk.may_open(request, page) else ""
+    return site.url(page, row.pk) if site.may_open(request, page) else ""
 
 
 def _sees(request: HttpRequest, row: BulkOperation) -> bool:

@@ -9,14 +9,24 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from djqueue.client import get_storage
-from djqueue.core.diagnostics import Line
+from djqueue.core.diagnostics import DiagnosticLine
 from djqueue.core.errors import StorageError
 from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import Bucket
 from djqueue.core.states import State
-from djqueue.dashboard import crew, diagnoses, failures, freshness, marks, planning, queries, rights, spans
-from djqueue.dashboard.desk import Desk
+from djqueue.dashboard import (
+    diagnoses,
+    failures,
+    freshness,
+    marks,
+    planning,
+    queries,
+    rights,
+    spans,
+    workerrows,
+)
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.snapshot import snapshots
 
 pages = Pages()
@@ -61,23 +71,23 @@ def _parts(request: HttpRequest) -> Hashable:
 
 
 @pages.show("changelist", "", rights.VIEW, gettext_lazy("Overview"), _parts)
-def overview(request: HttpRequest, desk: Desk) -> HttpResponse:
+def overview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """The first page."""
-    shot = queries.board(request)
-    board = shot.value
+    cached = queries.board(request)
+    board = cached.value
     hour = board.series()
     worst = sorted((line for line in board.lines if line.age), key=lambda line: -line.age)[:WORST]
     if worst:
         # The last point of the chart is how long the oldest job has waited so far.
         freshness.limit(request, board.at + AGES)
     overdue = planning.overdue(request)
-    workers = [one.info for one in crew.crew(request).value.workers]
+    workers = [one.info for one in workerrows.worker_rows(request).value.workers]
     silent = _silent(board, workers)
     unhandled = sorted((one for line in board.lines for one in line.unhandled), key=lambda one: -one.jobs)
     context: dict[str, Any] = {
         "board": board,
-        "facts": _facts(desk, board, hour),
-        "health": _health(request, desk, board, workers, len(silent), len(overdue)),
+        "facts": _facts(site, board, hour),
+        "health": _health(request, site, board, workers, len(silent), len(overdue)),
         "series": hour,
         "marks": marks.within(hour),
         "worst": worst,
@@ -89,40 +99,40 @@ def overview(request: HttpRequest, desk: Desk) -> HttpResponse:
         "unhandled_names": len(unhandled),
         "is_new": not board.lines and not workers,
     }
-    return desk.render(
+    return site.render(
         request,
         "overview.html",
         _("Dashboard"),
         context,
         tab="changelist",
         as_of=board.at,
-        away=shot.away,
+        away=cached.away,
     )
 
 
-def _facts(desk: Desk, board: queries.Board, hour: Sequence[Bucket]) -> list[Fact]:
+def _facts(site: DashboardSite, board: queries.Board, hour: Sequence[Bucket]) -> list[Fact]:
     retried = sum(bucket.retried for bucket in hour)
     failed = sum(bucket.failed for bucket in hour)
     dead = board.total(State.FAILED)
 
     def of(state: State) -> str:
-        return desk.url("jobs", state=state.value)
+        return site.url("jobs", state=state.value)
 
     return [
         Fact(_("waiting"), board.total(State.WAITING), of(State.WAITING)),
         Fact(pgettext("job", "active"), board.total(State.ACTIVE), of(State.ACTIVE)),
         Fact(_("delayed"), board.total(State.DELAYED), of(State.DELAYED)),
-        Fact(_("retried in this hour"), retried, desk.url("metrics"), "warn" if retried else "ok"),
-        Fact(_("failed in this hour"), failed, desk.url("metrics"), "bad" if failed else "ok"),
+        Fact(_("retried in this hour"), retried, site.url("metrics"), "warn" if retried else "ok"),
+        Fact(_("failed in this hour"), failed, site.url("metrics"), "bad" if failed else "ok"),
         Fact(
-            ngettext("dead letter", "dead letters", dead), dead, desk.url("letters"), "warn" if dead else "ok"
+            ngettext("dead letter", "dead letters", dead), dead, site.url("letters"), "warn" if dead else "ok"
         ),
     ]
 
 
 def _health(
     request: HttpRequest,
-    desk: Desk,
+    site: DashboardSite,
     board: queries.Board,
     seen: Sequence[WorkerInfo],
     silent: int,
@@ -132,7 +142,7 @@ def _health(
     oldest = max((line.age for line in board.lines), default=0)
     waits = spans.shown(oldest) if oldest else _("nothing")
     since = min((line.row.oldest_at for line in board.lines if line.age and line.row.oldest_at), default=None)
-    workers = desk.url("workers")
+    workers = site.url("workers")
     live, paused = len(seen) - silent, sum(line.row.paused for line in board.lines)
     said_silent = ngettext("silent worker", "silent workers", silent)
     said_alone = ngettext("queue with jobs and no worker", "queues with jobs and no worker", len(alone))
@@ -140,14 +150,14 @@ def _health(
     stuck = sum(one.jobs for line in board.lines for one in line.unhandled)
     said_stuck = ngettext("job that no worker can run", "jobs that no worker can run", stuck)
     facts = [
-        *_scheduler(request, desk),
-        Fact(_("waits longest"), waits, desk.url("queues", sort="age"), at=since),
+        *_scheduler(request, site),
+        Fact(_("waits longest"), waits, site.url("queues", sort="age"), at=since),
         Fact(ngettext("worker", "workers", live), live, workers, "ok" if seen else "bad"),
         Fact(said_silent, silent, workers, "bad" if silent else "ok"),
         Fact(said_alone, len(alone), "", "bad" if alone else "ok"),
         Fact(said_stuck, stuck, "", "bad" if stuck else "ok"),
         Fact(ngettext("paused queue", "paused queues", paused), paused),
-        Fact(said_overdue, overdue, desk.url("cron"), "bad" if overdue else "ok"),
+        Fact(said_overdue, overdue, site.url("cron"), "bad" if overdue else "ok"),
     ]
     if any(line.objective is not None for line in board.lines):
         late = sum(line.is_late for line in board.lines)
@@ -156,16 +166,18 @@ def _health(
     return facts
 
 
-def _scheduler(request: HttpRequest, desk: Desk) -> list[Fact]:
+def _scheduler(request: HttpRequest, site: DashboardSite) -> list[Fact]:
     """Whether the storage answers, and who looks after it where one process does: never where that is."""
-    url = desk.url("storage") if desk.may_open(request, "storage") else ""
+    url = site.url("storage") if site.may_open(request, "storage") else ""
     try:
-        shot = snapshots.read("diagnostics", lambda: get_storage().diagnostics(), fresh=SELDOM)
+        cached = snapshots.read("diagnostics", lambda: get_storage().diagnostics(), fresh=SELDOM)
     except StorageError:
         return [Fact(_("the storage"), _("does not answer"), url, "bad")]
-    lines = {line.key: line for line in shot.value.lines}
+    lines = {line.key: line for line in cached.value.lines}
     found = [
-        Fact(_("the storage"), _("does not answer") if shot.away else _("answers"), url, _level(shot.away))
+        Fact(
+            _("the storage"), _("does not answer") if cached.away else _("answers"), url, _level(cached.away)
+        )
     ]
     holder, tick = lines.get("scheduler.holder"), lines.get("scheduler.tick")
     if holder is not None:
@@ -178,7 +190,7 @@ def _scheduler(request: HttpRequest, desk: Desk) -> list[Fact]:
     return found
 
 
-def _tick(tick: Line, url: str) -> Fact:
+def _tick(tick: DiagnosticLine, url: str) -> Fact:
     return Fact(_("its last upkeep"), diagnoses.translated(tick).value, url, tick.level)
 
 
@@ -191,7 +203,7 @@ def _silent(board: queries.Board, seen: Sequence[WorkerInfo]) -> list[WorkerInfo
     return sorted(found, key=lambda worker: worker.seen_at)
 
 
-def _groups(request: HttpRequest, board: queries.Board) -> list[failures.Group]:
+def _groups(request: HttpRequest, board: queries.Board) -> list[failures.FailureGroup]:
     """The errors that most dead letters have."""
     if not board.total(State.FAILED):
         return []
@@ -199,7 +211,7 @@ def _groups(request: HttpRequest, board: queries.Board) -> list[failures.Group]:
     return failures.grouped(found.letters, found.at)[:WORST]
 
 
-def _minutes(worst: list[queries.Line]) -> list[Minute]:
+def _minutes(worst: list[queries.QueueRow]) -> list[Minute]:
     """What 95 of 100 jobs waited no longer than in each minute; last of all, what the oldest waits now."""
     if not worst:
         return []

@@ -15,8 +15,8 @@ from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
 from djqueue.core.states import PENDING, State
 from djqueue.dashboard import audit, deletions, limits, marks, queries, rights
-from djqueue.dashboard.desk import Crumb, Desk
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import Crumb, DashboardSite
 from djqueue.models import BulkKind, JobState
 
 pages = Pages()
@@ -64,42 +64,42 @@ def _parts(request: HttpRequest) -> Hashable:
 
 
 @pages.show("queue", "queues/<djq:queue>/", rights.VIEW, parts=_parts)
-def queue(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+def queue(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """Its numbers, its charts, and the jobs of one state."""
-    return page(request, desk, queue, group=request.GET.get("group", ""))
+    return page(request, site, queue, group=request.GET.get("group", ""))
 
 
 @pages.act("limits", "queues/<djq:queue>/limits/", rights.CONFIGURE)
-def set_limits(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+def set_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """Other limits, from now on."""
     form = limits.LimitsForm(request.POST)
     if not form.is_valid():
-        return page(request, desk, queue, limits_form=form)
+        return page(request, site, queue, limits_form=form)
     given = form.given()
     if not given:
-        return desk.back(request, "queue", queue)
+        return site.back(request, "queue", queue)
     before = limits.of_queue(queue)
     try:
         Queue(queue).set_limits(**given)
     except DjqueueError as error:
         form.add_error(None, str(error))
-        return page(request, desk, queue, limits_form=form)
+        return page(request, site, queue, limits_form=form)
     audit.note(request, "limits", queue=queue, detail={"old": before, "new": given})
     messages.success(request, _("The limits of %(queue)s are set.") % {"queue": queue})
-    return desk.back(request, "queue", queue)
+    return site.back(request, "queue", queue)
 
 
 @pages.act("clean", "queues/<djq:queue>/clean/", rights.DRAIN)
-def clean(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+def clean(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """Forget jobs of the queue, or all of it."""
     form = CleanForm(queue, request.POST)
     if not form.is_valid():
-        return page(request, desk, queue, clean_form=form)
+        return page(request, site, queue, clean_form=form)
     what = form.cleaned_data["what"]
     counts = get_storage().counts(queue)
     if what == "obliterate" and counts.get(State.ACTIVE):
         form.add_error(None, _("Some of its jobs are active: wait for them first."))
-        return page(request, desk, queue, clean_form=form)
+        return page(request, site, queue, clean_form=form)
     states = FORGOTTEN.get(what, tuple(State))
     count = sum(counts.get(state, 0) for state in states)
     said = ngettext(
@@ -113,12 +113,12 @@ def clean(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
     which = {} if what == "obliterate" else {"states": tuple(map(str, states))}
     row = deletions.begin(request, kind, queue, count, said % {"count": count}, **which)
     audit.note(request, "clean", queue=queue, count=count, detail={"what": what, "operation": row.pk})
-    return desk.back(request, "queue", queue)
+    return site.back(request, "queue", queue)
 
 
 def page(
     request: HttpRequest,
-    desk: Desk,
+    site: DashboardSite,
     name: str,
     *,
     group: str = "",
@@ -131,8 +131,8 @@ def page(
 
     group: the one that was looked for.
     """
-    shot = queries.board(request)
-    line = shot.value.line(name) or queries.empty_line(name, shot.value.at)
+    cached = queries.board(request)
+    line = cached.value.line(name) or queries.empty_line(name, cached.value.at)
     state = _state(request.GET.get("state", ""))
     found = get_storage().cursor_page(name, state, LENGTH, request.GET.get("at") or None)
     context = {
@@ -147,32 +147,32 @@ def page(
                 one.value,
                 str(JobState(one.value).label),
                 line.count(one),
-                desk.url("queue", name, state=one.value),
+                site.url("queue", name, state=one.value),
             )
             for one in State
         ],
         "jobs": found.jobs,
-        "newer": found.previous and desk.url("queue", name, state=state.value, at=found.previous),
-        "older": found.next and desk.url("queue", name, state=state.value, at=found.next),
+        "newer": found.previous and site.url("queue", name, state=state.value, at=found.previous),
+        "older": found.next and site.url("queue", name, state=state.value, at=found.next),
         "names": sorted(line.row.names.items(), key=lambda item: -item[1])[:10],
         "is_configured": name in get_settings().queues,
         "limits_form": limits_form or limits.LimitsForm(initial=limits.of_queue(name)),
         "clean_form": clean_form or CleanForm(name),
         **_groups(name, group, group_form),
-        **_shared(request, name, shot.value, limiter_form),
+        **_shared(request, name, cached.value, limiter_form),
     }
-    crumbs = [Crumb(str(_("Queues")), desk.url("queues"))]
+    crumbs = [Crumb(str(_("Queues")), site.url("queues"))]
     sent = (limits_form, clean_form, group_form, limiter_form)
     status = 400 if any(form is not None and form.errors for form in sent) else 200
-    return desk.render(
+    return site.render(
         request,
         "queue.html",
         name,
         context,
         tab="queues",
         crumbs=crumbs,
-        as_of=shot.value.at,
-        away=shot.away,
+        as_of=cached.value.at,
+        away=cached.away,
         status=status,
     )
 

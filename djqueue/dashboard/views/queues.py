@@ -13,10 +13,10 @@ from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.states import State
 from djqueue.dashboard import audit, freshness, queries, rights
-from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.forecast import ESTIMATING, NEVER, STEADY
 from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.queries import Line
+from djqueue.dashboard.queries import QueueRow
+from djqueue.dashboard.site import DashboardSite
 
 pages = Pages()
 
@@ -43,7 +43,7 @@ UNUSED = 50
 """Queues without jobs that are named."""
 
 
-class Twin(NamedTuple):
+class ChartNumbers(NamedTuple):
     """The small charts as numbers."""
 
     starts: list[int]
@@ -52,40 +52,40 @@ class Twin(NamedTuple):
 
 
 @pages.show("queues", "queues/", rights.VIEW, gettext_lazy("Queues"), freshness.no_parts)
-def queues(request: HttpRequest, desk: Desk) -> HttpResponse:
+def queues(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """All queues."""
-    shot = queries.board(request)
+    cached = queries.board(request)
     term = request.GET.get("q", "").strip().lower()
     chosen = request.GET.get("sort", "name")
     order = chosen if chosen in ORDERS else "name"
-    lines = sorted((line for line in shot.value.lines if term in line.name.lower()), key=ORDERS[order])
+    lines = sorted((line for line in cached.value.lines if term in line.name.lower()), key=ORDERS[order])
     context = {
         "lines": lines,
         "term": term,
         "order": order,
-        "all": len(shot.value.lines),
-        "unused": _unused(request, shot.value.lines, term),
+        "all": len(cached.value.lines),
+        "unused": _unused(request, cached.value.lines, term),
         "twin": _twin(lines),
     }
-    return desk.render(
+    return site.render(
         request,
         "queues.html",
         _("Queues"),
         context,
         tab="queues",
-        as_of=shot.value.at,
-        away=shot.away,
+        as_of=cached.value.at,
+        away=cached.away,
     )
 
 
-def _unused(request: HttpRequest, lines: Sequence[Line], term: str) -> list[str]:
+def _unused(request: HttpRequest, lines: Sequence[QueueRow], term: str) -> list[str]:
     """Return the queues of the settings that have had no job: they, too, can be paused on their pages."""
     used = {line.name for line in lines}
     names = (name for name in sorted(get_settings().queues) if name not in used and term in name.lower())
     return [name for name in names if rights.sees(request, name)][:UNUSED]
 
 
-def _drain(line: Line) -> float:
+def _drain(line: QueueRow) -> float:
     """Milliseconds until nothing waits; more than any estimate for a queue that has none."""
     left = line.forecast.left
     if left is not None:
@@ -93,35 +93,35 @@ def _drain(line: Line) -> float:
     return {NEVER: inf, STEADY: LONG, ESTIMATING: LONG / 2}.get(line.forecast.kind, 0.0)
 
 
-def _twin(lines: Sequence[Line]) -> Twin:
+def _twin(lines: Sequence[QueueRow]) -> ChartNumbers:
     if not lines:
-        return Twin([], [])
+        return ChartNumbers([], [])
     starts = [bucket.start for bucket in lines[0].buckets[::TWIN]]
     rows = [
         (line.name, [sum(line.history[at : at + TWIN]) for at in range(0, len(line.history), TWIN)])
         for line in lines
     ]
-    return Twin(starts, rows)
+    return ChartNumbers(starts, rows)
 
 
 @pages.act("pause", "queues/<djq:queue>/pause/", rights.PAUSE)
-def pause(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+def pause(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """Nothing of the queue starts any more; what runs goes on."""
     before = get_storage().is_paused(queue)
     get_storage().pause(queue)
     audit.note(request, "pause", queue=queue, detail=_changed(before, True))
     messages.success(request, _("The queue %(queue)s is paused.") % {"queue": queue})
-    return desk.back(request, "queues")
+    return site.back(request, "queues")
 
 
 @pages.act("resume", "queues/<djq:queue>/resume/", rights.PAUSE)
-def resume(request: HttpRequest, desk: Desk, queue: str) -> HttpResponse:
+def resume(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """The end of a pause."""
     before = get_storage().is_paused(queue)
     get_storage().resume(queue)
     audit.note(request, "resume", queue=queue, detail=_changed(before, False))
     messages.success(request, _("The queue %(queue)s goes on.") % {"queue": queue})
-    return desk.back(request, "queues")
+    return site.back(request, "queues")
 
 
 def _changed(before: bool, after: bool) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from djqueue.client import registry
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError
 from djqueue.dashboard import audit, editing, planning, redaction, rights
-from djqueue.dashboard.desk import Crumb, Desk, is_partial
 from djqueue.dashboard.inputs import ArgumentsField, TimeField
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import Crumb, DashboardSite, is_partial
 from djqueue.dashboard.tables import alias_of
 from djqueue.models import CronJob, ScheduleSource
 from djqueue.operations.agenda import shown
@@ -160,39 +160,39 @@ def shown_arguments(row: CronJob) -> dict[str, Any]:
 
 
 @pages.show("cron_new", "cron/new/", rights.CRON)
-def new(request: HttpRequest, desk: Desk) -> HttpResponse:
+def new(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """The form of a new one."""
-    return _page(request, desk, ScheduleForm(request, instance=CronJob()))
+    return _page(request, site, ScheduleForm(request, instance=CronJob()))
 
 
 @pages.act("cron_create", "cron/create/", rights.CRON)
-def create(request: HttpRequest, desk: Desk) -> HttpResponse:
+def create(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """A new one, or a look at it."""
-    return _save(request, desk, CronJob(), "cron_create")
+    return _save(request, site, CronJob(), "cron_create")
 
 
 @pages.show("cron_edit", "cron/<int:pk>/edit/", rights.CRON)
-def edit(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+def edit(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """The form of one that was made by hand."""
     row = planning.one(request, pk)
     if row is None or row.source != ScheduleSource.HAND:
-        return _refused(request, desk, row)
-    return _page(request, desk, ScheduleForm(request, instance=row))
+        return _refused(request, site, row)
+    return _page(request, site, ScheduleForm(request, instance=row))
 
 
 @pages.act("cron_save", "cron/<int:pk>/save/", rights.CRON)
-def save(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+def save(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Another time, another job; or a look at it."""
     row = planning.one(request, pk)
     if row is None or row.source != ScheduleSource.HAND:
-        return _refused(request, desk, row)
-    return _save(request, desk, row, "cron_save")
+        return _refused(request, site, row)
+    return _save(request, site, row, "cron_save")
 
 
-def _save(request: HttpRequest, desk: Desk, row: CronJob, page: str) -> HttpResponse:
+def _save(request: HttpRequest, site: DashboardSite, row: CronJob, page: str) -> HttpResponse:
     form = ScheduleForm(request, request.POST, instance=row)
     if not form.is_valid() or request.POST.get("djq_do") != "save":
-        return _page(request, desk, form)
+        return _page(request, site, form)
     row.save(using=alias_of(CronJob))
     if form.has_changed():
         audit.note(
@@ -202,26 +202,26 @@ def _save(request: HttpRequest, desk: Desk, row: CronJob, page: str) -> HttpResp
         said = _("No handler is registered here as %(name)s: check the job's name.")
         messages.warning(request, said % {"name": row.job_name})
     messages.success(request, _("%(name)s is saved.") % {"name": row.name})
-    return desk.back(request, "schedule", row.pk)
+    return site.back(request, "schedule", row.pk)
 
 
-def _page(request: HttpRequest, desk: Desk, form: ScheduleForm) -> HttpResponse:
+def _page(request: HttpRequest, site: DashboardSite, form: ScheduleForm) -> HttpResponse:
     row = form.instance
     context: dict[str, Any] = {
         "form": form,
         "row": row,
         "names": registry.names(),
-        "save_url": desk.url("cron_save", row.pk) if row.pk else desk.url("cron_create"),
+        "save_url": site.url("cron_save", row.pk) if row.pk else site.url("cron_create"),
         "errors": _errors(form) if form.is_bound else [],
         **_preview(form),
     }
-    crumbs = [Crumb(str(_("Cron")), desk.url("cron"))]
+    crumbs = [Crumb(str(_("Cron")), site.url("cron"))]
     if row.pk:
-        crumbs.append(Crumb(form.initial["name"], desk.url("schedule", row.pk)))
+        crumbs.append(Crumb(form.initial["name"], site.url("schedule", row.pk)))
     title = _("Change the schedule") if row.pk else _("Add a schedule")
     # A preview of what is half typed is an answer, not a failure.
     status = 400 if form.is_bound and form.errors and not is_partial(request) else 200
-    return desk.render(
+    return site.render(
         request, "schedule_form.html", title, context, tab="cron", crumbs=crumbs, status=status
     )
 
@@ -250,12 +250,12 @@ def _preview(form: ScheduleForm) -> dict[str, Any]:
         return {"problem": str(error)}
 
 
-def _refused(request: HttpRequest, desk: Desk, row: CronJob | None) -> HttpResponse:
+def _refused(request: HttpRequest, site: DashboardSite, row: CronJob | None) -> HttpResponse:
     if row is None:
         messages.warning(request, _("This schedule is gone."))
-        return desk.back(request, "cron")
+        return site.back(request, "cron")
     messages.warning(request, _("Code declares it: it is changed there."))
-    return desk.back(request, "schedule", row.pk)
+    return site.back(request, "schedule", row.pk)
 
 
 def _written(value: Any) -> Any:

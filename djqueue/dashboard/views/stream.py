@@ -6,8 +6,8 @@ from django.utils.translation import gettext as _
 
 from djqueue.conf import get_settings
 from djqueue.dashboard import rights, streams
-from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import DashboardSite
 
 pages = Pages()
 
@@ -15,13 +15,13 @@ TEXT = "text/plain; charset=utf-8"
 
 
 @pages.show("stream", "stream/", rights.VIEW)
-def everything(request: HttpRequest, _desk: Desk) -> HttpResponseBase:
+def everything(request: HttpRequest, _site: DashboardSite) -> HttpResponseBase:
     """Whether anything has changed."""
     return _stream(request, "")
 
 
 @pages.show("queue_stream", "stream/<djq:queue>/", rights.VIEW)
-def of_queue(request: HttpRequest, _desk: Desk, queue: str) -> HttpResponseBase:
+def of_queue(request: HttpRequest, _site: DashboardSite, queue: str) -> HttpResponseBase:
     """Whether something of a queue has."""
     return _stream(request, queue)
 
@@ -38,7 +38,7 @@ def _stream(request: HttpRequest, queue: str) -> HttpResponseBase:
         return response
     if request.method == "HEAD":
         return HttpResponse(content_type="text/event-stream")
-    stream = StreamingHttpResponse(streams.Stream(queue), content_type="text/event-stream")
+    stream = StreamingHttpResponse(streams.EventStream(queue), content_type="text/event-stream")
     stream["X-Accel-Buffering"] = "no"
     # What compresses answers leaves alone what says how it is encoded; it would hold the lines back.
     stream["Content-Encoding"] = "identity"

@@ -16,10 +16,10 @@ from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.job import JobRecord
 from djqueue.core.options import MAX_INTEGER
 from djqueue.core.states import PENDING, State
-from djqueue.dashboard import audit, rendering, rights, told, verbs
-from djqueue.dashboard.desk import Desk
+from djqueue.dashboard import audit, jobactions, lastactions, rendering, rights
 from djqueue.dashboard.inputs import TimeField
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import DashboardSite
 
 pages = Pages()
 
@@ -89,49 +89,51 @@ def forms_for(record: JobRecord) -> dict[str, Any]:
 
 
 @pages.act("reschedule", "jobs/<djq:queue>/<djq:job_id>/reschedule/", rights.EDIT)
-def reschedule(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def reschedule(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """It runs at another time."""
     form = TimeForm(request.POST)
     if not form.is_valid():
-        return _wrong(request, desk, form, queue, job_id)
+        return _wrong(request, site, form, queue, job_id)
     record = get_storage().jobs(queue, [job_id])[0]
     at = form.at()
     if record is None or not get_storage().reschedule(queue, [job_id], at)[0]:
-        return _refused(request, desk, queue, job_id)
+        return _refused(request, site, queue, job_id)
     shown = rendering.local(to_datetime(at))
     old, new = to_datetime(record.run_at).isoformat(), to_datetime(at).isoformat()
     audit.note(request, "reschedule", queue=queue, job_id=job_id, count=1, detail={"old": old, "new": new})
     messages.success(request, _("It does not run before %(at)s.") % {"at": shown})
-    return desk.back(request, "job", queue, job_id)
+    return site.back(request, "job", queue, job_id)
 
 
 @pages.act("reprioritise", "jobs/<djq:queue>/<djq:job_id>/reprioritise/", rights.EDIT)
-def reprioritise(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def reprioritise(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """It goes before others, or behind them."""
     form = PriorityForm(request.POST)
     if not form.is_valid():
-        return _wrong(request, desk, form, queue, job_id)
+        return _wrong(request, site, form, queue, job_id)
     record = get_storage().jobs(queue, [job_id])[0]
     new = form.cleaned_data["priority"]
     if record is None or not get_storage().update(queue, [job_id], priority=new)[0]:
-        return _refused(request, desk, queue, job_id)
+        return _refused(request, site, queue, job_id)
     detail = {"old": record.options.priority, "new": new}
     audit.note(request, "reprioritise", queue=queue, job_id=job_id, count=1, detail=detail)
     messages.success(request, _("Its priority is %(priority)d.") % {"priority": new})
-    return desk.back(request, "job", queue, job_id)
+    return site.back(request, "job", queue, job_id)
 
 
-def _wrong(request: HttpRequest, desk: Desk, form: forms.Form, queue: str, job_id: str) -> HttpResponse:
+def _wrong(
+    request: HttpRequest, site: DashboardSite, form: forms.Form, queue: str, job_id: str
+) -> HttpResponse:
     for name, errors in form.errors.items():
         label = str(form.fields[name].label) if name in form.fields else ""
         for error in errors:
             messages.error(request, f"{label}: {error}" if label else str(error))
-    return desk.back(request, "job", queue, job_id)
+    return site.back(request, "job", queue, job_id)
 
 
-def _refused(request: HttpRequest, desk: Desk, queue: str, job_id: str) -> HttpResponse:
+def _refused(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     state = get_storage().states(queue, [job_id])[0]
-    why = str(verbs.REFUSALS["not_found" if state is None else str(state)]).replace("%d ", "")
+    why = str(jobactions.REFUSALS["not_found" if state is None else str(state)]).replace("%d ", "")
     said = _("Nothing was done, as the job is not what it was: %(why)s.") % {"why": why}
-    messages.warning(request, f"{said} {told.by(queue, job_id)}".rstrip())
-    return desk.back(request, "job", queue, job_id)
+    messages.warning(request, f"{said} {lastactions.by(queue, job_id)}".rstrip())
+    return site.back(request, "job", queue, job_id)

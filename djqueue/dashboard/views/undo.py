@@ -8,8 +8,8 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
 from djqueue.dashboard import audit, rights
-from djqueue.dashboard.desk import Desk
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import BulkKind, BulkOperation
 from djqueue.operations import bulk
@@ -20,25 +20,27 @@ pages = Pages()
 
 
 @pages.act("undo", "operations/<int:pk>/undo/", rights.DELETE)
-def undo(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+def undo(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Jobs stay."""
-    return _undo(request, desk, "undo", pk, (BulkKind.DELETE, BulkKind.PURGE))
+    return _undo(request, site, "undo", pk, (BulkKind.DELETE, BulkKind.PURGE))
 
 
 @pages.act("undo_clean", "operations/<int:pk>/undo-clean/", rights.DRAIN)
-def undo_clean(request: HttpRequest, desk: Desk, pk: int) -> HttpResponse:
+def undo_clean(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """What is in a queue stays."""
-    return _undo(request, desk, "undo_clean", pk, bulk.WHOLE)
+    return _undo(request, site, "undo_clean", pk, bulk.WHOLE)
 
 
-def _undo(request: HttpRequest, desk: Desk, page: str, pk: int, kinds: Collection[BulkKind]) -> HttpResponse:
+def _undo(
+    request: HttpRequest, site: DashboardSite, page: str, pk: int, kinds: Collection[BulkKind]
+) -> HttpResponse:
     row = rows_of(BulkOperation).filter(pk=pk).first()
     if row is None:
-        return operations.none(request, desk)
+        return operations.none(request, site)
     detail = {"operation": pk, "queues": row.filter["queues"]}
     if not rights.sees_each(request, row.filter["queues"]):
         audit.note(request, page, refused=True, detail=detail)
-        return operations.none(request, desk)
+        return operations.none(request, site)
     if row.kind not in kinds:
         audit.note(request, page, refused=True, detail=detail)
         raise PermissionDenied
@@ -47,4 +49,4 @@ def _undo(request: HttpRequest, desk: Desk, page: str, pk: int, kinds: Collectio
         messages.success(request, _("It is undone: nothing was deleted."))
     else:
         messages.warning(request, _("It is too late: it has begun, or was undone already."))
-    return desk.back(request, "operation", pk)
+    return site.back(request, "operation", pk)

@@ -9,19 +9,19 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.core import steering
-from djqueue.dashboard import audit, crew, rights
-from djqueue.dashboard.crew import Seen
-from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.core import workercontrol
+from djqueue.dashboard import audit, rights, workerrows
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import Crumb, DashboardSite
+from djqueue.dashboard.workerrows import WorkerRow
 
 pages = Pages()
 
 SAID = {
-    steering.QUIET: gettext_lazy("The worker %(worker)s is told to claim no more."),
-    steering.RESUME: gettext_lazy("The worker %(worker)s is told to claim again."),
-    steering.STOP: gettext_lazy("The worker %(worker)s is told to end."),
-    steering.DUMP: gettext_lazy(
+    workercontrol.QUIET: gettext_lazy("The worker %(worker)s is told to claim no more."),
+    workercontrol.RESUME: gettext_lazy("The worker %(worker)s is told to claim again."),
+    workercontrol.STOP: gettext_lazy("The worker %(worker)s is told to end."),
+    workercontrol.DUMP: gettext_lazy(
         "The worker %(worker)s is asked where it is: its answer will be on its page."
     ),
 }
@@ -29,74 +29,74 @@ SAID = {
 
 
 @pages.show("workers", "workers/", rights.VIEW, gettext_lazy("Workers"))
-def workers(request: HttpRequest, desk: Desk) -> HttpResponse:
+def workers(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Each as it last reported itself."""
-    shot = crew.crew(request)
-    context = {"crew": shot.value}
-    return desk.render(
-        request, "workers.html", _("Workers"), context, tab="workers", as_of=shot.at, away=shot.away
+    cached = workerrows.worker_rows(request)
+    context = {"crew": cached.value}
+    return site.render(
+        request, "workers.html", _("Workers"), context, tab="workers", as_of=cached.at, away=cached.away
     )
 
 
 @pages.show("worker", "workers/<djq:worker>/", rights.VIEW)
-def worker(request: HttpRequest, desk: Desk, worker: str) -> HttpResponse:
+def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """One of them: what it runs, and its stacks if somebody has asked for them."""
-    shot = crew.crew(request)
-    seen = shot.value.find(worker)
+    cached = workerrows.worker_rows(request)
+    seen = cached.value.find(worker)
     if seen is None:
-        return _render(request, desk, "no_worker.html", _("No such worker"), {"worker": worker}, status=404)
+        return _render(request, site, "no_worker.html", _("No such worker"), {"worker": worker}, status=404)
     may_read = seen.is_open and rights.may(request, rights.WORKERS)
-    context = {"seen": seen, "dump": crew.dump_of(seen) if may_read else None}
-    return _render(request, desk, "worker.html", worker, context, as_of=shot.at, away=shot.away)
+    context = {"seen": seen, "dump": workerrows.dump_of(seen) if may_read else None}
+    return _render(request, site, "worker.html", worker, context, as_of=cached.at, away=cached.away)
 
 
 @pages.act("worker_quiet", "workers/<djq:worker>/quiet/", rights.WORKERS)
-def quiet(request: HttpRequest, desk: Desk, worker: str) -> HttpResponse:
+def quiet(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """It claims no more; what runs goes on."""
-    return _steer(request, desk, worker, steering.QUIET)
+    return _steer(request, site, worker, workercontrol.QUIET)
 
 
 @pages.act("worker_resume", "workers/<djq:worker>/resume/", rights.WORKERS)
-def resume(request: HttpRequest, desk: Desk, worker: str) -> HttpResponse:
+def resume(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """It claims again."""
-    return _steer(request, desk, worker, steering.RESUME)
+    return _steer(request, site, worker, workercontrol.RESUME)
 
 
 @pages.act("worker_stop", "workers/<djq:worker>/stop/", rights.WORKERS)
-def stop(request: HttpRequest, desk: Desk, worker: str) -> HttpResponse:
+def stop(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """It ends as after a signal; asked once more before."""
-    seen = _found(request, worker, steering.STOP)
+    seen = _found(request, worker, workercontrol.STOP)
     if seen is None or request.POST.get("confirm") == "1":
-        return _steer(request, desk, worker, steering.STOP)
+        return _steer(request, site, worker, workercontrol.STOP)
     context = {"seen": seen, "back": request.POST.get("djq_back", "")}
-    return _render(request, desk, "worker_stop.html", _("Stop a worker"), context, worker=worker)
+    return _render(request, site, "worker_stop.html", _("Stop a worker"), context, worker=worker)
 
 
 @pages.act("worker_dump", "workers/<djq:worker>/dump/", rights.WORKERS)
-def dump(request: HttpRequest, desk: Desk, worker: str) -> HttpResponse:
+def dump(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """It says where its threads and tasks are."""
-    return _steer(request, desk, worker, steering.DUMP)
+    return _steer(request, site, worker, workercontrol.DUMP)
 
 
-def _steer(request: HttpRequest, desk: Desk, worker: str, command: str) -> HttpResponse:
+def _steer(request: HttpRequest, site: DashboardSite, worker: str, command: str) -> HttpResponse:
     if _found(request, worker, command) is None:
-        answer = steering.NOT_FOUND
+        answer = workercontrol.NOT_FOUND
     else:
-        answer = get_storage().steer_worker(worker, command)
-    if answer == steering.ASKED:
+        answer = get_storage().control_worker(worker, command)
+    if answer == workercontrol.ASKED:
         audit.note(request, f"worker_{command}", detail={"worker": worker})
         messages.success(request, str(SAID[command]) % {"worker": worker})
-    elif answer == steering.STOPPING:
+    elif answer == workercontrol.STOPPING:
         messages.warning(request, _("The worker %(worker)s ends already.") % {"worker": worker})
     else:
         messages.warning(request, _("There is no worker %(worker)s any more.") % {"worker": worker})
-        return desk.back(request, "workers")
-    return desk.back(request, "worker", worker)
+        return site.back(request, "workers")
+    return site.back(request, "worker", worker)
 
 
-def _found(request: HttpRequest, worker: str, command: str) -> Seen | None:
+def _found(request: HttpRequest, worker: str, command: str) -> WorkerRow | None:
     """Raises PermissionDenied if it also serves queues that the user is not to know of."""
-    seen = crew.crew(request).value.find(worker)
+    seen = workerrows.worker_rows(request).value.find(worker)
     if seen is not None and not seen.is_open:
         audit.note(request, f"worker_{command}", refused=True, detail={"worker": worker})
         raise PermissionDenied
@@ -105,14 +105,14 @@ def _found(request: HttpRequest, worker: str, command: str) -> Seen | None:
 
 def _render(
     request: HttpRequest,
-    desk: Desk,
+    site: DashboardSite,
     template: str,
     title: str,
     context: dict[str, Any],
     worker: str = "",
     **about: Any,
 ) -> HttpResponse:
-    crumbs = [Crumb(str(_("Workers")), desk.url("workers"))]
+    crumbs = [Crumb(str(_("Workers")), site.url("workers"))]
     if worker:
-        crumbs.append(Crumb(worker, desk.url("worker", worker)))
-    return desk.render(request, template, title, context, tab="workers", crumbs=crumbs, **about)
+        crumbs.append(Crumb(worker, site.url("worker", worker)))
+    return site.render(request, template, title, context, tab="workers", crumbs=crumbs, **about)

@@ -10,16 +10,16 @@ from django.db import Error
 
 from djqueue.client import get_storage
 from djqueue.core.errors import DjqueueError
-from djqueue.core.steering import COMMANDS, DUMP, QUIET, RESUME, STOP
-from djqueue.management.commands.runworkers import HelpFormatter, count
+from djqueue.core.workercontrol import COMMANDS, DUMP, QUIET, RESUME, STOP
+from djqueue.management.commands.runworkers import RunworkersHelpFormatter, count
 from djqueue.operations import marks
 from djqueue.operations.agenda import agenda
 from djqueue.operations.mirror import Mirror
 from djqueue.operations.mirroring import is_mirrored, mirror_of
-from djqueue.operations.restore import Restoration, Restored
+from djqueue.operations.restore import Restoration, RestoreCounts
 from djqueue.operations.scheduling import alias_of
-from djqueue.operations.steering import listing, steer
-from djqueue.storage.database.away import in_one_line
+from djqueue.operations.workercontrol import listing, steer
+from djqueue.storage.database.dberrors import in_one_line
 
 TELL_EVERY = 10_000
 """Jobs between two lines about a queue."""
@@ -98,19 +98,19 @@ class Command(BaseCommand):
             "resync",
             help="make the tables equal to Redis",
             description=RESYNC,
-            formatter_class=HelpFormatter,
+            formatter_class=RunworkersHelpFormatter,
         )
         restore = actions.add_parser(
             "restore-from-mirror",
             help="enqueue again what Redis has lost and the tables have",
             description=RESTORE,
-            formatter_class=HelpFormatter,
+            formatter_class=RunworkersHelpFormatter,
         )
         schedules = actions.add_parser(
             "schedules",
             help="list the schedules with their next runs",
             description=SCHEDULES,
-            formatter_class=HelpFormatter,
+            formatter_class=RunworkersHelpFormatter,
         )
         schedules.add_argument("names", metavar="NAME", nargs="*", help="All of them unless some are named.")
         schedules.add_argument(
@@ -120,14 +120,14 @@ class Command(BaseCommand):
             "mark",
             help="mark this moment in the charts",
             description=MARK,
-            formatter_class=HelpFormatter,
+            formatter_class=RunworkersHelpFormatter,
         )
         mark.add_argument("label", metavar="LABEL", help="What to write there, such as v1.2.")
         workers = actions.add_parser(
             "workers",
             help="list the workers, or tell one what to do",
             description=WORKERS,
-            formatter_class=HelpFormatter,
+            formatter_class=RunworkersHelpFormatter,
         )
         told = workers.add_mutually_exclusive_group()
         for command, meaning in STEERING.items():
@@ -211,7 +211,7 @@ class Command(BaseCommand):
         if not any(report.restored for report in reports.values()):
             self.stdout.write("There is nothing to restore.")
 
-    def _report(self, queue: str, report: Restored, verb: str) -> None:
+    def _report(self, queue: str, report: RestoreCounts, verb: str) -> None:
         words = [f"{report.restored.total():,} {verb}"]
         if report.restored:
             states = ", ".join(f"{count:,} {state.value}" for state, count in sorted(report.restored.items()))

@@ -9,15 +9,15 @@ from django.db import Error, router
 
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
-from djqueue.contrib.spark.pipeline.commands import Place, run
+from djqueue.contrib.spark.pipeline.commands import PipelineContext, run
 from djqueue.contrib.spark.pipeline.main import FAILED, WRONG
 from djqueue.contrib.spark.pipeline.parser import HELP, add_commands
 from djqueue.contrib.spark.project import place_of
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
-from djqueue.management.commands.runworkers import HelpFormatter
+from djqueue.management.commands.runworkers import RunworkersHelpFormatter
 from djqueue.models import Rollup
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.away import in_one_line
+from djqueue.storage.database.dberrors import in_one_line
 
 
 class Command(BaseCommand):
@@ -27,7 +27,7 @@ class Command(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         """See `BaseCommand.create_parser`."""
-        kwargs.setdefault("formatter_class", HelpFormatter)
+        kwargs.setdefault("formatter_class", RunworkersHelpFormatter)
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -50,7 +50,7 @@ class Command(BaseCommand):
         self.stdout.flush()
 
 
-def _place(options: dict[str, Any]) -> Place:
+def _place(options: dict[str, Any]) -> PipelineContext:
     """Where the command line says, else where the settings say."""
     storage = get_storage()
     where = {"url": options["url"]} if options["url"] else place_of(get_settings())
@@ -61,4 +61,4 @@ def _place(options: dict[str, Any]) -> Place:
             f"the settings have no URL of {storage.describe()}, which Spark needs: say it by --url"
         )
     alias = storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(Rollup)
-    return Place(where, alias)
+    return PipelineContext(where, alias)

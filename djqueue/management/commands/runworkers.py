@@ -44,7 +44,7 @@ do not change the exit code: they are in the dead letters.
 """
 
 
-class HelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
+class RunworkersHelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
     """Django's, keeping the description's paragraphs."""
 
 
@@ -60,7 +60,7 @@ class Command(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         """See `BaseCommand.create_parser`."""
-        kwargs.setdefault("formatter_class", HelpFormatter)
+        kwargs.setdefault("formatter_class", RunworkersHelpFormatter)
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         error = parser.error
         parser.error = lambda message: error(message + flag_hint(message))  # type: ignore[method-assign]

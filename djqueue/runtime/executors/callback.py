@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from djqueue.runtime.events import RunEvents
 from djqueue.runtime.handlers import Handler
 from djqueue.runtime.runs import Run
-from djqueue.runtime.telling import Teller
 
 
 class CallbackError(Exception):
@@ -14,7 +14,7 @@ class CallbackError(Exception):
 
 
 def as_coroutine_function(
-    handler: Handler, call_in_thread: Callable[..., Awaitable[Any]], tell: Teller
+    handler: Handler, call_in_thread: Callable[..., Awaitable[Any]], tell: RunEvents
 ) -> Callable[[Run], Awaitable[Any]]:
     """A callback handler as an async one: it returns what `done` is given, or raises it."""
 

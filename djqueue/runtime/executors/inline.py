@@ -7,11 +7,11 @@ from djqueue.runtime.connections import DatabaseThreads
 from djqueue.runtime.execution import Execution
 from djqueue.runtime.handlers import Handler, Style
 from djqueue.runtime.runs import Run
-from djqueue.runtime.station import Station
 from djqueue.runtime.stopping import Stop
+from djqueue.runtime.workercontext import WorkerContext
 
+from .batching import Batcher
 from .callback import as_coroutine_function
-from .gathering import Gatherer
 from .surrounding import surround
 from .tasks import TaskExecutor
 from .threads import ThreadExecutor
@@ -22,7 +22,7 @@ class InlineExecutor:
 
     def __init__(
         self,
-        station: Station,
+        worker_context: WorkerContext,
         execution: Execution,
         handlers: Iterable[Handler],
         concurrency: int,
@@ -30,24 +30,24 @@ class InlineExecutor:
         layers: Layers,
         django: bool,
     ) -> None:
-        self._loop = station.loop
-        self._clock = station.clock
-        self._tell = station.tell
-        self._database = DatabaseThreads(station.loop) if django else None
-        self._tasks = TaskExecutor(station, execution, self._database)
+        self._loop = worker_context.loop
+        self._clock = worker_context.clock
+        self._tell = worker_context.tell
+        self._database = DatabaseThreads(worker_context.loop) if django else None
+        self._tasks = TaskExecutor(worker_context, execution, self._database)
         self._threads = ThreadExecutor(
-            station, execution, concurrency, django=django, adopt=self._tasks.adopt
+            worker_context, execution, concurrency, django=django, adopt=self._tasks.adopt
         )
-        self._gatherers: list[Gatherer] = []
+        self._gatherers: list[Batcher] = []
         for handler in handlers:
             if handler.style is Style.CALLBACK:
-                handler.call = as_coroutine_function(handler, self._threads.call, station.tell)
+                handler.call = as_coroutine_function(handler, self._threads.call, worker_context.tell)
             elif handler.batch is not None:
-                gatherer = Gatherer(
+                batcher = Batcher(
                     handler, concurrency, self._tasks, self._threads, begin=self._set_deadline, stop=self.stop
                 )
-                self._gatherers.append(gatherer)
-                handler.call = gatherer.join
+                self._gatherers.append(batcher)
+                handler.call = batcher.join
             surround(handler, layers)
 
     def start(self, run: Run) -> None:
@@ -72,8 +72,8 @@ class InlineExecutor:
 
     def give_back_gathered(self) -> None:
         """The worker stops: members of batches whose call has not begun are given back."""
-        for gatherer in self._gatherers:
-            gatherer.close()
+        for batcher in self._gatherers:
+            batcher.close()
 
     def close(self) -> None:
         """Let threads and connections go."""

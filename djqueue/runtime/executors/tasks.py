@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from djqueue.core.job import Outcome
-from djqueue.runtime.connections import DatabaseThreads, Place
+from djqueue.runtime.connections import DatabaseThreads, ThreadBinding
 from djqueue.runtime.context import CURRENT
 from djqueue.runtime.execution import Execution
 from djqueue.runtime.runs import Run
-from djqueue.runtime.station import Station
+from djqueue.runtime.workercontext import WorkerContext
 
 EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
 """A task's first step is taken at once, where Python can: a job that waits for nothing is over with it."""
@@ -23,14 +23,14 @@ class TaskExecutor:
 
     def __init__(
         self,
-        station: Station,
+        worker_context: WorkerContext,
         execution: Execution,
         threads: DatabaseThreads | None,
     ) -> None:
-        loop = self._loop = station.loop
-        self._runs = station.runs
-        self._bell = station.bell
-        self._tell = station.tell
+        loop = self._loop = worker_context.loop
+        self._runs = worker_context.runs
+        self._wake_event = worker_context.wake_event
+        self._tell = worker_context.tell
         self._execution = execution
         self._threads = threads
         # Without the detour over the loop, which only a loop with a factory of its own needs, and
@@ -107,7 +107,7 @@ class TaskExecutor:
         # The task holds the run: in a circle, both would live until the garbage collector comes.
         run.task = None
         if self._runs.settle(run, outcome):
-            self._bell.run_ended_here()
+            self._wake_event.run_ended_here()
         else:
             self._tell.too_late("the end of a handler")
 
@@ -123,7 +123,7 @@ class TaskExecutor:
         run.task = self._loop.create_task(self._run(run), context=context)
 
     async def _clean(
-        self, run: Run | None, threads: DatabaseThreads, place: Place, *, interrupted: bool
+        self, run: Run | None, threads: DatabaseThreads, place: ThreadBinding, *, interrupted: bool
     ) -> None:
         try:
             await threads.clean(place, interrupted=interrupted)

@@ -11,7 +11,7 @@ from djqueue.runtime.connections import clean_connections, close_connections
 from djqueue.runtime.context import CURRENT
 from djqueue.runtime.execution import Execution
 from djqueue.runtime.runs import Run
-from djqueue.runtime.station import Station
+from djqueue.runtime.workercontext import WorkerContext
 
 from .pool import ThreadPool
 
@@ -24,16 +24,16 @@ class ThreadExecutor:
 
     def __init__(
         self,
-        station: Station,
+        worker_context: WorkerContext,
         execution: Execution,
         concurrency: int,
         *,
         django: bool,
         adopt: Adopt,
     ) -> None:
-        self._runs = station.runs
-        self._bell = station.bell
-        self._tell = station.tell
+        self._runs = worker_context.runs
+        self._wake_event = worker_context.wake_event
+        self._tell = worker_context.tell
         self._execution = execution
         self._django = django
         self._adopt = adopt
@@ -93,7 +93,7 @@ class ThreadExecutor:
             # It comes with what the handler turned out to leave to be awaited.
             return
         if self._runs.settle(run, outcome):
-            self._bell.run_ended()
+            self._wake_event.run_ended()
         else:
             self._tell.too_late("the end of a handler")
 

@@ -12,7 +12,7 @@ from django.db.models import Case, F, When
 
 from djqueue import models
 from djqueue.core.explain import Dependency, Facts
-from djqueue.core.graph import FlowGraph, Link, explore, walked
+from djqueue.core.graph import FlowGraph, JobLink, explore, walked
 from djqueue.core.groups import NO_LIMIT, GroupOverview
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobKey
@@ -22,7 +22,7 @@ from djqueue.core.states import State
 
 from . import rows
 from .groups import recorded_modes
-from .inspector import Inspector
+from .inspector import DatabaseInspector
 
 CAP = 10_000
 """Jobs of a queue and state that are counted at most."""
@@ -32,7 +32,7 @@ AT_ONCE = 50
 """Queues of one statement: SQLite takes 500 parts of a union, and there are seven for each queue."""
 
 
-class Part(NamedTuple):
+class JobCountPart(NamedTuple):
     """The jobs of a queue that have one state and one name."""
 
     queue: str
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 def overview(alias: str, queues: Sequence[str], now: int, policy: Callable[[str], QueuePolicy]) -> Overview:
     """See `Storage.overview`: waiting jobs count as claimable, as the tables do not know better."""
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[JobCountPart]] = {}
     for start in range(0, len(queues), AT_ONCE):
         for part in _parts(alias, list(dict.fromkeys(queues[start : start + AT_ONCE]))):
             parts.setdefault(part.queue, []).append(part)
@@ -61,7 +61,7 @@ def overview(alias: str, queues: Sequence[str], now: int, policy: Callable[[str]
 
 def groups(alias: str, queue: str, limit: int, names: Sequence[str], policy: QueuePolicy) -> GroupsOverview:
     """See `Storage.groups`: of a bounded number of the queue's jobs, whichever those are."""
-    told = Inspector(alias).group_limits(queue)
+    told = DatabaseInspector(alias).group_limits(queue)
     common = told.get(None, NO_LIMIT)
     waiting, whole = _by_group(alias, queue, State.WAITING)
     active, _ = _by_group(alias, queue, State.ACTIVE)
@@ -100,7 +100,7 @@ def _by_group(alias: str, queue: str, state: State) -> tuple[dict[str, int], boo
 
 def facts(alias: str, queue: str, job_id: str, now: int, policy: QueuePolicy) -> Facts | None:
     """What keeps a job from running beside there being no worker."""
-    inspector = Inspector(alias)
+    inspector = DatabaseInspector(alias)
     record = rows.records(alias, queue, [job_id], belongings=False).get(job_id)
     if record is None:
         return None
@@ -127,14 +127,14 @@ def facts(alias: str, queue: str, job_id: str, now: int, policy: QueuePolicy) ->
 
 def flow(alias: str, root: JobKey, limit: int) -> FlowGraph | None:
     """See `Storage.flow`: what waits for a job is known of flows, and of the newest blocked jobs."""
-    inspector = Inspector(alias)
+    inspector = DatabaseInspector(alias)
     waiting: dict[JobKey, list[JobKey]] = {}
     for queue in inspector.queues()[:AT_ONCE]:
         for key, depends_on in inspector.newest_blocked(queue, BLOCKED):
             for other in depends_on:
                 waiting.setdefault(other, []).append(key)
 
-    def look(keys: list[JobKey]) -> dict[JobKey, Link]:
+    def look(keys: list[JobKey]) -> dict[JobKey, JobLink]:
         return {
             key: one._replace(dependents=(*waiting.get(key, ()), *one.dependents))
             for key, one in inspector.links(keys).items()
@@ -144,7 +144,7 @@ def flow(alias: str, root: JobKey, limit: int) -> FlowGraph | None:
 
 
 def _of(
-    queue: str, parts: Sequence[Part], said: models.QueueState | None, policy: QueuePolicy, mode: str
+    queue: str, parts: Sequence[JobCountPart], said: models.QueueState | None, policy: QueuePolicy, mode: str
 ) -> QueueOverview:
     rate, concurrency = limits(said, policy)
     counts = dict.fromkeys(State, 0)
@@ -176,11 +176,11 @@ def limits(said: models.QueueState | None, policy: QueuePolicy) -> tuple[Rate | 
     return rate, said.concurrency
 
 
-def _earliest(parts: Sequence[Part]) -> int | None:
+def _earliest(parts: Sequence[JobCountPart]) -> int | None:
     return min((part.since for part in parts if part.since is not None), default=None)
 
 
-def _parts(alias: str, queues: Sequence[str]) -> Iterator[Part]:
+def _parts(alias: str, queues: Sequence[str]) -> Iterator[JobCountPart]:
     connection = connections[alias]
     statements: list[str] = []
     values: list[Any] = []
@@ -195,7 +195,7 @@ def _parts(alias: str, queues: Sequence[str]) -> Iterator[Part]:
         cursor.execute(" UNION ALL ".join(statements), values)
         states = list(State)
         for place, at, name, count, since in cursor.fetchall():
-            yield Part(queues[place], states[at], name, count, since)
+            yield JobCountPart(queues[place], states[at], name, count, since)
 
 
 def _first(alias: str, queue: str, state: State) -> tuple[str, Sequence[Any]]:

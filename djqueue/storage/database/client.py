@@ -22,7 +22,8 @@ from djqueue.core.job import (
     Batch,
     CancelResult,
     ClaimRequest,
-    DeadLetter,
+    DeadLetterPage,
+    DeadLetterRecord,
     Emission,
     EnqueueResult,
     Finished,
@@ -31,33 +32,32 @@ from djqueue.core.job import (
     ItemPage,
     JobRecord,
     Lease,
-    LetterPage,
     Outcome,
+    ProgressReport,
     Renewal,
-    Report,
     WorkerDump,
     WorkerInfo,
 )
 from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept
-from djqueue.core.mentions import MentionPage
 from djqueue.core.metrics import Bucket, RunStats, assemble, span_of
 from djqueue.core.overview import GroupsOverview, Overview
 from djqueue.core.pages import JobPage
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState
 from djqueue.core.states import TERMINAL, State
-from djqueue.storage import room
+from djqueue.core.summaries import JobSummaryPage
+from djqueue.storage import backpressure
 from djqueue.storage.base import EventHandler, P, Storage, T, Unsubscribe
 
 from . import capped, diagnosis, metrics
 from .address import Address, parse_address
-from .away import AWAY, drop_if_broken, is_unreachable, named, unavailable
 from .clock import set_right
+from .dberrors import AWAY, drop_if_broken, is_unreachable, named, unavailable
 from .dialects import Dialect
 from .export import DatabaseExport
 from .groups import record_mode, recorded_modes
-from .inspector import Inspector
+from .inspector import DatabaseInspector
 from .lease import SchedulerLease, present_holder
 from .patience import TIMEOUT, patience
 from .producer import Inserter
@@ -97,7 +97,7 @@ class ClientStorage(Storage):
         self._limiters = limiters
         self._may_block = any(policy.when_full == "block" for policy in (policies or {}).values())
         self._has_bounds = any(policy.max_size is not None for policy in (policies or {}).values())
-        self._inspector = Inspector(dialect.alias)
+        self._inspector = DatabaseInspector(dialect.alias)
         self._remote = Remote(self._find, token, leave=lambda: connections[self._alias].close())
         self._inserter = _AskingInserter(dialect, clock, self.policy, self._remote)
         self._staging = DatabaseStaging(dialect, clock, self._enqueue_at_once, self._changed_by_now)
@@ -139,13 +139,13 @@ class ClientStorage(Storage):
         waits for room.
         """
         if self._may_block and not self._is_in_transaction():
-            return room.enqueue(self, self.policy, batches, self._enqueue_at_once)
+            return backpressure.enqueue(self, self.policy, batches, self._enqueue_at_once)
         return self._enqueue_at_once(batches)
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `enqueue`."""
         if self._may_block and not await self.acall(self._is_in_transaction):
-            return await room.aenqueue(self, self.policy, batches, self._enqueue_soon)
+            return await backpressure.aenqueue(self, self.policy, batches, self._enqueue_soon)
         return await self._enqueue_soon(batches)
 
     async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -228,14 +228,14 @@ class ClientStorage(Storage):
         return any(self.policy(batch.queue).max_size is not None for batch in batches)
 
     def _hand_over(
-        self, verb: str, batches: Sequence[Batch], wake: Callable[[], None]
+        self, operation: str, batches: Sequence[Batch], wake: Callable[[], None]
     ) -> list[EnqueueResult]:
         """To the scheduler; to the tables if there is none."""
         # With ids, so that it can be said again should the answer be lost.
         batches = [self._with_ids(batch) for batch in batches]
         try:
             limit = (1 - TO_WRITE) * patience(self._timeout, batches, self._dialect)
-            answers: list[EnqueueResult] = self._remote.read(verb, batches, timeout=limit)
+            answers: list[EnqueueResult] = self._remote.read(operation, batches, timeout=limit)
         except StorageUnavailableError as error:
             logger.debug("No scheduler takes the jobs, so they are written: %s", error)
             return self._enqueue_again(batches, wake)
@@ -314,7 +314,7 @@ class ClientStorage(Storage):
         renewals: list[Renewal] = self._remote.call("renew", leases)
         return renewals
 
-    def report(self, reports: Sequence[Report]) -> list[bool]:
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
         """See `Storage.report`."""
         accepted: list[bool] = self._remote.call("report", reports)
         return accepted
@@ -348,9 +348,9 @@ class ClientStorage(Storage):
         answer: list[bool] = self._steer("update", ids, queue, list(ids), priority, payload)
         return answer
 
-    def revise(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
-        """See `Storage.revise`."""
-        answer: str = self._steer("revise", [id], queue, id, payload, old, retry=retry)
+    def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        """See `Storage.replace_payload`."""
+        answer: str = self._steer("replace_payload", [id], queue, id, payload, old, retry=retry)
         return answer
 
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
@@ -532,7 +532,7 @@ class ClientStorage(Storage):
 
     def about(
         self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
-    ) -> MentionPage:
+    ) -> JobSummaryPage:
         """See `Storage.about`."""
         return self._inspector.about(subject, limit, cursor, queues)
 
@@ -562,11 +562,11 @@ class ClientStorage(Storage):
         """See `Storage.page`."""
         return self._inspector.page(queue, state, limit, after)
 
-    def dead_letters(self, queue: str) -> list[DeadLetter]:
+    def dead_letters(self, queue: str) -> list[DeadLetterRecord]:
         """See `Storage.dead_letters`."""
         return self._inspector.dead_letters(queue)
 
-    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> LetterPage:
+    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> DeadLetterPage:
         """See `Storage.dead_letter_page`."""
         return self._inspector.dead_letter_page(queue, limit, after, self._clock.now())
 
@@ -607,18 +607,18 @@ class ClientStorage(Storage):
         except StorageUnavailableError as error:
             logger.debug("The worker %s is not unregistered: %s", worker_id, error)
 
-    def steer_worker(self, worker_id: str, command: str) -> str:
-        """See `Storage.steer_worker`. Raises StorageUnavailableError where there is no scheduler."""
-        answer: str = self._remote.call("steer_worker", worker_id, command)
+    def control_worker(self, worker_id: str, command: str) -> str:
+        """See `Storage.control_worker`. Raises StorageUnavailableError where there is no scheduler."""
+        answer: str = self._remote.call("control_worker", worker_id, command)
         return answer
 
-    def follow_worker(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
-        """See `Storage.follow_worker`."""
-        return self._remote.subscribe("follow_worker", (worker_id,), lambda _: wake())
+    def on_worker_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        """See `Storage.on_worker_command`."""
+        return self._remote.subscribe("on_worker_command", (worker_id,), lambda _: wake())
 
-    def keep_dump(self, worker_id: str, text: str) -> bool:
-        """See `Storage.keep_dump`."""
-        return bool(self._remote.call("keep_dump", worker_id, text))
+    def save_dump(self, worker_id: str, text: str) -> bool:
+        """See `Storage.save_dump`."""
+        return bool(self._remote.call("save_dump", worker_id, text))
 
     def worker_dump(self, worker_id: str) -> WorkerDump | None:
         """See `Storage.worker_dump`: the scheduler has it, and with none it is gone."""
@@ -650,17 +650,17 @@ class ClientStorage(Storage):
         ids = self._ids.many(len(batch.payloads), self._clock.now())
         return batch._replace(ids=ids, fresh=True)
 
-    def _read(self, verb: str, queue: str, ids: Sequence[str]) -> Any:
+    def _read(self, operation: str, queue: str, ids: Sequence[str]) -> Any:
         if self._remote.connected:
             try:
-                return self._remote.read(verb, queue, list(ids))
+                return self._remote.read(operation, queue, list(ids))
             except StorageUnavailableError as error:
                 logger.debug("The scheduler has gone, so the tables are read: %s", error)
-        return getattr(self._inspector, verb)(queue, ids)
+        return getattr(self._inspector, operation)(queue, ids)
 
     def _steer(
         self,
-        verb: str,
+        operation: str,
         concerned: Sequence[str] | None,
         queue: str,
         *args: Any,
@@ -673,18 +673,18 @@ class ClientStorage(Storage):
         """
         began = SYSTEM_CLOCK.monotonic()
         try:
-            return self._remote.call(verb, queue, *args, **kwargs)
+            return self._remote.call(operation, queue, *args, **kwargs)
         except StorageUnavailableError as unreachable:
             if is_unreachable(self._alias, unreachable):
                 raise
             took = (SYSTEM_CLOCK.monotonic() - began) / 1_000
             # The deadline bounds the wait for the database's locks, and not the work.
             with within(max(AT_LEAST, self._timeout - took)):
-                return self._steer_here(verb, concerned, queue, args, kwargs, into, unreachable)
+                return self._steer_here(operation, concerned, queue, args, kwargs, into, unreachable)
 
     def _steer_here(
         self,
-        verb: str,
+        operation: str,
         concerned: Sequence[str] | None,
         queue: str,
         args: tuple[Any, ...],
@@ -696,7 +696,7 @@ class ClientStorage(Storage):
         with self._dialect.transaction():
             storage, lease = self._take_place(unreachable)
             storage.open_for(queue, concerned, into)
-            answer = getattr(storage, verb)(queue, *args, **kwargs)
+            answer = getattr(storage, operation)(queue, *args, **kwargs)
             storage.close()
             lease.release_unserved()
         return answer

@@ -7,10 +7,10 @@ from django.db import connections
 from django.db.models import Model
 
 from djqueue import models
-from djqueue.core.diagnostics import BAD, OK, WARN, Line, size, workers_line
+from djqueue.core.diagnostics import BAD, OK, WARN, DiagnosticLine, size, workers_line
 from djqueue.core.durations import to_milliseconds
 
-from .inspector import Inspector
+from .inspector import DatabaseInspector
 from .journal import BACKLOG
 from .lease import NAME
 
@@ -18,42 +18,42 @@ LATE = 10_000
 """Milliseconds without a sign of life after which something is wrong."""
 
 
-def of_database(alias: str, now: int) -> list[Line]:
+def of_database(alias: str, now: int) -> list[DiagnosticLine]:
     """What any process can see."""
     return [*_server(alias), *_scheduler(alias, now), *_tables(alias), workers_line(_workers(alias, now))]
 
 
-def of_journal(backlog: int, flushed_at: int | None, ticked_at: int | None, now: int) -> list[Line]:
+def of_journal(backlog: int, flushed_at: int | None, ticked_at: int | None, now: int) -> list[DiagnosticLine]:
     """What only the scheduler knows: unwritten jobs, and when it last wrote and did its upkeep."""
     level = BAD if backlog > BACKLOG else WARN if backlog > BACKLOG // 2 else OK
     note = "Whoever enqueues waits until the database has caught up." if backlog > BACKLOG else ""
     return [
-        Line("journal.backlog", "Journal", "jobs to be written", f"{backlog:,}", level, note),
+        DiagnosticLine("journal.backlog", "Journal", "jobs to be written", f"{backlog:,}", level, note),
         _ago("journal.flushed", "Journal", "last written", flushed_at, now),
         _ago("scheduler.tick", "Scheduler", "last upkeep", ticked_at, now),
     ]
 
 
-def _ago(key: str, group: str, label: str, at: int | None, now: int) -> Line:
+def _ago(key: str, group: str, label: str, at: int | None, now: int) -> DiagnosticLine:
     if at is None:
-        return Line(key, group, label, "not yet")
+        return DiagnosticLine(key, group, label, "not yet")
     seconds = max(0, now - at) / 1_000
     is_late = now - at > LATE
-    return Line(key, group, label, f"{seconds:.1f} s ago", BAD if is_late else OK)
+    return DiagnosticLine(key, group, label, f"{seconds:.1f} s ago", BAD if is_late else OK)
 
 
-def _server(alias: str) -> Iterator[Line]:
+def _server(alias: str) -> Iterator[DiagnosticLine]:
     connection: Any = connections[alias]
     connection.ensure_connection()
     version = ".".join(map(str, connection.get_database_version()))
-    yield Line("server.version", "Server", "version", f"{connection.display_name} {version}")
+    yield DiagnosticLine("server.version", "Server", "version", f"{connection.display_name} {version}")
     if connection.vendor == "sqlite":
         pages, length = (_one(alias, f"PRAGMA {word}") for word in ("page_count", "page_size"))
-        yield Line("server.size", "Server", "size of the file", size(pages * length))
+        yield DiagnosticLine("server.size", "Server", "size of the file", size(pages * length))
         mode = str(_one(alias, "PRAGMA journal_mode"))
         is_slow = mode not in ("wal", "memory")
         note = "Readers and the writer wait for one another: the scheduler sets WAL at its start."
-        yield Line(
+        yield DiagnosticLine(
             "server.journal_mode",
             "Server",
             "journal mode",
@@ -62,7 +62,7 @@ def _server(alias: str) -> Iterator[Line]:
             note if is_slow else "",
         )
     elif connection.vendor == "postgresql":
-        yield Line(
+        yield DiagnosticLine(
             "server.size",
             "Server",
             "size of the database",
@@ -70,19 +70,19 @@ def _server(alias: str) -> Iterator[Line]:
         )
 
 
-def _scheduler(alias: str, now: int) -> Iterator[Line]:
+def _scheduler(alias: str, now: int) -> Iterator[DiagnosticLine]:
     row = models.SchedulerLease.objects.using(alias).filter(name=NAME).first()
     if row is None or (to_milliseconds(row.expires_at) or 0) <= now:
         note = "Jobs are taken in, but nobody runs them: start `manage.py runworkers`."
-        yield Line("scheduler.holder", "Scheduler", "runs as", "nobody", BAD, note)
+        yield DiagnosticLine("scheduler.holder", "Scheduler", "runs as", "nobody", BAD, note)
         return
     who = f"process {row.pid} on {row.host.partition('/')[0]}"
-    yield Line("scheduler.holder", "Scheduler", "runs as", who)
-    yield Line("scheduler.address", "Scheduler", "listens on", row.address or "nothing yet")
+    yield DiagnosticLine("scheduler.holder", "Scheduler", "runs as", who)
+    yield DiagnosticLine("scheduler.address", "Scheduler", "listens on", row.address or "nothing yet")
     yield _ago("scheduler.lease", "Scheduler", "lease renewed", to_milliseconds(row.renewed_at), now)
 
 
-def _tables(alias: str) -> Iterator[Line]:
+def _tables(alias: str) -> Iterator[DiagnosticLine]:
     known = [kind for kind in vars(models).values() if isinstance(kind, type) and issubclass(kind, Model)]
     kinds = [kind for kind in known if kind._meta.managed]
     for table in sorted(kind._meta.db_table for kind in kinds):
@@ -91,7 +91,7 @@ def _tables(alias: str) -> Iterator[Line]:
             continue
         parts = [f"about {rows:,} rows"] if rows is not None else []
         parts += [size(length)] if length is not None else []
-        yield Line(f"tables.{table}", "Tables", table, ", ".join(parts))
+        yield DiagnosticLine(f"tables.{table}", "Tables", table, ", ".join(parts))
 
 
 def _estimate(alias: str, table: str) -> tuple[int | None, int | None]:
@@ -116,7 +116,7 @@ def _estimate(alias: str, table: str) -> tuple[int | None, int | None]:
 
 
 def _workers(alias: str, now: int) -> int:
-    return len(Inspector(alias).workers(now))
+    return len(DatabaseInspector(alias).workers(now))
 
 
 def _one(alias: str, statement: str) -> Any:

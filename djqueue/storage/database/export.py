@@ -19,15 +19,15 @@ from djqueue.storage.export import (
     JOB_COLUMNS,
     RESULT_COLUMNS,
     Export,
+    ExportFilter,
+    ExportPart,
     Page,
-    Part,
-    Wanted,
     page_of,
     seconds,
 )
 
 from . import rows
-from .away import named
+from .dberrors import named
 
 LEAST = 5_000
 """Rows of a part: of fewer, there is nothing to gain."""
@@ -132,7 +132,7 @@ class DatabaseExport(Export):
     def __init__(self, alias: str, flush: Callable[[], None] | None = None) -> None:
         self._alias = alias
         self._flush = flush
-        self._read: Mapping[str, tuple[type[Model], str | None, Callable[[Wanted, Any, int], Read]]] = {
+        self._read: Mapping[str, tuple[type[Model], str | None, Callable[[ExportFilter, Any, int], Read]]] = {
             "jobs": (models.Job, "created_at", self._jobs),
             "results": (models.Job, "finished_at", self._results),
             "attempts": (models.JobAttempt, "finished_at", self._attempts),
@@ -143,7 +143,7 @@ class DatabaseExport(Export):
         }
         self.tables = frozenset(self._read) - {COMPLETING}
 
-    def parts(self, wanted: Wanted, many: int) -> list[Part]:
+    def parts(self, wanted: ExportFilter, many: int) -> list[ExportPart]:
         """See `Export`."""
         with named(self._alias):
             if self._flush is not None:
@@ -151,7 +151,7 @@ class DatabaseExport(Export):
             sources = ("attempts", COMPLETING) if wanted.table == "attempts" else (wanted.table,)
             return [part for source in sources for part in self._parts(source, many)]
 
-    def _parts(self, source: str, many: int) -> Iterator[Part]:
+    def _parts(self, source: str, many: int) -> Iterator[ExportPart]:
         # The whole table's, whatever is wanted of it: an index says this.
         ends = self._all(source).aggregate(first=Min("id"), last=Max("id"))
         if ends["first"] is None:
@@ -165,12 +165,12 @@ class DatabaseExport(Export):
             gathered += count
             if gathered >= least:
                 end = first + (stretch + 1) * width
-                yield Part(source, start, end, gathered)
+                yield ExportPart(source, start, end, gathered)
                 gathered, start = 0, end
         if gathered:
-            yield Part(source, start, ends["last"] + 1, gathered)
+            yield ExportPart(source, start, ends["last"] + 1, gathered)
 
-    def pages(self, wanted: Wanted, part: Part, size: int) -> Iterator[Page]:
+    def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
         """See `Export`."""
         read, chosen = self._read[part.place][2], self._chosen(wanted, part)
         after = part.first - 1
@@ -185,7 +185,7 @@ class DatabaseExport(Export):
     def _all(self, source: str) -> QuerySet[Any]:
         return self._read[source][0]._default_manager.using(self._alias)
 
-    def _chosen(self, wanted: Wanted, part: Part) -> QuerySet[Any]:
+    def _chosen(self, wanted: ExportFilter, part: ExportPart) -> QuerySet[Any]:
         time = self._read[part.place][1]
         found = self._all(part.place).filter(id__lt=part.last)
         if wanted.queues is not None:
@@ -200,13 +200,13 @@ class DatabaseExport(Export):
             found = found.filter(**{f"{time}__lt": wanted.until})
         return found
 
-    def _jobs(self, wanted: Wanted, chosen: QuerySet[Any], size: int) -> "Read":
+    def _jobs(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
         has_payload = "payload" in wanted.columns
         found = list(rows.raw_values(chosen, (*JOB, "payload") if has_payload else JOB))
         columns = (*JOB_COLUMNS, "payload") if has_payload else JOB_COLUMNS
         return _last(found, size), page_of(columns, map(_job, found))
 
-    def _results(self, wanted: Wanted, chosen: QuerySet[Any], size: int) -> "Read":
+    def _results(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
         found = list(rows.raw_values(chosen, RESULT))
         results: dict[tuple[str, str], bytes] = {}
         if "result" in wanted.columns:
@@ -219,7 +219,7 @@ class DatabaseExport(Export):
         )
         return _last(found, size), page_of(RESULT_COLUMNS, told)
 
-    def _attempts(self, wanted: Wanted, chosen: QuerySet[Any], size: int) -> "Read":
+    def _attempts(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
         found = list(rows.raw_values(chosen, ATTEMPT))
         jobs: dict[tuple[str, str], Row] = {}
         for queue, ids in _by_queue(found):
@@ -228,11 +228,11 @@ class DatabaseExport(Export):
         told = (_attempt(row, jobs.get(row[1:3])) for row in found)
         return _last(found, size), page_of(ATTEMPT_COLUMNS, told)
 
-    def _completing(self, wanted: Wanted, chosen: QuerySet[Any], size: int) -> "Read":
+    def _completing(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
         found = list(rows.raw_values(chosen, COMPLETED))
         return _last(found, size), page_of(ATTEMPT_COLUMNS, map(_completed, found))
 
-    def _dead(self, wanted: Wanted, chosen: QuerySet[Any], size: int) -> "Read":
+    def _dead(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
         found = list(rows.raw_values(chosen, LETTER))
         attempts: dict[tuple[str, str], int] = {}
         for queue, ids in _by_queue(found):
@@ -247,7 +247,7 @@ class DatabaseExport(Export):
         )
         return _last(found, size), page_of(DEAD_COLUMNS, told)
 
-    def _cron(self, wanted: Wanted, chosen: QuerySet[Any], size: int) -> "Read":
+    def _cron(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
         found = list(chosen.values("id", *CRON))
         told = (
             {
@@ -262,7 +262,7 @@ class DatabaseExport(Export):
         )
         return _last([(row["id"],) for row in found], size), _page_of_dicts(told)
 
-    def _bulk(self, wanted: Wanted, chosen: QuerySet[Any], size: int) -> "Read":
+    def _bulk(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
         found = list(chosen.values(*BULK))
         told = (
             {
@@ -289,7 +289,7 @@ Read = tuple[int | None, Page]
 """The number of the last row, if there may be more behind it, and the page."""
 
 
-def _states(wanted: Wanted) -> list[str] | None:
+def _states(wanted: ExportFilter) -> list[str] | None:
     states = wanted.states
     if wanted.table == "results":
         states = TERMINAL if states is None else states & TERMINAL

@@ -7,15 +7,15 @@ from django.db.models import Count, Q
 
 from djqueue import models
 from djqueue.core.errors import OptionError
-from djqueue.core.graph import FlowNode, Link, link
+from djqueue.core.graph import FlowNode, JobLink, link
 from djqueue.core.groups import GroupLimit
-from djqueue.core.job import DeadLetter, ItemMark, ItemPage, JobRecord, LetterPage, WorkerInfo
+from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord, WorkerInfo
 from djqueue.core.limiter import Rate
-from djqueue.core.mentions import MentionPage, first_of, mark_in
 from djqueue.core.options import JobKey
-from djqueue.core.pages import JobPage, Place, mark_of, page_of, place_of
+from djqueue.core.pages import JobPage, PagePosition, mark_of, page_of, place_of
 from djqueue.core.states import State
 from djqueue.core.streams import are_readable, cut
+from djqueue.core.summaries import JobSummaryPage, first_of, mark_in
 
 from . import names, rows
 from .groups import group_limits
@@ -27,7 +27,7 @@ ITEMS = 100
 LINK = ("job_id", "name", "state", "reason", "options", "created_at", "finished_at")
 
 
-class Inspector:
+class DatabaseInspector:
     """Reads of one database."""
 
     def __init__(self, alias: str) -> None:
@@ -103,7 +103,7 @@ class Inspector:
         found = [(f"{row[0]}:", rows.job_from_row(row[1:]).record()) for row in page]
         return page_of(found, limit, place)
 
-    def placed(self, queue: str, state: State, place: Place) -> Any:
+    def placed(self, queue: str, state: State, place: PagePosition) -> Any:
         """The rows of a page and all behind it."""
         found = self._jobs().filter(queue=queue, state=state.value)
         if place.mark is not None:
@@ -111,7 +111,7 @@ class Inspector:
             found = found.filter(id__lt=number) if place.is_descending else found.filter(id__gt=number)
         return found.order_by("-id" if place.is_descending else "id")
 
-    def links(self, keys: Iterable[JobKey]) -> dict[JobKey, Link]:
+    def links(self, keys: Iterable[JobKey]) -> dict[JobKey, JobLink]:
         """Those of these jobs that are there, with what they say themselves."""
         by_queue: dict[str, list[str]] = {}
         for queue, job_id in keys:
@@ -140,7 +140,7 @@ class Inspector:
 
     def about(
         self, subject: str, limit: int, cursor: str | None, queues: Sequence[str] | None
-    ) -> MentionPage:
+    ) -> JobSummaryPage:
         """See `Storage.about`: one read of the index of what has a subject."""
         some = self.mentions(subject, cursor, queues)[: limit + 1]
         page = rows.raw_values(some, ("id", *rows.MENTION))
@@ -160,13 +160,13 @@ class Inspector:
             found = found.filter(queue__in=queues)
         return found.order_by("-created_at", "-id")
 
-    def dead_letters(self, queue: str) -> list[DeadLetter]:
+    def dead_letters(self, queue: str) -> list[DeadLetterRecord]:
         """See `Storage.dead_letters`."""
         found = models.DeadLetter.objects.using(self._alias).filter(queue=queue)
         # Not by time: a moved one keeps the time of its death, and arrives behind the others.
         return [rows.letter_from_row(row) for row in rows.raw_values(found.order_by("id"), rows.LETTER)]
 
-    def dead_letter_page(self, queue: str, limit: int, after: str | None, now: int) -> LetterPage:
+    def dead_letter_page(self, queue: str, limit: int, after: str | None, now: int) -> DeadLetterPage:
         """See `Storage.dead_letter_page`."""
         found = models.DeadLetter.objects.using(self._alias).filter(queue=queue)
         if after is not None:
@@ -175,7 +175,7 @@ class Inspector:
         letters = [rows.letter_from_row(row[:-1]) for row in page[:limit]]
         is_last = len(page) <= limit
         following = None if is_last else str(page[limit - 1][-1])
-        return LetterPage(letters, following, now)
+        return DeadLetterPage(letters, following, now)
 
     def queues(self) -> list[str]:
         """See `Storage.queues`: a step of the index for each queue, however many jobs there are."""
@@ -207,7 +207,7 @@ class Inspector:
         return models.Job.objects.using(self._alias)
 
 
-def _link(queue: str, row: rows.Row) -> Link:
+def _link(queue: str, row: rows.Row) -> JobLink:
     job_id, name, state, reason, options, created_at, finished_at = row
     node = FlowNode(
         queue,

@@ -22,18 +22,18 @@ from djqueue import models
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadline import remaining
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import DeadLetter, Job, Stream, WorkerInfo
+from djqueue.core.job import DeadLetterRecord, EngineJob, ItemStream, WorkerInfo
 from djqueue.core.options import JobKey
 from djqueue.core.overview import Totals
 from djqueue.core.retention import NO_RETENTION, Retention
 from djqueue.core.states import State
 from djqueue.core.versions import ChangeCounter
 
-from . import held, rows
-from .away import in_one_line
-from .book import Book, Entry
+from . import pinned, rows
+from .dberrors import in_one_line
 from .dialects import Dialect
 from .groups import GROUP_STATE
+from .retentionindex import RetentionEntry, RetentionIndex
 from .rows import Row
 
 logger = logging.getLogger("djqueue.journal")
@@ -85,13 +85,13 @@ class Buffer:
         """How many; `JOB_KEY`, then the number."""
         self.items_size = 0
         """Bytes of items."""
-        self.elsewhere: list[Stream] = []
+        self.elsewhere: list[ItemStream] = []
         """What the engine need not keep once this is written."""
         self.long: dict[Key, None] = {}
         """Jobs that have had so many runs, or lines, that the oldest are forgotten."""
         self.put_off: dict[Key, bool] = {}
         """Ended jobs whose ends are put off, or put back (False)."""
-        self.kept: dict[Key, Entry | None] = {}
+        self.kept: dict[Key, RetentionEntry | None] = {}
         """What jobs of queues with bounds take."""
         self.results_gone: dict[Key, int] = {}
         """When the jobs ended whose results go before their records."""
@@ -106,7 +106,7 @@ class Buffer:
         self.metrics: dict[BucketKey, Row] = {}
         self.metrics_gone: set[str] = set()
         """Queues whose buckets of metrics go, before others are written."""
-        self.ended: list[Job] = []
+        self.ended: list[EngineJob] = []
         """Jobs that the engine may forget once this is written."""
         self.waiting: list[Done] = []
         self.durable = False
@@ -232,7 +232,7 @@ class DatabaseJournal:
         self,
         dialect: Dialect,
         fence: Callable[[], None],
-        written: Callable[[list[Job]], None],
+        written: Callable[[list[EngineJob]], None],
         lost: Callable[[], None],
         retention: Mapping[str, Retention] | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -246,7 +246,7 @@ class DatabaseJournal:
         self._written = written
         self._lost = lost
         self._retention = dict(retention or {})
-        self.book = Book(dialect, self._retention)
+        self.book = RetentionIndex(dialect, self._retention)
         self._clock = clock
         self._renew_share = lease_ttl / 3_000
         self.flushed_at: int | None = None
@@ -360,14 +360,14 @@ class DatabaseJournal:
 
     # What the engine tells: see `djqueue.core.journal`.
 
-    def added(self, jobs: list[Job]) -> None:
+    def added(self, jobs: list[EngineJob]) -> None:
         """See `Journal`."""
         new = rows.new_rows(jobs)
         with self._changed:
             self._buffer.inserts.update(new)
             self._noted()
 
-    def changed(self, job: Job) -> None:
+    def changed(self, job: EngineJob) -> None:
         """See `Journal`."""
         retention = self._retention_of(job.queue)
         key, row = (job.queue, job.id), rows.changed_row(job, retention.of(job.state), self._lag, self._own)
@@ -386,27 +386,27 @@ class DatabaseJournal:
                 buffer.kept[key] = self.book.entry(job) if job.state is State.CANCELLED else None
             self._noted()
 
-    def renewed(self, job: Job) -> None:
+    def renewed(self, job: EngineJob) -> None:
         """See `Journal`."""
         row = rows.lease_row(job, self._lag)
         with self._changed:
             self._buffer.leases[job.queue, job.id] = row
             self._noted()
 
-    def updated(self, job: Job) -> None:
+    def updated(self, job: EngineJob) -> None:
         """See `Journal`."""
         row = rows.update_row(job)
         with self._changed:
             self._buffer.contents[job.queue, job.id] = row
             self._noted()
 
-    def stepped(self, job: Job) -> None:
+    def stepped(self, job: EngineJob) -> None:
         """See `Journal`."""
         self.updated(job)
         if job.state is not State.ACTIVE:
             self.changed(job)
 
-    def postponed(self, letter: DeadLetter) -> None:
+    def postponed(self, letter: DeadLetterRecord) -> None:
         """See `Journal`."""
         with self._changed:
             self._buffer.retry_times[letter.queue, letter.id] = letter.next_retry_at
@@ -418,7 +418,7 @@ class DatabaseJournal:
             self._buffer.clock_offset = offset
             self._noted()
 
-    def completed(self, job: Job) -> None:
+    def completed(self, job: EngineJob) -> None:
         """See `Journal`."""
         retention = self._retention_of(job.queue)
         key, row = (job.queue, job.id), rows.changed_row(job, retention.completed)
@@ -435,7 +435,7 @@ class DatabaseJournal:
             buffer.ended.append(job)
             self._noted()
 
-    def died(self, job: Job, letter: DeadLetter) -> None:
+    def died(self, job: EngineJob, letter: DeadLetterRecord) -> None:
         """See `Journal`."""
         key, row = (job.queue, job.id), rows.changed_row(job)
         dead, attempts = rows.letter_row(job, letter), _take_history(job)
@@ -451,7 +451,7 @@ class DatabaseJournal:
                 buffer.long[key] = None
             self._noted()
 
-    def revived(self, job: Job) -> None:
+    def revived(self, job: EngineJob) -> None:
         """See `Journal`."""
         key, row = (job.queue, job.id), rows.changed_row(job)
         with self._changed:
@@ -460,7 +460,7 @@ class DatabaseJournal:
             self._buffer.letters_gone[key] = None
             self._noted()
 
-    def removed(self, jobs: list[Job]) -> None:
+    def removed(self, jobs: list[EngineJob]) -> None:
         """See `Journal`."""
         with self._changed:
             for job in jobs:
@@ -491,7 +491,7 @@ class DatabaseJournal:
         with self._changed:
             self._put_off.add(key)
 
-    def reported(self, job: Job, lines: tuple[tuple[int, str], ...]) -> None:
+    def reported(self, job: EngineJob, lines: tuple[tuple[int, str], ...]) -> None:
         """See `Journal`."""
         key = (job.queue, job.id)
         progress = rows.progress_row(job) if job.progress is not None else None
@@ -502,7 +502,7 @@ class DatabaseJournal:
                 self._buffer.logs.setdefault(key, []).extend(rows.log_rows(job, lines))
             self._noted()
 
-    def emitted(self, job: Job, items: tuple[bytes, ...]) -> None:
+    def emitted(self, job: EngineJob, items: tuple[bytes, ...]) -> None:
         """See `Journal`."""
         key, new = (job.queue, job.id), rows.item_rows(job, items)
         with self._changed:
@@ -512,7 +512,7 @@ class DatabaseJournal:
             buffer.items_size += sum(map(len, items))
             self._noted()
 
-    def restarted(self, job: Job) -> None:
+    def restarted(self, job: EngineJob) -> None:
         """See `Journal`."""
         key = (job.queue, job.id)
         with self._changed:
@@ -801,8 +801,8 @@ class DatabaseJournal:
             if buffer.kept or buffer.results_gone or buffer.put_off:
                 self.book.write(buffer.kept, buffer.results_gone, buffer.put_off)
             if buffer.put_off:
-                held.put_off(write.alias, [key for key, later in buffer.put_off.items() if later])
-                held.put_back(write.alias, [key for key, later in buffer.put_off.items() if not later])
+                pinned.put_off(write.alias, [key for key, later in buffer.put_off.items() if later])
+                pinned.put_back(write.alias, [key for key, later in buffer.put_off.items() if not later])
             self._write_one(models.DeadLetter, rows.LETTER, buffer.letters)
             if buffer.retry_times:
                 times = [(*key, at) for key, at in buffer.retry_times.items()]
@@ -914,7 +914,7 @@ OWNED = (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog, 
 """Tables whose rows belong to a job."""
 
 
-def _is_long(job: Job, retention: Retention) -> bool:
+def _is_long(job: EngineJob, retention: Retention) -> bool:
     runs, lines = job.history, job.logs
     return (runs is not None and len(runs) >= retention.attempts.count) or (
         lines is not None and len(lines) >= retention.logs.count
@@ -958,7 +958,7 @@ def _tell_each(waiters: list[Waiter], error: BaseException | None) -> None:
         waiter(error)
 
 
-def _take_history(job: Job) -> list[Row]:
+def _take_history(job: EngineJob) -> list[Row]:
     """The ended runs that have not been noted yet; the engine's copy stays, for reading."""
     if job.history is None or job.noted == len(job.history):
         return []

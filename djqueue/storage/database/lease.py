@@ -30,7 +30,7 @@ RELEASED, ABANDONED = 0, 1
 """Ends of a claim that was given back, and of one whose process was killed."""
 
 
-class Holder(NamedTuple):
+class LeaseHolder(NamedTuple):
     """Who has the row."""
 
     holder: str
@@ -126,7 +126,7 @@ class SchedulerLease:
         self._observe(now + self.ttl, tick)
         return True
 
-    def _replace(self, there: Holder, tick: int, values: dict[str, Any]) -> int:
+    def _replace(self, there: LeaseHolder, tick: int, values: dict[str, Any]) -> int:
         """Take the row of another holder, unless it has renewed it since, or another process was faster."""
         unchanged = self._rows().filter(
             holder=there.holder, generation=there.generation, expires_at=there.expires_at
@@ -208,7 +208,7 @@ class SchedulerLease:
         mine = self._rows().filter(holder=self._holder, generation=self._generation)
         mine.update(renewed_at=self.left_at, expires_at=RELEASED if self.was_released else ABANDONED)
 
-    def present(self) -> Holder | None:
+    def present(self) -> LeaseHolder | None:
         """Who has the row, or had it last."""
         return present_holder(self._alias)
 
@@ -216,7 +216,7 @@ class SchedulerLease:
         with _observing:
             _observed[self._alias] = (self._holder, self._generation, expires_at), tick
 
-    def _is_free(self, there: Holder, since: "Observed | None", tick: int, now: int) -> bool:
+    def _is_free(self, there: LeaseHolder, since: "Observed | None", tick: int, now: int) -> bool:
         """Whether the holder gave the row back, died, or has not renewed it for as long as it holds.
 
         The wall clock decides only about a holder on another machine: an end that has passed there may as
@@ -246,13 +246,13 @@ class SchedulerLease:
         return models.SchedulerLease.objects.using(self._alias).filter(name=NAME)
 
 
-def present_holder(alias: str, now: int | None = None) -> Holder | None:
+def present_holder(alias: str, now: int | None = None) -> LeaseHolder | None:
     """Who has the row, or had it last; with `now`, only if it has not run out."""
     found = models.SchedulerLease.objects.using(alias).filter(name=NAME)
-    row = found.values_list(*Holder._fields).first()
+    row = found.values_list(*LeaseHolder._fields).first()
     if row is None:
         return None
-    holder = Holder(*row)
+    holder = LeaseHolder(*row)
     if now is None or to_milliseconds(holder.expires_at) > now:
         return holder
     # The clock may have been set forward since the holder renewed it.
@@ -291,22 +291,22 @@ def _stat(pid: int) -> list[str]:
     return stat.rpartition(")")[2].split()
 
 
-def died_here(holder: Holder) -> bool:
+def died_here(holder: LeaseHolder) -> bool:
     """Whether the holder was a process of this machine that is no more."""
     return _is_here(holder) and not _exists(holder)
 
 
-def lives_here(holder: Holder) -> bool:
+def lives_here(holder: LeaseHolder) -> bool:
     """Whether the holder is a process of this machine."""
     return _is_here(holder) and _exists(holder)
 
 
-def _is_here(holder: Holder) -> bool:
+def _is_here(holder: LeaseHolder) -> bool:
     host = holder.host.partition("@")[0]
     return host == host_name() and "/" in host
 
 
-def _exists(holder: Holder) -> bool:
+def _exists(holder: LeaseHolder) -> bool:
     _, mark, started = holder.host.partition("@")
     fields = _stat(holder.pid)
     if fields:

@@ -5,7 +5,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-from .lease import Holder, died_here, host_name, start_mark
+from .lease import LeaseHolder, died_here, host_name, start_mark
 
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group at the other end of a Unix domain socket."""
@@ -37,7 +37,7 @@ def has_died() -> Callable[[str], bool]:
     def look(process: str) -> bool:
         if process not in known:
             host, _, pid = process.rpartition("/")
-            known[process] = pid.isdecimal() and died_here(Holder("", host, int(pid), ""))
+            known[process] = pid.isdecimal() and died_here(LeaseHolder("", host, int(pid), ""))
         return known[process]
 
     return look

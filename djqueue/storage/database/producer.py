@@ -11,15 +11,15 @@ from djqueue.core.clock import Clock
 from djqueue.core.errors import OptionError
 from djqueue.core.flow import Substitutes, outside
 from djqueue.core.ids import IdSource
-from djqueue.core.job import Batch, EnqueueResult, Job
+from djqueue.core.job import Batch, EngineJob, EnqueueResult
 from djqueue.core.options import JobKey
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
 from djqueue.storage import commits
 
 from . import rows
-from .away import AWAY, drop_if_broken, unavailable
 from .clock import set_right
+from .dberrors import AWAY, drop_if_broken, unavailable
 from .dialects import Dialect
 
 Found = tuple[State, bytes | None]
@@ -105,7 +105,7 @@ class Inserter:
         return [answers[at] for at in range(len(ids))]
 
     def _insert_fresh(self, batch: Batch, ids: Sequence[str], now: int) -> list[EnqueueResult]:
-        new: dict[str, Job] = {}
+        new: dict[str, EngineJob] = {}
         answers = []
         for job_id, payload in zip(ids, batch.payloads, strict=True):
             answer = self._keyed(batch, job_id, new)
@@ -125,7 +125,7 @@ class Inserter:
         answers: dict[int, EnqueueResult],
     ) -> None:
         there = self._there(batch.queue, [ids[at] for at in left])
-        new: dict[str, Job] = {}
+        new: dict[str, EngineJob] = {}
         queued: dict[str, tuple[int, EnqueueResult]] = {}
         replacing: set[str] = set()
         """Ids of cancelled jobs whose rows these replace."""
@@ -169,7 +169,7 @@ class Inserter:
             raise full_error(batch.queue, most, len(batch.payloads))
 
     def _taken(
-        self, batch: Batch, job_id: str, there: dict[str, Found], new: dict[str, Job]
+        self, batch: Batch, job_id: str, there: dict[str, Found], new: dict[str, EngineJob]
     ) -> EnqueueResult | None:
         """The answer if the id is that of a job which is not to be enqueued again."""
         if job_id in new:
@@ -180,7 +180,7 @@ class Inserter:
         status = "completed" if found[0] is State.COMPLETED else "duplicate"
         return EnqueueResult(job_id, status, batch.queue, *found)
 
-    def _keyed(self, batch: Batch, job_id: str, new: dict[str, Job]) -> EnqueueResult:
+    def _keyed(self, batch: Batch, job_id: str, new: dict[str, EngineJob]) -> EnqueueResult:
         """The answer of one whose id is free; the scheduler, which takes it in, replaces what it replaces."""
         key, policy = batch.options.unique_key, batch.options.on_duplicate
         if key is None:
@@ -208,13 +208,13 @@ class Inserter:
             self._dialect.delete(model, rows.KEY, [(queue, job_id)])
         return ended
 
-    def _job(self, batch: Batch, job_id: str, payload: bytes, now: int) -> Job:
+    def _job(self, batch: Batch, job_id: str, payload: bytes, now: int) -> EngineJob:
         run_at = batch.run_at if batch.run_at is not None else now + (batch.delay or 0)
         state = State.WAITING if run_at <= now else State.DELAYED
         if batch.options.depends_on:
             state = State.BLOCKED
         options = replace(batch.options, delay=batch.delay) if batch.delay else batch.options
-        return Job(job_id, batch.queue, batch.name, payload, options, state, now, run_at)
+        return EngineJob(job_id, batch.queue, batch.name, payload, options, state, now, run_at)
 
     def _there(self, queue: str, ids: Sequence[str]) -> dict[str, Found]:
         """The jobs that have these ids. A result is read after its job's state, so none is missed that a
@@ -266,6 +266,6 @@ def is_bounded(policy: QueuePolicy) -> bool:
     return policy.max_size is not None and policy.when_full in ("reject", "block")
 
 
-def inbox_rows(jobs: dict[str, Job]) -> list[rows.Row]:
+def inbox_rows(jobs: dict[str, EngineJob]) -> list[rows.Row]:
     """Jobs as rows that the scheduler takes in."""
     return list(rows.new_rows(jobs.values(), inbox=True).values())

@@ -10,14 +10,14 @@ from django.db.models import CharField, Count, Value
 from djqueue import models
 from djqueue.core.deadletters import letter_of
 from djqueue.core.engine import Engine
-from djqueue.core.job import DeadLetter, Incident, Job, Lease, Stream
+from djqueue.core.job import DeadLetterRecord, EngineJob, Incident, ItemStream, Lease
 from djqueue.core.options import JobKey
 from djqueue.core.shard import REPLACED, incident_of, note_attempt
 from djqueue.core.stalls import stalled_error
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
 from djqueue.core.unique import PREDECESSOR
 
-from . import held, rows
+from . import pinned, rows
 from .groups import group_limits, recorded_modes
 from .journal import DatabaseJournal
 from .processes import SCHEDULER, has_died
@@ -34,11 +34,11 @@ NUMBERED = ("id", *rows.JOB_FIELDS)
 INBOX = NUMBERED.index("inbox")
 
 
-class Row(NamedTuple):
+class JobRow(NamedTuple):
     """A job as the tables have it."""
 
     number: int
-    job: Job
+    job: EngineJob
     inbox: bool
     """Whether no scheduler has taken it in."""
 
@@ -48,7 +48,7 @@ class Row(NamedTuple):
         return self.job.queue, self.job.id
 
     @classmethod
-    def read(cls, values: rows.Row) -> "Row":
+    def read(cls, values: rows.Row) -> "JobRow":
         """Return the job of a row of the columns in `NUMBERED`."""
         return cls(values[0], rows.job_from_row(values[1:]), bool(values[INBOX]))
 
@@ -83,10 +83,10 @@ def recover(
     # Last, and in one step: what they depend on is there by now, themselves included.
     bind(engine, knowing, [job for job in jobs if job.unmet])
     needing = [job for job in jobs if job.options.depends_on and not job.unmet and job.state in LIVE]
-    there = held.ended(alias, {key: None for job in needing for key in job.options.depends_on})
+    there = pinned.ended(alias, {key: None for job in needing for key in job.options.depends_on})
     for job in needing:
         engine.hold(job, there)
-    for key in held.all_put_off(alias):
+    for key in pinned.all_put_off(alias):
         journal.was_put_off(key)
         if not engine.put_off(key[0], [key[1]]):
             journal.let_go(key)
@@ -98,7 +98,7 @@ def borrow(
     alias: str,
     engine: Engine,
     journal: DatabaseJournal,
-    take: Callable[[Mapping[int, Job]], None],
+    take: Callable[[Mapping[int, EngineJob]], None],
     knowing: Knowing,
     queue: str,
     ids: Sequence[str] | None,
@@ -129,15 +129,15 @@ def borrow(
 
 def _concerned(
     alias: str, queue: str, ids: Sequence[str], to: str | None
-) -> tuple[list[Job], dict[int, Job]]:
+) -> tuple[list[EngineJob], dict[int, EngineJob]]:
     """See `borrow`: the jobs that a scheduler has taken in, and those in the inbox by arrival."""
     found = {row.key: row for row in _load(alias, queue, ids)}
     if to is not None:
         found.update({row.key: row for row in _load(alias, to, ids)})
-    needed: dict[JobKey, Row] = {}
+    needed: dict[JobKey, JobRow] = {}
     """What blocked jobs wait for; nothing else is loaded for these, unless they wait or are in the inbox."""
     blocked = [
-        Row.read(row)
+        JobRow.read(row)
         for row in rows.raw_values(
             models.Job.objects.using(alias).filter(state=State.BLOCKED.value), NUMBERED
         )
@@ -154,7 +154,9 @@ def _concerned(
     return [row.job for row in everything if not row.inbox], {row.number: row.job for row in inbox}
 
 
-def _rivals(alias: str, found: Mapping[JobKey, Row], moved_from: str, to: str | None) -> dict[JobKey, Row]:
+def _rivals(
+    alias: str, found: Mapping[JobKey, JobRow], moved_from: str, to: str | None
+) -> dict[JobKey, JobRow]:
     """The live jobs with the unique keys of these, also in the queue to which those of another are moved."""
     keys: dict[str, dict[str, None]] = {}
     for row in found.values():
@@ -163,7 +165,7 @@ def _rivals(alias: str, found: Mapping[JobKey, Row], moved_from: str, to: str | 
             keys.setdefault(row.job.queue, {})[key] = None
             if to is not None and row.job.queue == moved_from:
                 keys.setdefault(to, {})[key] = None
-    rivals: dict[JobKey, Row] = {}
+    rivals: dict[JobKey, JobRow] = {}
     for queue, mine in keys.items():
         owners = [job_id for job_id in _owners(alias, queue, mine) if (queue, job_id) not in found]
         rivals.update({row.key: row for row in _load(alias, queue, owners)})
@@ -178,10 +180,10 @@ def _owners(alias: str, queue: str, keys: Iterable[str]) -> Iterable[str]:
         yield from found.values_list("job_id", flat=True)
 
 
-def _dependents(blocked: Sequence[Row], found: Mapping[JobKey, Row]) -> dict[JobKey, Row]:
+def _dependents(blocked: Sequence[JobRow], found: Mapping[JobKey, JobRow]) -> dict[JobKey, JobRow]:
     """Those of the blocked jobs that wait for these, or for one another."""
     rest = list(blocked)
-    dependents: dict[JobKey, Row] = {}
+    dependents: dict[JobKey, JobRow] = {}
     waited_for = set(found)
     while waiting := [row for row in rest if not waited_for.isdisjoint(row.job.options.depends_on)]:
         waited_for = {row.key for row in waiting}
@@ -190,7 +192,9 @@ def _dependents(blocked: Sequence[Row], found: Mapping[JobKey, Row]) -> dict[Job
     return {key: row for key, row in dependents.items() if key not in found}
 
 
-def _dependencies(alias: str, found: Mapping[JobKey, Row], needed: Mapping[JobKey, Row]) -> dict[JobKey, Row]:
+def _dependencies(
+    alias: str, found: Mapping[JobKey, JobRow], needed: Mapping[JobKey, JobRow]
+) -> dict[JobKey, JobRow]:
     """What the blocked ones of these wait for, and is not there yet."""
     wanted: dict[str, dict[str, None]] = {}
     for row in found.values():
@@ -202,7 +206,7 @@ def _dependencies(alias: str, found: Mapping[JobKey, Row], needed: Mapping[JobKe
     return {row.key: row for queue, ids in wanted.items() for row in _load(alias, queue, list(ids))}
 
 
-def _turn(job: Job) -> tuple[bool, int]:
+def _turn(job: EngineJob) -> tuple[bool, int]:
     """When it is a waiting job's turn: by its coming, or its coming back, and not by its row."""
     last = job.history[-1].outcome if job.history else ""
     if job.state is State.ACTIVE or last == "stalled":
@@ -212,7 +216,7 @@ def _turn(job: Job) -> tuple[bool, int]:
     return True, job.run_at
 
 
-def bind(engine: Engine, knowing: Knowing, blocked: Sequence[Job]) -> None:
+def bind(engine: Engine, knowing: Knowing, blocked: Sequence[EngineJob]) -> None:
     """Have blocked jobs hear of the ends of what they depend on, those that lie in the past included."""
     with knowing(key for job in blocked for key in job.unmet or ()):
         for job in blocked:
@@ -222,7 +226,7 @@ def bind(engine: Engine, knowing: Knowing, blocked: Sequence[Job]) -> None:
 def take_over(
     engine: Engine,
     journal: DatabaseJournal,
-    jobs: Sequence[Job],
+    jobs: Sequence[EngineJob],
     *,
     left_at: int = 0,
     was_released: bool = True,
@@ -230,7 +234,7 @@ def take_over(
     """Give the engine jobs of a scheduler that is no more; returns how many run on in other processes, and
     how many were interrupted.
     """
-    dead: list[DeadLetter] = []
+    dead: list[DeadLetterRecord] = []
     active = [job for job in jobs if job.state is State.ACTIVE]
     is_gone = has_died()
     for job in active:
@@ -269,7 +273,7 @@ def take_over(
     return len(running), len(interrupted)
 
 
-def _adopt(job: Job, engine: Engine, journal: DatabaseJournal) -> None:
+def _adopt(job: EngineJob, engine: Engine, journal: DatabaseJournal) -> None:
     """Count an active job as another process's: the last scheduler's own, which may only have been frozen."""
     job.process = job.process.removeprefix(SCHEDULER)
     job.lease_until = engine.clock.monotonic() + engine.policy(job.queue).lease
@@ -278,7 +282,7 @@ def _adopt(job: Job, engine: Engine, journal: DatabaseJournal) -> None:
     job.lease_until += journal.lag
 
 
-def _is_lost(job: Job, left_at: int) -> bool:
+def _is_lost(job: EngineJob, left_at: int) -> bool:
     """Whether an active job's run is over: its process was the scheduler, and ended by itself, or its lease
     had ended while a scheduler was there to renew it.
     """
@@ -287,18 +291,18 @@ def _is_lost(job: Job, left_at: int) -> bool:
     return job.lease_until <= left_at
 
 
-def _read_items(alias: str, running: Iterable[Job]) -> None:
+def _read_items(alias: str, running: Iterable[EngineJob]) -> None:
     """Give jobs the items that their runs have sent: they go on behind these."""
     for job in running:
         if job.stream is not None:
             mine = models.JobItem.objects.using(alias).filter(queue=job.queue, job_id=job.id)
             items = [bytes(item) for (item,) in rows.raw_values(mine.order_by("number"), ("item",))]
-            job.stream = Stream(job.token, items, len(items))
+            job.stream = ItemStream(job.token, items, len(items))
 
 
-def _superseded(jobs: Sequence[Job], now: int) -> Iterable[Job]:
+def _superseded(jobs: Sequence[EngineJob], now: int) -> Iterable[EngineJob]:
     """Pending jobs that had a successor while they were active: of two that wait the newer is kept."""
-    newest: dict[JobKey, Job] = {}
+    newest: dict[JobKey, EngineJob] = {}
     for job in jobs:
         if job.options.on_duplicate == "keep_last_if_active" and (key := job.options.unique_key):
             there = newest.get((job.queue, key))
@@ -313,15 +317,15 @@ def _superseded(jobs: Sequence[Job], now: int) -> Iterable[Job]:
             yield job
 
 
-def _age(job: Job) -> tuple[int, bool]:
+def _age(job: EngineJob) -> tuple[int, bool]:
     return job.created_at, job.state is State.BLOCKED
 
 
-def _dead(alias: str, engine: Engine, jobs: Sequence[Job]) -> int:
+def _dead(alias: str, engine: Engine, jobs: Sequence[EngineJob]) -> int:
     keys: dict[str, list[str]] = {}
     for job in jobs:
         keys.setdefault(job.queue, []).append(job.id)
-    letters: dict[int, DeadLetter] = {}
+    letters: dict[int, DeadLetterRecord] = {}
     for queue, ids in keys.items():
         for chunk in rows.chunked(ids):
             found = models.DeadLetter.objects.using(alias).filter(queue=queue, job_id__in=chunk)
@@ -332,16 +336,16 @@ def _dead(alias: str, engine: Engine, jobs: Sequence[Job]) -> int:
     return len(letters)
 
 
-class Found(NamedTuple):
+class UnloadedJobs(NamedTuple):
     """Jobs that are in the tables, but not in the engine."""
 
-    ended: list[Job]
+    ended: list[EngineJob]
     """Completed and cancelled."""
-    arrived: dict[int, Job]
+    arrived: dict[int, EngineJob]
     """In the inbox, by the number of the row."""
 
 
-def find(alias: str, engine: Engine, journal: DatabaseJournal, keys: Iterable[JobKey]) -> Found:
+def find(alias: str, engine: Engine, journal: DatabaseJournal, keys: Iterable[JobKey]) -> UnloadedJobs:
     """Those of these jobs that the engine does not know; not those that it has forgotten for good.
 
     Among them new ones in the inbox that have the ids of such as failed or were cancelled.
@@ -349,7 +353,7 @@ def find(alias: str, engine: Engine, journal: DatabaseJournal, keys: Iterable[Jo
     wanted: dict[str, list[str]] = {}
     for queue, job_id in keys:
         wanted.setdefault(queue, []).append(job_id)
-    found = Found([], {})
+    found = UnloadedJobs([], {})
     for queue, ids in wanted.items():
         states = dict(zip(ids, engine.states(queue, ids), strict=True))
         missing = [job_id for job_id, state in states.items() if state is None or state in REUSABLE]
@@ -361,7 +365,7 @@ def find(alias: str, engine: Engine, journal: DatabaseJournal, keys: Iterable[Jo
     return found
 
 
-def arrived(alias: str, limit: int) -> dict[int, Job]:
+def arrived(alias: str, limit: int) -> dict[int, EngineJob]:
     """The first jobs in the inbox, by the number of their rows, in order."""
     page = models.Job.objects.using(alias).filter(inbox=True).order_by("id")[:limit]
     return {row[0]: rows.job_from_row(row[1:]) for row in rows.raw_values(page, NUMBERED)}
@@ -377,9 +381,9 @@ def left_in_inbox(alias: str, numbers: Iterable[int]) -> set[int]:
     return left
 
 
-def succeeding(alias: str, queue: str, ids: Sequence[str]) -> dict[int, Job]:
+def succeeding(alias: str, queue: str, ids: Sequence[str]) -> dict[int, EngineJob]:
     """The jobs in the inbox that have one of these ids, by the number of their rows."""
-    found: dict[int, Job] = {}
+    found: dict[int, EngineJob] = {}
     for chunk in rows.chunked(ids):
         mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk, inbox=True)
         found |= {row[0]: rows.job_from_row(row[1:]) for row in rows.raw_values(mine, NUMBERED)}
@@ -394,19 +398,19 @@ def ended_claims(alias: str, queue: str, ids: Sequence[str]) -> Iterable[Lease]:
         yield from (Lease(*claim) for claim in ended)
 
 
-def _load(alias: str, queue: str, ids: Sequence[str]) -> list[Row]:
+def _load(alias: str, queue: str, ids: Sequence[str]) -> list[JobRow]:
     """Jobs of a queue, with what belongs to them."""
-    found: dict[str, Row] = {}
+    found: dict[str, JobRow] = {}
     for chunk in rows.chunked(ids):
         mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk)
         for values in rows.raw_values(mine, NUMBERED):
-            row = Row.read(values)
+            row = JobRow.read(values)
             found[row.job.id] = row
     rows.read_belongings(alias, queue, {job_id: row.job for job_id, row in found.items()})
     return list(found.values())
 
 
-def _interrupted(engine: Engine, job: Job) -> DeadLetter | None:
+def _interrupted(engine: Engine, job: EngineJob) -> DeadLetterRecord | None:
     """A job that was active when its scheduler ended: a stall is counted, and it waits again."""
     now = engine.clock.now()
     most = engine.policy(job.queue).retention.attempts.count
@@ -429,7 +433,7 @@ def _interrupted(engine: Engine, job: Job) -> DeadLetter | None:
     return letter_of(job, now, 0, engine.policy(job.queue).dead_letters, engine.random)
 
 
-def _pages(alias: str, states: Iterable[State]) -> Iterable[list[Job]]:
+def _pages(alias: str, states: Iterable[State]) -> Iterable[list[EngineJob]]:
     """Jobs in these states by order of arrival, with what belongs to those that have run before.
 
     Without those in the inbox.
@@ -437,13 +441,13 @@ def _pages(alias: str, states: Iterable[State]) -> Iterable[list[Job]]:
     last = read = 0
     found = models.Job.objects.using(alias).filter(state__in=[state.value for state in states], inbox=False)
     while True:
-        jobs: list[Job] = []
+        jobs: list[EngineJob] = []
         for row in rows.raw_values(found.filter(id__gt=last).order_by("id")[:PAGE], NUMBERED):
             last = row[0]
             jobs.append(rows.job_from_row(row[1:]))
         if not jobs:
             return
-        begun: dict[str, dict[str, Job]] = {}
+        begun: dict[str, dict[str, EngineJob]] = {}
         for job in jobs:
             if job.started_at:
                 begun.setdefault(job.queue, {})[job.id] = job

@@ -51,9 +51,9 @@ COUNTED_FROM = 0.5
 """Seconds that a call must have had; one that had less says nothing about the scheduler by failing."""
 PROBE_TIMEOUT = 2.0
 """Seconds within which a scheduler that was away connects and answers a ping."""
-LONG_VERBS = frozenset({"clean", "obliterate"})
+LONG_OPERATIONS = frozenset({"clean", "obliterate"})
 """Verbs that concern any number of jobs."""
-CLAIMING_VERBS = frozenset({"finish"})
+CLAIMING_OPERATIONS = frozenset({"finish"})
 """Verbs whose timeout closes the connection: a scheduler that answers later takes its claims back then."""
 RECONNECT_EVERY = 0.5
 """Seconds between tries to have subscriptions heard again."""
@@ -117,17 +117,17 @@ class Remote:
         """Since when a scheduler that is said to run has not answered, and why; None while it answers."""
         return self._breaker.outage
 
-    def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         """Ask, and wait for the answer. Raises StorageUnavailableError if nobody answers.
 
         A scheduler that is busy is waited for, one that hangs is not: it does not answer pings either.
         """
-        timeout = remaining(LONG_ANSWER_TIMEOUT if verb in LONG_VERBS else ANSWER_TIMEOUT)
+        timeout = remaining(LONG_ANSWER_TIMEOUT if operation in LONG_OPERATIONS else ANSWER_TIMEOUT)
         if self._breaker.outage is not None:
             self._wait_for_probe(min(timeout, PROBE_TIMEOUT))
-        return self._call(remaining(timeout), verb, args, kwargs)
+        return self._call(remaining(timeout), operation, args, kwargs)
 
-    def read(self, verb: str, *args: Any, timeout: float = READ_TIMEOUT) -> Any:
+    def read(self, operation: str, *args: Any, timeout: float = READ_TIMEOUT) -> Any:
         """Ask on behalf of a caller that can do without the answer, after at most `timeout` seconds.
 
         Raises StorageUnavailableError at once while the scheduler is away.
@@ -135,24 +135,24 @@ class Remote:
         if (outage := self._breaker.outage) is not None:
             self._start_probe(at_once=False)
             raise StorageUnavailableError(_away_for(outage))
-        return self._call(remaining(timeout), verb, args, {})
+        return self._call(remaining(timeout), operation, args, {})
 
-    def ask(self, verb: str, *args: Any) -> Any:
+    def ask(self, operation: str, *args: Any) -> Any:
         """Like `read`, but for half a second after no scheduler was found none is looked for."""
         if monotonic() < self._silent_until:
             raise StorageUnavailableError("no scheduler was running a moment ago")
         try:
-            return self.read(verb, *args)
+            return self.read(operation, *args)
         except StorageUnavailableError:
             self._silent_until = monotonic() + RECONNECT_EVERY
             raise
 
-    def _call(self, timeout: float, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, timeout: float, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if timeout <= 0:
             raise StorageUnavailableError("the scheduler was not asked: no time was left")
         until = monotonic() + timeout
         number = next(self._numbers)
-        data = pack([number, verb, list(args), kwargs])
+        data = pack([number, operation, list(args), kwargs])
         answer: Future[Any] = Future()
         try:
             with self._locked(timeout):
@@ -163,10 +163,12 @@ class Remote:
         except TimeoutError as error:
             if isinstance(error, DjqueueError):
                 raise  # this is the answer
-            reason = f"the scheduler has not answered {verb!r} within {timeout:.3g} s; it may still do it"
+            reason = (
+                f"the scheduler has not answered {operation!r} within {timeout:.3g} s; it may still do it"
+            )
             if timeout >= COUNTED_FROM:
                 self._breaker.failed(reason)
-            if verb in CLAIMING_VERBS:
+            if operation in CLAIMING_OPERATIONS:
                 with self._lock:
                     self._hang_up(connection, reason)
             raise StorageUnavailableError(reason) from None
@@ -229,7 +231,7 @@ class Remote:
                     f"the scheduler has not answered a ping within {timeout:.3g} s"
                 ) from None
 
-    def tell(self, verb: str) -> bool:
+    def tell(self, operation: str) -> bool:
         """Say something that has no answer; False if nobody is there to hear it."""
         if self._socket is None and monotonic() < self._deaf_until:
             return False
@@ -239,13 +241,15 @@ class Remote:
             return False
         try:
             with self._locked(remaining(READ_TIMEOUT)):
-                self._send(self._connected(), pack([0, verb, [], {}]), monotonic() + remaining(READ_TIMEOUT))
+                self._send(
+                    self._connected(), pack([0, operation, [], {}]), monotonic() + remaining(READ_TIMEOUT)
+                )
         except StorageUnavailableError:
             self._deaf_until = monotonic() + RECONNECT_EVERY
             return False
         return True
 
-    def subscribe(self, verb: str, args: tuple[Any, ...], handler: Callable[[Any], None]) -> Unsubscribe:
+    def subscribe(self, operation: str, args: tuple[Any, ...], handler: Callable[[Any], None]) -> Unsubscribe:
         """Have `handler` called, on a thread for that, with what a subscription brings.
 
         It is renewed whenever the connection has to be.
@@ -253,16 +257,16 @@ class Remote:
         number = next(self._numbers)
         with self._lock:
             self._unconfirmed.add(number)
-            self._subscriptions[number] = (verb, args, handler)
+            self._subscriptions[number] = (operation, args, handler)
             if not self._telling:
                 self._telling = True
                 self._start("djqueue-events", self._tell_subscribers)
         try:
-            self.read(verb, number, *args)
+            self.read(operation, number, *args)
         except StorageUnavailableError as error:
             logger.debug("The scheduler has not confirmed a subscription yet: %s", error)
             self._unconfirmed.discard(number)
-            self._subscribe_unconfirmed(number, verb, args)
+            self._subscribe_unconfirmed(number, operation, args)
         except BaseException:
             self._subscriptions.pop(number, None)
             raise
@@ -279,12 +283,12 @@ class Remote:
 
         return unsubscribe
 
-    def _subscribe_unconfirmed(self, number: int, verb: str, args: tuple[Any, ...]) -> None:
+    def _subscribe_unconfirmed(self, number: int, operation: str, args: tuple[Any, ...]) -> None:
         """Have a subscription made on the connection that there is, or on the next one."""
         with self._lock:
             if self._socket is not None:
                 with contextlib.suppress(StorageUnavailableError):
-                    self._send(self._socket, pack([0, verb, [number, *args], {}]))
+                    self._send(self._socket, pack([0, operation, [number, *args], {}]))
         self._reconnect_later()
 
     def close(self) -> None:
@@ -323,8 +327,8 @@ class Remote:
         try:
             if self._token is not None:
                 self._send(connection, pack(self._token))
-            for number, (verb, args, _) in renewed:
-                self._send(connection, pack([0, verb, [number, *args], {}]))
+            for number, (operation, args, _) in renewed:
+                self._send(connection, pack([0, operation, [number, *args], {}]))
         except BaseException:
             connection.close()
             raise
@@ -383,7 +387,7 @@ class Remote:
         """Hear what the scheduler says; first tell listeners of what may have happened meanwhile."""
         for number in renewed:
             entry = self._subscriptions.get(number)
-            if entry is not None and entry[0] in ("listen", "follow_worker"):
+            if entry is not None and entry[0] in ("listen", "on_worker_command"):
                 self._events.put((entry[2], None))
         reason = "the scheduler has hung up"
         try:

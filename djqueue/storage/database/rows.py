@@ -12,26 +12,26 @@ from djqueue import models
 from djqueue.codecs import decode, encode
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.job import (
-    Attempt,
-    DeadLetter,
-    Job,
-    JobError,
+    AttemptRecord,
+    DeadLetterRecord,
+    EngineJob,
+    ItemStream,
+    JobFailure,
     JobRecord,
     RunningJob,
-    Stream,
     WorkerInfo,
 )
 from djqueue.core.limiter import Rate
-from djqueue.core.mentions import Mention
 from djqueue.core.options import MSGPACK, JobOptions
 from djqueue.core.retention import Keep, KeepResults
 from djqueue.core.states import State
+from djqueue.core.summaries import JobSummary
 
 Row = tuple[Any, ...]
 
 KEY = ("queue", "job_id")
 JOB_KEY = (*KEY, "created_at")
-"""What names a row of `Job`: not one that a producer has since put in the place of the job's that ended."""
+"""Columns that identify a job's row, but not one that a producer has since put in place of an ended job's."""
 NEW_JOB = (
     *KEY,
     "name",
@@ -120,13 +120,13 @@ ITEM = (*KEY, "number", "run", "item")
 ITEM_KEY = (*KEY, "number")
 
 MENTION = (*KEY, "name", "state", "created_at", "run_at", "started_at", "finished_at", "reason")
-"""What `Mention` tells of a job."""
+"""What `JobSummary` tells of a job."""
 UPDATE = (*JOB_KEY, "priority", "payload", "options")
 
-NO_ERROR = JobError("", "", "")
+NO_ERROR = JobFailure("", "", "")
 KEEP, KEEP_RESULTS = Keep(), KeepResults()
 STEPPED = "stepped"
-"""Among a job's packed options: `Job.stepped`."""
+"""Among a job's packed options: `EngineJob.stepped`."""
 TEXT_LIMIT = 255
 """Characters of the columns that hold a name."""
 CANCEL_REQUESTED = "cancel_requested"
@@ -149,7 +149,7 @@ def pack_options(options: JobOptions) -> bytes:
     return packed
 
 
-def pack_job_options(job: Job) -> bytes:
+def pack_job_options(job: EngineJob) -> bytes:
     """Pack a job's options, with the steps of the wall clock that it has followed: see `clocksteps`."""
     if not job.stepped:
         return pack_options(job.options)
@@ -169,7 +169,7 @@ def unpack_options(data: bytes) -> JobOptions:
     return unpack_job_options(data)[0]
 
 
-def new_rows(jobs: Iterable[Job], *, inbox: bool = False) -> dict[tuple[str, str], Row]:
+def new_rows(jobs: Iterable[EngineJob], *, inbox: bool = False) -> dict[tuple[str, str], Row]:
     """Jobs that have just been enqueued, as `NEW_JOB`, by key."""
     found = {}
     options, stepped, packed = None, 0, b""
@@ -196,7 +196,7 @@ def new_rows(jobs: Iterable[Job], *, inbox: bool = False) -> dict[tuple[str, str
     return found
 
 
-def changed_row(job: Job, keep: Keep = KEEP, lag: int = 0, own: str = "") -> Row:
+def changed_row(job: EngineJob, keep: Keep = KEEP, lag: int = 0, own: str = "") -> Row:
     """A job's changing fields, as `CHANGED_JOB`; `keep` are its queue's bounds, should it have ended.
 
     lag: milliseconds from the engine's monotonic time to UTC.
@@ -231,12 +231,12 @@ def changed_row(job: Job, keep: Keep = KEEP, lag: int = 0, own: str = "") -> Row
     )
 
 
-def lease_row(job: Job, lag: int) -> Row:
+def lease_row(job: EngineJob, lag: int) -> Row:
     """Until when an active job is leased, as `LEASE`; `lag` as for `changed_row`."""
     return (*job_key(job), job.lease_until + lag)
 
 
-def expiry(job: Job, keep: Keep) -> int | None:
+def expiry(job: EngineJob, keep: Keep) -> int | None:
     """When the record of a completed or cancelled job is over; None: never, or it is another job's."""
     if job.state is not State.COMPLETED and job.state is not State.CANCELLED:
         return None
@@ -244,24 +244,24 @@ def expiry(job: Job, keep: Keep) -> int | None:
     return None if kept is None else job.finished_at + kept
 
 
-def update_row(job: Job) -> Row:
+def update_row(job: EngineJob) -> Row:
     """What a caller may change of a pending job, as `UPDATE`."""
     return (*job_key(job), job.options.priority, job.payload, pack_job_options(job))
 
 
-def result_row(job: Job, keep: KeepResults = KEEP_RESULTS) -> Row:
+def result_row(job: EngineJob, keep: KeepResults = KEEP_RESULTS) -> Row:
     """What a completed job returned, as `RESULT`; `keep` are its queue's bounds."""
     expires_at = result_expiry(job, keep)
     return (job.queue, job.id, job.options.content_type, job.result, job.finished_at, expires_at)
 
 
-def result_expiry(job: Job, keep: KeepResults) -> int | None:
+def result_expiry(job: EngineJob, keep: KeepResults) -> int | None:
     """When the result of a completed job is over; None: never."""
     readable = keep.shorten(job.options.result_ttl)
     return None if readable is None else job.finished_at + readable
 
 
-def attempt_row(job: Job, attempt: Attempt) -> Row:
+def attempt_row(job: EngineJob, attempt: AttemptRecord) -> Row:
     """A run that did not complete its job, as `ATTEMPT`."""
     error = attempt.error or NO_ERROR
     return (
@@ -278,7 +278,7 @@ def attempt_row(job: Job, attempt: Attempt) -> Row:
     )
 
 
-def letter_row(job: Job, letter: DeadLetter) -> Row:
+def letter_row(job: EngineJob, letter: DeadLetterRecord) -> Row:
     """A dead letter, as `LETTER`."""
     error = job.error or NO_ERROR
     return (
@@ -296,24 +296,24 @@ def letter_row(job: Job, letter: DeadLetter) -> Row:
     )
 
 
-def progress_row(job: Job) -> Row:
+def progress_row(job: EngineJob) -> Row:
     """What a handler reported last, as `PROGRESS`."""
     return (*job_key(job), encode(job.progress, MSGPACK))
 
 
-def items_row(job: Job) -> Row:
+def items_row(job: EngineJob) -> Row:
     """How many items its last run has sent: `JOB_KEY`, then the number."""
     return (*job_key(job), 0 if job.stream is None else job.stream.count)
 
 
-def item_rows(job: Job, items: Sequence[bytes]) -> list[Row]:
+def item_rows(job: EngineJob, items: Sequence[bytes]) -> list[Row]:
     """The last items that its run has sent, as `ITEM`."""
     assert job.stream is not None
     run, first = job.stream.run, job.stream.count - len(items)
     return [(job.queue, job.id, number, run, item) for number, item in enumerate(items, first)]
 
 
-def log_rows(job: Job, lines: Iterable[tuple[int, str]]) -> list[Row]:
+def log_rows(job: EngineJob, lines: Iterable[tuple[int, str]]) -> list[Row]:
     """What a handler logged, as `LOG`."""
     return [(job.queue, job.id, at, clean(line)) for at, line in lines]
 
@@ -356,7 +356,7 @@ def clean(text: str, limit: int | None = None) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
 
 
-def job_key(job: Job) -> tuple[str, str, int]:
+def job_key(job: EngineJob) -> tuple[str, str, int]:
     """What names the job's row, as `JOB_KEY`."""
     return job.queue, job.id, job.created_at
 
@@ -378,7 +378,7 @@ def raw_values(rows: QuerySet[Any], names: Sequence[str]) -> Iterable[Row]:
             yield tuple(row)
 
 
-def job_from_row(row: Row) -> Job:
+def job_from_row(row: Row) -> EngineJob:
     """The engine's job of a row of `JOB_FIELDS`. The lease of an active one is in UTC milliseconds."""
     (
         queue,
@@ -413,7 +413,7 @@ def job_from_row(row: Row) -> Job:
         leased_until,
     ) = row
     unpacked, stepped = unpack_job_options(bytes(options))
-    job = Job(job_id, queue, name, bytes(payload), unpacked, State(state), created_at, run_at)
+    job = EngineJob(job_id, queue, name, bytes(payload), unpacked, State(state), created_at, run_at)
     job.stepped = stepped
     job.started_at = started_at or 0
     job.finished_at = finished_at or 0
@@ -424,7 +424,7 @@ def job_from_row(row: Row) -> Job:
     job.cancel_requested = job.state is State.ACTIVE and reason == CANCEL_REQUESTED
     job.reason = "" if job.cancel_requested else reason
     if error_type:
-        job.error = JobError(error_type, error_message, traceback)
+        job.error = JobFailure(error_type, error_message, traceback)
     if progress is not None:
         job.progress = decode(bytes(progress), MSGPACK)
     if job.state is State.ACTIVE:
@@ -433,23 +433,23 @@ def job_from_row(row: Row) -> Job:
         job.last_token = token
     job.process = process
     if items:
-        job.stream = Stream(0, None, items)
+        job.stream = ItemStream(0, None, items)
     return job
 
 
-def mention_of(row: Row) -> Mention:
+def mention_of(row: Row) -> JobSummary:
     """A job in short, of a row of `MENTION`."""
     queue, job_id, name, state, created_at, run_at, started_at, finished_at, reason = row
     if state == State.ACTIVE.value and reason == CANCEL_REQUESTED:
         reason = ""
-    return Mention(
+    return JobSummary(
         queue, job_id, name, State(state), created_at, run_at, started_at or 0, finished_at or 0, reason
     )
 
 
 def records(alias: str, queue: str, ids: Sequence[str], *, belongings: bool = True) -> dict[str, JobRecord]:
     """Jobs of a queue, read from the tables: with all that belongs to them, or their rows alone."""
-    found: dict[str, Job] = {}
+    found: dict[str, EngineJob] = {}
     for chunk in chunked(ids):
         mine = {"queue": queue, "job_id__in": chunk}
         for row in job_rows(models.Job.objects.using(alias).filter(**mine)):
@@ -460,7 +460,7 @@ def records(alias: str, queue: str, ids: Sequence[str], *, belongings: bool = Tr
     return {job_id: job.record() for job_id, job in found.items()}
 
 
-def read_belongings(alias: str, queue: str, jobs: dict[str, Job], *, logs: bool = True) -> None:
+def read_belongings(alias: str, queue: str, jobs: dict[str, EngineJob], *, logs: bool = True) -> None:
     """Give jobs of one queue their results, ended runs and log lines."""
     for chunk in chunked(list(jobs)):
         mine = {"queue": queue, "job_id__in": chunk}
@@ -468,8 +468,8 @@ def read_belongings(alias: str, queue: str, jobs: dict[str, Job], *, logs: bool 
             jobs[row[1]].result = bytes(row[3])
         for row in raw_values(_of(models.JobAttempt, alias).filter(**mine).order_by("id"), ATTEMPT):
             job = jobs[row[1]]
-            error = JobError(*row[7:]) if row[7] else None
-            job.history = [*(job.history or ()), Attempt(row[2], row[3], row[4], row[5], row[6], error)]
+            error = JobFailure(*row[7:]) if row[7] else None
+            job.history = [*(job.history or ()), AttemptRecord(row[2], row[3], row[4], row[5], row[6], error)]
             job.noted = len(job.history)
         if logs:
             for row in raw_values(_of(models.JobLog, alias).filter(**mine).order_by("id"), LOG):
@@ -477,12 +477,12 @@ def read_belongings(alias: str, queue: str, jobs: dict[str, Job], *, logs: bool 
                 job.logs = [*(job.logs or ()), (row[2], row[3])]
 
 
-def letter_from_row(row: Row) -> DeadLetter:
+def letter_from_row(row: Row) -> DeadLetterRecord:
     """The dead letter of a row of `LETTER`."""
     queue, job_id, name, reason, error_type, message, entered_at, expires_at, retries, next_retry, unmet = row
     again = next_retry or 0
     keys = tuple((other, one) for other, one in json.loads(unmet)) if unmet else ()
-    return DeadLetter(
+    return DeadLetterRecord(
         queue, job_id, reason, entered_at, expires_at, retries, again, name, error_type, message, keys
     )
 

@@ -17,12 +17,12 @@ from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.clocksteps import STEP, keep_lengths
 from djqueue.core.deadline import remaining, within
-from djqueue.core.diagnostics import Diagnostics, Line
+from djqueue.core.diagnostics import DiagnosticLine, Diagnostics
 from djqueue.core.engine import DEFAULT_POLICY, NO_CLAIMS, Engine
 from djqueue.core.errors import ConfigurationError, StorageError, StorageUnavailableError
 from djqueue.core.explain import Explanation
 from djqueue.core.flow import outside
-from djqueue.core.graph import MOST, FlowGraph, Link
+from djqueue.core.graph import MOST, FlowGraph, JobLink
 from djqueue.core.groups import NO_LIMIT, GroupWords
 from djqueue.core.job import (
     Batch,
@@ -30,12 +30,12 @@ from djqueue.core.job import (
     Claimed,
     ClaimRequest,
     Emission,
+    EngineJob,
     EnqueueResult,
     Finished,
     Incident,
     ItemMark,
     ItemPage,
-    Job,
     JobRecord,
     Lease,
     Outcome,
@@ -43,7 +43,6 @@ from djqueue.core.job import (
 )
 from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept, sweep
-from djqueue.core.mentions import MentionPage
 from djqueue.core.metrics import DEFAULT_TIERS, Bucket, Tiers
 from djqueue.core.options import MAX_INTEGER, JobKey
 from djqueue.core.pages import JobPage
@@ -51,17 +50,18 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.states import REUSABLE, TERMINAL, State
-from djqueue.storage import room
+from djqueue.core.summaries import JobSummaryPage
+from djqueue.storage import backpressure
 from djqueue.storage.base import P, T
 from djqueue.storage.engined import WORKER_TTL, EngineStorage
 
 from . import diagnosis, metrics, recovery, rows
-from .away import in_one_line, named
 from .clock import DatabaseClock
+from .dberrors import in_one_line, named
 from .dialects import Dialect
 from .export import DatabaseExport
 from .groups import recorded_modes, row_of
-from .inspector import Inspector
+from .inspector import DatabaseInspector
 from .journal import DatabaseJournal, LeaseLost, Waiter
 from .lease import SchedulerLease
 from .metrics import DatabaseMetrics
@@ -123,14 +123,14 @@ class SchedulerStorage(EngineStorage):
         self._inserter = _EngineInserter(dialect, clock, self)
         self._staging = DatabaseStaging(dialect, clock, self.enqueue_at_once, self._settle)
         self._export = DatabaseExport(dialect.alias, self._flush)
-        self._inspector = Inspector(dialect.alias)
+        self._inspector = DatabaseInspector(dialect.alias)
         self._identity = threading.Condition()
         """Held while the engine and the tables are asked for ids, and while the engine forgets ended jobs;
         not while others are told of anything.
         """
         self._pins = 0
         """How many are at work with ids that they have looked up: until they are done none is forgotten."""
-        self._forgettable: list[Job] = []
+        self._forgettable: list[EngineJob] = []
         self._inbox = threading.RLock()
         self._retention = {
             name: policy.retention
@@ -265,7 +265,7 @@ class SchedulerStorage(EngineStorage):
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """See `Storage.enqueue`. Inside a transaction the jobs are part of it, and do not wait for room."""
         if self.engine.may_block and not connections[self._alias].in_atomic_block:
-            return room.enqueue(self, self.engine.policy, batches, self.enqueue_at_once)
+            return backpressure.enqueue(self, self.engine.policy, batches, self.enqueue_at_once)
         return self.enqueue_at_once(batches)
 
     def enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -309,7 +309,7 @@ class SchedulerStorage(EngineStorage):
         if self.engine.may_block:
             if _called_by_sync_code():
                 return await self.acall(self.enqueue, batches)
-            return await room.aenqueue(self, self.engine.policy, batches, self._enqueue_soon)
+            return await backpressure.aenqueue(self, self.engine.policy, batches, self._enqueue_soon)
         return await self._enqueue_soon(batches)
 
     async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -625,7 +625,7 @@ class SchedulerStorage(EngineStorage):
         self._take_successors(queue, [id])
         return super().flow(queue, id, limit)
 
-    def links(self, keys: Sequence[JobKey], most: int) -> Mapping[JobKey, Link]:
+    def links(self, keys: Sequence[JobKey], most: int) -> Mapping[JobKey, JobLink]:
         """See `EngineStorage.links`."""
         with self._identity:
             found = self.engine.links(keys, most)
@@ -658,7 +658,7 @@ class SchedulerStorage(EngineStorage):
 
     def about(
         self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
-    ) -> MentionPage:
+    ) -> JobSummaryPage:
         """See `Storage.about`."""
         self._flush()
         return self._inspector.about(subject, limit, cursor, queues)
@@ -673,7 +673,7 @@ class SchedulerStorage(EngineStorage):
         names = self.engine.queues()
         journal = self._journal
         lines = [
-            Line("storage.queues", "Storage", "queues", f"{len(names):,}"),
+            DiagnosticLine("storage.queues", "Storage", "queues", f"{len(names):,}"),
             *diagnosis.of_database(self._alias, now),
             *diagnosis.of_journal(journal.backlog, journal.flushed_at, self._ticked_at, now),
         ]
@@ -716,13 +716,13 @@ class SchedulerStorage(EngineStorage):
         with self._knowing((queue, job_id) for job_id in ids):
             return self.engine.update(queue, ids, priority, payload)
 
-    def revise(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
-        """See `Storage.revise`."""
+    def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        """See `Storage.replace_payload`."""
         self._check()
         self._wait_for_room()
         # One transaction: a job that waits again has its new payload, whoever dies when.
         with self._knowing([(queue, id)]), self._journal.together():
-            answer = self.engine.revise(queue, id, payload, old, retry=retry)
+            answer = self.engine.replace_payload(queue, id, payload, old, retry=retry)
         self._flush()
         return answer
 
@@ -1138,7 +1138,7 @@ class SchedulerStorage(EngineStorage):
             self._take(found)
         return len(found)
 
-    def _take(self, jobs: Mapping[int, Job]) -> None:
+    def _take(self, jobs: Mapping[int, EngineJob]) -> None:
         """Take in jobs, by the numbers of their rows; before them those that they wait for."""
         if not jobs:
             return
@@ -1169,7 +1169,7 @@ class SchedulerStorage(EngineStorage):
             self.engine.accept(new.values(), replacing)
             self._taken.update(new)
 
-    def _outside(self, jobs: Mapping[int, Job]) -> set[JobKey]:
+    def _outside(self, jobs: Mapping[int, EngineJob]) -> set[JobKey]:
         """Return what these rows depend on, other than one another, which keep their order."""
         wanted = {key for job in jobs.values() for key in job.options.depends_on}
         if wanted:
@@ -1178,7 +1178,7 @@ class SchedulerStorage(EngineStorage):
             )
         return wanted
 
-    def _take_found(self, jobs: Mapping[int, Job]) -> None:
+    def _take_found(self, jobs: Mapping[int, EngineJob]) -> None:
         """As `_take`, for rows that were read while others could take them in: what came of them may have
         ended since.
         """
@@ -1199,7 +1199,7 @@ class SchedulerStorage(EngineStorage):
 
     # Inside.
 
-    def _written(self, ended: list[Job]) -> None:
+    def _written(self, ended: list[EngineJob]) -> None:
         with self._identity:
             self._forgettable += ended
             self._forget()

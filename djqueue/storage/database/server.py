@@ -21,7 +21,7 @@ from djqueue.core.errors import ConfigurationError, StorageError
 
 from .accepting import BACKLOG, Limits, accept, bind_tcp, log
 from .address import Address
-from .away import named
+from .dberrors import named
 from .folder import private_folder, remove_stale_socket
 from .scheduler import SchedulerStorage
 from .session import Session, abort
@@ -34,7 +34,7 @@ GRACE = 5.0
 """Seconds for which the end waits for answers that are being worked out, and for them to be sent."""
 
 
-class Server:
+class SchedulerServer:
     """Serves a storage on a socket, on a thread of its own.
 
     inbox: called when a producer says that it has written jobs.

@@ -27,12 +27,12 @@ from .scheduler import accepted_claims
 from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
 if TYPE_CHECKING:
-    from .server import Server
+    from .server import SchedulerServer
 
 logger = logging.getLogger("djqueue.server")
 failures = ThrottledLog(logger, 10.0)
 
-VERBS = frozenset(
+OPERATIONS = frozenset(
     {
         "enqueue_at_once",
         "enqueue_written",
@@ -45,7 +45,7 @@ VERBS = frozenset(
         "move",
         "reschedule",
         "update",
-        "revise",
+        "replace_payload",
         "retry",
         "remove",
         "queues",
@@ -84,19 +84,19 @@ VERBS = frozenset(
         "register_worker",
         "unregister_worker",
         "workers",
-        "steer_worker",
-        "keep_dump",
+        "control_worker",
+        "save_dump",
         "worker_dump",
         "maintain",
     }
 )
 AT_ONCE = frozenset(
-    {"renew", "report", "register_worker", "unregister_worker", "steer_worker", "keep_dump", "worker_dump"}
+    {"renew", "report", "register_worker", "unregister_worker", "control_worker", "save_dump", "worker_dump"}
 )
 """Verbs that wait for nothing."""
 WRITTEN = {"emit": "emit_written"}
 """Verbs whose answers are given once what they changed is committed: the caller forgets it then."""
-SUBSCRIPTIONS = frozenset({"subscribe", "listen", "follow_worker", "unsubscribe"})
+SUBSCRIPTIONS = frozenset({"subscribe", "listen", "on_worker_command", "unsubscribe"})
 FIRST_FRAME = 5.0
 """Seconds within which a client has to show its token, or to begin its first request."""
 MAX_TOKEN_FRAME = 4_096
@@ -113,7 +113,7 @@ class Session:
 
     def __init__(
         self,
-        server: "Server",
+        server: "SchedulerServer",
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         refusal: str | None,
@@ -179,17 +179,17 @@ class Session:
             frame = await self._frame(MAX_FRAME)
             if not _is_request(frame):
                 raise SerializationError("not a request")
-            number, verb, args, kwargs = frame
-            if verb == "inbox":
+            number, operation, args, kwargs = frame
+            if operation == "inbox":
                 self._server.inbox()
-            elif verb == "ping":
+            elif operation == "ping":
                 self._reply(number, *(("ok", None) if self._server.holds() else ("lost",)))
-            elif verb in AT_ONCE:
-                self._reply(number, *self._do(verb, args, kwargs))
-            elif verb in SUBSCRIPTIONS:
-                self._reply(number, *self._subscribe(verb, args))
+            elif operation in AT_ONCE:
+                self._reply(number, *self._do(operation, args, kwargs))
+            elif operation in SUBSCRIPTIONS:
+                self._reply(number, *self._subscribe(operation, args))
             else:
-                self._start(self._answer(number, verb, args, kwargs))
+                self._start(self._answer(number, operation, args, kwargs))
 
     async def _frame(self, limit: int) -> Any:
         head, self._head = self._head, b""
@@ -203,11 +203,11 @@ class Session:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, number: int, verb: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-        if verb == "finish":
+    async def _answer(self, number: int, operation: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+        if operation == "finish":
             self._reply(number, *await self._finish(args, kwargs))
         else:
-            self._reply(number, *await self._server.in_thread(self._do, verb, args, kwargs))
+            self._reply(number, *await self._server.in_thread(self._do, operation, args, kwargs))
 
     async def _finish(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
@@ -245,34 +245,34 @@ class Session:
             then = then._replace(process=self.process)
         return await self._server.storage.finish_written(outcomes, then)
 
-    def _do(self, verb: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def _do(self, operation: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
-            if verb not in VERBS:
-                raise StorageError(f"{verb!r} is no verb of the storage")
+            if operation not in OPERATIONS:
+                raise StorageError(f"{operation!r} is no verb of the storage")
             with self._server.errors_named():
-                return "ok", getattr(self._server.storage, WRITTEN.get(verb, verb))(*args, **kwargs)
+                return "ok", getattr(self._server.storage, WRITTEN.get(operation, operation))(*args, **kwargs)
         except Exception as error:
-            return _refusal(verb, error)
+            return _refusal(operation, error)
 
-    def _subscribe(self, verb: str, args: list[Any]) -> tuple[Any, ...]:
+    def _subscribe(self, operation: str, args: list[Any]) -> tuple[Any, ...]:
         try:
             number = args[0]
             # Also for one that is renewed: it would be told everything twice.
             if (unsubscribe := self._subscriptions.pop(number, None)) is not None:
                 unsubscribe()
             storage = self._server.storage
-            if verb == "listen":
+            if operation == "listen":
                 self._subscriptions[number] = storage.listen(args[1], lambda: self._wake(number))
-            elif verb == "follow_worker":
+            elif operation == "on_worker_command":
                 wake = partial(self._wake, number)
-                self._subscriptions[number] = storage.follow_worker(args[1], wake)
-            elif verb == "subscribe":
+                self._subscriptions[number] = storage.on_worker_command(args[1], wake)
+            elif operation == "subscribe":
                 _, queue, job_id = args
                 self._subscriptions[number] = storage.subscribe(
                     queue, lambda event: self._send_soon([0, "event", number, event]), job_id
                 )
         except Exception as error:
-            return _refusal(verb, error)
+            return _refusal(operation, error)
         return "ok", None
 
     def _wake(self, number: int) -> None:
@@ -346,9 +346,9 @@ def _is_request(frame: Any) -> bool:
     )
 
 
-def _refusal(verb: str, error: Exception) -> tuple[Any, ...]:
+def _refusal(operation: str, error: Exception) -> tuple[Any, ...]:
     if isinstance(error, DjqueueError):
         return "error", error.code, str(error)
-    kind = verb, type(error)
-    failures.log(logging.ERROR, kind, "A request of another process failed: %s", verb, exc_info=error)
+    kind = operation, type(error)
+    failures.log(logging.ERROR, kind, "A request of another process failed: %s", operation, exc_info=error)
     return "error", StorageError.code, f"{type(error).__name__}: {error}"

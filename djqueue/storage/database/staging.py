@@ -18,14 +18,14 @@ from djqueue.storage.staging import (
     ChunkMissingError,
     Counts,
     Manifest,
-    Publication,
+    PublicationState,
     Staging,
     check_chunk,
 )
 
 from . import wire
-from .away import named
 from .clock import set_right
+from .dberrors import named
 from .dialects import Dialect
 from .rows import chunked
 
@@ -77,7 +77,7 @@ class DatabaseStaging(Staging):
             self._chunks().bulk_create([chunk], ignore_conflicts=True)
         return KIND
 
-    def begin(self, manifest: Manifest, lifetime: int | None) -> Publication:
+    def begin(self, manifest: Manifest, lifetime: int | None) -> PublicationState:
         """See `Staging`."""
         with self._writing() as now:
             there = self._publication(manifest, now)
@@ -87,15 +87,15 @@ class DatabaseStaging(Staging):
                 there = self._publication(manifest, now)
                 assert there is not None
                 if there.write == manifest.write:
-                    return Publication("new", manifest)
+                    return PublicationState("new", manifest)
             found = manifest._replace(
                 version=there.version,
                 write=there.write,
                 parts=msgpack.unpackb(there.parts) if there.parts else {},
             )
             if there.done or there.version > manifest.version:
-                return Publication("done", found, _counts(there))
-            return Publication("resumed" if there.version == manifest.version else "unfinished", found)
+                return PublicationState("done", found, _counts(there))
+            return PublicationState("resumed" if there.version == manifest.version else "unfinished", found)
 
     def publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> list[Counts]:
         """See `Staging`."""

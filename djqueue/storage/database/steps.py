@@ -2,7 +2,7 @@
 
 from djqueue import models
 from djqueue.core.clocksteps import keep_lengths, log_step
-from djqueue.core.job import Job
+from djqueue.core.job import EngineJob
 from djqueue.core.states import LIVE, State
 
 from . import rows
@@ -37,9 +37,9 @@ def follow_missed_step(dialect: Dialect, step: int) -> None:
         dialect.update(models.DeadLetter, rows.KEY, ("next_retry_at",), moved)
 
 
-def _job(row: rows.Row) -> Job:
+def _job(row: rows.Row) -> EngineJob:
     _, queue, job_id, created_at, state, run_at, attempts, stalls, packed = row
     options, stepped = rows.unpack_job_options(bytes(packed))
-    job = Job(job_id, queue, "", b"", options, State(state), created_at, run_at)
+    job = EngineJob(job_id, queue, "", b"", options, State(state), created_at, run_at)
     job.attempts, job.stalls, job.stepped = attempts, stalls, stepped
     return job

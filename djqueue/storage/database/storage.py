@@ -14,7 +14,7 @@ from django.db import Error, connections
 
 from djqueue.core.breaker import Outage
 from djqueue.core.clock import Clock
-from djqueue.core.diagnostics import Diagnostics, Line
+from djqueue.core.diagnostics import DiagnosticLine, Diagnostics
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import (
     ConfigurationError,
@@ -35,17 +35,17 @@ from djqueue.storage.export import Export
 from djqueue.storage.staging import Staging
 
 from .address import default_address, parse_address
-from .away import drop_if_broken, in_one_line, named, raise_named
+from .bulkwrites import DatabaseBulkWriteReports
 from .client import ClientStorage
 from .clock import DatabaseClock
+from .dberrors import drop_if_broken, in_one_line, named, raise_named
 from .dialects import dialect_for
-from .imports import DatabaseImports
 from .journal import LeaseLost
 from .lease import TTL, SchedulerLease
 from .patience import TIMEOUT
 from .remedies import LOCKED
 from .scheduler import SchedulerStorage
-from .server import Server
+from .server import SchedulerServer
 
 logger = logging.getLogger("djqueue.scheduler")
 
@@ -129,7 +129,7 @@ class DatabaseStorage(Storage):
         self._deposed: SchedulerStorage | None = None
         """What this process was until another one took its place."""
         self._lease: SchedulerLease | None = None
-        self._server: Server | None = None
+        self._server: SchedulerServer | None = None
         self._closing = threading.Event()
         self.on_lost: Callable[[], None] | None = None
         """Called when another process has taken the scheduler's place: nothing more can be written."""
@@ -188,7 +188,7 @@ class DatabaseStorage(Storage):
         with named(self._alias):
             found = self._active.diagnostics()
         return found._replace(
-            lines=[Line("storage.where", "Storage", "where", self.describe()), *found.lines]
+            lines=[DiagnosticLine("storage.where", "Storage", "where", self.describe()), *found.lines]
         )
 
     @property
@@ -230,9 +230,9 @@ class DatabaseStorage(Storage):
         return self._active is not self._client
 
     @cached_property
-    def imports(self) -> DatabaseImports:
+    def imports(self) -> DatabaseBulkWriteReports:
         """The reports of bulk writes, which every process writes and reads for itself."""
-        return DatabaseImports(self._alias, self._clock)
+        return DatabaseBulkWriteReports(self._alias, self._clock)
 
     def transaction_of(self, batch: Batch) -> str | None:
         """See `Storage.transaction_of`."""
@@ -273,7 +273,7 @@ class DatabaseStorage(Storage):
         server = None
         try:
             counts = storage.open()
-            server = Server(
+            server = SchedulerServer(
                 storage,
                 self._address,
                 self._token,

@@ -16,20 +16,20 @@ import msgpack
 
 from djqueue.codecs import MSGPACK, decode, encode
 from djqueue.core import job as records
-from djqueue.core.diagnostics import Diagnostics, Line
+from djqueue.core.diagnostics import DiagnosticLine, Diagnostics
 from djqueue.core.errors import SerializationError
-from djqueue.core.explain import Dependency, Explanation, Holder
+from djqueue.core.explain import BlockingJob, Dependency, Explanation
 from djqueue.core.graph import FlowEdge, FlowGraph, FlowNode
 from djqueue.core.groups import GroupLimit, GroupOverview
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import Swept
-from djqueue.core.mentions import Mention, MentionPage
 from djqueue.core.metrics import Bucket, Histogram, RunStats
 from djqueue.core.options import JobOptions
 from djqueue.core.overview import GroupsOverview, Overview, QueueOverview, Totals
 from djqueue.core.pages import JobPage
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
+from djqueue.core.summaries import JobSummary, JobSummaryPage
 
 from .scan import has_more_values
 
@@ -52,16 +52,16 @@ RECORDS: tuple[type, ...] = (
     records.Finished,
     records.Lease,
     records.Renewal,
-    records.Report,
+    records.ProgressReport,
     records.Event,
-    records.DeadLetter,
+    records.DeadLetterRecord,
     records.CancelResult,
     records.WorkerInfo,
     records.JobRecord,
-    records.JobError,
-    records.Attempt,
+    records.JobFailure,
+    records.AttemptRecord,
     Swept,
-    records.LetterPage,
+    records.DeadLetterPage,
     GroupLimit,
     LimiterState,
     records.Emission,
@@ -71,16 +71,16 @@ RECORDS: tuple[type, ...] = (
     QueueOverview,
     Overview,
     Dependency,
-    Holder,
+    BlockingJob,
     Explanation,
     Histogram,
     RunStats,
     Bucket,
     JobPage,
-    Line,
+    DiagnosticLine,
     Diagnostics,
-    Mention,
-    MentionPage,
+    JobSummary,
+    JobSummaryPage,
     records.RunningJob,
     records.WorkerDump,
     GroupOverview,

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from djqueue.core.errors import StorageError
 from djqueue.core.groups import GroupLimit
-from djqueue.core.job import DeadLetter, JobRecord
+from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.limiter import Rate
 
 from . import records
 from .keys import CommonKeys, QueueKeys
 from .options import MirrorOptions
 from .records import STATES, pack_text, text, unpack
-from .roundtrips import Call, Command, Steps
+from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 ENTRIES = 200
@@ -41,7 +41,7 @@ class DataLostError(StorageError):
     """A queue was obliterated, or Redis has lost its data, while it was copied."""
 
 
-class Run(Protocol):
+class RunSteps(Protocol):
     """`Roundtrips.run`."""
 
     def __call__(self, steps: Steps[T]) -> T: ...
@@ -60,7 +60,7 @@ class Controls(NamedTuple):
     """What, under None to all; None if it was read before."""
 
 
-class Reading(NamedTuple):
+class ChangeBatch(NamedTuple):
     """The next changes of a queue."""
 
     word: str
@@ -74,7 +74,7 @@ class Reading(NamedTuple):
     controls: Controls
 
 
-class Place(NamedTuple):
+class ChangePosition(NamedTuple):
     """The end of a queue's stream at one moment."""
 
     mark: Mark
@@ -84,7 +84,7 @@ class Place(NamedTuple):
     """Which one that is."""
 
 
-class Changes:
+class ChangeStream:
     """The changes of all queues of one storage. Methods may be called from any thread.
 
     options: what the mirror is to keep.
@@ -93,7 +93,7 @@ class Changes:
 
     def __init__(
         self,
-        run: Run,
+        run: RunSteps,
         keys: Callable[[str], QueueKeys],
         common: CommonKeys,
         options: MirrorOptions,
@@ -112,8 +112,8 @@ class Changes:
 
     def _queues(self) -> Steps[tuple[list[str], dict[str, int]]]:
         # In this order: if data is lost in between, no queue is taken for one that was obliterated.
-        [names] = yield [Command((b"SMEMBERS", self._common.key("queues")))]
-        [followed] = yield [Command((b"HGETALL", self._common.key("mirror")))]
+        [names] = yield [RedisCommand((b"SMEMBERS", self._common.key("queues")))]
+        [followed] = yield [RedisCommand((b"HGETALL", self._common.key("mirror")))]
         pairs = followed.items() if isinstance(followed, dict) else zip(*[iter(followed)] * 2, strict=True)
         return sorted(map(text, names)), {text(name): int(since) for name, since in pairs}
 
@@ -123,44 +123,44 @@ class Changes:
         lost.
         """
         arguments = [pack_text(queue), since]
-        self._run(_asked(Call(script("trust"), self._common, arguments, lane=False)))
+        self._run(_asked(ScriptCall(script("trust"), self._common, arguments, sequence=False)))
 
     def forget(self, queue: str) -> None:
         """Note that the queue is not followed."""
-        self._run(_asked(Command((b"HDEL", self._common.key("mirror"), pack_text(queue)))))
+        self._run(_asked(RedisCommand((b"HDEL", self._common.key("mirror"), pack_text(queue)))))
 
     # The stream.
 
-    def next(self, queue: str, said: int | None = None) -> Reading:
+    def next(self, queue: str, said: int | None = None) -> ChangeBatch:
         """What has changed; the same again until it is acknowledged. said: as it was read before."""
         arguments = [ENTRIES, b"" if said is None else said]
-        call = Call(script("changes"), self._keys(queue), arguments, lane=False)
+        call = ScriptCall(script("changes"), self._keys(queue), arguments, sequence=False)
         word, before, after, told, found, *groups = self._run(_asked(call))
         ids = dict.fromkeys(job_id for _, packed in found for job_id in unpack(packed))
         entries = [entry for entry, _ in found]
-        return Reading(text(word), before, after, entries, list(ids), _controls(told, *groups))
+        return ChangeBatch(text(word), before, after, entries, list(ids), _controls(told, *groups))
 
     def acknowledge(self, queue: str, entries: Sequence[bytes]) -> None:
         """Have these not given again."""
         if entries:
             words = (b"XACK", self._keys(queue).key("log"), b"mirror", *entries)
-            self._run(_asked(Command(words)))
+            self._run(_asked(RedisCommand(words)))
 
-    def follow(self, queue: str) -> Place:
+    def follow(self, queue: str) -> ChangePosition:
         """Follow the stream, if nobody does; its end, behind which `go_on` may go on."""
-        return Place(*self._run(self._follow(queue)))
+        return ChangePosition(*self._run(self._follow(queue)))
 
-    def go_on(self, queue: str, place: Place) -> Mark:
+    def go_on(self, queue: str, place: ChangePosition) -> Mark:
         """Follow the stream from behind this place on: all before it has been seen in another way."""
         mark: Mark = self._run(self._follow(queue, place.entry, place.number))[0]
         return mark
 
     def leave(self, queue: str) -> None:
         """Let go of the stream of a queue that is not there any more."""
-        self._run(_asked(Command((b"UNLINK", self._keys(queue).key("log")))))
+        self._run(_asked(RedisCommand((b"UNLINK", self._keys(queue).key("log")))))
 
     def _follow(self, queue: str, *place: bytes | int) -> Steps[Any]:
-        return _asked(Call(script("follow"), self._keys(queue), place, lane=False))
+        return _asked(ScriptCall(script("follow"), self._keys(queue), place, sequence=False))
 
     # The jobs.
 
@@ -171,7 +171,7 @@ class Changes:
         cursor = b"0"
         while True:
             arguments = [cursor, SCANNED, EVERY, b""]
-            call = Call(script("scan"), self._keys(queue), arguments, lane=False)
+            call = ScriptCall(script("scan"), self._keys(queue), arguments, sequence=False)
             [cursor, entries] = self._run(_asked(call))
             yield [text(job_id) for job_id in entries[1::2]]
             if cursor == b"0":
@@ -187,7 +187,7 @@ class Changes:
             some = ids[first : first + RECORDS]
             theirs = [*map(keys.result, some), *map(keys.log_lines, some)]
             arguments = [*map(pack_text, some)]
-            call = Call(script("records"), keys, arguments, theirs, lane=False)
+            call = ScriptCall(script("records"), keys, arguments, theirs, sequence=False)
             [[now, present, replies]] = yield [call]
             if present != mark:
                 raise DataLostError
@@ -198,15 +198,15 @@ class Changes:
             ]
         return found
 
-    def letters(self, queue: str, ids: Sequence[str]) -> dict[str, DeadLetter]:
+    def letters(self, queue: str, ids: Sequence[str]) -> dict[str, DeadLetterRecord]:
         """The dead letters of those of the jobs that have one."""
         words = (b"HMGET", self._keys(queue).key("letters"), *map(pack_text, ids))
-        found = self._run(_asked(Command(words))) if ids else []
+        found = self._run(_asked(RedisCommand(words))) if ids else []
         pairs = zip(ids, found, strict=True)
         return {job_id: records.letter(queue, job_id, data) for job_id, data in pairs if data is not None}
 
 
-def _asked(call: Call | Command) -> Steps[Any]:
+def _asked(call: ScriptCall | RedisCommand) -> Steps[Any]:
     [answer] = yield [call]
     return answer
 

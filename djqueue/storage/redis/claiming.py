@@ -12,7 +12,7 @@ from . import records
 from .keys import QueueKeys
 from .limits import NOTHING_GRANTED, SERVED, SHORT, Grant, SharedLimits, permit
 from .records import pack, pack_text, text
-from .roundtrips import Call, Command, Steps
+from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 BULK = 1_000
@@ -107,7 +107,7 @@ class Claiming:
         first = next(self._rotation) % len(queues)
         order = [*queues[first:], *queues[:first]]
         # Most are empty most of the time: to see that takes one round trip for all of them.
-        looks = yield [Call(script("peek"), self._keys(queue), (), lane=False) for queue in order]
+        looks = yield [ScriptCall(script("peek"), self._keys(queue), (), sequence=False) for queue in order]
         found = [queue for queue, look in zip(order, looks, strict=True) if look[0]]
         for queue in self._limits.in_line.intersection(order).difference(found):
             yield from self._limits.leave(str(self._policy(queue).limiter), queue)
@@ -201,7 +201,9 @@ class Claiming:
                 rate.per if rate is not None else b"",
                 concurrency if concurrency is not None else b"",
             ]
-            [[left, reply]] = yield [Call(script("quick"), keys, [*heading, *told], results)]
+            [[left, reply]] = yield [
+                ScriptCall(script("finish_and_claim_fast"), keys, [*heading, *told], results)
+            ]
             if reply[0] == b"full":
                 reply = None
                 self._intricate[queue] = NOT_QUICK
@@ -209,12 +211,12 @@ class Claiming:
             bounded = (b"", b"") if grant.whole is None else (grant.permits, grant.whole)
             arguments = [len(outcomes), worker, slots, *_limits(policy), names, *bounded, int(others)]
             arguments += [int(request is not None and not request.stalled), *told]
-            [[left, reply]] = yield [Call(script("work"), keys, arguments, results)]
+            [[left, reply]] = yield [ScriptCall(script("finish_and_claim"), keys, arguments, results)]
         word, flags, first, wait, overflow, *more, now = reply
         short, found, streamed = more if len(more) == 3 else (0, more[0], ())
         if streamed:
             items = [keys.items(text(job_id)) for job_id in streamed]
-            yield [Call(script("settle"), keys, streamed, items)]
+            yield [ScriptCall(script("settle"), keys, streamed, items)]
         if word == b"again":
             found = yield from self._claimed_again(keys, found)
         if overflow:
@@ -237,8 +239,8 @@ class Claiming:
         if not ids:
             return []
         blobs, sts = yield [
-            Command((b"HMGET", keys.key("jobs"), *ids)),
-            Command((b"HMGET", keys.key("st"), *ids)),
+            RedisCommand((b"HMGET", keys.key("jobs"), *ids)),
+            RedisCommand((b"HMGET", keys.key("st"), *ids)),
         ]
         found: list[Any] = []
         for job_id, blob, st in zip(ids, blobs, sts, strict=True):

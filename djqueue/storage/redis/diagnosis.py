@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import redis
 
-from djqueue.core.diagnostics import BAD, OK, WARN, Line, size
+from djqueue.core.diagnostics import BAD, OK, WARN, DiagnosticLine, size
 from djqueue.core.errors import StorageError
 
 from . import health
 from .connections import Connections
 from .keys import QueueKeys
-from .roundtrips import Call, Steps
+from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
 SAMPLED_QUEUES = 20
@@ -18,65 +18,67 @@ SAMPLED_QUEUES = 20
 UNSEEN = "It may not be asked: INFO, CONFIG GET and MEMORY USAGE are needed for this page only."
 
 
-def of_servers(connections: Connections) -> list[Line]:
+def of_servers(connections: Connections) -> list[DiagnosticLine]:
     """Of every master. Raises nothing: one that cannot be asked is told so."""
-    lines: list[Line] = []
+    lines: list[DiagnosticLine] = []
     try:
         for number, (where, server) in enumerate(health.servers(connections)):
             suffix = f":{number}" if number else ""
             if isinstance(server, Exception):
                 reason = " ".join(str(server).split())
-                lines.append(Line(f"server.up{suffix}", where, "answers", "no", BAD, reason))
+                lines.append(DiagnosticLine(f"server.up{suffix}", where, "answers", "no", BAD, reason))
             else:
                 lines += [line._replace(key=line.key + suffix, group=where) for line in _server(server)]
     except (redis.RedisError, OSError, StorageError) as error:
         reason = " ".join(str(error).split())
-        lines.append(Line("server.up", connections.describe(), "answers", "no", BAD, reason))
+        lines.append(DiagnosticLine("server.up", connections.describe(), "answers", "no", BAD, reason))
     return lines
 
 
-def of_keys(queues: Sequence[QueueKeys]) -> Steps[list[Line]]:
+def of_keys(queues: Sequence[QueueKeys]) -> Steps[list[DiagnosticLine]]:
     """Bytes by kind of key, of some queues, each from five samples."""
     some = queues[:SAMPLED_QUEUES]
     if not some:
         return []
     called = script("sizes")
-    answers = yield [Call(called, keys, (), lane=False) for keys in some]
+    answers = yield [ScriptCall(called, keys, (), sequence=False) for keys in some]
     note = ""
     if len(queues) > len(some):
         note = f"Of the first {len(some)} of {len(queues):,} queues."
     lines = []
     for kind, sizes in zip(called.keys, zip(*answers, strict=True), strict=True):
         if min(sizes) < 0:
-            return [Line("keys.bytes", "Keys", "bytes", "unknown", OK, UNSEEN)]
+            return [DiagnosticLine("keys.bytes", "Keys", "bytes", "unknown", OK, UNSEEN)]
         there = [number for number in sizes if number]
         if there:
             value = f"{len(there):,} keys, {size(sum(there))}"
-            lines.append(Line(f"keys.{kind}", "Keys", kind, value, OK, note))
+            lines.append(DiagnosticLine(f"keys.{kind}", "Keys", kind, value, OK, note))
     return lines
 
 
-def _server(server: health.Server) -> Iterator[Line]:
+def _server(server: health.MasterInfo) -> Iterator[DiagnosticLine]:
     info = server.info
     if info is None:
-        yield Line("server.info", "", "INFO", "not allowed", OK, UNSEEN)
+        yield DiagnosticLine("server.info", "", "INFO", "not allowed", OK, UNSEEN)
         info = {}
     known = {**health.from_info(info), **(server.config or {})}
     for key, label, names in PLAIN:
         values = [info[name] for name in names if name in info]
         if values:
-            yield Line(f"server.{key}", "", label, " ".join(values))
+            yield DiagnosticLine(f"server.{key}", "", label, " ".join(values))
     if "evicted_keys" in info:
         evicted = int(info["evicted_keys"])
         note = "Jobs, or results, are gone: see maxmemory-policy." if evicted else ""
-        yield Line("server.evicted", "", "evicted keys", f"{evicted:,}", BAD if evicted else OK, note)
+        yield DiagnosticLine(
+            "server.evicted", "", "evicted keys", f"{evicted:,}", BAD if evicted else OK, note
+        )
     policy = known.get("maxmemory-policy")
     if policy is None:
-        yield Line("server.policy", "", "maxmemory-policy", "unknown", OK, UNSEEN)
+        yield DiagnosticLine("server.policy", "", "maxmemory-policy", "unknown", OK, UNSEEN)
     else:
         is_safe = policy == "noeviction"
         note = "" if is_safe else "When the memory is full, Redis deletes jobs: set it to noeviction."
-        yield Line("server.policy", "", "maxmemory-policy", policy, OK if is_safe else BAD, note)
+        yield DiagnosticLine("server.policy", "", "maxmemory-policy", policy, OK if is_safe else BAD, note)
     yield from _fragmentation(info)
     yield from _persistence(info, known)
     yield from _replicas(info)
@@ -96,16 +98,16 @@ PLAIN = (
 """(key, label, names in INFO)."""
 
 
-def _fragmentation(info: Mapping[str, str]) -> Iterator[Line]:
+def _fragmentation(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:
     if "mem_fragmentation_ratio" in info and "used_memory" in info:
         ratio = float(info["mem_fragmentation_ratio"])
         # Of a server that has next to nothing it says nothing.
         is_high = ratio > 1.5 and int(info["used_memory"]) > 100_000_000
         level, note = (WARN, "More is taken from the system than is used.") if is_high else (OK, "")
-        yield Line("server.fragmentation", "", "fragmentation", f"{ratio:g}", level, note)
+        yield DiagnosticLine("server.fragmentation", "", "fragmentation", f"{ratio:g}", level, note)
 
 
-def _persistence(info: Mapping[str, str], known: Mapping[str, str]) -> Iterator[Line]:
+def _persistence(info: Mapping[str, str], known: Mapping[str, str]) -> Iterator[DiagnosticLine]:
     appended = known.get("appendonly")
     saves = known.get("save")
     if appended is None:
@@ -113,24 +115,24 @@ def _persistence(info: Mapping[str, str], known: Mapping[str, str]) -> Iterator[
     value = f"appendonly {appended}" + (f", save {saves!r}" if saves is not None else "")
     is_lost = appended == "no" and saves == ""
     note = "A restart forgets every job." if is_lost else ""
-    yield Line("server.persistence", "", "persistence", value, WARN if is_lost else OK, note)
+    yield DiagnosticLine("server.persistence", "", "persistence", value, WARN if is_lost else OK, note)
     for name in ("aof_last_write_status", "rdb_last_bgsave_status"):
         if info.get(name, "ok") != "ok":
-            yield Line(
+            yield DiagnosticLine(
                 f"server.{name}", "", name, info[name], BAD, "What was written last is not on the disk."
             )
 
 
-def _replicas(info: Mapping[str, str]) -> Iterator[Line]:
+def _replicas(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:
     count = int(info.get("connected_slaves", "0"))
     if "connected_slaves" in info:
-        yield Line("server.replicas", "", "replicas", str(count))
+        yield DiagnosticLine("server.replicas", "", "replicas", str(count))
     there = int(info.get("master_repl_offset", "0"))
     for number in range(count):
         fields = dict(part.split("=", 1) for part in info.get(f"slave{number}", "").split(",") if "=" in part)
         if "offset" in fields:
             behind = max(0, there - int(fields["offset"]))
-            yield Line(
+            yield DiagnosticLine(
                 f"server.replica_{number}",
                 "",
                 f"replica {number} is behind by",

@@ -18,9 +18,9 @@ from djqueue.storage.export import (
     DEAD_COLUMNS,
     RESULT_COLUMNS,
     Export,
+    ExportFilter,
+    ExportPart,
     Page,
-    Part,
-    Wanted,
     attempt_rows,
     page_of,
     result_rows,
@@ -29,7 +29,7 @@ from djqueue.storage.export import (
 from . import records
 from .keys import QueueKeys
 from .records import ENDED, LETTERS, NUMBER, SIZE, STATES, TWO, text, unpack
-from .roundtrips import Call, Command, Steps
+from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 HASHES = {"jobs": "jobs", "results": "st", "attempts": "st", "dead": "letters"}
@@ -62,21 +62,21 @@ class RedisExport(Export):
         self._keys = keys
         self._queues = queues
 
-    def parts(self, wanted: Wanted, many: int) -> list[Part]:
+    def parts(self, wanted: ExportFilter, many: int) -> list[ExportPart]:
         """See `Export`."""
         names = list(wanted.queues) if wanted.queues is not None else self._queues()
         kind = _hash_of(wanted)
-        lengths = self._run(_ask([Command((b"HLEN", self._keys(name).key(kind))) for name in names]))
+        lengths = self._run(_ask([RedisCommand((b"HLEN", self._keys(name).key(kind))) for name in names]))
         least = max(LEAST, sum(lengths) // many)
-        found: list[Part] = []
+        found: list[ExportPart] = []
         for name, length in zip(names, lengths, strict=True):
             divisor = 1
             while divisor < MOST_PARTS and length >= 2 * divisor * least:
                 divisor *= 2
-            found += [Part(name, rest, divisor, length // divisor) for rest in range(divisor)]
+            found += [ExportPart(name, rest, divisor, length // divisor) for rest in range(divisor)]
         return found
 
-    def pages(self, wanted: Wanted, part: Part, size: int) -> Iterator[Page]:
+    def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
         """See `Export`: the next page is on its way while one is used."""
         seen: set[bytes] = set()
         with ThreadPoolExecutor(1, "djqueue-export") as aside:
@@ -90,7 +90,7 @@ class RedisExport(Export):
                     return
 
     def _read(
-        self, wanted: Wanted, part: Part, cursor: bytes, size: int
+        self, wanted: ExportFilter, part: ExportPart, cursor: bytes, size: int
     ) -> tuple[bytes, "Replies", dict[bytes, bytes | None]]:
         answer: tuple[bytes, Replies, dict[bytes, bytes | None]] = self._run(
             self._ask_page(wanted, part, cursor, size)
@@ -98,7 +98,7 @@ class RedisExport(Export):
         return answer
 
     def _ask_page(
-        self, wanted: Wanted, part: Part, cursor: bytes, size: int
+        self, wanted: ExportFilter, part: ExportPart, cursor: bytes, size: int
     ) -> Steps[tuple[bytes, "Replies", dict[bytes, bytes | None]]]:
         keys = self._keys(part.place)
         arguments = [
@@ -114,13 +114,13 @@ class RedisExport(Export):
             b"1" if "payload" in wanted.columns else b"",
             b"1" if wanted.table == "attempts" else b"",
         ]
-        [[following, now, found]] = yield [Call(script("export"), keys, arguments, lane=False)]
+        [[following, now, found]] = yield [ScriptCall(script("export"), keys, arguments, sequence=False)]
         each = 3 if wanted.table == "dead" else 4
         replies = Replies(int(now), *(found[place::each] for place in range(each)))
         results: dict[bytes, bytes | None] = {}
         if wanted.table == "results" and "result" in wanted.columns and replies.ids:
             places = [keys.result(text(job_id)) for job_id in replies.ids]
-            [values] = yield [Command((b"MGET", *places))]
+            [values] = yield [RedisCommand((b"MGET", *places))]
             results = dict(zip(replies.ids, values, strict=True))
         return following, replies, results
 
@@ -135,30 +135,30 @@ class Replies(NamedTuple):
     histories: Sequence[bytes] = ()
 
 
-def _ask(calls: list[Call | Command]) -> Steps[list[Any]]:
+def _ask(calls: list[ScriptCall | RedisCommand]) -> Steps[list[Any]]:
     return (yield calls) if calls else []
 
 
-def _hash_of(wanted: Wanted) -> str:
+def _hash_of(wanted: ExportFilter) -> str:
     if wanted.table == "jobs" and wanted.states is not None and State.WAITING not in wanted.states:
         return "st"
     return HASHES[wanted.table]
 
 
-def _letters(wanted: Wanted) -> bytes:
+def _letters(wanted: ExportFilter) -> bytes:
     states: frozenset[State] = wanted.states or frozenset(State)
     if wanted.table == "results":
         states &= TERMINAL
     return b"".join(LETTERS[state] for state in states)
 
 
-def _is_looked_at_here(wanted: Wanted) -> bool:
+def _is_looked_at_here(wanted: ExportFilter) -> bool:
     """Whether a job has several times, or others than the script looks at."""
     return wanted.table in ("attempts", "dead")
 
 
 def _page(
-    wanted: Wanted, queue: str, replies: Replies, results: dict[bytes, bytes | None], seen: set[bytes]
+    wanted: ExportFilter, queue: str, replies: Replies, results: dict[bytes, bytes | None], seen: set[bytes]
 ) -> Page:
     fresh = seen.isdisjoint(replies.ids) and len(set(replies.ids)) == len(replies.ids)
     if not fresh:
@@ -197,7 +197,7 @@ def _record(
     return records.record(queue, text(job_id), parts, now)
 
 
-def _dead(wanted: Wanted, queue: str, replies: Replies) -> Iterator[tuple[Any, ...]]:
+def _dead(wanted: ExportFilter, queue: str, replies: Replies) -> Iterator[tuple[Any, ...]]:
     for job_id, data, st in zip(replies.ids, replies.heads, replies.states, strict=True):
         letter = records.letter(queue, text(job_id), data)
         if not wanted.has_time(letter.entered_at):

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from djqueue.core.errors import OptionError
 from djqueue.storage.export import Page, page_of
-from djqueue.storage.feed import EventsLostError, Feed, Places, Stretch
+from djqueue.storage.feed import EventsLostError, Feed, FeedRange, Places
 
 from .keys import QueueKeys
 from .records import STATES, text, unpack
-from .roundtrips import Call, Steps
+from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
 COLUMNS = ("offset", "at", "queue", "id", "name", "event")
@@ -25,7 +25,7 @@ ENTRIES = 100
 """Of one look at a stream; each may have a thousand rows."""
 
 
-class Place(NamedTuple):
+class FeedPosition(NamedTuple):
     """See the module."""
 
     entry: str
@@ -37,10 +37,10 @@ class Place(NamedTuple):
         return f"{self.entry} {self.number} {ALL if self.rows is None else self.rows}"
 
 
-BEGIN = Place("0-0", 0, None)
+BEGIN = FeedPosition("0-0", 0, None)
 
 
-class Entry(NamedTuple):
+class FeedEntry(NamedTuple):
     """An entry of a stream."""
 
     id: str
@@ -56,7 +56,7 @@ class Look(NamedTuple):
     added: int
     trimmed: int
     last: str
-    entries: list[Entry]
+    entries: list[FeedEntry]
     has_jobs: bool
     """Asked of a queue that has no stream."""
 
@@ -85,7 +85,7 @@ class RedisFeed(Feed):
     def last(self, queues: tuple[str, ...] | None) -> Places:
         """See `Feed`."""
         return {
-            queue: str(Place(look.last, look.added, None) if look.added else BEGIN)
+            queue: str(FeedPosition(look.last, look.added, None) if look.added else BEGIN)
             for queue, look in self._looks(queues).items()
         }
 
@@ -105,16 +105,18 @@ class RedisFeed(Feed):
             left, streams = left - rows, streams - 1
         return found
 
-    def _steps(self, queue: str, start: Place, end: Place, most: int) -> Iterator[tuple[Place, int]]:
+    def _steps(
+        self, queue: str, start: FeedPosition, end: FeedPosition, most: int
+    ) -> Iterator[tuple[FeedPosition, int]]:
         """The place behind each entry up to `end`, and how many rows there are up to it."""
         rows = 0
         for entry, skipped, upto in self._entries(queue, start, end):
             rows += upto - skipped
-            yield Place(entry.id, entry.number, None if upto == len(entry.jobs) else upto), rows
+            yield FeedPosition(entry.id, entry.number, None if upto == len(entry.jobs) else upto), rows
             if rows >= most:
                 return
 
-    def read(self, stretch: Stretch, size: int, *, complete: bool) -> Iterator[Page]:
+    def read(self, stretch: FeedRange, size: int, *, complete: bool) -> Iterator[Page]:
         """See `Feed`."""
         rows: list[tuple[Any, ...]] = []
         start, end = _place(stretch.start), _place(stretch.end)
@@ -132,8 +134,14 @@ class RedisFeed(Feed):
             yield page_of(COLUMNS, rows)
 
     def _entries(
-        self, queue: str, start: Place, end: Place, *, names: bool = False, complete: bool = False
-    ) -> Iterator[tuple[Entry, int, int]]:
+        self,
+        queue: str,
+        start: FeedPosition,
+        end: FeedPosition,
+        *,
+        names: bool = False,
+        complete: bool = False,
+    ) -> Iterator[tuple[FeedEntry, int, int]]:
         """Entries between two places, and from which to which of their rows."""
         begin, read = f"({start.entry}", start.number
         if start.rows is not None:
@@ -159,10 +167,10 @@ class RedisFeed(Feed):
 
     def _look(self, queue: str, begin: str, end: str, many: int, *, names: bool = False) -> Look:
         arguments = [begin.encode(), end.encode(), many, b"1" if names else b""]
-        call = Call(script("events"), self._keys(queue), arguments, lane=False)
+        call = ScriptCall(script("events"), self._keys(queue), arguments, sequence=False)
         added, length, last, found, has_jobs = self._run(_asked(call))
         entries = [
-            Entry(text(name), 0, unpack(jobs), became, unpack(told) if told else [])
+            FeedEntry(text(name), 0, unpack(jobs), became, unpack(told) if told else [])
             for name, jobs, became, told in zip(*[iter(found)] * 4, strict=True)
         ]
         return Look(added, added - length, text(last), entries, has_jobs == 1)
@@ -175,22 +183,24 @@ class RedisFeed(Feed):
         return looks
 
 
-def _asked(call: Call) -> Steps[Any]:
+def _asked(call: ScriptCall) -> Steps[Any]:
     [answer] = yield [call]
     return answer
 
 
-def _place(said: str | None) -> Place:
+def _place(said: str | None) -> FeedPosition:
     if not said:
         return BEGIN
     entry, number, rows = said.split(" ")
-    return Place(entry, int(number), None if rows == ALL else int(rows))
+    return FeedPosition(entry, int(number), None if rows == ALL else int(rows))
 
 
-def _within(steps: Sequence[tuple[Place, int]], most: int, start: Place) -> tuple[Place | None, int]:
+def _within(
+    steps: Sequence[tuple[FeedPosition, int]], most: int, start: FeedPosition
+) -> tuple[FeedPosition | None, int]:
     """The place behind at most so many rows, and how many they are."""
     before = 0
-    last: Place | None = None
+    last: FeedPosition | None = None
     for place, rows in steps:
         if rows > most:
             taken = start.rows or 0 if place.entry == start.entry else 0

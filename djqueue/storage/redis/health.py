@@ -43,7 +43,7 @@ class Finding(NamedTuple):
     hint: str
 
 
-class Server(NamedTuple):
+class MasterInfo(NamedTuple):
     """What a master says of itself."""
 
     info: Mapping[str, str] | None
@@ -69,14 +69,14 @@ def findings(connections: Connections) -> list[Finding]:
     ]
 
 
-def servers(connections: Connections) -> Iterator[tuple[str, Server | Exception]]:
+def servers(connections: Connections) -> Iterator[tuple[str, MasterInfo | Exception]]:
     """Where each master is, and what it says of itself, or why it cannot be asked.
 
     Raises a RedisError, OSError or StorageError if nobody knows where they are.
     """
     for where, connection in _masters(connections):
         try:
-            server: Server | Exception = _look(connection)
+            server: MasterInfo | Exception = _look(connection)
         except (redis.RedisError, OSError) as error:
             server = error
         yield where, server
@@ -145,9 +145,9 @@ def _opened(connection: Any) -> Iterator[None]:
         connection.disconnect()
 
 
-def _look(connection: Connection) -> Server:
+def _look(connection: Connection) -> MasterInfo:
     with _opened(connection):
-        return Server(_info(connection), _config(connection))
+        return MasterInfo(_info(connection), _config(connection))
 
 
 def _info(connection: Connection, *sections: str) -> dict[str, str] | None:
@@ -180,7 +180,7 @@ def _text(value: bytes) -> str:
     return value.decode(errors="replace")
 
 
-def _of_server(server: Server) -> Iterator[Finding]:
+def _of_server(server: MasterInfo) -> Iterator[Finding]:
     info, config = server.info, server.config
     if info is not None and _is_old(info):
         yield _too_old(info)

@@ -6,21 +6,29 @@ from operator import itemgetter
 from typing import Any
 
 from djqueue.core.errors import OptionError
-from djqueue.core.explain import MOST_BEFORE, SHOWN, Dependency, Facts, Holder
-from djqueue.core.graph import FlowGraph, FlowNode, Link, explore, link
+from djqueue.core.explain import MOST_BEFORE, SHOWN, BlockingJob, Dependency, Facts
+from djqueue.core.graph import FlowGraph, FlowNode, JobLink, explore, link
 from djqueue.core.groups import NO_LIMIT, GroupOverview
 from djqueue.core.limiter import Rate
-from djqueue.core.mentions import Mention, MentionPage, first_of, mark_at, mark_before, mark_in, mention
 from djqueue.core.options import JobKey
 from djqueue.core.overview import GroupsOverview, Overview, QueueOverview, Totals
 from djqueue.core.queue import GLOBAL, QueuePolicy
 from djqueue.core.states import PENDING, State
+from djqueue.core.summaries import (
+    JobSummary,
+    JobSummaryPage,
+    first_of,
+    mark_at,
+    mark_before,
+    mark_in,
+    mention,
+)
 
 from .keys import QueueKeys
-from .limits import Standing
+from .limits import LimiterUsage
 from .records import NUMBER, group_limit, mapping, pack_text, text, unpack
 from .records import record as record_of
-from .roundtrips import Call, Command, Steps
+from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 MOST_GROUPS = 250
@@ -30,7 +38,7 @@ MOST_SHARING = 100
 """Queues of a limiter whose active jobs are looked at."""
 
 
-class Inspector:
+class RedisInspector:
     """Reads, as steps to be run. Each script answers for one queue, at one moment."""
 
     def __init__(
@@ -39,7 +47,7 @@ class Inspector:
         policy: Callable[[str], QueuePolicy],
         queues: Callable[[], Steps[list[str]]],
         states: Callable[[str, Sequence[str]], Steps[list[State | None]]],
-        standing: Callable[[str], Steps[Standing]],
+        standing: Callable[[str], Steps[LimiterUsage]],
     ) -> None:
         self._keys = keys
         self._policy = policy
@@ -52,7 +60,7 @@ class Inspector:
         names = list(queues) if queues is not None else (yield from self._queues())
         # Of no queue at all: what time it is.
         keys = map(self._keys, names or [""])
-        answers = yield [Call(script("overview"), mine, (), lane=False) for mine in keys]
+        answers = yield [ScriptCall(script("overview"), mine, (), sequence=False) for mine in keys]
         found = [
             _overview(name, self._policy(name), reply)
             for name, reply in zip(names, answers, strict=bool(names))
@@ -63,7 +71,7 @@ class Inspector:
         """See `Storage.groups`."""
         policy = self._policy(queue)
         arguments = [limit, MOST_GROUPS, *map(pack_text, names)]
-        [reply] = yield [Call(script("groups"), self._keys(queue), arguments, lane=False)]
+        [reply] = yield [ScriptCall(script("groups"), self._keys(queue), arguments, sequence=False)]
         mode, every, whole, busiest, named = reply
         common = group_limit(every) if every else NO_LIMIT
         shown = text(mode) if mode else policy.group_mode
@@ -96,10 +104,12 @@ class Inspector:
                 for queue, job_id in wanted:
                     by_queue.setdefault(queue, []).append(job_id)
                 answers = yield [
-                    Call(script("links"), self._keys(queue), [limit, *map(pack_text, ids)], lane=False)
+                    ScriptCall(
+                        script("links"), self._keys(queue), [limit, *map(pack_text, ids)], sequence=False
+                    )
                     for queue, ids in by_queue.items()
                 ]
-                links: dict[JobKey, Link] = {}
+                links: dict[JobKey, JobLink] = {}
                 for (queue, ids), (now, replies) in zip(by_queue.items(), answers, strict=True):
                     links.update(_links(queue, ids, replies, int(now)))
                 wanted = steps.send(links)
@@ -111,7 +121,7 @@ class Inspector:
         """What is known of a job: at one moment, but for the states of what it waits for elsewhere."""
         policy = self._policy(queue)
         arguments = [pack_text(job_id), policy.group_limit, MOST_BEFORE, SHOWN]
-        [reply] = yield [Call(script("explain"), self._keys(queue), arguments, lane=False)]
+        [reply] = yield [ScriptCall(script("explain"), self._keys(queue), arguments, sequence=False)]
         facts = None if len(reply) == 1 else _facts(queue, job_id, policy, reply)
         if facts is None or facts.state not in PENDING:
             return facts
@@ -131,22 +141,22 @@ class Inspector:
 
     def about(
         self, subject: str, limit: int, cursor: str | None, queues: Sequence[str] | None
-    ) -> Steps[MentionPage]:
+    ) -> Steps[JobSummaryPage]:
         """See `Storage.about`: in the order of when they were enqueued, the queue, the number in it."""
         mark = mark_in(cursor)
         before = None if mark is None else mark_before(mark)
         names = list(queues) if queues is not None else (yield from self._queues())
         calls = [
-            Call(
-                script("about"),
+            ScriptCall(
+                script("jobs_about"),
                 self._keys(name),
                 [pack_text(subject), _behind(name, before), limit + 1],
-                lane=False,
+                sequence=False,
             )
             for name in names
         ]
         answers = (yield [*calls]) if calls else []
-        found: list[tuple[tuple[int, str, str], Mention]] = []
+        found: list[tuple[tuple[int, str, str], JobSummary]] = []
         for name, (now, jobs) in zip(names, answers, strict=True):
             for at in range(0, len(jobs), 3):
                 job_id, blob, st = jobs[at : at + 3]
@@ -171,13 +181,13 @@ class Inspector:
         every = yield from self._queues()
         queues = [name for name in every if self._policy(name).limiter == limiter][:MOST_SHARING]
         keys = [self._keys(name) for name in queues]
-        leases = yield [Command((b"ZRANGE", mine.key("lease"), 0, SHOWN - 1)) for mine in keys]
+        leases = yield [RedisCommand((b"ZRANGE", mine.key("lease"), 0, SHOWN - 1)) for mine in keys]
         wanted = [(name, mine, ids) for name, mine, ids in zip(queues, keys, leases, strict=True) if ids]
         if not wanted:
             return facts
-        answers = yield [Command((b"HMGET", mine.key("st"), *ids)) for _, mine, ids in wanted]
+        answers = yield [RedisCommand((b"HMGET", mine.key("st"), *ids)) for _, mine, ids in wanted]
         found = [
-            (st[1:9], Holder(text(job_id), unpack(st[9:])[3], "" if name == facts.queue else name))
+            (st[1:9], BlockingJob(text(job_id), unpack(st[9:])[3], "" if name == facts.queue else name))
             for (name, _, ids), states in zip(wanted, answers, strict=True)
             for job_id, st in zip(ids, states, strict=True)
             if st is not None and st[:1] in b"aA"
@@ -201,7 +211,9 @@ def _behind(queue: str, before: tuple[int, str, str] | None) -> bytes:
         raise OptionError("cursor: it is not one that a page has given") from None
 
 
-def _links(queue: str, ids: Sequence[str], replies: Sequence[Any], now: int) -> Iterator[tuple[JobKey, Link]]:
+def _links(
+    queue: str, ids: Sequence[str], replies: Sequence[Any], now: int
+) -> Iterator[tuple[JobKey, JobLink]]:
     for job_id, reply in zip(ids, replies, strict=True):
         if reply is None:
             continue
@@ -262,9 +274,9 @@ def _facts(queue: str, job_id: str, policy: QueuePolicy, reply: Sequence[Any]) -
     )
 
 
-def _holders(found: Sequence[bytes]) -> tuple[Holder, ...]:
+def _holders(found: Sequence[bytes]) -> tuple[BlockingJob, ...]:
     pairs = [(found[at], found[at + 1]) for at in range(0, len(found), 2)]
-    return tuple(Holder(text(job_id), unpack(st[9:])[3] if st else "") for job_id, st in pairs)
+    return tuple(BlockingJob(text(job_id), unpack(st[9:])[3] if st else "") for job_id, st in pairs)
 
 
 def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOverview:

@@ -45,7 +45,7 @@ class QueueKeys:
         """The queue that a job was moved to, kept for an hour."""
         return self._prefix + b"m:" + job_id.encode()
 
-    def lane(self, name: bytes) -> bytes:
+    def sequence(self, name: bytes) -> bytes:
         """What is remembered of a caller's last request."""
         return self._prefix + b"lane:" + name
 

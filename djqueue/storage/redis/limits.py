@@ -20,7 +20,7 @@ from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState
 
 from .keys import LimiterKeys, QueueKeys, limiter_keys_of
 from .records import pack_raw, pack_text, pack_token, text
-from .roundtrips import Call, Command, Steps
+from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 GRACE = 10_000
@@ -52,7 +52,7 @@ SERVED, SHORT = b"s", b"f"
 NOTHING_GRANTED = Grant(b"", 0, 0, 0, None, None)
 
 
-class Told(NamedTuple):
+class LimiterMessage(NamedTuple):
     """Something that a limiter is to hear; see `limiter.lua`."""
 
     used: Sequence[Any] = ()
@@ -60,7 +60,7 @@ class Told(NamedTuple):
     ended: Sequence[bytes] = ()
 
 
-class Standing(NamedTuple):
+class LimiterUsage(NamedTuple):
     """How a limiter stands, and for how long its rate keeps others from it."""
 
     state: LimiterState
@@ -87,7 +87,7 @@ class SharedLimits:
         self._keys = keys
         self._publish = publish
         self._timeout = timeout
-        self._untold: dict[str, deque[Told]] = {}
+        self._untold: dict[str, deque[LimiterMessage]] = {}
         self._silent: set[str] = set()
         """Limiters that did not answer when they were last told something."""
         self.in_line: set[str] = set()
@@ -113,7 +113,7 @@ class SharedLimits:
         request = os.urandom(12)
         lasts = lease + 2 * self._timeout + GRACE
         asked = [pack_text(queue), request, wanted, least, lasts, had]
-        reply = yield from self._say(limiter, Told(ended=ended), asked)
+        reply = yield from self._say(limiter, LimiterMessage(ended=ended), asked)
         starts, permits, held, whole, wait, _ = reply
         if starts < wanted:
             self.in_line.add(queue)
@@ -133,7 +133,7 @@ class SharedLimits:
         idle = grant.starts - len(jobs)
         self._owe(
             limiter,
-            Told(used=[grant.request, idle, is_over, pack_text(queue), lease + GRACE, *names]),
+            LimiterMessage(used=[grant.request, idle, is_over, pack_text(queue), lease + GRACE, *names]),
         )
         if is_over:
             self.in_line.discard(queue)
@@ -143,19 +143,19 @@ class SharedLimits:
     def leave(self, limiter: str, queue: str) -> Steps[None]:
         """Say that a queue that was refused has nothing any more: what is free is not kept for it."""
         self.in_line.discard(queue)
-        self._owe(limiter, Told(used=[b"", 0, True, pack_text(queue), 0]))
+        self._owe(limiter, LimiterMessage(used=[b"", 0, True, pack_text(queue), 0]))
         yield from self.pay(limiter)
 
     def free(self, limiter: str, ended: Sequence[bytes]) -> Steps[None]:
         """Say that runs are over."""
         for first in range(0, len(ended), AT_ONCE):
-            self._owe(limiter, Told(ended=ended[first : first + AT_ONCE]))
+            self._owe(limiter, LimiterMessage(ended=ended[first : first + AT_ONCE]))
         yield from self.pay(limiter)
 
     def renew(self, limiter: str, lease: int, permits: Sequence[bytes]) -> Steps[None]:
         """Say that leases were renewed."""
         for first in range(0, len(permits), AT_ONCE):
-            self._owe(limiter, Told(renewed=[lease + GRACE, *permits[first : first + AT_ONCE]]))
+            self._owe(limiter, LimiterMessage(renewed=[lease + GRACE, *permits[first : first + AT_ONCE]]))
         yield from self.pay(limiter)
 
     def pay(self, limiter: str) -> Steps[None]:
@@ -195,11 +195,11 @@ class SharedLimits:
         said = self._of(limiter).key("said")
         policy = self._policies.get(limiter, NO_LIMITS)
         if (rate, concurrency) == (policy.rate, policy.concurrency):
-            yield [Command((b"DEL", said))]
+            yield [RedisCommand((b"DEL", said))]
         else:
             limits = _limits(rate, concurrency)
             fields = (b"limited", 1, b"capacity", limits[0], b"per", limits[1], b"concurrency", limits[2])
-            yield [Command((b"HSET", said, *fields))]
+            yield [RedisCommand((b"HSET", said, *fields))]
         yield from self._say(limiter, None, [b""])
 
     def _change_given(self, limiter: str, rate: SetRate, concurrency: SetConcurrency) -> Steps[None]:
@@ -208,21 +208,21 @@ class SharedLimits:
         policy = self._policies.get(limiter, NO_LIMITS)
         first = dict(zip(LIMIT_FIELDS, _limits(policy.rate, policy.concurrency), strict=True))
         # The flag comes last: before it, the fields are not read.
-        yield [Command((b"HSETNX", said, name, value)) for name, value in first.items()]
+        yield [RedisCommand((b"HSETNX", said, name, value)) for name, value in first.items()]
         fields: list[Any] = []
         if rate is not UNSET:
             capacity, per, _ = _limits(rate, None)
             fields += (b"capacity", capacity, b"per", per)
         if concurrency is not UNSET:
             fields += (b"concurrency", _limits(None, concurrency)[2])
-        yield [Command((b"HSET", said, *fields, b"limited", 1))]
+        yield [RedisCommand((b"HSET", said, *fields, b"limited", 1))]
         yield from self._say(limiter, None, [b""])
 
     def state(self, limiter: str) -> Steps[LimiterState]:
         """How a limiter stands."""
         return (yield from self.standing(limiter)).state
 
-    def standing(self, limiter: str) -> Steps[Standing]:
+    def standing(self, limiter: str) -> Steps[LimiterUsage]:
         """The same, and for how long its rate keeps others from it."""
         reply = yield from self._say(limiter, None, [b""])
         capacity, per, most, used, tokens, waiting, wait, _ = reply
@@ -233,11 +233,11 @@ class SharedLimits:
             tokens if capacity >= 0 else None,
             tuple(map(text, waiting)),
         )
-        return Standing(state, wait)
+        return LimiterUsage(state, wait)
 
     # Inside.
 
-    def _say(self, limiter: str, told: Told | None, asked: Sequence[Any]) -> Steps[Any]:
+    def _say(self, limiter: str, told: LimiterMessage | None, asked: Sequence[Any]) -> Steps[Any]:
         """Tell what is to be told, ask, and wake those whose turn it is."""
         untold = list(self._collected(limiter))
         entries = untold if told is None else [*untold, told]
@@ -251,7 +251,7 @@ class SharedLimits:
         )
         arguments = [*_limits(policy.rate, policy.concurrency), told_now, *asked]
         try:
-            [[_, reply]] = yield [Call(script("limiter"), self._of(limiter), arguments)]
+            [[_, reply]] = yield [ScriptCall(script("limiter"), self._of(limiter), arguments)]
         except StorageError:
             for entry in untold:
                 self._owe(limiter, entry)
@@ -259,15 +259,15 @@ class SharedLimits:
         if reply[-1]:
             channels = [self._keys(text(queue)).wake.encode() for queue in reply[-1]]
             try:
-                yield [Command((self._publish, channel, b"")) for channel in channels]
+                yield [RedisCommand((self._publish, channel, b"")) for channel in channels]
             except StorageError as error:
                 logger.warning("Queues of the limiter %r wait for their next poll: %s", limiter, error)
         return reply
 
-    def _owe(self, limiter: str, told: Told) -> None:
+    def _owe(self, limiter: str, told: LimiterMessage) -> None:
         self._untold.setdefault(limiter, deque()).append(told)
 
-    def _collected(self, limiter: str) -> Iterable[Told]:
+    def _collected(self, limiter: str) -> Iterable[LimiterMessage]:
         untold = self._untold.get(limiter)
         for _ in range(AT_ONCE):
             if not untold:

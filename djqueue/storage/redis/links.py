@@ -25,7 +25,7 @@ class News(NamedTuple):
     """The message, or the error."""
 
 
-class Link:
+class PubSubConnection:
     """A connection that one thread writes to and reads from."""
 
     def __init__(self, connection: Connection, *, sharded: bool) -> None:
@@ -65,11 +65,11 @@ class Link:
         self.channels.difference_update(channels)
         self._send(b"UNSUBSCRIBE", channels)
 
-    def _send(self, verb: bytes, channels: Collection[bytes]) -> None:
+    def _send(self, operation: bytes, channels: Collection[bytes]) -> None:
         # A command for each: those for a cluster may not name channels of two slots.
-        command = self._prefix + verb.decode()
+        command = self._prefix + operation.decode()
         commands = [(command, channel) for channel in channels]
-        self._asked.extend((verb, channel) for channel in channels)
+        self._asked.extend((operation, channel) for channel in channels)
         self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
 
     @property
@@ -105,8 +105,8 @@ class Link:
     def _refused(self, error: redis.ResponseError) -> News | None:
         if not self._asked:
             raise error
-        verb, channel = self._asked.popleft()
-        if verb == b"UNSUBSCRIBE":
+        operation, channel = self._asked.popleft()
+        if operation == b"UNSUBSCRIBE":
             return None
         self.channels.discard(channel)
         return News("refused", channel, error)
@@ -117,12 +117,12 @@ class Link:
         kind, channel, detail = reply
         if kind in (b"message", b"smessage"):
             return News("message", channel, detail)
-        verb = kind.removeprefix(b"s").upper() if self._prefix else kind.upper()
-        if self._asked and self._asked[0] == (verb, channel):
+        operation = kind.removeprefix(b"s").upper() if self._prefix else kind.upper()
+        if self._asked and self._asked[0] == (operation, channel):
             self._asked.popleft()
-        elif verb == b"UNSUBSCRIBE":
+        elif operation == b"UNSUBSCRIBE":
             self.channels.discard(channel)
             return News("lost", channel)
-        if verb == b"UNSUBSCRIBE" or any(asked == channel for _, asked in self._asked):
+        if operation == b"UNSUBSCRIBE" or any(asked == channel for _, asked in self._asked):
             return None  # or it is followed by another answer, which counts
         return News("subscribed", channel)

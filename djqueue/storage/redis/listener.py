@@ -8,7 +8,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.forks import after_fork
 
 from .connections import Connections
-from .reader import Channel, Reader, Subscriber
+from .reader import Channel, PubSubReader, Subscriber
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that closing waits for the thread, which may be connecting."""
@@ -28,7 +28,7 @@ class Listener:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._reader: Reader | None = None
+        self._reader: PubSubReader | None = None
 
     def add(
         self, channel: str, callback: Callable[[bytes], None], on_reconnect: Callable[[], None] | None = None
@@ -79,11 +79,11 @@ class Listener:
         reader.ring()
         reader.join(CLOSE_TIMEOUT)
 
-    def _wish(self, name: bytes, subscriber: Subscriber) -> Reader:
+    def _wish(self, name: bytes, subscriber: Subscriber) -> PubSubReader:
         with self._lock:
             reader = self._reader
             if reader is None or reader.over:
-                reader = Reader(self._connections, self._lock)
+                reader = PubSubReader(self._connections, self._lock)
                 reader.channels[name] = Channel(name)
                 reader.start()
                 self._reader = reader

@@ -21,7 +21,7 @@ from djqueue.core.options import DAY
 
 from .keys import QueueKeys
 from .records import pack, pack_text, unpack
-from .roundtrips import Call, Command, Steps
+from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 LENGTHS = {MINUTE: ("m", DAY), HOUR: ("h", 30 * DAY), DAY: ("d", 400 * DAY)}
@@ -74,7 +74,7 @@ class Metrics:
         for queue, runs in by_queue.items():
             keys = self._keys(queue)
             tiers, names = self.present(keys)
-            yield [Call(script("record"), keys, [tiers, pack(runs), pack(OTHERS)], names)]
+            yield [ScriptCall(script("record"), keys, [tiers, pack(runs), pack(OTHERS)], names)]
 
     def series(
         self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool
@@ -101,7 +101,7 @@ class Metrics:
             yield _key(keys, span.tier, number), starts
 
     def _by_name(self, parts: Sequence[tuple[str, bytes, list[int]]]) -> Steps[list[Row]]:
-        known = yield [Command((b"HGET", key, b"names")) for _, key, _ in parts]
+        known = yield [RedisCommand((b"HGET", key, b"names")) for _, key, _ in parts]
         wanted = [
             (queue, key, starts, name)
             for (queue, key, starts), names in zip(parts, known, strict=True)
@@ -114,13 +114,13 @@ class Metrics:
         if not wanted:
             return []
         fields: dict[tuple[int, int, str], list[bytes]] = {}
-        commands: list[Call | Command] = []
+        commands: list[ScriptCall | RedisCommand] = []
         for _, key, starts, name in wanted:
             place = (starts[0], len(starts), name)
             if place not in fields:
                 behind = b"\0" + pack_text(name) if name else b""
                 fields[place] = [b"%d%b" % (start, behind) for start in starts]
-            commands.append(Command((b"HMGET", key, *fields[place])))
+            commands.append(RedisCommand((b"HMGET", key, *fields[place])))
         answers = yield commands
         rows: list[Row] = []
         for (queue, _, starts, name), found in zip(wanted, answers, strict=True):

@@ -15,7 +15,7 @@ from djqueue.core.queue import QueuePolicy
 
 from .keys import QueueKeys
 from .records import pack_delay, pack_groups, text
-from .roundtrips import Call, Command, Steps
+from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 AT_ONCE = 100
@@ -33,7 +33,7 @@ def deliver(
     while waiting:
         source = waiting.pop()
         while True:
-            [messages] = yield [Command((b"LRANGE", source.key("outbox"), 0, AT_ONCE - 1))]
+            [messages] = yield [RedisCommand((b"LRANGE", source.key("outbox"), 0, AT_ONCE - 1))]
             if not messages:
                 break
             for target, arguments in _by_target(messages):
@@ -44,7 +44,7 @@ def deliver(
                 if left and into.queue != source.queue:
                     waiting.append(into)
             last, _, _ = _unpacked(messages[-1])
-            [[left, _]] = yield [Call(script("sent"), source, [last])]
+            [[left, _]] = yield [ScriptCall(script("sent"), source, [last])]
             if not left:
                 break
 
@@ -65,7 +65,7 @@ def _by_target(messages: list[bytes]) -> Iterator[tuple[str, list[bytes]]]:
     yield from found.items()
 
 
-def _receive(source: QueueKeys, target: QueueKeys, policy: QueuePolicy, messages: list[bytes]) -> Call:
+def _receive(source: QueueKeys, target: QueueKeys, policy: QueuePolicy, messages: list[bytes]) -> ScriptCall:
     dead = policy.dead_letters
     arguments = [
         source.queue,
@@ -86,7 +86,7 @@ def _receive(source: QueueKeys, target: QueueKeys, policy: QueuePolicy, messages
             theirs.append(target.result(text(what)))
         elif kind in (b"unbind", b"hold"):
             theirs += [target.result(text(one)) for one in what]
-    return Call(script("receive"), target, [*arguments, *messages], theirs)
+    return ScriptCall(script("receive"), target, [*arguments, *messages], theirs)
 
 
 def keys_of_given(queue: QueueKeys, ids: Iterable[str]) -> list[bytes]:

@@ -11,7 +11,7 @@ from djqueue.core.states import State
 
 from .keys import QueueKeys
 from .records import text
-from .roundtrips import Call, Steps
+from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
 STRUCTURES = {
@@ -50,7 +50,7 @@ def cursor_page(
         while len(found) <= limit:
             wanted = AT_ONCE if structure == "finished" else min(AT_ONCE, limit + 1 - len(found))
             arguments = [structure, wanted, int(place.is_descending), mark, score_of, LETTERS.get(state, b"")]
-            [reply] = yield [Call(script("page"), keys, arguments, lane=False)]
+            [reply] = yield [ScriptCall(script("page"), keys, arguments, sequence=False)]
             entries = [tuple(reply[at : at + 3]) for at in range(0, len(reply), 3)]
             if not entries:
                 break

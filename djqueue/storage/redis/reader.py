@@ -29,7 +29,7 @@ from djqueue.core.errors import StorageUnavailableError
 
 from .connections import Connections
 from .endpoints import Address
-from .links import Link, News
+from .links import News, PubSubConnection
 from .roundtrips import is_refused
 
 logger = logging.getLogger("djqueue.redis")
@@ -67,7 +67,7 @@ class Subscriber:
             self.settled.set()
 
 
-class Backoff:
+class ReconnectBackoff:
     """When something that has failed is tried again."""
 
     def __init__(self) -> None:
@@ -95,17 +95,17 @@ class Channel:
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.subscribers: list[Subscriber] = []
-        self.link: Link | None = None
+        self.link: PubSubConnection | None = None
         """Where it has been asked for."""
         self.confirmed = False
         self.was_confirmed = False
         """Whether messages may have been missed since."""
         self.home: Address | None = None
         """The cluster's node that another one has named."""
-        self.retry = Backoff()
+        self.retry = ReconnectBackoff()
 
 
-class Reader:
+class PubSubReader:
     """The thread and its connections. It ends when nothing is wished for any more."""
 
     def __init__(self, connections: Connections, lock: threading.Lock) -> None:
@@ -119,18 +119,18 @@ class Reader:
         """Whether nothing listens where the only server should be: who subscribes now is told so at once."""
         self._connections = connections
         self._lock = lock
-        self._links: dict[Address | None, Link] = {}
+        self._links: dict[Address | None, PubSubConnection] = {}
         """By the node of a cluster; elsewhere there is one."""
-        self._retries: defaultdict[Address | None, Backoff] = defaultdict(Backoff)
+        self._retries: defaultdict[Address | None, ReconnectBackoff] = defaultdict(ReconnectBackoff)
         """Of servers that cannot be reached; None in a cluster: of the question where slots are."""
         self._next_try = inf
         self._astray = False
         """Whether the cluster's slots may be elsewhere than its client believes."""
         self._inbox: deque[tuple[list[Subscriber], bytes | None]] = deque()
         """Who is to be told what; None: that messages may have been missed."""
-        self._rope, self._bell = socket.socketpair()
-        self._rope.setblocking(False)
-        self._bell.setblocking(False)
+        self._waker, self._wake_event = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wake_event.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="djqueue-redis-listener", daemon=True)
 
     def start(self) -> None:
@@ -140,7 +140,7 @@ class Reader:
     def ring(self) -> None:
         """Have the thread look at what is wished for."""
         try:
-            self._rope.send(b"!")
+            self._waker.send(b"!")
         except OSError:  # it has not heard the last ringing yet, or has ended
             pass
 
@@ -165,8 +165,8 @@ class Reader:
         for link in self._links.values():
             link.close()
         self._links.clear()
-        self._rope.close()
-        self._bell.close()
+        self._waker.close()
+        self._wake_event.close()
 
     def _run(self) -> None:
         try:
@@ -213,7 +213,9 @@ class Reader:
         for address, channels in asked.items():
             self._ask(address, channels)
 
-    def _give_back(self, address: Address | None, link: Link, wanted: dict[bytes, Channel]) -> None:
+    def _give_back(
+        self, address: Address | None, link: PubSubConnection, wanted: dict[bytes, Channel]
+    ) -> None:
         gone = [name for name in link.channels if name not in wanted or wanted[name].link is not link]
         if len(gone) == len(link.channels) and self._connections.is_cluster:
             del self._links[address]
@@ -252,11 +254,13 @@ class Reader:
         for channel in channels:
             channel.link = link
 
-    def _open(self, address: Address | None) -> Link | None:
+    def _open(self, address: Address | None) -> PubSubConnection | None:
         if not self._may_try(self._retries[address]):
             return None
         try:
-            link = Link(self._connections.dedicated(address), sharded=self._connections.is_cluster)
+            link = PubSubConnection(
+                self._connections.dedicated(address), sharded=self._connections.is_cluster
+            )
             link.open()
         except FAILURES as error:
             self._astray = True
@@ -288,7 +292,7 @@ class Reader:
         retry.failed()
         self._next_try = min(self._next_try, retry.at)
 
-    def _may_try(self, *retries: Backoff) -> bool:
+    def _may_try(self, *retries: ReconnectBackoff) -> bool:
         at = max(retry.at for retry in retries)
         if at <= monotonic():
             return True
@@ -304,7 +308,7 @@ class Reader:
         if any(link.has_more for _, link in links):
             until = 0
         with selectors.PollSelector() as selector:
-            selector.register(self._bell, selectors.EVENT_READ)
+            selector.register(self._wake_event, selectors.EVENT_READ)
             for _, link in links:
                 selector.register(link, selectors.EVENT_READ)
             selector.select(None if until == inf else max(0.0, until - monotonic()))
@@ -319,12 +323,12 @@ class Reader:
 
     def _hear_bell(self) -> None:
         try:
-            while self._bell.recv(4096):
+            while self._wake_event.recv(4096):
                 pass
         except BlockingIOError:
             pass
 
-    def _heard(self, address: Address | None, link: Link, news: News) -> None:
+    def _heard(self, address: Address | None, link: PubSubConnection, news: News) -> None:
         with self._lock:
             channel = self.channels.get(news.channel)
             if channel is None or channel.link is not link:

@@ -15,14 +15,14 @@ from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.job import (
     DEAD_LETTER_REASONS,
-    Attempt,
+    AttemptRecord,
     Batch,
     Claimed,
-    DeadLetter,
+    DeadLetterRecord,
     Event,
     Incident,
     ItemPage,
-    JobError,
+    JobFailure,
     JobRecord,
     Outcome,
     RunningJob,
@@ -238,7 +238,7 @@ def _other_end(outcome: Outcome) -> tuple[bytes, bytes]:
     return b"x", pack([outcome.reason])
 
 
-def _error(error: JobError | None) -> Any:
+def _error(error: JobFailure | None) -> Any:
     return False if error is None else list(error)
 
 
@@ -259,7 +259,7 @@ def record(queue: str, job_id: str, found: Sequence[Any], now: int) -> JobRecord
             body = unpack(st[9:])
     values = body or NO_BODY
     attempts, failures, stalls, worker, started_at, run_at, reason = values[:7]
-    error = JobError(*values[7:10]) if values[7] and state is not State.COMPLETED else None
+    error = JobFailure(*values[7:10]) if values[7] and state is not State.COMPLETED else None
     if state is not State.COMPLETED or now >= _result_until(job.options, finished_at, expires, values):
         result = None
     return JobRecord(
@@ -324,13 +324,15 @@ def _result_until(options: JobOptions, finished_at: int, expires: int, body: Seq
     return finished_at + options.result_ttl
 
 
-def _history(data: bytes | None) -> tuple[Attempt, ...]:
+def _history(data: bytes | None) -> tuple[AttemptRecord, ...]:
     if data is None:
         return ()
     unpacker = msgpack.Unpacker(unicode_errors="surrogatepass")
     unpacker.feed(data[2:])
     return tuple(
-        Attempt(attempt, worker, started_at, finished_at, outcome, JobError(*error) if error else None)
+        AttemptRecord(
+            attempt, worker, started_at, finished_at, outcome, JobFailure(*error) if error else None
+        )
         for attempt, worker, started_at, finished_at, outcome, error in unpacker
     )
 
@@ -354,18 +356,18 @@ def incident(queue: str, found: Sequence[Any]) -> Incident:
     """What a script tells beside its answer."""
     job_id, name, event, *rest = map(text, found)
     reason = rest[0] if rest else ""
-    return Incident(queue, job_id, name, event, reason, JobError(*rest[1:]) if rest[1:] else None)
+    return Incident(queue, job_id, name, event, reason, JobFailure(*rest[1:]) if rest[1:] else None)
 
 
-def letter(queue: str, job_id: str, data: bytes) -> DeadLetter:
+def letter(queue: str, job_id: str, data: bytes) -> DeadLetterRecord:
     """A dead letter."""
     values = unpack(data)
-    found = DeadLetter(queue, job_id, *values[:8])
+    found = DeadLetterRecord(queue, job_id, *values[:8])
     return found._replace(unmet=tuple(map(tuple, values[8]))) if len(values) > 8 else found
 
 
 def pack_delay(delay: int | Backoff) -> int | bytes:
-    """The wait before a dead letter is retried by itself, for a script: see `wait_of` in `ends.lua`."""
+    """The wait before a dead letter is retried by itself, for a script: see `wait_of` in `completion.lua`."""
     if isinstance(delay, int):
         return delay
     return pack([delay.kind, delay.base, math.log2(delay.factor), delay.cap, delay.jitter])
@@ -398,7 +400,7 @@ def group_limits(found: Any) -> dict[str | None, GroupLimit]:
 
 
 def group_limit(data: bytes) -> GroupLimit:
-    """See `places.lua`."""
+    """See `ready.lua`."""
     limit, capacity, per, weight = [*map(_number, data[1:].split(b"/")), None, None, None][:4]
     rate = Rate(capacity, per) if capacity and per else None
     return GroupLimit(limit, data[:1] == b"1", rate, weight)
@@ -423,7 +425,7 @@ UNSAID = "-"
 
 
 def pack_groups(policy: QueuePolicy) -> int | bytes:
-    """What a queue's settings say of its groups, for a script: see `configure_groups` in `places.lua`."""
+    """What a queue's settings say of its groups, for a script: see `configure_groups` in `ready.lua`."""
     rate, weights = policy.group_rate, policy.group_weights
     if rate is None and not weights:
         return policy.group_limit

@@ -9,7 +9,7 @@ from djqueue.core.states import State
 from . import records
 from .keys import QueueKeys
 from .records import pack, pack_text, text
-from .roundtrips import Call, Command, Steps, T
+from .roundtrips import RedisCommand, ScriptCall, Steps, T
 from .scripts import script
 
 PAGE = 1_000
@@ -24,7 +24,7 @@ EXPIRED = 50_000
 """Records that one sweep of a queue forgets."""
 
 
-class OnJobs(Protocol):
+class CallOnJobs(Protocol):
     """Asks a script about jobs of a queue, as many at once as may be; an answer for each."""
 
     def __call__(
@@ -43,7 +43,7 @@ class Removing:
     policy: of the storage.
     """
 
-    def __init__(self, policy: Callable[[str], QueuePolicy], on_jobs: OnJobs) -> None:
+    def __init__(self, policy: Callable[[str], QueuePolicy], on_jobs: CallOnJobs) -> None:
         self._policy = policy
         self._on_jobs = on_jobs
         self._ranks: dict[tuple[str, State], int] = {}
@@ -64,7 +64,7 @@ class Removing:
 
     def bury_surplus(self, keys: QueueKeys) -> Steps[None]:
         """Forget as many dead letters as are above the most that are kept."""
-        [there] = yield [Command((b"ZCARD", keys.key("dead")))]
+        [there] = yield [RedisCommand((b"ZCARD", keys.key("dead")))]
         overflow = there - self._policy(keys.queue).dead_letters.max_entries
         while overflow > 0 and (buried := (yield from self.bury_oldest(keys, overflow))):
             overflow -= buried
@@ -72,7 +72,7 @@ class Removing:
     def bury_oldest(self, keys: QueueKeys, count: int) -> Steps[int]:
         """Forget the oldest dead letters above the most that are kept."""
         most = self._policy(keys.queue).dead_letters.max_entries
-        [ids] = yield [Command((b"ZRANGE", keys.key("dead"), 0, min(count, SWEEP) - 1))]
+        [ids] = yield [RedisCommand((b"ZRANGE", keys.key("dead"), 0, min(count, SWEEP) - 1))]
         return sum((yield from self.removed(keys, list(map(text, ids)), "dead", most)))
 
     def expire(self, keys: QueueKeys, ids: list[str]) -> Steps[int]:
@@ -80,14 +80,14 @@ class Removing:
         removed = 0
         while ids and removed < EXPIRED:
             arguments = [b"", b"", b"", *map(pack_text, ids)]
-            [[_, gone]] = yield [Call(script("expire"), keys, arguments, of_jobs(keys, ids))]
+            [[_, gone]] = yield [ScriptCall(script("expire"), keys, arguments, of_jobs(keys, ids))]
             if gone < len(ids):
                 # Dead letters, and what others have swept meanwhile.
                 gone += sum((yield from self.removed(keys, ids, "over")))
             removed += gone
             if len(ids) < SWEEP or not gone:
                 break
-            [found] = yield [Command((b"ZRANGE", keys.key("finished"), 0, SWEEP - 1))]
+            [found] = yield [RedisCommand((b"ZRANGE", keys.key("finished"), 0, SWEEP - 1))]
             ids = list(map(text, found))
         return removed
 
@@ -102,13 +102,13 @@ class Removing:
         looks = 0
         while looks < LOOKS and removed < EXPIRED:
             arguments = [letter, *bounds, self._ranks.pop(place, 0), SWEEP]
-            [[following, ids]] = yield [Call(script("surplus"), keys, arguments, lane=False)]
+            [[following, ids]] = yield [ScriptCall(script("surplus"), keys, arguments, sequence=False)]
             gone = 0
             if ids:
                 some = list(map(text, ids))
                 if state is not State.FAILED:
                     arguments = [letter, *bounds, *ids]
-                    [[_, gone]] = yield [Call(script("expire"), keys, arguments, of_jobs(keys, some))]
+                    [[_, gone]] = yield [ScriptCall(script("expire"), keys, arguments, of_jobs(keys, some))]
                 for mode, bound in (("surplus", most), ("heavy", size)) if gone < len(some) else ():
                     if bound is not None:
                         gone += sum((yield from self.removed(keys, some, mode, bound, {state})))
@@ -123,7 +123,7 @@ class Removing:
         """Forget results above so many bytes, in so many steps."""
         for _ in range(EXPIRED // SWEEP):
             arguments = [b"r", b"", size, 0, SWEEP]
-            [[following, ids]] = yield [Call(script("surplus"), keys, arguments, lane=False)]
+            [[following, ids]] = yield [ScriptCall(script("surplus"), keys, arguments, sequence=False)]
             yield from self._forget_unneeded(keys, [f"r{text(job_id)}" for job_id in ids], b"surplus", size)
             if following < 0:
                 break
@@ -135,7 +135,7 @@ class Removing:
             if len(names) < SWEEP or not gone:
                 return
             results, details = yield [
-                Command((b"ZRANGE", keys.key(name), 0, SWEEP - 1)) for name in ("results", "details")
+                RedisCommand((b"ZRANGE", keys.key(name), 0, SWEEP - 1)) for name in ("results", "details")
             ]
             names = [*(f"r{text(job_id)}" for job_id in results), *map(text, details)]
 
@@ -146,7 +146,7 @@ class Removing:
         for some in chunks(names):
             arguments = [mode, bound, *map(pack_text, some)]
             of_jobs = all_of_jobs(keys, [name[1:] for name in some])
-            [[_, part]] = yield [Call(script("unneeded"), keys, arguments, of_jobs)]
+            [[_, part]] = yield [ScriptCall(script("unneeded"), keys, arguments, of_jobs)]
             gone += part
         return gone
 

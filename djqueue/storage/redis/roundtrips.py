@@ -66,7 +66,7 @@ IN_FLIGHT = 2
 logger = logging.getLogger("djqueue.redis")
 
 
-class Call(NamedTuple):
+class ScriptCall(NamedTuple):
     """A call of a script. Without a lane it changes nothing, or nothing more when it is sent again."""
 
     script: Script
@@ -75,24 +75,24 @@ class Call(NamedTuple):
     """Behind those that every script has."""
     keys: Sequence[bytes] = ()
     """Behind the script's own."""
-    lane: bool = True
+    sequence: bool = True
     replicas: int = 0
     """How many replicas have to have what it changes before it counts as answered."""
     ids: Sequence[str] = ()
     """Of the jobs that it enqueues, where replicas have to have them: they may be generated."""
 
 
-class Command(NamedTuple):
+class RedisCommand(NamedTuple):
     """A command of Redis's own that only reads, or may be repeated."""
 
     words: tuple[Any, ...]
 
 
-Steps = Generator[list[Call | Command], list[Any], T]
+Steps = Generator[list[ScriptCall | RedisCommand], list[Any], T]
 """What an operation is written as."""
 
 
-class Lane:
+class RequestSequence:
     """Numbers the requests of one caller at a time, so that one that is sent again is known again."""
 
     __slots__ = ("name", "number")
@@ -126,7 +126,7 @@ class Roundtrips:
         self._clock = clock
         self._stream = b"%d" % stream
         self.publish = b"SPUBLISH" if connections.is_cluster else b"PUBLISH"
-        self._lanes: deque[Lane] = deque()
+        self._sequences: deque[RequestSequence] = deque()
         self._prefix = os.urandom(8).hex().encode()
         self._made = count(1)
         self._sent: set[Any] = set()
@@ -179,21 +179,21 @@ class Roundtrips:
             result: T = done.value
             return result
 
-    def _hear(self, calls: list[Call | Command], answers: list[Any]) -> None:
+    def _hear(self, calls: list[ScriptCall | RedisCommand], answers: list[Any]) -> None:
         """Take out of the answers what scripts tell beside them."""
         for call, answer in zip(calls, answers, strict=True):
-            if type(call) is Call and call.lane and len(answer) > 2:
+            if type(call) is ScriptCall and call.sequence and len(answer) > 2:
                 self._told([incident(call.queue.queue, found) for found in answer.pop()])
 
-    def _answers(self, calls: list[Call | Command]) -> list[Any]:
+    def _answers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         if any(map(_is_replicated, calls)):
             return [self._replicated(call) if _is_replicated(call) else self._one(call) for call in calls]
-        if len(calls) > 1 and type(calls[0]) is Command and not self._connections.is_cluster:
+        if len(calls) > 1 and type(calls[0]) is RedisCommand and not self._connections.is_cluster:
             return self._together(calls)
         if len(calls) < 3:
             return [self._one(call) for call in calls]
         if all(map(_only_reads, calls)):
-            if isinstance(calls[0], Command):
+            if isinstance(calls[0], RedisCommand):
                 return self._together(calls)
             # The first alone: it makes the script known.
             return [self._one(calls[0]), *self._together(calls[1:])]
@@ -201,11 +201,11 @@ class Roundtrips:
             return [self._one(call) for call in calls]
         return [self._one(calls[0]), *self._pipelined(calls[1:])]
 
-    def _together(self, calls: list[Call | Command]) -> list[Any]:
+    def _together(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         """Send each server all calls that it has the keys of at once, in order; repeat those that failed."""
         trying = None if self._connections.is_cluster else self._trying(calls[0])
-        lanes = [self._lane(call) for call in calls]
-        requests = [self._words(call, lane) for call, lane in zip(calls, lanes, strict=True)]
+        sequences = [self._sequence(call) for call in calls]
+        requests = [self._words(call, sequence) for call, sequence in zip(calls, sequences, strict=True)]
         try:
             answers = self._exchange.ask_many(requests)
             if trying is not None:
@@ -215,22 +215,22 @@ class Roundtrips:
                 trying.gave_up(error)
             raise
         answers = [
-            self._asked(call, lane) if isinstance(answer, Exception) else answer
-            for call, lane, answer in zip(calls, lanes, answers, strict=True)
+            self._asked(call, sequence) if isinstance(answer, Exception) else answer
+            for call, sequence, answer in zip(calls, sequences, answers, strict=True)
         ]
-        for lane in lanes:
-            self._free(lane)
+        for sequence in sequences:
+            self._free(sequence)
         return answers
 
-    def _one(self, call: Call | Command) -> Any:
-        lane = self._lane(call)
-        answer = self._asked(call, lane)
-        self._free(lane)
+    def _one(self, call: ScriptCall | RedisCommand) -> Any:
+        sequence = self._sequence(call)
+        answer = self._asked(call, sequence)
+        self._free(sequence)
         return answer
 
-    def _replicated(self, call: Call) -> Any:
+    def _replicated(self, call: ScriptCall) -> Any:
         """One call, answered when enough replicas have what it has changed."""
-        lane = self._lane(call)
+        sequence = self._sequence(call)
         key = call.queue.replicated
         patience = 0.0
 
@@ -240,7 +240,7 @@ class Roundtrips:
             patience = remaining * REPLICATION_SHARE
             return self._exchange.ask_replicated(words, key, call.replicas, patience)
 
-        answer, confirmed = self._until_answered(call, lane, ask)
+        answer, confirmed = self._until_answered(call, sequence, ask)
         if confirmed < call.replicas:
             raise StorageUnavailableError(
                 f"{self._connections.describe()}: {confirmed} of {call.replicas} replicas confirmed a "
@@ -248,17 +248,20 @@ class Roundtrips:
                 "lost in a failover; enqueue them again with the same ids to have them confirmed."
                 f"{_named(call.ids)}"
             )
-        self._free(lane)
+        self._free(sequence)
         return answer
 
-    def _asked(self, call: Call | Command, lane: Lane | None) -> Any:
-        return self._until_answered(call, lane, lambda words, _: self._exchange.ask(words))
+    def _asked(self, call: ScriptCall | RedisCommand, sequence: RequestSequence | None) -> Any:
+        return self._until_answered(call, sequence, lambda words, _: self._exchange.ask(words))
 
     def _until_answered(
-        self, call: Call | Command, lane: Lane | None, ask: Callable[[list[Any], float], T]
+        self,
+        call: ScriptCall | RedisCommand,
+        sequence: RequestSequence | None,
+        ask: Callable[[list[Any], float], T],
     ) -> T:
         """Call `ask` with the call's words and the seconds left, and again after errors that may pass."""
-        words = self._words(call, lane)
+        words = self._words(call, sequence)
         trying = self._trying(call)
         try:
             while True:
@@ -275,15 +278,15 @@ class Roundtrips:
         trying.succeeded()
         return answer
 
-    def _pipelined(self, calls: list[Call | Command]) -> list[Any]:
+    def _pipelined(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         """Some at once on one connection, so that the server is never idle; what fails is asked again."""
-        lanes = [self._lane(call) for call in calls]
+        sequences = [self._sequence(call) for call in calls]
         answers: list[Any] = [None] * len(calls)
         left = set(range(len(calls)))
         with suppress(redis.RedisError, OSError), self._exchange.connection() as connection:
             for sent in range(len(calls) + IN_FLIGHT):
                 if sent < len(calls):
-                    words = tuple(self._words(calls[sent], lanes[sent]))
+                    words = tuple(self._words(calls[sent], sequences[sent]))
                     connection.send_packed_command([pack_command(words)], check_health=False)
                 answered = sent - IN_FLIGHT + 1
                 if 0 <= answered < len(calls):
@@ -291,25 +294,25 @@ class Roundtrips:
                         answers[answered] = connection.read_response()
                         left.discard(answered)
         for place in sorted(left):
-            answers[place] = self._asked(calls[place], lanes[place])
-        for lane in lanes:
-            self._free(lane)
+            answers[place] = self._asked(calls[place], sequences[place])
+        for sequence in sequences:
+            self._free(sequence)
         return answers
 
-    async def _aanswers(self, calls: list[Call | Command]) -> list[Any]:
+    async def _aanswers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         if len(calls) == 1:
             return [await self._aone(calls[0])]
         if not self._connections.is_cluster and not any(map(_has_lane, calls)):
             return await self._aread(calls)
         room = asyncio.Semaphore(IN_FLIGHT)
 
-        async def one(call: Call | Command) -> Any:
+        async def one(call: ScriptCall | RedisCommand) -> Any:
             async with room:
                 return await self._aone(call)
 
         return await asyncio.gather(*map(one, calls))
 
-    async def _aread(self, calls: list[Call | Command]) -> list[Any]:
+    async def _aread(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         """Calls that change nothing, all in one round trip."""
         try:
             answers = await self._exchange.aask_many([self._words(call, None) for call in calls])
@@ -320,11 +323,11 @@ class Roundtrips:
             for call, answer in zip(calls, answers, strict=True)
         ]
 
-    async def _aone(self, call: Call | Command) -> Any:
+    async def _aone(self, call: ScriptCall | RedisCommand) -> Any:
         if _is_replicated(call):
             return await asyncio.to_thread(self._replicated, call)
-        lane = self._lane(call)
-        words = self._words(call, lane)
+        sequence = self._sequence(call)
+        words = self._words(call, sequence)
         trying = self._trying(call)
         try:
             while True:
@@ -339,12 +342,12 @@ class Roundtrips:
             trying.gave_up(error)
             raise
         trying.succeeded()
-        self._free(lane)
+        self._free(sequence)
         return answer
 
-    def _trying(self, call: Call | Command) -> "Trying":
+    def _trying(self, call: ScriptCall | RedisCommand) -> "RetryWindow":
         """Begin a call. Raises StorageUnavailableError at once if its server is known to be away."""
-        name = call.queue.queue if self._connections.is_cluster and isinstance(call, Call) else ""
+        name = call.queue.queue if self._connections.is_cluster and isinstance(call, ScriptCall) else ""
         breaker = self._breakers.get(name)
         if breaker is not None and not breaker.enter():
             outage = breaker.outage
@@ -356,17 +359,17 @@ class Roundtrips:
                 breaker.gave_up()
             raise StorageUnavailableError(f"{self._connections.describe()} was not asked: no time was left")
         counts = left >= COUNTED * self._timeout
-        return Trying(left, self._connections, self._breakers, name, counts=counts)
+        return RetryWindow(left, self._connections, self._breakers, name, counts=counts)
 
     # A call's words.
 
-    def _words(self, call: Call | Command, lane: Lane | None) -> list[Any]:
-        if isinstance(call, Command):
+    def _words(self, call: ScriptCall | RedisCommand, sequence: RequestSequence | None) -> list[Any]:
+        if isinstance(call, RedisCommand):
             return list(call.words)
         script, queue = call.script, call.queue
         keys = queue.of(script.keys)
         now = b"" if self._clock is None else self._clock.now()
-        if lane is None:
+        if sequence is None:
             return [
                 *self._command(script),
                 len(keys) + len(call.keys),
@@ -379,11 +382,11 @@ class Roundtrips:
         return [
             *self._command(script),
             len(keys) + len(call.keys),
-            queue.lane(lane.name),
+            queue.sequence(sequence.name),
             *keys[1:],
             *call.keys,
             now,
-            NUMBER.pack(lane.number),
+            NUMBER.pack(sequence.number),
             queue.prefix.encode(),
             self.publish,
             self._stream,
@@ -400,33 +403,33 @@ class Roundtrips:
         self._sent.add(script.sha)
         return b"EVAL", script.text
 
-    def _lane(self, call: Call | Command) -> Lane | None:
+    def _sequence(self, call: ScriptCall | RedisCommand) -> RequestSequence | None:
         if not _has_lane(call):
             return None
         try:
-            lane = self._lanes.pop()
+            sequence = self._sequences.pop()
         except IndexError:
-            lane = Lane(b"%s%x" % (self._prefix, next(self._made)))
-        lane.number += 1
-        return lane
+            sequence = RequestSequence(b"%s%x" % (self._prefix, next(self._made)))
+        sequence.number += 1
+        return sequence
 
-    def _free(self, lane: Lane | None) -> None:
+    def _free(self, sequence: RequestSequence | None) -> None:
         # One whose answer never came is not used again: its request may still be on its way.
-        if lane is not None:
-            self._lanes.append(lane)
+        if sequence is not None:
+            self._sequences.append(sequence)
 
     def _after_fork(self) -> None:
-        self._lanes.clear()
+        self._sequences.clear()
         self._breakers = {}
         self._prefix = os.urandom(8).hex().encode()
 
 
-def _only_reads(call: Call | Command) -> bool:
-    return not call.lane if isinstance(call, Call) else call.words[0] in READS
+def _only_reads(call: ScriptCall | RedisCommand) -> bool:
+    return not call.sequence if isinstance(call, ScriptCall) else call.words[0] in READS
 
 
-def _is_replicated(call: Call | Command) -> TypeGuard[Call]:
-    return isinstance(call, Call) and call.replicas > 0
+def _is_replicated(call: ScriptCall | RedisCommand) -> TypeGuard[ScriptCall]:
+    return isinstance(call, ScriptCall) and call.replicas > 0
 
 
 def _named(ids: Sequence[str]) -> str:
@@ -437,17 +440,17 @@ def _named(ids: Sequence[str]) -> str:
     return f" Ids: {', '.join(ids[:NAMED_IDS])}{more}."
 
 
-def _has_lane(call: Call | Command) -> bool:
-    return isinstance(call, Call) and call.lane
+def _has_lane(call: ScriptCall | RedisCommand) -> bool:
+    return isinstance(call, ScriptCall) and call.sequence
 
 
-def _whole(call: Call | Command, words: list[Any]) -> list[Any]:
+def _whole(call: ScriptCall | RedisCommand, words: list[Any]) -> list[Any]:
     """The same with the script's text: the server does not know it, having restarted say."""
-    assert isinstance(call, Call)
+    assert isinstance(call, ScriptCall)
     return [b"EVAL", call.script.text, *words[2:]]
 
 
-class Trying:
+class RetryWindow:
     """For how long a call is tried, and what that says about the server."""
 
     def __init__(
@@ -512,7 +515,7 @@ class Trying:
             self._breakers.setdefault(self._name, CircuitBreaker()).failed(reason)
 
 
-def _judge(trying: Trying, answers: Sequence[Any]) -> None:
+def _judge(trying: RetryWindow, answers: Sequence[Any]) -> None:
     """Note what answers say about their server. Raises what a user gets if none can be asked for again."""
     for answer in answers:
         if isinstance(answer, redis.RedisError) and not isinstance(answer, errors.NoScriptError):

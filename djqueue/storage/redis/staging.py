@@ -13,7 +13,7 @@ from djqueue.storage.staging import (
     ChunkMissingError,
     Counts,
     Manifest,
-    Publication,
+    PublicationState,
     Staging,
     check_chunk,
 )
@@ -21,7 +21,7 @@ from djqueue.storage.staging import (
 from . import records
 from .keys import QueueKeys
 from .records import pack, pack_raw, pack_text, text, unpack
-from .roundtrips import Call, Command, Steps
+from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 AT_ONCE = 64
@@ -72,10 +72,10 @@ class RedisStaging(Staging):
                 chunk += (job_id, start, rest + payload)
         places = [keys.staged(write, part), keys.parts(write)]
         arguments = [number, pack_raw(chunk), pack_text(part), lifetime]
-        self._run(_ask([Call(script("stage"), keys, arguments, places, lane=False)]))
+        self._run(_ask([ScriptCall(script("stage"), keys, arguments, places, sequence=False)]))
         return kind
 
-    def begin(self, manifest: Manifest, lifetime: int | None) -> Publication:
+    def begin(self, manifest: Manifest, lifetime: int | None) -> PublicationState:
         """See `Staging`."""
         parts = pack(dict(manifest.parts))
         arguments = [
@@ -116,14 +116,16 @@ class RedisStaging(Staging):
                 raise full_error(queue, self._policy(queue).max_size, CHUNK)
         return [Counts(*answer) for _, answer in answers]
 
-    def _chunk(self, manifest: Manifest, part: str, number: int, listed: bytes = b"0") -> Call:
+    def _chunk(self, manifest: Manifest, part: str, number: int, listed: bytes = b"0") -> ScriptCall:
         queue = manifest.queue
         keys = self._keys(queue)
         places = [keys.staged(manifest.write, part), keys.published(manifest.app, told=True)]
         name = pack_text(f"{part}:{number}")
         if manifest.parts[part][number] == PLAIN and self._policy(queue).max_size is None:
-            return Call(script("staged_add"), keys, [listed, name, number], places)
-        return Call(script("staged_enqueue"), keys, [listed, *self._heading(queue), name, number], places)
+            return ScriptCall(script("staged_add"), keys, [listed, name, number], places)
+        return ScriptCall(
+            script("staged_enqueue"), keys, [listed, *self._heading(queue), name, number], places
+        )
 
     def end(self, manifest: Manifest) -> Counts:
         """See `Staging`."""
@@ -137,28 +139,30 @@ class RedisStaging(Staging):
 
     def _forget(self, keys: QueueKeys, app: str, write: str) -> Steps[int]:
         names, [state, begun] = yield [
-            Command((b"SMEMBERS", keys.parts(write))),
-            Command((b"HMGET", keys.published(app), b"state", b"write")),
+            RedisCommand((b"SMEMBERS", keys.parts(write))),
+            RedisCommand((b"HMGET", keys.published(app), b"state", b"write")),
         ]
         if state == b"open" and begun == pack_text(write):
             return 0
         gone = [keys.staged(write, text(name)) for name in names]
         for first in range(0, len(gone), AT_ONCE):
-            yield [Command((b"UNLINK", *gone[first : first + AT_ONCE]))]
-        yield [Command((b"UNLINK", keys.parts(write)))]
+            yield [RedisCommand((b"UNLINK", *gone[first : first + AT_ONCE]))]
+        yield [RedisCommand((b"UNLINK", keys.parts(write)))]
         return len(gone)
 
-    def _call(self, verb: str, manifest: Manifest, arguments: list[Any], staged: list[bytes]) -> Call:
+    def _call(
+        self, operation: str, manifest: Manifest, arguments: list[Any], staged: list[bytes]
+    ) -> ScriptCall:
         keys = self._keys(manifest.queue)
         places = [keys.published(manifest.app), keys.published(manifest.app, told=True), *staged]
-        return Call(script("manifest"), keys, [verb.encode(), *arguments], places, lane=False)
+        return ScriptCall(script("manifest"), keys, [operation.encode(), *arguments], places, sequence=False)
 
 
-def _ask(calls: list[Call | Command]) -> Steps[list[Any]]:
+def _ask(calls: list[ScriptCall | RedisCommand]) -> Steps[list[Any]]:
     return (yield calls)
 
 
-def _publication(manifest: Manifest, answer: Sequence[Any]) -> Publication:
+def _publication(manifest: Manifest, answer: Sequence[Any]) -> PublicationState:
     status, version, write, parts, counts = answer
     if status in (b"missing", b"gone"):
         raise ChunkMissingError(
@@ -170,4 +174,4 @@ def _publication(manifest: Manifest, answer: Sequence[Any]) -> Publication:
         write=text(write),
         parts=dict(unpack(parts)) if parts else {},
     )
-    return Publication(text(status), found, Counts(*unpack(counts)) if counts else Counts())
+    return PublicationState(text(status), found, Counts(*unpack(counts)) if counts else Counts())

@@ -13,7 +13,7 @@ from djqueue.core.breaker import Outage
 from djqueue.core.capacity import full_error
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadline import within
-from djqueue.core.diagnostics import Diagnostics, Line, workers_line
+from djqueue.core.diagnostics import DiagnosticLine, Diagnostics, workers_line
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.explain import Explanation, decide
 from djqueue.core.graph import MOST, FlowGraph
@@ -23,7 +23,8 @@ from djqueue.core.job import (
     Batch,
     CancelResult,
     ClaimRequest,
-    DeadLetter,
+    DeadLetterPage,
+    DeadLetterRecord,
     Emission,
     EnqueueResult,
     Finished,
@@ -31,16 +32,14 @@ from djqueue.core.job import (
     ItemPage,
     JobRecord,
     Lease,
-    LetterPage,
     Outcome,
+    ProgressReport,
     Renewal,
-    Report,
     WorkerDump,
     WorkerInfo,
 )
 from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept
-from djqueue.core.mentions import MentionPage
 from djqueue.core.metrics import DEFAULT_TIERS, Bucket, RunStats, Tiers
 from djqueue.core.options import JobKey
 from djqueue.core.overview import GroupsOverview, Overview
@@ -49,31 +48,32 @@ from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.sharing import LimiterPolicy, LimiterState
 from djqueue.core.states import REUSABLE, TERMINAL, State
-from djqueue.core.steering import ASKED, DUMP_TTL, MAX_DUMP, check_command
 from djqueue.core.streams import PAGE_BYTES, PAGE_ITEMS
+from djqueue.core.summaries import JobSummaryPage
 from djqueue.core.versions import version_of
-from djqueue.storage import room
+from djqueue.core.workercontrol import ASKED, DUMP_TTL, MAX_DUMP, check_command
+from djqueue.storage import backpressure
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
 from . import diagnosis, health, outbox, pages, records
-from .changes import Changes
+from .bulkwrites import RedisBulkWriteReports
+from .changes import ChangeStream
 from .claiming import BULK, Claiming
 from .connections import Connections
 from .export import RedisExport
 from .feed import RedisFeed
-from .imports import RedisImports
-from .inspector import Inspector, counts_of
+from .inspector import RedisInspector, counts_of
 from .keys import CommonKeys, QueueKeys, keys_of
 from .limits import SharedLimits, permit, permit_of
 from .metrics import Metrics
 from .options import RedisOptions
 from .outbox_table import OutboxTable
+from .pubsub import Notifications
 from .records import STATES, flat, mapping, pack, pack_text, text
 from .removing import PAGE, STEP, SWEEP, Removing, all_of_jobs, chunks, of_jobs
-from .roundtrips import Call, Command, Roundtrips, Steps, T
+from .roundtrips import RedisCommand, Roundtrips, ScriptCall, Steps, T
 from .scripts import script
 from .staging import RedisStaging
-from .telling import Telling
 
 JOBS_PER_SECOND = 10_000
 """Jobs of one enqueue for which it gets another second."""
@@ -93,7 +93,7 @@ class RedisStorage(Storage):
     options: where Redis is, and how it is used: see `RedisOptions` and `Connections`.
     """
 
-    trips_at_once = 2
+    max_in_flight = 2
 
     def __init__(
         self,
@@ -129,10 +129,12 @@ class RedisStorage(Storage):
             self._trips.publish,
             int(self.options.timeout * 1_000),
         )
-        self._telling = Telling(self._connections, self._trips, self._common, self.keys, self.queues)
+        self._telling = Notifications(self._connections, self._trips, self._common, self.keys, self.queues)
         self._clock = clock or SYSTEM_CLOCK
         self._metrics = Metrics(self.keys, self._queues, metrics, self._clock)
-        self._inspector = Inspector(self.keys, self.policy, self._queues, self._states, self._limits.standing)
+        self._inspector = RedisInspector(
+            self.keys, self.policy, self._queues, self._states, self._limits.standing
+        )
         every = (*self._policies.values(), self._default_policy)
         self.outbox = (
             OutboxTable(given, self.options, self.policy, self._enqueue, self._trips, self.told, clock)
@@ -178,12 +180,12 @@ class RedisStorage(Storage):
         return health.findings(self._connections)
 
     @property
-    def changes(self) -> Changes | None:
+    def changes(self) -> ChangeStream | None:
         """What the mirror in the tables reads; None if there is none."""
         mirror, is_cluster = self.options.mirror, self._connections.is_cluster
         if mirror is None:
             return None
-        return Changes(self._run, self.keys, self._common, mirror, is_cluster=is_cluster)
+        return ChangeStream(self._run, self.keys, self._common, mirror, is_cluster=is_cluster)
 
     def keys(self, queue: str) -> QueueKeys:
         """The keys of a queue."""
@@ -202,7 +204,7 @@ class RedisStorage(Storage):
             return self._run(steps)
 
     def _ping(self) -> Steps[None]:
-        yield [Command((b"EXISTS", self._common.key("queues")))]
+        yield [RedisCommand((b"EXISTS", self._common.key("queues")))]
 
     # Enqueue.
 
@@ -210,7 +212,7 @@ class RedisStorage(Storage):
         """See `Storage.enqueue`."""
         self._check(batches)
         if self._may_block:
-            return room.enqueue(self, self.policy, batches, self._enqueue_at_once)
+            return backpressure.enqueue(self, self.policy, batches, self._enqueue_at_once)
         return self._enqueue_at_once(batches)
 
     def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -223,7 +225,7 @@ class RedisStorage(Storage):
         """See `Storage.enqueue`."""
         self._check(batches)
         if self._may_block:
-            return await room.aenqueue(self, self.policy, batches, self._enqueue_soon)
+            return await backpressure.aenqueue(self, self.policy, batches, self._enqueue_soon)
         return await self._enqueue_soon(batches)
 
     async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -273,7 +275,7 @@ class RedisStorage(Storage):
         for queue in queues:
             policy, keys = self.policy(queue), self.keys(queue)
             words = [policy.group_mode if record else b"", b"1" if new else b"0"]
-            [recorded] = yield [Call(script("agree"), keys, words, lane=False)]
+            [recorded] = yield [ScriptCall(script("check_group_mode"), keys, words, sequence=False)]
             if not recorded:
                 continue
             policy.check_mode(queue, text(recorded))
@@ -283,7 +285,7 @@ class RedisStorage(Storage):
                 pairs = [
                     part for pair in zip(records.BOUNDS, bounds, strict=True) if pair[1] for part in pair
                 ]
-                yield [Command((b"HSET", keys.key("meta"), *pairs))]
+                yield [RedisCommand((b"HSET", keys.key("meta"), *pairs))]
             self._agreed.add(queue)
 
     def _agree_once(self, queues: Sequence[str]) -> Steps[None]:
@@ -361,7 +363,7 @@ class RedisStorage(Storage):
                 if state is None:
                     raise OptionError(f"depends_on: queue {queue!r} has no job {job_id!r}")
 
-    def _parts(self, batch: Batch, *, listed: bool, bounded: bool) -> Iterable[tuple[list[str], Call]]:
+    def _parts(self, batch: Batch, *, listed: bool, bounded: bool) -> Iterable[tuple[list[str], ScriptCall]]:
         keys, policy = self.keys(batch.queue), self.policy(batch.queue)
         bounded = bounded and policy.max_size is not None
         rest, start = records.envelope(batch), records.start(batch)
@@ -385,7 +387,7 @@ class RedisStorage(Storage):
             touched = () if batch.ids is None else all_of_jobs(keys, mine)
             yield (
                 mine,
-                Call(called, keys, arguments, touched, replicas=replicas, ids=mine if replicas else ()),
+                ScriptCall(called, keys, arguments, touched, replicas=replicas, ids=mine if replicas else ()),
             )
 
     def _heading(self, queue: str, *, bounded: bool = True) -> list[Any]:
@@ -400,9 +402,9 @@ class RedisStorage(Storage):
         return RedisStaging(self._run, self.keys, self.policy, self._begin, self._heading, self._deliver)
 
     @cached_property
-    def imports(self) -> RedisImports:
+    def imports(self) -> RedisBulkWriteReports:
         """The reports of bulk writes."""
-        return RedisImports(self._run, self._common, self._clock)
+        return RedisBulkWriteReports(self._run, self._common, self._clock)
 
     @cached_property
     def export(self) -> RedisExport:
@@ -426,11 +428,11 @@ class RedisStorage(Storage):
         yield self._listing(queues)
         self._known |= queues
 
-    def _listing(self, queues: set[str]) -> list[Call | Command]:
+    def _listing(self, queues: set[str]) -> list[ScriptCall | RedisCommand]:
         return [
-            Command((b"SADD", self._common.key("queues"), *map(pack_text, queues))),
+            RedisCommand((b"SADD", self._common.key("queues"), *map(pack_text, queues))),
             *(
-                Command((self._trips.publish, self._common.new_queues.encode(), pack_text(queue)))
+                RedisCommand((self._trips.publish, self._common.new_queues.encode(), pack_text(queue)))
                 for queue in queues
             ),
         ]
@@ -456,7 +458,7 @@ class RedisStorage(Storage):
             arguments: list[Any] = [self.policy(queue).lease]
             for place in places:
                 arguments += (pack_text(leases[place].id), records.pack_token(queue, leases[place].token))
-            [[_, replies]] = yield [Call(script("renew"), self.keys(queue), arguments)]
+            [[_, replies]] = yield [ScriptCall(script("renew"), self.keys(queue), arguments)]
             for place, reply in zip(places, replies, strict=True):
                 renewals[place] = Renewal(reply > 0, reply == 2)
             if self.policy(queue).limiter is not None:
@@ -467,11 +469,11 @@ class RedisStorage(Storage):
             yield from self._limits.renew(policy.limiter, policy.lease, held)
         return renewals
 
-    def report(self, reports: Sequence[Report]) -> list[bool]:
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
         """See `Storage.report`."""
         return self._run(self._report(reports))
 
-    def _report(self, reports: Sequence[Report]) -> Steps[list[bool]]:
+    def _report(self, reports: Sequence[ProgressReport]) -> Steps[list[bool]]:
         accepted = [False] * len(reports)
         for queue, places in _by_queue(reports):
             keys = self.keys(queue)
@@ -487,7 +489,7 @@ class RedisStorage(Storage):
                 )
                 arguments += [records.pack_line(at, line) for at, line in report.lines]
             lines = [keys.log_lines(reports[place].id) for place in places]
-            [[_, replies]] = yield [Call(script("report"), keys, arguments, lines)]
+            [[_, replies]] = yield [ScriptCall(script("report"), keys, arguments, lines)]
             for place, reply in zip(places, replies, strict=True):
                 accepted[place] = reply == 1
         return accepted
@@ -506,7 +508,7 @@ class RedisStorage(Storage):
                 token_bytes = records.pack_token(queue, token)
                 arguments += (pack_text(job_id), token_bytes, start, len(items), *items)
             theirs = [keys.items(emissions[place].id) for place in places]
-            [[_, replies]] = yield [Call(script("emit"), keys, arguments, theirs)]
+            [[_, replies]] = yield [ScriptCall(script("emit"), keys, arguments, theirs)]
             for place, reply in zip(places, replies, strict=True):
                 accepted[place] = reply == 1
         return accepted
@@ -543,10 +545,10 @@ class RedisStorage(Storage):
         ]
         return [reply == 1 for reply in self._run(self._on_jobs("update", queue, ids, heading))]
 
-    def revise(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
-        """See `Storage.revise`."""
+    def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        """See `Storage.replace_payload`."""
         heading = [b"1" if retry else b"0", payload, old, records.pack_groups(self.policy(queue))]
-        return text(self._run(self._on_jobs("revise", queue, [id], heading))[0])
+        return text(self._run(self._on_jobs("replace_payload", queue, [id], heading))[0])
 
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """See `Storage.retry`."""
@@ -588,8 +590,8 @@ class RedisStorage(Storage):
                 states = yield from self._states(queue, [left[key][1] for key in mine])
                 found.update(zip(mine, states, strict=True))
                 missing += [key for key in mine if found[key] is None]
-            looks: list[Call | Command] = [
-                Command((b"GET", self.keys(left[key][0]).moved(left[key][1]))) for key in missing
+            looks: list[ScriptCall | RedisCommand] = [
+                RedisCommand((b"GET", self.keys(left[key][0]).moved(left[key][1]))) for key in missing
             ]
             targets = (yield looks) if looks else []
             moved = zip(missing, targets, strict=True)
@@ -630,7 +632,7 @@ class RedisStorage(Storage):
         if not pending:
             return words
         said = [part for place in pending for part in (pack_text(ids[place]), *looks[place][1:3])]
-        [[_, rivals]] = yield [Call(script("rivals"), self.keys(to), said)]
+        [[_, rivals]] = yield [ScriptCall(script("rivals"), self.keys(to), said)]
         for place, rival in zip(pending, rivals, strict=True):
             words[place] = text(rival) or "moved"
         moving = [place for place in pending if words[place] == "moved"]
@@ -667,7 +669,7 @@ class RedisStorage(Storage):
         for some in chunks(ids, step):
             arguments = [*heading, *map(pack_text, some)]
             theirs = their_keys(keys, some) if their_keys is not None else ()
-            [[left, answers]] = yield [Call(script(name), keys, arguments, theirs)]
+            [[left, answers]] = yield [ScriptCall(script(name), keys, arguments, theirs)]
             replies += answers
             if left:
                 yield from self._deliver(queue)
@@ -680,7 +682,7 @@ class RedisStorage(Storage):
         return self._run(self._queues())
 
     def _queues(self) -> Steps[list[str]]:
-        [names] = yield [Command((b"SMEMBERS", self._common.key("queues")))]
+        [names] = yield [RedisCommand((b"SMEMBERS", self._common.key("queues")))]
         return sorted(map(text, names))
 
     def pause(self, queue: str) -> None:
@@ -695,7 +697,7 @@ class RedisStorage(Storage):
 
     def is_paused(self, queue: str) -> bool:
         """See `Storage.is_paused`."""
-        return bool(self._run(_asked(Command((b"HEXISTS", self.keys(queue).key("meta"), b"paused")))))
+        return bool(self._run(_asked(RedisCommand((b"HEXISTS", self.keys(queue).key("meta"), b"paused")))))
 
     def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """See `Storage.set_limits`."""
@@ -723,15 +725,19 @@ class RedisStorage(Storage):
 
     def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
         """See `Storage.group_limits`."""
-        return records.group_limits(self._run(_asked(Command((b"HGETALL", self.keys(queue).key("groups"))))))
+        return records.group_limits(
+            self._run(_asked(RedisCommand((b"HGETALL", self.keys(queue).key("groups")))))
+        )
 
-    def _group(self, queue: str, verb: str, group: str | None, words: Sequence[bytes] = ()) -> Steps[None]:
+    def _group(
+        self, queue: str, operation: str, group: str | None, words: Sequence[bytes] = ()
+    ) -> Steps[None]:
         yield from self._list({queue})
         name = b"" if group is None else pack_text(group)
-        heading = [verb, name, records.pack_groups(self.policy(queue))]
+        heading = [operation, name, records.pack_groups(self.policy(queue))]
         after = b""
         while True:
-            [[_, after]] = yield [Call(script("group"), self.keys(queue), [*heading, after, *words])]
+            [[_, after]] = yield [ScriptCall(script("group"), self.keys(queue), [*heading, after, *words])]
             if not after:
                 return
 
@@ -743,9 +749,12 @@ class RedisStorage(Storage):
         """See `Storage.limiter_state`."""
         return self._run(self._limits.state(name))
 
-    def _control(self, queue: str, verb: str, *arguments: Any) -> Steps[None]:
+    def _control(self, queue: str, operation: str, *arguments: Any) -> Steps[None]:
         # All in one exchange, in this order.
-        yield [*self._listing({queue}), Call(script("control"), self.keys(queue), [verb, *arguments])]
+        yield [
+            *self._listing({queue}),
+            ScriptCall(script("control"), self.keys(queue), [operation, *arguments]),
+        ]
         self._known.add(queue)
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
@@ -759,7 +768,7 @@ class RedisStorage(Storage):
         removed = 0
         if State.BLOCKED in states:
             # Before what they wait for: else they would end with that, and stay.
-            [some] = yield [Command((b"HEXISTS", keys.key("count"), b"b"))]
+            [some] = yield [RedisCommand((b"HEXISTS", keys.key("count"), b"b"))]
             found = (yield from self._scanned(keys, frozenset({State.BLOCKED}), before)) if some else []
             newest_first = [job_id for _, job_id in sorted(found, reverse=True)]
             removed = yield from self._clean_these(keys, newest_first, before, states, limit)
@@ -792,7 +801,7 @@ class RedisStorage(Storage):
         name = self._ids.new(SYSTEM_CLOCK.now())
         gone = keys.key(f"gone:{name}")
         [[left, (removed, tokens)]] = yield [
-            Call(
+            ScriptCall(
                 script("obliterate"),
                 keys,
                 [b"1" if force else b"0", name, pack_text(queue)],
@@ -805,28 +814,28 @@ class RedisStorage(Storage):
             yield from self._deliver(queue)
         yield from self._lose(queue, tokens)
         yield from self._delete_leftovers(keys)
-        yield [Command((b"SREM", self._common.key("queues"), pack_text(queue)))]
+        yield [RedisCommand((b"SREM", self._common.key("queues"), pack_text(queue)))]
         self._known.discard(queue)
         self._agreed.discard(queue)
-        [is_there_again] = yield [Command((b"EXISTS", keys.key("meta")))]
+        [is_there_again] = yield [RedisCommand((b"EXISTS", keys.key("meta")))]
         if is_there_again:
             yield from self._list({queue})
         return int(removed)
 
     def _delete_leftovers(self, keys: QueueKeys) -> Steps[None]:
         """Delete what belonged to the jobs of an obliterated queue, also if that was begun by others."""
-        [names] = yield [Command((b"SMEMBERS", keys.key("gone")))]
+        [names] = yield [RedisCommand((b"SMEMBERS", keys.key("gone")))]
         for name in names:
             gone = keys.key(f"gone:{text(name)}")
             cursor = b"0"
             while True:
-                [[cursor, found]] = yield [Command((b"HSCAN", gone, cursor, b"COUNT", 500))]
+                [[cursor, found]] = yield [RedisCommand((b"HSCAN", gone, cursor, b"COUNT", 500))]
                 found = flat(found)
                 # Those that were enqueued anew since have theirs.
                 yield from self._removing.removed(keys, list(map(text, found[::2])), "gone")
                 if not int(cursor):
                     break
-            yield [Command((b"UNLINK", gone)), Command((b"SREM", keys.key("gone"), name))]
+            yield [RedisCommand((b"UNLINK", gone)), RedisCommand((b"SREM", keys.key("gone"), name))]
 
     # Reads.
 
@@ -843,7 +852,9 @@ class RedisStorage(Storage):
         found: list[JobRecord | None] = []
         for some in chunks(ids, 200):
             arguments = [*map(pack_text, some)]
-            [[now, replies]] = yield [Call(script("read"), keys, arguments, of_jobs(keys, some), lane=False)]
+            [[now, replies]] = yield [
+                ScriptCall(script("read"), keys, arguments, of_jobs(keys, some), sequence=False)
+            ]
             for job_id, reply in zip(some, replies, strict=True):
                 found.append(None if reply is None else records.record(queue, job_id, reply, int(now)))
         return found
@@ -862,7 +873,7 @@ class RedisStorage(Storage):
         for mark in marks:
             arguments += (pack_text(mark.id), records.pack_token(queue, mark.run), mark.start)
         theirs = [keys.items(mark.id) for mark in marks]
-        [[now, replies]] = yield [Call(script("items"), keys, arguments, theirs, lane=False)]
+        [[now, replies]] = yield [ScriptCall(script("items"), keys, arguments, theirs, sequence=False)]
         return [None if reply is None else records.item_page(queue, reply, int(now)) for reply in replies]
 
     def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
@@ -872,7 +883,7 @@ class RedisStorage(Storage):
     def _states(self, queue: str, ids: Sequence[str]) -> Steps[list[State | None]]:
         found: list[State | None] = []
         for some in chunks(ids):
-            call = Call(script("states"), self.keys(queue), [*map(pack_text, some)], lane=False)
+            call = ScriptCall(script("states"), self.keys(queue), [*map(pack_text, some)], sequence=False)
             [letters] = yield [call]
             found += [STATES.get(letter) for letter in letters]
         return found
@@ -880,7 +891,7 @@ class RedisStorage(Storage):
     def counts(self, queue: str) -> dict[State, int]:
         """See `Storage.counts`."""
         counters, delayed, active, failed = self._run(
-            _asked(Call(script("counts"), self.keys(queue), [], lane=False))
+            _asked(ScriptCall(script("counts"), self.keys(queue), [], sequence=False))
         )
         return counts_of(mapping(counters), delayed, active, failed)
 
@@ -892,7 +903,7 @@ class RedisStorage(Storage):
         names = yield from self._queues()
         if not names:
             return []
-        found = yield [Command((b"GET", self.keys(name).key("version"))) for name in names]
+        found = yield [RedisCommand((b"GET", self.keys(name).key("version"))) for name in names]
         return [(name, value or b"") for name, value in zip(names, found, strict=True)]
 
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
@@ -939,14 +950,17 @@ class RedisStorage(Storage):
         names = list(queues) if queues is not None else (yield from self._queues())
         if not names:
             return []
-        calls = [Call(script("states"), self.keys(name), [pack_text(job_id)], lane=False) for name in names]
+        calls = [
+            ScriptCall(script("states"), self.keys(name), [pack_text(job_id)], sequence=False)
+            for name in names
+        ]
         answers = yield [*calls]
         found = [(name, STATES.get(letters[0])) for name, letters in zip(names, answers, strict=True)]
         return [(name, state) for name, state in found if state is not None]
 
     def about(
         self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
-    ) -> MentionPage:
+    ) -> JobSummaryPage:
         """See `Storage.about`."""
         return self._run(self._inspector.about(subject, limit, cursor, queues))
 
@@ -954,8 +968,8 @@ class RedisStorage(Storage):
         """See `Storage.diagnostics`."""
         names = self.queues()
         lines = [
-            Line("storage.where", "Storage", "where", self.describe()),
-            Line("storage.queues", "Storage", "queues", f"{len(names):,}"),
+            DiagnosticLine("storage.where", "Storage", "where", self.describe()),
+            DiagnosticLine("storage.queues", "Storage", "queues", f"{len(names):,}"),
             *diagnosis.of_servers(self._connections),
             *self._run(diagnosis.of_keys([self.keys(name) for name in names])),
             workers_line(len(self.workers())),
@@ -964,7 +978,7 @@ class RedisStorage(Storage):
 
     def waiting_names(self, queue: str) -> dict[str, int]:
         """See `Storage.waiting_names`."""
-        counters = self._run(_asked(Command((b"HGETALL", self.keys(queue).key("count")))))
+        counters = self._run(_asked(RedisCommand((b"HGETALL", self.keys(queue).key("count")))))
         return {name[2:]: number for name, number in mapping(counters).items() if name.startswith("n:")}
 
     def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
@@ -999,19 +1013,19 @@ class RedisStorage(Storage):
         """Where to go on (`0`: nowhere), and some as of `_scanned`, maybe not for the first time."""
         letters = b"".join(records.LETTERS[state] for state in states)
         arguments = [cursor, PAGE, letters, before if before is not None else b""]
-        [[cursor, entries]] = yield [Call(script("scan"), keys, arguments, lane=False)]
+        [[cursor, entries]] = yield [ScriptCall(script("scan"), keys, arguments, sequence=False)]
         return cursor, [(int(entries[at]), text(entries[at + 1])) for at in range(0, len(entries), 2)]
 
-    def dead_letters(self, queue: str) -> list[DeadLetter]:
+    def dead_letters(self, queue: str) -> list[DeadLetterRecord]:
         """See `Storage.dead_letters`."""
         return self._run(self._dead_letters(queue))
 
-    def _dead_letters(self, queue: str) -> Steps[list[DeadLetter]]:
+    def _dead_letters(self, queue: str) -> Steps[list[DeadLetterRecord]]:
         keys = self.keys(queue)
-        [ids] = yield [Command((b"ZRANGE", keys.key("dead"), 0, -1))]
+        [ids] = yield [RedisCommand((b"ZRANGE", keys.key("dead"), 0, -1))]
         letters = []
         for some in chunks(ids):
-            [found] = yield [Command((b"HMGET", keys.key("letters"), *some))]
+            [found] = yield [RedisCommand((b"HMGET", keys.key("letters"), *some))]
             letters += [
                 records.letter(queue, text(job_id), data)
                 for job_id, data in zip(some, found, strict=True)
@@ -1019,10 +1033,10 @@ class RedisStorage(Storage):
             ]
         return letters
 
-    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> LetterPage:
+    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> DeadLetterPage:
         """See `Storage.dead_letter_page`."""
         begin = b"-inf" if after is None else b"(%d" % int(after)
-        call = Call(script("letters"), self.keys(queue), [begin, limit + 1], lane=False)
+        call = ScriptCall(script("dead_letters"), self.keys(queue), [begin, limit + 1], sequence=False)
         now, found = self._run(_asked(call))
         letters = [
             records.letter(queue, text(found[at + 1]), found[at + 2])
@@ -1030,7 +1044,7 @@ class RedisStorage(Storage):
         ]
         is_last = len(found) <= 3 * limit
         following = None if is_last else str(int(float(found[3 * limit - 3])))
-        return LetterPage(letters, following, int(now))
+        return DeadLetterPage(letters, following, int(now))
 
     # Being told.
 
@@ -1062,23 +1076,23 @@ class RedisStorage(Storage):
         [found] = yield [self._worker(b"list", WORKER_TTL, DUMP_TTL)]
         return [records.worker(found[at], int(float(found[at + 1]))) for at in range(0, len(found), 2)]
 
-    def steer_worker(self, worker_id: str, command: str) -> str:
-        """See `Storage.steer_worker`."""
+    def control_worker(self, worker_id: str, command: str) -> str:
+        """See `Storage.control_worker`."""
         check_command(command)
         return self._run(self._steer_worker(pack_text(worker_id), command))
 
     def _steer_worker(self, name: bytes, command: str) -> Steps[str]:
         [answer] = yield [self._worker(b"steer", name, command.encode(), WORKER_TTL)]
         if answer == ASKED.encode():
-            yield [Command((self._trips.publish, self._common.steered.encode(), name))]
+            yield [RedisCommand((self._trips.publish, self._common.steered.encode(), name))]
         return text(answer)
 
-    def follow_worker(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
-        """See `Storage.follow_worker`."""
-        return self._telling.follow_worker(worker_id, wake)
+    def on_worker_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        """See `Storage.on_worker_command`."""
+        return self._telling.on_worker_command(worker_id, wake)
 
-    def keep_dump(self, worker_id: str, text: str) -> bool:
-        """See `Storage.keep_dump`."""
+    def save_dump(self, worker_id: str, text: str) -> bool:
+        """See `Storage.save_dump`."""
         kept = pack_text(text[:MAX_DUMP])
         return bool(self._run(_asked(self._worker(b"dump", pack_text(worker_id), kept))))
 
@@ -1087,8 +1101,8 @@ class RedisStorage(Storage):
         found = self._run(_asked(self._worker(b"dumped", pack_text(worker_id), DUMP_TTL)))
         return WorkerDump(int(float(found[0])), text(found[1])) if found else None
 
-    def _worker(self, *arguments: Any) -> Call:
-        return Call(script("worker"), self._common, arguments, lane=False)
+    def _worker(self, *arguments: Any) -> ScriptCall:
+        return ScriptCall(script("worker"), self._common, arguments, sequence=False)
 
     # Time.
 
@@ -1124,7 +1138,7 @@ class RedisStorage(Storage):
             tiers,
             *(yield from self._active(keys)),
         ]
-        [[left, reply]] = yield [Call(script("sweep"), keys, arguments, buckets)]
+        [[left, reply]] = yield [ScriptCall(script("sweep"), keys, arguments, buckets)]
         promoted, stalled, expired, retried, overflow, over, tokens, unneeded = reply
         yield from self._lose(queue, tokens)
         if left:
@@ -1153,7 +1167,7 @@ class RedisStorage(Storage):
     def _active(self, keys: QueueKeys) -> Steps[list[bytes]]:
         """Some of the active jobs: one whose lease was lost with a part of the data has to get another."""
         cursor = self._cursors.get(keys.queue, b"0")
-        [[cursor, found]] = yield [Command((b"HSCAN", keys.key("st"), cursor, b"COUNT", SCANNED))]
+        [[cursor, found]] = yield [RedisCommand((b"HSCAN", keys.key("st"), cursor, b"COUNT", SCANNED))]
         self._cursors[keys.queue] = cursor
         found = flat(found)
         return [found[at] for at in range(0, len(found), 2) if found[at + 1][:1] in b"aA"]
@@ -1168,7 +1182,7 @@ RANKS = {"drop_oldest": b"o", "drop_lowest": b"l"}
 """Which jobs go when a queue is full, as `room.lua` has it."""
 
 
-def _asked(call: Call | Command) -> Steps[Any]:
+def _asked(call: ScriptCall | RedisCommand) -> Steps[Any]:
     [answer] = yield [call]
     return answer
 

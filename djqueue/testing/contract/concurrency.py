@@ -33,24 +33,24 @@ from .case import LATER, StorageCase
 Handle = Callable[[Claimed], object]
 
 
-class Crew:
+class WorkerThreads:
     """Workers that go on until they are told that no more will come, woken by the storage alone."""
 
     def __init__(self, storage: Storage, handle: Handle) -> None:
         self._storage = storage
         self._handle = handle
-        self._bells: list[ThreadEvent] = []
+        self._wake_events: list[ThreadEvent] = []
         self._over = ThreadEvent()
 
     def work(self, asked: ClaimRequest) -> None:
         """Claim, handle, claim."""
-        bell = ThreadEvent()
-        self._bells.append(bell)
-        stop = self._storage.listen(None, bell.set)
+        wake_event = ThreadEvent()
+        self._wake_events.append(wake_event)
+        stop = self._storage.listen(None, wake_event.set)
         try:
             while True:
                 # In this order: what is queued behind an empty claim rings the bell again.
-                bell.clear()
+                wake_event.clear()
                 last = self._over.is_set()
                 jobs = self._storage.claim(asked).jobs
                 for claimed in jobs:
@@ -59,15 +59,15 @@ class Crew:
                     continue
                 if last:
                     return
-                assert bell.wait(20), "nobody rang: a wake-up was lost"
+                assert wake_event.wait(20), "nobody rang: a wake-up was lost"
         finally:
             stop()
 
     def go_home(self) -> None:
         """No more will come."""
         self._over.set()
-        for bell in list(self._bells):
-            bell.set()
+        for wake_event in list(self._wake_events):
+            wake_event.set()
 
 
 class ConcurrencyContract(StorageCase):
@@ -85,7 +85,7 @@ class ConcurrencyContract(StorageCase):
                 runs[claimed.id] += 1
             assert finish(storage, completing(claimed)) == [True]
 
-        crew = Crew(storage, handle)
+        crew = WorkerThreads(storage, handle)
         left = [4]
 
         def produce() -> list[str]:
@@ -296,16 +296,16 @@ class ConcurrencyContract(StorageCase):
                 running[group] -= 1
             finish(storage, completing(claimed))
 
-        crew = Crew(storage, handle)
+        crew = WorkerThreads(storage, handle)
         ids = {f"g{n}": enqueue_many(storage, 40, group=f"g{n}") for n in range(15)}
 
         def watch() -> None:
             wanted = {State.COMPLETED: 600}
-            bell = ThreadEvent()
-            stop = storage.subscribe(QUEUE, lambda _: bell.set())
+            wake_event = ThreadEvent()
+            stop = storage.subscribe(QUEUE, lambda _: wake_event.set())
             while counts(storage) != wanted:
-                assert bell.wait(20), counts(storage)
-                bell.clear()
+                assert wake_event.wait(20), counts(storage)
+                wake_event.clear()
             stop()
             crew.go_home()
 

@@ -594,7 +594,7 @@ class DependenciesContract(StorageCase):
     def test_a_revised_dead_letter_waits_behind_its_dependency(self, storage: Storage) -> None:
         job_id = self.retriable(storage)
 
-        answer = storage.revise(QUEUE, job_id, b"other", job(storage, job_id).payload, retry=True)
+        answer = storage.replace_payload(QUEUE, job_id, b"other", job(storage, job_id).payload, retry=True)
 
         assert answer == "retried"
         assert state(storage, job_id) is State.BLOCKED

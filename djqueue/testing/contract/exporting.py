@@ -7,7 +7,7 @@ import pytest
 from djqueue.core.job import JobRecord
 from djqueue.core.states import TERMINAL, State
 from djqueue.storage.base import Storage
-from djqueue.storage.export import Export, Page, Wanted, attempt_rows, result_rows
+from djqueue.storage.export import Export, ExportFilter, Page, attempt_rows, result_rows
 
 from ..factories import (
     QUEUE,
@@ -58,7 +58,7 @@ class ExportContract(StorageCase):
 
     def test_many_jobs_are_told_once_over_all_parts(self, storage: Storage) -> None:
         ids = [answer.id for answer in storage.enqueue([batch(MANY)])]
-        wanted = Wanted("jobs", frozenset())
+        wanted = ExportFilter("jobs", frozenset())
         parts = export(storage).parts(wanted, 4)
 
         found = [job_id for part in parts for page in pages(storage, wanted, part) for job_id in page["id"]]
@@ -68,7 +68,7 @@ class ExportContract(StorageCase):
 
     def test_jobs_that_change_while_they_are_read_are_told_once(self, storage: Storage) -> None:
         ids = [answer.id for answer in storage.enqueue([batch(1_200)])]
-        wanted = Wanted("jobs", frozenset())
+        wanted = ExportFilter("jobs", frozenset())
         found: list[str] = []
         for part in export(storage).parts(wanted, 1):
             for page in export(storage).pages(wanted, part, 100):
@@ -157,13 +157,13 @@ def export(storage: Storage) -> Export:
     return found
 
 
-def pages(storage: Storage, wanted: Wanted, part: Any) -> list[Page]:
+def pages(storage: Storage, wanted: ExportFilter, part: Any) -> list[Page]:
     return list(export(storage).pages(wanted, part, 1_000))
 
 
 def rows(storage: Storage, table: str, **chosen: Any) -> list[dict[str, Any]]:
     """All rows of a table, as a dict each."""
-    wanted = Wanted(table, ALL, **chosen)
+    wanted = ExportFilter(table, ALL, **chosen)
     return [
         dict(zip(page, values, strict=True))
         for part in export(storage).parts(wanted, 1)

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from djqueue.storage import imports
+from djqueue.storage import bulkwrites
 from djqueue.storage.base import Storage
-from djqueue.storage.imports import (
+from djqueue.storage.bulkwrites import (
     AGE,
     DONE,
     FAILED,
     PUBLISHING,
     SILENCE,
     UNFINISHED,
-    Import,
-    Imports,
-    Share,
+    BulkWriteReport,
+    BulkWriteReports,
+    QueueShare,
 )
 
 from .case import StorageCase
@@ -34,7 +34,7 @@ class ImportsContract(StorageCase):
 
     def test_a_report_is_read_as_it_was_kept(self, storage: Storage) -> None:
         given = report(
-            shares={"q": Share(3, 1, 900, 100), "{other}": Share(1)},
+            shares={"q": QueueShare(3, 1, 900, 100), "{other}": QueueShare(1)},
             names=("app.näme", "other"),
             rows=4_000,
             rejected={"payload": 7},
@@ -51,18 +51,18 @@ class ImportsContract(StorageCase):
         assert (noted.inserted, noted.duplicates, noted.queues) == (900, 100, ("q", "{other}"))
 
     def test_a_report_goes_on_from_the_beginning_to_the_end(self, storage: Storage) -> None:
-        kept(storage).keep(report(shares={"q": Share(4)}))
-        kept(storage).keep(report(shares={"q": Share(4, 2, 20, 1)}, started_at=START + 50))
+        kept(storage).keep(report(shares={"q": QueueShare(4)}))
+        kept(storage).keep(report(shares={"q": QueueShare(4, 2, 20, 1)}, started_at=START + 50))
         kept(storage).keep(
-            report(state=DONE, shares={"q": Share(4, 4, 40, 2, ended=True)}, finished_at=START + 90)
+            report(state=DONE, shares={"q": QueueShare(4, 4, 40, 2, ended=True)}, finished_at=START + 90)
         )
 
         found = get(storage)
         assert (found.state, found.started_at, found.finished_at) == (DONE, START, START + 90)
-        assert found.total == Share(4, 4, 40, 2, ended=True)
+        assert found.total == QueueShare(4, 4, 40, 2, ended=True)
 
     def test_what_is_done_stays_so(self, storage: Storage) -> None:
-        done = kept(storage).keep(report(state=DONE, shares={"q": Share(1, 1, 5, 0, ended=True)}))
+        done = kept(storage).keep(report(state=DONE, shares={"q": QueueShare(1, 1, 5, 0, ended=True)}))
 
         assert kept(storage).keep(report(state=FAILED, error="too late")) == done
         assert kept(storage).keep(report()) == done
@@ -70,28 +70,28 @@ class ImportsContract(StorageCase):
         assert get(storage) == done
 
     def test_of_two_who_publish_neither_takes_back_what_the_other_reported(self, storage: Storage) -> None:
-        kept(storage).keep(report(shares={"q": Share(4, 3, 30, 0), "r": Share(2)}))
+        kept(storage).keep(report(shares={"q": QueueShare(4, 3, 30, 0), "r": QueueShare(2)}))
 
-        kept(storage).keep(report(shares={"q": Share(4, 2, 20, 0), "r": Share(2, 1, 10, 0)}))
+        kept(storage).keep(report(shares={"q": QueueShare(4, 2, 20, 0), "r": QueueShare(2, 1, 10, 0)}))
 
-        assert get(storage).shares == {"q": Share(4, 3, 30, 0), "r": Share(2, 1, 10, 0)}
+        assert get(storage).shares == {"q": QueueShare(4, 3, 30, 0), "r": QueueShare(2, 1, 10, 0)}
 
     @pytest.mark.parametrize("state", [FAILED, UNFINISHED])
     def test_somebody_may_go_on_with_what_was_given_up(self, storage: Storage, state: str) -> None:
         kept(storage).keep(report(state=state, error="away"))
 
-        kept(storage).keep(report(state=DONE, shares={"q": Share(1, 1, 5, 0, ended=True)}))
+        kept(storage).keep(report(state=DONE, shares={"q": QueueShare(1, 1, 5, 0, ended=True)}))
 
         assert (get(storage).state, get(storage).error) == (DONE, "")
 
     def test_an_error_is_one_short_line(self, storage: Storage) -> None:
         kept(storage).keep(report(state=UNFINISHED, error="a\n b\0" + "c" * 5_000))
 
-        assert get(storage).error == "a b " + "c" * (imports.ERROR - 4)
+        assert get(storage).error == "a b " + "c" * (bulkwrites.ERROR - 4)
 
     def test_a_write_that_overtakes_another_is_not_lost(self, storage: Storage) -> None:
         mine = kept(storage)
-        there = mine.keep(report(shares={"q": Share(4)}))
+        there = mine.keep(report(shares={"q": QueueShare(4)}))
 
         assert mine._swap(there._replace(rows=1))
         assert not mine._swap(there._replace(rows=2)), "it has seen an older one"
@@ -106,7 +106,10 @@ class ImportsContract(StorageCase):
                     state=DONE,
                     version=version,
                     started_at=START + version,
-                    shares={"q": Share(1, 1, 10, version, ended=True), f"q{version}": Share(1, 1, 1)},
+                    shares={
+                        "q": QueueShare(1, 1, 10, version, ended=True),
+                        f"q{version}": QueueShare(1, 1, 1),
+                    },
                     rows=15,
                     rejected={"id": 1},
                     parts=2,
@@ -116,7 +119,7 @@ class ImportsContract(StorageCase):
 
         found = get(storage)
         assert (found.version, found.batches, found.rows, found.parts) == (4, 2, 30, 4)
-        assert found.shares["q"] == Share(2, 2, 20, 7, ended=True)
+        assert found.shares["q"] == QueueShare(2, 2, 20, 7, ended=True)
         assert found.queues == ("q", "q3", "q4")
         assert (found.names, dict(found.rejected), found.started_at) == (
             ("a", "n3", "n4"),
@@ -128,7 +131,7 @@ class ImportsContract(StorageCase):
     def test_a_batch_that_is_committed_again_does_not_count_twice(
         self, storage: Storage, version: int
     ) -> None:
-        batch = report(state=DONE, version=3, shares={"q": Share(1, 1, 10, 0, ended=True)}, rows=10)
+        batch = report(state=DONE, version=3, shares={"q": QueueShare(1, 1, 10, 0, ended=True)}, rows=10)
         first = kept(storage).add(batch)
 
         assert kept(storage).add(batch._replace(version=version)) == first
@@ -136,11 +139,13 @@ class ImportsContract(StorageCase):
         assert get(storage) == first
 
     def test_a_batch_that_failed_leaves_the_sums(self, storage: Storage) -> None:
-        summed = kept(storage).add(report(state=DONE, version=3, shares={"q": Share(1, 1, 10, 0)}, rows=10))
+        summed = kept(storage).add(
+            report(state=DONE, version=3, shares={"q": QueueShare(1, 1, 10, 0)}, rows=10)
+        )
 
         kept(storage).keep(summed._replace(state=UNFINISHED, error="away"))
         assert (get(storage).state, get(storage).error, get(storage).rows) == (UNFINISHED, "away", 10)
-        kept(storage).add(report(state=DONE, version=4, shares={"q": Share(1, 1, 5, 0)}, rows=5))
+        kept(storage).add(report(state=DONE, version=4, shares={"q": QueueShare(1, 1, 5, 0)}, rows=5))
 
         assert (get(storage).state, get(storage).error, get(storage).rows) == (DONE, "", 15)
 
@@ -189,19 +194,19 @@ class ImportsContract(StorageCase):
             self.advance(10)
 
 
-def kept(storage: Storage) -> Imports:
+def kept(storage: Storage) -> BulkWriteReports:
     """Where this storage keeps reports."""
     assert storage.imports is not None
     return storage.imports
 
 
-def get(storage: Storage) -> Import:
+def get(storage: Storage) -> BulkWriteReport:
     """The report of the write."""
     found = kept(storage).get(WRITE)
     assert found is not None
     return found
 
 
-def report(write: str = WRITE, **said: Any) -> Import:
+def report(write: str = WRITE, **said: Any) -> BulkWriteReport:
     """One that has just been begun, but for what is said."""
-    return Import(**{"write": write, "app": "nightly", "version": 1, "started_at": START, **said})
+    return BulkWriteReport(**{"write": write, "app": "nightly", "version": 1, "started_at": START, **said})

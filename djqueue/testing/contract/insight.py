@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from djqueue.core.errors import OptionError
-from djqueue.core.explain import Dependency, Explanation, Holder
-from djqueue.core.job import Report
+from djqueue.core.explain import BlockingJob, Dependency, Explanation
+from djqueue.core.job import ProgressReport
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import HOUR, MINUTE, PARTS, Histogram, RunStats, part_of
 from djqueue.core.options import DAY
@@ -428,7 +428,7 @@ class InsightContract(StorageCase):
         found = explain(storage, others[1])
 
         assert (found.verdict, found.group, found.limit) == ("group_busy", "g", 1)
-        assert found.holders == (Holder(first, worker().id),)
+        assert found.holders == (BlockingJob(first, worker().id),)
         assert found.before == 1
 
     def test_the_second_of_an_idle_group_waits_for_its_turn(self, storage: Storage) -> None:
@@ -463,7 +463,7 @@ class InsightContract(StorageCase):
 
         assert (found.verdict, found.limit, found.before) == ("concurrency_full", 7, 0)
         assert len(found.holders) == 5
-        assert set(found.holders) < {Holder(one.id, worker().id) for one in claimed}
+        assert set(found.holders) < {BlockingJob(one.id, worker().id) for one in claimed}
 
     def test_a_heavy_job_waits_for_room(self, storage: Storage) -> None:
         storage.register_worker(worker(concurrency=9))
@@ -474,7 +474,7 @@ class InsightContract(StorageCase):
         found = explain(storage, heavy)
 
         assert (found.verdict, found.weight, found.free) == ("too_heavy", 3, 2)
-        assert found.holders == (Holder(light, worker().id),)
+        assert found.holders == (BlockingJob(light, worker().id),)
 
     def test_the_rate_of_a_shared_limiter_says_when_it_goes_on(self, storage: Storage) -> None:
         charges, refunds, _ = SHARING
@@ -506,7 +506,10 @@ class InsightContract(StorageCase):
 
         assert (found.verdict, found.limiter, found.limit, found.free) == ("limiter_full", LIMITER, 3, 0)
         assert (found.weight, found.before) == (1, 0)
-        assert set(found.holders) == {Holder(there, worker().id, charges), Holder(here, worker().id)}
+        assert set(found.holders) == {
+            BlockingJob(there, worker().id, charges),
+            BlockingJob(here, worker().id),
+        }
         finish(storage, completing(claimed[1]))
         assert explain(storage, waiting, refunds).verdict == "waiting_turn"
 
@@ -821,9 +824,9 @@ class InsightContract(StorageCase):
         differs()
         claimed = claim_one(storage)
         differs()
-        storage.report([Report(QUEUE, "a", claimed.token, 0.5)])
+        storage.report([ProgressReport(QUEUE, "a", claimed.token, 0.5)])
         differs()
-        storage.report([Report(QUEUE, "a", claimed.token, None, ((1, "a line"),))])
+        storage.report([ProgressReport(QUEUE, "a", claimed.token, None, ((1, "a line"),))])
         differs()
         finish(storage, completing(claimed))
         differs()

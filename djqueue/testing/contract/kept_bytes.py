@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from djqueue.core.job import JobError
+from djqueue.core.job import JobFailure
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
@@ -85,7 +85,7 @@ class KeptBytesContract(StorageCase):
     def test_an_error_weighs_what_its_texts_do(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         _failed(storage, "old", payload=bytes(100))
-        _failed(storage, "new", payload=bytes(400), error=JobError("T", "\N{SNOWMAN}" * 100, "t" * 199))
+        _failed(storage, "new", payload=bytes(400), error=JobFailure("T", "\N{SNOWMAN}" * 100, "t" * 199))
         swept_clean(storage)
         assert counts(storage, FEW_BYTES) == {State.FAILED: 2}
 
@@ -146,7 +146,7 @@ def _completed(storage: Storage, job_id: str, *, payload: bytes, result: bytes |
     return a_completed_job(storage, queue=FEW_BYTES, id=job_id, payload=payload, result=result, **options)
 
 
-def _failed(storage: Storage, job_id: str, *, payload: bytes, error: JobError | None = None) -> str:
+def _failed(storage: Storage, job_id: str, *, payload: bytes, error: JobFailure | None = None) -> str:
     return a_failed_job(storage, queue=FEW_BYTES, id=job_id, payload=payload, error=error)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from djqueue.core.job import JobError
+from djqueue.core.job import JobFailure
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
@@ -25,7 +25,7 @@ class LetterPagesContract(StorageCase):
     """Cases about reading many dead letters."""
 
     def test_a_dead_letter_names_its_job_and_its_error(self, storage: Storage) -> None:
-        error = JobError("shop.errors.Refused", 'card "é" \u2013 declined', "Traceback ...")
+        error = JobFailure("shop.errors.Refused", 'card "é" \u2013 declined', "Traceback ...")
         a_failed_job(storage, id="order:1", name="charge", error=error)
         a_failed_job(storage, id="order:2", name="charge", error=None)
 

@@ -450,11 +450,11 @@ class LimitersContract(StorageCase):
             for _ in range(many // 10):
                 storage.enqueue([batch(10, queue=queue)])
 
-        def work(queue: str, bell: ThreadEvent) -> None:
-            stop = storage.listen([queue], bell.set)
+        def work(queue: str, wake_event: ThreadEvent) -> None:
+            stop = storage.listen([queue], wake_event.set)
             done: list[Claimed] = []
             while not over.is_set():
-                bell.clear()
+                wake_event.clear()
                 if done:
                     with lock:
                         running[0] -= len(done)
@@ -469,7 +469,7 @@ class LimitersContract(StorageCase):
                     running[0] += len(done)
                     most[0] = max(most[0], running[0])
                 if not done:
-                    assert bell.wait(20), "nobody rang: a wake-up was lost"
+                    assert wake_event.wait(20), "nobody rang: a wake-up was lost"
             stop()
 
         together(

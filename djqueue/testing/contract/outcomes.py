@@ -2,7 +2,7 @@
 
 import pytest
 
-from djqueue.core.job import DEAD_LETTER_REASONS, Attempt, JobError
+from djqueue.core.job import DEAD_LETTER_REASONS, AttemptRecord, JobFailure
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
@@ -139,7 +139,7 @@ class OutcomesContract(StorageCase):
 
     def test_each_ended_run_is_kept(self, storage: Storage) -> None:
         enqueue(storage, id="order:1")
-        other = JobError("KeyError", "größer", "Traceback")
+        other = JobFailure("KeyError", "größer", "Traceback")
         finish(storage, retrying(claim_one(storage, worker="w1"), error=ERROR))
         finish(storage, releasing(claim_one(storage, worker="w2")))
         self.lose_lease(storage, claim_one(storage, worker="w3").lease)
@@ -177,7 +177,7 @@ class OutcomesContract(StorageCase):
 
         assert record.error is None
         assert len(record.history) == 1
-        assert record.all_attempts()[-1] == Attempt(
+        assert record.all_attempts()[-1] == AttemptRecord(
             2, "w2", record.started_at, record.finished_at, "completed"
         )
 
@@ -231,7 +231,7 @@ class OutcomesContract(StorageCase):
         assert finish(storage, completing(fine), completing(claimed)) == [True, True]
 
     def test_an_error_with_any_text_is_kept(self, storage: Storage) -> None:
-        error = JobError("app.Übel", "line 1\nline 2 \U0001f4a5 'quoted' %s {0}", "x" * 100_000)
+        error = JobFailure("app.Übel", "line 1\nline 2 \U0001f4a5 'quoted' %s {0}", "x" * 100_000)
         claimed = an_active_job(storage)
 
         finish(storage, failing(claimed, error=error))

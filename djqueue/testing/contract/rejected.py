@@ -1,6 +1,6 @@
 """Jobs that are dead letters from the start: what an import could not make a job of."""
 
-from djqueue.core.job import REJECTED, Incident, JobError
+from djqueue.core.job import REJECTED, Incident, JobFailure
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
@@ -37,7 +37,7 @@ class RejectedContract(StorageCase):
         ]
         record = job(storage, "row 1")
         assert (record.state, record.reason, record.attempts) == (State.FAILED, REJECTED, 0)
-        assert record.error == JobError(*ERROR)
+        assert record.error == JobFailure(*ERROR)
         letters = storage.dead_letters(QUEUE)
         assert [(letter.id, letter.reason, letter.error_message) for letter in letters] == [
             ("row 1", REJECTED, ERROR[1]),
@@ -53,7 +53,7 @@ class RejectedContract(StorageCase):
 
         storage.enqueue([batch(ids=["row"], rejected=ERROR)])
 
-        assert told == [Incident(QUEUE, "row", NAME, "failed", REJECTED, JobError(*ERROR))]
+        assert told == [Incident(QUEUE, "row", NAME, "failed", REJECTED, JobFailure(*ERROR))]
 
     def test_it_comes_with_jobs_of_the_same_call(self, storage: Storage) -> None:
         answers = storage.enqueue([batch(2), batch(1, rejected=ERROR), batch(1)])
@@ -94,7 +94,7 @@ class RejectedContract(StorageCase):
     def test_it_is_a_job_like_others_with_another_payload(self, storage: Storage) -> None:
         storage.enqueue([batch(ids=["row"], payloads=[b"bad"], rejected=ERROR)])
 
-        assert storage.revise(QUEUE, "row", b"good", b"bad", retry=True) == "retried"
+        assert storage.replace_payload(QUEUE, "row", b"good", b"bad", retry=True) == "retried"
 
         claimed = claim_one(storage)
         assert (claimed.id, claimed.payload) == ("row", b"good")
@@ -103,7 +103,7 @@ class RejectedContract(StorageCase):
 
     def test_one_that_has_run_is_retried_like_others(self, storage: Storage) -> None:
         storage.enqueue([batch(ids=["row"], payloads=[b"bad"], rejected=ERROR)])
-        storage.revise(QUEUE, "row", b"good", b"bad", retry=True)
+        storage.replace_payload(QUEUE, "row", b"good", b"bad", retry=True)
         finish(storage, failing(claim_one(storage)))
 
         assert storage.retry(QUEUE, ["row"]) == ["retried"]

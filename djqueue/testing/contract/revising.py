@@ -30,7 +30,7 @@ from .transitions import shows
 
 
 class RevisingContract(StorageCase):
-    """Cases about `revise`."""
+    """Cases about `replace_payload`."""
 
     @pytest.mark.parametrize("there", sorted(PENDING))
     def test_a_pending_job_is_given_another_payload_in_the_place_of_the_known_one(
@@ -39,7 +39,7 @@ class RevisingContract(StorageCase):
         job_id = JOB_IN[there](storage, id="a", priority=3)
         before = job(storage, job_id)
 
-        assert storage.revise(QUEUE, job_id, b"new", before.payload) == "updated"
+        assert storage.replace_payload(QUEUE, job_id, b"new", before.payload) == "updated"
 
         assert job(storage, job_id) == before._replace(payload=b"new")
 
@@ -48,7 +48,7 @@ class RevisingContract(StorageCase):
         a_failed_job(storage, id="a", priority=3, tags=("t",))
         before = job(storage, "a")
 
-        assert storage.revise(QUEUE, "a", b"new", before.payload, retry=True) == "retried"
+        assert storage.replace_payload(QUEUE, "a", b"new", before.payload, retry=True) == "retried"
 
         record = job(storage, "a")
         assert (record.state, record.payload, record.options) == (State.WAITING, b"new", before.options)
@@ -64,10 +64,10 @@ class RevisingContract(StorageCase):
         a_failed_job(storage, id="dead")
         enqueue(storage, id="pending")
 
-        assert storage.revise(QUEUE, "pending", b"mine", PAYLOAD) == "updated"
+        assert storage.replace_payload(QUEUE, "pending", b"mine", PAYLOAD) == "updated"
         with nothing_changes(storage):
-            assert storage.revise(QUEUE, "pending", b"yours", PAYLOAD) == "changed"
-            assert storage.revise(QUEUE, "dead", b"yours", b"never", retry=True) == "changed"
+            assert storage.replace_payload(QUEUE, "pending", b"yours", PAYLOAD) == "changed"
+            assert storage.replace_payload(QUEUE, "dead", b"yours", b"never", retry=True) == "changed"
         assert job(storage, "pending").payload == b"mine"
 
     @pytest.mark.parametrize("there", sorted(set(State) - PENDING))
@@ -75,31 +75,34 @@ class RevisingContract(StorageCase):
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
-            assert storage.revise(QUEUE, job_id, b"new", job(storage, job_id).payload) == there
+            assert storage.replace_payload(QUEUE, job_id, b"new", job(storage, job_id).payload) == there
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.FAILED}))
     def test_only_what_has_failed_is_retried(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
-            assert storage.revise(QUEUE, job_id, b"new", job(storage, job_id).payload, retry=True) == there
+            assert (
+                storage.replace_payload(QUEUE, job_id, b"new", job(storage, job_id).payload, retry=True)
+                == there
+            )
 
     @pytest.mark.parametrize("retry", [False, True])
     def test_one_that_is_not_there_is_told(self, storage: Storage, retry: bool) -> None:
-        assert storage.revise(QUEUE, "nobody", b"new", b"old", retry=retry) == "not_found"
-        assert storage.revise("nowhere", "nobody", b"new", b"old", retry=retry) == "not_found"
+        assert storage.replace_payload(QUEUE, "nobody", b"new", b"old", retry=retry) == "not_found"
+        assert storage.replace_payload("nowhere", "nobody", b"new", b"old", retry=retry) == "not_found"
 
     def test_a_unique_key_is_not_taken_from_its_owner(self, storage: Storage) -> None:
         a_failed_job(storage, id="old", unique_key="k")
         a_waiting_job(storage, id="new", unique_key="k")
 
         with nothing_changes(storage):
-            assert storage.revise(QUEUE, "old", b"new", PAYLOAD, retry=True) == "unique_key_taken"
+            assert storage.replace_payload(QUEUE, "old", b"new", PAYLOAD, retry=True) == "unique_key_taken"
 
     def test_a_retried_one_has_its_unique_key_again(self, storage: Storage) -> None:
         a_failed_job(storage, id="old", unique_key="k")
 
-        assert storage.revise(QUEUE, "old", b"new", PAYLOAD, retry=True) == "retried"
+        assert storage.replace_payload(QUEUE, "old", b"new", PAYLOAD, retry=True) == "retried"
 
         [answer] = storage.enqueue([batch(ids=["other"], unique_key="k")])
         assert (answer.status, answer.id) == ("duplicate", "old")
@@ -107,7 +110,7 @@ class RevisingContract(StorageCase):
     def test_it_keeps_its_place(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
 
-        assert storage.revise(QUEUE, ids[0], b"new", PAYLOAD) == "updated"
+        assert storage.replace_payload(QUEUE, ids[0], b"new", PAYLOAD) == "updated"
 
         assert [(one.id, one.payload) for one in claim(storage, 3)] == [
             (ids[0], b"new"),
@@ -120,9 +123,9 @@ class RevisingContract(StorageCase):
         a_failed_job(storage, id="b")
         enqueue(storage, id="a")
 
-        assert storage.revise(QUEUE, "a", payload, PAYLOAD) == "updated"
-        assert storage.revise(QUEUE, "a", b"back", payload) == "updated"
-        assert storage.revise(QUEUE, "b", payload, PAYLOAD, retry=True) == "retried"
+        assert storage.replace_payload(QUEUE, "a", payload, PAYLOAD) == "updated"
+        assert storage.replace_payload(QUEUE, "a", b"back", payload) == "updated"
+        assert storage.replace_payload(QUEUE, "b", payload, PAYLOAD, retry=True) == "retried"
 
         assert {one.id: one.payload for one in claim(storage, 3)} == {"a": b"back", "b": payload}
 
@@ -130,7 +133,7 @@ class RevisingContract(StorageCase):
         a_failed_job(storage, id="a")
         old = PAYLOAD
         for new in (b"one", b"two, which is longer", b"3"):
-            assert storage.revise(QUEUE, "a", new, old, retry=True) == "retried"
+            assert storage.replace_payload(QUEUE, "a", new, old, retry=True) == "retried"
             claimed = claim_one(storage)
             assert claimed.payload == new
             finish(storage, failing(claimed))
@@ -143,7 +146,7 @@ class RevisingContract(StorageCase):
         enqueue(storage, id="b", group="g")
         busy = claim_one(storage)
 
-        assert storage.revise(QUEUE, "a", b"new", PAYLOAD, retry=True) == "retried"
+        assert storage.replace_payload(QUEUE, "a", b"new", PAYLOAD, retry=True) == "retried"
 
         assert claim(storage, 9) == []
         finish(storage, completing(busy))
@@ -154,10 +157,10 @@ class RevisingContract(StorageCase):
             job_id = f"job-{round_}"
             a_failed_job(storage, id=job_id)
 
-            def revise(payload: bytes, job_id: str = job_id) -> str:
-                return storage.revise(QUEUE, job_id, payload, PAYLOAD, retry=True)
+            def replace_payload(payload: bytes, job_id: str = job_id) -> str:
+                return storage.replace_payload(QUEUE, job_id, payload, PAYLOAD, retry=True)
 
-            answers = together([lambda: revise(b"mine"), lambda: revise(b"yours")])
+            answers = together([lambda: replace_payload(b"mine"), lambda: replace_payload(b"yours")])
 
             assert sorted(answers) == ["retried", "waiting"]
             claimed = claim_one(storage)
@@ -170,10 +173,10 @@ class RevisingContract(StorageCase):
         for round_ in range(20):
             job_id = enqueue(storage, id=f"job-{round_}")
 
-            def revise(job_id: str = job_id) -> str:
-                return storage.revise(QUEUE, job_id, b"new", PAYLOAD)
+            def replace_payload(job_id: str = job_id) -> str:
+                return storage.replace_payload(QUEUE, job_id, b"new", PAYLOAD)
 
-            word, [claimed] = together([revise, lambda: claim(storage, 1)])
+            word, [claimed] = together([replace_payload, lambda: claim(storage, 1)])
 
             assert (word, claimed.payload) in {("updated", b"new"), ("active", PAYLOAD)}
             record: JobRecord = job(storage, job_id)

@@ -649,7 +649,7 @@ def aread(storage: Storage, job_id: str, wait: float) -> list[Any]:
     return async_to_sync(all_of_them)()
 
 
-class Reader:
+class StreamReaderThread:
     """One who reads on a thread of its own, as one in another process would."""
 
     def __init__(self, storage: Storage, job_id: str, on_restart: str) -> None:
@@ -722,9 +722,9 @@ class Reader:
 
 
 @contextmanager
-def reading(storage: Storage, job_id: str, on_restart: str = "raise") -> Iterator[Reader]:
+def reading(storage: Storage, job_id: str, on_restart: str = "raise") -> Iterator[StreamReaderThread]:
     """One who reads a job's items while it runs."""
-    reader = Reader(storage, job_id, on_restart)
+    reader = StreamReaderThread(storage, job_id, on_restart)
     reader.start()
     try:
         yield reader

@@ -3,8 +3,8 @@
 import pytest
 
 from djqueue.core.errors import OptionError
-from djqueue.core.mentions import Mention, MentionPage
 from djqueue.core.states import State
+from djqueue.core.summaries import JobSummary, JobSummaryPage
 from djqueue.storage.base import Storage
 
 from ..factories import (
@@ -46,14 +46,14 @@ class SubjectsContract(StorageCase):
         record = job(storage, job_id)
         assert record.options.subject == ORDER
         times = record.created_at, record.run_at, record.started_at, record.finished_at
-        assert page == MentionPage([Mention(QUEUE, job_id, NAME, there, *times, record.reason)], None)
+        assert page == JobSummaryPage([JobSummary(QUEUE, job_id, NAME, there, *times, record.reason)], None)
 
     def test_nothing_is_about_a_subject_that_nobody_has_named(self, storage: Storage) -> None:
         enqueue(storage)
         enqueue(storage, subject=ANOTHER)
 
         for subject in (ORDER, "", "%", "shop.order:7%", "SHOP.ORDER:77"):
-            assert storage.about(subject, 10) == MentionPage([], None)
+            assert storage.about(subject, 10) == JobSummaryPage([], None)
 
     def test_pages_have_the_newest_of_all_queues_first(self, storage: Storage) -> None:
         ids = []
@@ -84,7 +84,7 @@ class SubjectsContract(StorageCase):
         found = storage.about(ORDER, 10, queues=["c", "a", "nobodys"])
 
         assert {one.id for one in found.jobs} == {ids[0], ids[2]}
-        assert storage.about(ORDER, 10, queues=[]) == MentionPage([], None)
+        assert storage.about(ORDER, 10, queues=[]) == JobSummaryPage([], None)
 
     def test_a_page_goes_on_behind_jobs_that_are_gone(self, storage: Storage) -> None:
         ids = []
@@ -223,7 +223,7 @@ class SubjectsContract(StorageCase):
     def _about(self, storage: Storage, subject: str = ORDER) -> list[tuple[str, State]]:
         return [(one.id, one.state) for one in storage.about(subject, 100).jobs]
 
-    def _pages(self, storage: Storage, subject: str, limit: int) -> list[list[Mention]]:
+    def _pages(self, storage: Storage, subject: str, limit: int) -> list[list[JobSummary]]:
         pages = [storage.about(subject, limit)]
         while pages[-1].next is not None:
             pages.append(storage.about(subject, limit, pages[-1].next))

@@ -6,7 +6,7 @@ import pytest
 
 from djqueue.core.errors import OptionError
 from djqueue.core.job import RunningJob
-from djqueue.core.steering import DUMP_TTL, MAX_DUMP
+from djqueue.core.workercontrol import DUMP_TTL, MAX_DUMP
 from djqueue.storage.base import Storage
 
 from ..factories import worker
@@ -101,7 +101,7 @@ class WorkersContract(StorageCase):
         info = worker("höst-1:2")
         assert storage.register_worker(info) == ()
 
-        assert storage.steer_worker("höst-1:2", "quiet") == "asked"
+        assert storage.control_worker("höst-1:2", "quiet") == "asked"
 
         assert storage.register_worker(info) == ("quiet",)
         assert storage.register_worker(info) == ()
@@ -110,7 +110,7 @@ class WorkersContract(StorageCase):
         storage.register_worker(worker("w1"))
         storage.register_worker(worker("w2"))
 
-        storage.steer_worker("w2", "stop")
+        storage.control_worker("w2", "stop")
 
         assert storage.register_worker(worker("w1")) == ()
         assert storage.register_worker(worker("w2")) == ("stop",)
@@ -119,8 +119,8 @@ class WorkersContract(StorageCase):
         storage.register_worker(worker("w1"))
         storage.unregister_worker("w1")
 
-        assert storage.steer_worker("w1", "quiet") == "not_found"
-        assert storage.steer_worker("nobody", "dump") == "not_found"
+        assert storage.control_worker("w1", "quiet") == "not_found"
+        assert storage.control_worker("nobody", "dump") == "not_found"
 
         assert storage.register_worker(worker("w1")) == ()
 
@@ -128,55 +128,55 @@ class WorkersContract(StorageCase):
         storage.register_worker(worker("w1"))
         self.pass_time(storage, 2 * self.worker_ttl)
 
-        assert storage.steer_worker("w1", "quiet") == "not_found"
+        assert storage.control_worker("w1", "quiet") == "not_found"
 
     def test_until_it_is_heard_the_last_word_counts(self, storage: Storage) -> None:
         storage.register_worker(worker("w1"))
 
         for command in ("quiet", "dump", "resume", "dump", "quiet", "quiet"):
-            assert storage.steer_worker("w1", command) == "asked"
+            assert storage.control_worker("w1", command) == "asked"
 
         assert storage.register_worker(worker("w1")) == ("dump", "quiet")
 
     def test_a_worker_that_is_to_end_can_only_be_asked_where_it_is(self, storage: Storage) -> None:
         storage.register_worker(worker("w1"))
-        assert storage.steer_worker("w1", "quiet") == "asked"
-        assert storage.steer_worker("w1", "stop") == "asked"
+        assert storage.control_worker("w1", "quiet") == "asked"
+        assert storage.control_worker("w1", "stop") == "asked"
 
         for command in ("quiet", "resume", "stop"):
-            assert storage.steer_worker("w1", command) == "stopping"
-        assert storage.steer_worker("w1", "dump") == "asked"
+            assert storage.control_worker("w1", command) == "stopping"
+        assert storage.control_worker("w1", "dump") == "asked"
 
         stopping = worker("w1", state="stopping")
         assert storage.register_worker(stopping) == ("stop", "dump")
         for command in ("quiet", "resume", "stop"):
-            assert storage.steer_worker("w1", command) == "stopping"
-        assert storage.steer_worker("w1", "dump") == "asked"
+            assert storage.control_worker("w1", command) == "stopping"
+        assert storage.control_worker("w1", "dump") == "asked"
         assert storage.register_worker(stopping) == ("dump",)
 
     def test_what_was_not_heard_ends_with_the_worker(self, storage: Storage) -> None:
         """Also for the next one of that name: by its goodbye, by silence, and by another start."""
         storage.register_worker(worker("w1", started_at=1_700_000_000_000))
-        storage.steer_worker("w1", "stop")
+        storage.control_worker("w1", "stop")
         storage.unregister_worker("w1")
         assert storage.register_worker(worker("w1", started_at=1_700_000_000_000)) == ()
 
-        storage.steer_worker("w1", "stop")
+        storage.control_worker("w1", "stop")
         self.pass_time(storage, 2 * self.worker_ttl)
         assert storage.register_worker(worker("w1", started_at=1_700_000_000_000)) == ()
 
-        storage.steer_worker("w1", "stop")
+        storage.control_worker("w1", "stop")
         again = worker("w1", started_at=1_700_000_000_001)
         assert storage.register_worker(again) == ()
         assert storage.register_worker(again) == ()
-        assert storage.steer_worker("w1", "quiet") == "asked"
+        assert storage.control_worker("w1", "quiet") == "asked"
         assert storage.register_worker(again) == ("quiet",)
 
     def test_other_words_are_refused(self, storage: Storage) -> None:
         storage.register_worker(worker("w1"))
 
         with pytest.raises(OptionError):
-            storage.steer_worker("w1", "explode")
+            storage.control_worker("w1", "explode")
 
         assert storage.register_worker(worker("w1")) == ()
 
@@ -184,19 +184,19 @@ class WorkersContract(StorageCase):
         storage.register_worker(worker("w1"))
         storage.register_worker(worker("w2"))
         woken, other = Event(), Event()
-        unfollow = storage.follow_worker("w1", woken.set)
-        unfollow_other = storage.follow_worker("w2", other.set)
+        unfollow = storage.on_worker_command("w1", woken.set)
+        unfollow_other = storage.on_worker_command("w2", other.set)
         woken.clear()
         other.clear()
 
-        storage.steer_worker("w1", "dump")
+        storage.control_worker("w1", "dump")
         assert woken.wait(10)
 
         unfollow()
         unfollow()
         woken.clear()
-        storage.steer_worker("w1", "quiet")
-        storage.steer_worker("w2", "quiet")
+        storage.control_worker("w1", "quiet")
+        storage.control_worker("w2", "quiet")
         assert other.wait(10)
         assert not woken.is_set()
         unfollow_other()
@@ -205,8 +205,8 @@ class WorkersContract(StorageCase):
         storage.register_worker(worker("w1"))
         assert storage.worker_dump("w1") is None
 
-        assert storage.keep_dump("w1", "first")
-        assert storage.keep_dump("w1", 'File "jöbs.py", line 1')
+        assert storage.save_dump("w1", "first")
+        assert storage.save_dump("w1", 'File "jöbs.py", line 1')
 
         dump = storage.worker_dump("w1")
         assert dump is not None
@@ -220,17 +220,17 @@ class WorkersContract(StorageCase):
     def test_a_dump_is_not_longer_than_is_allowed(self, storage: Storage) -> None:
         storage.register_worker(worker("w1"))
 
-        storage.keep_dump("w1", "ü" * (MAX_DUMP + 1))
+        storage.save_dump("w1", "ü" * (MAX_DUMP + 1))
 
         dump = storage.worker_dump("w1")
         assert dump is not None
         assert dump.text == "ü" * MAX_DUMP
 
     def test_a_dump_goes_with_its_worker(self, storage: Storage) -> None:
-        assert not storage.keep_dump("w1", "nobody's")
+        assert not storage.save_dump("w1", "nobody's")
         assert storage.worker_dump("w1") is None
         storage.register_worker(worker("w1"))
-        storage.keep_dump("w1", "mine")
+        storage.save_dump("w1", "mine")
 
         storage.unregister_worker("w1")
         storage.register_worker(worker("w1"))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from djqueue.contrib.spark.changing import Changes
+from djqueue.contrib.spark.changing import ChangeColumns
 from djqueue.contrib.spark.kinds import check_kinds
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.rows import Plan
+from djqueue.contrib.spark.rows import JobColumns
 from djqueue.core.errors import OptionError
 
 types = pytest.importorskip("pyspark.sql.types", reason="Spark is not installed here: see make test-spark")
@@ -18,7 +18,7 @@ PAIR = types.StructType([types.StructField(name, types.StringType()) for name in
 def check(option, kind, **options):
     given = {**GIVEN, option: "n", **options}
     schema = types.StructType([types.StructField("n", kind)])
-    return check_kinds(Plan(WriteOptions.read(given), schema.names), schema)
+    return check_kinds(JobColumns(WriteOptions.read(given), schema.names), schema)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_queue_and_job_are_texts():
     given = {"url": GIVEN["url"], "queueColumn": "q", "jobColumn": "j"}
 
     with pytest.raises(OptionError, match="queueColumn: the column 'q' is bigint"):
-        check_kinds(Plan(WriteOptions.read(given), schema.names), schema)
+        check_kinds(JobColumns(WriteOptions.read(given), schema.names), schema)
 
 
 def test_operations_are_checked_in_the_same_way():
@@ -97,4 +97,4 @@ def test_operations_are_checked_in_the_same_way():
     given = {"url": GIVEN["url"], "queue": "emails", "operation": "cancel"}
 
     with pytest.raises(OptionError, match="idColumn: the column 'id' is bigint"):
-        check_kinds(Changes(WriteOptions.read(given), schema.names), schema)
+        check_kinds(ChangeColumns(WriteOptions.read(given), schema.names), schema)

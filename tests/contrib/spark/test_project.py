@@ -6,7 +6,7 @@ from djqueue import job
 from djqueue.client.registered import registry
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.project import with_defaults
-from djqueue.contrib.spark.rows import Plan
+from djqueue.contrib.spark.rows import JobColumns
 from djqueue.core.backoff import Backoff
 
 URL = "redis://:hunter2@redis.example:6379/0"
@@ -81,7 +81,7 @@ def test_a_registered_job_has_its_options(send):
         delay=5,
     )
 
-    jobs = Plan(read(), ["n"]).base
+    jobs = JobColumns(read(), ["n"]).base
 
     options = jobs.job
     assert (options.max_attempts, options.timeout, options.priority) == (7, 30_000, 3)

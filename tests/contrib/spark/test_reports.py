@@ -10,7 +10,7 @@ from djqueue.contrib.spark.reporting import TASKS_FAILED
 from djqueue.contrib.spark.writing import AT_ONCE, Write
 from djqueue.core.errors import StorageError
 from djqueue.core.states import State
-from djqueue.storage.imports import DONE, FAILED, PUBLISHING, UNFINISHED, Share
+from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, QueueShare
 from djqueue.testing.factories import batch
 from tests.contrib.spark.test_writing import QUEUE, ROWS, Died, numbers, rows, tasks, write
 
@@ -35,7 +35,7 @@ def test_a_write_leaves_a_report(storage, write):
     assert (found.rows, found.inserted, found.duplicates, found.rejected) == (100, 100, 0, {})
     assert (found.queues, found.names, found.parts) == ((QUEUE,), ("shop.send",), 2)
     assert (found.spark, found.batches, found.error, found.skipped) == ("app-1", 0, "", False)
-    assert found.total == Share(10, 10, 100, 0, ended=True)
+    assert found.total == QueueShare(10, 10, 100, 0, ended=True)
     assert found.user
     assert found.started_at <= found.finished_at <= found.updated_at
 
@@ -119,7 +119,7 @@ def test_what_a_driver_left_unfinished_is_done_when_the_next_one_has_finished_it
     assert (theirs.state, theirs.error, theirs.inserted) == (DONE, "", 3 * ROWS)
     assert (mine.state, mine.rows, mine.inserted) == (DONE, 3 * ROWS, 3 * ROWS)
     assert (mine.resumed, mine.skipped) == (("", True) if step == "end" else (first.id, False))
-    assert theirs.total == Share(15, 15, 3 * ROWS, 0, ended=True)
+    assert theirs.total == QueueShare(15, 15, 3 * ROWS, 0, ended=True)
     assert {job.options.tags for job in storage.page(QUEUE, State.WAITING, 1_000)} == {(theirs.tag,)}
 
 

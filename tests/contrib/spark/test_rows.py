@@ -9,7 +9,7 @@ import pytest
 from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.alike import AlikeRows, reader
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.rows import Plan, RowError, Rows
+from djqueue.contrib.spark.rows import JobColumns, RowError, Rows
 from djqueue.core.backoff import Backoff
 from djqueue.core.errors import OptionError
 
@@ -18,7 +18,7 @@ GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send
 
 def chunks_of(columns, size=1_000, rows_of=None, **options):
     table = pyarrow.table(columns)
-    plan = Plan(WriteOptions.read({**GIVEN, **options}), table.column_names)
+    plan = JobColumns(WriteOptions.read({**GIVEN, **options}), table.column_names)
     rows = reader(plan, size, lambda queue: False)
     found = list(rows.chunks(table.to_batches()))
     if rows_of is not None:
@@ -139,7 +139,7 @@ def test_each_queue_and_job_has_chunks_of_its_own_in_the_order_of_their_rows():
     table = pyarrow.table({"q": ["a", "b", "a", "a", "b"], "j": ["x"] * 5, "n": range(5)})
     options = WriteOptions.read({"url": GIVEN["url"], "queueColumn": "q", "jobColumn": "j"})
 
-    found = list(Rows(Plan(options, table.column_names), 2).chunks(table.to_batches()))
+    found = list(Rows(JobColumns(options, table.column_names), 2).chunks(table.to_batches()))
 
     assert [(chunk.queue, [value["kwargs"]["n"] for value in values([chunk])]) for chunk in found] == [
         ("a", [0, 2]),
@@ -168,7 +168,7 @@ def test_jobs_may_depend_on_others_of_their_queue_or_of_another():
 
     def dependencies(**options):
         given = {"url": GIVEN["url"], "queueColumn": "q", "job": "j", **options}
-        plan = Plan(WriteOptions.read(given), table.column_names)
+        plan = JobColumns(WriteOptions.read(given), table.column_names)
         return [chunk.batches[0].options.depends_on for chunk in Rows(plan).chunks(table.to_batches())]
 
     assert dependencies(dependsOnColumn="after") == [(("a", "x"), ("a", "y")), ()]
@@ -216,7 +216,7 @@ def test_rows_that_are_no_jobs_may_be_left_out_and_are_counted():
 )
 def test_columns_that_are_not_there_are_refused_before_a_row_is_read(options, message):
     with pytest.raises(OptionError) as raised:
-        Plan(WriteOptions.read({**GIVEN, **options}), ["key", "n"])
+        JobColumns(WriteOptions.read({**GIVEN, **options}), ["key", "n"])
 
     assert message in str(raised.value)
 
@@ -225,7 +225,7 @@ def test_columns_that_are_not_there_are_refused_before_a_row_is_read(options, me
 def test_rows_that_are_alike_are_read_as_all_others_are(size):
     table = pyarrow.table({"payload": [b"\x01", None, b"\x02", b"\x03", b"\x04", None, b"\x05"]})
     options = WriteOptions.read({**GIVEN, "payloadFormat": "msgpack", "onError": "skip"})
-    plan = Plan(options, table.column_names)
+    plan = JobColumns(options, table.column_names)
     found = []
     for kind in (Rows, AlikeRows):
         rows = kind(plan, size)
@@ -240,7 +240,9 @@ def test_rows_that_are_alike_are_read_as_all_others_are(size):
 
 def test_rows_that_differ_in_more_than_their_payloads_are_read_one_by_one():
     def kind(is_keyed=False, **options):
-        return type(reader(Plan(WriteOptions.read({**GIVEN, **options}), ["n"]), 10, lambda queue: is_keyed))
+        return type(
+            reader(JobColumns(WriteOptions.read({**GIVEN, **options}), ["n"]), 10, lambda queue: is_keyed)
+        )
 
     assert kind() is AlikeRows
     assert kind(priority="5", delay="1", group="g") is AlikeRows

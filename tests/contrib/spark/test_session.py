@@ -6,7 +6,7 @@ import pytest
 
 from djqueue.contrib.spark import enqueue
 from djqueue.core.states import State
-from djqueue.storage.imports import DONE
+from djqueue.storage.bulkwrites import DONE
 from tests.contrib.spark.conftest import failing_once, leftovers
 from tests.contrib.spark.test_writing import numbers
 

@@ -9,7 +9,7 @@ import pytest
 
 from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.writing import Pace, Write
+from djqueue.contrib.spark.writing import Write, WriteThrottle
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.core.states import State
@@ -267,7 +267,7 @@ def test_urls_of_nothing_that_is_known_are_refused(url):
 def paced(storage, url, naps, **more):
     ticks = count()
     options = WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", **more})
-    return Pace(options, storage, clock=lambda: next(ticks) / 10, sleep=naps.append)
+    return WriteThrottle(options, storage, clock=lambda: next(ticks) / 10, sleep=naps.append)
 
 
 def test_a_load_waits_while_the_queue_is_long(storage, url):
@@ -280,7 +280,7 @@ def test_a_load_waits_while_the_queue_is_long(storage, url):
             claim(storage, 2, queues=[QUEUE])
 
     options = WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", "maxQueueDepth": "4"})
-    Pace(options, storage, sleep=nap).wait(QUEUE, 1)
+    WriteThrottle(options, storage, sleep=nap).wait(QUEUE, 1)
 
     assert naps == [0.05, 0.1, 0.2]
 

@@ -12,8 +12,8 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import RunningJob
 from djqueue.models import BulkKind, BulkOperation, CronJob
 from djqueue.operations import bulk
-from djqueue.storage.database.imports import DatabaseImports
-from djqueue.storage.imports import DONE, UNFINISHED, Share, tag_of
+from djqueue.storage.bulkwrites import DONE, UNFINISHED, QueueShare, tag_of
+from djqueue.storage.database.bulkwrites import DatabaseBulkWriteReports
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.contract.imports import report
 from djqueue.testing.factories import worker
@@ -50,19 +50,19 @@ def tell_of_a_worker(storage):
     newer = {**about, "started_at": now - 60_000, "project": "2026.11", "queues": ("emails", "images")}
     storage.register_worker(worker(CAPTURED["worker"], active=2, jobs=running, **older))
     storage.register_worker(worker("w2:12346:a1b2c3", host="web-2", state="quiet", concurrency=4, **newer))
-    storage.keep_dump(CAPTURED["worker"], FRAMES)
+    storage.save_dump(CAPTURED["worker"], FRAMES)
 
 
 def tell_of_imports(monkeypatch):
     """Two reports of bulk writes, in the tables though the jobs are in memory; and jobs of the first."""
-    kept = DatabaseImports("default", SYSTEM_CLOCK)
+    kept = DatabaseBulkWriteReports("default", SYSTEM_CLOCK)
     monkeypatch.setattr(MemoryStorage, "imports", kept)
     write, now = CAPTURED["write"], SYSTEM_CLOCK.now()
     kept.keep(
         report(
             write,
             app="nightly-receipts-of-all-shops",
-            shares={"emails": Share(12, 5, 5_000, 21), "reports-of-the-quarter": Share(4, 0)},
+            shares={"emails": QueueShare(12, 5, 5_000, 21), "reports-of-the-quarter": QueueShare(4, 0)},
             names=("shop.jobs.send_receipt",),
             rows=16_021,
             rejected={"payload": 3, "priority": 1},
@@ -73,7 +73,9 @@ def tell_of_imports(monkeypatch):
             user="ann",
         )
     )
-    kept.keep(report("w2", app="weekly", state=DONE, shares={"q": Share(1, 1, 9)}, rows=9, started_at=now))
+    kept.keep(
+        report("w2", app="weekly", state=DONE, shares={"q": QueueShare(1, 1, 9)}, rows=9, started_at=now)
+    )
     queue = Queue("emails")
     queue.enqueue(1, id="imported", tags=(tag_of(write),), priority=9)
     fail("imported")

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-from djqueue.storage.imports import tag_of
+from djqueue.storage.bulkwrites import tag_of
 from tests.dashboard.browser.test_access import tell_of_imports
 from tests.dashboard.visiting import CAPTURED, PAGES, address
 

@@ -46,7 +46,7 @@ def test_a_dump_comes_to_the_open_page(open_page):
     page.get_by_role("button", name="Dump stacks").click()
     expect(page.locator(".messagelist")).to_contain_text("asked where it is")
     assert storage.register_worker(worker("w1")) == ("dump",)
-    storage.keep_dump("w1", 'File "shop/jobs.py", line 3, in send')
+    storage.save_dump("w1", 'File "shop/jobs.py", line 3, in send')
     page.wait_for_function("window.htmx !== undefined")
     page.keyboard.press("r")
     expect(page.locator("#djq-live")).to_contain_text("line 3, in send")

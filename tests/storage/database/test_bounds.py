@@ -106,7 +106,7 @@ def test_a_commit_whose_answer_was_lost_counts_nothing_twice(make, monkeypatch):
 
 
 def test_what_ended_before_the_queue_was_bounded_counts(make, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.database.book.PAGE", 3)
+    monkeypatch.setattr("djqueue.storage.database.retentionindex.PAGE", 3)
     with closing(make(Retention())) as storage:
         for number in range(8):
             f.a_completed_job(storage, queue=QUEUE, id=str(number), payload=bytes(10), result=bytes(5))

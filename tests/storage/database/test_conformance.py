@@ -71,8 +71,8 @@ class TestThroughTheSocket(SchedulerCase, contract.StreamingContract):
         options = {"clock": self.clock, "policies": contract.POLICIES}
         with closing(DatabaseStorage(**options)) as scheduler, closing(DatabaseStorage(**options)) as client:
             scheduler.connect()
-            for verb in LATER:
-                vars(client)[verb] = getattr(scheduler, verb)
+            for operation in LATER:
+                vars(client)[operation] = getattr(scheduler, operation)
             yield client
 
 

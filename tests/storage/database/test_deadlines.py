@@ -381,12 +381,12 @@ async def test_an_enqueue_on_a_loop_into_a_full_journal_ends_at_its_timeout(
 
 
 @pytest.mark.skipif("connection.vendor != 'sqlite'")
-@pytest.mark.parametrize("change", ["revise", "move", "retry"])
+@pytest.mark.parametrize("change", ["replace_payload", "move", "retry"])
 def test_changes_that_wait_for_a_full_journal_end_at_the_timeout(
     locked_out: DatabaseStorage, change: str
 ) -> None:
     arguments = {
-        "revise": (QUEUE, "0", b"new", b"old"),
+        "replace_payload": (QUEUE, "0", b"new", b"old"),
         "move": (QUEUE, ["0"], "other"),
         "retry": (QUEUE, ["0"]),
     }[change]

@@ -200,13 +200,13 @@ STEPS = st.lists(
 def test_any_sequence_leaves_the_rows_that_a_dictionary_would_hold(dialect, steps):
     models.JobResult.objects.all().delete()
     expected = {}
-    for verb, changes in steps:
+    for operation, changes in steps:
         latest = dict(changes)  # a buffer holds one change of a job
-        if verb == "insert":
+        if operation == "insert":
             expected.update(latest)
             found = [result("q", name, data) for name, data in latest.items()]
             dialect.insert(models.JobResult, RESULT, found, key=rows.KEY)
-        elif verb == "update":
+        elif operation == "update":
             expected.update({name: data for name, data in latest.items() if name in expected})
             found = [("q", name, data) for name, data in latest.items()]
             dialect.update(models.JobResult, rows.KEY, ("result",), found)

@@ -7,7 +7,7 @@ import pytest
 
 from djqueue import models
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.export import Wanted
+from djqueue.storage.export import ExportFilter
 from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.exporting import rows
@@ -96,7 +96,7 @@ def test_parts_have_as_many_rows_where_most_numbers_are_gone(storage):
         )
         for at in numbers
     )
-    wanted = Wanted("dead", frozenset())
+    wanted = ExportFilter("dead", frozenset())
 
     parts = storage.export.parts(wanted, 3)
     found = [
@@ -115,7 +115,7 @@ def test_rows_are_read_from_number_to_number(storage, django_assert_num_queries)
         models.DeadLetter(queue="q", job_id=str(at), name="n", reason="r", entered_at=AT, expires_at=AT)
         for at in range(25)
     )
-    wanted = Wanted("dead", frozenset())
+    wanted = ExportFilter("dead", frozenset())
     [part] = storage.export.parts(wanted, 4)
 
     found = [page["id"] for page in storage.export.pages(wanted, part, 10)]

@@ -18,7 +18,7 @@ from djqueue.core.pages import place_of
 from djqueue.core.states import State
 from djqueue.models import Job, MetricBucket
 from djqueue.storage.database import DatabaseStorage, capped
-from djqueue.storage.database.inspector import Inspector
+from djqueue.storage.database.inspector import DatabaseInspector
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
@@ -229,7 +229,7 @@ def test_a_page_is_read_by_an_index(
 ) -> None:
     place = place_of(cursor, newest_first=True)
 
-    plan = Inspector("default").placed(QUEUE, State.COMPLETED, place)[:11].explain()
+    plan = DatabaseInspector("default").placed(QUEUE, State.COMPLETED, place)[:11].explain()
 
     if connection.vendor == "sqlite":
         assert "djqueue_job_state_id" in plan
@@ -248,7 +248,7 @@ def test_a_page_is_read_by_an_index(
             rows = (Job(queue=queue, job_id=str(n), **about, **times) for n in range(many))
             Job.objects.bulk_create(rows)
         analyze()
-        plan = Inspector("default").placed(QUEUE, State.COMPLETED, place)[:11].explain()
+        plan = DatabaseInspector("default").placed(QUEUE, State.COMPLETED, place)[:11].explain()
         # Where an id leaves few rows, the primary key serves as well.
         assert "djqueue_job_state_id" in plan or (cursor and "djqueue_job_pkey" in plan)
         assert "Sort" not in plan

@@ -13,7 +13,7 @@ from djqueue import models
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import Attempt, DeadLetter, Job, JobError
+from djqueue.core.job import AttemptRecord, DeadLetterRecord, EngineJob, JobFailure
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import KeepOfJob, Retention
@@ -90,23 +90,23 @@ class Notes:
     def __init__(self):
         self.alive, self.dead, self.count = set(), set(), 0
 
-    def buffer(self, verb, key):
+    def buffer(self, operation, key):
         """A buffer with one note; None where the engine would not say this."""
         self.count += 1
         note, row = Buffer(), self.count
-        if verb == "added":
+        if operation == "added":
             if key in self.alive | self.dead:
                 return None
             self.alive.add(key)
             note.inserts[key] = row
-        elif verb == "revived":
+        elif operation == "revived":
             if key not in self.dead:
                 return None
             self.dead.remove(key)
             self.alive.add(key)
             note.updates[key] = row
             note.letters_gone[key] = None
-        elif verb == "removed":
+        elif operation == "removed":
             if key not in self.alive | self.dead:
                 return None
             self.alive.discard(key)
@@ -115,36 +115,36 @@ class Notes:
         elif key not in self.alive:
             return None
         else:
-            self._change(note, verb, key, row)
+            self._change(note, operation, key, row)
         return note
 
-    def _change(self, note, verb, key, row):
-        if verb in ("changed", "completed", "died"):
+    def _change(self, note, operation, key, row):
+        if operation in ("changed", "completed", "died"):
             note.updates[key] = row
-        if verb == "completed":
+        if operation == "completed":
             note.results[key] = row
-        elif verb == "died":
+        elif operation == "died":
             self.alive.remove(key)
             self.dead.add(key)
             note.letters[key] = row
-        elif verb == "progress":
+        elif operation == "progress":
             note.progress[key] = row
-        elif verb == "emitted":
+        elif operation == "emitted":
             note.items[key] = [row]
             note.items_sent[key] = row
-        elif verb == "restarted":
+        elif operation == "restarted":
             note.items_gone[key] = None
             note.items_sent[key] = 0
-        elif verb in ("logged", "attempted"):
-            {"logged": note.logs, "attempted": note.attempts}[verb][key] = [row]
+        elif operation in ("logged", "attempted"):
+            {"logged": note.logs, "attempted": note.attempts}[operation][key] = [row]
 
 
 @given(steps=st.lists(st.tuples(NOTES, st.booleans()), max_size=40))
 def test_notes_that_are_merged_leave_the_tables_as_notes_one_by_one_do(steps):
     notes, one_by_one, merged = Notes(), Tables(), Tables()
     buffer = Buffer()
-    for (verb, key), flushed in steps:
-        note = notes.buffer(verb, key)
+    for (operation, key), flushed in steps:
+        note = notes.buffer(operation, key)
         if note is None:
             continue
         one_by_one.flush(note)
@@ -163,8 +163,8 @@ def test_notes_that_are_merged_leave_the_tables_as_notes_one_by_one_do(steps):
 def test_buffers_that_are_put_back_in_front_change_nothing(steps):
     notes, one_by_one, merged = Notes(), Tables(), Tables()
     buffer, in_flight = Buffer(), None
-    for (verb, key), then in steps:
-        note = notes.buffer(verb, key)
+    for (operation, key), then in steps:
+        note = notes.buffer(operation, key)
         if note is None:
             continue
         one_by_one.flush(note)
@@ -252,7 +252,7 @@ def written(dialect, ended, lost):
 
 
 def a_job(job_id="a", state=State.WAITING):
-    made = Job(job_id, QUEUE, "handler", b"payload", JobOptions(), state, 1, 1)
+    made = EngineJob(job_id, QUEUE, "handler", b"payload", JobOptions(), state, 1, 1)
     if state is State.COMPLETED:
         made.result, made.finished_at = b"result", 2
     return made
@@ -390,7 +390,7 @@ def test_attempts_are_written_once_although_the_answer_of_the_commit_was_lost(wr
 
     monkeypatch.setattr(dialect._dialect, "transaction", commits_and_fails)
     failed = a_job()
-    failed.history = [Attempt(1, "worker", 5, 6, "retried", JobError("E", "no", ""))]
+    failed.history = [AttemptRecord(1, "worker", 5, 6, "retried", JobFailure("E", "no", ""))]
     written.added([failed])
     written.changed(failed)
     written.reported(failed, ((5, "line"), (6, "line")))
@@ -491,10 +491,10 @@ def test_the_longest_texts_and_the_oddest_are_written(written):
     failed = a_job(state=State.FAILED)
     failed.worker = failed.reason = odd
     failed.finished_at = 5
-    failed.error = JobError(odd, odd, odd)
-    failed.history = [Attempt(1, odd, 1, 2, "failed", failed.error)]
+    failed.error = JobFailure(odd, odd, odd)
+    failed.history = [AttemptRecord(1, odd, 1, 2, "failed", failed.error)]
     written.added([failed])
-    written.died(failed, DeadLetter(QUEUE, "a", "unknown", 5, 9))
+    written.died(failed, DeadLetterRecord(QUEUE, "a", "unknown", 5, 9))
     written.reported(failed, ((1, odd),))
     written.sync()
 

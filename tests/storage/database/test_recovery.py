@@ -118,12 +118,12 @@ STEPS = st.lists(
 
 
 def follow(storage, clock, steps):
-    for at, (verb, *arguments) in enumerate(steps):
+    for at, (operation, *arguments) in enumerate(steps):
         clock.advance(1)
-        if verb == "enqueue":
+        if operation == "enqueue":
             priority, lifo, delay = arguments
             enqueue(storage, payload=str(at).encode(), priority=priority, lifo=lifo, delay=delay)
-        elif verb == "wait":
+        elif operation == "wait":
             clock.advance(*arguments)
             storage.maintain()
         elif claimed := claim(storage):

@@ -8,7 +8,7 @@ from django.db.migrations.operations import RunPython
 from django.db.migrations.state import ProjectState
 
 from djqueue import Queue, StorageUnavailableError
-from djqueue.storage.database.away import unavailable
+from djqueue.storage.database.dberrors import unavailable
 from djqueue.storage.database.remedies import latest_migration
 
 

@@ -81,8 +81,8 @@ def connected(make_storage: MakeStorage, **options: Any) -> DatabaseStorage:
     return storage
 
 
-def call(client: DatabaseStorage, verb: str, *args: Any, **kwargs: Any) -> Any:
-    return client._client._remote.call(verb, *args, **kwargs)
+def call(client: DatabaseStorage, operation: str, *args: Any, **kwargs: Any) -> Any:
+    return client._client._remote.call(operation, *args, **kwargs)
 
 
 def sessions(scheduler: DatabaseStorage) -> int:
@@ -452,19 +452,19 @@ def test_a_client_whose_answer_takes_too_long_is_hung_up_on(
 
 
 @pytest.mark.parametrize(
-    "verb", ["nonsense", "close", "connect", "_flush", "__class__", "engine", "claim", ""]
+    "operation", ["nonsense", "close", "connect", "_flush", "__class__", "engine", "claim", ""]
 )
 def test_only_verbs_of_the_contract_are_obeyed(
-    scheduler: DatabaseStorage, client: DatabaseStorage, verb: str
+    scheduler: DatabaseStorage, client: DatabaseStorage, operation: str
 ) -> None:
-    with pytest.raises(StorageError, match=f"{verb!r} is no verb of the storage"):
-        call(client, verb)
+    with pytest.raises(StorageError, match=f"{operation!r} is no verb of the storage"):
+        call(client, operation)
 
     assert claim_ids(client) == []
 
 
 @pytest.mark.parametrize(
-    ("verb", "args"),
+    ("operation", "args"),
     [
         ("pause", []),
         ("states", [QUEUE]),
@@ -475,10 +475,10 @@ def test_only_verbs_of_the_contract_are_obeyed(
     ],
 )
 def test_a_verb_with_wrong_arguments_is_an_error(
-    scheduler: DatabaseStorage, client: DatabaseStorage, verb: str, args: list[Any]
+    scheduler: DatabaseStorage, client: DatabaseStorage, operation: str, args: list[Any]
 ) -> None:
     with pytest.raises(StorageError, match="Error"):
-        call(client, verb, *args)
+        call(client, operation, *args)
 
     assert claim_ids(client) == []
 
@@ -783,7 +783,7 @@ def test_enqueue_and_wait_survives_a_change_of_schedulers(
 
 
 @pytest.mark.parametrize(
-    "verb",
+    "operation",
     [
         lambda client: client.claim(request()),
         lambda client: client.finish([]),
@@ -794,10 +794,10 @@ def test_enqueue_and_wait_survives_a_change_of_schedulers(
     ids=["claim", "finish", "renew", "report", "register_worker"],
 )
 def test_without_a_scheduler_what_workers_do_says_what_to_start(
-    client: DatabaseStorage, verb: Callable[[DatabaseStorage], Any]
+    client: DatabaseStorage, operation: Callable[[DatabaseStorage], Any]
 ) -> None:
     with pytest.raises(StorageUnavailableError, match=r"no scheduler is running.*manage\.py runworkers"):
-        verb(client)
+        operation(client)
 
 
 def test_a_scheduler_that_is_out_of_reach_is_named_with_its_address(

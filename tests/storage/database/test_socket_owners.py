@@ -318,10 +318,10 @@ print(data.hex())
     assert not scheduler.is_paused(QUEUE)
 
 
-def server_request(verb: str, *args: Any) -> bytes:
+def server_request(operation: str, *args: Any) -> bytes:
     from djqueue.storage.database.wire import pack
 
-    return pack([1, verb, list(args), {}])
+    return pack([1, operation, list(args), {}])
 
 
 # How many.

@@ -8,7 +8,7 @@ from djqueue.core.options import MSGPACK
 from djqueue.core.states import State
 from djqueue.models import Job
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.inspector import Inspector
+from djqueue.storage.database.inspector import DatabaseInspector
 from djqueue.testing.factories import QUEUE, a_completed_job, a_delayed_job, enqueue
 
 ORDER = "shop.order:7"
@@ -39,7 +39,7 @@ def test_a_page_is_read_by_the_index(
     rows(5_000)
     analyze()
 
-    plan = Inspector("default").mentions(ORDER, cursor, queues)[:11].explain()
+    plan = DatabaseInspector("default").mentions(ORDER, cursor, queues)[:11].explain()
 
     assert "djqueue_job_subject" in plan
     assert "TEMP B-TREE" not in plan

@@ -167,7 +167,7 @@ def test_savepoints_take_their_own_jobs_only(producer, scheduler):
     kept = [before, inside, after]
     assert eventually(lambda: sorted(waiting_ids(scheduler)) == sorted(kept))
     assert eventually(lambda: len(scheduler.page(QUEUE, None, 9)) == 3)
-    assert claim_ids(scheduler, 9) == kept
+    assert claimed_until(scheduler, 3) == sorted(kept)
     assert state(scheduler, gone) is None
 
 
@@ -321,7 +321,7 @@ def test_a_wake_up_that_fails_after_a_commit_is_logged_and_no_failure_of_the_enq
 def test_captured_on_commit_callbacks_wake_the_scheduler(scheduler, client, no_poll):
     told = []
     original = client._client._remote.tell
-    client._client._remote.tell = lambda verb: told.append(original(verb))
+    client._client._remote.tell = lambda operation: told.append(original(operation))
     with undone(), TestCase.captureOnCommitCallbacks(execute=True) as callbacks:
         enqueue(client)
 
@@ -714,8 +714,10 @@ def test_ids_and_keys_from_several_processes_are_one_job_each(scheduler, start_c
 # A database that is away.
 
 
-@pytest.mark.parametrize("verb", ["enqueue", "aenqueue", "claim", "counts", "cancel", "connect"])
-def test_a_database_without_tables_is_named_with_the_remedy(verb, other_database, make_any_storage, tmp_path):
+@pytest.mark.parametrize("operation", ["enqueue", "aenqueue", "claim", "counts", "cancel", "connect"])
+def test_a_database_without_tables_is_named_with_the_remedy(
+    operation, other_database, make_any_storage, tmp_path
+):
     storage = make_any_storage(database=other_database(f"sqlite://{tmp_path}/empty.sqlite3"))
     actions = {
         "enqueue": lambda: storage.enqueue([batch()]),
@@ -729,7 +731,7 @@ def test_a_database_without_tables_is_named_with_the_remedy(verb, other_database
     with pytest.raises(
         StorageUnavailableError, match=r"'other_0'.*no such table.*manage\.py migrate"
     ) as caught:
-        actions[verb]()
+        actions[operation]()
 
     assert caught.value.__cause__ is not None
 

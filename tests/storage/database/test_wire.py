@@ -126,8 +126,13 @@ def test_a_whole_request_goes_over() -> None:
 
 def test_all_that_the_contracts_verbs_name_can_go_over() -> None:
     known = {*RECORDS, State, Rate, JobOptions}
-    verbs = [getattr(Storage, name) for name in Storage.__abstractmethods__]
-    named = {cls for verb in verbs for hint in get_type_hints(verb).values() for cls in classes_in(hint)}
+    operations = [getattr(Storage, name) for name in Storage.__abstractmethods__]
+    named = {
+        cls
+        for operation in operations
+        for hint in get_type_hints(operation).values()
+        for cls in classes_in(hint)
+    }
 
     assert known <= reachable(named) | known
     # The words of a call go over one by one.

@@ -4,14 +4,14 @@ from contextlib import closing
 
 import pytest
 
-from djqueue.storage.export import Part, Wanted
+from djqueue.storage.export import ExportFilter, ExportPart
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing import contract
 from djqueue.testing.factories import batch
 
 from .cases import OnCluster, OnSingle
 
-JOBS = Wanted("jobs", frozenset())
+JOBS = ExportFilter("jobs", frozenset())
 
 
 class TestSingle(OnSingle, contract.ExportContract):
@@ -37,7 +37,7 @@ def ids(storage, part, size=100):
 def test_parts_have_every_job_once_however_many_they_are(storage, divisor, size):
     given = [answer.id for answer in storage.enqueue([batch(5_000)])]
 
-    found = [ids(storage, Part("default", rest, divisor, 0), size) for rest in range(divisor)]
+    found = [ids(storage, ExportPart("default", rest, divisor, 0), size) for rest in range(divisor)]
 
     assert all(found)
     assert sorted(job_id for some in found for job_id in some) == sorted(given)
@@ -46,7 +46,7 @@ def test_parts_have_every_job_once_however_many_they_are(storage, divisor, size)
 def test_a_queue_that_has_become_short_is_read_by_its_first_part_alone(storage):
     given = [answer.id for answer in storage.enqueue([batch(300)])]
 
-    found = [ids(storage, Part("default", rest, 16, 0)) for rest in range(16)]
+    found = [ids(storage, ExportPart("default", rest, 16, 0)) for rest in range(16)]
 
     assert sorted(found[0]) == sorted(given)
     assert found[1:] == [[]] * 15
@@ -57,7 +57,7 @@ def test_jobs_that_stay_are_told_once_while_the_queue_grows_and_shrinks(storage)
     goes = [answer.id for answer in storage.enqueue([batch(6_000)])]
     found = []
     for rest in range(4):
-        for page in storage.export.pages(JOBS, Part("default", rest, 4, 0), 100):
+        for page in storage.export.pages(JOBS, ExportPart("default", rest, 4, 0), 100):
             found += page["id"]
             if goes:
                 storage.remove("default", goes[:200])

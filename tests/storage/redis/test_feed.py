@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from djqueue.core.errors import OptionError
-from djqueue.storage.feed import EventsLostError, Stretch
+from djqueue.storage.feed import EventsLostError, FeedRange
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.factories import batch, claim, completing, failing, finish, job
 
@@ -28,7 +28,7 @@ def small(redis_options):
 def read(storage, start, end, *, complete=True, size=1_000):
     rows = []
     for stream, place in end.items():
-        stretch = Stretch(stream, start.get(stream, "0-0 0 *"), place)
+        stretch = FeedRange(stream, start.get(stream, "0-0 0 *"), place)
         for page in storage.feed.read(stretch, size, complete=complete):
             rows += [dict(zip(page, values, strict=True)) for values in zip(*page.values(), strict=True)]
     return rows

@@ -2,7 +2,7 @@
 
 from contextlib import closing
 
-from djqueue.storage.imports import AGE
+from djqueue.storage.bulkwrites import AGE
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing import contract
 from djqueue.testing.contract.imports import kept, report

@@ -332,11 +332,11 @@ def test_a_mistake_of_our_own_does_not_make_the_listener_deaf(single, listen, mo
     heard = Heard()
     listener.add("channel", heard, heard.missed)
 
-    def mistake(_: links.Link) -> None:
+    def mistake(_: links.PubSubConnection) -> None:
         monkeypatch.undo()
         raise ZeroDivisionError("by mistake")
 
-    monkeypatch.setattr(links.Link, "check", mistake)
+    monkeypatch.setattr(links.PubSubConnection, "check", mistake)
     single.publish("channel", "message")
 
     assert heard.reconnects()

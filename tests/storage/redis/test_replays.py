@@ -382,9 +382,9 @@ def test_revise(storage, twice):
 
     with twice():
         answers = [
-            storage.revise(QUEUE, "dead", b"new", PAYLOAD, retry=True),
-            storage.revise(QUEUE, "waiting", b"new", PAYLOAD),
-            storage.revise(QUEUE, "waiting", b"newer", PAYLOAD),
+            storage.replace_payload(QUEUE, "dead", b"new", PAYLOAD, retry=True),
+            storage.replace_payload(QUEUE, "waiting", b"new", PAYLOAD),
+            storage.replace_payload(QUEUE, "waiting", b"newer", PAYLOAD),
         ]
 
     assert answers == ["retried", "updated", "changed"]

@@ -15,8 +15,8 @@ FILES = sorted(
         *(name for name in scripts.NAMES if "staged_" not in name),
         "base",
         "job",
-        "places",
-        "ends",
+        "ready",
+        "completion",
         "removal",
         "staged",
     }

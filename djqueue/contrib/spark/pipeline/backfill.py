@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from djqueue.contrib.spark import write
 from djqueue.contrib.spark.options import key_of
-from djqueue.contrib.spark.writing import Report
+from djqueue.contrib.spark.writing import WriteReport
 
 from .days import days
 from .sources import Source
@@ -20,7 +20,7 @@ PRIORITY = -10
 
 def backfill(
     spark: "SparkSession", source: Source, name: str, since: date, until: date, options: Mapping[str, str]
-) -> Iterator[tuple[date, Report | None]]:
+) -> Iterator[tuple[date, WriteReport | None]]:
     """Load the rows of each day, and say what became of them; a day that was published is skipped.
 
     name: of this backfill: each of its days is one transaction, `NAME 2026-01-31`. They are apart, so that

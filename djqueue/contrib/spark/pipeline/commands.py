@@ -11,7 +11,7 @@ from djqueue.contrib.spark import write
 from djqueue.contrib.spark.aliases import alias_of, is_added
 from djqueue.contrib.spark.locations import DATABASES, storage_at
 from djqueue.contrib.spark.options import key_of
-from djqueue.contrib.spark.writing import Report
+from djqueue.contrib.spark.writing import WriteReport
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import ConfigurationError, OptionError
@@ -19,9 +19,9 @@ from djqueue.storage.base import Storage
 
 from .backfill import backfill
 from .days import whole_hour
+from .errors import plainly
 from .session import session
 from .sources import KINDS, Source
-from .telling import plainly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +31,7 @@ UNKNOWN = "all of it is done; its report could not be kept, so there are no numb
 
 
 @dataclass(frozen=True)
-class Place:
+class PipelineContext:
     """Where the queue is, and the project's tables."""
 
     options: Mapping[str, str] = field(repr=False)
@@ -69,7 +69,7 @@ class Place:
                 connections[alias].close()
 
 
-def run(args: Namespace, place: Place, tell: Tell) -> None:
+def run(args: Namespace, place: PipelineContext, tell: Tell) -> None:
     """Do what the command line says; `tell` gets a line for what was done.
 
     Raises OptionError for what is wrong in the command line, and other DjqueueErrors.
@@ -105,12 +105,12 @@ def source_of(args: Namespace) -> Source:
     )
 
 
-def _enqueue(spark: "SparkSession", args: Namespace, place: Place, tell: Tell) -> None:
+def _enqueue(spark: "SparkSession", args: Namespace, place: PipelineContext, tell: Tell) -> None:
     report = write(source_of(args).read(spark), _options(args, place))
     tell(said_of(report, dry_run=args.dry_run))
 
 
-def _backfill(spark: "SparkSession", args: Namespace, place: Place, tell: Tell) -> None:
+def _backfill(spark: "SparkSession", args: Namespace, place: PipelineContext, tell: Tell) -> None:
     options = _options(args, place)
     if args.max_queue_depth is not None:
         options["maxQueueDepth"] = str(args.max_queue_depth)
@@ -125,7 +125,7 @@ def _backfill(spark: "SparkSession", args: Namespace, place: Place, tell: Tell) 
     tell(f"{loaded:,} days, {jobs:,} new jobs; {skipped:,} days were there.")
 
 
-def _rollups(spark: "SparkSession", args: Namespace, place: Place, tell: Tell) -> None:
+def _rollups(spark: "SparkSession", args: Namespace, place: PipelineContext, tell: Tell) -> None:
     from djqueue.contrib.spark.tables import ATTEMPTS, JOBS
 
     from .archive import archived
@@ -150,7 +150,7 @@ def _rollups(spark: "SparkSession", args: Namespace, place: Place, tell: Tell) -
     tell(f"{rows:,} rollups of {hours:,} hours, {since:%Y-%m-%d %H:00} to {until:%Y-%m-%d %H:00} UTC.")
 
 
-def _archive(spark: "SparkSession", args: Namespace, place: Place, tell: Tell) -> None:
+def _archive(spark: "SparkSession", args: Namespace, place: PipelineContext, tell: Tell) -> None:
     from .archive import EARLIEST, archive, ended, written
     from .purge import purge
 
@@ -172,7 +172,7 @@ def _archive(spark: "SparkSession", args: Namespace, place: Place, tell: Tell) -
         jobs.unpersist()
 
 
-def _restore(spark: "SparkSession", args: Namespace, place: Place, tell: Tell) -> None:
+def _restore(spark: "SparkSession", args: Namespace, place: PipelineContext, tell: Tell) -> None:
     from .replay import selected
     from .restore import restore
 
@@ -182,7 +182,7 @@ def _restore(spark: "SparkSession", args: Namespace, place: Place, tell: Tell) -
     tell(f"{done.inserted:,} jobs are in the tables for {args.keep:,} days, {done.there:,} were there.")
 
 
-def _replay(spark: "SparkSession", args: Namespace, place: Place, tell: Tell) -> None:
+def _replay(spark: "SparkSession", args: Namespace, place: PipelineContext, tell: Tell) -> None:
     from .replay import replay_archived, replay_dead, selected
 
     if args.archive is not None:
@@ -196,7 +196,7 @@ def _replay(spark: "SparkSession", args: Namespace, place: Place, tell: Tell) ->
     tell(UNKNOWN if report is None else _counted(report.answers, RETRIED))
 
 
-COMMANDS: "Mapping[str, Callable[[SparkSession, Namespace, Place, Tell], None]]" = {
+COMMANDS: "Mapping[str, Callable[[SparkSession, Namespace, PipelineContext, Tell], None]]" = {
     "enqueue": _enqueue,
     "rollups": _rollups,
     "archive": _archive,
@@ -216,12 +216,12 @@ RETRIED = {
 }
 
 
-def table(spark: "SparkSession", place: Place, name: str, **options: str) -> "DataFrame":
+def table(spark: "SparkSession", place: PipelineContext, name: str, **options: str) -> "DataFrame":
     """A table of the storage."""
     return spark.read.format("djqueue").options(table=name, **place.options, **options).load()
 
 
-def _options(args: Namespace, place: Place) -> dict[str, str]:
+def _options(args: Namespace, place: PipelineContext) -> dict[str, str]:
     """Those of a write."""
     said = {name: value for name in ("queue", "job") if (value := getattr(args, name, None)) is not None}
     for name, _ in args.option:
@@ -230,7 +230,7 @@ def _options(args: Namespace, place: Place) -> dict[str, str]:
     return {**place.options, **said, **dict(args.option), **({"dryRun": "true"} if args.dry_run else {})}
 
 
-def said_of(report: Report | None, *, dry_run: bool = False) -> str:
+def said_of(report: WriteReport | None, *, dry_run: bool = False) -> str:
     """What became of a write, in a line."""
     if report is None:
         return UNKNOWN

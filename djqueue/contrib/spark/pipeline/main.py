@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from djqueue.core.errors import DjqueueError, OptionError
 
-from .commands import Place, run
-from .parser import HELP, HelpFormatter, add_commands
+from .commands import PipelineContext, run
+from .parser import HELP, PipelineHelpFormatter, add_commands
 
 DONE, FAILED, WRONG = 0, 1, 2
 
@@ -15,7 +15,7 @@ DONE, FAILED, WRONG = 0, 1, 2
 def parser() -> ArgumentParser:
     """Of `python -m djqueue.contrib.spark`."""
     made = ArgumentParser(
-        prog="python -m djqueue.contrib.spark", description=HELP, formatter_class=HelpFormatter
+        prog="python -m djqueue.contrib.spark", description=HELP, formatter_class=PipelineHelpFormatter
     )
     add_commands(made, is_project=False)
     return made
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     """Do what a command line says; returns the exit code."""
     args = parser().parse_args(argv)
     prefix = {"keyPrefix": args.key_prefix} if args.key_prefix else {}
-    place = Place({"url": args.url, **prefix}, database=getattr(args, "database", None))
+    place = PipelineContext({"url": args.url, **prefix}, database=getattr(args, "database", None))
     try:
         run(args, place, _print)
     except OptionError as error:

@@ -65,7 +65,7 @@ The rows of a day: {DAY} in the path or query stands for it, as 2026-01-31; or -
 """
 
 
-class HelpFormatter(RawDescriptionHelpFormatter):
+class PipelineHelpFormatter(RawDescriptionHelpFormatter):
     """Keeps the description's paragraphs."""
 
 
@@ -78,7 +78,7 @@ def add_commands(parser: ArgumentParser, *, is_project: bool) -> None:
 
     def add(name: str, brief: str, description: str) -> ArgumentParser:
         made: ArgumentParser = commands.add_parser(
-            name, help=brief, description=description, formatter_class=HelpFormatter
+            name, help=brief, description=description, formatter_class=PipelineHelpFormatter
         )
         _add_place(made, is_project=is_project)
         return made

@@ -9,9 +9,9 @@ from pyspark.sql import functions as sql
 from djqueue.codecs import MSGPACK
 from djqueue.contrib.spark import change, write
 from djqueue.contrib.spark.options import key_of
-from djqueue.contrib.spark.writing import Report
+from djqueue.contrib.spark.writing import WriteReport
 from djqueue.core.errors import OptionError
-from djqueue.storage.imports import tag_of
+from djqueue.storage.bulkwrites import tag_of
 
 from .archive import archived
 
@@ -23,7 +23,7 @@ CARRIED = ("priority", "group", "uniqueKey", "subject", "tags")
 COLUMNS = {"uniqueKey": "unique_key"}
 
 
-def replay_dead(letters: "DataFrame", options: Mapping[str, str]) -> Report | None:
+def replay_dead(letters: "DataFrame", options: Mapping[str, str]) -> WriteReport | None:
     """Retry dead letters, named by queue and id; `answers` says what became of how many.
 
     options: of the write: `url`, and what else there is to say.
@@ -48,7 +48,7 @@ def selected(
     return jobs.join(last, ["queue", "id", "finished_at"], "left_semi").dropDuplicates(["queue", "id"])
 
 
-def replay_archived(jobs: "DataFrame", name: str, options: Mapping[str, str]) -> Report | None:
+def replay_archived(jobs: "DataFrame", name: str, options: Mapping[str, str]) -> WriteReport | None:
     """Enqueue archived jobs anew, each in its queue and by its name: new jobs, with ids of their own.
 
     name: of this replay: a second one of this name brings nothing more, whatever it selects.

@@ -25,7 +25,7 @@ STATES = ("completed", "cancelled")
 Row = Mapping[str, Any]
 
 
-class Restored(NamedTuple):
+class RestoreReport(NamedTuple):
     """What became of jobs."""
 
     inserted: int
@@ -33,7 +33,7 @@ class Restored(NamedTuple):
     """Whose ids the tables have."""
 
 
-def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, keep: int) -> Restored:
+def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, keep: int) -> RestoreReport:
     """Insert the completed and cancelled ones of archived jobs, with their runs, into a database's tables.
 
     jobs: of the archive at `path`, each once: see `replay.selected`.
@@ -64,7 +64,7 @@ def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, kee
             JobAttempt.objects.using(alias).bulk_create(ended, batch_size=AT_ONCE)
         inserted += len(new)
         there += len(some) - len(new)
-    return Restored(inserted, there)
+    return RestoreReport(inserted, there)
 
 
 def _columns(table: Table) -> "list[Column]":

@@ -1,5 +1,5 @@
 -- Take jobs back. Arguments: the reason, what the settings say of groups; then the ids.
---! include base job places ends
+--! include base job ready completion
 
 local reason = ARGV[ARGS]
 configure_groups(ARGV[ARGS + 1])

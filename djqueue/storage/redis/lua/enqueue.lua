@@ -4,7 +4,7 @@
 -- goes when there are more ('' nothing, 'o' the oldest, 'l' that of the lowest priority), for how long dead letters are
 -- kept; then for each its id and the rest of its record, behind the time. Keys: of each, should there have been one of its id, its
 -- result, its log lines and its items. Answers 'full' if none is enqueued.
---! include base job places ends removal room
+--! include base job ready completion removal room
 --! keys gone
 
 local name, start = ARGV[ARGS + 1], ARGV[ARGS + 2]

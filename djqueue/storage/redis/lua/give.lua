@@ -4,7 +4,7 @@
 -- yet.
 -- Answers for each 'moved', 'not_found', 'active' or 'ended'; with 'look' also its unique key, or '', whether it has
 -- failed, and whether it has a group ('1').
---! include base job places ends removal
+--! include base job ready completion removal
 
 local NOTED = 3600000
 local is_look, target = ARGV[ARGS] == 'look', ARGV[ARGS + 1]

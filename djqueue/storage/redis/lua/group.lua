@@ -3,7 +3,7 @@
 -- Arguments: the verb (limit, pause, resume), the group, what the settings say of groups; for all groups, the one
 -- behind which to go on; for 'limit' the limit, the rate (capacity / per) and the weight, of each '-' to leave it, or
 -- '' to take back what was said. Answers with the last of up to a hundred groups, or '' for the end.
---! include base job places
+--! include base job ready
 
 local verb, group = ARGV[ARGS], ARGV[ARGS + 1]
 configure_groups(ARGV[ARGS + 2])

@@ -1,5 +1,5 @@
 -- Pending jobs to another time. Arguments: the event, the time ('' is now), what the settings say of groups; then the ids.
---! include base job places ends removal
+--! include base job ready completion removal
 
 local event, run_at = ARGV[ARGS], tonumber(ARGV[ARGS + 1]) or now
 configure_groups(ARGV[ARGS + 2])

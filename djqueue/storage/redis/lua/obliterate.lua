@@ -2,7 +2,7 @@
 -- Keys: where the jobs are put until what belongs to each is deleted, too; the set of such names; buckets of
 -- metrics.
 -- Answers how many jobs there were, or -1 if active ones forbade it; and the tokens of the active ones.
---! include base job places ends
+--! include base job ready completion
 --! keys inbox drops
 
 local force, name = ARGV[ARGS] == '1', ARGV[ARGS + 1]

@@ -5,7 +5,7 @@
 -- where it was noted to have gone from here; of each that is waited for, the first and the last of these; of each that is
 -- held, let go, or has ended for more than are told at once, the first.
 -- Answers whether the queue is to be listed, as it was not there before, or nobody may have come to list it.
---! include base job places ends removal
+--! include base job ready completion removal
 --! keys inbox
 
 local source, here = ARGV[ARGS], ARGV[ARGS + 1]

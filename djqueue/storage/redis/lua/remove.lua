@@ -3,7 +3,7 @@
 -- (what is left of those that are not there) or 'clean'; a number for 'dead', 'surplus' and 'heavy', a time for 'clean'
 -- (ended, or enqueued, before it); the states for 'clean', 'surplus' and 'heavy' (MessagePack); what the settings say of
 -- groups; then the ids. Keys: of each its result, its log lines and its items.
---! include base job places ends removal
+--! include base job ready completion removal
 
 local mode, bound, states = ARGV[ARGS], tonumber(ARGV[ARGS + 1]), decode(ARGV[ARGS + 2])
 configure_groups(ARGV[ARGS + 3])

@@ -2,7 +2,7 @@
 -- completed) or 'b' (it has not); what the settings say of groups; then the ids.
 -- Answers for each a word; for one that failed for its dependencies, whose states are to be looked at first, (queue, id) of
 -- those that had not completed, one after the other.
---! include base job places ends removal
+--! include base job ready completion removal
 
 local mode = ARGV[ARGS]
 local is_dry, looked = mode == 'd', mode == 'w' or mode == 'b'

@@ -1,7 +1,7 @@
 -- What keeps jobs of another queue from coming to this one. Arguments: of each its id, its unique key, or '',
 -- and whether it has failed (1): it takes nobody's place then.
 -- Answers for each 'duplicate', 'unique_key_taken' or ''.
---! include base job places ends
+--! include base job ready completion
 
 local replies = {}
 for i = ARGS, #ARGV, 3 do

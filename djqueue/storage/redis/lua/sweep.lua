@@ -7,7 +7,7 @@
 -- active jobs whose leases are to be looked at. Keys: of the buckets.
 -- Answers: promoted, stalled, expired, retried, dead letters above the most, ids whose records' time is over, tokens of
 -- the claims that were lost, and of what is over before its job's record 'r', 'h' or 'l' .. the id.
---! include base job places ends removal room measure
+--! include base job ready completion removal room measure
 
 local lease = tonumber(ARGV[ARGS])
 configure_groups(ARGV[ARGS + 1])

@@ -1,6 +1,6 @@
 -- Give pending jobs another priority, another payload, or both. Arguments: the priority ('' leaves it), whether there
 -- is a payload ('1'), the payload, what the settings say of groups; then the ids.
---! include base job places room
+--! include base job ready room
 
 local priority, payload = tonumber(ARGV[ARGS]), ARGV[ARGS + 1] == '1' and ARGV[ARGS + 2]
 configure_groups(ARGV[ARGS + 3])

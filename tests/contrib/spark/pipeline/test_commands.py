@@ -13,7 +13,7 @@ from djqueue.contrib.spark.pipeline.main import main
 from djqueue.core.durations import to_datetime
 from djqueue.core.states import State
 from djqueue.models import Job, JobAttempt, Rollup
-from djqueue.operations import turn
+from djqueue.operations import leaderlease
 from djqueue.storage.database.rows import unpack_options
 from djqueue.testing.draining import drain
 from djqueue.testing.factories import a_failed_job, claim, completing, enqueue, failing, retrying
@@ -157,14 +157,14 @@ def test_archived_jobs_come_back_into_the_tables_as_history(does, storage, proje
     tomorrow = (to_datetime(record.finished_at) + timedelta(days=1)).date().isoformat()
     does("archive", str(tmp_path), "--until", tomorrow, "--purge")
 
-    before = turn.version("default")
+    before = leaderlease.version("default")
     call_command("djqueue_spark", "restore", str(tmp_path))
-    restored = turn.version("default")
+    restored = leaderlease.version("default")
     call_command("djqueue_spark", "restore", str(tmp_path))
 
     # An open list is answered anew after the first, and is unchanged by the second.
     assert before != restored
-    assert turn.version("default") == restored
+    assert leaderlease.version("default") == restored
     [row] = Job.objects.all()
     assert (row.job_id, row.state, row.attempts, row.failures) == (one, "completed", 2, 1)
     assert (row.finished_at, bytes(row.payload)) == (to_datetime(record.finished_at), record.payload)

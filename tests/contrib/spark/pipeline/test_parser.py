@@ -12,9 +12,9 @@ from django.core.management import CommandError, call_command
 
 from djqueue.conf import get_settings
 from djqueue.contrib.spark.pipeline import commands, session
+from djqueue.contrib.spark.pipeline.errors import SparkError, plainly
 from djqueue.contrib.spark.pipeline.main import main, parser
 from djqueue.contrib.spark.pipeline.parser import add_commands
-from djqueue.contrib.spark.pipeline.telling import SparkError, plainly
 from djqueue.contrib.spark.project import place_of
 from djqueue.core.errors import OptionError
 

@@ -4,15 +4,15 @@ from collections.abc import Container, Iterable
 
 from .base import EngineBase
 from .capacity import DROPPED
-from .job import DeadLetter, Job
+from .job import DeadLetterRecord, EngineJob
 from .options import JobKey
 from .queue import JobQueue
-from .shard import NO_RIVAL, REPLACED, Changes, Shard, Succession, pending_rival
+from .shard import NO_RIVAL, REPLACED, PendingChanges, Shard, Succession, pending_rival
 from .states import REUSABLE, TERMINAL, State
 from .unique import PREDECESSOR
 
 
-class KeptElsewhere(EngineBase):
+class PersistentEngine(EngineBase):
     """For a storage that has a journal."""
 
     def note_kept(self, queue_name: str, state: State, count: int) -> None:
@@ -23,8 +23,8 @@ class KeptElsewhere(EngineBase):
 
     def restore(
         self,
-        jobs: Iterable[Job],
-        letters: Iterable[DeadLetter] = (),
+        jobs: Iterable[EngineJob],
+        letters: Iterable[DeadLetterRecord] = (),
         *,
         bind: bool = True,
         kept: bool = False,
@@ -82,12 +82,12 @@ class KeptElsewhere(EngineBase):
         for job in restored:
             if bind and job.unmet:
                 self.bind(job, tuple(job.unmet - {PREDECESSOR}), missing=State.COMPLETED)
-        changes = Changes()
+        changes = PendingChanges()
         changes.woken.update({job.queue for job in restored})
         self.settle(changes)
         return len(restored)
 
-    def _resume(self, queue: JobQueue, job: Job) -> None:
+    def _resume(self, queue: JobQueue, job: EngineJob) -> None:
         """Hold a claim that was made by another engine, and count it wherever claims count."""
         job.lease_until = self.clock.monotonic() + queue.policy.lease
         with self.place(job.id).lock:
@@ -100,7 +100,7 @@ class KeptElsewhere(EngineBase):
         if self._journal is not None:
             self._journal.renewed(job)
 
-    def accept(self, jobs: Iterable[Job], replacing: Container[JobKey] = ()) -> int:
+    def accept(self, jobs: Iterable[EngineJob], replacing: Container[JobKey] = ()) -> int:
         """Take in new jobs that a producer has already written where the journal writes, ids and all.
 
         replacing: keys of those that took the place of a cancelled job's record there.
@@ -112,7 +112,7 @@ class KeptElsewhere(EngineBase):
         taken = 0
         self.notice_step(self.clock.now(), self.clock.monotonic())
         for job in jobs:
-            changes = Changes()
+            changes = PendingChanges()
             shard = self.shard(job.queue)
             now = self.clock.now()
             with shard.lock:
@@ -140,7 +140,9 @@ class KeptElsewhere(EngineBase):
                 self.bind(job, tuple(job.unmet - {PREDECESSOR}), missing=State.COMPLETED)
         return taken
 
-    def _accept(self, shard: Shard, queue: JobQueue, job: Job, now: int, changes: Changes) -> None:
+    def _accept(
+        self, shard: Shard, queue: JobQueue, job: EngineJob, now: int, changes: PendingChanges
+    ) -> None:
         rivals = _rivals(shard, queue, job, now, changes)
         if isinstance(rivals, str):
             queue.keep(job)
@@ -160,7 +162,7 @@ class KeptElsewhere(EngineBase):
         if job.state is State.CANCELLED:
             shard.incident(job, "cancelled", changes)
 
-    def _keep_anew(self, job: Job) -> None:
+    def _keep_anew(self, job: EngineJob) -> None:
         """Have the journal write all of a job: a producer may have put another in the place of its row."""
         journal = self._journal
         if journal is None:
@@ -175,7 +177,7 @@ class KeptElsewhere(EngineBase):
         else:
             journal.changed(job)
 
-    def hold(self, job: Job, there: Container[JobKey]) -> None:
+    def hold(self, job: EngineJob, there: Container[JobKey]) -> None:
         """A live job that waits no more holds the records of what it depends on, of which `there` are kept
         elsewhere.
         """
@@ -211,7 +213,7 @@ class KeptElsewhere(EngineBase):
                     job.history, job.noted = None, 0
         return dead
 
-    def evict(self, jobs: Iterable[Job]) -> None:
+    def evict(self, jobs: Iterable[EngineJob]) -> None:
         """Forget completed and cancelled jobs that are kept elsewhere; the others stay."""
         for job in jobs:
             shard = self.shard(job.queue)
@@ -224,7 +226,9 @@ class KeptElsewhere(EngineBase):
                     queue.drop(job)
 
 
-def _rivals(shard: Shard, queue: JobQueue, job: Job, now: int, changes: Changes) -> Succession | str:
+def _rivals(
+    shard: Shard, queue: JobQueue, job: EngineJob, now: int, changes: PendingChanges
+) -> Succession | str:
     """How a job comes to its unique key, or why it does not."""
     key = job.options.unique_key
     owner = queue.unique.owner(key, now) if key is not None else None

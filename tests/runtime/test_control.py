@@ -8,7 +8,7 @@ import pytest
 from djqueue import Worker
 from djqueue._version import __version__
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.steering import MAX_DUMP
+from djqueue.core.workercontrol import MAX_DUMP
 from djqueue.runtime.stacks import stacks
 from tests.runtime.running import HANDLER, messages, reached, record, working
 from tests.runtime.storages import RecordingStorage
@@ -33,7 +33,7 @@ async def test_a_quiet_worker_finishes_what_runs_and_claims_no_more_until_it_is_
     ids = [result.id for result in queue.enqueue_many(range(3), name=HANDLER)]
     async with working(storage, handler, concurrency=1, worker_id="w") as worker:
         await aeventually(lambda: worker.running == 1)
-        assert storage.steer_worker("w", "quiet") == "asked"
+        assert storage.control_worker("w", "quiet") == "asked"
         await aeventually(lambda: state_of(storage) == "quiet")
         go_on.set()
         await reached(queue, ids[0], "completed")
@@ -42,7 +42,7 @@ async def test_a_quiet_worker_finishes_what_runs_and_claims_no_more_until_it_is_
         assert queue.counts()["waiting"] == 3
         assert worker.running == 0
 
-        assert storage.steer_worker("w", "resume") == "asked"
+        assert storage.control_worker("w", "resume") == "asked"
         await reached(queue, ids[2], "completed")
         await aeventually(lambda: state_of(storage) == "running")
         # While it was quiet it asked for nothing.
@@ -52,7 +52,7 @@ async def test_a_quiet_worker_finishes_what_runs_and_claims_no_more_until_it_is_
 
 async def test_a_command_is_done_at_once_and_not_with_the_next_sign_of_life(storage, queue):
     async with working(storage, nothing, worker_id="w", heartbeat=3_600):
-        storage.steer_worker("w", "quiet")
+        storage.control_worker("w", "quiet")
         await aeventually(lambda: state_of(storage) == "quiet")
 
 
@@ -66,9 +66,9 @@ async def test_a_worker_that_is_told_to_stop_drains(storage, queue):
     worker = Worker(storage, handlers={HANDLER: handler}, concurrency=1, worker_id="w")
     running = asyncio.ensure_future(worker.run())
     await aeventually(lambda: worker.running == 1)
-    assert storage.steer_worker("w", "stop") == "asked"
+    assert storage.control_worker("w", "stop") == "asked"
     await aeventually(lambda: state_of(storage) == "stopping")
-    assert storage.steer_worker("w", "resume") == "stopping"
+    assert storage.control_worker("w", "resume") == "stopping"
     go_on.set()
     await asyncio.wait_for(running, 10)
     assert [record(queue, job_id).state for job_id in ids] == ["completed", "waiting"]
@@ -79,9 +79,9 @@ async def test_a_quiet_worker_can_be_stopped(storage, queue):
     worker = Worker(storage, handlers={HANDLER: nothing}, worker_id="w")
     running = asyncio.ensure_future(worker.run())
     await aeventually(lambda: storage.workers() != [])
-    storage.steer_worker("w", "quiet")
+    storage.control_worker("w", "quiet")
     await aeventually(lambda: state_of(storage) == "quiet")
-    storage.steer_worker("w", "stop")
+    storage.control_worker("w", "stop")
     await asyncio.wait_for(running, 10)
 
 
@@ -119,7 +119,7 @@ async def test_a_dump_tells_where_threads_and_tasks_are_and_no_value(storage, qu
     queue.enqueue(name="task", id="id-1")
     async with working(storage, {"thread": in_a_thread, "task": on_the_loop}, concurrency=2, worker_id="w"):
         await aeventually(lambda: begun.is_set() and entered.is_set())
-        assert storage.steer_worker("w", "dump") == "asked"
+        assert storage.control_worker("w", "dump") == "asked"
         await aeventually(lambda: storage.worker_dump("w") is not None)
         text = storage.worker_dump("w").text
         go_on.set()
@@ -141,7 +141,7 @@ async def test_a_worker_whose_loop_is_held_up_tells_where(storage, queue):
 
     def look():
         assert begun.wait(10)
-        storage.steer_worker("w", "dump")
+        storage.control_worker("w", "dump")
         eventually(lambda: storage.worker_dump("w") is not None)
         found.append(storage.worker_dump("w").text)
         go_on.set()
@@ -172,13 +172,13 @@ async def test_a_command_of_a_later_version_is_logged_and_the_others_are_done(qu
 
 async def test_a_dump_that_cannot_be_kept_is_logged_and_the_others_are_done(queue, caplog):
     class Forgetful(RecordingStorage):
-        def keep_dump(self, worker_id, text):
+        def save_dump(self, worker_id, text):
             raise StorageUnavailableError("away")
 
     storage = Forgetful()
     async with working(storage, nothing, worker_id="w", heartbeat=0.05):
-        storage.steer_worker("w", "dump")
-        storage.steer_worker("w", "quiet")
+        storage.control_worker("w", "dump")
+        storage.control_worker("w", "quiet")
         await aeventually(lambda: state_of(storage) == "quiet")
     assert any("could not be told" in line for line in messages(caplog))
 

@@ -5,16 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 from djqueue.core.clock import Clock
-from djqueue.storage.imports import AGE, MOST, Import, ImportPage, Imports
+from djqueue.storage.bulkwrites import AGE, MOST, BulkWriteReport, BulkWriteReportPage, BulkWriteReports
 
 from .keys import CommonKeys
 from .records import pack_text, text
-from .roundtrips import Call, Command, Steps
+from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 
-class RedisImports(Imports):
-    """See `Imports`.
+class RedisBulkWriteReports(BulkWriteReports):
+    """See `BulkWriteReports`.
 
     run, keys: of the storage.
     """
@@ -24,35 +24,35 @@ class RedisImports(Imports):
         self._run = run
         self._keys = keys
 
-    def get(self, write: str) -> Import | None:
-        """See `Imports`."""
+    def get(self, write: str) -> BulkWriteReport | None:
+        """See `BulkWriteReports`."""
         [found] = self._run(_asked([self._read(write)]))
         return _report(found)
 
-    def page(self, limit: int, after: str | None = None) -> ImportPage:
-        """See `Imports`."""
-        found: ImportPage = self._run(self._page(limit, after))
+    def page(self, limit: int, after: str | None = None) -> BulkWriteReportPage:
+        """See `BulkWriteReports`."""
+        found: BulkWriteReportPage = self._run(self._page(limit, after))
         return found
 
-    def _page(self, limit: int, after: str | None) -> Steps[ImportPage]:
+    def _page(self, limit: int, after: str | None) -> Steps[BulkWriteReportPage]:
         index, first = self._keys.key("imports"), 0
         if after is not None:
-            [rank] = yield [Command((b"ZREVRANK", index, pack_text(after)))]
+            [rank] = yield [RedisCommand((b"ZREVRANK", index, pack_text(after)))]
             if rank is None:
                 # Those behind it have gone before it.
-                return ImportPage([], None)
+                return BulkWriteReportPage([], None)
             first = rank + 1
-        [names] = yield [Command((b"ZREVRANGE", index, first, first + limit))]
+        [names] = yield [RedisCommand((b"ZREVRANGE", index, first, first + limit))]
         writes = [text(name) for name in names[:limit]]
         answers = (yield [self._read(write) for write in writes]) if writes else []
         reports = [report for answer in answers if (report := _report(answer)) is not None]
-        return ImportPage(reports, writes[-1] if len(names) > limit else None)
+        return BulkWriteReportPage(reports, writes[-1] if len(names) > limit else None)
 
-    def _swap(self, report: Import) -> bool:
+    def _swap(self, report: BulkWriteReport) -> bool:
         noted: bool = self._run(self._noted(report))
         return noted
 
-    def _noted(self, report: Import) -> Steps[bool]:
+    def _noted(self, report: BulkWriteReport) -> Steps[bool]:
         following = report.revision + 1
         arguments = [
             report.revision,
@@ -65,19 +65,21 @@ class RedisImports(Imports):
             MOST,
         ]
         places = [self._keys.report(report.write)]
-        [[noted, gone]] = yield [Call(script("import"), self._keys, arguments, places, lane=False)]
+        [[noted, gone]] = yield [
+            ScriptCall(script("bulk_write"), self._keys, arguments, places, sequence=False)
+        ]
         if gone:
             # Whoever dies before this: they expire.
-            yield [Command((b"UNLINK", *(self._keys.report(text(write)) for write in gone)))]
+            yield [RedisCommand((b"UNLINK", *(self._keys.report(text(write)) for write in gone)))]
         return bool(noted)
 
-    def _read(self, write: str) -> Command:
-        return Command((b"HGET", self._keys.report(write), b"report"))
+    def _read(self, write: str) -> RedisCommand:
+        return RedisCommand((b"HGET", self._keys.report(write), b"report"))
 
 
-def _asked(calls: list[Call | Command]) -> Steps[list[Any]]:
+def _asked(calls: list[ScriptCall | RedisCommand]) -> Steps[list[Any]]:
     return (yield calls)
 
 
-def _report(found: bytes | None) -> Import | None:
-    return None if found is None else Import.from_json(json.loads(found))
+def _report(found: bytes | None) -> BulkWriteReport | None:
+    return None if found is None else BulkWriteReport.from_json(json.loads(found))

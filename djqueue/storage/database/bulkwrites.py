@@ -8,14 +8,14 @@ from django.db.models import Q
 from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.durations import to_datetime
-from djqueue.storage.imports import AGE, MOST, Import, ImportPage, Imports
+from djqueue.storage.bulkwrites import AGE, MOST, BulkWriteReport, BulkWriteReportPage, BulkWriteReports
 
-from .away import named
+from .dberrors import named
 from .rows import chunked
 
 
-class DatabaseImports(Imports):
-    """See `Imports`.
+class DatabaseBulkWriteReports(BulkWriteReports):
+    """See `BulkWriteReports`.
 
     alias: of the database, in DATABASES.
     """
@@ -24,26 +24,26 @@ class DatabaseImports(Imports):
         super().__init__(clock)
         self._alias = alias
 
-    def get(self, write: str) -> Import | None:
-        """See `Imports`."""
+    def get(self, write: str) -> BulkWriteReport | None:
+        """See `BulkWriteReports`."""
         with named(self._alias):
             found = self._rows().filter(write=write).values_list("report", flat=True).first()
-        return None if found is None else Import.from_json(found)
+        return None if found is None else BulkWriteReport.from_json(found)
 
-    def page(self, limit: int, after: str | None = None) -> ImportPage:
-        """See `Imports`."""
+    def page(self, limit: int, after: str | None = None) -> BulkWriteReportPage:
+        """See `BulkWriteReports`."""
         with named(self._alias):
             rows = self._rows()
             if after is not None:
                 there = self._rows().filter(write=after).values_list("updated_at", "id").first()
                 if there is None:
-                    return ImportPage([], None)
+                    return BulkWriteReportPage([], None)
                 rows = rows.filter(Q(updated_at__lt=there[0]) | Q(updated_at=there[0], id__lt=there[1]))
             found = list(rows.order_by("-updated_at", "-id").values_list("report", flat=True)[: limit + 1])
-        reports = [Import.from_json(report) for report in found[:limit]]
-        return ImportPage(reports, reports[-1].write if len(found) > limit else None)
+        reports = [BulkWriteReport.from_json(report) for report in found[:limit]]
+        return BulkWriteReportPage(reports, reports[-1].write if len(found) > limit else None)
 
-    def _swap(self, report: Import) -> bool:
+    def _swap(self, report: BulkWriteReport) -> bool:
         following = report._replace(revision=report.revision + 1)
         said = {
             "revision": following.revision,

@@ -1,4 +1,4 @@
--- Keep a report of a bulk write in place of the one of a revision: see `djqueue.storage.imports`.
+-- Keep a report of a bulk write in place of the one of a revision: see `djqueue.storage.bulkwrites`.
 --
 -- Keys: the report. Arguments, behind the time: the revision that is to be there ('0' none), the next one, the
 -- report, the write, when it was changed, the time up to which older ones go, milliseconds until this one expires,

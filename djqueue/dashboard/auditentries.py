@@ -64,7 +64,7 @@ NAMES = {
 """By the page that does it."""
 
 
-class Deed(NamedTuple):
+class AuditEntry(NamedTuple):
     """An action that was kept."""
 
     row: AuditEvent
@@ -80,11 +80,11 @@ def named(action: str) -> str:
     return str(NAMES.get(action, action))
 
 
-def told(row: AuditEvent) -> Deed:
+def told(row: AuditEvent) -> AuditEntry:
     """An action as a page shows it."""
     detail: dict[str, Any] = dict(row.detail)
     operation = detail.pop("operation", None)
-    return Deed(row, named(row.action), operation, list(_written(detail)))
+    return AuditEntry(row, named(row.action), operation, list(_written(detail)))
 
 
 def _written(detail: Mapping[str, Any]) -> list[tuple[str, str]]:

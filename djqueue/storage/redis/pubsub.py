@@ -19,7 +19,7 @@ from .connections import Connections
 from .keys import CommonKeys, QueueKeys
 from .listener import Listener
 from .records import pack_text, text
-from .roundtrips import Call, Roundtrips, Steps
+from .roundtrips import Roundtrips, ScriptCall, Steps
 from .scripts import script
 
 LASTS = 30_000
@@ -33,7 +33,7 @@ ALL = b"*"
 logger = logging.getLogger("djqueue.redis")
 
 
-class Telling:
+class Notifications:
     """What the callers of one storage are told."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Telling:
             logger.warning("New queues are not known until the next poll.", exc_info=True)
         wake()
 
-    def follow_worker(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+    def on_worker_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
         """Call `wake` when commands may wait for a worker."""
         name = pack_text(worker_id)
 
@@ -201,7 +201,7 @@ class Telling:
             remove()
 
     def _ask(self, queue: str, what: list[bytes]) -> Steps[None]:
-        yield [Call(script("watch"), self._keys(queue), [LASTS, *what], lane=False)]
+        yield [ScriptCall(script("watch"), self._keys(queue), [LASTS, *what], sequence=False)]
 
     def _go_on_asking(self, stop: threading.Event) -> None:
         while not stop.wait(AGAIN):

@@ -14,7 +14,7 @@ from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageError
 from djqueue.storage.database import outsiders
 from djqueue.storage.database.clock import set_right
-from djqueue.storage.database.lease import Holder, died_here, host_name, start_mark
+from djqueue.storage.database.lease import LeaseHolder, died_here, host_name, start_mark
 
 NAME = "mirror"
 TTL = 10_000
@@ -38,11 +38,11 @@ def version(alias: str) -> Hashable:
     return tuple(parts) or None
 
 
-class TurnLostError(StorageError):
+class LeaderLeaseLostError(StorageError):
     """Another process has begun to write the mirror."""
 
 
-class Turn:
+class LeaderLease:
     """This process's claim to be the one that writes.
 
     Its `number` is raised by each new holder, and each transaction of the mirror begins with `hold`, which
@@ -71,7 +71,7 @@ class Turn:
                 if self._clock.monotonic() - self._held > RENEW_EVERY:
                     self.hold()
                 return True
-            except TurnLostError:
+            except LeaderLeaseLostError:
                 pass
         set_right(self._clock)
         tick = self._clock.monotonic()
@@ -99,7 +99,7 @@ class Turn:
             renewed["renewed_at"] = self._written
         if not self._mine().update(**renewed):
             self.number = 0
-            raise TurnLostError
+            raise LeaderLeaseLostError
         self._held = tick
 
     def release(self) -> None:
@@ -112,7 +112,7 @@ class Turn:
         left = to_milliseconds(row.expires_at) - self._clock.now()
         # More is left than a holder ever writes if the wall clock was set back.
         is_over = not 0 < left <= 2 * TTL
-        return is_over or died_here(Holder(row.holder, row.host, row.pid, row.address))
+        return is_over or died_here(LeaseHolder(row.holder, row.host, row.pid, row.address))
 
     def _succeed(self, there: models.SchedulerLease) -> int:
         last = self._rows().filter(holder=there.holder, generation=there.generation)

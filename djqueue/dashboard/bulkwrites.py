@@ -12,7 +12,7 @@ from djqueue.core.states import PENDING, State
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
 from djqueue.storage.base import Storage
-from djqueue.storage.imports import DONE, FAILED, PUBLISHING, UNFINISHED, Import
+from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, BulkWriteReport
 
 from . import jobsearch, queries, rights
 from .snapshot import snapshots
@@ -44,12 +44,12 @@ LABELS = {
 }
 
 
-class Shown(NamedTuple):
+class BulkWriteView(NamedTuple):
     """A report as the pages show it."""
 
-    report: Import
+    report: BulkWriteReport
     state: str
-    """As `Import.state_at` says."""
+    """As `BulkWriteReport.state_at` says."""
 
     @property
     def label(self) -> str:
@@ -98,14 +98,14 @@ class Shown(NamedTuple):
         return self.state in (FAILED, UNFINISHED)
 
 
-class Page(NamedTuple):
+class BulkWritePage(NamedTuple):
     """Some reports, and the write behind which older ones are; None if there is no place for reports."""
 
-    shown: list[Shown] | None
+    shown: list[BulkWriteView] | None
     older: str
 
 
-class Standing(NamedTuple):
+class BulkWriteJobs(NamedTuple):
     """How the jobs of an import stand: as many of its jobs, by state, as were found."""
 
     counts: dict[State, int]
@@ -131,21 +131,21 @@ class Standing(NamedTuple):
         return sum(self.counts.get(state, 0) for state in AHEAD)
 
 
-def listed(request: HttpRequest, after: str) -> Page:
+def listed(request: HttpRequest, after: str) -> BulkWritePage:
     """Those about queues that the user sees, the one that changed last first.
 
     A page begins behind a report that is shown, and hidden ones do not count for its length.
     """
     kept = get_storage().imports
     if kept is None:
-        return Page(None, "")
+        return BulkWritePage(None, "")
     if not rights.hides_queues():
         found = kept.page(LENGTH, after or None)
-        return Page([_shown(report) for report in found.imports], found.next or "")
+        return BulkWritePage([_shown(report) for report in found.imports], found.next or "")
     start = kept.get(after) if after else None
     if after and (start is None or not sees(request, start)):
-        return Page([], "")  # as of one that is not there
-    shown: list[Import] = []
+        return BulkWritePage([], "")  # as of one that is not there
+    shown: list[BulkWriteReport] = []
     cursor = after or None
     for _read in range(MOST_PAGES):
         found = kept.page(LENGTH, cursor)
@@ -154,24 +154,24 @@ def listed(request: HttpRequest, after: str) -> Page:
         if cursor is None or len(shown) > LENGTH:
             break
     older = shown[LENGTH - 1].write if len(shown) > LENGTH else ""
-    return Page([_shown(report) for report in shown[:LENGTH]], older)
+    return BulkWritePage([_shown(report) for report in shown[:LENGTH]], older)
 
 
-def one(write: str) -> Shown | None:
+def one(write: str) -> BulkWriteView | None:
     """The report of a write, which the caller checks with `sees`."""
     kept = get_storage().imports
     found = None if kept is None else kept.get(write)
     return None if found is None else _shown(found)
 
 
-def sees(request: HttpRequest, report: Import) -> bool:
+def sees(request: HttpRequest, report: BulkWriteReport) -> bool:
     """Whether the user is to know of it: of one without queues only who sees all of them."""
     if not report.shares:
         return get_settings().dashboard.queue_filter is None
     return rights.sees_each(request, report.shares)
 
 
-def standing(request: HttpRequest, report: Import) -> Standing:
+def standing(request: HttpRequest, report: BulkWriteReport) -> BulkWriteJobs:
     """How its jobs stand, as far as that is found among the newest of its queues."""
     storage = get_storage()
     mine = report.shares if report.operation == ENQUEUE else {}
@@ -184,10 +184,10 @@ def standing(request: HttpRequest, report: Import) -> Standing:
     key = ("standing", report.tag, *places)
     counts = snapshots.read(key, lambda: _count(storage, report.tag, places, most), fresh=FRESH).value
     may_rest = any(line.count(state) for line in lines for state in AHEAD)
-    return Standing(counts, capped, may_rest, any(line.count(State.FAILED) for line in lines))
+    return BulkWriteJobs(counts, capped, may_rest, any(line.count(State.FAILED) for line in lines))
 
 
-def selection(kind: str, report: Import) -> bulk.Selection:
+def selection(kind: str, report: BulkWriteReport) -> bulk.Selection:
     """The jobs that are meant by cancelling the rest, or by replaying what failed."""
     states = tuple(state.value for state in AHEAD) if kind == BulkKind.CANCEL else ()
     return bulk.Selection(report.queues, states=states, tag=report.tag)
@@ -219,5 +219,5 @@ def _walked(storage: Storage, tag: str, queue: str, state: State, most: int) -> 
     return found
 
 
-def _shown(report: Import) -> Shown:
-    return Shown(report, report.state_at(SYSTEM_CLOCK.now()))
+def _shown(report: BulkWriteReport) -> BulkWriteView:
+    return BulkWriteView(report, report.state_at(SYSTEM_CLOCK.now()))

@@ -7,7 +7,7 @@
 -- ('1' or '0'); then for each outcome its kind, id, token and data.
 -- Keys: of each outcome, its job's result.
 -- Kinds: c completes with a result, n without one; r retry, l release, f fail, x cancel.
---! include base job places ends
+--! include base job ready completion
 
 local outcomes, worker, slots = tonumber(ARGV[ARGS]), ARGV[ARGS + 1], tonumber(ARGV[ARGS + 2])
 local lease = tonumber(ARGV[ARGS + 3])

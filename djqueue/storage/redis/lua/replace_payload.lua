@@ -1,6 +1,6 @@
 -- Another payload for one job in the place of the one that the caller knows. Arguments: '1' for a dead letter, which then
 -- waits with it, '0' for a pending job; the payload; the one that is known; what the settings say of groups; then the id.
---! include base job places ends removal
+--! include base job ready completion removal
 
 local retries, payload, old = ARGV[ARGS] == '1', ARGV[ARGS + 1], ARGV[ARGS + 2]
 configure_groups(ARGV[ARGS + 3])

@@ -19,7 +19,7 @@ from djqueue.signals import (
     job_started,
 )
 
-from .outages import Outages
+from .outages import OutageLog
 from .tracebacks import exc_info
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class Counters:
         return self.completed + self.retried + self.failed + self.cancelled
 
 
-class Teller:
+class RunEvents:
     """Counts and logs. Payloads are never logged."""
 
     def __init__(self, worker_id: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.counters = Counters()
         self._worker_id = worker_id
-        self._outages = Outages(worker_id, clock.monotonic)
+        self._outages = OutageLog(worker_id, clock.monotonic)
         self._summed = 0
 
     @property
@@ -285,7 +285,7 @@ class Teller:
     # The storage.
 
     def away(self, part: str, error: BaseException) -> None:
-        """An operation of the storage failed. See `Outages`."""
+        """An operation of the storage failed. See `OutageLog`."""
         self._outages.failed(part, error)
 
     def back(self, part: str) -> None:

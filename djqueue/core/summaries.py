@@ -5,12 +5,12 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from .errors import OptionError
-from .job import Job, JobRecord
+from .job import EngineJob, JobRecord
 from .pages import FORWARD
 from .states import State
 
 
-class Mention(NamedTuple):
+class JobSummary(NamedTuple):
     """A job about a subject, in short: what a list of such jobs shows."""
 
     queue: str
@@ -29,17 +29,17 @@ class Mention(NamedTuple):
     """Why it failed or was cancelled."""
 
 
-class MentionPage(NamedTuple):
+class JobSummaryPage(NamedTuple):
     """Some jobs about a subject, newest first."""
 
-    jobs: list[Mention]
+    jobs: list[JobSummary]
     next: str | None
     """Where the next page begins, to be shown to the storage that said so; None: this is the last one."""
 
 
-def mention(record: Job | JobRecord) -> Mention:
+def mention(record: EngineJob | JobRecord) -> JobSummary:
     """A job in short."""
-    return Mention(
+    return JobSummary(
         record.queue,
         record.id,
         record.name,
@@ -74,34 +74,34 @@ def mark_before(mark: str) -> tuple[int, str, str]:
     return int(created_at), unquote(queue), last
 
 
-def first_of(found: list[tuple[str, Mention]], limit: int) -> MentionPage:
+def first_of(found: list[tuple[str, JobSummary]], limit: int) -> JobSummaryPage:
     """A page of up to `limit` jobs; found: their marks and they, and one more if there are more."""
     some = found[:limit]
     following = FORWARD + some[-1][0] if some and len(found) > limit else None
-    return MentionPage([one for _, one in some], following)
+    return JobSummaryPage([one for _, one in some], following)
 
 
-class Subjects:
+class SubjectIndex:
     """The jobs of one queue by what they are about. Its shard's lock guards it."""
 
     __slots__ = ("_jobs",)
 
     def __init__(self) -> None:
-        self._jobs: dict[str, dict[str, Job]] = {}
+        self._jobs: dict[str, dict[str, EngineJob]] = {}
         """By subject, then by id; none is empty."""
 
-    def add(self, jobs: Iterable[Job], subject: str) -> None:
+    def add(self, jobs: Iterable[EngineJob], subject: str) -> None:
         """Jobs about one subject have come."""
         self._jobs.setdefault(subject, {}).update((job.id, job) for job in jobs)
 
-    def drop(self, job: Job, subject: str) -> None:
+    def drop(self, job: EngineJob, subject: str) -> None:
         """The record of a job is forgotten."""
         jobs = self._jobs[subject]
         del jobs[job.id]
         if not jobs:
             del self._jobs[subject]
 
-    def about(self, subject: str) -> list[Job]:
+    def about(self, subject: str) -> list[EngineJob]:
         """The jobs about a subject, in no order."""
         return list(self._jobs.get(subject, {}).values())
 

@@ -7,14 +7,14 @@ from random import Random
 from djqueue.core.clock import Clock
 from djqueue.storage.base import Storage
 
-from .bell import Bell
+from .events import RunEvents
 from .leasetable import LeaseTable
 from .runs import Runs
-from .telling import Teller
+from .wakeevent import WakeEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Station:
+class WorkerContext:
     """Made on the loop that the worker runs on."""
 
     storage: Storage
@@ -22,7 +22,7 @@ class Station:
     clock: Clock
     random: Random
     runs: Runs
-    bell: Bell
-    tell: Teller
+    wake_event: WakeEvent
+    tell: RunEvents
     leases: LeaseTable | None = None
     """What a lease keeper reads, where there is one."""

@@ -4,7 +4,7 @@ import asyncio
 from enum import IntEnum
 
 
-class Hearing(IntEnum):
+class WakeOn(IntEnum):
     """What a sleeper wants to be woken by."""
 
     ALL = 0
@@ -14,7 +14,7 @@ class Hearing(IntEnum):
     """The worker's end only, while the storage is left in peace."""
 
 
-class Bell:
+class WakeEvent:
     """One sleeper, the claim loop; anybody may ring, from any thread, at any time.
 
     A ring sets a flag first and looks for a sleeper then; the sleeper lies down first and looks at the
@@ -24,28 +24,28 @@ class Bell:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._sleeper: asyncio.Future[None] | None = None
-        self._hearing = Hearing.ALL
+        self._hearing = WakeOn.ALL
         self._called = False
         self._jobs = self._endings = self._stop = False
 
     def jobs_came(self) -> None:
         """Jobs may be claimable. From any thread."""
         self._jobs = True
-        if self._hearing is Hearing.ALL:
+        if self._hearing is WakeOn.ALL:
             self._call()
 
     def run_ended(self) -> None:
         """A run has ended. From any thread."""
         if not self._endings:
             self._endings = True
-            if self._hearing is not Hearing.STOP:
+            if self._hearing is not WakeOn.STOP:
                 self._call()
 
     def run_ended_here(self) -> None:
         """A run has ended. From the loop itself: spares the way through its pipe."""
         if not self._endings:
             self._endings = True
-            if self._hearing is not Hearing.STOP:
+            if self._hearing is not WakeOn.STOP:
                 self._rouse()
 
     def stop(self) -> None:
@@ -53,7 +53,7 @@ class Bell:
         self._stop = True
         self._call()
 
-    async def sleep(self, seconds: float | None, hearing: Hearing) -> None:
+    async def sleep(self, seconds: float | None, hearing: WakeOn) -> None:
         """Sleep until something rings that is to be heard, `seconds` at most (None: no limit)."""
         self._called = False
         self._hearing = hearing
@@ -71,18 +71,18 @@ class Bell:
             if timer is not None:
                 timer.cancel()
             self._sleeper = None
-            if hearing is Hearing.ALL:
+            if hearing is WakeOn.ALL:
                 self._jobs = False
-            if hearing is not Hearing.STOP:
+            if hearing is not WakeOn.STOP:
                 self._endings = False
             self._stop = False
 
-    def _has_rung(self, hearing: Hearing) -> bool:
+    def _has_rung(self, hearing: WakeOn) -> bool:
         if self._stop:
             return True
-        if hearing is Hearing.STOP:
+        if hearing is WakeOn.STOP:
             return False
-        return self._endings or (self._jobs and hearing is Hearing.ALL)
+        return self._endings or (self._jobs and hearing is WakeOn.ALL)
 
     def _call(self) -> None:
         if self._sleeper is None or self._called:

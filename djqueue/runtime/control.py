@@ -7,13 +7,13 @@ from platform import python_version
 
 from djqueue._version import __version__
 from djqueue.core.job import WorkerInfo
-from djqueue.core.steering import DUMP, QUIET, RESUME, STOP
+from djqueue.core.workercontrol import DUMP, QUIET, RESUME, STOP
 
 from .stacks import stacks
-from .station import Station
+from .workercontext import WorkerContext
 
 
-class Steering:
+class WorkerControl:
     """Does each command as it comes, on the thread of the heartbeat: also while the loop is held up.
 
     rest: claims no more, or claims again.
@@ -22,16 +22,16 @@ class Steering:
 
     def __init__(
         self,
-        station: Station,
+        worker_context: WorkerContext,
         *,
         info: Callable[[], WorkerInfo],
         rest: Callable[[bool], None],
         stop: Callable[[], None],
     ) -> None:
-        self._storage = station.storage
-        self._loop = station.loop
-        self._clock = station.clock
-        self._tell = station.tell
+        self._storage = worker_context.storage
+        self._loop = worker_context.loop
+        self._clock = worker_context.clock
+        self._tell = worker_context.tell
         self._info = info
         self._rest = rest
         self._stop = stop
@@ -53,7 +53,7 @@ class Steering:
     def _dump(self) -> None:
         info = self._info()
         try:
-            self._storage.keep_dump(info.id, stacks(self._heading(info), self._loop))
+            self._storage.save_dump(info.id, stacks(self._heading(info), self._loop))
         except Exception as error:
             # The storage is away, or a thread was in the middle of something: the other commands are done.
             self._tell.dump_failed(error)

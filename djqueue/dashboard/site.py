@@ -31,7 +31,7 @@ from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError, OptionError, StorageError
 
 from . import audit, freshness, inputs, rendering, rights
-from .pages import Page
+from .pages import DashboardPage
 from .snapshot import snapshots
 from .watchdog import watchdog
 
@@ -63,10 +63,10 @@ class Crumb(NamedTuple):
     url: str = ""
 
 
-class Desk:
+class DashboardSite:
     """One admin site's dashboard."""
 
-    def __init__(self, model_admin: ModelAdmin, pages: Sequence[Page]) -> None:
+    def __init__(self, model_admin: ModelAdmin, pages: Sequence[DashboardPage]) -> None:
         self.site: AdminSite = model_admin.admin_site
         self.opts = model_admin.opts
         self.pages = {page.name: page for page in pages}
@@ -81,7 +81,7 @@ class Desk:
         """Whether the user has the right that a page takes."""
         return rights.may(request, self.pages[page].right)
 
-    def serve(self, page: Page, request: HttpRequest, **captured: Any) -> HttpResponseBase:
+    def serve(self, page: DashboardPage, request: HttpRequest, **captured: Any) -> HttpResponseBase:
         """Answer a request for a page: the method first, then the right, then the view."""
         changes = page.method == "POST"
         if request.method not in (("POST",) if changes else ("GET", "HEAD")):
@@ -199,7 +199,7 @@ class Desk:
             return HttpResponseRedirect(chosen)
         return HttpResponseRedirect(self.url(page, *args, **query))
 
-    def _away(self, request: HttpRequest, page: Page, error: StorageError) -> HttpResponse:
+    def _away(self, request: HttpRequest, page: DashboardPage, error: StorageError) -> HttpResponse:
         """The page with nothing on it, as the storage cannot be reached: an answer, not a failure."""
         if is_partial(request):
             response = HttpResponse(status=204)

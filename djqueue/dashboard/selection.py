@@ -12,7 +12,7 @@ from djqueue.models import BulkKind
 
 from . import audit, deletions, rights
 from .addresses import CONVERTER
-from .verbs import REFUSALS, Verb
+from .jobactions import REFUSALS, JobAction
 
 MOST = 200
 """Jobs of one request: more than a page lists."""
@@ -29,7 +29,7 @@ def ticked(request: HttpRequest) -> dict[str, list[str]]:
     return found
 
 
-def act(request: HttpRequest, page: str, verb: Verb) -> int:
+def act(request: HttpRequest, page: str, verb: JobAction) -> int:
     """Do it to each that is ticked, say what came of it, and keep it, a row for each queue.
 
     Returns the number of jobs that it was done to.

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from djqueue import models
-from djqueue.operations.turn import TTL, Turn, TurnLostError
+from djqueue.operations.leaderlease import TTL, LeaderLease, LeaderLeaseLostError
 from djqueue.storage.database.lease import host_name, start_mark
 from djqueue.testing.clock import FakeClock
 
@@ -19,8 +19,8 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def held(clock: FakeClock) -> Turn:
-    turn = Turn("default", clock)
+def held(clock: FakeClock) -> LeaderLease:
+    turn = LeaderLease("default", clock)
     assert turn.take()
     return turn
 
@@ -34,18 +34,18 @@ def test_the_row_names_the_process_and_its_start(clock: FakeClock) -> None:
 
 def test_a_process_that_has_the_id_of_a_dead_one_is_not_taken_for_it(clock: FakeClock) -> None:
     held(clock)
-    assert not Turn("default", clock).take()
+    assert not LeaderLease("default", clock).take()
     models.SchedulerLease.objects.filter(name="mirror").update(host=f"{host_name()}@1")
 
-    assert Turn("default", clock).take()
+    assert LeaderLease("default", clock).take()
 
 
 def test_a_clock_that_is_set_back_keeps_nobody_out_for_longer(clock: FakeClock) -> None:
     first = held(clock)
     clock.jump(-HOUR)
 
-    assert Turn("default", clock).take()
-    with pytest.raises(TurnLostError):
+    assert LeaderLease("default", clock).take()
+    with pytest.raises(LeaderLeaseLostError):
         first.hold()
 
 
@@ -54,4 +54,4 @@ def test_a_holder_that_renews_keeps_its_turn(clock: FakeClock) -> None:
     for _ in range(3):
         clock.advance(TTL - 1)
         first.hold()
-        assert not Turn("default", clock).take()
+        assert not LeaderLease("default", clock).take()

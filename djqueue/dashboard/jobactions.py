@@ -12,11 +12,11 @@ from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
 Answers = list[str]
-"""A word for each job: one of `Verb.done`, or why not."""
+"""A word for each job: one of `JobAction.done`, or why not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verb:
+class JobAction:
     """Something that the storage does to jobs of one queue.
 
     permission: the one that it takes, without its model.
@@ -38,7 +38,7 @@ def _can(transition: str) -> Callable[[State], bool]:
     return lambda state: transition in states.actions(state)
 
 
-CANCEL = Verb(
+CANCEL = JobAction(
     permission="cancel",
     call=lambda storage, queue, ids: [answer.status for answer in storage.cancel(queue, ids)],
     legal=_can("cancel"),
@@ -50,7 +50,7 @@ CANCEL = Verb(
     },
     log=gettext_noop("Cancelled."),
 )
-PROMOTE = Verb(
+PROMOTE = JobAction(
     permission="promote",
     call=lambda storage, queue, ids: [
         "promoted" if promoted else "not_delayed" for promoted in storage.promote(queue, ids)
@@ -59,7 +59,7 @@ PROMOTE = Verb(
     done={"promoted": ngettext_lazy("%d job may run now.", "%d jobs may run now.")},
     log=gettext_noop("Promoted."),
 )
-RETRY = Verb(
+RETRY = JobAction(
     permission="retry",
     call=lambda storage, queue, ids: storage.retry(queue, ids),
     legal=_can("retry_dead"),
@@ -72,7 +72,7 @@ RETRY = Verb(
     },
     log=gettext_noop("Retried."),
 )
-REMOVE = Verb(
+REMOVE = JobAction(
     permission="delete",
     call=lambda storage, queue, ids: [
         "removed" if removed else "not_removed" for removed in storage.remove(queue, ids)

@@ -7,7 +7,7 @@ from djqueue.core.job import Batch, EnqueueResult
 from djqueue.middleware import Layer, through
 
 
-class Passed(NamedTuple):
+class EnqueuedBatch(NamedTuple):
     """What the storage has taken of a batch."""
 
     answers: list[tuple[Batch, EnqueueResult]]
@@ -16,7 +16,9 @@ class Passed(NamedTuple):
     """What the middleware raised."""
 
 
-def passed(layers: Iterable[Layer], batch: Batch, enqueue: Callable[[Batch], list[EnqueueResult]]) -> Passed:
+def passed(
+    layers: Iterable[Layer], batch: Batch, enqueue: Callable[[Batch], list[EnqueueResult]]
+) -> EnqueuedBatch:
     """Have a batch go through the middleware to the storage.
 
     What the middleware answers is not asked for: what counts is what the storage has. Raises what `enqueue`
@@ -41,4 +43,4 @@ def passed(layers: Iterable[Layer], batch: Batch, enqueue: Callable[[Batch], lis
         raised = error
     if failures:
         raise failures[0] from raised if raised is not failures[0] else None
-    return Passed(answers, raised)
+    return EnqueuedBatch(answers, raised)

@@ -8,10 +8,10 @@ from django.http import HttpRequest
 
 from djqueue.conf import get_settings
 from djqueue.core.job import RunningJob, WorkerDump, WorkerInfo
-from djqueue.core.steering import STOPPING
+from djqueue.core.workercontrol import STOPPING
 
 from . import queries, rights
-from .snapshot import Shot
+from .snapshot import CachedRead
 
 LATE = 1_000
 """Milliseconds that a sign of life may take beyond its interval."""
@@ -24,7 +24,7 @@ class Version(NamedTuple):
     djqueue: str
 
 
-class Seen(NamedTuple):
+class WorkerRow(NamedTuple):
     """A worker."""
 
     info: WorkerInfo
@@ -62,10 +62,10 @@ class Seen(NamedTuple):
         return self.info.state == "quiet"
 
 
-class Crew(NamedTuple):
+class WorkerRows(NamedTuple):
     """All workers that a viewer may see."""
 
-    workers: tuple[Seen, ...]
+    workers: tuple[WorkerRow, ...]
 
     @property
     def slots(self) -> int:
@@ -82,34 +82,34 @@ class Crew(NamedTuple):
         """What runs, on how many workers, the most frequent first; those that do not say are left out."""
         return Counter(one.version for one in self.workers if one.info.version).most_common()
 
-    def find(self, worker_id: str) -> Seen | None:
+    def find(self, worker_id: str) -> WorkerRow | None:
         """One of them."""
         return next((one for one in self.workers if one.id == worker_id), None)
 
 
-def crew(request: HttpRequest) -> Shot[Crew]:
+def worker_rows(request: HttpRequest) -> CachedRead[WorkerRows]:
     """By host and process."""
-    shot = queries.board(request)
+    cached = queries.board(request)
     sees_all = queries.sees_all(request)
-    infos = sorted(shot.value.workers, key=lambda info: (info.host, info.pid, info.id))
+    infos = sorted(cached.value.workers, key=lambda info: (info.host, info.pid, info.id))
     newest = max(infos, key=lambda info: info.started_at, default=None)
-    found = [_seen(request, info, newest, shot.value.at, sees_all=sees_all) for info in infos]
+    found = [_seen(request, info, newest, cached.value.at, sees_all=sees_all) for info in infos]
     # One whose queues are all somebody else's is not there.
     shown = tuple(one for one in found if one.queues != ())
-    return Shot(Crew(shown), shot.value.at, shot.away)
+    return CachedRead(WorkerRows(shown), cached.value.at, cached.away)
 
 
-def dump_of(seen: Seen) -> WorkerDump | None:
+def dump_of(seen: WorkerRow) -> WorkerDump | None:
     """What a worker told when it was asked where it is, if that is still kept."""
     return queries.worker_dump(seen.id)
 
 
 def _seen(
     request: HttpRequest, info: WorkerInfo, newest: WorkerInfo | None, now: int, *, sees_all: bool
-) -> Seen:
+) -> WorkerRow:
     queues = None if info.queues is None else _visible(request, info.queues)
     jobs = tuple(job for job in info.jobs if rights.sees(request, job.queue))
-    return Seen(
+    return WorkerRow(
         info,
         _level(info, now),
         queues,

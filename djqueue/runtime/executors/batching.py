@@ -26,7 +26,7 @@ class Raised(NamedTuple):
     traceback: TracebackType | None
 
 
-class Call:
+class BatchCall:
     """One call of the function, and the members that wait for it."""
 
     def __init__(self, members: dict[Run, "asyncio.Future[Any]"]) -> None:
@@ -43,7 +43,7 @@ class Call:
         return all(run.stop for run in self.members)
 
 
-class Gatherer:
+class Batcher:
     """The members of one handler's next call. All methods are called on the loop."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Gatherer:
         self._begin_run = begin
         self._stop_run = stop
         self._waiting: dict[Run, asyncio.Future[Any]] = {}
-        self._calls: dict[Run, Call] = {}
+        self._calls: dict[Run, BatchCall] = {}
         self._timer: asyncio.Handle | None = None
         self._closed = False
 
@@ -126,13 +126,13 @@ class Gatherer:
     def _begin(self) -> None:
         self._set_timer(None)
         members, self._waiting = self._waiting, {}
-        call = Call(members)
+        call = BatchCall(members)
         for run in members:
             self._calls[run] = call
             self._begin_run(run)
         call.task = asyncio.get_running_loop().create_task(self._run(call))
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: BatchCall) -> None:
         # It is nobody's run alone.
         CURRENT.set(None)
         jobs = [run.context for run in call.members]

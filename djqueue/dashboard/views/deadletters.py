@@ -16,10 +16,10 @@ from djqueue.core.errors import OptionError
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.options import MAX_INTEGER
 from djqueue.core.states import State
-from djqueue.dashboard import audit, deletions, failures, queries, rendering, rights, ticked, verbs
-from djqueue.dashboard.desk import Crumb, Desk
+from djqueue.dashboard import audit, deletions, failures, jobactions, queries, rendering, rights, selection
 from djqueue.dashboard.inputs import check_hidden
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import Crumb, DashboardSite
 from djqueue.dashboard.tables import alias_of
 from djqueue.models import BulkKind, BulkOperation
 from djqueue.operations import bulk
@@ -48,23 +48,23 @@ class BeginForm(forms.Form):
 
 
 @pages.show("letters", "dead-letters/", rights.VIEW, gettext_lazy("Dead letters"), deletions.parts)
-def letters(request: HttpRequest, desk: Desk) -> HttpResponse:
+def letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Groups by error, and the letters of the one that is chosen."""
     queue = request.GET.get("queue", "")
     try:
         query, problem = failures.read_query(request.GET), ""
     except OptionError as error:
         query, problem = {}, str(error)
-    shot = failures.failures(request, queue)
-    found = shot.value
+    cached = failures.failures(request, queue)
+    found = cached.value
     matching = list(found.matching(read_filter(**query)))  # type: ignore[arg-type]
     shown, older = failures.page(matching, request.GET.get("after", ""))
     here = {**query, "queue": queue}
     context = {
         "groups": failures.grouped(matching, found.at)[:GROUPS],
         "letters": shown,
-        "older": older and desk.url("letters", **here, after=older),
-        "newest": desk.url("letters", **here),
+        "older": older and site.url("letters", **here, after=older),
+        "newest": site.url("letters", **here),
         "matching": len(matching),
         "capped": found.capped,
         "query": query,
@@ -72,28 +72,30 @@ def letters(request: HttpRequest, desk: Desk) -> HttpResponse:
         "problem": problem,
         "reasons": [(word, rendering.reason(word)) for word in DEAD_LETTER_REASONS],
         "queues": [line.name for line in queries.board(request).value.lines if line.count(State.FAILED)],
-        "retry_url": desk.url("letters_preview", **here, kind=BulkKind.RETRY),
-        "purge_url": desk.url("letters_preview", **here, kind=BulkKind.PURGE),
-        "export_url": desk.url("letters_export", **here),
+        "retry_url": site.url("letters_preview", **here, kind=BulkKind.RETRY),
+        "purge_url": site.url("letters_preview", **here, kind=BulkKind.PURGE),
+        "export_url": site.url("letters_export", **here),
         "days": [found.at - (failures.DAYS - 1 - day) * failures.DAY for day in range(failures.DAYS)],
     }
     title = _("Dead letters")
-    return desk.render(request, "letters.html", title, context, tab="letters", as_of=shot.at, away=shot.away)
+    return site.render(
+        request, "letters.html", title, context, tab="letters", as_of=cached.at, away=cached.away
+    )
 
 
 @pages.show("letters_preview", "dead-letters/begin/", rights.LETTERS)
-def preview(request: HttpRequest, desk: Desk) -> HttpResponse:
+def preview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """What would be done to how many, before it is done."""
-    return _preview(request, desk, BeginForm(request.GET), request.GET)
+    return _preview(request, site, BeginForm(request.GET), request.GET)
 
 
 @pages.act("letters_begin", "dead-letters/begin/now/", rights.LETTERS)
-def begin(request: HttpRequest, desk: Desk) -> HttpResponse:
+def begin(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Have it done, part by part."""
     form = BeginForm(request.POST)
     if not form.is_valid():
         check_hidden(form)
-        return _preview(request, desk, form, request.POST, status=400)
+        return _preview(request, site, form, request.POST, status=400)
     kind = form.cleaned_data["kind"]
     selection = _selection(request, request.POST, form.cleaned_data["queue"])
     row = bulk.begin(
@@ -108,20 +110,20 @@ def begin(request: HttpRequest, desk: Desk) -> HttpResponse:
         request, "letters_begin", count=row.expected, detail={"operation": row.pk, "kind": kind, **row.filter}
     )
     messages.success(request, _("It has begun, and is done by the workers."))
-    return desk.back(request, "operation", row.pk)
+    return site.back(request, "operation", row.pk)
 
 
 @pages.act("letters_selected", "dead-letters/selected/", rights.RETRY)
-def selected(request: HttpRequest, desk: Desk) -> HttpResponse:
+def selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Retry the letters that are ticked."""
-    ticked.act(request, "letters_selected", verbs.RETRY)
-    return desk.back(request, "letters")
+    selection.act(request, "letters_selected", jobactions.RETRY)
+    return site.back(request, "letters")
 
 
 @pages.act("letters_delete", "dead-letters/selected/delete/", rights.DELETE)
-def delete_selected(request: HttpRequest, desk: Desk) -> HttpResponse:
+def delete_selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Delete the letters that are ticked, when the time to undo that is over."""
-    chosen = ticked.ticked(request)
+    chosen = selection.ticked(request)
     for queue, ids in chosen.items():
         said = ngettext(
             "%(count)d dead letter of %(queue)s will be deleted in 30 seconds.",
@@ -135,11 +137,11 @@ def delete_selected(request: HttpRequest, desk: Desk) -> HttpResponse:
         audit.note(request, "letters_delete", queue=queue, count=len(ids), detail=detail)
     if not chosen:
         messages.warning(request, _("Nothing was ticked."))
-    return desk.back(request, "letters")
+    return site.back(request, "letters")
 
 
 @pages.show("letters_export", "dead-letters/export.ndjson", rights.VIEW)
-def export(request: HttpRequest, _desk: Desk) -> HttpResponseBase:
+def export(request: HttpRequest, _site: DashboardSite) -> HttpResponseBase:
     """The letters that match, a JSON object a line, without payloads."""
     try:
         query = failures.read_query(request.GET)
@@ -148,11 +150,14 @@ def export(request: HttpRequest, _desk: Desk) -> HttpResponseBase:
     found = failures.failures(request, request.GET.get("queue", "")).value
 
     def lines() -> Iterator[str]:
-        for letter in found.matching(read_filter(**query)):  # type: ignore[arg-type]
+        for dead_letter in found.matching(read_filter(**query)):  # type: ignore[arg-type]
             times = {
-                name: to_datetime(getattr(letter, name)).isoformat() for name in ("entered_at", "expires_at")
+                name: to_datetime(getattr(dead_letter, name)).isoformat()
+                for name in ("entered_at", "expires_at")
             }
-            yield json.dumps({**letter._asdict(), **times, "fingerprint": fingerprint(letter)}) + "\n"
+            yield (
+                json.dumps({**dead_letter._asdict(), **times, "fingerprint": fingerprint(dead_letter)}) + "\n"
+            )
 
     response = StreamingHttpResponse(lines(), content_type="application/x-ndjson")
     response["Content-Disposition"] = 'attachment; filename="dead-letters.ndjson"'
@@ -160,7 +165,7 @@ def export(request: HttpRequest, _desk: Desk) -> HttpResponseBase:
 
 
 def _preview(
-    request: HttpRequest, desk: Desk, form: BeginForm, given: QueryDict, status: int = 200
+    request: HttpRequest, site: DashboardSite, form: BeginForm, given: QueryDict, status: int = 200
 ) -> HttpResponse:
     form.is_valid()
     kind = form.cleaned_data.get("kind") or BulkKind.RETRY
@@ -180,13 +185,13 @@ def _preview(
         "found": found,
         "problem": problem,
         "refused": [
-            str(verbs.REFUSALS.get(word, f"%d {word}")) % count
+            str(jobactions.REFUSALS.get(word, f"%d {word}")) % count
             for word, count in (found.refused.items() if found else ())
         ],
     }
     title = _("Delete dead letters") if kind == BulkKind.PURGE else _("Retry dead letters")
-    crumbs = [Crumb(str(_("Dead letters")), desk.url("letters"))]
-    return desk.render(
+    crumbs = [Crumb(str(_("Dead letters")), site.url("letters"))]
+    return site.render(
         request, "letters_preview.html", title, context, tab="letters", crumbs=crumbs, status=status
     )
 

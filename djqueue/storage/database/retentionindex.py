@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from django.db.models import F, Func, IntegerField, QuerySet
 
 from djqueue import models
-from djqueue.core.job import Job, JobError
+from djqueue.core.job import EngineJob, JobFailure
 from djqueue.core.retention import Retention
 from djqueue.core.sizes import size_of, size_of_error
 from djqueue.core.states import State
 
 from . import rows
 from .dialects import Dialect
-from .held import PUT_OFF, own_end
+from .pinned import PUT_OFF, own_end
 
 Key = tuple[str, str]
 FOREVER = 1 << 62
@@ -33,7 +33,7 @@ FILLED = "filled"
 ENDED = (State.COMPLETED, State.CANCELLED)
 
 
-class Entry(NamedTuple):
+class RetentionEntry(NamedTuple):
     """What one ended job takes, in the order of its row's fields."""
 
     queue: str
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
     result_until: int
 
 
-class Book:
+class RetentionIndex:
     """The book of a database.
 
     retention: of the queues that have one.
@@ -61,7 +61,7 @@ class Book:
         """Whether the queue's ended jobs are entered."""
         return queue in self._bounded
 
-    def entry(self, job: Job) -> Entry:
+    def entry(self, job: EngineJob) -> RetentionEntry:
         """That of a completed or cancelled job."""
         retention = self._bounded[job.queue]
         expires_at = rows.expiry(job, retention.of(job.state))
@@ -74,14 +74,14 @@ class Book:
 
     def write(
         self,
-        entries: Mapping[Key, Entry | None],
+        entries: Mapping[Key, RetentionEntry | None],
         results_gone: Iterable[Key] = (),
         put_off: Mapping[Key, bool] | None = None,
     ) -> None:
         """Enter jobs, or strike them out (None); the results of some others are gone; some are held, and do
         not count, or do so again (False).
         """
-        changed: dict[Key, Entry | None] = dict(entries)
+        changed: dict[Key, RetentionEntry | None] = dict(entries)
         gone = [key for key in results_gone if key not in changed and self.concerns(key[0])]
         held = {key: is_held for key, is_held in (put_off or {}).items() if self.concerns(key[0])}
         there = self._there([*{**changed, **dict.fromkeys(gone), **held}])
@@ -101,7 +101,7 @@ class Book:
         struck = [key for key, entry in changed.items() if entry is None and key in there]
         self._dialect.delete(models.KeptJob, rows.KEY, struck)
         entered = [entry for entry in changed.values() if entry is not None]
-        self._dialect.insert(models.KeptJob, Entry._fields, entered, key=rows.KEY)
+        self._dialect.insert(models.KeptJob, RetentionEntry._fields, entered, key=rows.KEY)
         for (queue, kind), (count, size) in sums.items():
             self._sum(queue, kind, count, size)
 
@@ -113,16 +113,16 @@ class Book:
             elif count < 0:
                 mine.filter(count=0).delete()
 
-    def _there(self, keys: Sequence[Key]) -> dict[Key, Entry]:
+    def _there(self, keys: Sequence[Key]) -> dict[Key, RetentionEntry]:
         ids: defaultdict[str, list[str]] = defaultdict(list)
         for queue, job_id in keys:
             ids[queue].append(job_id)
-        found: dict[Key, Entry] = {}
+        found: dict[Key, RetentionEntry] = {}
         for queue, mine in ids.items():
             for chunk in rows.chunked(mine):
                 some = self._jobs().filter(queue=queue, job_id__in=chunk)
-                for row in some.values_list(*Entry._fields):
-                    found[row[0], row[1]] = Entry(*row)
+                for row in some.values_list(*RetentionEntry._fields):
+                    found[row[0], row[1]] = RetentionEntry(*row)
         return found
 
     # What is above the bounds.
@@ -206,10 +206,10 @@ class Book:
         page = there.annotate(weight=weight).order_by("id")[:PAGE]
         found = list(rows.raw_values(page, (*fields, "weight", *texts)))
         results = self._results(queue, [row[1] for row in found])
-        entries: dict[Key, Entry | None] = {}
+        entries: dict[Key, RetentionEntry | None] = {}
         for number, job_id, state, ended_at, expires_at, size, *error in found:
             last = number
-            size += size_of_error(JobError(*error)) if any(error) else 0
+            size += size_of_error(JobFailure(*error)) if any(error) else 0
             result_size, until = results.get(job_id, (0, None))
             is_held = any(end is not None and end >= PUT_OFF for end in (expires_at, until))
             times = (own_end(expires_at), size, result_size, own_end(until))
@@ -247,9 +247,9 @@ def _entry(
     size: int,
     result_size: int,
     result_until: int | None,
-) -> Entry:
+) -> RetentionEntry:
     forever = FOREVER + ended_at
-    return Entry(
+    return RetentionEntry(
         queue,
         job_id,
         state.value,

@@ -9,11 +9,11 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.states import State
-from djqueue.dashboard import audit, imports, rights, verbs
-from djqueue.dashboard.desk import Crumb, Desk
-from djqueue.dashboard.imports import Shown
+from djqueue.dashboard import audit, bulkwrites, jobactions, rights
+from djqueue.dashboard.bulkwrites import BulkWriteView
 from djqueue.dashboard.inputs import check_hidden
 from djqueue.dashboard.pages import Pages
+from djqueue.dashboard.site import Crumb, DashboardSite
 from djqueue.dashboard.tables import alias_of
 from djqueue.models import BulkKind, BulkOperation
 from djqueue.operations import bulk
@@ -23,7 +23,7 @@ from .bulkjobs import RateForm
 pages = Pages()
 
 
-class Kind(NamedTuple):
+class BulkWriteAction(NamedTuple):
     """Something that can be done to the jobs of an import."""
 
     kind: BulkKind
@@ -36,7 +36,7 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind(
+    BulkWriteAction(
         BulkKind.CANCEL,
         "import_cancel",
         "cancel",
@@ -45,7 +45,7 @@ KINDS = (
         gettext_lazy("Cancel them"),
         gettext_lazy("None of its jobs is pending."),
     ),
-    Kind(
+    BulkWriteAction(
         BulkKind.RETRY,
         "import_replay",
         "replay",
@@ -58,45 +58,45 @@ KINDS = (
 
 
 @pages.show("imports", "imports/", rights.VIEW)
-def listed(request: HttpRequest, desk: Desk) -> HttpResponse:
+def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Those about queues that the user sees."""
-    found = imports.listed(request, request.GET.get("after", ""))
-    context = {"rows": found.shown, "older": found.older and desk.url("imports", after=found.older)}
-    crumbs = [_operations(desk)]
-    return desk.render(request, "imports.html", _("Bulk imports"), context, tab="operations", crumbs=crumbs)
+    found = bulkwrites.listed(request, request.GET.get("after", ""))
+    context = {"rows": found.shown, "older": found.older and site.url("imports", after=found.older)}
+    crumbs = [_operations(site)]
+    return site.render(request, "imports.html", _("Bulk imports"), context, tab="operations", crumbs=crumbs)
 
 
 @pages.show("import", "imports/<djq:write>/", rights.VIEW)
-def one(request: HttpRequest, desk: Desk, write: str) -> HttpResponse:
+def one(request: HttpRequest, site: DashboardSite, write: str) -> HttpResponse:
     """One of them, and how its jobs stand."""
     shown = _found(request, write)
     if shown is None:
-        return _none(request, desk)
-    standing = imports.standing(request, shown.report)
+        return _none(request, site)
+    standing = bulkwrites.standing(request, shown.report)
     context = {
         "row": shown,
         "report": shown.report,
         "standing": standing,
-        "states": _states(desk, shown, standing),
-        "looked_at": imports.LOOKED_AT,
-        "cancel_url": _url(request, desk, "import_cancel", write),
-        "replay_url": _url(request, desk, "import_replay", write),
+        "states": _states(site, shown, standing),
+        "looked_at": bulkwrites.LOOKED_AT,
+        "cancel_url": _url(request, site, "import_cancel", write),
+        "replay_url": _url(request, site, "import_replay", write),
     }
-    crumbs = [_operations(desk), _imports(desk)]
-    return desk.render(request, "import.html", _("Bulk import"), context, tab="operations", crumbs=crumbs)
+    crumbs = [_operations(site), _imports(site)]
+    return site.render(request, "import.html", _("Bulk import"), context, tab="operations", crumbs=crumbs)
 
 
-def _listed(kind: Kind) -> None:
+def _listed(kind: BulkWriteAction) -> None:
     @pages.show(kind.page, f"imports/<djq:write>/{kind.route}/", kind.right)
-    def preview(request: HttpRequest, desk: Desk, write: str) -> HttpResponse:
+    def preview(request: HttpRequest, site: DashboardSite, write: str) -> HttpResponse:
         """What would be done to how many, before it is done."""
         shown = _found(request, write)
-        return _none(request, desk) if shown is None else _preview(request, desk, kind, shown, RateForm())
+        return _none(request, site) if shown is None else _preview(request, site, kind, shown, RateForm())
 
     @pages.act(f"{kind.page}_begin", f"imports/<djq:write>/{kind.route}/now/", kind.right)
-    def begin(request: HttpRequest, desk: Desk, write: str) -> HttpResponse:
+    def begin(request: HttpRequest, site: DashboardSite, write: str) -> HttpResponse:
         """Have it done, part by part."""
-        return _begin(request, desk, kind, write)
+        return _begin(request, site, kind, write)
 
 
 for _kind in KINDS:
@@ -104,11 +104,16 @@ for _kind in KINDS:
 
 
 def _preview(
-    request: HttpRequest, desk: Desk, kind: Kind, shown: Shown, form: RateForm, status: int = 200
+    request: HttpRequest,
+    site: DashboardSite,
+    kind: BulkWriteAction,
+    shown: BulkWriteView,
+    form: RateForm,
+    status: int = 200,
 ) -> HttpResponse:
     report = shown.report
     found = (
-        bulk.preview(get_storage(), kind.kind, imports.selection(kind.kind, report))
+        bulk.preview(get_storage(), kind.kind, bulkwrites.selection(kind.kind, report))
         if report.shares
         else None
     )
@@ -119,45 +124,45 @@ def _preview(
         "report": report,
         "found": found,
         "refused": [
-            str(verbs.REFUSALS.get(word, f"%d {word}")) % count
+            str(jobactions.REFUSALS.get(word, f"%d {word}")) % count
             for word, count in (found.refused.items() if found else ())
         ],
         "looked_at": bulk.COUNTED,
-        "begin_url": desk.url(f"{kind.page}_begin", report.write),
-        "back_url": desk.url("import", report.write),
+        "begin_url": site.url(f"{kind.page}_begin", report.write),
+        "back_url": site.url("import", report.write),
     }
     crumbs = [
-        _operations(desk),
-        _imports(desk),
-        Crumb(str(_("Bulk import")), desk.url("import", report.write)),
+        _operations(site),
+        _imports(site),
+        Crumb(str(_("Bulk import")), site.url("import", report.write)),
     ]
     title = str(kind.title)
-    return desk.render(
+    return site.render(
         request, "import_act.html", title, context, tab="operations", crumbs=crumbs, status=status
     )
 
 
-def _begin(request: HttpRequest, desk: Desk, kind: Kind, write: str) -> HttpResponse:
-    shown = imports.one(write)
+def _begin(request: HttpRequest, site: DashboardSite, kind: BulkWriteAction, write: str) -> HttpResponse:
+    shown = bulkwrites.one(write)
     page = f"{kind.page}_begin"
     if shown is None:
-        return _none(request, desk)
-    if not imports.sees(request, shown.report):
+        return _none(request, site)
+    if not bulkwrites.sees(request, shown.report):
         if shown.report.shares:  # without queues, the entry could not be hidden from this user
             hidden = {"write": write, "queues": sorted(shown.report.shares)}
             audit.note(request, page, refused=True, detail=hidden)
-        return _none(request, desk)
+        return _none(request, site)
     if not shown.report.shares:
         messages.warning(request, _("There is no such import."))
-        return desk.back(request, "imports")
+        return site.back(request, "imports")
     form = RateForm(request.POST)
     if not form.is_valid():
         check_hidden(form)
-        return _preview(request, desk, kind, shown, form, status=400)
+        return _preview(request, site, kind, shown, form, status=400)
     row = bulk.begin(
         alias_of(BulkOperation),
         kind.kind,
-        imports.selection(kind.kind, shown.report),
+        bulkwrites.selection(kind.kind, shown.report),
         user=request.user.get_username(),
         rate=form.cleaned_data["rate"],
         expected=form.cleaned_data["expected"] or 0,
@@ -165,40 +170,42 @@ def _begin(request: HttpRequest, desk: Desk, kind: Kind, write: str) -> HttpResp
     detail = {"operation": row.pk, "kind": kind.kind, "write": write, **row.filter}
     audit.note(request, page, count=row.expected, detail=detail)
     messages.success(request, _("It has begun, and is done by the workers."))
-    return desk.back(request, "operation", row.pk)
+    return site.back(request, "operation", row.pk)
 
 
-def _found(request: HttpRequest, write: str) -> Shown | None:
+def _found(request: HttpRequest, write: str) -> BulkWriteView | None:
     """A report that the user may see; of another one it is not said that it is there."""
-    shown = imports.one(write)
-    return shown if shown is not None and imports.sees(request, shown.report) else None
+    shown = bulkwrites.one(write)
+    return shown if shown is not None and bulkwrites.sees(request, shown.report) else None
 
 
-def _none(request: HttpRequest, desk: Desk) -> HttpResponse:
-    crumbs = [_operations(desk), _imports(desk)]
+def _none(request: HttpRequest, site: DashboardSite) -> HttpResponse:
+    crumbs = [_operations(site), _imports(site)]
     title = _("No such import")
-    return desk.render(request, "no_import.html", title, {}, tab="operations", crumbs=crumbs, status=404)
+    return site.render(request, "no_import.html", title, {}, tab="operations", crumbs=crumbs, status=404)
 
 
-def _states(desk: Desk, shown: Shown, standing: imports.Standing) -> list[tuple[str, int, str]]:
+def _states(
+    site: DashboardSite, shown: BulkWriteView, standing: bulkwrites.BulkWriteJobs
+) -> list[tuple[str, int, str]]:
     """How many of its jobs are in each state, with the list of these where that can be asked for a tag."""
     return [
         (
             state.value,
             standing.counts.get(state, 0),
-            desk.url("jobs", state=state.value, tag=shown.report.tag) if imports.has_rows(state) else "",
+            site.url("jobs", state=state.value, tag=shown.report.tag) if bulkwrites.has_rows(state) else "",
         )
         for state in State
     ]
 
 
-def _url(request: HttpRequest, desk: Desk, page: str, write: str) -> str:
-    return desk.url(page, write) if desk.may_open(request, page) else ""
+def _url(request: HttpRequest, site: DashboardSite, page: str, write: str) -> str:
+    return site.url(page, write) if site.may_open(request, page) else ""
 
 
-def _operations(desk: Desk) -> Crumb:
-    return Crumb(str(_("Bulk operations")), desk.url("operations"))
+def _operations(site: DashboardSite) -> Crumb:
+    return Crumb(str(_("Bulk operations")), site.url("operations"))
 
 
-def _imports(desk: Desk) -> Crumb:
-    return Crumb(str(_("Bulk imports")), desk.url("imports"))
+def _imports(site: DashboardSite) -> Crumb:
+    return Crumb(str(_("Bulk imports")), site.url("imports"))

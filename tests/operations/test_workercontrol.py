@@ -13,7 +13,7 @@ from djqueue.client import get_storage
 from djqueue.client.storages import close_storage
 from djqueue.core.job import RunningJob
 from djqueue.management.commands import djqueue
-from djqueue.operations import steering
+from djqueue.operations import workercontrol
 from djqueue.testing.factories import worker
 
 
@@ -66,7 +66,7 @@ def test_a_dump_is_printed(storage):
     with Worker(storage, ["emails"], {"handler": handler}, worker_id="w1", maintain=False):
         Queue("emails").enqueue(name="handler")
         assert begun.wait(10)
-        storage.keep_dump("w1", "an earlier one")
+        storage.save_dump("w1", "an earlier one")
         assert "in handler" in run("--dump", "w1")
         go_on.set()
 
@@ -77,7 +77,7 @@ def test_one_that_is_not_there_ends_already_or_does_not_answer_is_an_error(stora
     storage.register_worker(worker("w1", state="stopping"))
     with pytest.raises(CommandError, match="ends already"):
         run("--stop", "w1")
-    monkeypatch.setattr(steering, "PATIENCE", 1)
+    monkeypatch.setattr(workercontrol, "PATIENCE", 1)
     with pytest.raises(CommandError, match="has not answered"):
         run("--dump", "w1")
 

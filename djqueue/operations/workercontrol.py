@@ -7,7 +7,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageError
 from djqueue.core.job import WorkerInfo
-from djqueue.core.steering import DUMP, NOT_FOUND, STOPPING
+from djqueue.core.workercontrol import DUMP, NOT_FOUND, STOPPING
 from djqueue.storage.base import Storage
 
 NOBODY = "No worker was heard of lately."
@@ -39,7 +39,7 @@ def steer(storage: Storage, command: str, worker_id: str) -> str:
     Raises StorageError if there is no such worker, it ends already, or no dump comes.
     """
     before = storage.worker_dump(worker_id) if command == DUMP else None
-    answer = storage.steer_worker(worker_id, command)
+    answer = storage.control_worker(worker_id, command)
     if answer == NOT_FOUND:
         raise StorageError(f"there is no worker {worker_id!r}")
     if answer == STOPPING:

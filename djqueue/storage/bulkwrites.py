@@ -23,7 +23,7 @@ ERROR = 1_000
 """Characters of an error that are kept."""
 
 
-class Share(NamedTuple):
+class QueueShare(NamedTuple):
     """What a write brings to one queue."""
 
     chunks: int = 0
@@ -36,8 +36,8 @@ class Share(NamedTuple):
     letters: int = 0
     """Rows that are dead letters."""
 
-    def __add__(self, other: "Share") -> "Share":  # type: ignore[override]
-        return Share(
+    def __add__(self, other: "QueueShare") -> "QueueShare":  # type: ignore[override]
+        return QueueShare(
             self.chunks + other.chunks,
             self.published + other.published,
             self.inserted + other.inserted,
@@ -47,7 +47,7 @@ class Share(NamedTuple):
         )
 
 
-class Import(NamedTuple):
+class BulkWriteReport(NamedTuple):
     """The report of a write, or of all writes of a streaming query: `rows` is the sum of `inserted`,
     `duplicates` and `rejected`.
     """
@@ -62,7 +62,7 @@ class Import(NamedTuple):
     state: str = PUBLISHING
     """publishing | done | failed: nothing was published | unfinished: its publisher has died or given up; the
     next write of the same app goes on with it."""
-    shares: Mapping[str, Share] = {}
+    shares: Mapping[str, QueueShare] = {}
     """By queue."""
     names: tuple[str, ...] = ()
     """Of the jobs."""
@@ -97,9 +97,9 @@ class Import(NamedTuple):
         return tuple(sorted(self.shares))
 
     @property
-    def total(self) -> Share:
+    def total(self) -> QueueShare:
         """What it brings to all queues."""
-        return sum(self.shares.values(), Share())
+        return sum(self.shares.values(), QueueShare())
 
     @property
     def inserted(self) -> int:
@@ -132,23 +132,23 @@ class Import(NamedTuple):
         }
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "Import":
+    def from_json(cls, stored: Mapping[str, Any]) -> "BulkWriteReport":
         """From `as_json`; one of another version of this package may have said more."""
         known = {name: value for name, value in stored.items() if name in cls._fields}
-        known["shares"] = {queue: Share(*share) for queue, share in stored["shares"].items()}
+        known["shares"] = {queue: QueueShare(*share) for queue, share in stored["shares"].items()}
         known["names"] = tuple(stored["names"])
         return cls(**known)
 
 
-class ImportPage(NamedTuple):
+class BulkWriteReportPage(NamedTuple):
     """Some reports."""
 
-    imports: list[Import]
+    imports: list[BulkWriteReport]
     next: str | None
     """The write behind which the next ones come; None: these were the last."""
 
 
-class Imports(ABC):
+class BulkWriteReports(ABC):
     """Where a storage keeps reports.
 
     clock: whose time is noted.
@@ -157,7 +157,7 @@ class Imports(ABC):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def keep(self, report: Import) -> Import:
+    def keep(self, report: BulkWriteReport) -> BulkWriteReport:
         """Note how a write stands now; answers what is known of it then.
 
         One that is done stays so, but for a streaming query's. What was said of a queue is not taken back.
@@ -172,7 +172,7 @@ class Imports(ABC):
             if self._swap(found):
                 return found._replace(revision=found.revision + 1)
 
-    def add(self, report: Import) -> Import:
+    def add(self, report: BulkWriteReport) -> BulkWriteReport:
         """Note a batch of a streaming query, whose sums are kept; answers them.
 
         A version that was noted, or an earlier one, is in them already, and changes nothing.
@@ -188,18 +188,18 @@ class Imports(ABC):
                 return found._replace(revision=found.revision + 1)
 
     @abstractmethod
-    def get(self, write: str) -> Import | None:
+    def get(self, write: str) -> BulkWriteReport | None:
         """The report of a write; None if there is none, or no more."""
 
     @abstractmethod
-    def page(self, limit: int, after: str | None = None) -> ImportPage:
+    def page(self, limit: int, after: str | None = None) -> BulkWriteReportPage:
         """Reports, the one that was changed last first.
 
         after: the write behind which they come: the `next` of the page before.
         """
 
     @abstractmethod
-    def _swap(self, report: Import) -> bool:
+    def _swap(self, report: BulkWriteReport) -> bool:
         """Keep a report in place of the one of its revision, as the next one; of revision 0: as the first.
 
         Returns False if that one is there no more. Sees to it that there are not too many.
@@ -211,15 +211,15 @@ def tag_of(write: str) -> str:
     return f"import:{write}"
 
 
-def _is_final(there: Import, report: Import) -> bool:
+def _is_final(there: BulkWriteReport, report: BulkWriteReport) -> bool:
     """Whether nothing that a report says is newer."""
     return there.batches > report.batches if there.batches else there.state == DONE
 
 
-def _further(there: Import, report: Import) -> Import:
+def _further(there: BulkWriteReport, report: BulkWriteReport) -> BulkWriteReport:
     shares = dict(there.shares)
     for queue, share in report.shares.items():
-        known = shares.get(queue, Share())
+        known = shares.get(queue, QueueShare())
         shares[queue] = max(known, share, key=lambda one: (one.ended, one.published))
     return report._replace(
         started_at=there.started_at,
@@ -231,10 +231,10 @@ def _further(there: Import, report: Import) -> Import:
     )
 
 
-def _summed(there: Import, batch: Import) -> Import:
+def _summed(there: BulkWriteReport, batch: BulkWriteReport) -> BulkWriteReport:
     shares = dict(there.shares)
     for queue, share in batch.shares.items():
-        shares[queue] = shares.get(queue, Share()) + share
+        shares[queue] = shares.get(queue, QueueShare()) + share
     return batch._replace(
         started_at=there.started_at,
         shares=shares,

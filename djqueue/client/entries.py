@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from djqueue.core.calls import is_call
 from djqueue.core.errors import ArgumentsError, OptionError
 from djqueue.core.options import check_text
 
@@ -35,7 +36,7 @@ def check_ids(values: object) -> list[str]:
 
 def check_name(queue: str, value: object) -> str:
     """Return a job's name. Raises OptionError, with the right call for a function."""
-    if is_callable(value):
+    if callable(value):
         raise OptionError(f"name: expected the name of a job, a text, got {value!r}. {_call(queue, value)}")
     return check_text("name", value)
 
@@ -70,24 +71,9 @@ def check_arguments(name: str, payloads: Sequence[Any]) -> None:
         job_type.arguments.check(name, payload["args"], payload["kwargs"])
 
 
-def is_call(payload: object) -> bool:
-    """Whether a payload is one of a function under `@job`."""
-    return (
-        isinstance(payload, dict)
-        and payload.keys() == {"args", "kwargs"}
-        and isinstance(payload["args"], (list, tuple))
-        and isinstance(payload["kwargs"], dict)
-    )
-
-
-def is_callable(value: object) -> bool:
-    """Whether a value is a function, decorated or not, or another object to be called."""
-    return callable(value)
-
-
 def refuse_function(queue: str, payloads: Sequence[Any], more: Sequence[Any] = ()) -> None:
     """Raise ArgumentsError for functions as payloads, and for several payloads: those are calls of RQ."""
-    found = next((payload for payload in payloads if is_callable(payload)), None)
+    found = next((payload for payload in payloads if callable(payload)), None)
     if found is not None:
         raise ArgumentsError(
             f"Queue.enqueue takes a payload, not a function: got {found!r}. {_call(queue, found)}"

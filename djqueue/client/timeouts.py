@@ -54,7 +54,7 @@ def _look(storage: Storage, queue: str, job_id: str) -> str:
             record = storage.jobs(queue, [job_id])[0]
             if record is not None and record.state in PENDING:
                 found = storage.explain(queue, job_id)
-    except (DjqueueError, NotImplementedError) as error:
+    except DjqueueError as error:
         logger.debug("Could not explain where job %s of queue %r is: %s", job_id, queue, error)
     return NO_ANSWER if record is None else _where(record, found)
 

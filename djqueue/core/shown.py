@@ -13,3 +13,8 @@ def shown(value: Any) -> str:
     except ValueError:
         return f"{type(value).__name__} with too many digits to show"  # Python limits how many it writes
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def in_one_line(error: object) -> str:
+    """Return the text of an error, whose own may have several lines."""
+    return " ".join(str(error).split())

@@ -1,10 +1,10 @@
 """The arguments of jobs as a list shows them: on one line, redacted, and short."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from django.utils.translation import gettext as _
 
+from djqueue.core.calls import is_call
 from djqueue.core.errors import SerializationError
 from djqueue.core.job import JobRecord
 
@@ -29,11 +29,9 @@ def arguments(record: JobRecord) -> str:
 
 def _line(value: Any) -> str:
     """A call's arguments as they are written; anything else as a value."""
-    if isinstance(value, Mapping) and value.keys() == {"args", "kwargs"}:
-        args, kwargs = value["args"], value["kwargs"]
-        if isinstance(args, (list, tuple)) and isinstance(kwargs, Mapping):
-            named = [f"{name}={_one_line(one)}" for name, one in kwargs.items()]
-            return ", ".join([*map(_one_line, args), *named])
+    if is_call(value):
+        named = [f"{name}={_one_line(one)}" for name, one in value["kwargs"].items()]
+        return ", ".join([*map(_one_line, value["args"]), *named])
     return _one_line(value)
 
 

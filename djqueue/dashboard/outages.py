@@ -25,6 +25,7 @@ from django.utils.translation import gettext as _
 from djqueue.core.breaker import CircuitBreaker
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError
+from djqueue.core.shown import in_one_line
 
 from .watchdog import postgresql_connections, watchdog
 
@@ -167,7 +168,7 @@ def _note(alias: str, error: Exception) -> None:
         logger.warning(
             "The database %r does not answer; pages respond with status 503 until it does: %s",
             alias,
-            " ".join(str(error).split()),
+            in_one_line(error),
         )
 
 

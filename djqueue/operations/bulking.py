@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 from django.db import Error, router
 
+from djqueue.core.shown import in_one_line
 from djqueue.models import BulkOperation
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.dberrors import in_one_line, raise_named
+from djqueue.storage.database.dberrors import raise_named
 
 from .bulk import Bulk
 

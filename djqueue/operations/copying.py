@@ -8,9 +8,9 @@ from django.db import DataError
 
 from djqueue.core.clock import Clock
 from djqueue.core.errors import SerializationError
+from djqueue.core.shown import in_one_line
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
-from djqueue.storage.database.dberrors import in_one_line
 
 from .tables import UNFINISHED, Tables
 

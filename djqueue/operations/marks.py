@@ -9,9 +9,9 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import OptionError
 from djqueue.core.options import check_text
+from djqueue.core.shown import in_one_line
 from djqueue.models import Mark
 from djqueue.storage.base import Storage
-from djqueue.storage.database.dberrors import in_one_line
 
 from .scheduling import alias_of
 

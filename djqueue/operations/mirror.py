@@ -9,9 +9,9 @@ from django.db import Error, connections
 
 from djqueue.core.clock import Clock
 from djqueue.core.errors import ConfigurationError, DjqueueError
+from djqueue.core.shown import in_one_line
 from djqueue.storage.base import Storage
 from djqueue.storage.database.clock import DatabaseClock
-from djqueue.storage.database.dberrors import in_one_line
 from djqueue.storage.database.rows import Row
 
 from .copying import NOT_KNOWN, Copying, Counted

@@ -16,9 +16,9 @@ from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Batch
 from djqueue.core.options import JobKey
+from djqueue.core.shown import in_one_line
 from djqueue.models import OutboxJob
 from djqueue.storage.base import Storage
-from djqueue.storage.database.dberrors import in_one_line
 from djqueue.storage.database.rows import unpack_options
 
 if TYPE_CHECKING:

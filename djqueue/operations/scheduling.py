@@ -9,10 +9,11 @@ from weakref import WeakKeyDictionary
 from django.db import Error, router
 
 from djqueue.core.errors import DjqueueError
+from djqueue.core.shown import in_one_line
 from djqueue.models import CronJob
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.dberrors import in_one_line, raise_named
+from djqueue.storage.database.dberrors import raise_named
 from djqueue.storage.memory import MemoryStorage
 
 from .firing import Firing

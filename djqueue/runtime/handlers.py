@@ -10,6 +10,7 @@ from asgiref.sync import iscoroutinefunction
 from djqueue.client import JobType, registry
 from djqueue.client.batches import BatchRule
 from djqueue.core.backoff import BackoffFunction
+from djqueue.core.calls import is_call
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.options import check_text
 
@@ -91,10 +92,8 @@ def call_arguments(payload: Any) -> tuple[list[Any], dict[str, Any]]:
 
     Raises UnrecoverableError for one of another shape: no further run would change it.
     """
-    if isinstance(payload, dict) and payload.keys() == {"args", "kwargs"}:
-        args, kwargs = payload["args"], payload["kwargs"]
-        if isinstance(args, (list, tuple)) and isinstance(kwargs, dict):
-            return args, kwargs  # type: ignore[return-value]
+    if is_call(payload):
+        return payload["args"], payload["kwargs"]
     error = UnrecoverableError(
         'the payload is not {"args": [...], "kwargs": {...}}, which a function under @job needs; '
         "enqueue it through the function, or handle this name with a function that takes the job"

@@ -14,6 +14,7 @@ from typing import Any
 
 from djqueue.client import JobType, get_storage
 from djqueue.client.info import JobInfo
+from djqueue.core.calls import is_call
 from djqueue.core.states import PENDING
 
 PAGE = 1_000
@@ -94,7 +95,7 @@ def _matches(info: JobInfo, job: Job, args: Sequence[Any] | None, kwargs: Mappin
 def _arguments(info: JobInfo) -> tuple[list[Any] | None, dict[str, Any] | None]:
     """What a job of a job type was enqueued with; a job from a `Queue` has a payload of any shape."""
     payload = info.payload
-    if isinstance(payload, dict) and payload.keys() == {"args", "kwargs"}:
+    if is_call(payload):
         return list(payload["args"]), payload["kwargs"]
     return None, None
 

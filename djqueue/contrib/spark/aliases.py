@@ -13,6 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from djqueue.core.errors import OptionError
+from djqueue.core.shown import in_one_line
 
 from .project import has_project
 
@@ -43,7 +44,7 @@ def alias_of(url: str) -> str:
     try:
         connections[alias]
     except ImproperlyConfigured as error:
-        reason = " ".join(str(error).split())
+        reason = in_one_line(error)
         raise OptionError(
             f"url: {place_of(wanted)} needs psycopg: pip install psycopg[binary] ({reason})"
         ) from None

@@ -4,8 +4,8 @@ from django.apps import apps
 from django.db import Error, connections
 
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.shown import in_one_line
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.dberrors import in_one_line
 
 from .aliases import is_added
 

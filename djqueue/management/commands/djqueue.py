@@ -10,6 +10,7 @@ from django.db import Error
 
 from djqueue.client import get_storage
 from djqueue.core.errors import DjqueueError
+from djqueue.core.shown import in_one_line
 from djqueue.core.workercontrol import COMMANDS, DUMP, QUIET, RESUME, STOP
 from djqueue.management.commands.runworkers import RunworkersHelpFormatter, count
 from djqueue.operations import marks
@@ -19,7 +20,6 @@ from djqueue.operations.mirroring import is_mirrored, mirror_of
 from djqueue.operations.restore import Restoration, RestoreCounts
 from djqueue.operations.scheduling import alias_of
 from djqueue.operations.workercontrol import listing, steer
-from djqueue.storage.database.dberrors import in_one_line
 
 TELL_EVERY = 10_000
 """Jobs between two lines about a queue."""

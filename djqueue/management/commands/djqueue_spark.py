@@ -14,10 +14,10 @@ from djqueue.contrib.spark.pipeline.main import FAILED, WRONG
 from djqueue.contrib.spark.pipeline.parser import HELP, add_commands
 from djqueue.contrib.spark.project import place_of
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
+from djqueue.core.shown import in_one_line
 from djqueue.management.commands.runworkers import RunworkersHelpFormatter
 from djqueue.models import Rollup
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.dberrors import in_one_line
 
 
 class Command(BaseCommand):

@@ -16,6 +16,7 @@ from django.db import (
 from django.db.transaction import TransactionManagementError
 
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.shown import in_one_line
 
 from .remedies import remedy
 
@@ -71,8 +72,3 @@ def is_unreachable(alias: str, error: StorageUnavailableError) -> bool:
     if connections[alias].vendor == "sqlite" or not isinstance(cause, (OperationalError, InterfaceError)):
         return False
     return any(frame.f_code.co_name == "get_new_connection" for frame, _ in walk_tb(cause.__traceback__))
-
-
-def in_one_line(error: BaseException) -> str:
-    """What an error says: the drivers' are of several lines."""
-    return " ".join(str(error).split())

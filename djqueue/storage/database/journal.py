@@ -26,11 +26,11 @@ from djqueue.core.job import DeadLetterRecord, EngineJob, ItemStream, WorkerInfo
 from djqueue.core.options import JobKey
 from djqueue.core.overview import Totals
 from djqueue.core.retention import NO_RETENTION, Retention
+from djqueue.core.shown import in_one_line
 from djqueue.core.states import State
 from djqueue.core.versions import ChangeCounter
 
 from . import pinned, rows
-from .dberrors import in_one_line
 from .dialects import Dialect
 from .groups import GROUP_STATE
 from .retentionindex import RetentionEntry, RetentionIndex

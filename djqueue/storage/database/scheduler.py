@@ -49,6 +49,7 @@ from djqueue.core.pages import JobPage
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.shown import in_one_line
 from djqueue.core.states import REUSABLE, TERMINAL, State
 from djqueue.core.summaries import JobSummaryPage
 from djqueue.storage import backpressure
@@ -57,7 +58,7 @@ from djqueue.storage.engined import WORKER_TTL, EngineStorage
 
 from . import diagnosis, metrics, recovery, rows
 from .clock import DatabaseClock
-from .dberrors import in_one_line, named
+from .dberrors import named
 from .dialects import Dialect
 from .export import DatabaseExport
 from .groups import recorded_modes, row_of
@@ -899,7 +900,7 @@ class SchedulerStorage(EngineStorage):
             row = (name, capacity, per, None if concurrency is None else min(concurrency, MAX_INTEGER))
         # Else the settings may say something else after the next start.
         self._journal.limiter_changed(name, row)
-        self._flush()
+        self._flush(in_effect=f"limiter {name!r}")
 
     def _agree(self, queue: str) -> None:
         """See that the queue is used in the mode recorded with it; record it if none is.
@@ -919,7 +920,7 @@ class SchedulerStorage(EngineStorage):
     def _keep_group(self, queue: str, group: str | None) -> None:
         self._agree(queue)
         self._note_group(queue, group)
-        self._flush()
+        self._flush(in_effect=f"queue {queue!r}")
 
     def _note_group(self, queue: str, group: str | None) -> None:
         said = self.engine.group_limits(queue).get(group, NO_LIMIT)
@@ -936,12 +937,7 @@ class SchedulerStorage(EngineStorage):
         concurrency = None if concurrency is None else min(concurrency, MAX_INTEGER)
         row = (queue, self.engine.is_paused(queue), capacity, per, concurrency)
         self._journal.queue_changed(queue, row)
-        try:
-            self._flush()
-        except StorageUnavailableError as error:
-            raise StorageUnavailableError(
-                f"{error}; the change of queue {queue!r} is in effect, and is written as soon as possible"
-            ) from error
+        self._flush(in_effect=f"queue {queue!r}")
 
     # Workers.
 
@@ -1204,15 +1200,24 @@ class SchedulerStorage(EngineStorage):
             self._forgettable += ended
             self._forget()
 
-    def _flush(self) -> None:
-        """Have what the engine knows in the tables, unless this thread holds them back itself."""
-        if not self._is_open or not connections[self._alias].in_atomic_block:
-            try:
-                self._journal.sync()
-            except (Error, OSError) as error:
-                raise StorageUnavailableError(
-                    f"the database {self._alias!r} could not write: {in_one_line(error)}"
-                ) from error
+    def _flush(self, *, in_effect: str = "") -> None:
+        """Write the engine's changes to the tables, unless this thread's own transaction holds them back.
+
+        in_effect: what a change that the engine has already made concerns, for the error if the write fails.
+        """
+        if self._is_open and connections[self._alias].in_atomic_block:
+            return
+        try:
+            self._journal.sync()
+        except (Error, OSError, StorageUnavailableError) as error:
+            if isinstance(error, StorageUnavailableError) and not in_effect:
+                raise
+            reason = str(error)
+            if not isinstance(error, StorageUnavailableError):
+                reason = f"the database {self._alias!r} could not write: {in_one_line(error)}"
+            if in_effect:
+                reason += f"; the change of {in_effect} is in effect, and is written as soon as possible"
+            raise StorageUnavailableError(reason) from error
 
     def _all(self, queue: str | None = None) -> Any:
         found = models.Job.objects.using(self._alias)

@@ -29,6 +29,7 @@ from djqueue.core.job import Batch
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.shown import in_one_line
 from djqueue.storage import commits
 from djqueue.storage.base import P, Storage, T
 from djqueue.storage.export import Export
@@ -38,7 +39,7 @@ from .address import default_address, parse_address
 from .bulkwrites import DatabaseBulkWriteReports
 from .client import ClientStorage
 from .clock import DatabaseClock
-from .dberrors import drop_if_broken, in_one_line, named, raise_named
+from .dberrors import drop_if_broken, named, raise_named
 from .dialects import dialect_for
 from .journal import LeaseLost
 from .lease import TTL, SchedulerLease

@@ -6,6 +6,7 @@ import redis
 
 from djqueue.core.diagnostics import BAD, OK, WARN, DiagnosticLine, size
 from djqueue.core.errors import StorageError
+from djqueue.core.shown import in_one_line
 
 from . import health
 from .connections import Connections
@@ -25,12 +26,12 @@ def of_servers(connections: Connections) -> list[DiagnosticLine]:
         for number, (where, server) in enumerate(health.servers(connections)):
             suffix = f":{number}" if number else ""
             if isinstance(server, Exception):
-                reason = " ".join(str(server).split())
+                reason = in_one_line(server)
                 lines.append(DiagnosticLine(f"server.up{suffix}", where, "answers", "no", BAD, reason))
             else:
                 lines += [line._replace(key=line.key + suffix, group=where) for line in _server(server)]
     except (redis.RedisError, OSError, StorageError) as error:
-        reason = " ".join(str(error).split())
+        reason = in_one_line(error)
         lines.append(DiagnosticLine("server.up", connections.describe(), "answers", "no", BAD, reason))
     return lines
 

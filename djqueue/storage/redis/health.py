@@ -13,6 +13,7 @@ import redis
 
 from djqueue.core.errors import StorageError
 from djqueue.core.queue import QueuePolicy
+from djqueue.core.shown import in_one_line
 
 from .connections import Connections
 from .endpoints import IDLE, Connection, spelled
@@ -102,7 +103,7 @@ def lease_findings(options: RedisOptions, policies: Mapping[str, QueuePolicy]) -
 
 def away(error: Exception) -> Finding:
     """For a server that cannot be asked."""
-    reason = " ".join(str(error).split())
+    reason = in_one_line(error)
     return Finding(
         "djqueue.W007",
         "warning",

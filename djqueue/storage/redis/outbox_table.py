@@ -17,6 +17,7 @@ from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult, Incident
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
+from djqueue.core.shown import in_one_line
 
 from .connections import Connections
 from .options import RedisOptions
@@ -184,7 +185,7 @@ class OutboxTable:
         try:
             OutboxJob.objects.using(alias).bulk_create(rows, batch_size=ROWS)
         except Error as error:
-            reason = " ".join(str(error).split())
+            reason = in_one_line(error)
             raise StorageUnavailableError(
                 f"the outbox of queue {batch.queue!r} in the database {alias!r} cannot be written, and none "
                 f"of the jobs was enqueued: {reason}"

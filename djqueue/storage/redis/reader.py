@@ -26,6 +26,7 @@ from redis.exceptions import (
 )
 
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.shown import in_one_line
 
 from .connections import Connections
 from .endpoints import Address
@@ -285,7 +286,7 @@ class PubSubReader:
         retry = self._retries[address]
         if isinstance(error, StorageUnavailableError):
             error = error.__cause__ or error  # which does not say where
-        self.trouble = " ".join(str(error).split())
+        self.trouble = in_one_line(error)
         self._is_refused = self._connections.is_single and is_refused(error)
         level = logging.WARNING if retry.is_fresh else logging.DEBUG
         logger.log(level, "%s cannot be listened to: %s", self._connections.describe(), self.trouble)

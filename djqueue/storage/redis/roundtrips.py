@@ -24,6 +24,7 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageError, StorageUnavailableError
 from djqueue.core.forks import after_fork
 from djqueue.core.job import Incident
+from djqueue.core.shown import in_one_line
 
 from .connections import Connections
 from .exchange import Exchange
@@ -188,18 +189,17 @@ class Roundtrips:
     def _answers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         if any(map(_is_replicated, calls)):
             return [self._replicated(call) if _is_replicated(call) else self._one(call) for call in calls]
-        if len(calls) > 1 and type(calls[0]) is RedisCommand and not self._connections.is_cluster:
+        if len(calls) < 2:
+            return [self._one(call) for call in calls]
+        is_cluster = self._connections.is_cluster
+        only_read = all(map(_only_reads, calls))
+        if isinstance(calls[0], RedisCommand) and (not is_cluster or (only_read and len(calls) > 2)):
             return self._together(calls)
-        if len(calls) < 3:
+        if len(calls) < 3 or (is_cluster and not only_read):
             return [self._one(call) for call in calls]
-        if all(map(_only_reads, calls)):
-            if isinstance(calls[0], RedisCommand):
-                return self._together(calls)
-            # The first alone: it makes the script known.
-            return [self._one(calls[0]), *self._together(calls[1:])]
-        if self._connections.is_cluster:
-            return [self._one(call) for call in calls]
-        return [self._one(calls[0]), *self._pipelined(calls[1:])]
+        # The first alone: it makes the script known.
+        others = self._together(calls[1:]) if only_read else self._pipelined(calls[1:])
+        return [self._one(calls[0]), *others]
 
     def _together(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         """Send each server all calls that it has the keys of at once, in order; repeat those that failed."""
@@ -544,7 +544,7 @@ def is_refusal(error: Exception) -> bool:
 
 def away(error: Exception, connections: Connections) -> StorageUnavailableError:
     """What a user gets when Redis cannot be reached, or takes no changes."""
-    reason = " ".join(str(error).split())
+    reason = in_one_line(error)
     if reason.startswith(WITHOUT_REPLICAS):
         return StorageUnavailableError(
             f"{connections.describe()} takes no changes: {reason} Fewer replicas follow it than its "
@@ -557,7 +557,7 @@ def away(error: Exception, connections: Connections) -> StorageUnavailableError:
 
 def failure(error: redis.RedisError, connections: Connections) -> StorageError:
     """What a user gets when Redis refuses."""
-    reason = " ".join(str(error).split())
+    reason = in_one_line(error)
     if isinstance(error, errors.OutOfMemoryError):
         return StorageUnavailableError(f"{connections.describe()} is full: {reason}. Give it more memory.")
     if is_refusal(error):

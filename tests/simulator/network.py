@@ -50,12 +50,12 @@ class SimulatedServer:
         self._subscriptions: dict[tuple[SimulatedRemote, int], Unsubscribe] = {}
 
     def start(self) -> None:
-        """See `Server.start`."""
+        """See `SchedulerServer.start`."""
         self.is_open = True
         World.current().servers[str(self.address)] = self
 
     def stop(self) -> None:
-        """See `Server.stop`."""
+        """See `SchedulerServer.stop`."""
         self.is_open = False
         for leave in self._subscriptions.values():
             leave()

@@ -93,7 +93,7 @@ def simulated(world: World) -> Iterator[None]:
             f"{DATABASE}.scheduler.DatabaseJournal": SimulatedJournal,
             f"{DATABASE}.storage.SchedulerStorage": SimulatedScheduler,
             f"{DATABASE}.client.SchedulerStorage": SimulatedScheduler,
-            f"{DATABASE}.storage.Server": SimulatedServer,
+            f"{DATABASE}.storage.SchedulerServer": SimulatedServer,
             f"{DATABASE}.client.Remote": SimulatedRemote,
             f"{DATABASE}.lease.died_here": _died,
             f"{DATABASE}.lease.lives_here": _lives,

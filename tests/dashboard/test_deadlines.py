@@ -125,7 +125,7 @@ def test_pages_while_the_scheduler_hangs(client, settings):
         scheduler.thaw()
         assert re.search(r"No answer since .*\d\d:\d\d:\d\d.*may be stale", found["changelist"])
         health = {fact.label: (fact.shown, fact.level) for fact in response.context["health"]}
-        assert health["the scheduler"] == ("does not answer", "bad")
+        assert health["Scheduler"] == ("unreachable", "bad")
         assert "No%20answer%20since" in partial["Djq-Notice"]
 
         def is_well() -> bool:

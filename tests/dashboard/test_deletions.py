@@ -62,18 +62,18 @@ def test_a_job_is_deleted_after_half_a_minute_and_its_page_says_so_until_then(qu
     queue.enqueue(1, id="job-1")
     response = post(client, "remove")
     assert "It will be deleted in 30 seconds" in text(response)
-    assert "It will be deleted by the workers" in text(response)
+    assert "A worker will delete this job" in text(response)
     assert "Until then it may start" in text(response)
     assert queue.get_job("job-1") is not None
     listed = client.get(address(BY_NAME["queue"], state="waiting"))
-    assert "to be deleted" in text(listed)
+    assert "deletion pending" in text(listed)
     [event] = AuditEvent.objects.all()
     assert (event.action, event.job_id, event.detail) == ("remove", "job-1", {"operation": row().pk})
 
     in_half_a_minute()
     assert queue.get_job("job-1") is None
     assert client.get(address(BY_NAME["job"])).status_code == 404
-    assert "to be deleted" not in text(client.get(address(BY_NAME["queue"])))
+    assert "deletion pending" not in text(client.get(address(BY_NAME["queue"])))
 
 
 def test_it_is_undone_by_the_button_beside_the_message(queue, client):

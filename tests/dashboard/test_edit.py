@@ -132,7 +132,7 @@ def test_what_an_import_rejected_runs_with_other_arguments_alone(queue, client):
     options = JobOptions(rejected=error)
     get_storage().enqueue([Batch("emails", "tests.edit.mail", options, [given], ["job-1"])])
     page = said(client.get(address(BY_NAME["job"])))
-    assert "an import could not make a job of it" in page
+    assert "rejected by a bulk write" in page
     assert error[1] in page
 
     assert "need other arguments first" in said(client.post(address(BY_NAME["retry"]), follow=True))
@@ -346,7 +346,7 @@ def test_any_payload_can_be_edited_if_json_has_words_for_it(queue, client):
 def test_a_payload_that_json_has_no_words_for_says_why(queue, client):
     queue.enqueue({"rates": {1: 2}}, id="job-1")
     text = said(client.get(address(BY_NAME["edit"])))
-    assert "It cannot be edited here: rates: an object of JSON has texts as keys, and 1 is none." in text
+    assert "Arguments can't be edited: rates: JSON object keys must be strings; got 1." in text
     assert "<textarea" not in text
 
 

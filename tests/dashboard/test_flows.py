@@ -77,9 +77,9 @@ def test_a_flow_is_drawn_and_told_from_each_of_its_jobs(pages, viewer):
     ]
     assert len(list(drawn.iter("path"))) == 2
     assert "<title>merge" in html
-    assert "The same as a table" in html
+    assert "Show as table" in html
     assert "style=" not in html[html.index('id="djq-live"') :]
-    assert "A flow of 3 jobs" in html
+    assert "Workflow of 3 jobs" in html
 
 
 def test_a_job_that_is_in_no_flow_says_so(viewer):
@@ -87,7 +87,7 @@ def test_a_job_that_is_in_no_flow_says_so(viewer):
     html = page(viewer)
     assert "It depends on no other job" in html
     assert '<svg class="djq-flow"' not in html
-    assert viewer.get(address(BY_NAME["job"])).content.decode().count("Its flow") == 0
+    assert viewer.get(address(BY_NAME["job"])).content.decode().count("Workflow") == 0
 
 
 def test_a_job_that_is_not_known_has_no_flow(viewer):
@@ -136,7 +136,7 @@ def test_a_workflow_is_retried_roots_run_and_the_rest_is_blocked_behind_them(sto
 
     visit(retrier, BY_NAME["flow_retry"])
 
-    said = "2 jobs will run again. 1 job is blocked until its dependencies complete."
+    said = "2 jobs will be retried. 1 job is blocked until its dependencies complete."
     assert said in page(retrier)
     event = AuditEvent.objects.get(action="flow_retry")
     assert (event.queue, event.job_id, event.count) == ("emails", "job-1", 3)
@@ -161,7 +161,7 @@ def test_there_is_nothing_to_retry_twice(storage, pages, retrier):
     visit(retrier, BY_NAME["flow_retry"])
     visit(retrier, BY_NAME["flow_retry"])
     assert AuditEvent.objects.filter(action="flow_retry").count() == 1
-    assert "no failed job of it can run again" in page(retrier)
+    assert "no failed job can be retried" in page(retrier)
 
 
 def test_one_who_may_not_retry_is_not_asked(storage, pages, viewer):
@@ -176,7 +176,7 @@ def test_what_cannot_be_retried_is_said_before(storage, retrier):
     work(storage, "fail", slots=1)
     emails.enqueue(3, unique_key="one", delay=1_000)
     html = page(retrier)
-    assert "1 whose unique key another job has" in html
+    assert "1 with a unique key in use" in html
     assert ">Retry workflow: 1 failed job</button>" in html
 
 
@@ -210,8 +210,8 @@ def test_a_job_names_those_before_it_and_those_behind_it_after_their_end(storage
 
     html = page(viewer, "job")
 
-    assert ">A flow of 3 jobs</a>" in html
-    before, after = html.index("<h3>Waits for</h3>"), html.index("<h3>Waited for by</h3>")
+    assert ">Workflow of 3 jobs</a>" in html
+    before, after = html.index("<h3>Waits for</h3>"), html.index("<h3>Dependents</h3>")
     assert before < html.index(">job-0</span>") < after < html.index(">job-2</span>")
 
 

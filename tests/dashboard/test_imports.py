@@ -129,7 +129,7 @@ def test_one_whose_publisher_has_died_is_unfinished(client, kept, monkeypatch):
     shown = text(client.get(address(BY_NAME["import"])))
 
     assert "✖ unfinished" in shown
-    assert "The next write of the same application goes on with it." in shown
+    assert "The next write of the same application resumes this one." in shown
 
 
 class At:
@@ -167,7 +167,7 @@ def test_a_page_says_all_of_an_import(client, kept):
         "emails 1 / 4",
         "images ✔ 3 0",
         "Write Application nightly Version 20261122 Batches 5 Name write-1",
-        f"Tag of its jobs {TAG}",
+        f"Job tag {TAG}",
         "shop.send, shop.bill",
         "Spark application app-2026 Who ann",
     ):
@@ -191,8 +191,8 @@ def test_one_that_has_changed_jobs_says_what_became_of_them(client, kept):
     response = client.get(address(BY_NAME["import"]).replace(WRITE, "w2"))
 
     shown = text(response)
-    assert "12 rows 7 retried 3 not_failed 2 rejected 4 of these are dead letters" in shown
-    assert "How its jobs stand" not in shown
+    assert "12 rows 7 retried 3 not_failed 2 rejected 4 dead letters among them" in shown
+    assert "Job states" not in shown
     assert "/cancel/" not in response.content.decode()
     assert "What retry" in shown
 
@@ -215,7 +215,7 @@ def test_a_page_says_how_many_of_its_jobs_have_ended(client, on_redis):
 
     shown = text(client.get(address(BY_NAME["import"])))
 
-    assert "1 of 6 have ended" in shown
+    assert "1 of 6 finished" in shown
     assert "3 waiting 1 delayed 0 blocked 1 active 0 completed 1 failed 0 cancelled" in shown
 
 
@@ -226,7 +226,7 @@ def test_so_many_jobs_are_looked_at_only_and_that_is_said(client, kept, monkeypa
 
     shown = text(client.get(address(BY_NAME["import"])))
 
-    assert "Among the newest 4 jobs of its queues: there are more." in shown
+    assert "Counts cover the newest 4 jobs of these queues only." in shown
 
 
 def test_one_that_is_not_there_is_not_found(client, kept):
@@ -340,8 +340,8 @@ def test_nothing_is_offered_where_there_is_nothing_to_do(client, kept):
     html = client.get(address(BY_NAME["import"])).content.decode()
     assert address(BY_NAME["import_cancel"]) not in html
     assert address(BY_NAME["import_replay"]) not in html
-    assert "None of its jobs is pending." in text(client.get(address(BY_NAME["import_cancel"])))
-    assert "None of its jobs is a dead letter." in text(client.get(address(BY_NAME["import_replay"])))
+    assert "No jobs are pending." in text(client.get(address(BY_NAME["import_cancel"])))
+    assert "No jobs are dead letters." in text(client.get(address(BY_NAME["import_replay"])))
 
 
 @pytest.mark.parametrize(
@@ -383,4 +383,4 @@ def test_an_old_and_large_queue_is_no_reason_to_look_at_all_of_it(client, on_red
 
     assert "0 +" in shown or "0+" in shown
     assert "Among the first 10" in shown
-    assert "Cancel them" in shown
+    assert "Cancel jobs" in shown

@@ -39,14 +39,14 @@ def test_it_tells_what_has_happened_and_why(queue):
     html = page(logged_in(one_with(rights.VIEW)))
     assert "NoAddressError: &lt;b&gt;no&lt;/b&gt; address" in html
     assert "Traceback: line 3" in html
-    assert "failed on purpose" in html
+    assert "failed explicitly" in html
 
 
 def test_secrets_are_hidden_until_one_with_the_right_reveals_them_and_that_is_kept(queue):
     queue.enqueue(SECRET, id="job-1")
     viewer, keeper = logged_in(one_with(rights.VIEW)), logged_in(one_with(rights.VIEW, rights.VIEW_PAYLOAD))
     assert "hunter2" not in page(viewer)
-    assert "Reveal them" not in page(viewer)
+    assert "Reveal values" not in page(viewer)
     assert "hunter2" not in page(keeper)
     assert visit(viewer, BY_NAME["reveal"]).status_code == 403
     assert AuditEvent.objects.filter(action="reveal", refused=True).count() == 1
@@ -129,7 +129,7 @@ def test_a_traceback_is_shown_without_the_frames_of_libraries_and_as_a_whole():
 def test_what_is_illegal_now_is_shown_and_cannot_be_pressed(queue):
     queue.enqueue(1, id="job-1")
     html = page(logged_in(one_with(*ALL_RIGHTS)))
-    assert 'disabled data-djq-why title="Not of a job that is waiting">Retry' in html
+    assert 'disabled data-djq-why title="Not available for waiting jobs">Retry' in html
     assert ">Cancel</button>" in html
 
 
@@ -162,7 +162,7 @@ def test_what_it_waits_for_in_a_hidden_queue_is_not_named(monkeypatch):
 
     monkeypatch.setattr(rights, "sees", lambda _request, name: name == "emails")
     html = page(viewer)
-    assert "Jobs that it depends on have not ended." in html
+    assert "The job waits for unfinished dependencies." in html
     assert "secret" not in html
 
 

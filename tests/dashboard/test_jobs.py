@@ -125,7 +125,7 @@ def test_buttons_for_many_jobs_are_above_the_rows(client, memory):
     Queue("emails").enqueue_many([1, 2])
     html = page(client, state="waiting", queue="emails")
     assert html.index("Ticked: Cancel") < html.index('<table class="djq-table')
-    assert html.index("Cancel all that match…") < html.index('<table class="djq-table')
+    assert html.index("Cancel all matching…") < html.index('<table class="djq-table')
 
 
 def test_the_tabs_say_how_many_there_are(client, anywhere):
@@ -139,13 +139,13 @@ def test_a_whole_id_leads_to_its_job_and_one_that_is_gone_says_so(client, anywhe
     Queue("emails").enqueue(1, id="job-1")
     response = client.get(address(BY_NAME["jobs"], id="job-1"))
     assert response["Location"] == address(BY_NAME["job"])
-    assert "No job has the id job-2: it is gone, or never was." in page(client, id="job-2")
+    assert "No job with ID job-2 was found." in page(client, id="job-2")
 
 
 def test_an_id_in_two_queues_is_shown_in_both(client, anywhere):
     for name in ("emails", "images"):
         Queue(name).enqueue(1, id="job-1")
-    assert "Jobs with the id job-1" in page(client, id="job-1")
+    assert "Jobs with ID job-1" in page(client, id="job-1")
     assert client.get(address(BY_NAME["jobs"], id="job-1", queue="images")).status_code == 302
 
 
@@ -164,7 +164,7 @@ def test_what_is_ticked_is_cancelled_or_run_now(client, memory):
 
     html = do(client, "ticked_cancel", "a", "gone").content.decode()
     assert "1 job was cancelled." in html
-    assert "Not done: 1 gone." in html
+    assert "Skipped: 1 gone." in html
     do(client, "ticked_promote", "later")
 
     assert get_storage().states("emails", ["a", "later"]) == [State.CANCELLED, State.WAITING]
@@ -198,7 +198,7 @@ def test_what_is_ticked_is_retried_and_leads_back(client, memory):
     back = address(BY_NAME["jobs"], state="failed")
     response = do(client, "ticked_retry", "a", djq_back=back)
     assert response.redirect_chain == [(back, 302)]
-    assert "1 job will run again." in response.content.decode()
+    assert "1 job will be retried." in response.content.decode()
 
 
 def test_nothing_ticked_is_said(client, memory):

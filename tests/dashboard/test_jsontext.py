@@ -45,11 +45,11 @@ def test_what_the_codec_knows_and_json_does_not_is_there_all_the_same(value):
     ("value", "why"),
     [
         ({"a": [{1: 2}]}, r"a\[0\]: an object of JSON has texts as keys"),
-        ([float("nan")], r"\[0\]: JSON has no nan"),
+        ([float("nan")], r"\[0\]: JSON can't represent nan"),
         (datetime(2026, 6, 1, tzinfo=ZoneInfo("Asia/Kathmandu")), "JSON would not give it back"),
         ({"a": {"$date": 5}}, "a: it looks like a mark"),
         (["•••7"], r"\[0\]: it looks like a mark"),
-        ([object()], r"\[0\]: JSON has no object"),
+        ([object()], r"\[0\]: JSON can't represent object"),
         (["x" * 100_001], "more than 100,000 characters"),
     ],
 )

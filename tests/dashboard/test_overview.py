@@ -46,8 +46,8 @@ def test_a_new_one_tells_the_commands_to_start_with(client, anywhere):
 
 def test_it_says_whether_the_storage_answers_and_who_looks_after_it(client, anywhere):
     found = health(client)
-    assert found["the storage"] == ("answers", "ok")
-    assert found.get("the scheduler") == {"memory": None, "database": ("nobody", "bad")}[anywhere]
+    assert found["Storage"] == ("answers", "ok")
+    assert found.get("Scheduler") == {"memory": None, "database": ("nobody", "bad")}[anywhere]
     assert found["workers"] == ("0", "bad")
 
 
@@ -140,11 +140,11 @@ def test_jobs_whose_name_no_live_worker_knows_are_an_alert(client, memory):
     assert health(client)["jobs that no worker can run"] == ("2", "bad")
     html = shown(client).content.decode()
     assert "shop.<wbr>new.<wbr>pay" in html
-    assert "2 jobs wait in" in html
+    assert "2 jobs waiting in" in html
     assert "restart <code>manage.py runworkers</code>" in html
     for name in ("queues", "queue"):
         html = client.get(address(BY_NAME[name])).content.decode()
-        assert "✖ jobs that no worker knows" in html
+        assert "✖ unhandled jobs" in html
         assert "▶ open" not in html
 
 
@@ -152,7 +152,7 @@ def test_jobs_that_a_live_worker_knows_are_no_alert(client, memory):
     Queue("emails").enqueue(1, name="emails")
     get_storage().register_worker(WorkerInfo("w1", "host", 7, None, ("emails",), 4, 1))
     assert health(client)["jobs that no worker can run"] == ("0", "ok")
-    assert "Jobs that no worker can run" not in shown(client).content.decode()
+    assert "Unhandled jobs" not in shown(client).content.decode()
 
 
 def test_unknown_names_of_hidden_queues_are_no_alert(client, memory, settings):
@@ -176,10 +176,10 @@ def test_while_the_storage_is_away_what_was_read_last_stays(client, memory, monk
         monkeypatch.setattr(get_storage(), verb, away)
     snapshots.forget()
     response = shown(client)
-    assert "The storage cannot be reached: nobody is at home" in response.content.decode()
+    assert "The storage is unreachable: nobody is at home" in response.content.decode()
     assert response["Djq-Away"] == "1"
     assert response.context["facts"][0].value == 1
-    assert health(client)["the storage"] == ("does not answer", "bad")
+    assert health(client)["Storage"] == ("unreachable", "bad")
 
 
 @pytest.mark.parametrize(("count", "said"), [(1, "dead letter"), (2, "dead letters")])

@@ -180,9 +180,9 @@ def test_a_shared_limiter_shows_who_has_it(sharing, viewer):
     assert "Shared limiter mail" in html
     assert "3/3 (full)" in html
     assert "100/h, 97 starts left" in html
-    taken = html[html.index("Taken by") : html.index("In line")]
+    taken = html[html.index("Used by") : html.index("Waiting queues")]
     assert taken.index("reports <strong>2</strong></a>") < taken.index("emails <strong>1</strong></a>")
-    assert ">emails</a></li></ul>" in html[html.index("In line") :]
+    assert ">emails</a></li></ul>" in html[html.index("Waiting queues") :]
     assert "Limits of mail" not in html
 
 
@@ -287,21 +287,21 @@ def test_nobody_is_late_where_nobody_said_how_soon(queue, viewer):
 
 
 def test_when_a_queue_will_be_empty_is_told(queue, viewer):
-    assert "nothing waits" in shown(viewer)
+    assert "No waiting jobs" in shown(viewer)
     queue.enqueue(1)
-    assert "estimating when it drains" in shown(viewer)
+    assert "Estimating drain time" in shown(viewer)
     assert "estimating" in shown(viewer, "queues")
     queue.pause()
-    assert "not emptied while paused" in shown(viewer)
+    assert "Does not drain while paused" in shown(viewer)
     assert "not while paused" in shown(viewer, "queues")
 
 
 @pytest.mark.parametrize(
     ("found", "said", "listed"),
     [
-        (Forecast("draining", 120_000), "drains in 2 min", "2 min"),
+        (Forecast("draining", 120_000), "Drains in 2 min", "2 min"),
         (Forecast("steady"), "not shrinking", "not shrinking"),
-        (Forecast("never"), "never drains: the backlog is growing", "never: the backlog is growing"),
+        (Forecast("never"), "Never drains: the backlog is growing", "never: the backlog is growing"),
     ],
 )
 def test_the_forecast_of_a_backlog_is_told(queue, viewer, monkeypatch, found, said, listed):
@@ -310,7 +310,7 @@ def test_the_forecast_of_a_backlog_is_told(queue, viewer, monkeypatch, found, sa
     monkeypatch.setattr(queries.QueueRow, "leaving", 2.0)
     monkeypatch.setattr(queries.QueueRow, "arriving", 0.5)
     assert said in shown(viewer)
-    assert "(0 come and 2 go a minute)" in " ".join(shown(viewer).split())
+    assert "(0 in, 2 out per minute)" in " ".join(shown(viewer).split())
     assert listed in shown(viewer, "queues")
 
 

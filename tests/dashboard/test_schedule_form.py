@@ -53,7 +53,7 @@ def errors(response: Any) -> Any:
         ("blackouts", "00:00-24:00", "No time of the schedule is left."),
         ("timezone", "Europe/Atlantis", "is not the name of a time zone"),
         ("args", '{"a": 1}', "Expected a list"),
-        ("args", "[1", "This is not JSON: line 1, column 3."),
+        ("args", "[1", "Invalid JSON at line 1, column 3."),
         ("kwargs", "[1]", "Expected an object"),
     ],
 )
@@ -223,7 +223,7 @@ def test_an_empty_queue_is_that_of_the_job_and_refused_if_it_is_hidden(
 
     response = send(job_name="pay", queue="", args="[]", kwargs="{}")
     assert response.status_code == 400
-    assert errors(response)["queue"] == ["There is no such queue for you."]
+    assert errors(response)["queue"] == ["The queue doesn't exist or you don't have access."]
     assert send(job_name="pay", queue="emails", args="[]", kwargs="{}").status_code == 302
 
 
@@ -233,4 +233,4 @@ def test_an_empty_queue_of_a_job_that_is_not_known_here_is_refused_to_those_who_
     get_storage().pause("payroll")
     response = send(job_name="known.to.the.workers", queue="")
     assert response.status_code == 400
-    assert errors(response)["queue"] == ["Name the queue: this process does not know the job's own."]
+    assert errors(response)["queue"] == ["Enter a queue: this process doesn't know the job's default."]

@@ -61,7 +61,7 @@ def test_a_page_is_there_while_the_storage_is_not(name, client, memory, monkeypa
     for verb in ("overview", "workers", "series", "diagnostics", "cursor_page", "dead_letter_page"):
         monkeypatch.setattr(storage, verb, away)
     response = shown(client, name)
-    assert "The storage cannot be reached: nobody is at home" in response.content.decode()
+    assert "The storage is unreachable: nobody is at home" in response.content.decode()
     assert response["Djq-Away"] == "1"
 
 
@@ -82,7 +82,7 @@ def test_a_change_while_the_storage_is_away_says_that_it_was_not_done(client, me
         monkeypatch.setattr(get_storage(), verb, away)
     for name in ("pause", "cancel", "ticked_cancel"):
         response = client.post(address(BY_NAME[name]), {"job": "emails/a"}, follow=True)
-        assert "It was not done: nobody is at home" in response.content.decode(), name
+        assert "The action failed: nobody is at home" in response.content.decode(), name
     assert not AuditEvent.objects.exists()
 
 
@@ -163,7 +163,7 @@ def test_a_queue_that_the_user_does_not_see_is_enqueued_into_by_others(client, m
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     given = {"name": "sums.add", "args": "[1]", "kwargs": "{}", "queue": queue}
     assert (
-        "There is no such queue for you."
+        "The queue doesn't exist or you don't have access."
         in client.post(address(BY_NAME["enqueue_now"]), given).content.decode()
     )
     assert get_storage().queues() == []
@@ -180,7 +180,7 @@ def test_an_operation_tells_how_far_it_is_and_what_could_not_be_done(client, mem
     response = shown(client, "operation")
     assert response.context["share"] == 0.5
     html = response.content.decode()
-    assert "1 whose unique key another job has" in html
+    assert "1 with a unique key in use" in html
     assert "Abort" in html
     assert "ann" in shown(client, "operations").content.decode()
     assert row.kind == BulkKind.RETRY
@@ -192,7 +192,7 @@ def test_an_operation_is_ended_once(client, memory):
     assert "Undo" in shown(client, "operation").content.decode()
     said = [client.post(address(BY_NAME["abort"]), follow=True).content.decode() for _ in range(2)]
     assert "no more jobs are touched" in said[0]
-    assert "It has ended already." in said[1]
+    assert "The operation has already finished." in said[1]
     assert BulkOperation.objects.get().state == BulkState.ABORTED
     assert AuditEvent.objects.get(action="abort").detail == {"operation": 1, "queues": ["emails"]}
 
@@ -232,7 +232,7 @@ def test_who_did_what_is_told_newest_first_and_found(client, memory):
         )
     assert told(shown(client, "activity")) == ["retry", "resume", "pause"]
     assert told(shown(client, "activity", user="ann")) == ["retry", "pause"]
-    assert "refused: Retry a job" in shown(client, "activity", action="retry").content.decode()
+    assert "refused: Retry job" in shown(client, "activity", action="retry").content.decode()
 
 
 def told(response):
@@ -246,7 +246,7 @@ def test_each_action_has_a_name_to_read_and_to_choose(client, memory):
     html = shown(client, "activity", action="of_a_version_to_come").content.decode()
     assert '<option value="of_a_version_to_come" selected>of_a_version_to_come</option>' in html
     html = shown(client, "activity").content.decode().partition('id="djq-live"')[2]
-    assert "Retry or delete dead letters that match" in html
+    assert "Retry or delete matching dead letters" in html
     assert "letters_begin" not in html
 
 

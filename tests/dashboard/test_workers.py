@@ -103,8 +103,8 @@ def test_mixed_versions_are_flagged(storage, viewer):
     storage.register_worker(worker("old", version="0.5", project="a", started_at=1))
     storage.register_worker(worker("new", version="0.5", project="b", started_at=2))
     html = page(viewer)
-    assert "Workers of different versions run: b (djqueue 0.5) × 1, a (djqueue 0.5) × 1" in words(html)
-    assert html.count("not the version of the worker that started last") == 1
+    assert "Workers run different versions: b (djqueue 0.5) × 1, a (djqueue 0.5) × 1" in words(html)
+    assert html.count("older than the newest worker's version") == 1
     storage.unregister_worker("old")
     html = page(viewer)
     assert "different versions" not in html
@@ -127,7 +127,7 @@ def test_a_stop_is_asked_once_more_before(storage, keeper):
     response = press(keeper, "stop", djq_back=address(BY_NAME["workers"]))
     html = response.content.decode()
     assert response.status_code == 200
-    assert "It runs 2 jobs at the moment." in words(html)
+    assert "The worker has 2 active jobs." in words(html)
     assert f'name="djq_back" value="{address(BY_NAME["workers"])}"' in html
     assert storage.register_worker(worker("w1")) == ()
     assert not AuditEvent.objects.exists()
@@ -156,7 +156,7 @@ def test_one_that_ends_already_or_is_gone_is_said_to_and_nothing_is_kept(storage
     storage.unregister_worker("w1")
     response = press(keeper, "stop")
     assert response["Location"] == address(BY_NAME["workers"])
-    assert "There is no worker w1 any more." in words(page(keeper))
+    assert "Worker w1 no longer exists." in words(page(keeper))
     assert not AuditEvent.objects.exists()
 
 
@@ -200,7 +200,7 @@ def test_jobs_and_queues_that_are_hidden_are_not_named(viewer):
         assert "emails" in text
         assert "secret" not in text
         assert "job-9" not in text
-    assert "And 1 more job." in words(page(viewer, "worker"))
+    assert "1 more job." in words(page(viewer, "worker"))
 
 
 @pytest.mark.usefixtures("hidden")
@@ -239,9 +239,9 @@ def test_a_refused_command_is_kept_with_its_worker(storage, viewer):
 def test_a_quiet_worker_does_not_count_as_one_of_a_queue(storage, viewer):
     enqueue(storage, queue="emails")
     storage.register_worker(worker("w1", state="quiet"))
-    assert "no worker" in words(page(viewer, "queues"))
+    assert "no workers" in words(page(viewer, "queues"))
     storage.register_worker(worker("w1"))
-    assert "no worker" not in words(page(viewer, "queues"))
+    assert "no workers" not in words(page(viewer, "queues"))
 
 
 @pytest.mark.parametrize("name", ["workers", "worker"])

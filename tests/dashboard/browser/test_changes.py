@@ -66,17 +66,17 @@ def test_letters_that_are_ticked_are_deleted_and_kept_after_all(open_page, scrip
         a_failed_job(get_storage(), queue="emails", id=f"job-{number}")
     page = open_page(address(BY_NAME["letters"]), scripts=scripts)
     page.get_by_label("Tick job-1").check()
-    page.get_by_role("button", name="Delete those ticked").click()
+    page.get_by_role("button", name="Delete selected").click()
     expect(page.locator(".messagelist")).to_contain_text("1 dead letter of emails will be deleted")
-    expect(page.get_by_text("to be deleted", exact=True)).to_have_count(1)
+    expect(page.get_by_text("deletion pending", exact=True)).to_have_count(1)
     page.get_by_role("button", name="Undo").click()
-    expect(page.get_by_text("to be deleted", exact=True)).to_have_count(0)
+    expect(page.get_by_text("deletion pending", exact=True)).to_have_count(0)
 
 
 def test_a_job_is_put_off(open_page):
     Queue("emails").enqueue(1, id="job-1")
     page = open_page(address(BY_NAME["job"]))
-    page.get_by_label("Not before").fill("2035-06-01T12:00:07")
+    page.get_by_label("Run at").fill("2035-06-01T12:00:07")
     page.get_by_role("button", name="Reschedule").click()
     expect(page.locator(".messagelist")).to_contain_text("It does not run before 2035-06-01 12:00:07")
-    expect(page.get_by_label("Not before")).to_have_value("2035-06-01T12:00:07")
+    expect(page.get_by_label("Run at")).to_have_value("2035-06-01T12:00:07")

@@ -27,13 +27,13 @@ def test_a_worker_is_made_quiet_and_stopped_after_a_question(open_page, scripts)
     page.goto(address(BY_NAME["workers"]))
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
     page.get_by_role("button", name="Stop…").click()
-    expect(page.locator("#djq")).to_contain_text("It runs no job at the moment.")
+    expect(page.locator("#djq")).to_contain_text("The worker has no active jobs.")
     assert storage.register_worker(worker("w1", host="web-1", state="quiet")) == ()
     if scripts:
         page.evaluate(axe())
         assert page.evaluate(OURS)["violations"] == []
 
-    page.get_by_role("button", name="Stop it").click()
+    page.get_by_role("button", name="Stop worker").click()
     expect(page.locator(".messagelist")).to_contain_text("told to end")
     assert page.url.endswith(address(BY_NAME["workers"]))
     assert storage.register_worker(worker("w1", host="web-1", state="quiet")) == ("stop",)

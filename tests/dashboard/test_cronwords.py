@@ -16,7 +16,7 @@ from djqueue.schedules.lines import fields_of, read_line
     [
         ("* * * * *", "Every minute"),
         ("*/15 * * * *", "Every 15 minutes"),
-        ("*/7 * * * *", "At the minutes 0, 7, 14, 21, 28, 35, 42, 49 and 56"),
+        ("*/7 * * * *", "At minutes 0, 7, 14, 21, 28, 35, 42, 49 and 56"),
         ("@hourly", "Every hour"),
         ("0 */6 * * *", "At 00:00, 06:00, 12:00 and 18:00, every day"),
         ("30 2 * * *", "At 02:30, every day"),
@@ -35,7 +35,7 @@ from djqueue.schedules.lines import fields_of, read_line
         ("*/5 * * * * *", "Every 5 seconds"),
         ("10 0 3 * * *", "At second 10, in minute 0, in hour 3, every day"),
         ("5 * * * *", "At minute 5"),
-        ("10,20 0-4 * * * *", "At the seconds 10 and 20, in minutes 0 to 4"),
+        ("10,20 0-4 * * * *", "At seconds 10 and 20, in minutes 0 to 4"),
     ],
 )
 def test_a_line_in_words(line, said):

@@ -85,15 +85,15 @@ def test_a_flow_is_drawn_and_told_from_each_of_its_jobs(pages, viewer):
 def test_a_job_that_is_in_no_flow_says_so(viewer):
     Queue("emails").enqueue(1, id="job-1")
     html = page(viewer)
-    assert "It depends on no other job" in html
+    assert "This job has no dependencies" in html
     assert '<svg class="djq-flow"' not in html
-    assert viewer.get(address(BY_NAME["job"])).content.decode().count("Workflow") == 0
+    assert viewer.get(address(BY_NAME["job"])).content.decode().count("<h2>Workflow</h2>") == 0
 
 
 def test_a_job_that_is_not_known_has_no_flow(viewer):
     response = viewer.get(address(BY_NAME["flow"]))
     assert response.status_code == 404
-    assert "There is no job job-1" in response.content.decode()
+    assert "Job job-1 was not found" in response.content.decode()
 
 
 def test_a_flow_is_listed_by_what_it_leads_to_and_how_far_it_is(storage, pages, viewer):
@@ -105,13 +105,13 @@ def test_a_flow_is_listed_by_what_it_leads_to_and_how_far_it_is(storage, pages, 
     assert html.count("data-djq-row") == 1
     assert ">merge</a>" in html
     assert "1/3" in html
-    assert "There are no such flows" in page(viewer, "flows", state="failed")
+    assert "No matching workflows" in page(viewer, "flows", state="failed")
 
 
 def test_a_flow_that_is_over_is_listed_among_those_that_are(storage, pages, viewer):
     while work(storage):
         pass
-    assert "There are no such flows" in page(viewer, "flows")
+    assert "No matching workflows" in page(viewer, "flows")
     html = page(viewer, "flows", state="completed")
     assert html.count("data-djq-row") == 1
     assert "3/3" in html
@@ -125,7 +125,7 @@ def test_jobs_without_a_flow_are_not_listed(storage, viewer):
 def test_a_flow_is_found_by_the_id_of_a_job(pages, viewer):
     response = viewer.get(address(BY_NAME["flows"], id="job-1"))
     assert response["Location"] == address(BY_NAME["flow"])
-    assert "There is none" in page(viewer, "flows", id="nobody")
+    assert "No job with this ID was found" in page(viewer, "flows", id="nobody")
 
 
 def test_a_workflow_is_retried_roots_run_and_the_rest_is_blocked_behind_them(storage, pages, retrier):
@@ -225,7 +225,7 @@ def test_of_many_jobs_the_failed_ones_are_named(storage, monkeypatch, viewer):
     html = page(viewer)
 
     assert "10 jobs" in html
-    assert "Jobs of one step and state are one box" in html
+    assert "Jobs of the same step and state are grouped" in html
     listed = html[html.index("<h2>Failed jobs</h2>") :]
     assert all(job_id in listed for job_id in failed)
 

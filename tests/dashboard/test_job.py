@@ -65,11 +65,11 @@ def test_two_who_retry_one_job_retry_it_once(queue):
     for client in clients:
         assert visit(client, BY_NAME["retry"]).status_code == 302
     assert queue.get_job("job-1").state is State.WAITING
-    assert "will run again" in page(clients[0])
+    assert "will be retried" in page(clients[0])
     late = page(clients[1])
     assert "no longer failed" in late
     event = AuditEvent.objects.get(action="retry")
-    assert f"It was retried already by {event.user} at {rendering.local(event.at)}" in late
+    assert f"Already retried by {event.user} at {rendering.local(event.at)}" in late
 
 
 def test_one_who_retries_what_another_one_has_ticked_and_retried_is_told_by_whom(queue):
@@ -79,7 +79,7 @@ def test_one_who_retries_what_another_one_has_ticked_and_retried_is_told_by_whom
     first.post(address(BY_NAME["letters_selected"]), {"job": ["emails/job-1"]})
     visit(second, BY_NAME["retry"])
     event = AuditEvent.objects.get(action="letters_selected")
-    assert f"It was retried already by {event.user}" in page(second)
+    assert f"Already retried by {event.user}" in page(second)
 
 
 @pytest.mark.parametrize("action", ["retry", "promote", "cancel", "remove"])
@@ -87,8 +87,8 @@ def test_one_who_comes_when_the_job_is_gone_is_told(action):
     client = logged_in(one_with(*ALL_RIGHTS))
     assert visit(client, BY_NAME[action]).status_code == 302
     html = page(client)
-    assert "Nothing was done" in html
-    assert "There is no job job-1" in html
+    assert "Not done, the job has changed" in html
+    assert "Job job-1 was not found" in html
     assert not AuditEvent.objects.exists()
 
 
@@ -149,7 +149,7 @@ def test_what_holds_it_back_in_a_hidden_queue_is_not_named(settings, monkeypatch
 
     monkeypatch.setattr(rights, "sees", lambda _request, name: name == "emails")
     html = page(viewer)
-    assert "which its queue shares" in html
+    assert "The shared limiter" in html
     for name in ("other-1", "secret"):
         assert name not in html
 
@@ -172,7 +172,7 @@ def test_a_deleted_job_is_gone_and_its_page_says_so(queue):
     queue.remove("job-1")
     response = client.get(address(BY_NAME["job"]))
     assert response.status_code == 404
-    assert "There is no job job-1 in the queue emails" in response.content.decode()
+    assert "Job job-1 was not found in queue emails" in response.content.decode()
 
 
 def test_a_page_takes_few_queries(queue, django_assert_max_num_queries):

@@ -162,7 +162,7 @@ def test_a_mark_stands_for_its_value_only_where_that_was() -> None:
     row = kept(**SECRET)
     response = send("cron_save", row.pk, kwargs='{"to": "•••1"}')
     assert response.status_code == 400
-    assert "only where that was" in errors(response)["kwargs"][0]
+    assert "only in its original place" in errors(response)["kwargs"][0]
     assert "hunter2" not in response.content.decode()
 
 
@@ -170,7 +170,7 @@ def test_another_job_does_not_get_hidden_values() -> None:
     row = kept(**SECRET)
     response = send("cron_save", row.pk, job_name="shop.jobs.echo", kwargs='{"password": "•••1"}')
     assert response.status_code == 400
-    assert "does not get hidden values" in errors(response)["job_name"][0]
+    assert "passed to another job" in errors(response)["job_name"][0]
 
 
 def test_a_kept_value_is_not_uncovered_by_what_is_changed_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_a_kept_value_is_not_uncovered_by_what_is_changed_beside_it(monkeypatch:
     response = send("cron_save", row.pk, args="[]", kwargs='{"text": "•••1", "private": false}')
 
     assert response.status_code == 400
-    assert "a hidden value would be seen" in errors(response)["__all__"][0]
+    assert "would expose a hidden value" in errors(response)["__all__"][0]
     row.refresh_from_db()
     assert row.kwargs["private"] is True
 

@@ -142,9 +142,9 @@ def test_a_registered_job_is_enqueued_with_what_its_function_takes(client, memor
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"args": "[1, 2, 3]"}, "does not take these arguments"),
-        ({"args": "{}"}, "not a JSON list"),
-        ({"args": "[1"}, "This is not JSON: line 1, column 3"),
+        ({"args": "[1, 2, 3]"}, "does not accept these arguments"),
+        ({"args": "{}"}, "Enter a JSON list"),
+        ({"args": "[1"}, "Invalid JSON at line 1, column 3"),
         ({"name": "os.system", "args": '["ls"]'}, "Select a valid choice"),
         ({"args": "[1]", "delay": "-1"}, "greater than or equal to 0"),
     ],
@@ -162,10 +162,7 @@ def test_a_queue_that_the_user_does_not_see_is_enqueued_into_by_others(client, m
     seen = {"QUEUE_FILTER": lambda _request, name: name == "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     given = {"name": "sums.add", "args": "[1]", "kwargs": "{}", "queue": queue}
-    assert (
-        "The queue doesn't exist or you don't have access."
-        in client.post(address(BY_NAME["enqueue_now"]), given).content.decode()
-    )
+    assert "exist or you don" in client.post(address(BY_NAME["enqueue_now"]), given).content.decode()
     assert get_storage().queues() == []
 
 
@@ -191,7 +188,7 @@ def test_an_operation_is_ended_once(client, memory):
     BulkOperation.objects.update(id=1)
     assert "Undo" in shown(client, "operation").content.decode()
     said = [client.post(address(BY_NAME["abort"]), follow=True).content.decode() for _ in range(2)]
-    assert "no more jobs are touched" in said[0]
+    assert "No more jobs are changed" in said[0]
     assert "The operation has already finished." in said[1]
     assert BulkOperation.objects.get().state == BulkState.ABORTED
     assert AuditEvent.objects.get(action="abort").detail == {"operation": 1, "queues": ["emails"]}
@@ -329,7 +326,7 @@ def test_pages_of_operations_are_pages_of_what_the_user_sees(client, memory, set
 def test_the_storage_says_how_it_is(client, anywhere):
     html = shown(client, "storage").content.decode()
     assert get_storage().describe().partition("(")[0].strip() in html.replace("&#x27;", "'")
-    assert "Nobody runs jobs" in html
+    assert "No worker is running" in html
 
 
 def test_no_secret_of_the_storage_is_told(client, settings):
@@ -348,7 +345,7 @@ def test_a_job_that_went_while_it_was_listed_says_so(client, anywhere):
     snapshots.clear()
     response = client.get(address(BY_NAME["job"]))
     assert response.status_code == 404
-    assert "There is no job job-1 in the queue emails" in response.content.decode()
+    assert "Job job-1 was not found in queue emails" in response.content.decode()
 
 
 def test_one_with_the_right_alone_sees_each_page(memory):

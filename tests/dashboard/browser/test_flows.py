@@ -64,5 +64,5 @@ def test_a_job_of_the_drawing_is_opened_by_keyboard(open_page, flow):
 def test_what_failed_runs_again_with_one_button_and_without_scripts(open_page, flow):
     window = open_page(address(BY_NAME["flow"]), scripts=False)
     window.get_by_role("button", name="Retry workflow: 5 failed jobs").click()
-    expect(window.locator(".messagelist")).to_contain_text("1 job will run again")
+    expect(window.locator(".messagelist")).to_contain_text("1 job will be retried")
     expect(window.get_by_role("link", name=f"fetch, waiting, emails {flow[1]}")).to_be_visible()

@@ -20,7 +20,7 @@ def test_a_worker_is_made_quiet_and_stopped_after_a_question(open_page, scripts)
     storage.register_worker(worker("w1", host="web-1", heartbeat=5_000))
     page = open_page(address(BY_NAME["workers"]), scripts=scripts)
     page.get_by_role("button", name="Quiet").click()
-    expect(page.locator(".messagelist")).to_contain_text("told to claim no more")
+    expect(page.locator(".messagelist")).to_contain_text("to stop claiming jobs")
     assert storage.register_worker(worker("w1", host="web-1", state="quiet")) == ("quiet",)
     snapshots.clear()
 
@@ -34,7 +34,7 @@ def test_a_worker_is_made_quiet_and_stopped_after_a_question(open_page, scripts)
         assert page.evaluate(OURS)["violations"] == []
 
     page.get_by_role("button", name="Stop worker").click()
-    expect(page.locator(".messagelist")).to_contain_text("told to end")
+    expect(page.locator(".messagelist")).to_contain_text("to stop.")
     assert page.url.endswith(address(BY_NAME["workers"]))
     assert storage.register_worker(worker("w1", host="web-1", state="quiet")) == ("stop",)
 
@@ -44,7 +44,7 @@ def test_a_dump_comes_to_the_open_page(open_page):
     storage.register_worker(worker("w1"))
     page = open_page(address(BY_NAME["worker"]))
     page.get_by_role("button", name="Dump stacks").click()
-    expect(page.locator(".messagelist")).to_contain_text("asked where it is")
+    expect(page.locator(".messagelist")).to_contain_text("Requested a stack dump")
     assert storage.register_worker(worker("w1")) == ("dump",)
     storage.save_dump("w1", 'File "shop/jobs.py", line 3, in send')
     page.wait_for_function("window.htmx !== undefined")

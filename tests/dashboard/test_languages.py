@@ -145,7 +145,8 @@ def test_the_last_upkeep_is_told_in_german_on_the_overview(german, busy, monkeyp
 
 
 def test_djangos_own_word_is_not_taken_for_a_state(german, busy):
-    texts = opened(PAGES[0]).texts
+    [queues] = [page for page in PAGES if page.name == "queue"]
+    texts = opened(queues).texts
     assert "aktiv" in texts
     assert "Aktiv" not in texts
 

@@ -21,7 +21,5 @@ def test_the_rest_of_an_import_is_cancelled_without_scripts(open_page, monkeypat
     window.get_by_role("link", name="Cancel remaining jobs…").click()
     window.get_by_role("button", name="Cancel jobs").click()
 
-    expect(window.locator("body")).to_contain_text(
-        "Bulk operation started."
-    )
+    expect(window.locator("body")).to_contain_text("Bulk operation started.")
     expect(window.locator("#djq-live")).to_contain_text(tag_of(CAPTURED["write"]))

@@ -164,7 +164,7 @@ def test_the_form_can_be_used_though_the_storage_is_away(memory, ada, monkeypatc
 
     html = page(logged_in(make_superuser()), ada)
 
-    assert "The storage is unreachable: nobody answers" in panel(html)
+    assert "The storage cannot be reached: nobody answers" in panel(html)
     assert 'name="_save"' in html
 
 

@@ -43,7 +43,12 @@ def size(number: float) -> str:
 def workers_line(count: int) -> DiagnosticLine:
     """How many workers have been heard of lately."""
     if count:
-        return DiagnosticLine("workers.alive", "Workers", "alive", f"{count:,}")
+        return DiagnosticLine("workers.alive", "Workers", "Live", f"{count:,}")
     return DiagnosticLine(
-        "workers.alive", "Workers", "alive", "0", WARN, "Nobody runs jobs: start `manage.py runworkers`."
+        "workers.alive",
+        "Workers",
+        "Live",
+        "0",
+        WARN,
+        "No worker is running: start one with `manage.py runworkers`.",
     )

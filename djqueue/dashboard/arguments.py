@@ -15,5 +15,5 @@ def check_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     try:
         inspect.signature(registry.get(name).function).bind(*args, **kwargs)
     except TypeError as error:
-        said = _("The job does not take these arguments: %(error)s.")
+        said = _("The job does not accept these arguments: %(error)s.")
         raise ValidationError(said, params={"error": error}) from None

@@ -37,10 +37,10 @@ assert set(AHEAD) == set(PENDING)
 ENQUEUE = "enqueue"
 """The operation of a write that brings jobs."""
 LABELS = {
-    PUBLISHING: gettext_lazy("being published"),
+    PUBLISHING: gettext_lazy("publishing"),
     DONE: gettext_lazy("done"),
     FAILED: gettext_lazy("failed"),
-    UNFINISHED: gettext_lazy("unfinished"),
+    UNFINISHED: gettext_lazy("interrupted"),
 }
 
 

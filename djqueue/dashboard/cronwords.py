@@ -30,17 +30,17 @@ def _words(expression: str, _language: str | None) -> str:
 def _time(fields: Fields) -> str:
     seconds, minutes, hours = (sorted(one) for one in (fields.seconds, fields.minutes, fields.hours))
     if seconds != [0]:
-        at = ngettext("at second %s", "at the seconds %s", len(seconds))
+        at = ngettext("at second %s", "at seconds %s", len(seconds))
         said = [_within(seconds, 60, _("every second"), _("every %s seconds"), at)]
         if len(minutes) < 60:
-            said.append(ngettext("in minute %s", "in the minutes %s", len(minutes)) % _listed(minutes))
+            said.append(ngettext("in minute %s", "in minutes %s", len(minutes)) % _listed(minutes))
         return ", ".join(said + _hours(hours))
     if len(minutes) * len(hours) <= TIMES and len(hours) < 24:
         times = [f"{hour:02}:{minute:02}" for hour in hours for minute in minutes]
         return _("at %s") % get_text_list(times, _("and"))
     if minutes == [0] and (step := _step(hours, 24)):
         return _("every hour") if step == 1 else _("every %s hours") % step
-    at = ngettext("at minute %s", "at the minutes %s", len(minutes))
+    at = ngettext("at minute %s", "at minutes %s", len(minutes))
     said = [_within(minutes, 60, _("every minute"), _("every %s minutes"), at)]
     return ", ".join(said + _hours(hours))
 
@@ -48,7 +48,7 @@ def _time(fields: Fields) -> str:
 def _hours(hours: Sequence[int]) -> list[str]:
     if len(hours) == 24:
         return []
-    return [ngettext("in hour %s", "in the hours %s", len(hours)) % _listed(hours)]
+    return [ngettext("in hour %s", "in hours %s", len(hours)) % _listed(hours)]
 
 
 def _within(values: Sequence[int], all_of: int, every: str, each: str, at: str) -> str:
@@ -84,7 +84,7 @@ def _day(fields: Fields) -> str:
 def _days(days: Iterable[int]) -> str:
     named = {LAST_DAY: _("on the last day of the month"), LAST_WORKDAY: _("on the last workday of the month")}
     plain = sorted(set(days) - named.keys())
-    day = ngettext("on day %s of the month", "on the days %s of the month", len(plain))
+    day = ngettext("on day %s of the month", "on days %s of the month", len(plain))
     said = [day % _listed(plain)] if plain else []
     said += [text for day, text in named.items() if day in days]
     return get_text_list(said, _("and"))

@@ -62,7 +62,7 @@ def life(record_state: State, events: Iterable[tuple[str, int]], run_at: int = 0
     else:
         pending = (_("since"), _clock(last)) if last else ()
     running = (
-        ngettext("%(count)d run", "%(count)d runs", runs) % {"count": runs},
+        ngettext("%(count)d attempt", "%(count)d attempts", runs) % {"count": runs},
         spans.shown(ran) if not (record_state is State.ACTIVE and runs == 1) else _clock(last),
     )
     end = {State.COMPLETED: "good", State.FAILED: "bad", State.CANCELLED: "past"}

@@ -51,12 +51,12 @@ def refusal(request: HttpRequest, state: State) -> str:
     """Why the user cannot edit a job in this state; empty: it can be done."""
     how = way(state)
     if how is None:
-        return _("It is running: what it was given cannot be changed any more.")
+        return _("Arguments of an active job can't be changed.")
     if all(rights.may(request, right) for right in TAKES[how]):
         return ""
     if how == RETRY:
-        return _("It has failed: to run it with other arguments takes the right to retry jobs.")
-    return _("It has ended: to make a new job of it takes the right to enqueue jobs.")
+        return _("Retrying a failed job with other arguments requires permission to retry jobs.")
+    return _("Creating a new job from a finished one requires permission to enqueue jobs.")
 
 
 class Editable(NamedTuple):
@@ -179,7 +179,7 @@ class EditForm(forms.Form):
         try:
             found: str = _signer(self._record).unsign(self.cleaned_data["new_id"])
         except BadSignature:
-            raise forms.ValidationError(_("This is not the form that was shown.")) from None
+            raise forms.ValidationError(_("The form has been altered. Reload the page.")) from None
         return found
 
     def clean(self) -> dict[str, Any]:
@@ -205,9 +205,9 @@ class EditForm(forms.Form):
 def _read(name: str, text: str, draft: Draft) -> Any:
     value = jsontext.read(text, draft.hidden, () if name == "payload" else (name,))
     if name == "args" and not isinstance(value, (list, tuple)):
-        raise MalformedError(_("This is not a JSON list."))
+        raise MalformedError(_("Enter a JSON list."))
     if name == "kwargs" and not isinstance(value, dict):
-        raise MalformedError(_("This is not a JSON object."))
+        raise MalformedError(_("Enter a JSON object."))
     return value
 
 

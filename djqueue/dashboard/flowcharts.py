@@ -37,7 +37,7 @@ def svg(graph: FlowGraph, drawing: Drawing, url: Callable[[FlowNode], str]) -> S
     url: the address of a job's page.
     """
     count = len(graph.nodes)
-    title = ngettext("A flow of %(count)d job", "A flow of %(count)d jobs", count) % {"count": count}
+    title = ngettext("Workflow of %(count)d job", "Workflow of %(count)d jobs", count) % {"count": count}
     return format_html(
         '<svg class="djq-flow" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="group" '
         'aria-labelledby="djq-flow-title djq-flow-desc"><title id="djq-flow-title">{2}</title>'
@@ -45,7 +45,7 @@ def svg(graph: FlowGraph, drawing: Drawing, url: Callable[[FlowNode], str]) -> S
         str(drawing.width),
         str(drawing.height),
         title,
-        _("What has to be done first is on the left. The table below says the same in words."),
+        _("Jobs run from left to right. The table below lists the same jobs."),
         format_html_join("", "{}", ((_line(line),) for line in drawing.lines)),
         format_html_join("", "{}", ((_box(box, graph, url),) for box in drawing.in_order())),
     )
@@ -53,7 +53,7 @@ def svg(graph: FlowGraph, drawing: Drawing, url: Callable[[FlowNode], str]) -> S
 
 def word(state: State | None) -> str:
     """A state in a word."""
-    return _("gone") if state is None else str(JobState(state.value).label)
+    return _("removed") if state is None else str(JobState(state.value).label)
 
 
 def several(box: GraphNode) -> str:

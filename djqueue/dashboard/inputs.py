@@ -31,7 +31,7 @@ def check(request: HttpRequest, captured: Mapping[str, Any]) -> None:
     for name, value in found:
         if isinstance(value, str) and "\0" in value:
             shown = name.replace("\0", "")
-            raise BadInputError(f"{shown}: {_('The value has a NUL character.')}")
+            raise BadInputError(f"{shown}: {_('The value contains a NUL character.')}")
 
 
 def check_hidden(form: forms.BaseForm) -> None:
@@ -98,7 +98,7 @@ class ArgumentsField(forms.Field):
         """Raise ValidationError for a text with a NUL, which PostgreSQL refuses in a column of JSON."""
         super().validate(value)
         if any("\0" in text for text in _texts(value)):
-            raise ValidationError(_("The value has a NUL character."))
+            raise ValidationError(_("The value contains a NUL character."))
 
     def keeps(self, text: str) -> set[str]:
         """Return the marks that a text which was read has kept."""

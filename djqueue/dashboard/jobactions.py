@@ -44,9 +44,7 @@ CANCEL = JobAction(
     legal=_can("cancel"),
     done={
         "cancelled": ngettext_lazy("%d job was cancelled.", "%d jobs were cancelled."),
-        "requested": ngettext_lazy(
-            "%d running job was asked to stop.", "%d running jobs were asked to stop."
-        ),
+        "requested": ngettext_lazy("%d active job was asked to stop.", "%d active jobs were asked to stop."),
     },
     log=gettext_noop("Cancelled."),
 )
@@ -56,7 +54,7 @@ PROMOTE = JobAction(
         "promoted" if promoted else "not_delayed" for promoted in storage.promote(queue, ids)
     ],
     legal=_can("promote"),
-    done={"promoted": ngettext_lazy("%d job may run now.", "%d jobs may run now.")},
+    done={"promoted": ngettext_lazy("%d job is ready to run.", "%d jobs are ready to run.")},
     log=gettext_noop("Promoted."),
 )
 RETRY = JobAction(
@@ -64,7 +62,7 @@ RETRY = JobAction(
     call=lambda storage, queue, ids: storage.retry(queue, ids),
     legal=_can("retry_dead"),
     done={
-        "retried": ngettext_lazy("%d job will run again.", "%d jobs will run again."),
+        "retried": ngettext_lazy("%d job will be retried.", "%d jobs will be retried."),
         "blocked_again": ngettext_lazy(
             "%d job is blocked until its dependencies complete.",
             "%d jobs are blocked until their dependencies complete.",
@@ -86,19 +84,19 @@ REMOVE = JobAction(
 REFUSALS = {
     "waiting": gettext_lazy("%d waiting"),
     "delayed": gettext_lazy("%d delayed"),
-    "blocked": gettext_lazy("%d waiting for other jobs"),
-    "active": gettext_lazy("%d running"),
+    "blocked": gettext_lazy("%d blocked"),
+    "active": gettext_lazy("%d active"),
     "completed": gettext_lazy("%d completed"),
     "failed": gettext_lazy("%d failed"),
     "cancelled": gettext_lazy("%d cancelled"),
-    "not_found": gettext_lazy("%d gone"),
-    "changed": gettext_lazy("%d another one by now"),
-    "arrived": gettext_lazy("%d that came later"),
+    "not_found": gettext_lazy("%d not found"),
+    "changed": gettext_lazy("%d changed since"),
+    "arrived": gettext_lazy("%d enqueued later"),
     "not_failed": gettext_lazy("%d no longer failed"),
     "not_delayed": gettext_lazy("%d no longer delayed"),
-    "not_removed": gettext_lazy("%d running or gone"),
-    "unique_key_taken": gettext_lazy("%d whose unique key another job has"),
-    "rejected": gettext_lazy("%d that need other arguments first"),
-    "dependency_gone": gettext_lazy("%d whose dependency was cancelled or removed"),
+    "not_removed": gettext_lazy("%d active or not found"),
+    "unique_key_taken": gettext_lazy("%d with a unique key in use"),
+    "rejected": gettext_lazy("%d with rejected arguments"),
+    "dependency_gone": gettext_lazy("%d with a cancelled or removed dependency"),
 }
 """Why it was not done, with the number of jobs."""

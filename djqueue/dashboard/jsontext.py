@@ -82,10 +82,10 @@ def write(value: Any, shown: Any, path: Path = (), *, tagged: bool = True) -> Dr
     plain = _plain(value, shown, path, hidden, 0, tagged=tagged)
     text = json.dumps(plain, ensure_ascii=False, indent=2)
     if len(text) > LONGEST:
-        raise NotEditableError(_("it has more than 100,000 characters"))
+        raise NotEditableError(_("the value has more than 100,000 characters"))
     draft = Draft(text, hidden)
     if repr(read(text, draft.hidden, path, tagged=tagged)) != repr(value):
-        raise NotEditableError(_("JSON would not give it back as it is"))
+        raise NotEditableError(_("the value doesn't survive a round trip through JSON"))
     return draft
 
 
@@ -98,19 +98,19 @@ def hidden_whole(value: Any, path: Path) -> Draft:
 def read(text: str, hidden: Mapping[str, tuple[Path, Any]], path: Path = (), *, tagged: bool = True) -> Any:
     """The value of a text. Raises MalformedError."""
     if len(text) > LONGEST:
-        raise MalformedError(_("There are more than 100,000 characters."))
+        raise MalformedError(_("Enter at most 100,000 characters."))
     try:
         plain = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
         return _value(plain, hidden, path, 0, tagged=tagged)
     except json.JSONDecodeError as error:
-        said = _("This is not JSON: line %(line)d, column %(column)d.")
+        said = _("Invalid JSON at line %(line)d, column %(column)d.")
         raise MalformedError(said % {"line": error.lineno, "column": error.colno}) from None
     except RecursionError:
-        raise MalformedError(_("It is nested too deeply.")) from None
+        raise MalformedError(_("The value is nested too deeply.")) from None
     except MalformedError:
         raise
     except ValueError:
-        raise MalformedError(_("A number has thousands of digits.")) from None
+        raise MalformedError(_("A number has too many digits.")) from None
 
 
 def marks(text: str) -> set[str]:
@@ -134,14 +134,14 @@ def _plain(
         hidden[mark] = path, value
         return mark
     if level > DEEPEST:
-        raise NotEditableError(_("it is nested too deeply"))
+        raise NotEditableError(_("the value is nested too deeply"))
     kind = type(value)
     if kind is dict:
         for key in value:
             if type(key) is not str:
-                raise _refused(path, _("an object of JSON has texts as keys, and %s is none") % repr(key))
+                raise _refused(path, _("JSON object keys must be strings; got %s") % repr(key))
         if tagged and len(value) == 1 and next(iter(value)) in _READ:
-            raise _refused(path, _("it looks like a mark of this form"))
+            raise _refused(path, _("the value looks like a placeholder of this form"))
         return {
             key: _plain(part, shown[key], (*path, key), hidden, level + 1, tagged=tagged)
             for key, part in value.items()
@@ -153,14 +153,14 @@ def _plain(
         ]
         return parts if kind is list else {"$tuple": parts}
     if kind is str and MARK.fullmatch(value):
-        raise _refused(path, _("it looks like a mark of this form"))
+        raise _refused(path, _("the value looks like a placeholder of this form"))
     if kind is float and not math.isfinite(value):
-        raise _refused(path, _("JSON has no %s") % value)
+        raise _refused(path, _("JSON can't represent %s") % value)
     if value is None or kind in (bool, int, float, str):
         return value
     if kind in _WRITTEN:
         return _WRITTEN[kind](value)
-    raise _refused(path, _("JSON has no %s") % kind.__qualname__)
+    raise _refused(path, _("JSON can't represent %s") % kind.__qualname__)
 
 
 def _is_seen(value: Any, shown: Any) -> bool:
@@ -176,15 +176,13 @@ def _value(
     plain: Any, hidden: Mapping[str, tuple[Path, Any]], path: Path, level: int, *, tagged: bool
 ) -> Any:
     if level > 2 * DEEPEST:
-        raise MalformedError(_("It is nested too deeply."))
+        raise MalformedError(_("The value is nested too deeply."))
     if isinstance(plain, str):
         _check_text(plain)
     if isinstance(plain, str) and MARK.fullmatch(plain):
         there, value = hidden.get(plain, (None, None))
         if there != path:
-            said = _(
-                "%(mark)s stands for a hidden value only where that was: replace it by a value of yours."
-            )
+            said = _("%(mark)s stands for a hidden value only in its original place. Enter a value instead.")
             raise MalformedError(said % {"mark": plain})
         return value
     if isinstance(plain, list):
@@ -209,7 +207,7 @@ def _value(
 
 def _check_text(text: str) -> None:
     if SURROGATE.search(text):
-        raise MalformedError(_("A text has half of a surrogate pair, which is no character."))
+        raise MalformedError(_("A string contains an unpaired surrogate."))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -217,12 +215,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _value in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise MalformedError(_("The key %(key)s is there twice.") % {"key": json.dumps(twice)})
+        raise MalformedError(_("Duplicate key: %(key)s.") % {"key": json.dumps(twice)})
     return found
 
 
 def _constant(word: str) -> Any:
-    raise MalformedError(_("JSON has no %s") % word)
+    raise MalformedError(_("JSON can't represent %s") % word)
 
 
 def _refused(path: Path, why: str) -> NotEditableError:

@@ -8,16 +8,16 @@ from . import rendering
 from .tables import rows_of
 
 SENTENCES = {
-    "retry": gettext_lazy("It was retried already by %(user)s at %(at)s."),
-    "letters_selected": gettext_lazy("It was retried already by %(user)s at %(at)s."),
-    "edit_now": gettext_lazy("Its arguments were edited by %(user)s at %(at)s."),
-    "ticked_retry": gettext_lazy("It was retried already by %(user)s at %(at)s."),
-    "ticked_promote": gettext_lazy("%(user)s had it run at once at %(at)s."),
-    "ticked_cancel": gettext_lazy("It was cancelled by %(user)s at %(at)s."),
-    "promote": gettext_lazy("%(user)s had it run at once at %(at)s."),
-    "reschedule": gettext_lazy("It was given another time by %(user)s at %(at)s."),
-    "reprioritise": gettext_lazy("It was given another priority by %(user)s at %(at)s."),
-    "cancel": gettext_lazy("It was cancelled by %(user)s at %(at)s."),
+    "retry": gettext_lazy("Already retried by %(user)s at %(at)s."),
+    "letters_selected": gettext_lazy("Already retried by %(user)s at %(at)s."),
+    "edit_now": gettext_lazy("Arguments edited by %(user)s at %(at)s."),
+    "ticked_retry": gettext_lazy("Already retried by %(user)s at %(at)s."),
+    "ticked_promote": gettext_lazy("Run immediately by %(user)s at %(at)s."),
+    "ticked_cancel": gettext_lazy("Cancelled by %(user)s at %(at)s."),
+    "promote": gettext_lazy("Run immediately by %(user)s at %(at)s."),
+    "reschedule": gettext_lazy("Rescheduled by %(user)s at %(at)s."),
+    "reprioritise": gettext_lazy("Priority changed by %(user)s at %(at)s."),
+    "cancel": gettext_lazy("Cancelled by %(user)s at %(at)s."),
 }
 """By the action."""
 AT_ONCE = ("letters_selected", "ticked_retry", "ticked_promote", "ticked_cancel")

@@ -29,14 +29,14 @@ class LimitsForm(forms.Form):
         label=gettext_lazy("Rate"),
         required=False,
         show_hidden_initial=True,
-        help_text=gettext_lazy("As 100/s, 20/m or 5/h; empty: no limit."),
+        help_text=gettext_lazy("For example 100/s, 20/m or 5/h; empty: no limit."),
     )
     concurrency = forms.IntegerField(
-        label=gettext_lazy("Active at once"),
+        label=gettext_lazy("Concurrency"),
         required=False,
         min_value=1,
         show_hidden_initial=True,
-        help_text=gettext_lazy("Over all workers; empty: no limit."),
+        help_text=gettext_lazy("Active jobs across all workers; empty: no limit."),
     )
 
     def given(self) -> dict[str, Any]:
@@ -66,15 +66,15 @@ class GroupForm(forms.Form):
 
     name = forms.CharField(required=False, strip=False, widget=forms.HiddenInput)
     concurrency = forms.IntegerField(
-        label=gettext_lazy("Active at once"),
+        label=gettext_lazy("Concurrency"),
         required=False,
         min_value=1,
-        help_text=gettext_lazy("Jobs of one group; empty: as the settings say."),
+        help_text=gettext_lazy("Active jobs per group; empty: the value from the settings."),
     )
     rate = forms.CharField(
         label=gettext_lazy("Rate"),
         required=False,
-        help_text=gettext_lazy("As 100/s, 20/m or 5/h; empty: as the settings say."),
+        help_text=gettext_lazy("For example 100/s, 20/m or 5/h; empty: the value from the settings."),
     )
 
 
@@ -85,7 +85,9 @@ class OneGroupForm(GroupForm):
         label=gettext_lazy("Weight"),
         required=False,
         min_value=1,
-        help_text=gettext_lazy("Its turns for each one of another group; empty: as the settings say."),
+        help_text=gettext_lazy(
+            "Turns per turn of a group with weight 1; empty: the value from the settings."
+        ),
     )
 
     field_order = ("name", "concurrency", "rate", "weight")

@@ -23,7 +23,7 @@ def arguments(record: JobRecord) -> str:
     try:
         value = redaction.payload(record, revealed=False)
     except SerializationError:
-        return _("cannot be read here")
+        return _("unreadable")
     return _cut(_line(value))
 
 

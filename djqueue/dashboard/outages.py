@@ -176,7 +176,10 @@ def _unavailable(site: AdminSite, request: HttpRequest, alias: str) -> HttpRespo
     """Return the page for a database that is away. Nothing of it needs a database, a session or a user."""
     outage = outages.of(alias).outage
     since = "" if outage is None else f"{to_datetime(outage.since):%H:%M:%S} UTC"
-    text = _("The database '%(alias)s' does not answer (since %(since)s).") % {"alias": alias, "since": since}
+    text = _("The database '%(alias)s' has been unreachable since %(since)s.") % {
+        "alias": alias,
+        "since": since,
+    }
     for name in ("session", "_messages"):
         # The middleware of sessions and messages would write to the database that is away.
         request.__dict__.pop(name, None)

@@ -104,7 +104,7 @@ class Planned(NamedTuple):
     def told(self) -> str:
         """The last runs in words."""
         count = len(self.past)
-        said = ngettext("The last run", "The last %(count)d runs", count) % {"count": count}
+        said = ngettext("Last %(count)d run", "Last %(count)d runs", count) % {"count": count}
         labels = Counter(run.label for run in self.past)
         return f"{said}: " + ", ".join(f"{number} {label}" for label, number in labels.most_common())
 

@@ -32,14 +32,14 @@ YEAR = re.compile(r"%[Yy][-/ ]?|[-/ ]%[Yy]")
 """The year in a format of dates, with what sets it off."""
 
 REASONS = {
-    "explicit_fail": gettext_lazy("failed on purpose"),
+    "explicit_fail": gettext_lazy("failed explicitly"),
     "max_attempts_exceeded": gettext_lazy("no attempts left"),
-    "timeout": gettext_lazy("ran too long"),
-    "stalled": gettext_lazy("lost with its worker too often"),
-    "ttl_expired": gettext_lazy("not started in time"),
-    "worker_lost": gettext_lazy("its worker is gone"),
-    "dependency_failed": gettext_lazy("a job that it depends on failed"),
-    "enqueue_rejected": gettext_lazy("an import could not make a job of it"),
+    "timeout": gettext_lazy("timed out"),
+    "stalled": gettext_lazy("stalled too often"),
+    "ttl_expired": gettext_lazy("expired before start"),
+    "worker_lost": gettext_lazy("worker lost"),
+    "dependency_failed": gettext_lazy("dependency failed"),
+    "enqueue_rejected": gettext_lazy("rejected by a bulk write"),
     "invalid_payload": gettext_lazy("invalid payload"),
     "invalid_result": gettext_lazy("invalid result"),
     "unknown": gettext_lazy("unknown"),
@@ -47,9 +47,9 @@ REASONS = {
 """Of dead letters."""
 OUTCOMES = {
     "failed": gettext_lazy("failed"),
-    "retried": gettext_lazy("failed, and was retried"),
-    "released": gettext_lazy("given back unused"),
-    "stalled": gettext_lazy("lost with its worker"),
+    "retried": gettext_lazy("failed, retried"),
+    "released": gettext_lazy("released"),
+    "stalled": gettext_lazy("stalled (lease expired)"),
     "cancelled": gettext_lazy("cancelled"),
 }
 """Of runs that did not complete their jobs."""
@@ -58,8 +58,8 @@ CRITERIA = {
     "name": gettext_lazy("Job"),
     "error_type": gettext_lazy("Error"),
     "fingerprint": gettext_lazy("Fingerprint"),
-    "older_than": gettext_lazy("Older than, seconds"),
-    "newer_than": gettext_lazy("Newer than, seconds"),
+    "older_than": gettext_lazy("Older than (s)"),
+    "newer_than": gettext_lazy("Newer than (s)"),
 }
 """What dead letters are chosen by."""
 
@@ -138,7 +138,7 @@ def job_state(job: Any) -> SafeString:
     """A job's state, and why it may stay there."""
     shown = badge(job.state, job.get_state_display())
     if job.state in PENDING and job.name not in registry.names():
-        return noted(shown, _("no handler registered here"))
+        return noted(shown, _("no handler registered"))
     return shown
 
 
@@ -159,7 +159,7 @@ def shown(read: Callable[[], Any]) -> str:
     try:
         value = read()
     except SerializationError as error:
-        return format_html('<p class="djq-note">{} {}</p>', _("Cannot be shown:"), str(error))
+        return format_html('<p class="djq-note">{} {}</p>', _("Can't be displayed:"), str(error))
     return preformatted(text(value, SHOWN + 1))
 
 
@@ -176,7 +176,7 @@ def preformatted(text: str, *, end: bool = False) -> str:
     block = format_html('<pre class="djq-value">{}</pre>', shown)
     if len(text) <= SHOWN:
         return block
-    note = _("Only the last 10,000 characters.") if end else _("Only the first 10,000 characters.")
+    note = _("Showing the last 10,000 characters.") if end else _("Showing the first 10,000 characters.")
     return format_html('{}<p class="djq-note">{}</p>', block, note)
 
 

@@ -54,7 +54,7 @@ def act(request: HttpRequest, page: str, verb: JobAction) -> int:
             said = _("Not done: %(why)s.") % {"why": str(REFUSALS.get(word, f"%d {word}")) % count}
             messages.warning(request, said)
     if not words:
-        messages.warning(request, _("Nothing was ticked."))
+        messages.warning(request, _("No jobs were selected."))
     return sum(count for word, count in words.items() if word in verb.done)
 
 
@@ -72,4 +72,4 @@ def delete(request: HttpRequest, page: str) -> None:
         detail = {"operation": row.pk, "jobs": [[queue, job_id] for job_id in ids]}
         audit.note(request, page, queue=queue, count=len(ids), detail=detail)
     if not chosen:
-        messages.warning(request, _("Nothing was ticked."))
+        messages.warning(request, _("No jobs were selected."))

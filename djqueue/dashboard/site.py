@@ -108,7 +108,7 @@ class DashboardSite:
             if watchdog.has_cut:
                 raise
             if changes:
-                messages.error(request, _("It was not done: %(error)s") % {"error": error})
+                messages.error(request, _("The action failed: %(error)s") % {"error": error})
                 return self.back(request, "changelist")
             if isinstance(error, StorageError):
                 return self._away(request, page, error)
@@ -227,18 +227,18 @@ class DashboardSite:
 def _notice(away: str, as_of: int | None) -> str:
     """What the banner of a page says: which data is stale, why, and since when; empty if none is."""
     if away and as_of is not None:
-        return _("The storage cannot be reached: %(away)s Showing data from %(time)s.") % {
+        return _("The storage is unreachable: %(away)s Showing data from %(time)s.") % {
             "away": away if away.endswith(".") else f"{away}.",
             "time": rendering.local(to_datetime(as_of)),
         }
     if away:
-        return _("The storage cannot be reached: %(away)s") % {"away": away}
+        return _("The storage is unreachable: %(away)s") % {"away": away}
     outage = get_storage().outage
     if outage is None:
         return ""
     return _(
-        "No answer since %(time)s: %(reason)s. Data on this page may be stale, counts may stop at 10,000, "
-        "and changes may fail."
+        "No response since %(time)s: %(reason)s. Data on this page may be stale, "
+        "counts may stop at 10,000, and changes may fail."
     ) % {"time": rendering.local(to_datetime(outage.since)), "reason": outage.reason.rstrip(".")}
 
 

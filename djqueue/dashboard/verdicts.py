@@ -10,34 +10,27 @@ from djqueue.core.explain import BlockingJob, Dependency, Explanation
 
 SENTENCES = {
     "lease_of_dead_worker": gettext_lazy(
-        "The worker that has it, %(worker)s, is gone. When its claim is over, it runs again."
+        "Worker %(worker)s is gone. The job is retried when the lease expires."
     ),
-    "paused": gettext_lazy("Its queue is paused: nothing of it starts until somebody resumes it."),
-    "group_paused": gettext_lazy("Its group, %(group)s, is paused."),
-    "delayed": gettext_lazy("Its time has not come."),
-    "blocked": gettext_lazy("Jobs that it depends on have not ended."),
-    "no_worker": gettext_lazy("No live worker serves its queue: start one with manage.py runworkers."),
+    "paused": gettext_lazy("The queue is paused. No job starts until the queue is resumed."),
+    "group_paused": gettext_lazy("Group %(group)s is paused."),
+    "delayed": gettext_lazy("The job is scheduled for later."),
+    "blocked": gettext_lazy("The job waits for unfinished dependencies."),
+    "no_worker": gettext_lazy("No live worker serves the queue. Start one with manage.py runworkers."),
     "no_handler": gettext_lazy(
-        "No live worker of its queue knows the job %(name)s: is its code deployed where they run?"
+        "No live worker of the queue knows the job %(name)s. Deploy the code that defines the job."
     ),
-    "group_rate": gettext_lazy("Its group, %(group)s, has begun as many jobs as its rate allows."),
-    "group_busy": gettext_lazy("As many jobs of its group, %(group)s, run as may run at once: %(limit)s."),
-    "behind_rate": gettext_lazy("Its queue has begun as many jobs as its rate allows."),
-    "limiter_rate": gettext_lazy(
-        "The limiter %(limiter)s, which its queue shares, has let as many begin as its rate allows."
-    ),
+    "group_rate": gettext_lazy("Group %(group)s has reached its rate limit."),
+    "group_busy": gettext_lazy("Group %(group)s has reached its concurrency limit of %(limit)s."),
+    "behind_rate": gettext_lazy("The queue has reached its rate limit."),
+    "limiter_rate": gettext_lazy("The shared limiter %(limiter)s has reached its rate limit."),
     "limiter_full": gettext_lazy(
-        "The limiter %(limiter)s, which its queue shares, has %(free)s of %(limit)s places left; "
-        "it takes %(weight)s."
+        "The shared limiter %(limiter)s has %(free)s of %(limit)s slots free; the job needs %(weight)s."
     ),
-    "concurrency_full": gettext_lazy("As many jobs of its queue run as may run at once: %(limit)s."),
-    "too_heavy": gettext_lazy(
-        "It takes %(weight)s slots of its queue's concurrency, of which %(free)s are free."
-    ),
-    "workers_busy": gettext_lazy(
-        "Every worker that could run it is busy: more slots, or more workers, help."
-    ),
-    "waiting_turn": gettext_lazy("Nothing holds it back: it is about to start."),
+    "concurrency_full": gettext_lazy("The queue has reached its concurrency limit of %(limit)s."),
+    "too_heavy": gettext_lazy("The job needs %(weight)s slots; the queue has %(free)s free."),
+    "workers_busy": gettext_lazy("Every worker that can run the job is busy. Add slots or workers."),
+    "waiting_turn": gettext_lazy("The job is about to start."),
 }
 """By the verdict's word; of a job that runs or has ended there is nothing to say."""
 MANY = 10_000
@@ -68,11 +61,11 @@ def reason(found: Explanation | None, sees: Callable[[str], bool]) -> Reason | N
     sentence = str(known) % found._asdict() if known is not None else found.verdict
     before = ""
     if found.before:
-        sentence = _("Others are before it.") if found.verdict == "waiting_turn" else sentence
-        said = ngettext("%(count)d job goes before it", "%(count)d jobs go before it", found.before)
+        sentence = _("Other jobs are ahead.") if found.verdict == "waiting_turn" else sentence
+        said = ngettext("%(count)d job is ahead", "%(count)d jobs are ahead", found.before)
         before = said % {"count": found.before}
         if found.before >= MANY:
-            before = _("10,000 jobs or more go before it")
+            before = _("10,000 or more jobs are ahead")
     holders = tuple(one for one in found.holders if not one.queue or sees(one.queue))
     unmet = tuple(one for one in found.unmet if sees(one.queue))
     return Reason(found.verdict, sentence, found.until, before, holders, unmet, found.workers)

@@ -52,9 +52,9 @@ class MemoryStorage(EngineStorage):
         names = self.engine.queues()
         jobs = sum(sum(one.counts.values()) for one in self.engine.overview(names).queues)
         lines = [
-            DiagnosticLine("storage.where", "Storage", "where", self.describe()),
-            DiagnosticLine("storage.queues", "Storage", "queues", f"{len(names):,}"),
-            DiagnosticLine("storage.jobs", "Storage", "jobs", f"{jobs:,}"),
+            DiagnosticLine("storage.where", "Storage", "Location", self.describe()),
+            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(names):,}"),
+            DiagnosticLine("storage.jobs", "Storage", "Jobs", f"{jobs:,}"),
             workers_line(len(self.workers())),
         ]
         return Diagnostics("memory", self.engine.clock.now(), lines)

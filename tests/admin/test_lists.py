@@ -148,7 +148,7 @@ def test_a_state_is_a_label_with_a_text(state: str) -> None:
 def test_a_pending_job_without_a_handler_says_so() -> None:
     make_job(name="nobody.knows.this")
     make_job("completed", name="nobody.knows.this.either")
-    assert page("job").count("no handler registered here") == 1
+    assert page("job").count("no handler registered") == 1
 
 
 def test_a_pending_job_with_a_handler_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_pending_job_with_a_handler_does_not_say_so(monkeypatch: pytest.Monkey
     def known() -> None: ...
 
     make_job(name="shop.known")
-    assert "no handler registered here" not in page("job")
+    assert "no handler registered" not in page("job")
 
 
 def test_times_are_in_the_viewers_zone(settings: Any) -> None:
@@ -227,7 +227,7 @@ def test_dead_letters_are_filtered_by_reason() -> None:
     kept = [make_job("failed"), make_job("failed")]
     DeadLetter.objects.filter(job_id=kept[0].job_id).update(reason="timeout")
     assert listed("deadletter", reason="timeout") == [kept[0].job_id]
-    assert "ran too long" in page("deadletter")
+    assert "timed out" in page("deadletter")
 
 
 # Search.

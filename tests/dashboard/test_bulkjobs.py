@@ -27,13 +27,13 @@ def jobs(**query):
 def test_the_list_offers_what_its_state_allows_to_those_who_may(client):
     Queue("emails").enqueue(1, delay=60)
     html = client.get(jobs(state="delayed", queue="emails")).content.decode()
-    for words in ("Run all that match now", "Cancel all that match", "Delete all that match"):
+    for words in ("Run all matching now", "Cancel all matching", "Delete all matching"):
         assert words in html
-    assert "all that match" not in client.get(jobs(state="active")).content.decode()
+    assert "all matching" not in client.get(jobs(state="active")).content.decode()
     viewer = logged_in(one_with(rights.VIEW, rights.CANCEL))
     html = viewer.get(jobs(state="delayed")).content.decode()
-    assert "Cancel all that match" in html
-    assert "Delete all that match" not in html
+    assert "Cancel all matching" in html
+    assert "Delete all matching" not in html
 
 
 @pytest.mark.parametrize(

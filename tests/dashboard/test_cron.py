@@ -107,7 +107,7 @@ def test_its_last_runs_are_shown_with_what_became_of_them(client, anywhere):
     waits = "djq-state" in html
     assert waits
     if anywhere == "memory":
-        assert "The last 4 runs: 1 no longer kept, 1 completed, 1 failed, 1 waiting" in html
+        assert "Last 4 runs: 1 no longer kept, 1 completed, 1 failed, 1 waiting" in html
         detail = page(client, "schedule")
         assert "NoAddressError: no address" in detail
         assert detail.count("data-djq-row") == 4
@@ -118,7 +118,7 @@ def test_its_last_runs_are_shown_with_what_became_of_them(client, anywhere):
             'live" x="',
         ]
     else:
-        assert "The last 4 runs: 3 no longer kept, 1 waiting" in html
+        assert "Last 4 runs: 3 no longer kept, 1 waiting" in html
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_times_of_a_schedule_are_those_of_its_own_zone_which_is_named(
     CronJob.objects.filter(pk=row.pk).update(last_run_at=to_datetime(half_past_one), executions=1)
     detail = page(client, "schedule")
     assert detail.count(f"2026-06-01 {clock}</time>") == 3
-    assert detail.count(f"Times in {zone}, the time zone of the schedule") == 2
+    assert detail.count(f"Times in {zone}, the schedule's time zone") == 2
     listed = page(client)
     assert listed.count(f"2026-06-01 {clock}</time>") == 3
-    assert f"Next runs, times in {zone}" in listed
+    assert f"Next runs ({zone})" in listed
     assert "2026-06-01T01:30:00+00:00" in listed
 
 
@@ -179,9 +179,9 @@ def test_past_slots_are_those_that_schedules_have(timing):
 def test_a_schedule_that_is_gone_says_so(client, memory):
     response = client.get(address(BY_NAME["schedule"]))
     assert response.status_code == 404
-    assert "it is gone, or never was" in response.content.decode()
+    assert "Schedule not found." in response.content.decode()
     for name in ("cron_run", "cron_switch", "cron_delete", "cron_save"):
-        assert said(do(client, name)) == ["This schedule is gone."], name
+        assert said(do(client, name)) == ["This schedule no longer exists."], name
 
 
 # What can be done.
@@ -205,7 +205,7 @@ def test_what_a_middleware_refuses_is_said(client, memory, settings):
     path = f"{Refuses.__module__}.Refuses"
     settings.DJQUEUE = {**settings.DJQUEUE, "MIDDLEWARE": [path]}
     schedule()
-    assert said(do(client, "cron_run")) == ["It was not done: not now"]
+    assert said(do(client, "cron_run")) == ["The action failed: not now"]
     assert not AuditEvent.objects.exists()
 
 
@@ -223,8 +223,10 @@ def test_it_is_switched_off_and_on(client, memory):
 
 def test_what_code_declares_no_more_stays_off(client, memory):
     schedule(source=ScheduleSource.WITHDRAWN, enabled=False)
-    assert "Switch on" not in page(client)
-    assert said(do(client, "cron_switch", on="1")) == ["What code declares no more stays off."]
+    assert "Enable" not in page(client)
+    assert said(do(client, "cron_switch", on="1")) == [
+        "A schedule no longer declared in code can't be enabled."
+    ]
     assert not CronJob.objects.get().enabled
 
 
@@ -281,7 +283,7 @@ def test_one_is_made(client, memory):
     assert response.redirect_chain == [(f"/admin/djqueue/dashboard/cron/{row.pk}/", 302)]
     assert (row.name, row.args, row.source) == ("night report", [1], ScheduleSource.HAND)
     assert row.next_run_at is not None
-    assert "No handler is registered here as shop.jobs.report: check the job's name." in said(response)
+    assert "No handler is registered as shop.jobs.report. Check the job name." in said(response)
     event = AuditEvent.objects.get()
     assert event.detail["changed"]["schedule"] == ["", "30 2 * * *"]
     assert event.detail["changed"]["args"] == "changed"

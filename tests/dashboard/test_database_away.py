@@ -76,7 +76,7 @@ def assert_says_away(answer: dict[str, Any], limit: float = LIMIT) -> None:
     assert answer["status"] == 503, answer["text"][:500]
     assert answer["took"] < limit + SLACK
     assert re.search(
-        r"The database &#x27;default&#x27; does not answer \(since \d\d:\d\d:\d\d UTC\)", answer["text"]
+        r"The database &#x27;default&#x27; has been unreachable since \d\d:\d\d:\d\d UTC", answer["text"]
     )
     assert answer["headers"]["Retry-After"] == "5"
     assert "Set-Cookie" not in answer["headers"]
@@ -92,7 +92,7 @@ def test_pages_of_a_frozen_database_with_connections_open_before(postgres, is_as
                 assert_says_away(visitor.get(path, is_async=is_async))
             partial = visitor.get(OVERVIEW, is_async=is_async, headers={"HX-Request": "true"})
             assert partial["status"] == 204
-            assert "The database 'default' does not answer" in unquote(partial["headers"]["Djq-Notice"])
+            assert "The database 'default' has been unreachable" in unquote(partial["headers"]["Djq-Notice"])
         eventually(lambda: visitor.get(OVERVIEW, is_async=is_async)["status"] == 200, timeout=30)
 
 

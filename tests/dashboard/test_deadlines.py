@@ -79,9 +79,9 @@ def test_pages_of_a_redis_that_is_away(client, settings, redis_server, how):
     snapshots.forget()
     with redis_server.frozen() if how == "frozen" else refusing(redis_server):
         found = pages(client)
-    assert "The storage cannot be reached" in found["changelist"]
+    assert "The storage is unreachable" in found["changelist"]
     assert re.search(r"Showing data from .*\d\d:\d\d:\d\d", found["changelist"])
-    assert "The storage cannot be reached" in found["queues"]
+    assert "The storage is unreachable" in found["queues"]
     close_storage()
 
 
@@ -93,7 +93,7 @@ def test_pages_of_a_redis_behind_a_black_hole(client, settings, redis_server):
         proxy.swallow()
         found = pages(client)
         close_storage()
-    assert "The storage cannot be reached" in found["changelist"]
+    assert "The storage is unreachable" in found["changelist"]
 
 
 def test_pages_of_a_redis_that_takes_a_second_for_each_answer(client, settings, redis_server):
@@ -123,10 +123,10 @@ def test_pages_while_the_scheduler_hangs(client, settings):
         response = visit(client, BY_NAME["changelist"])
         partial = visit(client, BY_NAME["queues"], **{"HX-Request": "true"})
         scheduler.thaw()
-        assert re.search(r"No answer since .*\d\d:\d\d:\d\d.*may be stale", found["changelist"])
+        assert re.search(r"No response since .*\d\d:\d\d:\d\d.*may be stale", found["changelist"])
         health = {fact.label: (fact.shown, fact.level) for fact in response.context["health"]}
-        assert health["the scheduler"] == ("does not answer", "bad")
-        assert "No%20answer%20since" in partial["Djq-Notice"]
+        assert health["Scheduler"] == ("unreachable", "bad")
+        assert "No%20response%20since" in partial["Djq-Notice"]
 
         def is_well() -> bool:
             snapshots.forget()

@@ -61,25 +61,25 @@ def undo(client, response):
 def test_a_job_is_deleted_after_half_a_minute_and_its_page_says_so_until_then(queue, client):
     queue.enqueue(1, id="job-1")
     response = post(client, "remove")
-    assert "It will be deleted in 30 seconds" in text(response)
-    assert "It will be deleted by the workers" in text(response)
-    assert "Until then it may start" in text(response)
+    assert "The job will be deleted in 30 seconds" in text(response)
+    assert "A worker will delete this job" in text(response)
+    assert "The job may start until then" in text(response)
     assert queue.get_job("job-1") is not None
     listed = client.get(address(BY_NAME["queue"], state="waiting"))
-    assert "to be deleted" in text(listed)
+    assert "deletion pending" in text(listed)
     [event] = AuditEvent.objects.all()
     assert (event.action, event.job_id, event.detail) == ("remove", "job-1", {"operation": row().pk})
 
     in_half_a_minute()
     assert queue.get_job("job-1") is None
     assert client.get(address(BY_NAME["job"])).status_code == 404
-    assert "to be deleted" not in text(client.get(address(BY_NAME["queue"])))
+    assert "deletion pending" not in text(client.get(address(BY_NAME["queue"])))
 
 
 def test_it_is_undone_by_the_button_beside_the_message(queue, client):
     queue.enqueue(1, id="job-1")
     response = undo(client, post(client, "remove"))
-    assert "It is undone" in text(response)
+    assert "Undone. No jobs were deleted." in text(response)
     in_half_a_minute()
     assert queue.get_job("job-1").state is State.WAITING
     assert "will be deleted" not in text(client.get(address(BY_NAME["job"])))
@@ -90,7 +90,7 @@ def test_what_has_begun_is_not_undone_and_that_is_told(queue, client):
     queue.enqueue(1, id="job-1")
     response = post(client, "remove")
     in_half_a_minute()
-    assert "It is too late" in text(undo(client, response))
+    assert "Too late to undo" in text(undo(client, response))
     assert row().state == BulkState.DONE
 
 
@@ -98,7 +98,7 @@ def test_one_who_deletes_it_again_is_told_and_one_who_retried_it_keeps_it(queue,
     storage = get_storage()
     a_failed_job(storage, queue="emails", id="job-1")
     post(client, "remove")
-    assert "It is to be deleted already" in text(post(client, "remove"))
+    assert "The job is already marked for deletion" in text(post(client, "remove"))
     post(client, "retry")
     in_half_a_minute()
     assert queue.get_job("job-1").state is State.WAITING
@@ -108,7 +108,7 @@ def test_one_who_deletes_it_again_is_told_and_one_who_retried_it_keeps_it(queue,
 def test_a_running_job_is_not_deleted(queue, client):
     queue.enqueue(1, id="job-1")
     get_storage().claim(ClaimRequest("w1", 1, frozenset({"emails"}), ("emails",)))
-    assert "not what it was: running" in text(post(client, "remove"))
+    assert "the job has changed: active" in text(post(client, "remove"))
     assert not BulkOperation.objects.exists()
 
 
@@ -126,11 +126,11 @@ def test_letters_that_are_ticked_are_deleted_and_what_is_retried_meanwhile_is_no
         a_failed_job(storage, queue="emails", id=name)
     response = post(client, "letters_delete", job=["emails/job-1", "emails/job-2"])
     assert "2 dead letters of emails will be deleted in 30 seconds" in text(response)
-    assert text(response).count("to be deleted</span>") == 2
+    assert text(response).count("deletion pending</span>") == 2
     storage.retry("emails", ["job-2"])
     in_half_a_minute()
     assert storage.states("emails", ["job-1", "job-2", "job-3"]) == [None, State.WAITING, State.FAILED]
-    assert "Nothing was ticked" in text(post(client, "letters_delete"))
+    assert "No dead letters were selected" in text(post(client, "letters_delete"))
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_a_queue_is_cleaned_after_half_a_minute_and_its_page_says_so(queue, clie
     queue.enqueue(1)
     queue.enqueue(1, delay=60)
     response = post(client, "clean", what=what, confirm="emails")
-    assert "will be forgotten in 30 seconds" in text(response)
-    assert "to be forgotten by the workers" in text(response)
+    assert "will be deleted in 30 seconds" in text(response)
+    assert "A worker will delete" in text(response)
     told = text(client.get(f"/admin/djqueue/dashboard/operations/{row().pk}/"))
     assert ("States" in told) is (what != "obliterate")
     assert len(storage.page("emails", None, 10)) == 3
@@ -167,7 +167,7 @@ def test_what_is_to_be_forgotten_of_a_queue_is_undone_too(queue, client):
 def test_a_queue_with_active_jobs_is_not_forgotten_and_that_is_told_at_once(queue, client):
     queue.enqueue(1)
     get_storage().claim(ClaimRequest("w1", 1, frozenset({"emails"}), ("emails",)))
-    assert "Some of its jobs are active" in text(post(client, "clean", what="obliterate", confirm="emails"))
+    assert "The queue has active jobs" in text(post(client, "clean", what="obliterate", confirm="emails"))
     assert not BulkOperation.objects.exists()
 
 

@@ -30,7 +30,7 @@ def test_a_job_that_ran_twice_waited_and_ran_as_long_as_both_times_together():
     assert kinds(found) == ["past", "past", "past", "good"]
     _, waiting, active, end = found.stages
     assert waiting.lines == ("9 s",)
-    assert active.lines == ("2 runs", "3 s")
+    assert active.lines == ("2 attempts", "3 s")
     assert (end.label, end.lines[1]) == ("completed", "after 12 s")
     assert found.returns == 1
 

@@ -49,12 +49,12 @@ def edit(client, **typed):
 
 def test_a_pending_and_then_failed_job_is_edited(storage, client):
     Queue("emails").enqueue({"args": ["ann"], "kwargs": {}}, id="job-1", name="tests.database.mail")
-    assert "are changed" in edit(client, args='["bob"]', kwargs='{"password": "x"}')
+    assert "Arguments changed" in edit(client, args='["bob"]', kwargs='{"password": "x"}')
     payload = storage.jobs("emails", ["job-1"])[0].payload
     storage.remove("emails", ["job-1"])
     a_failed_job(storage, queue="emails", id="job-1", name="tests.database.mail", payload=payload)
 
-    assert "It will run again" in edit(client, args='["eve"]', kwargs='{"password": "•••1"}')
+    assert "The job will be retried" in edit(client, args='["eve"]', kwargs='{"password": "•••1"}')
 
     info = Queue("emails").get_job("job-1")
     assert (info.state, info.payload) == (State.WAITING, {"args": ["eve"], "kwargs": {"password": "x"}})

@@ -77,23 +77,23 @@ def test_a_flow_is_drawn_and_told_from_each_of_its_jobs(pages, viewer):
     ]
     assert len(list(drawn.iter("path"))) == 2
     assert "<title>merge" in html
-    assert "The same as a table" in html
+    assert "Show as table" in html
     assert "style=" not in html[html.index('id="djq-live"') :]
-    assert "A flow of 3 jobs" in html
+    assert "Workflow of 3 jobs" in html
 
 
 def test_a_job_that_is_in_no_flow_says_so(viewer):
     Queue("emails").enqueue(1, id="job-1")
     html = page(viewer)
-    assert "It depends on no other job" in html
+    assert "This job has no dependencies" in html
     assert '<svg class="djq-flow"' not in html
-    assert viewer.get(address(BY_NAME["job"])).content.decode().count("Its flow") == 0
+    assert viewer.get(address(BY_NAME["job"])).content.decode().count("<h2>Workflow</h2>") == 0
 
 
 def test_a_job_that_is_not_known_has_no_flow(viewer):
     response = viewer.get(address(BY_NAME["flow"]))
     assert response.status_code == 404
-    assert "There is no job job-1" in response.content.decode()
+    assert "Job job-1 was not found" in response.content.decode()
 
 
 def test_a_flow_is_listed_by_what_it_leads_to_and_how_far_it_is(storage, pages, viewer):
@@ -105,13 +105,13 @@ def test_a_flow_is_listed_by_what_it_leads_to_and_how_far_it_is(storage, pages, 
     assert html.count("data-djq-row") == 1
     assert ">merge</a>" in html
     assert "1/3" in html
-    assert "There are no such flows" in page(viewer, "flows", state="failed")
+    assert "No matching workflows" in page(viewer, "flows", state="failed")
 
 
 def test_a_flow_that_is_over_is_listed_among_those_that_are(storage, pages, viewer):
     while work(storage):
         pass
-    assert "There are no such flows" in page(viewer, "flows")
+    assert "No matching workflows" in page(viewer, "flows")
     html = page(viewer, "flows", state="completed")
     assert html.count("data-djq-row") == 1
     assert "3/3" in html
@@ -125,7 +125,7 @@ def test_jobs_without_a_flow_are_not_listed(storage, viewer):
 def test_a_flow_is_found_by_the_id_of_a_job(pages, viewer):
     response = viewer.get(address(BY_NAME["flows"], id="job-1"))
     assert response["Location"] == address(BY_NAME["flow"])
-    assert "There is none" in page(viewer, "flows", id="nobody")
+    assert "No job with this ID was found" in page(viewer, "flows", id="nobody")
 
 
 def test_a_workflow_is_retried_roots_run_and_the_rest_is_blocked_behind_them(storage, pages, retrier):
@@ -136,7 +136,7 @@ def test_a_workflow_is_retried_roots_run_and_the_rest_is_blocked_behind_them(sto
 
     visit(retrier, BY_NAME["flow_retry"])
 
-    said = "2 jobs will run again. 1 job is blocked until its dependencies complete."
+    said = "2 jobs will be retried. 1 job is blocked until its dependencies complete."
     assert said in page(retrier)
     event = AuditEvent.objects.get(action="flow_retry")
     assert (event.queue, event.job_id, event.count) == ("emails", "job-1", 3)
@@ -161,7 +161,7 @@ def test_there_is_nothing_to_retry_twice(storage, pages, retrier):
     visit(retrier, BY_NAME["flow_retry"])
     visit(retrier, BY_NAME["flow_retry"])
     assert AuditEvent.objects.filter(action="flow_retry").count() == 1
-    assert "no failed job of it can run again" in page(retrier)
+    assert "no failed job can be retried" in page(retrier)
 
 
 def test_one_who_may_not_retry_is_not_asked(storage, pages, viewer):
@@ -176,7 +176,7 @@ def test_what_cannot_be_retried_is_said_before(storage, retrier):
     work(storage, "fail", slots=1)
     emails.enqueue(3, unique_key="one", delay=1_000)
     html = page(retrier)
-    assert "1 whose unique key another job has" in html
+    assert "1 with a unique key in use" in html
     assert ">Retry workflow: 1 failed job</button>" in html
 
 
@@ -210,8 +210,8 @@ def test_a_job_names_those_before_it_and_those_behind_it_after_their_end(storage
 
     html = page(viewer, "job")
 
-    assert ">A flow of 3 jobs</a>" in html
-    before, after = html.index("<h3>Waits for</h3>"), html.index("<h3>Waited for by</h3>")
+    assert ">Workflow of 3 jobs</a>" in html
+    before, after = html.index("<h3>Waits for</h3>"), html.index("<h3>Dependents</h3>")
     assert before < html.index(">job-0</span>") < after < html.index(">job-2</span>")
 
 
@@ -225,7 +225,7 @@ def test_of_many_jobs_the_failed_ones_are_named(storage, monkeypatch, viewer):
     html = page(viewer)
 
     assert "10 jobs" in html
-    assert "Jobs of one step and state are one box" in html
+    assert "Jobs of the same step and state are grouped" in html
     listed = html[html.index("<h2>Failed jobs</h2>") :]
     assert all(job_id in listed for job_id in failed)
 

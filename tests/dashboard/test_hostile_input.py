@@ -89,7 +89,7 @@ def test_json_that_nothing_can_hold_is_named_where_arguments_are_edited(client: 
 def test_a_nul_in_a_parameter_is_named(client: Any, page: Any) -> None:
     response = client.get(f"{address(page)}?zone=%00")
     assert response.status_code == 400
-    assert response.content == b"zone: The value has a NUL character."
+    assert response.content == b"zone: The value contains a NUL character."
 
 
 def test_a_nul_in_the_path_is_named(client: Any) -> None:

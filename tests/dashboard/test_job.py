@@ -39,14 +39,14 @@ def test_it_tells_what_has_happened_and_why(queue):
     html = page(logged_in(one_with(rights.VIEW)))
     assert "NoAddressError: &lt;b&gt;no&lt;/b&gt; address" in html
     assert "Traceback: line 3" in html
-    assert "failed on purpose" in html
+    assert "failed explicitly" in html
 
 
 def test_secrets_are_hidden_until_one_with_the_right_reveals_them_and_that_is_kept(queue):
     queue.enqueue(SECRET, id="job-1")
     viewer, keeper = logged_in(one_with(rights.VIEW)), logged_in(one_with(rights.VIEW, rights.VIEW_PAYLOAD))
     assert "hunter2" not in page(viewer)
-    assert "Reveal them" not in page(viewer)
+    assert "Reveal values" not in page(viewer)
     assert "hunter2" not in page(keeper)
     assert visit(viewer, BY_NAME["reveal"]).status_code == 403
     assert AuditEvent.objects.filter(action="reveal", refused=True).count() == 1
@@ -65,11 +65,11 @@ def test_two_who_retry_one_job_retry_it_once(queue):
     for client in clients:
         assert visit(client, BY_NAME["retry"]).status_code == 302
     assert queue.get_job("job-1").state is State.WAITING
-    assert "will run again" in page(clients[0])
+    assert "will be retried" in page(clients[0])
     late = page(clients[1])
     assert "no longer failed" in late
     event = AuditEvent.objects.get(action="retry")
-    assert f"It was retried already by {event.user} at {rendering.local(event.at)}" in late
+    assert f"Already retried by {event.user} at {rendering.local(event.at)}" in late
 
 
 def test_one_who_retries_what_another_one_has_ticked_and_retried_is_told_by_whom(queue):
@@ -79,7 +79,7 @@ def test_one_who_retries_what_another_one_has_ticked_and_retried_is_told_by_whom
     first.post(address(BY_NAME["letters_selected"]), {"job": ["emails/job-1"]})
     visit(second, BY_NAME["retry"])
     event = AuditEvent.objects.get(action="letters_selected")
-    assert f"It was retried already by {event.user}" in page(second)
+    assert f"Already retried by {event.user}" in page(second)
 
 
 @pytest.mark.parametrize("action", ["retry", "promote", "cancel", "remove"])
@@ -87,8 +87,8 @@ def test_one_who_comes_when_the_job_is_gone_is_told(action):
     client = logged_in(one_with(*ALL_RIGHTS))
     assert visit(client, BY_NAME[action]).status_code == 302
     html = page(client)
-    assert "Nothing was done" in html
-    assert "There is no job job-1" in html
+    assert "Not done, the job has changed" in html
+    assert "Job job-1 was not found" in html
     assert not AuditEvent.objects.exists()
 
 
@@ -129,7 +129,7 @@ def test_a_traceback_is_shown_without_the_frames_of_libraries_and_as_a_whole():
 def test_what_is_illegal_now_is_shown_and_cannot_be_pressed(queue):
     queue.enqueue(1, id="job-1")
     html = page(logged_in(one_with(*ALL_RIGHTS)))
-    assert 'disabled data-djq-why title="Not of a job that is waiting">Retry' in html
+    assert 'disabled data-djq-why title="Not available for waiting jobs">Retry' in html
     assert ">Cancel</button>" in html
 
 
@@ -149,7 +149,7 @@ def test_what_holds_it_back_in_a_hidden_queue_is_not_named(settings, monkeypatch
 
     monkeypatch.setattr(rights, "sees", lambda _request, name: name == "emails")
     html = page(viewer)
-    assert "which its queue shares" in html
+    assert "The shared limiter" in html
     for name in ("other-1", "secret"):
         assert name not in html
 
@@ -162,7 +162,7 @@ def test_what_it_waits_for_in_a_hidden_queue_is_not_named(monkeypatch):
 
     monkeypatch.setattr(rights, "sees", lambda _request, name: name == "emails")
     html = page(viewer)
-    assert "Jobs that it depends on have not ended." in html
+    assert "The job waits for unfinished dependencies." in html
     assert "secret" not in html
 
 
@@ -172,7 +172,7 @@ def test_a_deleted_job_is_gone_and_its_page_says_so(queue):
     queue.remove("job-1")
     response = client.get(address(BY_NAME["job"]))
     assert response.status_code == 404
-    assert "There is no job job-1 in the queue emails" in response.content.decode()
+    assert "Job job-1 was not found in queue emails" in response.content.decode()
 
 
 def test_a_page_takes_few_queries(queue, django_assert_max_num_queries):

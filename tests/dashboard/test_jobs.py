@@ -124,8 +124,8 @@ def test_arguments_take_no_query_more_however_many_rows_there_are(client, databa
 def test_buttons_for_many_jobs_are_above_the_rows(client, memory):
     Queue("emails").enqueue_many([1, 2])
     html = page(client, state="waiting", queue="emails")
-    assert html.index("Ticked: Cancel") < html.index('<table class="djq-table')
-    assert html.index("Cancel all that match…") < html.index('<table class="djq-table')
+    assert html.index("Cancel selected") < html.index('<table class="djq-table')
+    assert html.index("Cancel all matching…") < html.index('<table class="djq-table')
 
 
 def test_the_tabs_say_how_many_there_are(client, anywhere):
@@ -139,13 +139,13 @@ def test_a_whole_id_leads_to_its_job_and_one_that_is_gone_says_so(client, anywhe
     Queue("emails").enqueue(1, id="job-1")
     response = client.get(address(BY_NAME["jobs"], id="job-1"))
     assert response["Location"] == address(BY_NAME["job"])
-    assert "No job has the id job-2: it is gone, or never was." in page(client, id="job-2")
+    assert "No job with ID job-2 was found." in page(client, id="job-2")
 
 
 def test_an_id_in_two_queues_is_shown_in_both(client, anywhere):
     for name in ("emails", "images"):
         Queue(name).enqueue(1, id="job-1")
-    assert "Jobs with the id job-1" in page(client, id="job-1")
+    assert "Jobs with ID job-1" in page(client, id="job-1")
     assert client.get(address(BY_NAME["jobs"], id="job-1", queue="images")).status_code == 302
 
 
@@ -164,7 +164,7 @@ def test_what_is_ticked_is_cancelled_or_run_now(client, memory):
 
     html = do(client, "ticked_cancel", "a", "gone").content.decode()
     assert "1 job was cancelled." in html
-    assert "Not done: 1 gone." in html
+    assert "Not done: 1 not found." in html
     do(client, "ticked_promote", "later")
 
     assert get_storage().states("emails", ["a", "later"]) == [State.CANCELLED, State.WAITING]
@@ -173,7 +173,7 @@ def test_what_is_ticked_is_cancelled_or_run_now(client, memory):
         ("ticked_cancel", "emails", 1, {"jobs": [["emails", "a"]]}),
         ("ticked_promote", "emails", 1, {"jobs": [["emails", "later"]]}),
     ]
-    assert "It was cancelled by" in lastactions.by("emails", "a")
+    assert "Cancelled by" in lastactions.by("emails", "a")
 
 
 def test_what_is_ticked_is_deleted_when_the_time_to_undo_that_is_over(client, memory):
@@ -198,11 +198,11 @@ def test_what_is_ticked_is_retried_and_leads_back(client, memory):
     back = address(BY_NAME["jobs"], state="failed")
     response = do(client, "ticked_retry", "a", djq_back=back)
     assert response.redirect_chain == [(back, 302)]
-    assert "1 job will run again." in response.content.decode()
+    assert "1 job will be retried." in response.content.decode()
 
 
 def test_nothing_ticked_is_said(client, memory):
-    assert "Nothing was ticked." in do(client, "ticked_cancel").content.decode()
+    assert "No jobs were selected." in do(client, "ticked_cancel").content.decode()
 
 
 def test_what_is_ticked_in_a_queue_that_the_user_does_not_see_is_left_alone(client, memory, settings):
@@ -223,15 +223,15 @@ def test_a_menu_has_what_is_legal_and_allowed_and_nothing_else(memory):
     assert f'formaction="{address(BY_NAME["cancel"])}"' in html
     for name in ("retry", "promote", "remove"):
         assert f'formaction="{address(BY_NAME[name])}"' not in html, name
-    assert "Ticked: Cancel" in html
-    assert "Ticked: Retry" not in html
+    assert "Cancel selected" in html
+    assert "Retry selected" not in html
     assert "<details" not in page(logged_in(one_with(rights.VIEW)), state="waiting").partition("djq-table")[2]
 
 
 def test_without_tables_the_other_filters_cannot_be_used_and_the_page_says_why(client, memory):
     Queue("emails").enqueue(1, id="job-1")
     html = page(client, state="waiting", name="no.such.job")
-    assert "only queue and whole id can be asked for" in html
+    assert "can be searched by queue and full ID only" in html
     assert html.count(" disabled") == 7
     assert "job-1" in html
 
@@ -320,7 +320,7 @@ def test_what_is_no_argument_is_told_and_narrows_nothing(client, database):
     make_job(job_id="plain")
     for text in ("7", ":7", "order..id:7"):
         html = page(client, 400, state="waiting", argument=text)
-        assert "Write it as order_id:7" in html
+        assert "Use the form order_id:7" in html
         assert "plain" in html
 
 
@@ -359,7 +359,7 @@ def test_a_window_bounds_what_is_looked_through_and_the_page_says_so(client, dat
     assert listed(client, state="waiting", priority="1") == []
     assert listed(client, state="waiting", priority="2") == ["job-2"]
     assert listed(client, state="waiting", queue="emails", priority="2") == ["job-2"]
-    assert "within the newest 100,000 jobs." in page(client, state="waiting", priority="2")
+    assert "Searched the newest 100,000 jobs." in page(client, state="waiting", priority="2")
     assert "of this queue and state" in page(client, state="waiting", queue="emails", priority="2")
     assert "newest 100,000" not in page(client, state="waiting")
 

@@ -94,7 +94,7 @@ def test_a_german_page_speaks_german(german, busy):
     texts = opened(by_name["queue"]).texts
     assert {"Aufträge pro Minute", "Grenzen", "2.000/2.000", "Anhalten"} <= {*texts, "2.000/2.000"}
     assert any("1.201" in text or "1.200" in text for text in texts)
-    assert "Nicht bei einem Auftrag im Zustand „fehlgeschlagen“" in {
+    assert "Im Zustand „fehlgeschlagen“ nicht verfügbar" in {
         value for _tag, name, value in opened(by_name["job"]).attributes if name == "title"
     }
 
@@ -138,14 +138,15 @@ def test_days_and_hours_alone_are_written_as_in_the_language():
 
 
 def test_the_last_upkeep_is_told_in_german_on_the_overview(german, busy, monkeypatch):
-    line = DiagnosticLine("scheduler.tick", "Scheduler", "last upkeep", "3.2 s ago", "ok")
+    line = DiagnosticLine("scheduler.tick", "Scheduler", "Last sweep", "3.2 s ago", "ok")
     found = get_storage().diagnostics()._replace(lines=[line])
     monkeypatch.setattr(type(get_storage()), "diagnostics", lambda _self: found)
     assert "vor 3.2 s" in opened(PAGES[0]).texts
 
 
 def test_djangos_own_word_is_not_taken_for_a_state(german, busy):
-    texts = opened(PAGES[0]).texts
+    [queues] = [page for page in PAGES if page.name == "queue"]
+    texts = opened(queues).texts
     assert "aktiv" in texts
     assert "Aktiv" not in texts
 
@@ -169,12 +170,12 @@ def test_a_cron_line_is_told_in_german():
 
 def test_a_storages_lines_are_translated_also_with_something_in_them():
     line = DiagnosticLine(
-        "scheduler.tick", "Scheduler", "last upkeep", "3.2 s ago", "ok", "A restart forgets every job."
+        "scheduler.tick", "Scheduler", "Last sweep", "3.2 s ago", "ok", "A restart loses every job."
     )
     with translation.override("de"):
         shown = diagnoses.translated(line)
     assert shown == line._replace(
-        label="letzte Pflege", value="vor 3.2 s", note="Ein Neustart vergisst alle Aufträge."
+        label="Letzter Sweep", value="vor 3.2 s", note="Bei einem Neustart gehen alle Aufträge verloren."
     )
     assert diagnoses.translated(line) == line
 

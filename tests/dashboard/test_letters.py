@@ -52,7 +52,7 @@ def test_those_of_one_error_are_one_group(client, letters):
     ]
     assert ids(client, fingerprint=groups[0].fingerprint) == ["a", "b"]
     html = shown(client).content.decode()
-    assert "The last 14 days, as a table" in html
+    assert "Last 14 days as a table" in html
     assert groups[0].days[-1] == 2
 
 
@@ -93,8 +93,8 @@ def test_those_that_are_ticked_are_retried(client, letters):
         address(BY_NAME["letters_selected"]), {"job": ["emails/a", "emails/gone"]}, follow=True
     )
     html = response.content.decode()
-    assert "1 job will run again." in html
-    assert "Not done: 1 gone." in html
+    assert "1 job will be retried." in html
+    assert "Not done: 1 not found." in html
     assert get_storage().states("emails", ["a", "b"]) == [State.WAITING, State.FAILED]
     event = AuditEvent.objects.get()
     assert (event.action, event.queue, event.count, event.detail) == (

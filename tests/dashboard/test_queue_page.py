@@ -119,7 +119,7 @@ def test_a_group_without_a_name_is_refused(queue, boss, page):
     response = post(boss, page)
     assert response.status_code == 302
     assert queue.group_limits() == {}
-    assert "It was not done" in shown(boss)
+    assert "The action failed" in shown(boss)
     assert not AuditEvent.objects.exists()
 
 
@@ -141,7 +141,7 @@ def test_the_limits_of_a_group_are_set_and_kept_with_what_they_were(queue, boss)
 def test_the_limits_of_each_group_are_set(queue, boss):
     assert post(boss, "group_limits", **{"group-concurrency": "4"}).status_code == 302
     assert queue.group_limits() == {None: GroupLimit(4)}
-    assert "4 jobs of a group are active at once" in shown(boss)
+    assert "Default concurrency per group: 4 jobs" in shown(boss)
 
     assert post(boss, "group_limits").status_code == 302
     assert queue.group_limits() == {}
@@ -180,9 +180,9 @@ def test_a_shared_limiter_shows_who_has_it(sharing, viewer):
     assert "Shared limiter mail" in html
     assert "3/3 (full)" in html
     assert "100/h, 97 starts left" in html
-    taken = html[html.index("Taken by") : html.index("In line")]
+    taken = html[html.index("Used by") : html.index("Waiting queues")]
     assert taken.index("reports <strong>2</strong></a>") < taken.index("emails <strong>1</strong></a>")
-    assert ">emails</a></li></ul>" in html[html.index("In line") :]
+    assert ">emails</a></li></ul>" in html[html.index("Waiting queues") :]
     assert "Limits of mail" not in html
 
 
@@ -274,34 +274,34 @@ def test_a_queue_whose_oldest_job_has_waited_too_long_is_marked(settings, viewer
         eventually(lambda: get_storage().overview().at > get_storage().overview().queues[0].oldest_at + 1)
 
     for name in ("queue", "queues", "changelist"):
-        assert ("(beyond 1 ms)" in shown(viewer, name)) is is_late, name
+        assert ("(over the objective of 1 ms)" in shown(viewer, name)) is is_late, name
     assert 'data-djq-line="bound">Objective' in shown(viewer)
-    said = "queue beyond its objective" if is_late else "queues beyond their objective"
-    assert said in shown(viewer, "changelist")
+    late = f"Queues over their objective: <strong>{int(is_late)}</strong>"
+    assert late in shown(viewer, "changelist")
 
 
 def test_nobody_is_late_where_nobody_said_how_soon(queue, viewer):
     queue.enqueue(1)
     assert "bjective" not in shown(viewer)
-    assert "beyond" not in shown(viewer, "changelist")
+    assert "over the objective" not in shown(viewer, "changelist")
 
 
 def test_when_a_queue_will_be_empty_is_told(queue, viewer):
-    assert "nothing waits" in shown(viewer)
+    assert "No waiting jobs" in shown(viewer)
     queue.enqueue(1)
-    assert "estimating when it drains" in shown(viewer)
+    assert "Estimating drain time" in shown(viewer)
     assert "estimating" in shown(viewer, "queues")
     queue.pause()
-    assert "not emptied while paused" in shown(viewer)
+    assert "Does not drain while paused" in shown(viewer)
     assert "not while paused" in shown(viewer, "queues")
 
 
 @pytest.mark.parametrize(
     ("found", "said", "listed"),
     [
-        (Forecast("draining", 120_000), "drains in 2 min", "2 min"),
+        (Forecast("draining", 120_000), "Drains in 2 min", "2 min"),
         (Forecast("steady"), "not shrinking", "not shrinking"),
-        (Forecast("never"), "never drains: the backlog is growing", "never: the backlog is growing"),
+        (Forecast("never"), "Never drains: the backlog is growing", "never: the backlog is growing"),
     ],
 )
 def test_the_forecast_of_a_backlog_is_told(queue, viewer, monkeypatch, found, said, listed):
@@ -310,7 +310,7 @@ def test_the_forecast_of_a_backlog_is_told(queue, viewer, monkeypatch, found, sa
     monkeypatch.setattr(queries.QueueRow, "leaving", 2.0)
     monkeypatch.setattr(queries.QueueRow, "arriving", 0.5)
     assert said in shown(viewer)
-    assert "(0 come and 2 go a minute)" in " ".join(shown(viewer).split())
+    assert "(0 in, 2 out per minute)" in " ".join(shown(viewer).split())
     assert listed in shown(viewer, "queues")
 
 

@@ -54,7 +54,7 @@ def test_they_are_found_by_a_part_of_their_name(client, anywhere):
     for name in ("emails", "images", "mail"):
         Queue(name).enqueue(1)
     assert names(client, q="MAIL") == ["emails", "mail"]
-    assert "There is no such queue." in shown(client, q="nothing").content.decode()
+    assert "No matching queues." in shown(client, q="nothing").content.decode()
 
 
 def test_they_are_sorted_by_the_server(client, memory):
@@ -117,7 +117,7 @@ def test_the_small_charts_are_in_a_table_too(client, memory, monkeypatch):
 
 def test_one_is_paused_and_goes_on(client, anywhere):
     Queue("emails").enqueue(1)
-    assert "no worker" in shown(client).content.decode()
+    assert "no workers" in shown(client).content.decode()
     client.post(address(BY_NAME["pause"]))
     assert get_storage().is_paused("emails")
     html = shown(client).content.decode()

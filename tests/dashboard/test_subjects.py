@@ -66,7 +66,7 @@ def test_what_has_no_page_here_is_shown_as_text(subject):
 def test_a_job_without_a_subject_says_nothing_of_one():
     Queue("emails").enqueue(1, id="job-1")
 
-    assert "All jobs about it" not in html(logged_in(make_superuser()), JOB)
+    assert "All jobs for this object" not in html(logged_in(make_superuser()), JOB)
 
 
 def test_the_page_of_jobs_lists_those_about_a_subject(ada):

@@ -133,7 +133,7 @@ def test_a_worker_is_made_quiet_dumped_and_stopped(project: Project) -> None:
         assert "in wait_for" in text
         assert "time.sleep(0.01)" in text
         assert "hunter2" not in text
-        assert "1 of 2 slots taken" in text
+        assert "1 of 2 slots in use" in text
 
         begun = time.monotonic()
         assert manager("steer", "w1", "quiet") == "asked"

@@ -22,5 +22,5 @@ def jobs_about(request: HttpRequest, site: DashboardSite, subject: str) -> HttpR
     }
     crumbs = [Crumb(str(_("Jobs")), site.url("jobs"))]
     return site.render(
-        request, "jobs_about.html", _("Jobs about an object"), context, tab="jobs", crumbs=crumbs
+        request, "jobs_about.html", _("Jobs for an object"), context, tab="jobs", crumbs=crumbs
     )

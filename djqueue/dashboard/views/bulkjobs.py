@@ -45,27 +45,27 @@ KINDS = (
         "all_promote",
         jobactions.PROMOTE,
         rights.EDIT,
-        gettext_lazy("Run all that match now…"),
+        gettext_lazy("Run all matching now…"),
         gettext_lazy("Run delayed jobs now"),
-        gettext_lazy("Run them now"),
+        gettext_lazy("Run jobs now"),
     ),
     BulkJobAction(
         BulkKind.CANCEL,
         "all_cancel",
         jobactions.CANCEL,
         rights.CANCEL,
-        gettext_lazy("Cancel all that match…"),
+        gettext_lazy("Cancel all matching…"),
         gettext_lazy("Cancel jobs"),
-        gettext_lazy("Cancel them"),
+        gettext_lazy("Cancel jobs"),
     ),
     BulkJobAction(
         BulkKind.DELETE,
         "all_delete",
         jobactions.REMOVE,
         rights.DELETE,
-        gettext_lazy("Delete all that match…"),
+        gettext_lazy("Delete all matching…"),
         gettext_lazy("Delete jobs"),
-        gettext_lazy("Delete them"),
+        gettext_lazy("Delete jobs"),
     ),
 )
 
@@ -74,11 +74,11 @@ class RateForm(forms.Form):
     """How fast."""
 
     rate = forms.IntegerField(
-        label=gettext_lazy("Jobs a second"),
+        label=gettext_lazy("Jobs per second"),
         required=False,
         min_value=1,
         max_value=100_000,
-        help_text=gettext_lazy("Empty: as fast as it goes."),
+        help_text=gettext_lazy("Empty: no limit."),
     )
     expected = forms.IntegerField(
         required=False, min_value=0, max_value=MAX_INTEGER, widget=forms.HiddenInput
@@ -144,7 +144,7 @@ def _begin(request: HttpRequest, site: DashboardSite, one: BulkJobAction) -> Htt
     )
     detail = {"operation": row.pk, "kind": one.kind, **row.filter}
     audit.note(request, f"{one.page}_begin", count=row.expected, detail=detail)
-    messages.success(request, _("It has begun, and is done by the workers."))
+    messages.success(request, _("Bulk operation started. Workers process the jobs in the background."))
     return site.back(request, "operation", row.pk)
 
 

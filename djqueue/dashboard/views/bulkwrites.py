@@ -41,18 +41,18 @@ KINDS = (
         "import_cancel",
         "cancel",
         rights.CANCEL,
-        gettext_lazy("Cancel the rest of an import"),
-        gettext_lazy("Cancel them"),
-        gettext_lazy("None of its jobs is pending."),
+        gettext_lazy("Cancel remaining jobs of a bulk write"),
+        gettext_lazy("Cancel jobs"),
+        gettext_lazy("No jobs are pending."),
     ),
     BulkWriteAction(
         BulkKind.RETRY,
         "import_replay",
         "replay",
         rights.LETTERS,
-        gettext_lazy("Replay what failed of an import"),
-        gettext_lazy("Retry them"),
-        gettext_lazy("None of its jobs is a dead letter."),
+        gettext_lazy("Retry failed jobs of a bulk write"),
+        gettext_lazy("Retry jobs"),
+        gettext_lazy("No jobs are dead letters."),
     ),
 )
 
@@ -63,7 +63,7 @@ def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     found = bulkwrites.listed(request, request.GET.get("after", ""))
     context = {"rows": found.shown, "older": found.older and site.url("imports", after=found.older)}
     crumbs = [_operations(site)]
-    return site.render(request, "imports.html", _("Bulk imports"), context, tab="operations", crumbs=crumbs)
+    return site.render(request, "imports.html", _("Bulk writes"), context, tab="operations", crumbs=crumbs)
 
 
 @pages.show("import", "imports/<djq:write>/", rights.VIEW)
@@ -83,7 +83,7 @@ def one(request: HttpRequest, site: DashboardSite, write: str) -> HttpResponse:
         "replay_url": _url(request, site, "import_replay", write),
     }
     crumbs = [_operations(site), _imports(site)]
-    return site.render(request, "import.html", _("Bulk import"), context, tab="operations", crumbs=crumbs)
+    return site.render(request, "import.html", _("Bulk write"), context, tab="operations", crumbs=crumbs)
 
 
 def _listed(kind: BulkWriteAction) -> None:
@@ -134,7 +134,7 @@ def _preview(
     crumbs = [
         _operations(site),
         _imports(site),
-        Crumb(str(_("Bulk import")), site.url("import", report.write)),
+        Crumb(str(_("Bulk write")), site.url("import", report.write)),
     ]
     title = str(kind.title)
     return site.render(
@@ -153,7 +153,7 @@ def _begin(request: HttpRequest, site: DashboardSite, kind: BulkWriteAction, wri
             audit.note(request, page, refused=True, detail=hidden)
         return _none(request, site)
     if not shown.report.shares:
-        messages.warning(request, _("There is no such import."))
+        messages.warning(request, _("Bulk write not found."))
         return site.back(request, "imports")
     form = RateForm(request.POST)
     if not form.is_valid():
@@ -169,7 +169,7 @@ def _begin(request: HttpRequest, site: DashboardSite, kind: BulkWriteAction, wri
     )
     detail = {"operation": row.pk, "kind": kind.kind, "write": write, **row.filter}
     audit.note(request, page, count=row.expected, detail=detail)
-    messages.success(request, _("It has begun, and is done by the workers."))
+    messages.success(request, _("Bulk operation started. Workers process the jobs in the background."))
     return site.back(request, "operation", row.pk)
 
 
@@ -181,7 +181,7 @@ def _found(request: HttpRequest, write: str) -> BulkWriteView | None:
 
 def _none(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     crumbs = [_operations(site), _imports(site)]
-    title = _("No such import")
+    title = _("Bulk write not found")
     return site.render(request, "no_import.html", title, {}, tab="operations", crumbs=crumbs, status=404)
 
 
@@ -208,4 +208,4 @@ def _operations(site: DashboardSite) -> Crumb:
 
 
 def _imports(site: DashboardSite) -> Crumb:
-    return Crumb(str(_("Bulk imports")), site.url("imports"))
+    return Crumb(str(_("Bulk writes")), site.url("imports"))

@@ -44,7 +44,7 @@ def schedule(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse
     crumbs = [Crumb(str(_("Cron")), site.url("cron"))]
     row = planning.one(request, pk)
     if row is None:
-        title = _("No such schedule")
+        title = _("Schedule not found")
         return site.render(request, "no_schedule.html", title, {}, tab="cron", crumbs=crumbs, status=404)
     cached = planning.planned([row])
     [one] = cached.value
@@ -75,13 +75,13 @@ def run(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     except Exception as error:
         # Of the project's own middleware.
         logger.exception("The cron job %s was not enqueued.", row.name)
-        messages.error(request, _("It was not done: %(error)s") % {"error": error})
+        messages.error(request, _("The action failed: %(error)s") % {"error": error})
         return site.back(request, "cron")
     for result in results:
         audit.note(
             request, "cron_run", queue=result.queue, job_id=result.id, count=1, detail={"name": row.name}
         )
-    messages.success(request, _("A job of %(name)s is enqueued.") % {"name": row.name})
+    messages.success(request, _("Enqueued a job of %(name)s.") % {"name": row.name})
     return site.back(request, "cron")
 
 
@@ -94,7 +94,7 @@ def switch(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     on = request.POST.get("on") == "1"
     [one] = planning.planned([row]).value
     if on and not one.can_be_switched:
-        messages.warning(request, _("What code declares no more stays off."))
+        messages.warning(request, _("A schedule no longer declared in code can't be enabled."))
         return site.back(request, "cron")
     if row.enabled != on:
         row.enabled = on
@@ -105,7 +105,7 @@ def switch(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
             queue=one.queue,
             detail={"name": row.name, "old": {"enabled": not on}, "new": {"enabled": on}},
         )
-    said = _("%(name)s is switched on.") if on else _("%(name)s is switched off.")
+    said = _("%(name)s is enabled.") if on else _("%(name)s is disabled.")
     messages.success(request, said % {"name": row.name})
     return site.back(request, "cron")
 
@@ -118,14 +118,16 @@ def delete(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
         return _gone(request, site)
     [one] = planning.planned([row]).value
     if not one.can_be_deleted:
-        messages.warning(request, _("Code declares it: it would come back. Switch it off instead."))
+        messages.warning(
+            request, _("A schedule declared in code can't be deleted. Disable the schedule instead.")
+        )
         return site.back(request, "schedule", pk)
     if request.POST.get("confirm") != row.name:
-        messages.warning(request, _("Type the schedule's name to confirm."))
+        messages.warning(request, _("Enter the schedule's name to confirm."))
         return site.back(request, "schedule", pk)
     row.delete(using=alias_of(CronJob))
     audit.note(request, "cron_delete", queue=one.queue, detail={"name": row.name, "job": row.job_name})
-    messages.success(request, _("%(name)s is deleted.") % {"name": row.name})
+    messages.success(request, _("Deleted %(name)s.") % {"name": row.name})
     return site.back(request, "cron")
 
 
@@ -137,5 +139,5 @@ def _history(one: Planned) -> list[tuple[planning.PastRun, JobRecord | None]]:
 
 
 def _gone(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    messages.warning(request, _("This schedule is gone."))
+    messages.warning(request, _("This schedule no longer exists."))
     return site.back(request, "cron")

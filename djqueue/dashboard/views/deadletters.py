@@ -36,11 +36,11 @@ class BeginForm(forms.Form):
     kind = forms.ChoiceField(choices=[(one, one) for one in (BulkKind.RETRY, BulkKind.PURGE)])
     queue = forms.CharField(required=False, max_length=255)
     rate = forms.IntegerField(
-        label=gettext_lazy("Jobs a second"),
+        label=gettext_lazy("Jobs per second"),
         required=False,
         min_value=1,
         max_value=100_000,
-        help_text=gettext_lazy("Empty: as fast as it goes."),
+        help_text=gettext_lazy("Empty: no limit."),
     )
     expected = forms.IntegerField(
         required=False, min_value=0, max_value=MAX_INTEGER, widget=forms.HiddenInput
@@ -109,7 +109,7 @@ def begin(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     audit.note(
         request, "letters_begin", count=row.expected, detail={"operation": row.pk, "kind": kind, **row.filter}
     )
-    messages.success(request, _("It has begun, and is done by the workers."))
+    messages.success(request, _("Bulk operation started. Workers process the jobs in the background."))
     return site.back(request, "operation", row.pk)
 
 
@@ -136,7 +136,7 @@ def delete_selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         detail = {"operation": row.pk, "jobs": [[queue, job_id] for job_id in ids]}
         audit.note(request, "letters_delete", queue=queue, count=len(ids), detail=detail)
     if not chosen:
-        messages.warning(request, _("Nothing was ticked."))
+        messages.warning(request, _("No dead letters were selected."))
     return site.back(request, "letters")
 
 

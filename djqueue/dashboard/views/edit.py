@@ -24,9 +24,9 @@ pages = Pages()
 
 OUTCOMES = {"updated": Revision.UPDATED, "retried": Revision.RETRIED, "copied": Revision.COPIED}
 LABELS = {
-    editing.UPDATE: gettext_lazy("Change the arguments"),
+    editing.UPDATE: gettext_lazy("Change arguments"),
     editing.RETRY: gettext_lazy("Retry with these arguments"),
-    editing.COPY: gettext_lazy("Enqueue a new job with these arguments"),
+    editing.COPY: gettext_lazy("Enqueue new job with these arguments"),
 }
 
 
@@ -67,7 +67,7 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
         form.add_error(None, str(error))
         return _page(request, site, queue, job_id, record, form)
     if editing.exposes(record, payload, found, request.POST):
-        form.add_error(None, _("With these arguments a hidden value would be seen: type another one."))
+        form.add_error(None, _("These arguments would expose a hidden value. Enter a new value instead."))
         return _page(request, site, queue, job_id, record, form)
     version = versions.keep(request, record, copy_id)
     try:
@@ -90,12 +90,12 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
     detail = {"how": word, "version": version.pk, **({"copy": copy_id} if copy_id else {})}
     audit.note(request, "edit_now", queue=queue, job_id=job_id, count=1, detail=detail)
     said = {
-        "updated": _("Its arguments are changed. The old ones are kept."),
-        "retried": _("It will run again, with the new arguments. The old ones are kept."),
-        "copied": _("A new job is enqueued with these arguments."),
+        "updated": _("Arguments changed. The old ones are kept."),
+        "retried": _("The job will be retried with the new arguments. The old ones are kept."),
+        "copied": _("Enqueued a new job with these arguments."),
     }
     if word == "retried" and record.reason == "dependency_failed":
-        said[word] = _("It will run with the new arguments once its dependencies have completed.")
+        said[word] = _("The job will run with the new arguments when its dependencies complete.")
     messages.success(request, said[word])
     return site.back(request, "job", queue, copy_id or job_id)
 
@@ -113,13 +113,13 @@ def _copy(record: JobRecord, payload: bytes, copy_id: str) -> str:
 def _again(request: HttpRequest, site: DashboardSite, record: JobRecord, word: str) -> HttpResponse:
     """The form for the job as it is now, with what was typed, and what has come between."""
     if word == "copied_already":
-        said = _("The new job has been enqueued already.")
+        said = _("The new job was already enqueued.")
     elif word == "unique_key_taken":
-        said = _("Nothing was done: another job has its unique key.")
+        said = _("Not saved: another job has the same unique key.")
     elif word == "changed":
-        said = _("Nothing was done: its arguments have been changed since this form was opened.")
+        said = _("Not saved: the arguments have changed since this form was opened.")
     else:
-        said = _("Nothing was done: the job is another by now, %(state)s.") % {"state": record.state}
+        said = _("Not saved: the job is now %(state)s.") % {"state": record.state}
     messages.warning(request, f"{said} {lastactions.by(record.queue, record.id)}".rstrip())
     return _page(request, site, record.queue, record.id, record, is_old=True)
 
@@ -142,14 +142,14 @@ def _page(
     typed = [request.POST[name] for name in editing.LABELS if name in request.POST]
     if record is None:
         gone = {"queue": queue, "job_id": job_id}
-        title = _("No such job")
+        title = _("Job not found")
         return site.render(request, "gone.html", title, gone, tab="queues", crumbs=crumbs, status=404)
     refusal, found = editing.refusal(request, record.state), None
     if not refusal:
         try:
             found = editing.editable(record)
         except NotEditableError as error:
-            refusal = _("It cannot be edited here: %(why)s.") % {"why": str(error).rstrip(".")}
+            refusal = _("Arguments can't be edited: %(why)s.") % {"why": str(error).rstrip(".")}
     if found is not None and form is None:
         form = EditForm(record, found)
         if is_old:
@@ -166,5 +166,5 @@ def _page(
         "label": LABELS.get(editing.way(record.state) or ""),
     }
     crumbs.append(Crumb(record.name, site.url("job", queue, job_id)))
-    title = _("Edit the arguments")
+    title = _("Edit arguments")
     return site.render(request, "edit.html", title, context, tab="queues", crumbs=crumbs, status=status)

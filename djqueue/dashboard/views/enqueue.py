@@ -40,11 +40,11 @@ class EnqueueForm(forms.Form):
         widget=forms.Textarea(attrs={"rows": 3, "maxlength": LONGEST}),
     )
     queue = forms.CharField(
-        label=gettext_lazy("Queue"), required=False, help_text=gettext_lazy("Empty: the job's own.")
+        label=gettext_lazy("Queue"), required=False, help_text=gettext_lazy("Empty: the job's default.")
     )
-    delay = forms.FloatField(label=gettext_lazy("Delay in seconds"), required=False, min_value=0)
+    delay = forms.FloatField(label=gettext_lazy("Delay (s)"), required=False, min_value=0)
     priority = forms.IntegerField(
-        label=gettext_lazy("Priority"), required=False, help_text=gettext_lazy("Higher runs first.")
+        label=gettext_lazy("Priority"), required=False, help_text=gettext_lazy("Higher values run first.")
     )
     unique_key = forms.CharField(label=gettext_lazy("Unique key"), required=False, max_length=255)
 
@@ -56,14 +56,14 @@ class EnqueueForm(forms.Form):
         """A list."""
         value = self.cleaned_data["args"]
         if not isinstance(value, list):
-            raise forms.ValidationError(_("This is not a JSON list."))
+            raise forms.ValidationError(_("Enter a JSON list."))
         return value
 
     def clean_kwargs(self) -> dict[str, Any]:
         """An object."""
         value = self.cleaned_data["kwargs"]
         if not isinstance(value, dict):
-            raise forms.ValidationError(_("This is not a JSON object."))
+            raise forms.ValidationError(_("Enter a JSON object."))
         return value
 
     def clean(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def enqueue(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     given = form.cleaned_data
     queue = given["queue"] or registry.get(given["name"]).options.queue or ""
     if not rights.sees(request, queue):
-        form.add_error("queue", _("There is no such queue for you."))
+        form.add_error("queue", _("The queue doesn't exist or you don't have access."))
         return _page(request, site, form)
     try:
         result = (
@@ -112,14 +112,14 @@ def enqueue(request: HttpRequest, site: DashboardSite) -> HttpResponse:
             count=1,
             detail={"name": given["name"], "options": json.loads(json.dumps(form.options(), default=str))},
         )
-        messages.success(request, _("It is enqueued as %(id)s.") % {"id": result.id})
+        messages.success(request, _("Enqueued as %(id)s.") % {"id": result.id})
     else:
-        messages.warning(request, _("It is there already: %(id)s.") % {"id": result.id})
+        messages.warning(request, _("The job already exists: %(id)s.") % {"id": result.id})
     return site.back(request, "job", result.queue, result.id)
 
 
 def _page(request: HttpRequest, site: DashboardSite, form: EnqueueForm) -> HttpResponse:
     status = 400 if form.is_bound and form.errors else 200
     return site.render(
-        request, "enqueue.html", _("Enqueue a job"), {"form": form}, tab="enqueue", status=status
+        request, "enqueue.html", _("Enqueue job"), {"form": form}, tab="enqueue", status=status
     )

@@ -43,7 +43,7 @@ class WorkflowRow(NamedTuple):
     """How many before it are not named."""
 
 
-@pages.show("flows", "flows/", rights.VIEW, gettext_lazy("Flows"))
+@pages.show("flows", "flows/", rights.VIEW, gettext_lazy("Workflows"))
 def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Flows of the newest jobs; and that of any job by its id."""
     term = request.GET.get("id", "").strip()
@@ -63,19 +63,19 @@ def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "most": flows.LISTED,
     }
     return site.render(
-        request, "flows.html", _("Flows"), context, tab="flows", as_of=cached.at, away=cached.away
+        request, "flows.html", _("Workflows"), context, tab="flows", as_of=cached.at, away=cached.away
     )
 
 
 @pages.show("flow", "flows/<djq:queue>/<djq:job_id>/", rights.VIEW)
 def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """The flow around a job, drawn and in words."""
-    crumbs = [Crumb(str(_("Flows")), site.url("flows"))]
+    crumbs = [Crumb(str(_("Workflows")), site.url("flows"))]
     whole = get_storage().flow(queue, job_id)
     if whole is None:
         gone = {"queue": queue, "job_id": job_id}
         return site.render(
-            request, "gone.html", _("No such job"), gone, tab="flows", crumbs=crumbs, status=404
+            request, "gone.html", _("Job not found"), gone, tab="flows", crumbs=crumbs, status=404
         )
     graph = flows.visible(request, whole)
     drawing = graphs.draw(graph)
@@ -108,8 +108,8 @@ def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) ->
         audit.note(request, "flow_retry", queue=queue, job_id=job_id, count=count, detail=detail)
         messages.success(request, " ".join(jobactions.RETRY.done[word] % many for word, many in done.items()))
     if answers or not done:
-        why = ", ".join(_refusals(answers)) or _("no failed job of it can run again")
-        messages.warning(request, _("The others were not retried: %(why)s.") % {"why": why})
+        why = ", ".join(_refusals(answers)) or _("no failed job can be retried")
+        messages.warning(request, _("Other jobs were not retried: %(why)s.") % {"why": why})
     return site.back(request, "flow", queue, job_id)
 
 

@@ -46,7 +46,7 @@ def group_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpR
         form.add_error(None, str(error))
         return page(request, site, queue, group_form=form, group=group)
     audit.note(request, "group_limits", queue=queue, detail={"group": group, "old": before, "new": given})
-    said = _("The limits of the group %(group)s are set.") if group else _("The limits of groups are set.")
+    said = _("Changed the limits of group %(group)s.") if group else _("Changed the default group limits.")
     messages.success(request, said % {"group": group})
     return site.back(request, "queue", queue, group=group)
 
@@ -74,7 +74,7 @@ def limiter(request: HttpRequest, site: DashboardSite, queue: str) -> HttpRespon
         form.add_error(None, str(error))
         return page(request, site, queue, limiter_form=form)
     audit.note(request, "limiter", queue=queue, detail={"limiter": name, "old": before, "new": given})
-    messages.success(request, _("The limits of %(limiter)s are set.") % {"limiter": name})
+    messages.success(request, _("Changed the limits of %(limiter)s.") % {"limiter": name})
     return site.back(request, "queue", queue)
 
 
@@ -84,10 +84,10 @@ def _steer(request: HttpRequest, site: DashboardSite, queue: str, *, paused: boo
     [before] = get_storage().groups(queue, 0, [group]).named
     if paused:
         handle.pause_group(group)
-        said = _("The group %(group)s is paused.")
+        said = _("Paused group %(group)s.")
     else:
         handle.resume_group(group)
-        said = _("The group %(group)s goes on.")
+        said = _("Resumed group %(group)s.")
     detail = {"group": group, "old": {"paused": before.paused}, "new": {"paused": paused}}
     audit.note(request, "pause_group" if paused else "resume_group", queue=queue, detail=detail)
     messages.success(request, said % {"group": group})

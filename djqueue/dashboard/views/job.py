@@ -47,9 +47,9 @@ LINES = 200
 STEPS = {
     "enqueued": gettext_lazy("enqueued"),
     "started": gettext_lazy("started"),
-    "released": gettext_lazy("given back unused"),
-    "retried": gettext_lazy("failed, to be retried"),
-    "stalled": gettext_lazy("lost with its worker"),
+    "released": gettext_lazy("released"),
+    "retried": gettext_lazy("failed, will be retried"),
+    "stalled": gettext_lazy("stalled (lease expired)"),
     "completed": gettext_lazy("completed"),
     "failed": gettext_lazy("failed"),
     "cancelled": gettext_lazy("cancelled"),
@@ -154,9 +154,9 @@ def remove(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -
         word = "not_found" if record is None else str(record.state)
         return _refused(request, site, word, queue, job_id)
     if deletions.leavings(request).job(queue, job_id) is not None:
-        messages.warning(request, _("It is to be deleted already."))
+        messages.warning(request, _("The job is already marked for deletion."))
         return site.back(request, "job", queue, job_id)
-    said = _("It will be deleted in 30 seconds.")
+    said = _("The job will be deleted in 30 seconds.")
     which = {"ids": (job_id,), "state": str(record.state)}
     row = deletions.begin(request, BulkKind.DELETE, queue, 1, said, **which)
     audit.note(request, "remove", queue=queue, job_id=job_id, count=1, detail={"operation": row.pk})
@@ -171,7 +171,7 @@ def _page(
     if record is None:
         gone = {"queue": queue, "job_id": job_id}
         return site.render(
-            request, "gone.html", _("No such job"), gone, tab="queues", crumbs=crumbs, status=404
+            request, "gone.html", _("Job not found"), gone, tab="queues", crumbs=crumbs, status=404
         )
     if revealed:
         audit.note(request, "reveal", queue=queue, job_id=job_id, count=1)
@@ -256,7 +256,7 @@ def _act(
 def _refused(request: HttpRequest, site: DashboardSite, word: str, queue: str, job_id: str) -> HttpResponse:
     """Back to the page, with why nothing was done, and who came before."""
     why = jobactions.REFUSALS.get(word, word)
-    said = _("Nothing was done, as the job is not what it was: %(why)s.")
+    said = _("Not done, the job has changed: %(why)s.")
     sentence = said % {"why": str(why).replace("%d ", "")}
     messages.warning(request, f"{sentence} {lastactions.by(queue, job_id)}".rstrip())
     return site.back(request, "job", queue, job_id)
@@ -287,7 +287,7 @@ def _shown(record: JobRecord, data: bytes | None, *, revealed: bool, of: Any) ->
     try:
         value = of(record, revealed=revealed)
     except SerializationError as error:
-        return ShownValue(_("It cannot be read here: %(error)s") % {"error": error}, len(data), hides=False)
+        return ShownValue(_("Unreadable: %(error)s") % {"error": error}, len(data), hides=False)
     return ShownValue(rendering.text(value), len(data), redaction.hides(record, data, value))
 
 

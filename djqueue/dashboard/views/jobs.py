@@ -58,15 +58,15 @@ class FilterForm(forms.Form):
     """Which jobs are listed."""
 
     queue = forms.CharField(label=gettext_lazy("Queue"), required=False, max_length=255)
-    id = forms.CharField(label=gettext_lazy("Id, or its beginning"), required=False, max_length=255)
+    id = forms.CharField(label=gettext_lazy("ID or ID prefix"), required=False, max_length=255)
     name = forms.CharField(label=gettext_lazy("Job"), required=False, max_length=255)
     tag = forms.CharField(label=gettext_lazy("Tag"), required=False, max_length=255)
     worker = forms.CharField(label=gettext_lazy("Worker"), required=False, max_length=255)
     priority = forms.IntegerField(
         label=gettext_lazy("Priority"), required=False, min_value=-(2**31), max_value=2**31 - 1
     )
-    since = TimeField(label=gettext_lazy("Enqueued from"), required=False)
-    until = TimeField(label=gettext_lazy("Before"), required=False)
+    since = TimeField(label=gettext_lazy("Enqueued after"), required=False)
+    until = TimeField(label=gettext_lazy("Enqueued before"), required=False)
     argument = forms.CharField(
         label=gettext_lazy("Argument"),
         required=False,
@@ -89,14 +89,14 @@ class FilterForm(forms.Form):
         for name, field in self.fields.items():
             field.disabled = not has_rows and name not in ALWAYS
         if not has_rows:
-            self.fields["id"].label = _("A whole id")
+            self.fields["id"].label = _("Full ID")
 
     def clean_argument(self) -> byargument.Argument | None:
         """Where a value is, and what it is."""
         try:
             return byargument.read(self.cleaned_data["argument"])
         except OptionError:
-            raise forms.ValidationError(_("Write it as order_id:7, order.id:7 or args.0:7.")) from None
+            raise forms.ValidationError(_("Use the form order_id:7, order.id:7 or args.0:7.")) from None
 
     def wanted(self, state: State | None) -> JobFilter:
         """What was filled in; a field that is wrong says nothing."""
@@ -345,9 +345,7 @@ def _in_bulk(
         if one.verb.legal(state) and site.may_open(request, one.page)
     ]
     if jobactions.RETRY.legal(state) and site.may_open(request, "letters_preview"):
-        found.insert(
-            0, (_("Retry all that match…"), site.url("letters_preview", **here, kind=BulkKind.RETRY))
-        )
+        found.insert(0, (_("Retry all matching…"), site.url("letters_preview", **here, kind=BulkKind.RETRY)))
     return found
 
 

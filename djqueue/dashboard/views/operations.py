@@ -52,7 +52,7 @@ def operation(request: HttpRequest, site: DashboardSite, pk: int) -> HttpRespons
 def none(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Answer for an operation that does not exist, or that the user may not see."""
     crumbs = [Crumb(str(_("Bulk operations")), site.url("operations"))]
-    title = _("No such operation")
+    title = _("Operation not found")
     return site.render(request, "no_operation.html", title, {}, tab="operations", crumbs=crumbs, status=404)
 
 
@@ -94,9 +94,9 @@ def _abort(request: HttpRequest, site: DashboardSite, page: str, pk: int) -> Htt
         return none(request, site)
     if ABORTS[BulkKind(row.kind)] == page and bulk.abort(alias_of(BulkOperation), pk):
         audit.note(request, page, detail=detail)
-        messages.success(request, _("It was ended: no more jobs are touched."))
+        messages.success(request, _("Operation aborted. No more jobs are changed."))
     else:
-        messages.warning(request, _("It has ended already."))
+        messages.warning(request, _("The operation has already finished."))
     return site.back(request, "operation", pk)
 
 

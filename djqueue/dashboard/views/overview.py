@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from django.http import HttpRequest, HttpResponse
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, pgettext
+from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.diagnostics import DiagnosticLine
@@ -119,14 +119,12 @@ def _facts(site: DashboardSite, board: queries.Board, hour: Sequence[Bucket]) ->
         return site.url("jobs", state=state.value)
 
     return [
-        Fact(_("waiting"), board.total(State.WAITING), of(State.WAITING)),
-        Fact(pgettext("job", "active"), board.total(State.ACTIVE), of(State.ACTIVE)),
-        Fact(_("delayed"), board.total(State.DELAYED), of(State.DELAYED)),
-        Fact(_("retried in this hour"), retried, site.url("metrics"), "warn" if retried else "ok"),
-        Fact(_("failed in this hour"), failed, site.url("metrics"), "bad" if failed else "ok"),
-        Fact(
-            ngettext("dead letter", "dead letters", dead), dead, site.url("letters"), "warn" if dead else "ok"
-        ),
+        Fact(_("Waiting"), board.total(State.WAITING), of(State.WAITING)),
+        Fact(_("Active"), board.total(State.ACTIVE), of(State.ACTIVE)),
+        Fact(_("Delayed"), board.total(State.DELAYED), of(State.DELAYED)),
+        Fact(_("Retried in the last hour"), retried, site.url("metrics"), "warn" if retried else "ok"),
+        Fact(_("Failed in the last hour"), failed, site.url("metrics"), "bad" if failed else "ok"),
+        Fact(_("Dead letters"), dead, site.url("letters"), "warn" if dead else "ok"),
     ]
 
 
@@ -140,29 +138,24 @@ def _health(
 ) -> list[Fact]:
     alone = [line for line in board.lines if line.backlog and not line.workers and not line.row.paused]
     oldest = max((line.age for line in board.lines), default=0)
-    waits = spans.shown(oldest) if oldest else _("nothing")
+    waits = spans.shown(oldest) if oldest else _("none")
     since = min((line.row.oldest_at for line in board.lines if line.age and line.row.oldest_at), default=None)
     workers = site.url("workers")
     live, paused = len(seen) - silent, sum(line.row.paused for line in board.lines)
-    said_silent = ngettext("silent worker", "silent workers", silent)
-    said_alone = ngettext("queue with jobs and no worker", "queues with jobs and no worker", len(alone))
-    said_overdue = ngettext("overdue schedule", "overdue schedules", overdue)
     stuck = sum(one.jobs for line in board.lines for one in line.unhandled)
-    said_stuck = ngettext("job that no worker can run", "jobs that no worker can run", stuck)
     facts = [
         *_scheduler(request, site),
-        Fact(_("waits longest"), waits, site.url("queues", sort="age"), at=since),
-        Fact(ngettext("worker", "workers", live), live, workers, "ok" if seen else "bad"),
-        Fact(said_silent, silent, workers, "bad" if silent else "ok"),
-        Fact(said_alone, len(alone), "", "bad" if alone else "ok"),
-        Fact(said_stuck, stuck, "", "bad" if stuck else "ok"),
-        Fact(ngettext("paused queue", "paused queues", paused), paused),
-        Fact(said_overdue, overdue, site.url("cron"), "bad" if overdue else "ok"),
+        Fact(_("Oldest waiting job"), waits, site.url("queues", sort="age"), at=since),
+        Fact(_("Workers"), live, workers, "ok" if seen else "bad"),
+        Fact(_("Silent workers"), silent, workers, "bad" if silent else "ok"),
+        Fact(_("Queues without workers"), len(alone), "", "bad" if alone else "ok"),
+        Fact(_("Unhandled jobs"), stuck, "", "bad" if stuck else "ok"),
+        Fact(_("Paused queues"), paused),
+        Fact(_("Overdue schedules"), overdue, site.url("cron"), "bad" if overdue else "ok"),
     ]
     if any(line.objective is not None for line in board.lines):
         late = sum(line.is_late for line in board.lines)
-        said_late = ngettext("queue beyond its objective", "queues beyond their objective", late)
-        facts.append(Fact(said_late, late, "", "bad" if late else "ok"))
+        facts.append(Fact(_("Queues over their objective"), late, "", "bad" if late else "ok"))
     return facts
 
 
@@ -172,26 +165,24 @@ def _scheduler(request: HttpRequest, site: DashboardSite) -> list[Fact]:
     try:
         cached = snapshots.read("diagnostics", lambda: get_storage().diagnostics(), fresh=SELDOM)
     except StorageError:
-        return [Fact(_("the storage"), _("does not answer"), url, "bad")]
+        return [Fact(_("Storage"), _("unreachable"), url, "bad")]
     lines = {line.key: line for line in cached.value.lines}
     found = [
-        Fact(
-            _("the storage"), _("does not answer") if cached.away else _("answers"), url, _level(cached.away)
-        )
+        Fact(_("Storage"), _("unreachable") if cached.away else _("reachable"), url, _level(cached.away))
     ]
     holder, tick = lines.get("scheduler.holder"), lines.get("scheduler.tick")
     if holder is not None:
         hangs = get_storage().outage is not None
-        there = _("there") if holder.level == "ok" else _("nobody")
+        there = _("running") if holder.level == "ok" else _("not running")
         level = "bad" if hangs else holder.level
-        found.append(Fact(_("the scheduler"), _("does not answer") if hangs else there, url, level))
+        found.append(Fact(_("Scheduler"), _("unreachable") if hangs else there, url, level))
     if tick is not None:
         found.append(_tick(tick, url))
     return found
 
 
 def _tick(tick: DiagnosticLine, url: str) -> Fact:
-    return Fact(_("its last upkeep"), diagnoses.translated(tick).value, url, tick.level)
+    return Fact(_("Last sweep"), diagnoses.translated(tick).value, url, tick.level)
 
 
 def _level(away: str) -> str:

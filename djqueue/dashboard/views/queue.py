@@ -36,16 +36,16 @@ class CleanForm(forms.Form):
     """Which jobs to forget; the queue's name, typed, is the confirmation."""
 
     what = forms.ChoiceField(
-        label=gettext_lazy("Forget"),
+        label=gettext_lazy("Jobs to delete"),
         choices=[
-            ("drain", gettext_lazy("every job that has not started")),
-            ("completed", gettext_lazy("completed jobs")),
-            ("cancelled", gettext_lazy("cancelled jobs")),
-            ("failed", gettext_lazy("failed jobs, with their dead letters")),
-            ("obliterate", gettext_lazy("the queue with everything in it")),
+            ("drain", gettext_lazy("Jobs that have not started")),
+            ("completed", gettext_lazy("Completed jobs")),
+            ("cancelled", gettext_lazy("Cancelled jobs")),
+            ("failed", gettext_lazy("Failed jobs and their dead letters")),
+            ("obliterate", gettext_lazy("The queue and all of its jobs")),
         ],
     )
-    confirm = forms.CharField(label=gettext_lazy("Type the queue's name to confirm"))
+    confirm = forms.CharField(label=gettext_lazy("Queue name, to confirm"))
 
     def __init__(self, queue: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -55,7 +55,7 @@ class CleanForm(forms.Form):
         """Only this queue's name will do."""
         typed: str = self.cleaned_data["confirm"]
         if typed != self._queue:
-            raise forms.ValidationError(_("This is not the queue's name."))
+            raise forms.ValidationError(_("The name doesn't match the queue."))
         return typed
 
 
@@ -85,7 +85,7 @@ def set_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpRes
         form.add_error(None, str(error))
         return page(request, site, queue, limits_form=form)
     audit.note(request, "limits", queue=queue, detail={"old": before, "new": given})
-    messages.success(request, _("The limits of %(queue)s are set.") % {"queue": queue})
+    messages.success(request, _("Changed the limits of %(queue)s.") % {"queue": queue})
     return site.back(request, "queue", queue)
 
 
@@ -98,17 +98,17 @@ def clean(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse
     what = form.cleaned_data["what"]
     counts = get_storage().counts(queue)
     if what == "obliterate" and counts.get(State.ACTIVE):
-        form.add_error(None, _("Some of its jobs are active: wait for them first."))
+        form.add_error(None, _("The queue has active jobs. Wait until they finish."))
         return page(request, site, queue, clean_form=form)
     states = FORGOTTEN.get(what, tuple(State))
     count = sum(counts.get(state, 0) for state in states)
     said = ngettext(
-        "%(count)d job will be forgotten in 30 seconds.",
-        "%(count)d jobs will be forgotten in 30 seconds.",
+        "%(count)d job will be deleted in 30 seconds.",
+        "%(count)d jobs will be deleted in 30 seconds.",
         count,
     )
     if what == "obliterate":
-        said = _("The queue will be forgotten in 30 seconds.")
+        said = _("The queue will be deleted in 30 seconds.")
     kind = BulkKind.OBLITERATE if what == "obliterate" else BulkKind.CLEAN
     which = {} if what == "obliterate" else {"states": tuple(map(str, states))}
     row = deletions.begin(request, kind, queue, count, said % {"count": count}, **which)

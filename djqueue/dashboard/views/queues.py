@@ -110,7 +110,7 @@ def pause(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse
     before = get_storage().is_paused(queue)
     get_storage().pause(queue)
     audit.note(request, "pause", queue=queue, detail=_changed(before, True))
-    messages.success(request, _("The queue %(queue)s is paused.") % {"queue": queue})
+    messages.success(request, _("Paused queue %(queue)s.") % {"queue": queue})
     return site.back(request, "queues")
 
 
@@ -120,7 +120,7 @@ def resume(request: HttpRequest, site: DashboardSite, queue: str) -> HttpRespons
     before = get_storage().is_paused(queue)
     get_storage().resume(queue)
     audit.note(request, "resume", queue=queue, detail=_changed(before, False))
-    messages.success(request, _("The queue %(queue)s goes on.") % {"queue": queue})
+    messages.success(request, _("Resumed queue %(queue)s.") % {"queue": queue})
     return site.back(request, "queues")
 
 

@@ -109,9 +109,9 @@ class ScheduleForm(ModelForm):
         if "queue" in self.errors or planning.sees(self._request, row):
             return
         if planning.has_known_queue(row):
-            self.add_error("queue", _("There is no such queue for you."))
+            self.add_error("queue", _("The queue doesn't exist or you don't have access."))
         else:
-            self.add_error("queue", _("Name the queue: this process does not know the job's own."))
+            self.add_error("queue", _("Enter a queue: this process doesn't know the job's default."))
 
     def _check_kept(self) -> None:
         """Check that what is hidden, and is kept, stays hidden."""
@@ -123,14 +123,12 @@ class ScheduleForm(ModelForm):
             return
         name = self.cleaned_data["job_name"]
         if name != self._job_name:
-            self.add_error(
-                "job_name", _("Another job does not get hidden values: type others in their place.")
-            )
+            self.add_error("job_name", _("Hidden values can't be passed to another job. Enter new values."))
             return
         now = redaction.arguments(name, *(self.cleaned_data[part] for part in editing.ARGUMENTS))
         drafts = {part: self._arguments(part).draft for part in editing.ARGUMENTS}
         if editing.uncovers(self._shown, now, drafts, kept):
-            self.add_error(None, _("With these arguments a hidden value would be seen: type another one."))
+            self.add_error(None, _("These arguments would expose a hidden value. Enter a new value instead."))
 
     def _arguments(self, name: str) -> ArgumentsField:
         field = self.fields[name]
@@ -199,9 +197,9 @@ def _save(request: HttpRequest, site: DashboardSite, row: CronJob, page: str) ->
             request, page, queue=planning.queue_of(row), detail={"name": row.name, "changed": form.changes()}
         )
     if row.job_name not in registry.names():
-        said = _("No handler is registered here as %(name)s: check the job's name.")
+        said = _("No handler is registered as %(name)s. Check the job name.")
         messages.warning(request, said % {"name": row.job_name})
-    messages.success(request, _("%(name)s is saved.") % {"name": row.name})
+    messages.success(request, _("Saved %(name)s.") % {"name": row.name})
     return site.back(request, "schedule", row.pk)
 
 
@@ -218,7 +216,7 @@ def _page(request: HttpRequest, site: DashboardSite, form: ScheduleForm) -> Http
     crumbs = [Crumb(str(_("Cron")), site.url("cron"))]
     if row.pk:
         crumbs.append(Crumb(form.initial["name"], site.url("schedule", row.pk)))
-    title = _("Change the schedule") if row.pk else _("Add a schedule")
+    title = _("Edit schedule") if row.pk else _("Add schedule")
     # A preview of what is half typed is an answer, not a failure.
     status = 400 if form.is_bound and form.errors and not is_partial(request) else 200
     return site.render(
@@ -252,9 +250,9 @@ def _preview(form: ScheduleForm) -> dict[str, Any]:
 
 def _refused(request: HttpRequest, site: DashboardSite, row: CronJob | None) -> HttpResponse:
     if row is None:
-        messages.warning(request, _("This schedule is gone."))
+        messages.warning(request, _("This schedule no longer exists."))
         return site.back(request, "cron")
-    messages.warning(request, _("Code declares it: it is changed there."))
+    messages.warning(request, _("This schedule is declared in code. Edit the code instead."))
     return site.back(request, "schedule", row.pk)
 
 

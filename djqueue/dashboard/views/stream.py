@@ -28,12 +28,12 @@ def of_queue(request: HttpRequest, _site: DashboardSite, queue: str) -> HttpResp
 
 def _stream(request: HttpRequest, queue: str) -> HttpResponseBase:
     if not get_settings().dashboard.sse:
-        return HttpResponse(_("DJQUEUE['DASHBOARD']['SSE'] is off: pages poll."), TEXT, status=404)
+        return HttpResponse(_("DJQUEUE['DASHBOARD']['SSE'] is off, so pages poll."), TEXT, status=404)
     if not isinstance(request, ASGIRequest):
-        said = _("This server runs the site by WSGI, where each stream would hold a thread: pages poll.")
+        said = _("This server uses WSGI, where each stream would occupy a thread, so pages poll.")
         return HttpResponse(said, TEXT, status=501)
     if not streams.watcher.has_room:
-        response = HttpResponse(_("As many streams are open as may be: pages poll."), TEXT, status=503)
+        response = HttpResponse(_("The limit of open streams is reached, so pages poll."), TEXT, status=503)
         response["Retry-After"] = str(streams.RETRY_AFTER)
         return response
     if request.method == "HEAD":

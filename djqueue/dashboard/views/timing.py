@@ -31,24 +31,24 @@ class TimeForm(forms.Form):
     """A time, or how long from now."""
 
     run_at = TimeField(
-        label=gettext_lazy("Not before"),
+        label=gettext_lazy("Run at"),
         required=False,
         widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": 1}, format="%Y-%m-%dT%H:%M:%S"),
     )
     delay = forms.FloatField(
-        label=gettext_lazy("Or seconds from now"), required=False, min_value=0, max_value=LONGEST
+        label=gettext_lazy("Or delay from now (s)"), required=False, min_value=0, max_value=LONGEST
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        said = _("In the time zone %(zone)s.") % {"zone": timezone.get_current_timezone_name()}
+        said = _("Time zone: %(zone)s.") % {"zone": timezone.get_current_timezone_name()}
         self.fields["run_at"].help_text = said
 
     def clean(self) -> dict[str, Any]:
         """One of the two."""
         given: dict[str, Any] = self.cleaned_data
         if not self.errors and (given.get("run_at") is None) == (given.get("delay") is None):
-            raise forms.ValidationError(_("Give a time, or seconds from now."))
+            raise forms.ValidationError(_("Enter either a time or a delay."))
         return given
 
     def at(self) -> int:
@@ -67,7 +67,7 @@ class PriorityForm(forms.Form):
         label=gettext_lazy("Priority"),
         min_value=-MAX_INTEGER,
         max_value=MAX_INTEGER,
-        help_text=gettext_lazy("Higher runs first. It goes behind those that have it."),
+        help_text=gettext_lazy("Higher values run first; the job goes behind others of the same priority."),
     )
 
 
@@ -101,7 +101,7 @@ def reschedule(request: HttpRequest, site: DashboardSite, queue: str, job_id: st
     shown = rendering.local(to_datetime(at))
     old, new = to_datetime(record.run_at).isoformat(), to_datetime(at).isoformat()
     audit.note(request, "reschedule", queue=queue, job_id=job_id, count=1, detail={"old": old, "new": new})
-    messages.success(request, _("It does not run before %(at)s.") % {"at": shown})
+    messages.success(request, _("Rescheduled to %(at)s.") % {"at": shown})
     return site.back(request, "job", queue, job_id)
 
 
@@ -117,7 +117,7 @@ def reprioritise(request: HttpRequest, site: DashboardSite, queue: str, job_id: 
         return _refused(request, site, queue, job_id)
     detail = {"old": record.options.priority, "new": new}
     audit.note(request, "reprioritise", queue=queue, job_id=job_id, count=1, detail=detail)
-    messages.success(request, _("Its priority is %(priority)d.") % {"priority": new})
+    messages.success(request, _("Priority changed to %(priority)d.") % {"priority": new})
     return site.back(request, "job", queue, job_id)
 
 
@@ -134,6 +134,6 @@ def _wrong(
 def _refused(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     state = get_storage().states(queue, [job_id])[0]
     why = str(jobactions.REFUSALS["not_found" if state is None else str(state)]).replace("%d ", "")
-    said = _("Nothing was done, as the job is not what it was: %(why)s.") % {"why": why}
+    said = _("Not done, the job has changed: %(why)s.") % {"why": why}
     messages.warning(request, f"{said} {lastactions.by(queue, job_id)}".rstrip())
     return site.back(request, "job", queue, job_id)

@@ -46,7 +46,7 @@ def _undo(
         raise PermissionDenied
     if bulk.undo(alias_of(BulkOperation), pk):
         audit.note(request, page, queue=row.filter["queues"][0], detail=detail)
-        messages.success(request, _("It is undone: nothing was deleted."))
+        messages.success(request, _("Undone. No jobs were deleted."))
     else:
-        messages.warning(request, _("It is too late: it has begun, or was undone already."))
+        messages.warning(request, _("Too late to undo: the deletion has started or was already undone."))
     return site.back(request, "operation", pk)

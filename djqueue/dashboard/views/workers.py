@@ -18,11 +18,11 @@ from djqueue.dashboard.workerrows import WorkerRow
 pages = Pages()
 
 SAID = {
-    workercontrol.QUIET: gettext_lazy("The worker %(worker)s is told to claim no more."),
-    workercontrol.RESUME: gettext_lazy("The worker %(worker)s is told to claim again."),
-    workercontrol.STOP: gettext_lazy("The worker %(worker)s is told to end."),
+    workercontrol.QUIET: gettext_lazy("Asked worker %(worker)s to stop claiming jobs."),
+    workercontrol.RESUME: gettext_lazy("Asked worker %(worker)s to resume claiming jobs."),
+    workercontrol.STOP: gettext_lazy("Asked worker %(worker)s to stop."),
     workercontrol.DUMP: gettext_lazy(
-        "The worker %(worker)s is asked where it is: its answer will be on its page."
+        "Requested a stack dump of worker %(worker)s. The dump appears on the worker's page."
     ),
 }
 """After a command."""
@@ -44,7 +44,7 @@ def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpRespon
     cached = workerrows.worker_rows(request)
     seen = cached.value.find(worker)
     if seen is None:
-        return _render(request, site, "no_worker.html", _("No such worker"), {"worker": worker}, status=404)
+        return _render(request, site, "no_worker.html", _("Worker not found"), {"worker": worker}, status=404)
     may_read = seen.is_open and rights.may(request, rights.WORKERS)
     context = {"seen": seen, "dump": workerrows.dump_of(seen) if may_read else None}
     return _render(request, site, "worker.html", worker, context, as_of=cached.at, away=cached.away)
@@ -69,7 +69,7 @@ def stop(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse
     if seen is None or request.POST.get("confirm") == "1":
         return _steer(request, site, worker, workercontrol.STOP)
     context = {"seen": seen, "back": request.POST.get("djq_back", "")}
-    return _render(request, site, "worker_stop.html", _("Stop a worker"), context, worker=worker)
+    return _render(request, site, "worker_stop.html", _("Stop worker"), context, worker=worker)
 
 
 @pages.act("worker_dump", "workers/<djq:worker>/dump/", rights.WORKERS)
@@ -87,9 +87,9 @@ def _steer(request: HttpRequest, site: DashboardSite, worker: str, command: str)
         audit.note(request, f"worker_{command}", detail={"worker": worker})
         messages.success(request, str(SAID[command]) % {"worker": worker})
     elif answer == workercontrol.STOPPING:
-        messages.warning(request, _("The worker %(worker)s ends already.") % {"worker": worker})
+        messages.warning(request, _("Worker %(worker)s is already stopping.") % {"worker": worker})
     else:
-        messages.warning(request, _("There is no worker %(worker)s any more.") % {"worker": worker})
+        messages.warning(request, _("Worker %(worker)s no longer exists.") % {"worker": worker})
         return site.back(request, "workers")
     return site.back(request, "worker", worker)
 

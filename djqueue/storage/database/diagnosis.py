@@ -26,11 +26,11 @@ def of_database(alias: str, now: int) -> list[DiagnosticLine]:
 def of_journal(backlog: int, flushed_at: int | None, ticked_at: int | None, now: int) -> list[DiagnosticLine]:
     """What only the scheduler knows: unwritten jobs, and when it last wrote and did its upkeep."""
     level = BAD if backlog > BACKLOG else WARN if backlog > BACKLOG // 2 else OK
-    note = "Whoever enqueues waits until the database has caught up." if backlog > BACKLOG else ""
+    note = "Enqueue calls wait until the database has caught up." if backlog > BACKLOG else ""
     return [
-        DiagnosticLine("journal.backlog", "Journal", "jobs to be written", f"{backlog:,}", level, note),
-        _ago("journal.flushed", "Journal", "last written", flushed_at, now),
-        _ago("scheduler.tick", "Scheduler", "last upkeep", ticked_at, now),
+        DiagnosticLine("journal.backlog", "Journal", "Unwritten jobs", f"{backlog:,}", level, note),
+        _ago("journal.flushed", "Journal", "Last write", flushed_at, now),
+        _ago("scheduler.tick", "Scheduler", "Last sweep", ticked_at, now),
     ]
 
 
@@ -39,24 +39,25 @@ def _ago(key: str, group: str, label: str, at: int | None, now: int) -> Diagnost
         return DiagnosticLine(key, group, label, "not yet")
     seconds = max(0, now - at) / 1_000
     is_late = now - at > LATE
-    return DiagnosticLine(key, group, label, f"{seconds:.1f} s ago", BAD if is_late else OK)
+    value = "just now" if seconds < 1 else f"{seconds:.1f} s ago"
+    return DiagnosticLine(key, group, label, value, BAD if is_late else OK)
 
 
 def _server(alias: str) -> Iterator[DiagnosticLine]:
     connection: Any = connections[alias]
     connection.ensure_connection()
     version = ".".join(map(str, connection.get_database_version()))
-    yield DiagnosticLine("server.version", "Server", "version", f"{connection.display_name} {version}")
+    yield DiagnosticLine("server.version", "Server", "Version", f"{connection.display_name} {version}")
     if connection.vendor == "sqlite":
         pages, length = (_one(alias, f"PRAGMA {word}") for word in ("page_count", "page_size"))
-        yield DiagnosticLine("server.size", "Server", "size of the file", size(pages * length))
+        yield DiagnosticLine("server.size", "Server", "File size", size(pages * length))
         mode = str(_one(alias, "PRAGMA journal_mode"))
         is_slow = mode not in ("wal", "memory")
-        note = "Readers and the writer wait for one another: the scheduler sets WAL at its start."
+        note = "Readers and the writer block each other: the scheduler enables WAL when started."
         yield DiagnosticLine(
             "server.journal_mode",
             "Server",
-            "journal mode",
+            "Journal mode",
             mode,
             WARN if is_slow else OK,
             note if is_slow else "",
@@ -65,7 +66,7 @@ def _server(alias: str) -> Iterator[DiagnosticLine]:
         yield DiagnosticLine(
             "server.size",
             "Server",
-            "size of the database",
+            "Database size",
             size(_one(alias, "SELECT pg_database_size(current_database())")),
         )
 
@@ -73,13 +74,13 @@ def _server(alias: str) -> Iterator[DiagnosticLine]:
 def _scheduler(alias: str, now: int) -> Iterator[DiagnosticLine]:
     row = models.SchedulerLease.objects.using(alias).filter(name=NAME).first()
     if row is None or (to_milliseconds(row.expires_at) or 0) <= now:
-        note = "Jobs are taken in, but nobody runs them: start `manage.py runworkers`."
-        yield DiagnosticLine("scheduler.holder", "Scheduler", "runs as", "nobody", BAD, note)
+        note = "Jobs are accepted but not run: start a worker with `manage.py runworkers`."
+        yield DiagnosticLine("scheduler.holder", "Scheduler", "Process", "not running", BAD, note)
         return
     who = f"process {row.pid} on {row.host.partition('/')[0]}"
-    yield DiagnosticLine("scheduler.holder", "Scheduler", "runs as", who)
-    yield DiagnosticLine("scheduler.address", "Scheduler", "listens on", row.address or "nothing yet")
-    yield _ago("scheduler.lease", "Scheduler", "lease renewed", to_milliseconds(row.renewed_at), now)
+    yield DiagnosticLine("scheduler.holder", "Scheduler", "Process", who)
+    yield DiagnosticLine("scheduler.address", "Scheduler", "Address", row.address or "none yet")
+    yield _ago("scheduler.lease", "Scheduler", "Lease renewed", to_milliseconds(row.renewed_at), now)
 
 
 def _tables(alias: str) -> Iterator[DiagnosticLine]:

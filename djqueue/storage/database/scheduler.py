@@ -674,7 +674,7 @@ class SchedulerStorage(EngineStorage):
         names = self.engine.queues()
         journal = self._journal
         lines = [
-            DiagnosticLine("storage.queues", "Storage", "queues", f"{len(names):,}"),
+            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(names):,}"),
             *diagnosis.of_database(self._alias, now),
             *diagnosis.of_journal(journal.backlog, journal.flushed_at, self._ticked_at, now),
         ]

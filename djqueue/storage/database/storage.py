@@ -189,7 +189,7 @@ class DatabaseStorage(Storage):
         with named(self._alias):
             found = self._active.diagnostics()
         return found._replace(
-            lines=[DiagnosticLine("storage.where", "Storage", "where", self.describe()), *found.lines]
+            lines=[DiagnosticLine("storage.where", "Storage", "Location", self.describe()), *found.lines]
         )
 
     @property

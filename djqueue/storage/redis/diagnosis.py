@@ -16,7 +16,7 @@ from .scripts import script
 
 SAMPLED_QUEUES = 20
 """Whose keys are looked at."""
-UNSEEN = "It may not be asked: INFO, CONFIG GET and MEMORY USAGE are needed for this page only."
+UNSEEN = "The Redis user may not run INFO, CONFIG GET or MEMORY USAGE; only this page needs them."
 
 
 def of_servers(connections: Connections) -> list[DiagnosticLine]:
@@ -27,12 +27,12 @@ def of_servers(connections: Connections) -> list[DiagnosticLine]:
             suffix = f":{number}" if number else ""
             if isinstance(server, Exception):
                 reason = in_one_line(server)
-                lines.append(DiagnosticLine(f"server.up{suffix}", where, "answers", "no", BAD, reason))
+                lines.append(DiagnosticLine(f"server.up{suffix}", where, "Reachable", "no", BAD, reason))
             else:
                 lines += [line._replace(key=line.key + suffix, group=where) for line in _server(server)]
     except (redis.RedisError, OSError, StorageError) as error:
         reason = in_one_line(error)
-        lines.append(DiagnosticLine("server.up", connections.describe(), "answers", "no", BAD, reason))
+        lines.append(DiagnosticLine("server.up", connections.describe(), "Reachable", "no", BAD, reason))
     return lines
 
 
@@ -45,11 +45,11 @@ def of_keys(queues: Sequence[QueueKeys]) -> Steps[list[DiagnosticLine]]:
     answers = yield [ScriptCall(called, keys, (), sequence=False) for keys in some]
     note = ""
     if len(queues) > len(some):
-        note = f"Of the first {len(some)} of {len(queues):,} queues."
+        note = f"Sampled from the first {len(some)} of {len(queues):,} queues."
     lines = []
     for kind, sizes in zip(called.keys, zip(*answers, strict=True), strict=True):
         if min(sizes) < 0:
-            return [DiagnosticLine("keys.bytes", "Keys", "bytes", "unknown", OK, UNSEEN)]
+            return [DiagnosticLine("keys.bytes", "Keys", "Size", "unknown", OK, UNSEEN)]
         there = [number for number in sizes if number]
         if there:
             value = f"{len(there):,} keys, {size(sum(there))}"
@@ -60,7 +60,7 @@ def of_keys(queues: Sequence[QueueKeys]) -> Steps[list[DiagnosticLine]]:
 def _server(server: health.MasterInfo) -> Iterator[DiagnosticLine]:
     info = server.info
     if info is None:
-        yield DiagnosticLine("server.info", "", "INFO", "not allowed", OK, UNSEEN)
+        yield DiagnosticLine("server.info", "", "INFO", "not permitted", OK, UNSEEN)
         info = {}
     known = {**health.from_info(info), **(server.config or {})}
     for key, label, names in PLAIN:
@@ -69,9 +69,9 @@ def _server(server: health.MasterInfo) -> Iterator[DiagnosticLine]:
             yield DiagnosticLine(f"server.{key}", "", label, " ".join(values))
     if "evicted_keys" in info:
         evicted = int(info["evicted_keys"])
-        note = "Jobs, or results, are gone: see maxmemory-policy." if evicted else ""
+        note = "Redis has evicted jobs or results: check maxmemory-policy." if evicted else ""
         yield DiagnosticLine(
-            "server.evicted", "", "evicted keys", f"{evicted:,}", BAD if evicted else OK, note
+            "server.evicted", "", "Evicted keys", f"{evicted:,}", BAD if evicted else OK, note
         )
     policy = known.get("maxmemory-policy")
     if policy is None:
@@ -86,15 +86,15 @@ def _server(server: health.MasterInfo) -> Iterator[DiagnosticLine]:
 
 
 PLAIN = (
-    ("version", "version", ("valkey_version",)),
-    ("redis_version", "version, as Redis", ("redis_version",)),
-    ("uptime", "seconds since its start", ("uptime_in_seconds",)),
-    ("memory", "memory in use", ("used_memory_human",)),
-    ("memory_limit", "most memory (0B: no limit)", ("maxmemory_human",)),
-    ("ops", "commands a second", ("instantaneous_ops_per_sec",)),
-    ("clients", "clients", ("connected_clients",)),
-    ("scripts", "scripts in the cache", ("number_of_cached_scripts",)),
-    ("keys", "keys", ("db0",)),
+    ("version", "Version", ("valkey_version",)),
+    ("redis_version", "Redis version", ("redis_version",)),
+    ("uptime", "Uptime, seconds", ("uptime_in_seconds",)),
+    ("memory", "Memory used", ("used_memory_human",)),
+    ("memory_limit", "Memory limit (0B: none)", ("maxmemory_human",)),
+    ("ops", "Commands per second", ("instantaneous_ops_per_sec",)),
+    ("clients", "Clients", ("connected_clients",)),
+    ("scripts", "Cached scripts", ("number_of_cached_scripts",)),
+    ("keys", "Keys", ("db0",)),
 )
 """(key, label, names in INFO)."""
 
@@ -104,8 +104,10 @@ def _fragmentation(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:
         ratio = float(info["mem_fragmentation_ratio"])
         # Of a server that has next to nothing it says nothing.
         is_high = ratio > 1.5 and int(info["used_memory"]) > 100_000_000
-        level, note = (WARN, "More is taken from the system than is used.") if is_high else (OK, "")
-        yield DiagnosticLine("server.fragmentation", "", "fragmentation", f"{ratio:g}", level, note)
+        level, note = (
+            (WARN, "Redis holds far more system memory than its data uses.") if is_high else (OK, "")
+        )
+        yield DiagnosticLine("server.fragmentation", "", "Fragmentation ratio", f"{ratio:g}", level, note)
 
 
 def _persistence(info: Mapping[str, str], known: Mapping[str, str]) -> Iterator[DiagnosticLine]:
@@ -115,19 +117,19 @@ def _persistence(info: Mapping[str, str], known: Mapping[str, str]) -> Iterator[
         return
     value = f"appendonly {appended}" + (f", save {saves!r}" if saves is not None else "")
     is_lost = appended == "no" and saves == ""
-    note = "A restart forgets every job." if is_lost else ""
-    yield DiagnosticLine("server.persistence", "", "persistence", value, WARN if is_lost else OK, note)
+    note = "A restart loses every job." if is_lost else ""
+    yield DiagnosticLine("server.persistence", "", "Persistence", value, WARN if is_lost else OK, note)
     for name in ("aof_last_write_status", "rdb_last_bgsave_status"):
         if info.get(name, "ok") != "ok":
             yield DiagnosticLine(
-                f"server.{name}", "", name, info[name], BAD, "What was written last is not on the disk."
+                f"server.{name}", "", name, info[name], BAD, "The last write to disk failed."
             )
 
 
 def _replicas(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:
     count = int(info.get("connected_slaves", "0"))
     if "connected_slaves" in info:
-        yield DiagnosticLine("server.replicas", "", "replicas", str(count))
+        yield DiagnosticLine("server.replicas", "", "Replicas", str(count))
     there = int(info.get("master_repl_offset", "0"))
     for number in range(count):
         fields = dict(part.split("=", 1) for part in info.get(f"slave{number}", "").split(",") if "=" in part)
@@ -136,7 +138,7 @@ def _replicas(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:
             yield DiagnosticLine(
                 f"server.replica_{number}",
                 "",
-                f"replica {number} is behind by",
+                f"Replica {number} lag",
                 size(behind),
                 WARN if behind > 1_000_000 else OK,
             )

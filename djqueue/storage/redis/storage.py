@@ -968,8 +968,8 @@ class RedisStorage(Storage):
         """See `Storage.diagnostics`."""
         names = self.queues()
         lines = [
-            DiagnosticLine("storage.where", "Storage", "where", self.describe()),
-            DiagnosticLine("storage.queues", "Storage", "queues", f"{len(names):,}"),
+            DiagnosticLine("storage.where", "Storage", "Location", self.describe()),
+            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(names):,}"),
             *diagnosis.of_servers(self._connections),
             *self._run(diagnosis.of_keys([self.keys(name) for name in names])),
             workers_line(len(self.workers())),

@@ -49,7 +49,7 @@ def test_a_flow_is_for_everybody(scheme, width, open_page, flow):
     assert window.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
     graph = window.locator(".djq-graph")
     assert graph.evaluate("graph => graph.scrollWidth > graph.clientWidth"), "five steps are wider than that"
-    expect(window.get_by_role("group", name="A flow of 12 jobs")).to_be_visible()
+    expect(window.get_by_role("group", name="Workflow of 12 jobs")).to_be_visible()
     expect(window.locator(".djq-twin tbody tr")).to_have_count(12)
 
 
@@ -58,11 +58,11 @@ def test_a_job_of_the_drawing_is_opened_by_keyboard(open_page, flow):
     window.get_by_role("link", name="merge, failed, books merge").focus()
     window.keyboard.press("Enter")
     expect(window.locator("h2.djq-mono")).to_contain_text("merge")
-    expect(window.get_by_role("heading", name="Its flow")).to_be_visible()
+    expect(window.get_by_role("heading", name="Workflow")).to_be_visible()
 
 
 def test_what_failed_runs_again_with_one_button_and_without_scripts(open_page, flow):
     window = open_page(address(BY_NAME["flow"]), scripts=False)
     window.get_by_role("button", name="Retry workflow: 5 failed jobs").click()
-    expect(window.locator(".messagelist")).to_contain_text("1 job will run again")
+    expect(window.locator(".messagelist")).to_contain_text("1 job will be retried")
     expect(window.get_by_role("link", name=f"fetch, waiting, emails {flow[1]}")).to_be_visible()

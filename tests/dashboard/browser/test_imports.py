@@ -15,11 +15,11 @@ BY_NAME = {page.name: page for page in PAGES}
 def test_the_rest_of_an_import_is_cancelled_without_scripts(open_page, monkeypatch):
     tell_of_imports(monkeypatch)
     window = open_page(address(BY_NAME["operations"]), scripts=False)
-    window.get_by_role("link", name="Bulk imports").click()
+    window.get_by_role("link", name="Bulk writes").click()
     window.get_by_role("link", name="nightly-receipts-of-all-shops").click()
-    expect(window.locator("#djq-live")).to_contain_text("1 of 6 have ended")
-    window.get_by_role("link", name="Cancel the rest…").click()
-    window.get_by_role("button", name="Cancel them").click()
+    expect(window.locator("#djq-live")).to_contain_text("1 of 6 finished")
+    window.get_by_role("link", name="Cancel remaining jobs…").click()
+    window.get_by_role("button", name="Cancel jobs").click()
 
-    expect(window.locator("body")).to_contain_text("It has begun, and is done by the workers.")
+    expect(window.locator("body")).to_contain_text("Bulk operation started.")
     expect(window.locator("#djq-live")).to_contain_text(tag_of(CAPTURED["write"]))

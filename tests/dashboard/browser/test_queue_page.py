@@ -74,12 +74,12 @@ def test_axe_finds_nothing_and_charts_have_their_lines(scheme, width, open_page,
 def test_a_group_is_looked_up_limited_and_paused(open_page, queue, scripts):
     window = open_page(address(BY_NAME["queue"]), scripts=scripts)
     window.get_by_label("Group", exact=True).fill("acme")
-    window.get_by_role("button", name="Look it up").click()
+    window.get_by_role("button", name="Find group").click()
     card = window.locator("#djq-group-limits")
-    expect(card).to_contain_text("Limits of the group acme")
-    card.get_by_label("Active at once").fill("4")
-    card.get_by_role("button", name="Set the limits").click()
-    expect(window.locator(".messagelist")).to_contain_text("The limits of the group acme are set.")
+    expect(card).to_contain_text("Limits of group acme")
+    card.get_by_label("Concurrency").fill("4")
+    card.get_by_role("button", name="Save limits").click()
+    expect(window.locator(".messagelist")).to_contain_text("Changed the limits of group acme.")
 
     window.get_by_role("button", name="Pause acme", exact=True).click()
     expect(window.get_by_role("button", name="Resume acme", exact=True)).to_be_visible()

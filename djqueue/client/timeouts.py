@@ -55,7 +55,7 @@ def _look(storage: Storage, queue: str, job_id: str) -> str:
             if record is not None and record.state in PENDING:
                 found = storage.explain(queue, job_id)
     except (DjqueueError, NotImplementedError) as error:
-        logger.debug("Could not explain where job %s of queue %r is: %s", job_id, queue, error)
+        logger.debug("Could not explain why job %s of queue %r has not ended: %s", job_id, queue, error)
     return NO_ANSWER if record is None else _where(record, found)
 
 

@@ -259,7 +259,9 @@ class EngineBase:
                         wake()
                     except Exception:
                         # What has happened has happened: the caller's operation did not fail.
-                        logger.exception("A listener of queues failed.")
+                        logger.exception(
+                            "A wake-up callback raised an exception; the storage operation itself succeeded."
+                        )
         for event in changes.events:
             self._publish(event)
         if changes.incidents:
@@ -285,7 +287,11 @@ class EngineBase:
                 try:
                     handler(event)
                 except Exception:
-                    logger.exception("A handler of the events of queue %r failed.", event.queue)
+                    logger.exception(
+                        "An event handler of queue %r raised an exception; the event is not delivered to it "
+                        "again.",
+                        event.queue,
+                    )
 
     # Finding things.
 

@@ -198,7 +198,7 @@ class Worker:
             loop.call_soon_threadsafe(self._begin_shutdown)
         except RuntimeError:
             # The loop is closed: the worker has ended already.
-            self._tell.too_late("a stop")
+            self._tell.too_late("a stop request")
 
     def quiet(self) -> None:
         """Claim no more, and go on with the running jobs, until `resume`. As `stop`, from anywhere."""
@@ -334,7 +334,7 @@ class Worker:
         try:
             loop.call_soon_threadsafe(assembly.claims.rest, resting)
         except RuntimeError:
-            self._tell.too_late("a word to claim or not")
+            self._tell.too_late("a pause or resume request")
 
     def _begin_shutdown(self) -> None:
         if self._assembly is not None:

@@ -344,7 +344,12 @@ class Remote:
             return connect(address, remaining(CONNECT_TIMEOUT))
         except ConfigurationError as error:
             # Enqueues go by the tables; without this line nobody would know why the scheduler is not asked.
-            unsafe.log(logging.WARNING, str(address), "The scheduler's socket is not used: %s", error)
+            unsafe.log(
+                logging.WARNING,
+                str(address),
+                "Not using the scheduler's socket, because it is not private: %s",
+                error,
+            )
             raise NoSchedulerError(str(error)) from error
         except OSError as error:
             reason = (
@@ -399,7 +404,7 @@ class Remote:
                 connection.shutdown(socket.SHUT_RDWR)
             self._breaker.failed(reason)
         except (OSError, ValueError, SerializationError) as error:
-            logger.debug("The connection to the scheduler has ended: %s", error)
+            logger.debug("The connection to the scheduler was closed: %s", error)
         finally:
             with self._lock:
                 self._hang_up(connection, reason)
@@ -471,7 +476,7 @@ class Remote:
             try:
                 handler(value)
             except Exception:
-                logger.exception("A subscriber failed.")
+                logger.exception("A subscriber raised an exception; the other subscribers are not affected.")
 
     def _reconnect_later(self) -> None:
         with self._lock:

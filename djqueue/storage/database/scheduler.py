@@ -472,7 +472,7 @@ class SchedulerStorage(EngineStorage):
         """For so many milliseconds this process did not run: nobody could renew a lease."""
         self.engine.postpone_leases(paused)
         logger.warning(
-            "This process was paused for %.1f s: the leases of running jobs were extended by as much.",
+            "This process was paused for %.1f s; the leases of running jobs were extended by the same time.",
             paused / 1_000,
         )
 
@@ -1115,9 +1115,7 @@ class SchedulerStorage(EngineStorage):
                 except Exception as error:
                     connections[self._alias].close()
                     if not self._closing.wait(POLL):
-                        logger.warning(
-                            "The inbox could not be read; it is tried again: %s", in_one_line(error)
-                        )
+                        logger.warning("Reading the inbox failed, retrying: %s", in_one_line(error))
                         self._arrived.set()
         finally:
             connections[self._alias].close()
@@ -1276,7 +1274,7 @@ def _without_claims(finished: Finished, error: BaseException) -> Finished:
     if isinstance(error, LeaseLost) or not any(finished.accepted):
         raise error
     logger.warning(
-        "Gave back %d claimed jobs because the claim could not be written: %s",
+        "Released %d claimed jobs, because the claim could not be written: %s",
         len(finished.claims.jobs),
         in_one_line(error),
     )

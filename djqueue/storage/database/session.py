@@ -142,7 +142,7 @@ class Session:
             else:
                 await self._refuse(refusal)
         except (EOFError, OSError, TimeoutError, SerializationError) as error:
-            logger.debug("A client has gone: %s", error)
+            logger.debug("A client disconnected: %s", error)
         finally:
             # Also when the server ends: what has been asked is still answered.
             await self._leave()
@@ -288,7 +288,7 @@ class Session:
     def _send(self, frame: list[Any]) -> None:
         self._woken.discard(frame[2])
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
-            logger.warning("A client does not read what it has subscribed to: it is hung up on.")
+            logger.warning("Disconnected a client that stopped reading its subscription.")
             self._writer.transport.abort()
         else:
             self._write(frame)
@@ -350,5 +350,5 @@ def _refusal(operation: str, error: Exception) -> tuple[Any, ...]:
     if isinstance(error, DjqueueError):
         return "error", error.code, str(error)
     kind = operation, type(error)
-    failures.log(logging.ERROR, kind, "A request of another process failed: %s", operation, exc_info=error)
+    failures.log(logging.ERROR, kind, "A client's request failed: %s", operation, exc_info=error)
     return "error", StorageError.code, f"{type(error).__name__}: {error}"

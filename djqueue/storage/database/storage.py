@@ -310,8 +310,8 @@ class DatabaseStorage(Storage):
                 "out --standby=never to wait for its end, or run its jobs with --standby=work"
             )
         logger.info(
-            "Standing by: %s is the scheduler of the database %r. This process runs no jobs until that one "
-            "ends; to have it run jobs now, start it with --standby work.",
+            "Standing by: %s is the scheduler of database %r. This process runs no jobs until that "
+            "scheduler stops; to run jobs now, start this process with --standby work.",
             who,
             self._alias,
         )
@@ -335,8 +335,9 @@ class DatabaseStorage(Storage):
     def _wait_for_scheduler(self) -> None:
         if not self._client.reaches_scheduler():
             logger.info(
-                "Waiting for a scheduler of the database %r: start one with `manage.py runworkers`. With "
-                "--standby work this process runs jobs that a scheduler hands out, and never is one itself.",
+                "Waiting for a scheduler of database %r: start one with `manage.py runworkers`. With "
+                "--standby work, this process runs the jobs that a scheduler assigns, and never becomes "
+                "the scheduler.",
                 self._alias,
             )
             self._stand_by(self._client.reaches_scheduler)
@@ -352,9 +353,7 @@ class DatabaseStorage(Storage):
             except Error as error:
                 drop_if_broken(self._alias)
                 if not away:
-                    logger.warning(
-                        "The database cannot be asked who is the scheduler: %s", in_one_line(error)
-                    )
+                    logger.warning("Reading the scheduler's row failed, retrying: %s", in_one_line(error))
                 away = True
         raise StorageError("closed while standing by")
 
@@ -372,8 +371,8 @@ class DatabaseStorage(Storage):
 
     def _lost(self) -> None:
         logger.error(
-            "Another process has become the scheduler; this one ends. Jobs that run here go on, and their "
-            "ends are reported to that process."
+            "Another process has become the scheduler, so this one stops being it. Running jobs "
+            "continue, and their results are reported to the new scheduler."
         )
         if isinstance(self._active, SchedulerStorage):
             # Its rows say which claims this process holds: the new scheduler keeps them for a whole lease.

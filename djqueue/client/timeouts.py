@@ -16,7 +16,7 @@ logger = logging.getLogger("djqueue.client")
 
 LOOKING = 0.25
 """Seconds that it may take to find out where the job is."""
-NO_ANSWER = "The storage does not say where it is."
+NO_ANSWER = "The storage did not return the job's state."
 
 
 def too_late(
@@ -42,7 +42,8 @@ async def atoo_late(
 def _error(queue: str, job_id: str, wait: float | timedelta, text: str) -> JobTimeoutError:
     time = str(wait) if isinstance(wait, timedelta) else f"{wait:g} s"
     return JobTimeoutError(
-        f"Job {job_id!r} of queue {queue!r} has not ended within {time}; it goes on. {text}", job_id=job_id
+        f"Job {job_id!r} of queue {queue!r} did not finish within {time}, and was not stopped. {text}",
+        job_id=job_id,
     )
 
 

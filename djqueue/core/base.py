@@ -101,7 +101,7 @@ class EngineBase:
     def _check(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             if batch.ids is not None and len(batch.ids) != len(batch.payloads):
-                raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
+                raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
             if batch.queue in self._policies or self._default_policy is not DEFAULT_POLICY:
                 self.policy(batch.queue).check_batch(batch)
         for name, job_id in outside(batches):

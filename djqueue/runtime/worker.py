@@ -141,7 +141,7 @@ class Worker:
         Cancelling this is a `stop(hurry=True)`. Raises what connecting the storage raises.
         """
         if self._begun:
-            raise RuntimeError("a worker runs once; make another one")
+            raise RuntimeError("A Worker can't be restarted; create a new one.")
         self._begun = True
         loop = self._loop = asyncio.get_running_loop()
         if self.options.connect:
@@ -242,7 +242,7 @@ class Worker:
         Raises what connecting the storage raises.
         """
         if self._thread is not None:
-            raise RuntimeError("the worker has been started already")
+            raise RuntimeError("the worker is already running")
         self._thread = threading.Thread(target=self._run_in_thread, name="djqueue-worker", daemon=True)
         self._thread.start()
         self._ready.wait()

@@ -304,7 +304,7 @@ class Rows(RowReader):
             given[DEPENDS_ON] = dependencies(queue, depends_on)
         found = _stated(parse_options(given, self._plan.base), given)
         if found.job.group is None and self._is_keyed is not None and self._is_keyed(queue):
-            raise OptionError(f"group: each job of the queue {queue!r} needs one")
+            raise OptionError(f"group: jobs of queue {queue!r} require a group")
         return found
 
     def _chunk(self, key: tuple[str, str], entries: Sequence[RowJob]) -> Chunk:

@@ -168,7 +168,7 @@ class Write:
         self._modes[queue] = mode = storage.groups(queue, 0, ()).mode
         if mode == KEYED and plan.needs_group():
             raise OptionError(
-                f"group: each job of the queue {queue!r} needs one, for its GROUP_MODE is keyed: name a "
+                f"group: jobs of queue {queue!r} require a group, because its GROUP_MODE is 'keyed': set "
                 "groupColumn"
             )
         for key in plan.base.job.depends_on:

@@ -356,7 +356,7 @@ class ClientStorage(Storage):
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """See `Storage.move`."""
         if queue == to:
-            raise ValueError(f"the jobs are in queue {to!r} already")
+            raise ValueError(f"the jobs are already in queue {to!r}; name another queue")
         answer: list[str] = self._steer("move", ids, queue, list(ids), to, into=to)
         return answer
 

@@ -354,8 +354,8 @@ class DatabaseJournal:
         self.check()
         if not is_over:
             raise StorageUnavailableError(
-                f"the journal had no room within {left:.1f} s; another process may hold the write lock of "
-                f"the database {self._dialect.alias!r}"
+                f"the journal stayed full for {left:.1f} s; another process may hold the write lock of "
+                f"database {self._dialect.alias!r}"
             )
 
     # What the engine tells: see `djqueue.core.journal`.

@@ -532,9 +532,9 @@ class SchedulerStorage(EngineStorage):
         ]
         if isinstance(error, LeaseLost):
             raise error
-        but = f" but what a worker has already begun: {', '.join(begun)}" if begun else ""
+        but = f" except jobs that a worker has already started: {', '.join(begun)}" if begun else ""
         raise StorageUnavailableError(
-            f"the database {self._alias!r} could not write: {in_one_line(error)}; nothing was enqueued{but}"
+            f"writing to database {self._alias!r} failed: {in_one_line(error)}; nothing was enqueued{but}"
         ) from error
 
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
@@ -780,7 +780,7 @@ class SchedulerStorage(EngineStorage):
         with self._journal.together():
             removed = self.engine.obliterate(queue, force=force)
         if removed < 0:
-            raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
+            raise StorageError(f"queue {queue!r} has active jobs: wait until they end, or pass force=True")
         self._journal.queue_changed(queue, None)
         for group in groups:
             self._journal.group_changed((queue, group or ""), None)
@@ -940,7 +940,8 @@ class SchedulerStorage(EngineStorage):
             self._flush()
         except StorageUnavailableError as error:
             raise StorageUnavailableError(
-                f"{error}; the change of queue {queue!r} is in effect, and is written as soon as possible"
+                f"{error}; the change of queue {queue!r} is in effect, and will be written as soon as "
+                "possible"
             ) from error
 
     # Workers.
@@ -1209,7 +1210,7 @@ class SchedulerStorage(EngineStorage):
                 self._journal.sync()
             except (Error, OSError) as error:
                 raise StorageUnavailableError(
-                    f"the database {self._alias!r} could not write: {in_one_line(error)}"
+                    f"writing to database {self._alias!r} failed: {in_one_line(error)}"
                 ) from error
 
     def _all(self, queue: str | None = None) -> Any:

@@ -51,7 +51,7 @@ class SchedulerServer:
         holds: Callable[[], bool] = lambda: True,
     ) -> None:
         if address.host and not token:
-            raise ConfigurationError("ADDRESS: a TCP address needs a TOKEN")
+            raise ConfigurationError("ADDRESS: a TCP address requires a TOKEN")
         self.storage = storage
         storage.is_connected = self.is_connected
         self.token = token

@@ -178,7 +178,7 @@ class Session:
             await self._writer.drain()
             frame = await self._frame(MAX_FRAME)
             if not _is_request(frame):
-                raise SerializationError("not a request")
+                raise SerializationError("the frame is not a request")
             number, operation, args, kwargs = frame
             if operation == "inbox":
                 self._server.inbox()
@@ -195,7 +195,7 @@ class Session:
         head, self._head = self._head, b""
         (length,) = LENGTH.unpack(head or await self._reader.readexactly(LENGTH.size))
         if length > limit:
-            raise SerializationError(f"a frame of {length} bytes is over the limit of {limit}")
+            raise SerializationError(f"a frame of {length} bytes exceeds the limit of {limit}")
         return unpack_frame(await self._reader.readexactly(length))
 
     def _start(self, answer: Coroutine[Any, Any, None]) -> None:
@@ -248,7 +248,7 @@ class Session:
     def _do(self, operation: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
             if operation not in OPERATIONS:
-                raise StorageError(f"{operation!r} is no verb of the storage")
+                raise StorageError(f"{operation!r} is not an operation of the storage")
             with self._server.errors_named():
                 return "ok", getattr(self._server.storage, WRITTEN.get(operation, operation))(*args, **kwargs)
         except Exception as error:

@@ -97,13 +97,15 @@ class DatabaseStorage(Storage):
         for name, value in (("ADDRESS", address), ("TOKEN", token)):
             if value is not None and not isinstance(value, str):
                 kind = value if name == "ADDRESS" else f"an object of type {type(value).__name__}"
-                raise ConfigurationError(f"{name}: expected a text, got {kind}")
+                raise ConfigurationError(f"{name}: expected a string, got {kind}")
         if cores is not None and (type(cores) is not int or cores < 1):
-            raise ConfigurationError(f"CORES: expected a whole number from 1 on, got {cores!r}")
+            raise ConfigurationError(f"CORES: expected a positive whole number, got {cores!r}")
         if sql not in ("auto", "orm"):
-            raise ConfigurationError(f"SQL: {shown_name(sql)} is neither 'auto' nor 'orm'")
+            raise ConfigurationError(f"SQL: must be 'auto' or 'orm'; got {shown_name(sql)}")
         if connections[database].settings_dict["ENGINE"] == "django.db.backends.dummy":
-            raise ImproperlyConfigured(f"djqueue keeps its jobs in DATABASES[{database!r}]: configure it")
+            raise ImproperlyConfigured(
+                f"djqueue stores its jobs in DATABASES[{database!r}], which is not configured: set its ENGINE"
+            )
         try:
             self._ttl = milliseconds("SCHEDULER_LEASE", scheduler_lease)
         except OptionError as error:
@@ -170,7 +172,7 @@ class DatabaseStorage(Storage):
         except (Error, OSError) as error:
             drop_if_broken(self._alias)
             raise StorageUnavailableError(
-                f"the database {self._alias!r} is away: the last changes could not be written: "
+                f"database {self._alias!r} is unavailable, and the last changes could not be written: "
                 f"{in_one_line(error)}"
             ) from error
         finally:
@@ -306,8 +308,8 @@ class DatabaseStorage(Storage):
         who = there.describe() if there is not None else "another process"
         if self.standby == "never":
             raise SchedulerRunningError(
-                f"{who} is the scheduler of the database {self._alias!r}: stop it first, or leave "
-                "out --standby=never to wait for its end, or run its jobs with --standby=work"
+                f"{who} is the scheduler of database {self._alias!r}: stop that process first, remove "
+                "--standby=never to wait until it stops, or use --standby=work to run its jobs"
             )
         logger.info(
             "Standing by: %s is the scheduler of database %r. This process runs no jobs until that "
@@ -390,7 +392,7 @@ def _seconds(timeout: Any) -> float:
         raise ConfigurationError(str(error)) from error
     if not 0 < found <= MAX_TIMEOUT:
         raise ConfigurationError(
-            f"TIMEOUT: {timeout!r} is not a number of seconds over 0 and at most {MAX_TIMEOUT}"
+            f"TIMEOUT: must be a number of seconds greater than 0 and at most {MAX_TIMEOUT}; got {timeout!r}"
         )
     return found
 

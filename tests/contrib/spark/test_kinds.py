@@ -52,7 +52,7 @@ def test_lists_are_taken_by_what_is_in_them(option, kind):
 @pytest.mark.parametrize(
     ("option", "kind", "message"),
     [
-        ("idColumn", types.LongType(), "idColumn: the column 'n' is bigint: id: expected a text"),
+        ("idColumn", types.LongType(), "idColumn: the column 'n' is bigint: id: expected a string"),
         ("priorityColumn", types.StringType(), "priorityColumn: the column 'n' is string"),
         ("priorityColumn", types.DoubleType(), "the column 'n' is double"),
         ("uniqueKeyColumn", types.LongType(), "uniqueKeyColumn: the column 'n' is bigint"),

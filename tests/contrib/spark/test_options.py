@@ -62,9 +62,9 @@ WRONG = [
     ({"delay": "nan"}, "delay: "),
     ({"delay": "-1"}, "delay: "),
     ({"runAt": "tomorrow"}, "runAt: 'tomorrow' is not a time"),
-    ({"runAt": "2026-01-31T12:00:00"}, "is naive; give it a time zone"),
+    ({"runAt": "2026-01-31T12:00:00"}, "is naive; use a datetime with a time zone"),
     ({"lifo": "maybe"}, "lifo: 'maybe' is neither true nor false"),
-    ({"queue": "x" * 256}, "queue: has 256 characters"),
+    ({"queue": "x" * 256}, "queue: must have 1 to 255 characters; got 256"),
     ({"txnAppId": "a"}, "txnAppId and txnVersion: both, or neither"),
     ({"txnVersion": "1"}, "txnAppId and txnVersion: both, or neither"),
     ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: -1 is not a number from 0"),
@@ -80,7 +80,7 @@ WRONG = [
     ({"batchSize": "0"}, "batchSize: 0 is not a number from 1"),
     ({"rateLimit": "inf"}, "rateLimit: inf is not a number"),
     ({"group": "g", "groupColumn": "c"}, "group: it is said for all jobs, and as a column"),
-    ({"maxAttempts": "0"}, "maxAttempts: 0 is not from 1"),
+    ({"maxAttempts": "0"}, "maxAttempts: must be from 1"),
 ]
 
 

@@ -49,7 +49,7 @@ def test_a_task_that_fails_and_is_run_again_brings_its_rows_once(spark, storage,
 def test_a_write_that_fails_brings_nothing(spark, storage, redis_server):
     rows = spark.range(0, 2_000).selectExpr("if(id = 1500, null, cast(id as string)) as key")
 
-    with pytest.raises(Exception, match="id: expected a text, got None"):
+    with pytest.raises(Exception, match="id: expected a string, got None"):
         enqueue(rows, "emails", "shop.send", {"url": redis_server.url, "idColumn": "key"})
 
     assert storage.queues() == []

@@ -604,7 +604,7 @@ def test_a_failed_durable_enqueue_names_the_jobs_that_had_begun(failing):
     failing.let.set()
     thread.join()
 
-    assert "but what a worker has already begun: a" in errors[0]
+    assert "except jobs that a worker has already started: a" in errors[0]
     assert finish(failing.storage, completing(claimed)) == [True]
 
 

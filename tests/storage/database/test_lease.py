@@ -269,7 +269,7 @@ def test_a_second_scheduler_is_refused_where_it_is_not_to_wait(scheduler, make_s
     second = make_storage()
     second.standby = "never"
 
-    expected = rf"process {os.getpid()} on .* is the scheduler of the database 'default': stop it first"
+    expected = rf"process {os.getpid()} on .* is the scheduler of database 'default': stop that process first"
     with pytest.raises(SchedulerRunningError, match=expected):
         second.connect()
 

@@ -246,7 +246,7 @@ def test_a_file_in_the_place_of_the_socket_is_kept(make_storage: MakeStorage, sh
     (shared / "mine").mkdir(mode=0o700)
     (shared / "mine" / "data").write_text("precious")
 
-    with pytest.raises(StorageError, match="data exists there and is not a socket"):
+    with pytest.raises(StorageError, match="data exists and is not a socket"):
         start(make_storage, shared / "mine" / "data")
 
     assert (shared / "mine" / "data").read_text() == "precious"

@@ -69,7 +69,7 @@ def test_rows_that_are_no_jobs_are_counted_or_fail_the_write(does, storage):
     words = ["--sql", query, "--queue", "orders", "--job", "shop.bill", "--option", "idColumn=key"]
 
     [told] = does("enqueue", *words, code=1)
-    assert "id: expected a text, got None" in told
+    assert "id: expected a string, got None" in told
     assert storage.queues() == []
     [told] = does("enqueue", *words, "--option", "onError=skip")
     assert told.startswith("4 new jobs, 0 were there; 1 rows are no jobs (1 ")

@@ -322,8 +322,8 @@ class Write:
                 if found.manifest.write == self.id:
                     raise
                 raise ChunkMissingError(
-                    f"{error}. The rest of that write is lost: load what is not there under a txnAppId other "
-                    f"than {self.app!r}, or from another checkpoint"
+                    f"{error}. The rest of that write is lost: write the missing rows again with a "
+                    f"txnAppId other than {self.app!r}, or from another checkpoint"
                 ) from None
             send(staging.forget, manifest.queue, self.app, found.manifest.write)
             if found.status != "unfinished":
@@ -413,7 +413,7 @@ class WriteThrottle:
 
     def until_room(self, publish: Callable[[], T]) -> T:
         """Publish, and again as long as the queue is full: what came already does not come twice."""
-        for _ in self._looks("the queue stays full"):
+        for _ in self._looks("the queue stayed full"):
             try:
                 return publish()
             except QueueFullError:

@@ -209,9 +209,9 @@ def test_rows_that_are_no_jobs_may_be_left_out_and_are_counted():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"idColumn": "ky"}, "idColumn: there is no column 'ky'; did you mean 'key'"),
-        ({"excludeColumns": "key,other"}, "excludeColumns: there is no column 'other'"),
-        ({"payloadColumn": "key", "argsColumn": "n"}, "payloadColumn: the payload is one column"),
+        ({"idColumn": "ky"}, "idColumn: no column 'ky'; did you mean 'key'"),
+        ({"excludeColumns": "key,other"}, "excludeColumns: no column 'other'"),
+        ({"payloadColumn": "key", "argsColumn": "n"}, "payloadColumn can't be combined"),
     ],
 )
 def test_columns_that_are_not_there_are_refused_before_a_row_is_read(options, message):

@@ -237,7 +237,7 @@ class UnrecoverableError(ControlFlow):
 
 
 class ItemError(UnrecoverableError):
-    """A generator yielded an item that cannot be sent: an invalid payload, or over a limit of the settings."""
+    """A generator yielded an item that cannot be sent: its payload is invalid, or a limit was exceeded."""
 
     code = "item"
     reason = "invalid_result"

@@ -388,7 +388,7 @@ def test_a_client_that_cannot_be_made_is_told_when_redis_is_asked(settings: Any)
 
 def test_a_missing_package_is_named(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_path: str) -> None:
-        raise ConfigurationError("the Redis storage needs more packages: pip install djqueue[redis]")
+        raise ConfigurationError("the Redis storage requires more packages: pip install djqueue[redis]")
 
     monkeypatch.setattr(checks, "import_string", missing)
     (message,) = of_redis(settings)
@@ -505,12 +505,12 @@ DATABASE_STORAGE = "djqueue.storage.database.DatabaseStorage"
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"ADDRESS": "localhost:99"}, "ADDRESS: it is neither like"),
-        ({"ADDRESS": 5}, "ADDRESS: expected a text, got 5"),
-        ({"TOKEN": 5}, "TOKEN: expected a text"),
-        ({"CORES": "x"}, "CORES: expected a whole number from 1 on, got 'x'"),
+        ({"ADDRESS": "localhost:99"}, "ADDRESS: must be like"),
+        ({"ADDRESS": 5}, "ADDRESS: expected a string, got 5"),
+        ({"TOKEN": 5}, "TOKEN: expected a string"),
+        ({"CORES": "x"}, "CORES: expected a positive whole number, got 'x'"),
         ({"TIMEOUT": "5"}, "TIMEOUT: expected seconds or a timedelta, got '5'"),
-        ({"SQL": "raw"}, "SQL: 'raw' is neither 'auto' nor 'orm'"),
+        ({"SQL": "raw"}, "SQL: must be 'auto' or 'orm'; got 'raw'"),
         ({"SCHEDULER_LEASE": 0}, "SCHEDULER_LEASE must be 1 s or longer; got 0"),
         ({"DATABSE": "default"}, "has no option 'DATABSE'; did you mean 'DATABASE'?"),
         ({"POLICIES": {}}, "has no option 'POLICIES'"),

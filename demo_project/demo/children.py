@@ -55,7 +55,7 @@ class Child:
 
     def error(self, what: str) -> ChildError:
         tail = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return ChildError("\n".join([f"The {self.name} {what}. The end of {self.log}:", *tail]))
+        return ChildError("\n".join([f"The {self.name} {what}. Last lines of {self.log}:", *tail]))
 
     def terminate(self) -> None:
         if self.running:

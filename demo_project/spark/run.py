@@ -103,7 +103,7 @@ def enqueue_claims(claims: "DataFrame", season: str, account: Account) -> None:
             txn_version=1,
         )
         if report is None:
-            raise ChildError("Redis has kept no report of the write.")
+            raise ChildError("Redis has no report of the write.")
         return report
 
     with step("Enqueueing a job for each") as tell:

@@ -38,7 +38,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ChildError(f"Another demo runs in {folder}: end that one first.") from None
+        raise ChildError(f"Another demo is running in {folder}: stop that demo first.") from None
     else:
         yield
     finally:

@@ -25,8 +25,8 @@ def expect_spark() -> None:
     if shutil.which("java", path=where) is None:
         place = f"in JAVA_HOME ({home})" if home else "on PATH, and JAVA_HOME is not set"
         raise ChildError(
-            f"Spark needs Java 17 or 21, and there is no java {place}."
-            " Debian: apt install openjdk-17-jre-headless."
+            f"Spark requires Java 17 or 21, but no java was found {place}. Debian: apt install "
+            "openjdk-17-jre-headless."
         )
 
 

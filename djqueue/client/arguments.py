@@ -45,7 +45,7 @@ class Arguments:
             self.signature.bind()
         except TypeError as error:
             raise ArgumentsError(
-                f"{name}{self.signature}: {error}. A schedule of @job passes no arguments: give the "
+                f"{name}{self.signature}: {error}. A schedule in @job passes no arguments: give the "
                 "parameter a default, or declare the schedule with .schedule(name, args=[...])."
             ) from None
 

@@ -28,18 +28,18 @@ def parse_batch(given: Any) -> BatchRule:
     named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"size": given}
     unknown = set(named) - {"size", "min_size", "wait"}
     if unknown:
-        raise OptionError(f"batch: unknown key {min(unknown, key=str)!r}; there are size, min_size and wait")
+        raise OptionError(f"batch: unknown key {min(unknown, key=str)!r}; expected size, min_size or wait")
     if "size" not in named:
-        raise OptionError("batch: needs a size")
+        raise OptionError("batch: size is required")
     size = _count("batch.size", named["size"], MOST)
     wait = milliseconds("batch.wait", named.get("wait", 0))
     least = _count("batch.min_size", named.get("min_size", size if wait else 1), size)
     if least > 1 and not wait:
-        raise OptionError("batch.min_size: needs a wait, after which fewer jobs are taken")
+        raise OptionError("batch.min_size: requires wait, the time after which a smaller batch is accepted")
     return BatchRule(size=size, min_size=least, wait=wait)
 
 
 def _count(name: str, value: Any, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise OptionError(f"{name}: {value!r} is not a whole number from 1 to {most}")
+        raise OptionError(f"{name}: must be a whole number from 1 to {most}; got {value!r}")
     return value

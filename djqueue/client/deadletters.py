@@ -113,7 +113,7 @@ def read_filter(
 ) -> DeadLetterFilter:
     """A filter as a caller gives it. Raises OptionError, naming what is wrong."""
     if reason is not None and reason not in DEAD_LETTER_REASONS:
-        raise OptionError(f"reason: {reason!r} is not known{nearest(str(reason), DEAD_LETTER_REASONS)}")
+        raise OptionError(f"reason: unknown reason {reason!r}{nearest(str(reason), DEAD_LETTER_REASONS)}")
     return DeadLetterFilter(
         reason=reason,
         name=_text("name", name),
@@ -137,7 +137,7 @@ def read_limit(limit: Any) -> int | None:
     if limit is None:
         return None
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MAX_INTEGER:
-        raise OptionError(f"limit: {limit!r} is not a whole number from 0 to {MAX_INTEGER}")
+        raise OptionError(f"limit: must be a whole number from 0 to {MAX_INTEGER}; got {limit!r}")
     return limit
 
 

@@ -41,10 +41,14 @@ class Declarations:
     ) -> Declared:
         """A schedule to add. Raises OptionError, naming what is wrong, or if another job's has the name."""
         if len(check_text("name", name)) > MAX_NAME:
-            raise OptionError(f"name: has {len(name)} characters; a schedule's has at most {MAX_NAME}")
+            raise OptionError(
+                f"name: a schedule's name must have at most {MAX_NAME} characters; got {len(name)}"
+            )
         there = self._entries.get(name)
         if there is not None and there.job_name != job_name:
-            raise OptionError(f"name: the schedule {name!r} is one of {there.job_name!r} already")
+            raise OptionError(
+                f"name: job {there.job_name!r} already has a schedule named {name!r}; use another name"
+            )
         if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
             raise OptionError(f"args: expected a list, got {args!r}")
         if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -72,7 +76,7 @@ def split_options(options: dict[str, Any]) -> dict[str, Any]:
     when = {name: options.pop(name) for name in PARSERS if name in options}
     if when.get("cron") is None and when.get("every") is None:
         for name in sorted(when.keys() - {"cron", "every"}):
-            raise OptionError(f"{name}: needs cron or every")
+            raise OptionError(f"{name}: requires cron or every")
         return {}
     return when
 
@@ -82,7 +86,7 @@ def _plain(name: str, value: Any) -> Any:
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise OptionError(f"{name}: a schedule's have to be values of JSON: {error}") from None
+        raise OptionError(f"{name}: the values of a schedule must be JSON-serializable: {error}") from None
 
 
 declared = Declarations()

@@ -22,7 +22,7 @@ def check_id(value: object, label: str = "id") -> str:
         hint = ": pass its .id"
     else:
         hint = ""
-    raise OptionError(f"{label}: expected a job's id, a text, got an object of type {kind}{hint}")
+    raise OptionError(f"{label}: expected a job's id (a string), got an object of type {kind}{hint}")
 
 
 def check_ids(values: object) -> list[str]:
@@ -37,7 +37,9 @@ def check_ids(values: object) -> list[str]:
 def check_name(queue: str, value: object) -> str:
     """Return a job's name. Raises OptionError, with the right call for a function."""
     if callable(value):
-        raise OptionError(f"name: expected the name of a job, a text, got {value!r}. {_call(queue, value)}")
+        raise OptionError(
+            f"name: expected the name of a job (a string), got {value!r}. {_call(queue, value)}"
+        )
     return check_text("name", value)
 
 
@@ -46,8 +48,8 @@ def check_payloads(values: object) -> Iterable[Any]:
     if isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping)):
         return values
     raise OptionError(
-        f"payloads: expected a list or another iterable with a payload for each job, got one of type "
-        f"{type(values).__name__}: use enqueue for one job"
+        "payloads: expected a list or another iterable with one payload per job, got an object of type "
+        f"{type(values).__name__}; to enqueue one job, use enqueue()"
     )
 
 
@@ -64,9 +66,9 @@ def check_arguments(name: str, payloads: Sequence[Any]) -> None:
         if not is_call(payload):
             short = name.rpartition(".")[2]
             raise ArgumentsError(
-                f"Job {name!r} is a function under @job: its payload must be "
-                f'{{"args": [...], "kwargs": {{...}}}}, got one of type {type(payload).__name__}. '
-                f"Enqueue it with {short}.enqueue(...)."
+                f'Job {name!r} is a @job function: its payload must be {{"args": [...], "kwargs": {{...}}}}, '
+                f"got an object of type {type(payload).__name__}. Enqueue the job with "
+                f"{short}.enqueue(...)."
             )
         job_type.arguments.check(name, payload["args"], payload["kwargs"])
 
@@ -80,8 +82,8 @@ def refuse_function(queue: str, payloads: Sequence[Any], more: Sequence[Any] = (
         )
     if more:
         raise ArgumentsError(
-            f"Queue.enqueue takes one payload, got {1 + len(more)}: put them into a list or a dict. To call "
-            "a function under @job, use its own enqueue(...)."
+            f"Queue.enqueue takes one payload, got {1 + len(more)}: put the values into a list or a dict. "
+            "To enqueue a @job function, use its own enqueue(...)."
         )
 
 

@@ -63,9 +63,9 @@ def _resolved(
 
 def _resolve(given: Mapping[str, Any], queue: str | None, settings: Settings) -> EnqueueOptions:
     if "batch" in given:
-        raise OptionError("batch: it belongs to the job type: give it to @job")
+        raise OptionError("batch: set the option on the job type: @job(batch=...)")
     if callable(given.get("backoff")):
-        raise OptionError("backoff: a function belongs to the job type: give it to @job")
+        raise OptionError("backoff: a backoff function must be set on the job type: @job(backoff=...)")
     options = parse_options(given, _with_codec(settings))
     if "backoff" in given:
         options = replace(options, job=replace(options.job, backoff_given=True))
@@ -80,8 +80,8 @@ def check_queue(name: str, settings: Settings) -> None:
     """Raise UnknownQueueError if the settings close the list of queues and this is not on it."""
     if settings.strict_queues and name not in settings.queues:
         raise UnknownQueueError(
-            f"queue {name!r} is not in DJQUEUE['QUEUES'] and STRICT_QUEUES is on"
-            f"{nearest(name, settings.queues)}"
+            f"queue {name!r} is not in DJQUEUE['QUEUES'], and STRICT_QUEUES is "
+            f"on{nearest(name, settings.queues)}"
         )
 
 
@@ -93,7 +93,7 @@ def batch(
     encode_payload = encoder(options.job.content_type, get_settings())
     if ids is not None:
         if len(ids) != len(values):
-            raise OptionError(f"ids: {len(ids)} ids for {len(values)} jobs")
+            raise OptionError(f"ids: expected one id per job ({len(values)}), got {len(ids)}")
         ids = [check_text("id", job_id) for job_id in ids]
     payloads = [encode_payload(value) for value in values]
     check_size(options.job, name, payloads)

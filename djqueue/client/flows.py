@@ -68,7 +68,7 @@ class Node:
         for other in others:
             if not isinstance(other, Node | Flow | str | EnqueueResult) and not _is_key(other):
                 raise OptionError(
-                    f"after: {other!r} is no node, no flow, no name, and no job{_hint('after', other)}"
+                    f"after: expected a node, a flow, a name or a job, got {other!r}{_hint('after', other)}"
                 )
         for other in others:
             self.waits_for += other.last if isinstance(other, Flow) else [other]
@@ -172,9 +172,11 @@ def flow(*parts: Part, **named: Node) -> Flow:
     """
     for label, node in named.items():
         if not isinstance(node, Node):
-            raise OptionError(f"flow: {label}: {node!r} is no node")
+            raise OptionError(f"flow: {label}: expected a node, got {node!r}")
         if node.label not in (None, label):
-            raise OptionError(f"flow: the node {node.label!r} cannot be {label!r}, too")
+            raise OptionError(
+                f"flow: the node is already named {node.label!r}, and cannot also be named {label!r}"
+            )
         node.label = label
     return Flow([*parts, *named.values()])
 
@@ -210,7 +212,7 @@ class _Plan:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         if not nodes:
-            raise OptionError("flow: there is no job in it")
+            raise OptionError("flow: expected at least one job")
         _check_distinct(nodes)
         needs = _needs(nodes)
         followers = _followers(needs)
@@ -252,7 +254,7 @@ def _needs(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
                 needed[one] = None
             elif isinstance(one, str):
                 if one not in labels:
-                    raise OptionError(f"after: no job of the flow is named {one!r}{nearest(one, labels)}")
+                    raise OptionError(f"after: no job of the workflow is named {one!r}{nearest(one, labels)}")
                 needed[labels[one]] = None
         found[node] = list(needed)
     return found
@@ -298,9 +300,11 @@ def _check_distinct(nodes: Sequence[Node]) -> None:
     labels: set[str] = set()
     for node in nodes:
         if (node.queue, node.id) in keys:
-            raise OptionError(f"flow: two nodes are the job {node.id!r} of queue {node.queue!r}")
+            raise OptionError(
+                f"flow: two nodes have the id {node.id!r} in queue {node.queue!r}; ids must be unique"
+            )
         if node.label in labels:
-            raise OptionError(f"flow: two nodes are named {node.label!r}")
+            raise OptionError(f"flow: two nodes are named {node.label!r}; names must be unique")
         keys.add((node.queue, node.id))
         if node.label is not None:
             labels.add(node.label)
@@ -310,7 +314,10 @@ def _storage_of(nodes: Sequence[Node]) -> Storage:
     storage = nodes[0].storage()
     for node in nodes:
         if node.storage() is not storage:
-            raise OptionError(f"flow: {nodes[0]} and {node} are of two storages")
+            raise OptionError(
+                f"flow: {nodes[0]} and {node} use different storages; all jobs of a workflow must use the "
+                "same one"
+            )
     return storage
 
 

@@ -35,9 +35,10 @@ def check_job(storage: Storage, name: str) -> None:
     checked_jobs.add(name)
     if name not in registry.discovered and name not in registry.served:
         logger.warning(
-            "Job %r is not defined by a module that workers import, so they may not know it. Workers import "
-            "jobs.py of every installed app and the modules in DJQUEUE['MODULES']: move the function, or add "
-            "its module there. If its code is in another project, give @job(check_arguments=False).",
+            "Job %r is defined in a module that workers do not import, so they may have no handler for "
+            "it. Workers import jobs.py of every installed app and the modules in DJQUEUE['MODULES']: "
+            "move the function, or add its module to MODULES. If the code is in another project, use "
+            "@job(check_arguments=False).",
             name,
         )
 
@@ -129,8 +130,8 @@ def is_handled(storage: Storage, name: str) -> bool:
 
 def _warn_of_name(name: str, meant: str) -> None:
     logger.warning(
-        "No live worker has a handler for %r, and no job of this process has that name. Did you mean %r? The "
-        "job waits in its queue until a worker knows it.",
+        "No live worker has a handler for %r, and this process registers no job of that name. Did you "
+        "mean %r? The job waits in its queue until a worker with a handler starts.",
         name,
         meant,
     )

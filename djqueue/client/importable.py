@@ -16,13 +16,12 @@ def check_importable(function: Callable[..., Any], name: str | None) -> None:
     if isinstance(function, type):
         raise JobNameError(f"{_path(function)} is a class: {MODULE_LEVEL}")
     if isinstance(getattr(function, "name", None), str) and hasattr(function, "enqueue"):
-        raise JobNameError(f"{function!r} is a job already: put @job on the function once")
+        raise JobNameError(f"{function!r} is already a job: apply @job only once")
     if not callable(function) and not isinstance(function, (staticmethod, classmethod)):
         raise JobNameError(f"{function!r} is not a function: {MODULE_LEVEL}")
     if inspect.isbuiltin(function) and name is None:
         raise JobNameError(
-            f"{_path(function)} is a builtin: define a function at the level of a module that calls it, and "
-            "put @job on that"
+            f"{_path(function)} is a builtin: apply @job to a module-level function that calls the builtin"
         )
     qualname = getattr(function, "__qualname__", "")
     container, _, last = qualname.rpartition(".")
@@ -36,19 +35,21 @@ def check_importable(function: Callable[..., Any], name: str | None) -> None:
     if name is not None:
         return
     if not qualname or is_inside_class:
-        raise JobNameError(f"{function!r} has no path by which a worker could find it: give the job a name=")
+        raise JobNameError(
+            f"{function!r} has no import path, so workers cannot find the function: pass name= to @job"
+        )
     if last == "<lambda>":
         raise JobNameError(
-            f"{_path(function)} is a lambda, which no worker could find by its path: {MODULE_LEVEL}"
+            f"{_path(function)} is a lambda, so workers cannot find the function by its path: {MODULE_LEVEL}"
         )
     if container:
         raise JobNameError(
-            f"{_path(function)} is defined inside a function, where no worker finds it: {MODULE_LEVEL}. If "
-            "every worker runs the code around it when it starts, give the job a name="
+            f"{_path(function)} is defined inside a function, so workers cannot import it: "
+            f"{MODULE_LEVEL}. If every worker runs the enclosing code at startup, pass name= to @job"
         )
 
 
-MODULE_LEVEL = "define a function at the level of a module, and put @job on that"
+MODULE_LEVEL = "apply @job to a module-level function"
 
 
 def _path(function: Any) -> str:

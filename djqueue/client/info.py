@@ -161,10 +161,10 @@ class JobInfo:
 def outcome(record: JobRecord | None, job_id: str) -> Any:
     """What an ended job returned. Raises the error that tells how it ended otherwise."""
     if record is None:
-        raise JobNotFoundError(f"there is no job {job_id!r}", job_id=job_id)
+        raise JobNotFoundError(f"job {job_id!r} does not exist, or its record has expired", job_id=job_id)
     if record.state is State.COMPLETED:
         if record.result is None:
-            raise JobNotFoundError(f"job {job_id!r} completed; its result is no longer kept", job_id=job_id)
+            raise JobNotFoundError(f"job {job_id!r} completed, but its result has expired", job_id=job_id)
         return JobInfo(record).result
     if record.state is State.CANCELLED:
         raise JobCancelledError(f"job {job_id!r} was cancelled", job_id=job_id)

@@ -118,7 +118,9 @@ class JobType(Generic[P, R]):
             OptionError: An option is unknown or wrong; the message names it.
         """
         if wrong:
-            raise OptionError(f"using: options are given by name: using(queue=...); got {wrong[0]!r}")
+            raise OptionError(
+                f"using: expected keyword arguments, such as using(queue=...); got {wrong[0]!r}"
+            )
         job_id = options.pop("id", None)
         if job_id is not None:
             check_text("id", job_id)
@@ -134,7 +136,7 @@ class JobType(Generic[P, R]):
             earlier.pop("delay", None)
             earlier.pop("run_at", None)
         for name in options.keys() & ONLY_JOB:
-            raise OptionError(f"{name}: belongs to the job type: give it to @job")
+            raise OptionError(f"{name}: set the option on the job type: @job({name}=...)")
         changed = JobType(
             self.function,
             self.name,
@@ -258,8 +260,8 @@ class JobType(Generic[P, R]):
     def _many(self, calls: Iterable[Call]) -> Iterable[Batch]:
         if not isinstance(calls, Iterable):
             raise ArgumentsError(
-                f"enqueue_many: expected a list or another iterable of pairs (args, kwargs), got one of type "
-                f"{type(calls).__name__}: use enqueue for one job"
+                "enqueue_many: expected a list or another iterable of (args, kwargs) pairs, got an "
+                f"object of type {type(calls).__name__}; to enqueue one job, use enqueue()"
             )
         for number, chunk in enumerate(chunks(calls)):
             for place, call in enumerate(chunk, number * BULK):
@@ -294,9 +296,9 @@ class JobType(Generic[P, R]):
             return is_own or self.arguments.takes_any_name
         if is_own:
             raise ArgumentsError(
-                f"{self.name}{self.arguments.signature}: {name}={given!r} could be the function's own "
-                f"parameter or the caller's. Give the caller's with using({name}=...), then {name}= of the "
-                "call is the function's."
+                f"{self.name}{self.arguments.signature}: {name}={given!r} is ambiguous: both the function "
+                "and enqueue() have a parameter of this name. Pass the job option with "
+                f"using({name}=...); then {name}= in the call is the function's argument."
             )
         return False
 
@@ -361,18 +363,20 @@ def job(
     """
 
     if isinstance(function, str):
-        raise OptionError(f"job: options are given by name: @job(queue={function!r})")
+        raise OptionError(f"job: options must be keyword arguments: @job(queue={function!r})")
 
     def decorate(function: Callable[P, R]) -> JobType[P, R]:
         given = dict(options)
         for option in CALLING.keys() & given.keys():
-            raise OptionError(f"{option}: belongs to the call: use .using({option}=...)")
+            raise OptionError(f"{option}: set the option per job, with .using({option}=...)")
         checked = _flag("check_arguments", given.pop("check_arguments", True))
         when = split_options(given)
         backoff = given.pop("backoff") if callable(given.get("backoff")) else None
         batch = parse_batch(given.pop("batch")) if "batch" in given else None
         if batch is not None and is_generator(function):
-            raise OptionError("batch: a generator function has the items of one job, and cannot take several")
+            raise OptionError(
+                "batch: a generator function cannot process batches, because its items belong to one job"
+            )
         if redact is not None and not callable(redact):
             raise OptionError(f"redact: expected a function, got {redact!r}")
         check_importable(function, name)

@@ -22,10 +22,10 @@ def read_limits(call: str, rate: Any, concurrency: Any) -> dict[str, Any]:
         given["rate"] = None if rate is None else parse_rate(rate)
     if concurrency is not UNCHANGED:
         if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_INTEGER):
-            raise OptionError(f"concurrency: {concurrency!r} is not a positive whole number")
+            raise OptionError(f"concurrency: must be a positive whole number; got {concurrency!r}")
         given["concurrency"] = concurrency
     if not given:
-        raise OptionError(f"{call}: give a rate, a concurrency, or both; None removes a limit")
+        raise OptionError(f"{call}: expected rate, concurrency or both; None removes a limit")
     return given
 
 
@@ -39,7 +39,7 @@ class Limiter:
         self.name = check_text("limiter", name)
         known = get_settings().limiters
         if storage is None and name not in known:
-            raise OptionError(f"limiter: {name!r} is not one of DJQUEUE['LIMITERS']{nearest(name, known)}")
+            raise OptionError(f"limiter: {name!r} is not in DJQUEUE['LIMITERS']{nearest(name, known)}")
         self._storage = storage
 
     def __repr__(self) -> str:

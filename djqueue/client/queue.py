@@ -275,7 +275,7 @@ class Queue:
     ) -> bool:
         """Put a job that has not started to another time; False if it has started or is not there."""
         if (delay is None) == (run_at is None):
-            raise OptionError("reschedule: give one of delay and run_at")
+            raise OptionError("reschedule: expected either delay or run_at")
         if run_at is not None:
             at = instant("run_at", run_at)
         else:
@@ -308,7 +308,7 @@ class Queue:
     def _check_target(self, to: str) -> None:
         envelope.check_queue(check_text("to", to), get_settings())
         if to == self.name:
-            raise OptionError(f"to: the jobs are in queue {to!r} already")
+            raise OptionError(f"to: the jobs are already in queue {to!r}; name another queue")
 
     async def amove(self, ids: str | Iterable[str], to: str) -> dict[str, str]:
         """See `move`."""
@@ -404,7 +404,7 @@ class Queue:
         """
         most = deadletters.read_limit(limit)
         if ids is not None and filters:
-            raise OptionError("retry_dead: give ids or filters, not both")
+            raise OptionError("retry_dead: ids and filters can't be combined: remove one of them")
         if ids is None:
             ids = (letter.id for letter in self._letters(filters))
         else:
@@ -547,10 +547,10 @@ class Queue:
                 _count("rate", said["rate"].capacity)
         if weight is not UNCHANGED:
             if group is None:
-                raise OptionError("weight: a single group has one, not all of them")
+                raise OptionError("weight: requires a group; the default for all groups has no weight")
             said["weight"] = _count("weight", weight)
         if not said:
-            raise OptionError("set_group_limit: give a concurrency, a rate or a weight")
+            raise OptionError("set_group_limit: expected concurrency, rate or weight")
         self.storage.set_group_limit(self.name, group, **said)
 
     async def aset_group_limit(
@@ -615,7 +615,7 @@ class Queue:
         for word in states:
             if word not in {str(state) for state in State} or word == State.ACTIVE:
                 hint = nearest(word, map(str, State))
-                raise OptionError(f"states: {word!r} is no state that can be cleaned{hint}")
+                raise OptionError(f"states: jobs in state {word!r} cannot be cleaned{hint}")
             wanted.append(State(word))
         age = milliseconds("older_than", older_than)
         # The storage's clock may be a moment ahead of this one: what has just ended there has ended.
@@ -648,9 +648,9 @@ class Queue:
         Returns a function that ends it.
         """
         if event != "*" and event not in EVENTS:
-            raise OptionError(f"event: {event!r} is not known{nearest(str(event), EVENTS)}")
+            raise OptionError(f"event: unknown event {event!r}{nearest(str(event), EVENTS)}")
         if not callable(handler):
-            raise OptionError(f"handler: expected a function of the event, got {handler!r}")
+            raise OptionError(f"handler: expected a function that takes an event, got {handler!r}")
 
         def filtered(happened: Event) -> None:
             if event in ("*", happened.event):
@@ -688,13 +688,15 @@ class Queue:
 
     def _check_place(self, options: Mapping[str, Any]) -> None:
         if "queue" in options:
-            raise OptionError(f"queue: this is the queue {self.name!r}; use another Queue")
+            raise OptionError(
+                f"queue: this object is queue {self.name!r}; to use another queue, create another Queue"
+            )
 
     def _checked_priority(self, payload: Any, priority: int | None) -> int | None:
         if priority is not None:
             return int(PARSERS["priority"]("priority", priority))
         if payload is UNCHANGED:
-            raise OptionError("update: give a payload, a priority, or both")
+            raise OptionError("update: expected payload, priority or both")
         return None
 
     def _label(self, name: str | None, payloads: Sequence[Any]) -> str:
@@ -753,13 +755,16 @@ class Queue:
 def _count(name: str, value: Any) -> int | None:
     if value is None or (type(value) is int and 1 <= value <= MAX_INTEGER):
         return value
-    raise OptionError(f"{name}: {value!r} is not a positive whole number")
+    raise OptionError(f"{name}: must be a positive whole number; got {value!r}")
 
 
 def _paired(payloads: Iterable[Any], ids: Iterable[str]) -> Iterator[tuple[Any, str]]:
     for payload, job_id in zip_longest(payloads, ids, fillvalue=MISSING):
         if payload is MISSING or job_id is MISSING:
-            raise OptionError(f"ids: there are {'fewer' if job_id is MISSING else 'more'} than payloads")
+            raise OptionError(
+                f"ids: expected one id per payload, got {'fewer' if job_id is MISSING else 'more'} ids than "
+                "payloads"
+            )
         yield payload, job_id
 
 

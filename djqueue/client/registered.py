@@ -26,7 +26,7 @@ class Registry:
         if there is not None and not _same(there.function, job_type.function):
             raise JobNameError(
                 f"two functions are registered as {job_type.name!r}: {_where(there.function)} and "
-                f"{_where(job_type.function)}; give one of them another name="
+                f"{_where(job_type.function)}; pass a different name= to @job for one of them"
             )
         self._types[job_type.name] = job_type
 
@@ -38,7 +38,7 @@ class Registry:
             near = nearest(name, self._types)
             hint = f"{near} If not," if near else ":"
             raise UnknownJobError(
-                f"no job is registered as {name!r}{hint} import the module that defines it"
+                f"no job is registered as {name!r}{hint} import the module that defines the job"
             ) from None
 
     def find(self, name: str) -> "JobType[..., Any] | None":

@@ -77,7 +77,7 @@ def _info(record: JobRecord | None) -> JobInfo | None:
 
 def _refreshed(result: EnqueueResult, record: JobRecord | None) -> EnqueueResult:
     if record is None:
-        raise JobNotFoundError(f"there is no job {result.id!r} in queue {result.queue!r}", job_id=result.id)
+        raise JobNotFoundError(f"queue {result.queue!r} has no job {result.id!r}", job_id=result.id)
     completed = record.state is State.COMPLETED
     fresh = result._replace(
         status="completed" if completed else result.status,

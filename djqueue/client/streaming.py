@@ -190,12 +190,13 @@ class StreamPosition:
             given, self.mark = self.mark.start, ItemMark(self.mark.id, page.run)
             if given and self._raises:
                 raise StreamRestartedError(
-                    f"job {self.mark.id!r} has begun anew; {given} items of its earlier run were given",
+                    f"job {self.mark.id!r} was restarted; {given} items of its previous attempt were "
+                    "already returned",
                     job_id=self.mark.id,
                 )
         if not page.items and page.sent > self.mark.start and page.state in TERMINAL:
             raise JobNotFoundError(
-                f"job {self.mark.id!r} is {page.state}; its items are no longer kept", job_id=self.mark.id
+                f"job {self.mark.id!r} is {page.state}; its items have expired", job_id=self.mark.id
             )
         self.mark = self.mark._replace(start=self.mark.start + len(page.items))
         accept = get_settings().accept_content

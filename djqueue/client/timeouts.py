@@ -16,7 +16,7 @@ logger = logging.getLogger("djqueue.client")
 
 LOOKING = 0.25
 """Seconds that it may take to find out where the job is."""
-NO_ANSWER = "The storage does not say where it is."
+NO_ANSWER = "The storage did not return the job's state."
 
 
 def too_late(
@@ -42,7 +42,8 @@ async def atoo_late(
 def _error(queue: str, job_id: str, wait: float | timedelta, text: str) -> JobTimeoutError:
     time = str(wait) if isinstance(wait, timedelta) else f"{wait:g} s"
     return JobTimeoutError(
-        f"Job {job_id!r} of queue {queue!r} has not ended within {time}; it goes on. {text}", job_id=job_id
+        f"Job {job_id!r} of queue {queue!r} did not finish within {time}, and was not stopped. {text}",
+        job_id=job_id,
     )
 
 
@@ -55,7 +56,7 @@ def _look(storage: Storage, queue: str, job_id: str) -> str:
             if record is not None and record.state in PENDING:
                 found = storage.explain(queue, job_id)
     except DjqueueError as error:
-        logger.debug("Could not explain where job %s of queue %r is: %s", job_id, queue, error)
+        logger.debug("Could not explain why job %s of queue %r has not ended: %s", job_id, queue, error)
     return NO_ANSWER if record is None else _where(record, found)
 
 

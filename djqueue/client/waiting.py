@@ -146,7 +146,7 @@ def _subscribe(storage: Storage, queue: str, handler: EventHandler, job_id: str)
         with within(SUBSCRIPTION_TIMEOUT):
             return storage.subscribe(queue, handler, job_id)
     except StorageUnavailableError as error:
-        logger.debug("Polling job %s because its events cannot be subscribed to: %s", job_id, error)
+        logger.debug("Polling job %s, because subscribing to its events failed: %s", job_id, error)
         return None
 
 
@@ -161,9 +161,9 @@ def refuse_in_vain(batch: Batch, alias: str | None) -> None:
     """Raise WaitInTransactionError if a job is part of the open transaction of a database."""
     if alias is not None:
         raise WaitInTransactionError(
-            f"a job of queue {batch.queue!r} that is enqueued in a transaction of the database {alias!r} is "
-            "there when that commits, and it does not commit while it waits: wait after the commit (in "
-            "transaction.on_commit), or give durable=False, which enqueues outside the transaction"
+            f"cannot wait for a job of queue {batch.queue!r} inside a transaction of database {alias!r}: "
+            "the job starts only after the transaction commits. Wait after the commit (in "
+            "transaction.on_commit), or pass durable=False, which enqueues outside the transaction"
         )
 
 
@@ -171,9 +171,10 @@ def refuse_uncommitted(queue: str, job_id: str, alias: str | None) -> None:
     """Raise WaitInTransactionError for a job that the caller enqueued in a transaction that is still open."""
     if alias is not None:
         raise WaitInTransactionError(
-            f"Job {job_id!r} of queue {queue!r} was enqueued in a transaction of the database {alias!r} that "
-            "is still open, so no worker sees it yet: wait after the commit (in transaction.on_commit), or "
-            "enqueue it with durable=False, which enqueues outside the transaction"
+            f"Job {job_id!r} of queue {queue!r} was enqueued in a transaction of database {alias!r} that "
+            "is still open, so workers cannot see the job yet: wait after the commit (in "
+            "transaction.on_commit), or enqueue with durable=False, which enqueues outside the "
+            "transaction"
         )
 
 

@@ -76,5 +76,7 @@ def content_id(value: Any) -> str:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         data = text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise SerializationError(f"a content id needs a JSON value: {error}") from error
+        raise SerializationError(
+            f"the id cannot be derived from the payload, because the payload is not a JSON value: {error}"
+        ) from error
     return hashlib.sha256(data).hexdigest()[:16]

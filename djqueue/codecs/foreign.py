@@ -39,7 +39,7 @@ def decode(data: bytes, content_type: str, accept: Collection[str] | None) -> An
     name = _accepted(content_type, accept)
     if not data:
         # kombu gives nothing back for nothing, but no codec encodes a value so.
-        raise SerializationError(f"not a value encoded as {name}: there are no bytes")
+        raise SerializationError(f"not a value encoded as {name}: the data is empty")
     kind = registry.name_to_type[name]
     try:
         return registry.loads(data, kind, None, accept={kind})

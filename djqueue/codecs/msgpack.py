@@ -92,7 +92,7 @@ def decode(data: bytes) -> Any:
         reason = str(error) or type(error).__name__
         raise SerializationError(f"not a MessagePack value: {reason}") from error
     if tuples.marks:
-        raise SerializationError("not a MessagePack value: a tuple's mark that begins no list")
+        raise SerializationError("not a MessagePack value: a tuple marker is not followed by a list")
     return value
 
 
@@ -203,7 +203,7 @@ def _decode_zone(data: bytes) -> tzinfo | None:
     if kind == b"z":
         return _zone(tail.decode())
     if kind not in (b"o", b"n") or (kind == b"o" and len(tail) != _OFFSET.size):
-        raise ValueError("unknown form of a time zone")
+        raise ValueError("unknown time zone format")
     offset = _OFFSET.unpack_from(tail)[0] * _MICROSECOND
     return timezone(offset) if kind == b"o" else timezone(offset, tail[_OFFSET.size :].decode())
 
@@ -213,7 +213,7 @@ def _zone(key: str) -> ZoneInfo:
         return ZoneInfo(key)
     except (KeyError, ValueError, OSError) as error:
         raise SerializationError(
-            f"the time zone {key!r} is not known here; the package tzdata has all of them"
+            f"unknown time zone {key!r}; install the tzdata package, which has all time zones"
         ) from error
 
 

@@ -55,8 +55,8 @@ def refusal(value: Any, what: str, cause: Exception | None = None) -> Serializat
 def too_large(size: int, limit: int, what: str) -> PayloadTooLargeError:
     """The error about too many bytes."""
     return PayloadTooLargeError(
-        f'{what}: {size} bytes, but DJQUEUE["MAX_PAYLOAD"] allows {limit}; '
-        "keep large data elsewhere and pass its address"
+        f'{what}: {size} bytes, but DJQUEUE["MAX_PAYLOAD"] allows {limit}; store large data elsewhere and '
+        "pass a reference"
     )
 
 
@@ -64,8 +64,7 @@ def not_accepted(content_type: str, accept: Collection[str]) -> SerializationErr
     """The error about a content type that is not known, or not accepted."""
     listed = ", ".join(sorted(accept)) or "none"
     return SerializationError(
-        f"content type {content_type!r} is not accepted; "
-        f'DJQUEUE["ACCEPT_CONTENT"] lists those that are: {listed}'
+        f'content type {content_type!r} is not accepted; DJQUEUE["ACCEPT_CONTENT"] allows: {listed}'
     )
 
 
@@ -111,7 +110,7 @@ def _text_trouble(text: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return f"the str has a lone surrogate at {error.start}, which no encoding can carry"
+        return f"the str has a lone surrogate at {error.start}, which cannot be encoded"
     return None
 
 

@@ -80,9 +80,11 @@ def _checked(backoff: Backoff) -> Backoff:
     for name, low, high in (("factor", 1.0, 1e6), ("jitter", 0.0, 1.0)):
         number = getattr(backoff, name)
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not low <= number <= high:
-            raise OptionError(f"backoff.{name}: {shown(number)} is not a number from {low:g} to {high:g}")
+            raise OptionError(
+                f"backoff.{name}: must be a number from {low:g} to {high:g}; got {shown(number)}"
+            )
     for name in ("base", "cap"):
         wait = getattr(backoff, name)
         if isinstance(wait, bool) or not isinstance(wait, int) or not 0 <= wait <= LONGEST:
-            raise OptionError(f"backoff.{name}: {wait!r} is not from 0 to {LONGEST} milliseconds")
+            raise OptionError(f"backoff.{name}: must be from 0 to {LONGEST} milliseconds; got {wait!r}")
     return backoff

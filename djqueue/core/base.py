@@ -101,7 +101,7 @@ class EngineBase:
     def _check(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             if batch.ids is not None and len(batch.ids) != len(batch.payloads):
-                raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
+                raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
             if batch.queue in self._policies or self._default_policy is not DEFAULT_POLICY:
                 self.policy(batch.queue).check_batch(batch)
         for name, job_id in outside(batches):
@@ -259,7 +259,9 @@ class EngineBase:
                         wake()
                     except Exception:
                         # What has happened has happened: the caller's operation did not fail.
-                        logger.exception("A listener of queues failed.")
+                        logger.exception(
+                            "A wake-up callback raised an exception; the storage operation itself succeeded."
+                        )
         for event in changes.events:
             self._publish(event)
         if changes.incidents:
@@ -285,7 +287,11 @@ class EngineBase:
                 try:
                     handler(event)
                 except Exception:
-                    logger.exception("A handler of the events of queue %r failed.", event.queue)
+                    logger.exception(
+                        "An event handler of queue %r raised an exception; the event is not delivered to it "
+                        "again.",
+                        event.queue,
+                    )
 
     # Finding things.
 

@@ -17,7 +17,7 @@ COMPACT_FROM = 64
 def full_error(queue: str, most: int | None, count: int) -> QueueFullError:
     """What a caller gets whose jobs have no room."""
     return QueueFullError(
-        f"queue {queue!r} may hold {most} jobs that wait (its MAX_SIZE), and has no room for {count} more: "
+        f"queue {queue!r} is full: its MAX_SIZE allows {most} pending jobs, and {count} more do not fit; "
         "none of them was enqueued"
     )
 

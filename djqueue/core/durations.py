@@ -24,11 +24,11 @@ def milliseconds(name: str, value: Any) -> int:
     else:
         raise OptionError(f"{name}: expected seconds or a timedelta, got {shown(value)}")
     if isinstance(seconds, float) and not math.isfinite(seconds):
-        raise OptionError(f"{name}: {seconds!r} is not a duration")
+        raise OptionError(f"{name}: {seconds!r} is not a finite number of seconds")
     if seconds < 0:
-        raise OptionError(f"{name}: {shown(value)} is negative")
+        raise OptionError(f"{name}: must not be negative; got {shown(value)}")
     if seconds * 1_000 > LONGEST:
-        raise OptionError(f"{name}: {shown(value)} is longer than a hundred years")
+        raise OptionError(f"{name}: must not be longer than 100 years; got {shown(value)}")
     if isinstance(value, timedelta):
         return -(-value // timedelta(milliseconds=1))
     # 2.007 * 1_000 is a little more than 2007: what is less than a microsecond is not meant.
@@ -40,7 +40,7 @@ def instant(name: str, value: Any) -> int:
     if not isinstance(value, datetime):
         raise OptionError(f"{name}: expected an aware datetime, got {shown(value)}")
     if value.tzinfo is None or value.utcoffset() is None:
-        raise OptionError(f"{name}: {shown(value)} is naive; give it a time zone")
+        raise OptionError(f"{name}: {shown(value)} is naive; use a datetime with a time zone")
     return max(0, to_milliseconds(value))
 
 

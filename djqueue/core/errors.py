@@ -68,13 +68,13 @@ class ArgumentsError(DjqueueError, TypeError):
 
 
 class UnknownQueueError(DjqueueError):
-    """The settings list the queues, and this one is not among them."""
+    """STRICT_QUEUES is on, and the queue is not in DJQUEUE['QUEUES']."""
 
     code = "unknown_queue"
 
 
 class UnknownJobError(DjqueueError):
-    """No handler of this name is registered."""
+    """No handler is registered for this job name."""
 
     code = "unknown_job"
 
@@ -86,13 +86,13 @@ class JobNameError(DjqueueError):
 
 
 class WaitInTransactionError(DjqueueError):
-    """The job would be there only after the commit of the transaction that waits for it."""
+    """A transaction cannot wait for a job that it enqueues: the job starts only after the commit."""
 
     code = "wait_in_transaction"
 
 
 class SerializationError(DjqueueError):
-    """A value cannot be turned into bytes, or bytes cannot be turned into a value."""
+    """A value cannot be encoded, or data cannot be decoded."""
 
     code = "serialization"
 
@@ -122,13 +122,13 @@ class SchedulerRunningError(StorageError):
 
 
 class QueueFullError(StorageError):
-    """The queue holds as many jobs as it may."""
+    """The queue is full: it has reached its MAX_SIZE."""
 
     code = "queue_full"
 
 
 class JobError(DjqueueError):
-    """Something became of a job."""
+    """An operation on a job failed."""
 
     code = "job"
 
@@ -138,7 +138,7 @@ class JobError(DjqueueError):
 
 
 class JobNotFoundError(JobError):
-    """There is no such job: it never was, or its record has expired."""
+    """The job does not exist, or its record has expired."""
 
     code = "job_not_found"
 
@@ -150,13 +150,13 @@ class JobCancelledError(JobError):
 
 
 class JobTimeoutError(JobError, TimeoutError):
-    """Time ran out: for the caller that waited (the job goes on), or for the job that ran."""
+    """The job, or a call that waited for the job, exceeded its time limit."""
 
     code = "job_timeout"
 
 
 class StreamRestartedError(JobError):
-    """The job has begun anew, and so have its items: those that came before are void."""
+    """The job was restarted, so the items of its previous attempt are no longer valid."""
 
     code = "stream_restarted"
 
@@ -190,13 +190,13 @@ class JobFailedError(JobError):
 
 
 class MaxRetriesError(JobFailedError):
-    """The job failed as often as it may. `payload` is what it was given."""
+    """The job failed on its last allowed attempt. `payload` is the job's payload."""
 
     code = "max_retries"
 
 
 class ControlFlow(DjqueueError):
-    """Raised by a handler to steer what becomes of its job."""
+    """Raised by a handler to control the outcome of its job."""
 
     code = "control_flow"
 
@@ -208,7 +208,7 @@ class _Again(ControlFlow):
 
 
 class Retry(_Again):
-    """The handler asked for another run; this one counts as a failure.
+    """The handler asked for another attempt; this one counts as a failure.
 
     `delay`, in seconds or as a timedelta, replaces the job's backoff.
     """
@@ -217,19 +217,19 @@ class Retry(_Again):
 
 
 class Snooze(_Again):
-    """The handler put the job off; this run counts neither as an attempt nor as a failure."""
+    """The handler snoozed the job; this run counts neither as an attempt nor as a failure."""
 
     code = "snooze"
 
 
 class Discard(ControlFlow):
-    """The handler ended the job as cancelled."""
+    """The handler discarded the job, which ends as cancelled."""
 
     code = "discard"
 
 
 class UnrecoverableError(ControlFlow):
-    """The job cannot succeed: it fails at once, whatever attempts are left."""
+    """The job cannot succeed, and fails at once without further attempts."""
 
     code = "unrecoverable"
     reason = "explicit_fail"
@@ -237,7 +237,7 @@ class UnrecoverableError(ControlFlow):
 
 
 class ItemError(UnrecoverableError):
-    """A generator yielded what cannot be sent: no payload, or more than the settings allow."""
+    """A generator yielded an item that cannot be sent: its payload is invalid, or a limit was exceeded."""
 
     code = "item"
     reason = "invalid_result"

@@ -39,7 +39,7 @@ def levels(
         level = sorted(freed, key=places.__getitem__)
     if left:
         circle = " -> ".join(map(describe, _circle(left, places)))
-        raise OptionError(f"depends_on: these jobs wait for each other: {circle}")
+        raise OptionError(f"depends_on: these jobs depend on each other in a cycle: {circle}")
     return found
 
 
@@ -69,7 +69,7 @@ def outside(batches: Sequence[Batch]) -> list[JobKey]:
         mine = {(batch.queue, job_id) for job_id in batch.ids or ()}
         for key in batch.options.depends_on:
             if key in mine:
-                raise OptionError(f"depends_on: the job {key[1]!r} cannot wait for itself")
+                raise OptionError(f"depends_on: job {key[1]!r} cannot depend on itself")
             if key not in inside:
                 found[key] = None
         inside |= mine

@@ -52,5 +52,8 @@ def install(follower: ResultReader) -> None:
 def follower() -> ResultReader:
     """What results ask. Raises ConfigurationError where the client has not been imported."""
     if not _installed:
-        raise ConfigurationError("no client reads jobs here: import djqueue.client, or ask the storage")
+        raise ConfigurationError(
+            "this result cannot read its job, because djqueue.client is not imported: import djqueue.client, "
+            "or use the storage's own methods"
+        )
     return _installed[0]

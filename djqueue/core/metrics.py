@@ -176,10 +176,13 @@ def span_of(start: int, end: int, step: int) -> Span:
     """The buckets that touch [start, end). Raises OptionError."""
     tier = next((tier for tier in reversed(STEPS) if step > 0 and step % tier == 0), None)
     if tier is None:
-        raise OptionError(f"step: {step!r} ms is not a multiple of a minute")
+        raise OptionError(f"step: must be a multiple of 60,000 ms (one minute); got {step!r}")
     first, last = start - start % step, end + -end % step
     if (last - first) // step > MOST_BUCKETS:
-        raise OptionError(f"step: {(last - first) // step:,} buckets are more than {MOST_BUCKETS:,}")
+        raise OptionError(
+            f"step: the range has {(last - first) // step:,} buckets, and at most {MOST_BUCKETS:,} are "
+            "allowed; use a longer step"
+        )
     return Span(first, last, step, tier)
 
 

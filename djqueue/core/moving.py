@@ -21,7 +21,7 @@ class Moving(EngineBase):
         group_needed (it has none).
         """
         if queue_name == to:
-            raise ValueError(f"the jobs are in queue {to!r} already")
+            raise ValueError(f"the jobs are already in queue {to!r}; name another queue")
         changes = PendingChanges()
         answers = []
         for job_id in ids:

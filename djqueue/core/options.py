@@ -158,7 +158,7 @@ def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOpti
         target = where if name in ("queue", "delay", "run_at") else job
         target[name] = parser(name, value)
     if where.get("delay") is not None and where.get("run_at") is not None:
-        raise OptionError("delay and run_at: give one of the two")
+        raise OptionError("delay and run_at can't be combined: remove one of them")
     # A later word about the start replaces an earlier one of either form.
     if "delay" in where:
         where.setdefault("run_at", None)
@@ -166,16 +166,16 @@ def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOpti
         where.setdefault("delay", None)
     options = replace(base.job, **job) if job else base.job
     if options.unique_ttl is not None and options.unique_key is None:
-        raise OptionError("unique_ttl: needs a unique_key")
+        raise OptionError("unique_ttl: requires a unique_key")
     return replace(base, job=options, **where)
 
 
 def check_text(name: str, value: Any) -> str:
     """A name, key or id: a text of 1 to 255 characters."""
     if not isinstance(value, str):
-        raise OptionError(f"{name}: expected a text, got {shown(value)}")
+        raise OptionError(f"{name}: expected a string, got {shown(value)}")
     if not 1 <= len(value) <= MAX_NAME:
-        raise OptionError(f"{name}: has {len(value)} characters; from 1 to {MAX_NAME} are allowed")
+        raise OptionError(f"{name}: must have 1 to {MAX_NAME} characters; got {len(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -193,7 +193,7 @@ def _integer(low: int, high: int) -> Parser:
         if isinstance(value, bool) or not isinstance(value, int):
             raise OptionError(f"{name}: expected a whole number, got {shown(value)}")
         if not low <= value <= high:
-            raise OptionError(f"{name}: {shown(value)} is not from {low} to {high}")
+            raise OptionError(f"{name}: must be from {low} to {high}; got {shown(value)}")
         return value
 
     return parse
@@ -216,7 +216,7 @@ def _choice(choices: tuple[str, ...]) -> Parser:
 
 def _content_type(name: str, value: Any) -> str:
     if len(check_text(name, value)) > MAX_CONTENT_TYPE:
-        raise OptionError(f"{name}: has {len(value)} characters; at most {MAX_CONTENT_TYPE} are allowed")
+        raise OptionError(f"{name}: must have at most {MAX_CONTENT_TYPE} characters; got {len(value)}")
     return str(value)
 
 
@@ -227,13 +227,13 @@ def _optional(parser: Parser) -> Parser:
 def _positive(name: str, value: Any) -> int:
     duration = milliseconds(name, value)
     if duration == 0:
-        raise OptionError(f"{name}: must be longer than nothing")
+        raise OptionError(f"{name}: must be longer than 0")
     return duration
 
 
 def _tags(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise OptionError(f"{name}: expected a list of texts, got {shown(value)}")
+        raise OptionError(f"{name}: expected a list of strings, got {shown(value)}")
     tags = tuple(check_text(name, tag) for tag in islice(value, MAX_TAGS + 1))
     if len(tags) > MAX_TAGS:
         raise OptionError(f"{name}: a job may have at most {MAX_TAGS:,} tags, got {_count_of(value)}")
@@ -244,8 +244,8 @@ def check_dependencies(name: str, keys: Collection[JobKey]) -> None:
     """Raise OptionError if a job would depend on too many others."""
     if len(keys) > MAX_DEPENDENCIES:
         raise OptionError(
-            f"{name}: a job may depend on at most {MAX_DEPENDENCIES:,} others; let jobs between them collect "
-            "some each"
+            f"{name}: a job may depend on at most {MAX_DEPENDENCIES:,} jobs; add intermediate jobs that "
+            "each depend on some of them"
         )
 
 
@@ -256,18 +256,20 @@ def _count_of(values: Iterable[Any]) -> str:
 def _subject(name: str, value: Any) -> str:
     if not hasattr(value, "_state"):
         if not isinstance(value, str):
-            raise OptionError(f"{name}: expected an instance of a model or a text, got {shown(value)}")
+            raise OptionError(f"{name}: expected a model instance or a string, got {shown(value)}")
         return check_text(name, value)
     named = name_of(value)
     if named is None:
-        raise OptionError(f"{name}: {shown(value)} is not saved, so nothing can name it")
+        raise OptionError(f"{name}: {shown(value)} has no primary key; save the instance first")
     return check_text(name, named)
 
 
 def _dependencies(name: str, value: Any) -> tuple[JobKey, ...]:
     entries = [value] if hasattr(value, "queue") else value
     if isinstance(entries, (str, bytes)) or not isinstance(entries, Iterable):
-        raise OptionError(f"{name}: expected results of enqueue or (queue, id) pairs, got {shown(value)}")
+        raise OptionError(
+            f"{name}: expected a list of results of enqueue() or (queue, id) pairs, got {shown(value)}"
+        )
     keys: dict[JobKey, None] = {}
     for entry in entries:
         if hasattr(entry, "queue") and hasattr(entry, "id"):
@@ -275,7 +277,9 @@ def _dependencies(name: str, value: Any) -> tuple[JobKey, ...]:
         elif isinstance(entry, tuple) and len(entry) == 2:
             queue, job_id = entry
         else:
-            raise OptionError(f"{name}: {shown(entry)} is neither an enqueue's result nor (queue, id)")
+            raise OptionError(
+                f"{name}: {shown(entry)} is neither a result of enqueue() nor a (queue, id) pair"
+            )
         keys[check_text(f"{name}: queue", queue), check_text(f"{name}: id", job_id)] = None
         check_dependencies(name, keys)
     return tuple(keys)

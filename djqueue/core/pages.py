@@ -37,7 +37,7 @@ def place_of(cursor: str | None, *, newest_first: bool) -> PagePosition:
     if cursor is None:
         return PagePosition(None, newest_first, is_backward=False)
     if cursor[:1] not in (FORWARD, BACKWARD):
-        raise OptionError(f"cursor: {cursor!r} is not one that a page has given")
+        raise OptionError(f"cursor: {cursor!r} is invalid; pass the cursor of an earlier page")
     is_backward = cursor[0] == BACKWARD
     return PagePosition(cursor[1:], newest_first is not is_backward, is_backward)
 
@@ -46,7 +46,7 @@ def mark_of(mark: str) -> tuple[int, str]:
     """The number and the id that a mark is made of. Raises OptionError."""
     number, colon, job_id = mark.partition(":")
     if not (colon and number.isdecimal()):
-        raise OptionError(f"cursor: {mark!r} is not one that a page has given")
+        raise OptionError(f"cursor: {mark!r} is invalid; pass the cursor of an earlier page")
     return int(number), job_id
 
 

@@ -73,15 +73,15 @@ class QueuePolicy:
         """Refuse what the queue does not take. Raises OptionError."""
         if self.group_mode == KEYED and batch.options.group is None and batch.options.rejected is None:
             raise OptionError(
-                f"group: each job of the queue {batch.queue!r} needs one, for its GROUP_MODE is keyed"
+                f"group: jobs of queue {batch.queue!r} require a group, because its GROUP_MODE is 'keyed'"
             )
 
     def check_mode(self, queue: str, recorded: str) -> None:
         """Raises ConfigurationError if the queue is used in another mode."""
         if recorded != self.group_mode:
             raise ConfigurationError(
-                f"queue {queue!r}: its GROUP_MODE is recorded as {recorded!r}, and configured as "
-                f"{self.group_mode!r} here: say the same, or obliterate the queue first"
+                f"queue {queue!r}: its stored GROUP_MODE is {recorded!r}, but the settings have "
+                f"{self.group_mode!r}: use the same mode, or obliterate the queue first"
             )
 
 

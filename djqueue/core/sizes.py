@@ -34,13 +34,13 @@ def parse_size(name: str, value: Any) -> int:
         number, unit = found[1].replace("_", ""), UNITS.get(found[2].lower())
         if unit is None:
             raise OptionError(
-                f"{name}: {found[2]!r} is not a unit: B, KB, MB, GB, TB, KiB, MiB, GiB and TiB are"
+                f"{name}: unknown unit {found[2]!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB or TiB"
             )
         size = int(number) * unit if number.isdecimal() else round(float(number) * unit)
     else:
-        raise OptionError(f"{name}: expected bytes, or a text like '500 MB', got {value!r}")
+        raise OptionError(f"{name}: expected a number of bytes or a string such as '500 MB', got {value!r}")
     if not 0 <= size <= LARGEST:
-        raise OptionError(f"{name}: {value!r} is not from 0 to {LARGEST} bytes")
+        raise OptionError(f"{name}: must be from 0 to {LARGEST} bytes; got {value!r}")
     return size
 
 

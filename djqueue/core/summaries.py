@@ -57,7 +57,7 @@ def mark_in(cursor: str | None) -> str | None:
     if cursor is None:
         return None
     if cursor[:1] != FORWARD:
-        raise OptionError(f"cursor: {cursor!r} is not one that a page has given")
+        raise OptionError(f"cursor: {cursor!r} is invalid; pass the cursor of an earlier page")
     return cursor[1:]
 
 
@@ -70,7 +70,7 @@ def mark_before(mark: str) -> tuple[int, str, str]:
     """The three that a mark is made of. Raises OptionError."""
     created_at, queue, last = [*mark.split(":", 2), "", ""][:3]
     if not (created_at.isdecimal() and queue and last):
-        raise OptionError(f"cursor: {mark!r} is not one that a page has given")
+        raise OptionError(f"cursor: {mark!r} is invalid; pass the cursor of an earlier page")
     return int(created_at), unquote(queue), last
 
 

@@ -35,7 +35,7 @@ class ThrottledLog:
                 return False
             self._kinds[kind] = now, 0
         if skipped:
-            message += " (%d more since the last such line)"
+            message += " (%d similar events since the last line)"
             args = (*args, skipped)
         self._logger.log(level, message, *args, exc_info=exc_info)
         return True

@@ -46,7 +46,7 @@ class Child:
         """
         value = outcome(self._record, self.id)
         if self._record is not None and self._record.result is None:
-            raise JobNotFoundError(f"the result of the job {self.id!r} is over", job_id=self.id)
+            raise JobNotFoundError(f"the result of job {self.id!r} has expired", job_id=self.id)
         return value
 
 

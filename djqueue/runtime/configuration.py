@@ -71,7 +71,7 @@ def _queues(given: Iterable[str] | str | None, settings: Settings) -> tuple[str,
         return None
     names = tuple(dict.fromkeys([given] if isinstance(given, str) else given))
     if not names:
-        raise ConfigurationError("queues: a worker needs at least one; None is all of them")
+        raise ConfigurationError("queues: expected at least one queue, or None for all queues")
     for name in names:
         check_queue(check_text("queue", name), settings)
     return names
@@ -81,7 +81,7 @@ def _count(name: str, given: Any, default: int) -> int:
     if given is None:
         return default
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ConfigurationError(f"{name}: expected a whole number from 1 on, got {given!r}")
+        raise ConfigurationError(f"{name}: expected a positive whole number, got {given!r}")
     return given
 
 

@@ -201,7 +201,9 @@ class RunItems:
         except SerializationError as error:
             raise ItemError(f"item {self.count} cannot be sent: {error}") from error
         if self.count >= settings.max_items:
-            raise ItemError(f'more than {settings.max_items:,} items: DJQUEUE["MAX_ITEMS"] allows no more')
+            raise ItemError(
+                f'the job yielded more than {settings.max_items:,} items, the limit in DJQUEUE["MAX_ITEMS"]'
+            )
         self._bytes += len(data)
         if self._bytes > settings.max_items_size:
             raise ItemError(

@@ -97,7 +97,7 @@ class RunEvents:
         assert outcome is not None
         options = run.claimed.options
         logger.warning(
-            "%s failed (%d of %d), again in %.1f s: %s",
+            "%s failed (%d of %d attempts), retrying in %.1f s: %s",
             _name(run),
             run.claimed.failures + 1,
             options.max_attempts,
@@ -117,7 +117,7 @@ class RunEvents:
         outcome = run.outcome
         assert outcome is not None
         logger.error(
-            "%s failed for good (%s): %s",
+            "%s failed permanently (%s): %s",
             _name(run),
             outcome.reason,
             _error_text(run),
@@ -141,13 +141,13 @@ class RunEvents:
     def released(self, run: "Run") -> None:
         """A run has been given back unused."""
         self.counters.released += 1
-        logger.info("%s given back", _name(run), extra=_extra(run.claimed))
+        logger.info("%s released; it runs again later", _name(run), extra=_extra(run.claimed))
 
     def lost(self, run: "Run") -> None:
         """A run has ended after its lease."""
         self.counters.lost += 1
         logger.warning(
-            "%s: its lease was lost before it ended; what came of this run does not count",
+            "Lost the lease on job %s; its result was discarded",
             _name(run),
             extra=_extra(run.claimed),
         )
@@ -155,7 +155,7 @@ class RunEvents:
     def unhandled(self, claimed: Claimed) -> None:
         """The storage gave out a job that was not asked for."""
         logger.error(
-            "the storage gave this worker a job of name %r, which it did not ask for; given back",
+            "The storage returned a job named %r, for which this worker has no handler; the job was released",
             claimed.name,
             extra=_extra(claimed),
         )
@@ -165,7 +165,7 @@ class RunEvents:
     def stop_asked(self, run: "Run") -> None:
         """A handler has been asked to stop."""
         logger.info(
-            "%s asked to stop (%s)",
+            "%s was asked to stop (%s)",
             _name(run),
             run.stop.name.lower(),
             extra=_extra(run.claimed),
@@ -174,8 +174,8 @@ class RunEvents:
     def no_worker_knows(self, found: Unhandled) -> None:
         """Jobs wait that no live worker can run."""
         logger.warning(
-            "%d job(s) named %s wait in queue %s, and no live worker knows that name. Deploy the code that "
-            "defines the job and restart runworkers, or cancel the jobs.",
+            "%d job(s) named %s are waiting in queue %s, and no live worker has a handler for that name. "
+            "Deploy the code that defines the job and restart runworkers, or cancel the jobs.",
             found.jobs,
             found.name,
             found.queue,
@@ -185,7 +185,7 @@ class RunEvents:
     def overran(self, run: "Run") -> None:
         """A handler in a thread has run longer than its timeout: it can only be asked to stop."""
         logger.warning(
-            "%s has run longer than its timeout; it runs in a thread and stops only if it looks at "
+            "%s exceeded its timeout; it runs in a thread and stops only if the handler checks "
             "current_job().cancelled",
             _name(run),
             extra=_extra(run.claimed),
@@ -194,7 +194,7 @@ class RunEvents:
     def bad_backoff(self, run: "Run", error: BaseException) -> None:
         """A job type's own backoff function failed."""
         logger.error(
-            "%s: its backoff function failed; the default backoff is used",
+            "%s: the backoff function raised an exception; using the default backoff",
             _name(run),
             exc_info=error,
             extra=_extra(run.claimed),
@@ -203,8 +203,8 @@ class RunEvents:
     def cleanup_failed(self, run: "Run | None", error: BaseException) -> None:
         """Django's database connections could not be cleaned after a job, or after an idle time."""
         logger.warning(
-            "%s: the thread's database connections could not be cleaned up",
-            f"worker {self._worker_id}" if run is None else _name(run),
+            "%s: closing the thread's database connections failed; the thread goes on",
+            f"Worker {self._worker_id}" if run is None else _name(run),
             exc_info=error,
             extra={} if run is None else _extra(run.claimed),
         )
@@ -212,58 +212,68 @@ class RunEvents:
     def called_twice(self, run: "Run") -> None:
         """A callback handler has called `done` again."""
         logger.warning(
-            "%s: its handler called done() more than once; the first call counts",
+            "%s: the handler called done() more than once; only the first call counts",
             _name(run),
             extra=_extra(run.claimed),
         )
 
     def too_late(self, what: str) -> None:
         """A handler that was given up has said something after its worker's end."""
-        logger.debug("%s came after the end of worker %s", what, self._worker_id)
+        logger.debug("Ignored %s, because worker %s has stopped", what, self._worker_id)
 
     # The worker.
 
     def worker_started(self) -> None:
         """The worker claims its first jobs."""
-        logger.info("worker %s started", self._worker_id)
+        logger.info("Worker %s started", self._worker_id)
 
     def stopping(self, executing: int) -> None:
         """The worker claims no more."""
-        logger.info("worker %s stops; %d jobs are running", self._worker_id, executing)
+        logger.info("Worker %s is stopping; %d jobs are still running", self._worker_id, executing)
 
     def steered(self, command: str) -> None:
         """Somebody has told the worker something by way of the storage."""
-        logger.info("worker %s was told: %s", self._worker_id, command)
+        logger.info("Worker %s received the command: %s", self._worker_id, command)
 
     def not_understood(self, command: str) -> None:
         """A command is of another version."""
-        logger.warning("worker %s does not know the command %r", self._worker_id, command)
+        logger.warning(
+            "Worker %s ignored the unknown command %r; a newer version of djqueue may have sent it",
+            self._worker_id,
+            command,
+        )
 
     def dump_failed(self, error: BaseException) -> None:
         """The stacks of threads and tasks could not be read, or not be kept."""
-        logger.error("worker %s: its stacks could not be told", self._worker_id, exc_info=error)
+        logger.error("Worker %s could not save its stack dump", self._worker_id, exc_info=error)
 
     def cutting_off(self, executing: int) -> None:
         """The time for running jobs is over."""
         logger.warning(
-            "worker %s: %d jobs are still running and are asked to stop", self._worker_id, executing
+            "Worker %s: asking %d jobs that are still running to stop",
+            self._worker_id,
+            executing,
         )
 
     def abandoned(self, executing: int) -> None:
         """Jobs that did not stop are given back."""
-        logger.warning("worker %s: %d jobs did not stop and are given back", self._worker_id, executing)
+        logger.warning(
+            "Worker %s: %d jobs did not stop and were released; they run again on another worker",
+            self._worker_id,
+            executing,
+        )
 
     def undelivered(self, runs: int) -> None:
         """The worker ends and could not tell the storage of its last runs."""
         logger.error(
-            "worker %s: the ends of %d jobs could not be told to the storage; they will run again",
+            "Worker %s could not report the results of %d jobs to the storage; the jobs will run again",
             self._worker_id,
             runs,
         )
 
     def worker_stopped(self) -> None:
         """The worker has ended."""
-        logger.info("worker %s stopped", self._worker_id)
+        logger.info("Worker %s stopped", self._worker_id)
 
     def summary(self, executing: int) -> None:
         """A line on what has happened since the last such line, if anything has."""
@@ -272,7 +282,7 @@ class RunEvents:
         if news:
             self._summed = counters.processed
             logger.info(
-                "%d jobs done since the last such line; %d running; in all %d completed, %d failed, "
+                "Processed %d jobs since the last summary; %d running; total: %d completed, %d failed, "
                 "%d retried, %d cancelled",
                 news,
                 executing,

@@ -53,7 +53,7 @@ class Execution:
 
     def stopped(self, run: Run) -> Outcome:
         """The outcome of a run that was asked to stop before it began."""
-        return self.failed(run, CancelledError("stopped before it began"))
+        return self.failed(run, CancelledError("stopped before the job started"))
 
     def failed(self, run: Run, error: BaseException) -> Outcome:
         """The outcome of a handler that raised."""

@@ -95,8 +95,8 @@ def call_arguments(payload: Any) -> tuple[list[Any], dict[str, Any]]:
     if is_call(payload):
         return payload["args"], payload["kwargs"]
     error = UnrecoverableError(
-        'the payload is not {"args": [...], "kwargs": {...}}, which a function under @job needs; '
-        "enqueue it through the function, or handle this name with a function that takes the job"
+        'the payload must be {"args": [...], "kwargs": {...}} for a @job function; enqueue the job '
+        "through the function, or register a handler that takes the job"
     )
     error.reason = "invalid_payload"
     raise error
@@ -121,10 +121,10 @@ def _read(name: str, value: Any) -> Handler:
     if isinstance(value, JobType):
         return _from_type(name, value)
     if not callable(value):
-        raise ConfigurationError(f"handlers: {name!r} is {value!r}, which cannot be called")
+        raise ConfigurationError(f"handlers: {name!r} must be a function; got {value!r}")
     style = _style_of(name, value)
     if style is not Style.JOB and is_generator(value):
-        raise ConfigurationError(f"handlers: {name!r} is a generator function, which takes (job) alone")
+        raise ConfigurationError(f"handlers: {name!r} is a generator function, which must take (job) only")
     return Handler(name, value, style)
 
 
@@ -144,5 +144,5 @@ def _style_of(name: str, function: Callable[..., Any]) -> Style:
     open_ended = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     missing = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if len(required) > 2 or missing or not (positional or open_ended):
-        raise ConfigurationError(f"handlers: {name!r} must take (job), or (job, done), not {function!r}")
+        raise ConfigurationError(f"handlers: {name!r} must take (job) or (job, done); got {function!r}")
     return Style.CALLBACK if len(required) == 2 else Style.JOB

@@ -78,8 +78,8 @@ class LeaseKeeper:
             return  # Something else in this process has waited for it.
         if not self._closing:
             logger.warning(
-                "The lease keeper ended (status %s). This process alone renews its leases: a handler that "
-                "keeps the interpreter to itself for longer than a lease has its job run again.",
+                "The lease keeper exited (status %s). The worker process now renews its leases itself: "
+                "the job of a handler that holds the GIL for longer than a lease will run again.",
                 status,
             )
 
@@ -121,7 +121,7 @@ def _keep(table: LeaseTable, storage: Storage, parent: int, patience: int) -> No
                 keeping.look(seen, now)
             time.sleep(seconds_between_looks(seen.shortest_lease))
     except BaseException:
-        logger.exception("The lease keeper failed; leases are renewed by the worker alone.")
+        logger.exception("The lease keeper failed; only the worker renews its leases now.")
         os._exit(1)
     os._exit(0)
 
@@ -146,7 +146,7 @@ class Keeping:
         silence = now - seen.beat if seen.beat else 0
         if silence < min(seen.shortest_lease / 3, LONGEST_SILENCE):
             if self._renewed is not None:
-                logger.warning("The worker renews its leases itself again.")
+                logger.warning("The worker responds again and renews its leases itself.")
                 connections.close_all()
             self._renewed, self._given_up = None, False
             return
@@ -154,8 +154,8 @@ class Keeping:
             if not self._given_up:
                 self._given_up = True
                 logger.error(
-                    "The worker has shown no sign of life for %s s: its leases are not renewed any more, "
-                    "and its %s jobs will be run again.",
+                    "The worker has not responded for %s s; its leases are no longer renewed, and its %s "
+                    "jobs will run again.",
                     silence // 1_000,
                     len(seen.leases),
                 )
@@ -164,8 +164,8 @@ class Keeping:
             return
         if self._renewed is None:
             logger.warning(
-                "The worker has shown no sign of life for %.1f s: a handler keeps the interpreter to "
-                "itself, or the machine is overloaded. Renewing %s leases for it, for %s s at most.",
+                "The worker has not responded for %.1f s: a handler holds the GIL, or the machine is "
+                "overloaded. Renewing its %s leases for up to %s s.",
                 silence / 1_000,
                 len(seen.leases),
                 self._patience // 1_000,
@@ -181,7 +181,7 @@ class Keeping:
             for start in range(0, len(seen.leases), AT_ONCE):
                 self._storage.renew(seen.leases[start : start + AT_ONCE])
         except Exception as error:
-            logger.warning("The lease keeper could not renew: %s", error)
+            logger.warning("The lease keeper could not renew the leases, retrying: %s", error)
             self._renewed = None
 
 

@@ -109,7 +109,9 @@ class LeaseTable:
     def set_scheduler_claim(self, claim: bytes, lease: int) -> None:
         """Note what renews the scheduler's lease, and its length in milliseconds."""
         if len(claim) > MAX_SCHEDULER_CLAIM:
-            raise ValueError(f"a scheduler's claim has {len(claim)} bytes; {MAX_SCHEDULER_CLAIM} fit")
+            raise ValueError(
+                f"a scheduler claim must have at most {MAX_SCHEDULER_CLAIM} bytes; got {len(claim)}"
+            )
         self._memory[_CLAIM_AT : _CLAIM_AT + 1 + len(claim)] = bytes([len(claim)]) + claim
         self.expect(lease)
 

@@ -49,7 +49,7 @@ class OutageLog:
             self._faulty.add(operation)
         if is_new:
             logger.error(
-                "worker %s: the storage failed (%s) and is tried again until it answers: %s",
+                "Worker %s: the storage failed (%s); retrying until the operation succeeds: %s",
                 self._worker_id,
                 operation,
                 error,
@@ -66,12 +66,12 @@ class OutageLog:
             ends = operation in self._away or (operation == WORK and bool(self._away))
             is_over = ends and self._is_over_with(operation)
         if was_faulty:
-            logger.warning("worker %s: the storage answers again (%s)", self._worker_id, operation)
+            logger.warning("Worker %s: the storage works again (%s)", self._worker_id, operation)
         if is_over:
             logger.log(
                 logging.WARNING if self._is_logged else logging.INFO,
-                "worker %s: the storage answers again after %.1f s; running jobs went on, and ended ones are "
-                "reported now",
+                "Worker %s: the storage is available again after %.1f s; reporting the jobs that ended "
+                "meanwhile",
                 self._worker_id,
                 ((self._answered_at or self._since) - self._since) / 1_000,
             )
@@ -98,8 +98,8 @@ class OutageLog:
             self._is_logged = self._is_logged or lasts
         if lasts:
             logger.warning(
-                "worker %s: the storage has not answered for %.1f s (%s: %s); running jobs go on, and their "
-                "ends are reported when it answers",
+                "Worker %s: the storage has been unavailable for %.1f s (%s: %s); running jobs continue, "
+                "and their results are reported when the storage is available again",
                 self._worker_id,
                 (now - self._since) / 1_000,
                 operation,

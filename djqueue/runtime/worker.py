@@ -141,7 +141,7 @@ class Worker:
         Cancelling this is a `stop(hurry=True)`. Raises what connecting the storage raises.
         """
         if self._begun:
-            raise RuntimeError("a worker runs once; make another one")
+            raise RuntimeError("A Worker can't be restarted; create a new one.")
         self._begun = True
         loop = self._loop = asyncio.get_running_loop()
         if self.options.connect:
@@ -198,7 +198,7 @@ class Worker:
             loop.call_soon_threadsafe(self._begin_shutdown)
         except RuntimeError:
             # The loop is closed: the worker has ended already.
-            self._tell.too_late("a stop")
+            self._tell.too_late("a stop request")
 
     def quiet(self) -> None:
         """Claim no more, and go on with the running jobs, until `resume`. As `stop`, from anywhere."""
@@ -242,7 +242,7 @@ class Worker:
         Raises what connecting the storage raises.
         """
         if self._thread is not None:
-            raise RuntimeError("the worker has been started already")
+            raise RuntimeError("the worker is already running")
         self._thread = threading.Thread(target=self._run_in_thread, name="djqueue-worker", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -334,7 +334,7 @@ class Worker:
         try:
             loop.call_soon_threadsafe(assembly.claims.rest, resting)
         except RuntimeError:
-            self._tell.too_late("a word to claim or not")
+            self._tell.too_late("a pause or resume request")
 
     def _begin_shutdown(self) -> None:
         if self._assembly is not None:

@@ -116,7 +116,7 @@ class Storage(Inspector):
                 self.on_incidents(incidents)
             except Exception:
                 # What has happened has happened: the caller's operation did not fail.
-                logger.exception("What was to be told of incidents failed.")
+                logger.exception("The on_incidents callback raised an exception.")
 
     # The scheduler's place, where a storage has a scheduler.
 

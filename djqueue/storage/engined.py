@@ -177,7 +177,7 @@ class EngineStorage(Storage):
         """See `Storage.obliterate`."""
         removed = self.engine.obliterate(queue, force=force)
         if removed < 0:
-            raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
+            raise StorageError(f"queue {queue!r} has active jobs: wait until they end, or pass force=True")
         self.metrics.forget(queue)
         return removed
 

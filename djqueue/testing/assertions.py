@@ -43,8 +43,8 @@ def assert_enqueued(
         return found
     wanted = _call(_name(job), args, kwargs)
     raise AssertionError(
-        f"{len(found)} jobs {wanted} are enqueued{_in(queue)}, not "
-        f"{'at least one' if count is None else count}; {_listing(list(_pending(None)))}"
+        f"enqueued jobs matching {wanted}{_in(queue)}: expected {'at least one' if count is None else count}"
+        f", found {len(found)}; {_listing(list(_pending(None)))}"
     )
 
 
@@ -106,10 +106,10 @@ def _name(job: Job) -> str:
 
 def _listing(pending: list[JobInfo]) -> str:
     if not pending:
-        return "nothing is"
+        return "no jobs are enqueued"
     texts = [f"{_call(info.name, *_arguments(info))} in {info.queue!r}" for info in pending[:10]]
     more = f" and {len(pending) - 10} more" if len(pending) > 10 else ""
-    return f"there are {', '.join(texts)}{more}"
+    return f"enqueued are: {', '.join(texts)}{more}"
 
 
 def _call(name: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> str:

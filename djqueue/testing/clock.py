@@ -24,7 +24,9 @@ class FakeClock:
     def advance(self, milliseconds: int) -> None:
         """Let time pass, on both clocks."""
         if milliseconds < 0:
-            raise ValueError("time passes forwards only; `jump` sets the wall clock back")
+            raise ValueError(
+                "advance() does not accept a negative time; use jump() to set the wall clock back"
+            )
         self._now += milliseconds
         self._monotonic += milliseconds
 

@@ -173,7 +173,7 @@ def test_a_function_that_says_nothing_of_its_arguments_is_not_checked(do):
 def test_a_parameter_named_wait_is_refused_where_it_could_be_the_callers(do):
     polling = job(poll)
 
-    with pytest.raises(ArgumentsError, match=r"wait=1 could be .*using\(wait=\.\.\.\)"):
+    with pytest.raises(ArgumentsError, match=r"wait=1 is ambiguous: .*using\(wait=\.\.\.\)"):
         do(polling, "enqueue_and_wait", "a", wait=1)
 
 
@@ -210,7 +210,7 @@ def test_a_time_to_wait_that_is_none_is_refused_by_using(paying):
 def test_a_streams_on_restart_can_be_the_functions_too():
     counting = job(numbers)
 
-    with pytest.raises(ArgumentsError, match=r"on_restart='x' could be .*using\(on_restart=\.\.\.\)"):
+    with pytest.raises(ArgumentsError, match=r"on_restart='x' is ambiguous: .*using\(on_restart=\.\.\.\)"):
         counting.enqueue_and_stream(3, on_restart="x")
     assert counting.using(on_restart="continue").enqueue_and_stream(3, on_restart="x")
 
@@ -253,7 +253,7 @@ class Shop:
 )
 @pytest.mark.parametrize("name", [None, "shop"])
 def test_a_method_cannot_be_a_job(function, name):
-    with pytest.raises(JobNameError, match="is a method: define a function at the level of a module"):
+    with pytest.raises(JobNameError, match="is a method: apply @job to a module-level function"):
         job(name=name)(function)
 
 

@@ -102,7 +102,7 @@ def test_a_job_that_no_discovered_module_defines_is_warned_of_once(sending, do, 
     do(sending, "enqueue_many", [((1,), {})])
 
     [warning] = warnings_of(caplog)
-    assert "Job 'send' is not defined by a module that workers import" in warning
+    assert "Job 'send' is defined in a module that workers do not import" in warning
     assert "DJQUEUE['MODULES']" in warning
 
 

@@ -46,7 +46,7 @@ async def test_coroutines_have_twins(project):
 
 
 def test_one_that_is_not_in_the_settings_is_refused_with_the_nearest(project):
-    with pytest.raises(OptionError, match=r"'strip' is not one of DJQUEUE\['LIMITERS'\].*'stripe'"):
+    with pytest.raises(OptionError, match=r"'strip' is not in DJQUEUE\['LIMITERS'\].*'stripe'"):
         Limiter("strip")
 
 

@@ -43,7 +43,7 @@ def test_a_queue_that_is_given_without_its_name_is_explained():
 
 @pytest.mark.parametrize("option", [{"cron": "@daily"}, {"every": 5}, {"name": "other"}])
 def test_using_refuses_what_belongs_to_the_job_type(option):
-    with pytest.raises(OptionError, match="give it to @job"):
+    with pytest.raises(OptionError, match="set the option on the job type"):
         job(report).using(**option)
 
 

@@ -97,7 +97,7 @@ def test_waiting_for_a_job_that_was_cancelled_raises(queue, ask):
 def test_waiting_ends_in_time_and_the_job_goes_on(queue, ask):
     result = queue.enqueue(1)
 
-    with pytest.raises(JobTimeoutError, match="has not ended within 0 s"):
+    with pytest.raises(JobTimeoutError, match="did not finish within 0 s"):
         ask(result, "wait", 0)
     assert queue.get_job(result.id).state is State.WAITING
 

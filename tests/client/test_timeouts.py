@@ -35,7 +35,7 @@ def test_no_worker_serves_the_queue(queue, message):
     text = message(queue, id="a")
 
     assert text.startswith(
-        "Job 'a' of queue 'orders' has not ended within 0 s; it goes on. It has not started: "
+        "Job 'a' of queue 'orders' did not finish within 0 s, and was not stopped. It has not started: "
     )
     assert "no live worker serves queue 'orders'" in text
     assert "manage.py runworkers" in text
@@ -96,7 +96,7 @@ def test_it_is_running(queue, do, storage):
     claim_one(storage, queues=["orders"], names=["orders"], worker="w1")
 
     with pytest.raises(
-        JobTimeoutError, match=r"has not ended within 0 s; it goes on\. It is running on worker w1"
+        JobTimeoutError, match=r"did not finish within 0 s, and was not stopped\. It is running on worker w1"
     ):
         result.wait(0)
 
@@ -148,6 +148,7 @@ def test_a_storage_that_does_not_answer_costs_no_second_error(queue, storage, mo
     monkeypatch.setattr(storage, "explain", away)
 
     with pytest.raises(
-        JobTimeoutError, match=r"has not ended within 0 s; it goes on\. It is still waiting in its queue\.$"
+        JobTimeoutError,
+        match=r"did not finish within 0 s, and was not stopped\. It is still waiting in its queue\.$",
     ):
         queue.enqueue_and_wait(wait=0)

@@ -101,7 +101,7 @@ def test_what_accept_lists_goes_for_the_default_codec_too():
     data = encode(1, MSGPACK)
 
     assert decode(data, MSGPACK) == decode(data, "msgpack", accept=["msgpack"]) == 1
-    with pytest.raises(SerializationError, match="lists those that are: json"):
+    with pytest.raises(SerializationError, match="allows: json"):
         decode(data, MSGPACK, accept=["json"])
 
 
@@ -166,5 +166,5 @@ def test_a_content_id_is_made_from_the_canonical_json_text():
 
 @pytest.mark.parametrize("value", [{1}, float("nan"), "\ud800", {1: 1, "a": 2}, b"x"], ids=repr)
 def test_a_content_id_needs_a_json_value(value):
-    with pytest.raises(SerializationError, match="a content id needs a JSON value"):
+    with pytest.raises(SerializationError, match="the id cannot be derived"):
         content_id(value)

@@ -102,7 +102,7 @@ def test_malformed_bytes_are_refused(data):
 def test_an_unknown_time_zone_is_named(key):
     data = extension(2, struct.pack(">HBBBBBIB", 2024, 1, 1, 0, 0, 0, 0, 0) + b"z" + key.encode())
 
-    with pytest.raises(SerializationError, match=r"time zone .* is not known here") as caught:
+    with pytest.raises(SerializationError, match=r"unknown time zone") as caught:
         decode(data, MSGPACK)
     assert repr(key) in str(caught.value)
 

@@ -37,7 +37,7 @@ def test_nodes_of_one_level_keep_their_order():
     ],
 )
 def test_a_circle_is_named(needs, circle):
-    with pytest.raises(OptionError, match=f"wait for each other: {circle}$"):
+    with pytest.raises(OptionError, match=f"depend on each other in a cycle: {circle}$"):
         ordered(**needs)
 
 
@@ -68,7 +68,7 @@ def test_a_job_that_comes_later_has_to_be_there_before():
 
 
 def test_a_job_cannot_wait_for_its_own_batch():
-    with pytest.raises(OptionError, match="'b' cannot wait for itself"):
+    with pytest.raises(OptionError, match="'b' cannot depend on itself"):
         outside([batch(ids=["a", "b"], queue="q", depends_on=(B,))])
 
 

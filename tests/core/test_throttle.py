@@ -21,4 +21,8 @@ def test_each_kind_is_logged_once_in_an_interval_with_the_number_left_out(
     now += 59
     assert not log.log(logging.WARNING, "a", "Refused %s.", "it")
 
-    assert caplog.messages == ["Refused it.", "Closed.", "Refused it. (999 more since the last such line)"]
+    assert caplog.messages == [
+        "Refused it.",
+        "Closed.",
+        "Refused it. (999 similar events since the last line)",
+    ]

@@ -153,7 +153,7 @@ def test_what_takes_longer_than_a_page_may_is_read_for_the_next_page(snapshots, 
         deadlines.append(remaining(60))
         if remaining(60) < 5:
             clock.advance(SLOW)
-            raise StorageUnavailableError("no time was left")
+            raise StorageUnavailableError("the time limit has passed")
         return "read"
 
     with within(1.5), pytest.raises(StorageUnavailableError):

@@ -77,7 +77,7 @@ def test_two_at_once_in_one_folder_are_refused(january: tuple[DemoProject, Finis
         fcntl.flock(lock, fcntl.LOCK_EX)
         finished = project.run(*DEMO)
     assert finished.returncode == 1
-    assert f"Another demo runs in {folder}" in finished.stderr
+    assert f"Another demo is running in {folder}" in finished.stderr
 
 
 def test_without_java_it_says_what_to_install(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -171,7 +171,7 @@ def test_ten_restarts_under_load_cost_no_attempt_and_repeat_nothing(project: Pro
     assert len(query(project, "SELECT id FROM djqueue_job_attempt")) == 0
     logged = lines_of(helper)
     assert not [line for line in logged if "Traceback" in line or "ERROR" in line], helper.output
-    noticed = [line for line in logged if "the storage answers again" in line]
+    noticed = [line for line in logged if "the storage is available again" in line]
     assert 1 <= len(noticed) <= restarts, helper.output
 
 
@@ -217,7 +217,7 @@ def test_five_kills_of_a_scheduler_under_load_repeat_nothing(project: Project) -
 
     assert set(begun(project).values()) == {1}
     assert "Traceback" not in helper.output
-    assert "its lease was lost" not in helper.output
+    assert "Lost the lease" not in helper.output
 
 
 def test_an_end_that_came_while_no_scheduler_ran_is_delivered_to_the_next(project: Project) -> None:

@@ -150,7 +150,7 @@ def test_a_worker_is_made_quiet_dumped_and_stopped(project: Project) -> None:
         assert manager("steer", "w1", "resume") == "asked"
         eventually(lambda: manager("counts")["active"] == 1, timeout=20)
         assert manager("steer", "w1", "stop") == "asked"
-        worker.says("worker w1 stops; 1 jobs are running")
+        worker.says("Worker w1 is stopping; 1 jobs are still running")
         (project.folder / "second").touch()
         assert worker.ends() == 0
         assert "2 completed" in worker.output
@@ -173,7 +173,7 @@ def test_what_a_killed_worker_has_not_heard_is_nothing_for_the_next_of_its_name(
             again.says("worker w1 started")
             assert manager("steer", "w1", "quiet") == "asked"
             eventually(lambda: manager("workers")[0]["state"] == "quiet", timeout=20)
-            assert "was told: stop" not in again.output
+            assert "received the command: stop" not in again.output
             again.signal()
             assert again.ends() == 0
 

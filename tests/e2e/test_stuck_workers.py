@@ -75,8 +75,8 @@ def test_a_handler_that_keeps_the_interpreter_to_itself_runs_once(tmp_path, redi
     with project.start("--concurrency", "1") as first:
         eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
         with project.start("--concurrency", "1", log="second.txt") as second:
-            first.says("Renewing 1 leases for it")
-            first.says("renews its leases itself again")
+            first.says("Renewing its 1 leases")
+            first.says("responds again and renews its leases itself")
             first.signal()
             second.signal()
             assert (first.ends(), second.ends()) == (0, 0)
@@ -92,7 +92,7 @@ def test_the_leases_of_a_stuck_worker_are_given_up_in_the_end(tmp_path, redis_op
     with project.start("--concurrency", "1") as first:
         eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
         with project.start("--concurrency", "1", log="second.txt"):
-            first.says("its leases are not renewed any more")
+            first.says("its leases are no longer renewed")
             eventually(lambda: runs(tmp_path) == ["hold", "hold"], timeout=30, message="it runs again")
 
 

@@ -235,7 +235,7 @@ def test_jobs_that_wait_for_each_other_are_refused(storage: Storage) -> None:
         return flow(*nodes)
 
     for length in (1, 2, 3, 2_000):
-        assert_refused(circle(length).enqueue, "wait for each other" if length > 1 else "wait", length)
+        assert_refused(circle(length).enqueue, "depend on each other" if length > 1 else "depend", length)
     assert_nothing_stored(storage)
 
 

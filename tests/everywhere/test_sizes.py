@@ -38,7 +38,7 @@ def test_a_job_has_at_most_a_thousand_tags(storage: Storage) -> None:
 
 
 def test_a_job_depends_on_at_most_ten_thousand_others(storage: Storage) -> None:
-    expected = "depends_on: a job may depend on at most 10,000 others"
+    expected = "depends_on: a job may depend on at most 10,000 jobs"
 
     with pytest.raises(OptionError, match=expected):
         Queue(ORDERS).enqueue(depends_on=[(ORDERS, str(number)) for number in range(MAX_DEPENDENCIES + 1)])

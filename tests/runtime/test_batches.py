@@ -181,7 +181,7 @@ async def test_an_answer_that_fits_no_batch_fails_it_for_good(storage, queue, va
 
     for job_id in ids:
         assert record(queue, job_id).reason == "invalid_result"
-        assert "a batch of 2 jobs needs" in record(queue, job_id).error.message
+        assert "a batch of 2 jobs must return" in record(queue, job_id).error.message
 
 
 def test_no_answer_is_none_for_each():
@@ -336,9 +336,9 @@ async def test_a_sync_call_that_does_not_stop_is_given_back_at_the_end(storage, 
         (10_001, "batch.size"),
         ("10", "batch.size"),
         (None, "batch.size"),
-        ({}, "needs a size"),
+        ({}, "size is required"),
         ({"size": 2, "min_size": 3, "wait": 1}, "batch.min_size"),
-        ({"size": 3, "min_size": 2}, "needs a wait"),
+        ({"size": 3, "min_size": 2}, "requires wait"),
         ({"size": 3, "wait": -1}, "batch.wait"),
         ({"size": 3, "wait": float("nan")}, "batch.wait"),
         ({"size": 3, "timeout": 1}, "unknown key 'timeout'"),

@@ -266,4 +266,4 @@ async def test_a_cleaning_that_fails_does_not_fail_the_job(storage, queue, monke
     await work_off(storage, asynchronous if is_async else lambda job: "done")
 
     assert queue.get_result(job_id) == "done"
-    assert any("could not be cleaned" in line for line in messages(caplog))
+    assert any("database connections failed" in line for line in messages(caplog))

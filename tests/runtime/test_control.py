@@ -167,7 +167,7 @@ async def test_a_command_of_a_later_version_is_logged_and_the_others_are_done(qu
     storage = Later()
     async with working(storage, nothing, worker_id="w", heartbeat=0.05):
         await aeventually(lambda: state_of(storage) == "quiet")
-    assert any("does not know the command 'dance'" in line for line in messages(caplog))
+    assert any("ignored the unknown command 'dance'" in line for line in messages(caplog))
 
 
 async def test_a_dump_that_cannot_be_kept_is_logged_and_the_others_are_done(queue, caplog):
@@ -180,7 +180,7 @@ async def test_a_dump_that_cannot_be_kept_is_logged_and_the_others_are_done(queu
         storage.control_worker("w", "dump")
         storage.control_worker("w", "quiet")
         await aeventually(lambda: state_of(storage) == "quiet")
-    assert any("could not be told" in line for line in messages(caplog))
+    assert any("could not save its stack dump" in line for line in messages(caplog))
 
 
 async def test_a_worker_tells_of_itself_and_of_what_it_runs(storage, queue, settings):

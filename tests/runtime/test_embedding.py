@@ -68,14 +68,14 @@ async def test_a_worker_runs_once(storage):
     worker = Worker(storage, handlers={HANDLER: print}, until_empty=True)
     await worker.run()
 
-    with pytest.raises(RuntimeError, match="runs once"):
+    with pytest.raises(RuntimeError, match="can't be restarted"):
         await worker.run()
 
 
 def test_a_worker_starts_once(storage):
     with (
         Worker(storage, handlers={HANDLER: print}) as worker,
-        pytest.raises(RuntimeError, match="started already"),
+        pytest.raises(RuntimeError, match="already running"),
     ):
         worker.start()
 

@@ -91,7 +91,7 @@ def test_the_leases_of_a_silent_worker_are_renewed_several_times_in_a_lease_unti
         keeping.look(seen(beat=1), now)
 
     assert len(storage.renewed) == pytest.approx(60_000 / (LEASE / 4), abs=2)
-    assert "will be run again" in caplog.text
+    assert "will run again" in caplog.text
 
 
 def test_leases_that_could_not_be_renewed_are_tried_again_at_the_next_look(caplog):
@@ -103,7 +103,7 @@ def test_leases_that_could_not_be_renewed_are_tried_again_at_the_next_look(caplo
     storage.fails = False
     keeping.look(seen(beat=1), now=10_001)
 
-    assert "could not renew: away" in caplog.text
+    assert "could not renew the leases, retrying: away" in caplog.text
     assert storage.renewed == [[Lease("a", "1", 1)]]
 
 

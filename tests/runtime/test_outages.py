@@ -38,15 +38,15 @@ async def test_results_are_kept_until_the_storage_is_back(storage, queue, caplog
         storage.away.clear()
         for job_id in ids:
             await reached(queue, job_id, "completed")
-        await aeventually(lambda: any("answers again" in line for line in messages(caplog)), timeout=20)
+        await aeventually(lambda: any("available again" in line for line in messages(caplog)), timeout=20)
 
     assert [queue.get_result(job_id) for job_id in ids] == [0, 1, 2, 3, 4]
 
     told = [line for line in messages(caplog) if "the storage" in line]
     assert len(told) == 2
-    assert "has not answered" in told[0]
+    assert "has been unavailable" in told[0]
     assert "switched off" in told[0]
-    assert "answers again" in told[1]
+    assert "available again" in told[1]
     assert not [record for record in caplog.records if record.exc_info], "an outage needs no traceback"
 
 
@@ -58,12 +58,12 @@ async def test_a_short_outage_is_one_line_when_it_is_over(storage, queue, caplog
         await aeventually(lambda: {"finish", "maintain"} <= set(storage.refused), timeout=10)
         storage.away.clear()
         await aeventually(lambda: queue.counts()["completed"] == 1)
-        again = "answers again after"
+        again = "available again after"
         await aeventually(lambda: any(again in line for line in messages(caplog, logging.INFO)), timeout=20)
 
-    told = [line for line in messages(caplog, logging.INFO) if "answer" in line and "bulk" not in line]
+    told = [line for line in messages(caplog, logging.INFO) if "available" in line and "bulk" not in line]
     assert len(told) == 1
-    assert "answers again after" in told[0]
+    assert "available again after" in told[0]
 
 
 def test_an_outage_is_over_when_every_operation_that_failed_works_again(caplog):
@@ -88,9 +88,7 @@ def test_an_outage_is_over_when_every_operation_that_failed_works_again(caplog):
     outages.worked("claim and finish")
     now = 11_000
     outages.worked("renew")
-    assert lines()[1:] == [
-        "answers again after 10.0 s; running jobs went on, and ended ones are reported now"
-    ]
+    assert lines()[1:] == ["is available again after 10.0 s; reporting the jobs that ended meanwhile"]
 
 
 def test_an_operation_that_is_not_tried_again_does_not_prolong_an_outage(caplog):
@@ -101,7 +99,7 @@ def test_an_operation_that_is_not_tried_again_does_not_prolong_an_outage(caplog)
     outages.failed("renew", StorageUnavailableError("away"))
     now = 21_000
     outages.worked("renew")
-    assert "answers again after 21.0 s" in messages(caplog)[-1]
+    assert "available again after 21.0 s" in messages(caplog)[-1]
 
 
 def test_work_that_goes_on_ends_an_outage_of_what_is_not_tried_again(caplog):
@@ -115,7 +113,7 @@ def test_work_that_goes_on_ends_an_outage_of_what_is_not_tried_again(caplog):
     assert messages(caplog, logging.INFO) == []
     now = 5_000
     outages.worked("claim and finish")
-    assert "answers again after 1.0 s" in messages(caplog, logging.INFO)[-1]
+    assert "available again after 1.0 s" in messages(caplog, logging.INFO)[-1]
 
 
 async def test_a_fault_of_the_storage_is_logged_once_with_its_traceback(storage, queue, caplog, monkeypatch):
@@ -193,7 +191,7 @@ async def test_a_worker_may_be_stopped_during_an_outage(storage, queue, monkeypa
         done.set()
 
     assert storage.states("work", [job_id])[0] == "active"
-    assert any("could not be told" in line for line in messages(caplog))
+    assert any("could not report the results" in line for line in messages(caplog))
 
 
 async def test_a_storage_that_never_answers_does_not_keep_the_worker(monkeypatch, caplog):
@@ -221,7 +219,7 @@ async def test_a_storage_that_never_answers_does_not_keep_the_worker(monkeypatch
         await hangs.wait()
 
     assert worker.abandoned == 1
-    assert any("could not be told" in line for line in messages(caplog))
+    assert any("could not report the results" in line for line in messages(caplog))
 
 
 async def test_an_idle_worker_stops_at_once_during_an_outage(storage, queue):
@@ -263,7 +261,7 @@ async def test_a_worker_starts_although_the_storage_goes_away_right_after_it_has
         storage.away.clear()
         await reached(queue, queue.enqueue(name=HANDLER).id, "completed")
         await aeventually(lambda: [info.id for info in storage.workers()] == [worker.id])
-        await aeventually(lambda: any("answers again" in line for line in messages(caplog, logging.INFO)))
+        await aeventually(lambda: any("available again" in line for line in messages(caplog, logging.INFO)))
 
     told = [line for line in messages(caplog, logging.INFO) if "the storage" in line and "bulk" not in line]
     assert len(told) == 1, "an outage at the start is one line, as any other"

@@ -52,7 +52,7 @@ def test_a_signal_drains(tmp_path, number):
     with project.start("--concurrency", "1") as workers:
         workers.says("begun")
         workers.signal(number)
-        workers.says("stops; 1 jobs are running")
+        workers.says("is stopping; 1 jobs are still running")
         (tmp_path / "go-on").touch()
         assert workers.ends() == 0
 
@@ -67,7 +67,7 @@ def test_a_second_signal_hurries(tmp_path):
     with project.start("--concurrency", "1", "--shutdown-timeout", "600") as workers:
         workers.says("begun")
         workers.signal()
-        workers.says("stops; 1 jobs are running")
+        workers.says("is stopping; 1 jobs are still running")
         workers.signal()
         assert workers.ends() == 0
 
@@ -94,7 +94,7 @@ def test_a_handler_that_never_ends_does_not_keep_the_process(tmp_path):
         workers.signal()
         assert workers.ends() == 0
 
-    assert "did not stop and are given back" in workers.output
+    assert "did not stop and were released" in workers.output
     assert "1 given back" in workers.output
 
 
@@ -104,9 +104,9 @@ def test_a_third_signal_kills(tmp_path):
     with project.start("--shutdown-timeout", "600") as workers:
         workers.says("begun")
         workers.signal()
-        workers.says("stops; 1 jobs")
+        workers.says("is stopping; 1 jobs")
         workers.signal()
-        workers.says("are asked to stop")
+        workers.says("still running to stop")
         workers.signal()
         assert workers.ends() == -signal.SIGTERM
 
@@ -204,7 +204,7 @@ def test_a_reloaded_worker_drains_first(tmp_path):
     with project.start("--reload", "--concurrency", "1") as workers:
         workers.says("begun")
         touched(project, VERSION.format(2), 10)
-        workers.says("stops; 1 jobs are running")
+        workers.says("is stopping; 1 jobs are still running")
         (tmp_path / "go-on").touch()
         workers.says("version 2")
         workers.signal()

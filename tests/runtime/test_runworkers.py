@@ -262,7 +262,7 @@ def test_verbosity_decides_what_is_logged(caplog):
     loud = messages(caplog, logging.DEBUG)
 
     assert not any("completed in" in line for line in quiet)
-    assert any("worker" in line and "started" in line for line in quiet)
+    assert any("Worker" in line and "started" in line for line in quiet)
     assert any("completed in" in line for line in loud)
 
 
@@ -272,9 +272,9 @@ def test_a_summary_of_what_was_done_comes_now_and_then(monkeypatch, caplog):
     with Worker(get_storage(), heartbeat=0.01) as worker:
         double.enqueue(1)
         eventually(lambda: worker.counters.completed == 1)
-        eventually(lambda: any("1 jobs done" in line for line in messages(caplog, logging.INFO)))
+        eventually(lambda: any("Processed 1 jobs" in line for line in messages(caplog, logging.INFO)))
 
-    summaries = [line for line in messages(caplog, logging.INFO) if "jobs done" in line]
+    summaries = [line for line in messages(caplog, logging.INFO) if line.startswith("Processed ")]
     assert len(summaries) == 1
 
 

@@ -38,7 +38,7 @@ def test_each_name_is_logged_once_with_what_to_do(watched, clock, caplog):
         watch.look()
     [line] = messages(caplog)
     assert line.startswith(
-        "2 job(s) named shop.new wait in queue emails, and no live worker knows that name."
+        "2 job(s) named shop.new are waiting in queue emails, and no live worker has a handler for that name."
     )
     assert "Deploy the code" in line
 
@@ -79,4 +79,4 @@ async def test_a_worker_logs_jobs_that_it_does_not_know(storage, queue, caplog, 
     monkeypatch.setattr("djqueue.runtime.unhandled.EVERY", 0)
     queue.enqueue(1, name="shop.new")
     async with working(storage, lambda job: None):
-        await aeventually(lambda: any("named shop.new wait" in line for line in messages(caplog)))
+        await aeventually(lambda: any("named shop.new are waiting" in line for line in messages(caplog)))

@@ -63,10 +63,11 @@ def parse(url: str) -> dict[str, Any]:
         port = parts.port
     except ValueError:
         raise OptionError(
-            "url: its port is no number; is what is special in the password written as %XX, a slash as %2F?"
+            "url: the port is not a number; percent-encode special characters in the password (a slash "
+            "as %2F)"
         ) from None
     if parts.fragment:
-        raise OptionError("url: a # in it is written as %23")
+        raise OptionError("url: percent-encode # as %23")
     if parts.scheme.lower() == "sqlite":
         return _parse_sqlite(parts)
     return _parse_postgresql(parts, port)
@@ -84,18 +85,17 @@ def place_of(wanted: dict[str, Any]) -> str:
 def _parse_sqlite(parts: SplitResult) -> dict[str, Any]:
     path = "/" + unquote(parts.path).lstrip("/")
     if parts.netloc or path in ("/", "/:memory:"):
-        raise OptionError(
-            "url: a database of SQLite is named by its whole path, as sqlite:///srv/shop/db.sqlite3"
-        )
+        raise OptionError("url: SQLite requires an absolute path, such as sqlite:///srv/shop/db.sqlite3")
     if not Path(path).is_file():
         raise OptionError(
-            f"url: there is no file {path} here; SQLite is for a driver and executors on one machine"
+            f"url: the file {path} does not exist on this machine; with SQLite, the driver and executors "
+            "must run on one machine"
         )
     options: dict[str, Any] = {"timeout": SQLITE_PATIENCE, "transaction_mode": "IMMEDIATE"}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name != "timeout" or not value.isdecimal():
             raise OptionError(
-                f"url: behind the ? of SQLite's there is only timeout, in whole seconds, not {name!r}"
+                f"url: SQLite supports only the parameter timeout, in whole seconds; got {name!r}"
             )
         options["timeout"] = int(value)
     return {
@@ -121,15 +121,15 @@ def _parse_postgresql(parts: SplitResult, port: int | None) -> dict[str, Any]:
     }
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name == "password":
-            raise OptionError(
-                "url: the password is written before the host, as postgresql://user:password@host/name"
-            )
+            raise OptionError("url: put the password before the host: postgresql://user:password@host/name")
         if name in PLACES:
             wanted[PLACES[name]] = value
         else:
             wanted["OPTIONS"][name] = value
     if not wanted["NAME"]:
-        raise OptionError("url: it names no database: postgresql://user:password@host:port/name")
+        raise OptionError(
+            "url: the database name is missing; expected postgresql://user:password@host:port/name"
+        )
     return wanted
 
 
@@ -146,9 +146,7 @@ def _set_up() -> None:
     if not apps.ready:
         django.setup()
     if not apps.is_installed("djqueue"):
-        raise OptionError(
-            "url: this process has the settings of a project that has no djqueue in INSTALLED_APPS"
-        )
+        raise OptionError("url: the Django settings of this process do not have djqueue in INSTALLED_APPS")
 
 
 def _of_project(wanted: dict[str, Any]) -> str | None:

@@ -41,13 +41,11 @@ class ChangeColumns(Columns):
         is_said = bool(self.payload_columns or options.include)
         self.has_payload = options.operation in (RETRY, UPDATE) and is_said
         if options.operation == RETRY and options.dry_run and self.has_payload:
-            raise OptionError(
-                "dryRun: a retry with another payload cannot be tried; leave one of the two out"
-            )
+            raise OptionError("dryRun can't be combined with a payload: remove one of them.")
         says = self.has_payload or self.said or self.per_row
         if options.operation == UPDATE and not says:
             raise OptionError(
-                "update: nothing is to be changed: say priority, runAt or a payload, as options or columns"
+                "update: no change was given; set priority, runAt or a payload, as options or columns"
             )
 
 

@@ -29,7 +29,8 @@ class UrlDatabase(DatabaseStorage):
         wanted = {model._meta.db_table for model in models if model._meta.managed}
         if missing := sorted(wanted - there):
             raise StorageUnavailableError(
-                f"{self.describe()} has no table {missing[0]}: run manage.py migrate with this djqueue"
+                f"{self.describe()} has no table {missing[0]}: run manage.py migrate with this version of "
+                "djqueue"
             )
 
     def close(self) -> None:

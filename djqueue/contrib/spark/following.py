@@ -76,5 +76,7 @@ class Following:
 def feed_of(storage: Storage) -> Feed:
     """What happens in a storage. Raises OptionError if that is not kept."""
     if storage.feed is None:
-        raise OptionError(f"table: {storage.describe()} keeps no events; its attempts and jobs can be read")
+        raise OptionError(
+            f"table: {storage.describe()} stores no events; read its tables attempts and jobs instead"
+        )
     return storage.feed

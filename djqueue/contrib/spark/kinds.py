@@ -51,7 +51,7 @@ def check_kinds(columns: Columns, schema: "StructType") -> None:
             is_plain = not isinstance(value, (str, list, dict))
             if is_plain or SAID in str(error):
                 raise OptionError(
-                    f"{said}: the column {column!r} is {kind.simpleString()}: {error}"
+                    f"{said}: column {column!r} has type {kind.simpleString()}: {error}"
                 ) from None
 
 

@@ -20,16 +20,14 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
     known = ", ".join(f"{one}://" for one in REDIS + DATABASES)
     if not sign or not scheme:
         # What is there instead may have a password in it.
-        raise OptionError(f"url: it begins with one of {known}")
+        raise OptionError(f"url: must start with one of {known}")
     if "mysql" in scheme or "mariadb" in scheme:
-        raise OptionError(
-            f"url: {scheme}:// is not offered: of databases, those of PostgreSQL and SQLite are"
-        )
+        raise OptionError(f"url: {scheme}:// is not supported; only PostgreSQL and SQLite databases are")
     if scheme not in REDIS + DATABASES:
         raise OptionError(f"url: {scheme}:// is not one of {known}")
     if scheme in DATABASES:
         if prefix:
-            raise OptionError("keyPrefix: a database's tables have none; it is for Redis alone")
+            raise OptionError("keyPrefix: only Redis has a key prefix; remove the option for a database")
         from .aliases import alias_of
 
         alias = alias_of(url)
@@ -48,5 +46,5 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
 def staging_of(storage: Storage) -> Staging:
     """Where jobs can be put aside. Raises OptionError if there is no such place."""
     if storage.staging is None:
-        raise OptionError(f"url: nothing can be put aside in {storage.describe()}")
+        raise OptionError(f"url: {storage.describe()} does not support bulk writes")
     return storage.staging

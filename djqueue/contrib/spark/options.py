@@ -70,22 +70,22 @@ class WriteOptions:
             if known is None:
                 raise OptionError(f"unknown option {name!r}{nearest(name, _SPELLED)}")
             if plain in said:
-                raise OptionError(f"{name}: it is said twice, as {said[plain]} too")
+                raise OptionError(f"{name}: the option is set twice, also as {said[plain]}")
             said[plain] = name
             known(values, text)
         if "url" not in values:
-            raise OptionError("url: say where the jobs go: redis://…, postgresql://…, sqlite:///…")
+            raise OptionError("url: set the storage to write to: redis://…, postgresql://…, sqlite:///…")
         operation = values.get("operation", ENQUEUE)
         if operation != ENQUEUE:
             _check_change(operation, values, said)
             return cls(**values)
         for needed, instead in (("queue", "queue_column"), ("job", "job_column")):
             if needed not in values and instead not in values:
-                raise OptionError(f"{needed}: say it as an option, or name its column by {needed}Column")
+                raise OptionError(f"{needed}: set the option, or name a column with {needed}Column")
         if ("app" in values) != ("version" in values):
-            raise OptionError("txnAppId and txnVersion: both, or neither: together they name one write")
+            raise OptionError("txnAppId and txnVersion must be set together: they identify one write")
         for name in set(values["constants"]) & set(values["columns"]):
-            raise OptionError(f"{camel(name)}: it is said for all jobs, and as a column: keep one")
+            raise OptionError(f"{camel(name)}: set as an option and as a column: remove one of them")
         return cls(**values)
 
 
@@ -130,9 +130,9 @@ def _check_change(operation: str, values: dict[str, Any], said: Mapping[str, str
     takes = {key_of(name) for name in CHANGES[operation]}
     for plain, name in said.items():
         if plain not in takes:
-            raise OptionError(f"{name}: it says nothing to the operation {operation}; leave it out")
+            raise OptionError(f"{name}: not supported by the operation {operation}; remove the option")
     if values.get("on_error") == DEAD:
-        raise OptionError(f"onError: dead is for the operation {ENQUEUE}; say {FAIL} or {SKIP}")
+        raise OptionError(f"onError: dead is supported only by the operation {ENQUEUE}; use {FAIL} or {SKIP}")
     if "queue" not in values:
         values.setdefault("queue_column", "queue")
     values["columns"].setdefault("id", "id")
@@ -175,7 +175,7 @@ def _number(
         except ValueError:
             raise OptionError(f"{spelled}: {text!r} is not a number") from None
         if not least <= number < float("inf"):
-            raise OptionError(f"{spelled}: {text} is not a number from {least:g} on")
+            raise OptionError(f"{spelled}: must be a number of at least {least:g}; got {text}")
         values[field_name] = number
 
     return read
@@ -196,7 +196,7 @@ def _choice(
 def _flag(field_name: str, spelled: str) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
         if text.lower() not in ("true", "false"):
-            raise OptionError(f"{spelled}: {text!r} is neither true nor false")
+            raise OptionError(f"{spelled}: must be true or false; got {text!r}")
         values[field_name] = text.lower() == "true"
 
     return read
@@ -240,7 +240,7 @@ def of_text(option: str, text: str) -> Any:
         raise OptionError(f"{camel(option)}: {text!r} is not a number") from None
     if option == "lifo":
         if text.lower() not in ("true", "false"):
-            raise OptionError(f"lifo: {text!r} is neither true nor false")
+            raise OptionError(f"lifo: must be true or false; got {text!r}")
         return text.lower() == "true"
     if option in ("tags", DEPENDS_ON):
         return [part.strip() for part in text.split(",") if part.strip()]
@@ -250,7 +250,7 @@ def of_text(option: str, text: str) -> Any:
         try:
             return datetime.fromisoformat(text)
         except ValueError:
-            raise OptionError(f"runAt: {text!r} is not a time, as 2026-06-01T12:00:00Z is") from None
+            raise OptionError(f"runAt: {text!r} is not a time, such as 2026-06-01T12:00:00Z") from None
     return text
 
 

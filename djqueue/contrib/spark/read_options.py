@@ -59,32 +59,32 @@ class ReadOptions:
             said.add(spelled)
             parse(values, text)
         if "url" not in values:
-            raise OptionError("url: say where the jobs are: redis://…, postgresql://…, sqlite:///…")
+            raise OptionError("url: set the storage to read from: redis://…, postgresql://…, sqlite:///…")
         if "queue" in values and "queues" in values:
-            raise OptionError("queue and queues: give one of the two")
+            raise OptionError("queue and queues can't be combined: remove one of them")
         if "queue" in values:
             values["queues"] = values.pop("queue")
         options = cls(**values)
         foreign = said & (NOT_OF_STREAMS if options.table is EVENTS else OF_STREAMS)
         for name in sorted(foreign):
-            raise OptionError(f"{name}: is no option of a read of {options.table.name}")
+            raise OptionError(f"{name}: not an option for reading {options.table.name}")
         options._check()
         return options
 
     def _check(self) -> None:
         table = self.table
         if self.queues is not None and not table.is_by_queue:
-            raise OptionError(f"queue: rows of {table.name} are of no queue")
+            raise OptionError(f"queue: rows of {table.name} have no queue")
         if self.states is not None and not table.is_by_state:
-            raise OptionError(f"state: rows of {table.name} are not chosen by it")
+            raise OptionError(f"state: rows of {table.name} cannot be filtered by state")
         if self.states is not None and table is RESULTS and self.states - TERMINAL:
-            raise OptionError("state: results are of completed, failed and cancelled jobs")
+            raise OptionError("state: results exist only for completed, failed and cancelled jobs")
         if (self.since, self.until) != (None, None) and table.time is None:
-            raise OptionError(f"since, until: rows of {table.name} have no time to choose by")
+            raise OptionError(f"since, until: rows of {table.name} cannot be filtered by time")
         if self.since is not None and self.until is not None and self.since >= self.until:
-            raise OptionError("until: is not later than since")
+            raise OptionError("until: must be later than since")
         if self.payload and table is not JOBS:
-            raise OptionError(f"includePayload: is for the table jobs, not {table.name}")
+            raise OptionError(f"includePayload: supported only by the table jobs, not {table.name}")
         self.schema()
 
     def schema(self) -> list[Column]:
@@ -94,9 +94,11 @@ class ReadOptions:
         except KeyError as error:
             name = str(error.args[0])
             if name == PAYLOAD and self.table is JOBS:
-                raise OptionError("columns: payload needs includePayload=true") from None
+                raise OptionError("columns: payload requires includePayload=true") from None
             known = self.table.names(payload=self.payload)
-            raise OptionError(f"columns: {self.table.name} has no {name!r}{nearest(name, known)}") from None
+            raise OptionError(
+                f"columns: {self.table.name} has no column {name!r}{nearest(name, known)}"
+            ) from None
 
     def wanted(self) -> ExportFilter:
         """What a storage is asked for."""
@@ -175,7 +177,7 @@ def _time(field: str) -> Parser:
 def _flag(field: str, spelled: str) -> Parser:
     def read(values: dict[str, Any], text: str) -> None:
         if text.lower() not in ("true", "false"):
-            raise OptionError(f"{spelled}: {text!r} is neither true nor false")
+            raise OptionError(f"{spelled}: must be true or false; got {text!r}")
         values[field] = text.lower() == "true"
 
     return read
@@ -188,7 +190,7 @@ def _number(field: str, spelled: str, most: int) -> Parser:
         except ValueError:
             raise OptionError(f"{spelled}: {text!r} is not a whole number") from None
         if not 1 <= number <= most:
-            raise OptionError(f"{spelled}: {text} is not from 1 to {most:,}")
+            raise OptionError(f"{spelled}: must be from 1 to {most:,}; got {text}")
         values[field] = number
 
     return read
@@ -196,7 +198,7 @@ def _number(field: str, spelled: str, most: int) -> Parser:
 
 def _start(values: dict[str, Any], text: str) -> None:
     if text.lower() not in (EARLIEST, LATEST):
-        raise OptionError(f"startingOffsets: {text!r} is neither {EARLIEST} nor {LATEST}")
+        raise OptionError(f"startingOffsets: must be {EARLIEST} or {LATEST}; got {text!r}")
     values["starting"] = text.lower()
 
 

@@ -64,12 +64,12 @@ def export_of(storage: Storage, table: str) -> Export:
         return ReportExport(storage.imports)
     export = storage.export
     if export is None:
-        raise OptionError(f"url: nothing can be read of {storage.describe()}")
+        raise OptionError(f"url: {storage.describe()} does not support reads")
     if table not in export.tables:
         known = ", ".join(sorted(export.tables))
         raise OptionError(
-            f"table: {table} is not kept in {storage.describe()}, but in the project's database: give its "
-            f"URL; here are {known}"
+            f"table: {table} is stored in the project's database, not in {storage.describe()}: use the "
+            f"database's URL; this storage has {known}"
         )
     return export
 

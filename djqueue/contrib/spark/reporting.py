@@ -140,7 +140,7 @@ def _quiet(write: str) -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        logger.warning("The report of the write %s is not kept: %s", write, error)
+        logger.warning("The report of write %s could not be saved: %s", write, error)
 
 
 def _user() -> str:

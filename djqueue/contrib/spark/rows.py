@@ -61,16 +61,18 @@ class Columns:
         }
         for said, column in wanted.items():
             if column is not None and column not in columns:
-                raise OptionError(f"{said}: there is no column {column!r}{nearest(column, columns)}")
+                raise OptionError(f"{said}: no column {column!r}{nearest(column, columns)}")
         for said, names in (("includeColumns", options.include or ()), ("excludeColumns", options.exclude)):
             for column in names:
                 if column not in columns:
-                    raise OptionError(f"{said}: there is no column {column!r}{nearest(column, columns)}")
+                    raise OptionError(f"{said}: no column {column!r}{nearest(column, columns)}")
         self.payload = options.payload_column or _own("payload", columns)
         self.args = options.args_column or _own("args", columns)
         self.kwargs = options.kwargs_column or _own("kwargs", columns)
         if self.payload is not None and (options.args_column or options.kwargs_column):
-            raise OptionError("payloadColumn: the payload is one column, or argsColumn and kwargsColumn")
+            raise OptionError(
+                "payloadColumn can't be combined with argsColumn or kwargsColumn: remove one of them"
+            )
         taken = {column for column in wanted.values() if column is not None}
         self.others: tuple[str, ...] = ()
         if self.payload is None and self.args is None and self.kwargs is None:
@@ -304,7 +306,7 @@ class Rows(RowReader):
             given[DEPENDS_ON] = dependencies(queue, depends_on)
         found = _stated(parse_options(given, self._plan.base), given)
         if found.job.group is None and self._is_keyed is not None and self._is_keyed(queue):
-            raise OptionError(f"group: each job of the queue {queue!r} needs one")
+            raise OptionError(f"group: jobs of queue {queue!r} require a group")
         return found
 
     def _chunk(self, key: tuple[str, str], entries: Sequence[RowJob]) -> Chunk:

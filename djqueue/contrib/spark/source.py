@@ -58,14 +58,14 @@ class DjqueueDataSource(DataSource):
         """See `DataSource`. Raises OptionError on the driver, before any task."""
         options = _read_options(self.options, schema)
         if options.table is EVENTS:
-            raise OptionError("table: events is read by spark.readStream")
+            raise OptionError("table: read events with spark.readStream")
         return BatchReader(Read(options))
 
     def streamReader(self, schema: "StructType") -> "StreamReader":  # noqa: N802
         """See `DataSource`. Raises OptionError on the driver, before any task."""
         options = _read_options(self.options, schema)
         if options.table is not EVENTS:
-            raise OptionError("table: a stream is one of events: say .option('table', 'events')")
+            raise OptionError("table: only events can be streamed: use .option('table', 'events')")
         return StreamReader(Following(options))
 
     def writer(self, schema: "StructType", overwrite: bool) -> "BatchWriter":
@@ -78,7 +78,7 @@ class DjqueueDataSource(DataSource):
         """See `DataSource`."""
         options = _options(self.options, overwrite=overwrite)
         if options.write is not None:
-            raise OptionError("writeId: it is for one write; a stream has one for each of its batches")
+            raise OptionError("writeId: not supported by streams, because each batch has its own id")
         writer = StreamWriter(options, schema.names)
         check_kinds(writer.plan, schema)
         return writer
@@ -217,11 +217,11 @@ def _part() -> str:
 def _read_options(given: Any, schema: "StructType") -> ReadOptions:
     options = ReadOptions.read(given)
     if schema.names != [column.name for column in options.schema()]:
-        raise OptionError("schema: is the table's own: choose among its columns by the option columns")
+        raise OptionError("schema: cannot be changed: select columns with the option columns")
     return options
 
 
 def _options(given: Any, *, overwrite: bool) -> WriteOptions:
     if overwrite:
-        raise OptionError("mode: overwrite is not offered: jobs are added, so say .mode('append')")
+        raise OptionError("mode: overwrite is not supported: use .mode('append')")
     return WriteOptions.read(dict(given))

@@ -168,7 +168,7 @@ class Write:
         self._modes[queue] = mode = storage.groups(queue, 0, ()).mode
         if mode == KEYED and plan.needs_group():
             raise OptionError(
-                f"group: each job of the queue {queue!r} needs one, for its GROUP_MODE is keyed: name a "
+                f"group: jobs of queue {queue!r} require a group, because its GROUP_MODE is 'keyed': set "
                 "groupColumn"
             )
         for key in plan.base.job.depends_on:
@@ -322,8 +322,8 @@ class Write:
                 if found.manifest.write == self.id:
                     raise
                 raise ChunkMissingError(
-                    f"{error}. The rest of that write is lost: load what is not there under a txnAppId other "
-                    f"than {self.app!r}, or from another checkpoint"
+                    f"{error}. The rest of that write is lost: write the missing rows again with a "
+                    f"txnAppId other than {self.app!r}, or from another checkpoint"
                 ) from None
             send(staging.forget, manifest.queue, self.app, found.manifest.write)
             if found.status != "unfinished":
@@ -413,7 +413,7 @@ class WriteThrottle:
 
     def until_room(self, publish: Callable[[], T]) -> T:
         """Publish, and again as long as the queue is full: what came already does not come twice."""
-        for _ in self._looks("the queue stays full"):
+        for _ in self._looks("the queue stayed full"):
             try:
                 return publish()
             except QueueFullError:

@@ -169,8 +169,8 @@ def spread(value: Any, ids: Sequence[str]) -> list[Any]:
     if isinstance(value, (list, tuple)) and len(value) == len(ids):
         return list(value)
     error = UnrecoverableError(
-        f"a batch of {len(ids)} jobs needs a list with as many results, a dict of results by id, or None; "
-        f"its function returned {_described(value)}"
+        f"the function of a batch of {len(ids)} jobs must return a list of as many results, a dict of "
+        f"results by id, or None; got {_described(value)}"
     )
     error.reason = "invalid_result"
     raise error

@@ -34,7 +34,7 @@ def as_coroutine_function(
                 loop.call_soon_threadsafe(end, error, result)
             except RuntimeError:
                 # The worker has ended in the meantime, and with it the loop.
-                tell.too_late("the end of a handler")
+                tell.too_late("the result of a handler")
 
         if handler.is_async:
             await handler.function(run.context, done)

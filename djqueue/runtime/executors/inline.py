@@ -68,7 +68,7 @@ class InlineExecutor:
             self._loop.call_soon_threadsafe(self._tasks.interrupt, run)
         except RuntimeError:
             # The loop has ended, and with it the task.
-            self._tell.too_late("a request to stop")
+            self._tell.too_late("a cancel request")
 
     def give_back_gathered(self) -> None:
         """The worker stops: members of batches whose call has not begun are given back."""

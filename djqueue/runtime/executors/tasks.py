@@ -52,7 +52,7 @@ class TaskExecutor:
             self._loop.call_soon_threadsafe(self._continue, run, awaitable, context)
         except RuntimeError:
             # The worker has ended in the meantime, and with it the loop.
-            self._tell.too_late("the end of a handler")
+            self._tell.too_late("the result of a handler")
 
     async def call(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Call an async function for several runs, as the async handler of one is called."""
@@ -109,7 +109,7 @@ class TaskExecutor:
         if self._runs.settle(run, outcome):
             self._wake_event.run_ended_here()
         else:
-            self._tell.too_late("the end of a handler")
+            self._tell.too_late("the result of a handler")
 
     def _continue(self, run: Run, awaitable: Awaitable[Any], context: Context) -> None:
         """Make a task of what a handler returned, as if it had been async from the start."""

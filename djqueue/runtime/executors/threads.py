@@ -66,7 +66,7 @@ class ThreadExecutor:
                 loop.call_soon_threadsafe(_resolve, future, value, error)
             except RuntimeError:
                 # The worker has ended in the meantime, and with it the loop.
-                self._tell.too_late("the end of a handler")
+                self._tell.too_late("the result of a handler")
 
         self._pool.submit(work, None)
         return await future
@@ -95,7 +95,7 @@ class ThreadExecutor:
         if self._runs.settle(run, outcome):
             self._wake_event.run_ended()
         else:
-            self._tell.too_late("the end of a handler")
+            self._tell.too_late("the result of a handler")
 
     def _outcome(self, run: Run) -> Outcome | None:
         value = self._call(run, partial(run.handler.call, run))

@@ -90,7 +90,7 @@ async def accept(listener: socket.socket, accepted: Accepted) -> None:
             log.log(
                 logging.ERROR,
                 "accept",
-                "Cannot accept connections: %s. Trying again every %g s.",
+                "Cannot accept connections: %s. Retrying every %g s.",
                 error,
                 RETRY,
             )
@@ -100,7 +100,7 @@ async def accept(listener: socket.socket, accepted: Accepted) -> None:
             await _open(loop, connection, accepted)
         except OSError as error:
             connection.close()
-            log.log(logging.WARNING, "open", "Closed a connection that cannot be used: %s.", error)
+            log.log(logging.WARNING, "open", "Closed an unusable connection: %s.", error)
 
 
 async def _open(loop: asyncio.AbstractEventLoop, connection: socket.socket, accepted: Accepted) -> None:

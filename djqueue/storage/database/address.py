@@ -30,7 +30,7 @@ def parse_address(text: str) -> Address:
         host, _, port = text.removeprefix("tcp://").rpartition(":")
         if host and port.isdecimal() and 0 <= int(port) <= 65_535:
             return Address(host=host.strip("[]"), port=int(port))
-    raise ConfigurationError("ADDRESS: it is neither like unix:///path nor like tcp://host:port")
+    raise ConfigurationError("ADDRESS: must be like unix:///path or tcp://host:port")
 
 
 def default_address(alias: str) -> Address:

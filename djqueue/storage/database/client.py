@@ -216,7 +216,7 @@ class ClientStorage(Storage):
         try:
             states: list[State | None] = self._remote.ask("settled", queue, ids, list(believed.values()))
         except StorageUnavailableError as error:
-            logger.debug("What the tables say is taken for true: %s", error)
+            logger.debug("Trusting the states in the tables, because no scheduler answered: %s", error)
             return {}
         return {
             job_id: state
@@ -237,7 +237,7 @@ class ClientStorage(Storage):
             limit = (1 - TO_WRITE) * patience(self._timeout, batches, self._dialect)
             answers: list[EnqueueResult] = self._remote.read(operation, batches, timeout=limit)
         except StorageUnavailableError as error:
-            logger.debug("No scheduler takes the jobs, so they are written: %s", error)
+            logger.debug("Writing the jobs to the tables, because no scheduler accepted them: %s", error)
             return self._enqueue_again(batches, wake)
         else:
             return answers
@@ -356,7 +356,7 @@ class ClientStorage(Storage):
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """See `Storage.move`."""
         if queue == to:
-            raise ValueError(f"the jobs are in queue {to!r} already")
+            raise ValueError(f"the jobs are already in queue {to!r}; name another queue")
         answer: list[str] = self._steer("move", ids, queue, list(ids), to, into=to)
         return answer
 
@@ -407,7 +407,7 @@ class ClientStorage(Storage):
         try:
             state: LimiterState = self._remote.read("limiter_state", name)
         except StorageUnavailableError as error:
-            logger.debug("No scheduler runs, so the limiter %r rests: %s", name, error)
+            logger.debug("Limiter %r is idle, because no scheduler answered: %s", name, error)
         else:
             return state
         configured = (self._limiters or {}).get(name, NO_LIMITS)
@@ -438,7 +438,7 @@ class ClientStorage(Storage):
             try:
                 pages: list[ItemPage | None] = self._remote.read("items", queue, list(marks))
             except StorageUnavailableError as error:
-                logger.debug("The scheduler has gone, so the tables are read: %s", error)
+                logger.debug("Reading the tables, because the scheduler disconnected: %s", error)
             else:
                 return pages
         return self._inspector.items(queue, marks, self._clock.now())
@@ -456,7 +456,7 @@ class ClientStorage(Storage):
         try:
             answer: dict[State, int] = self._remote.read("counts", queue)
         except StorageUnavailableError as error:
-            logger.debug("Reading the tables, because no scheduler answers: %s", error)
+            logger.debug("Reading the tables, because no scheduler answered: %s", error)
             return {**dict.fromkeys(State, 0), **self._inspector.counts(queue)}
         return answer
 
@@ -465,7 +465,7 @@ class ClientStorage(Storage):
         try:
             answer: Overview = self._remote.read("overview", None if queues is None else list(queues))
         except StorageUnavailableError as error:
-            logger.debug("No scheduler is heard, so the tables are read: %s", error)
+            logger.debug("Reading the tables, because no scheduler answered: %s", error)
             names = self._inspector.queues() if queues is None else queues
             return capped.overview(self._alias, names, self._clock.now(), self.policy)
         return answer
@@ -475,7 +475,7 @@ class ClientStorage(Storage):
         try:
             answer: str | None = self._remote.read("change_version")
         except StorageUnavailableError as error:
-            logger.debug("No scheduler is heard, so there is no version: %s", error)
+            logger.debug("No change version is available, because no scheduler answered: %s", error)
             return None
         # Rows of producers are there a moment before the scheduler takes them in.
         return f"{answer}:{self._inspector.last_row()}"
@@ -485,7 +485,7 @@ class ClientStorage(Storage):
         try:
             answer: GroupsOverview = self._remote.read("groups", queue, limit, list(names))
         except StorageUnavailableError as error:
-            logger.debug("No scheduler is heard, so the tables are read: %s", error)
+            logger.debug("Reading the tables, because no scheduler answered: %s", error)
             return capped.groups(self._alias, queue, limit, names, self.policy(queue))
         return answer
 
@@ -494,7 +494,7 @@ class ClientStorage(Storage):
         try:
             answer: Explanation | None = self._remote.read("explain", queue, id)
         except StorageUnavailableError as error:
-            logger.debug("No scheduler is heard, so the tables are read: %s", error)
+            logger.debug("Reading the tables, because no scheduler answered: %s", error)
             facts = capped.facts(self._alias, queue, id, self._clock.now(), self.policy(queue))
             return None if facts is None else decide(facts, [])
         return answer
@@ -504,7 +504,7 @@ class ClientStorage(Storage):
         try:
             answer: FlowGraph | None = self._remote.read("flow", queue, id, limit)
         except StorageUnavailableError as error:
-            logger.debug("No scheduler is heard, so the tables are read: %s", error)
+            logger.debug("Reading the tables, because no scheduler answered: %s", error)
             return capped.flow(self._alias, (queue, id), limit)
         return answer
 
@@ -541,7 +541,7 @@ class ClientStorage(Storage):
         try:
             answer: Diagnostics = self._remote.read("diagnostics")
         except StorageUnavailableError as error:
-            logger.debug("No scheduler is heard, so the tables are looked at: %s", error)
+            logger.debug("Reading diagnostics from the tables, because no scheduler answered: %s", error)
             now = self._clock.now()
             return Diagnostics("database", now, diagnosis.of_database(self._alias, now))
         return answer
@@ -554,7 +554,7 @@ class ClientStorage(Storage):
         try:
             answer: dict[str, int] = self._remote.read("waiting_names", queue)
         except StorageUnavailableError as error:
-            logger.debug("Reading the tables, because no scheduler answers: %s", error)
+            logger.debug("Reading the tables, because no scheduler answered: %s", error)
             return self._inspector.waiting_names(queue)
         return answer
 
@@ -605,7 +605,11 @@ class ClientStorage(Storage):
         try:
             self._remote.call("unregister_worker", worker_id)
         except StorageUnavailableError as error:
-            logger.debug("The worker %s is not unregistered: %s", worker_id, error)
+            logger.debug(
+                "Worker %s could not be unregistered; the scheduler removes its entry later: %s",
+                worker_id,
+                error,
+            )
 
     def control_worker(self, worker_id: str, command: str) -> str:
         """See `Storage.control_worker`. Raises StorageUnavailableError where there is no scheduler."""
@@ -625,7 +629,9 @@ class ClientStorage(Storage):
         try:
             dump: WorkerDump | None = self._remote.read("worker_dump", worker_id)
         except StorageUnavailableError as error:
-            logger.debug("There is nobody to ask for the dump of %s: %s", worker_id, error)
+            logger.debug(
+                "The dump of worker %s is not available, because no scheduler answered: %s", worker_id, error
+            )
             return None
         return dump
 
@@ -638,7 +644,7 @@ class ClientStorage(Storage):
         try:
             self._remote.call("ping")
         except StorageUnavailableError as error:
-            logger.debug("No scheduler answers: %s", error)
+            logger.debug("No scheduler answered: %s", error)
             return False
         return True
 
@@ -655,7 +661,7 @@ class ClientStorage(Storage):
             try:
                 return self._remote.read(operation, queue, list(ids))
             except StorageUnavailableError as error:
-                logger.debug("The scheduler has gone, so the tables are read: %s", error)
+                logger.debug("Reading the tables, because the scheduler disconnected: %s", error)
         return getattr(self._inspector, operation)(queue, ids)
 
     def _steer(
@@ -706,7 +712,9 @@ class ClientStorage(Storage):
         lease = SchedulerLease(self._alias, self._clock, "")
         if not lease.acquire():
             raise unreachable
-        logger.debug("No scheduler runs, so this process takes its place for a moment: %s", unreachable)
+        logger.debug(
+            "Acting as the scheduler for one operation, because no scheduler is running: %s", unreachable
+        )
         storage = SchedulerStorage(
             self._dialect,
             lease,

@@ -43,7 +43,9 @@ def private_folder(folder: Path, *, create: bool = False) -> Iterator[int]:
         _check_folder(path, opened)
         yield descriptor
         if not os.path.samestat(opened, os.lstat(path)):
-            raise ConfigurationError(f"ADDRESS: the folder {path} was replaced meanwhile; {ELSEWHERE}")
+            raise ConfigurationError(
+                f"ADDRESS: the folder {path} was replaced during the connection; {ELSEWHERE}"
+            )
     finally:
         os.close(descriptor)
 
@@ -65,7 +67,7 @@ def connect_privately(path: str, timeout: float) -> socket.socket:
             connection.connect(path)
         if (uid := peer_uid(connection)) != os.geteuid():
             raise ConfigurationError(
-                f"ADDRESS: the process that listens on {path} runs as {_named(uid)}, and this one as "
+                f"ADDRESS: the process that listens on {path} runs as {_named(uid)}, and this process as "
                 f"{_named(os.geteuid())}; nothing was sent; {ONE_USER}"
             )
     except BaseException:
@@ -94,7 +96,9 @@ def peer_uid(connection: socket.socket) -> int:
         # LOCAL_PEERCRED of SOL_LOCAL: struct xucred begins with a version and the user.
         _, uid = struct.unpack_from("II", connection.getsockopt(0, 1, 128))
         return int(uid)
-    raise OSError(f"{sys.platform} does not tell who is connected to a Unix socket; use a tcp:// ADDRESS")
+    raise OSError(
+        f"{sys.platform} does not report the user at the other end of a Unix socket; use a tcp:// ADDRESS"
+    )
 
 
 def remove_stale_socket(name: str, descriptor: int) -> None:
@@ -104,7 +108,7 @@ def remove_stale_socket(name: str, descriptor: int) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise FileExistsError(f"{name} exists there and is not a socket")
+        raise FileExistsError(f"{name} exists and is not a socket")
     os.unlink(name, dir_fd=descriptor)
 
 
@@ -163,7 +167,7 @@ def _check_folder(path: str, found: os.stat_result) -> None:
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o777 != 0o700:
         raise ConfigurationError(
-            f"ADDRESS: the folder {path} has the mode {mode:04o} and must have 0700, so that it is not open "
+            f"ADDRESS: the folder {path} has the mode {mode:04o} and must have 0700, which denies access "
             f"to other users; run chmod 700 {path}, or {ELSEWHERE}"
         )
 

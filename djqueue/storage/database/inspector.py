@@ -153,7 +153,7 @@ class DatabaseInspector:
         if mark is not None:
             at, number = mark_of(mark)
             if not number.isdecimal():
-                raise OptionError(f"cursor: {cursor!r} is not one that a page has given")
+                raise OptionError(f"cursor: {cursor!r} is invalid; pass the cursor of an earlier page")
             # The first is what the index can begin at.
             found = found.filter(created_at__lte=at).exclude(created_at=at, id__gte=int(number))
         if queues is not None:

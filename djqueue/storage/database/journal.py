@@ -354,8 +354,8 @@ class DatabaseJournal:
         self.check()
         if not is_over:
             raise StorageUnavailableError(
-                f"the journal had no room within {left:.1f} s; another process may hold the write lock of "
-                f"the database {self._dialect.alias!r}"
+                f"the journal stayed full for {left:.1f} s; another process may hold the write lock of "
+                f"database {self._dialect.alias!r}"
             )
 
     # What the engine tells: see `djqueue.core.journal`.
@@ -712,7 +712,7 @@ class DatabaseJournal:
 
     def _succeed(self, buffer: Buffer) -> None:
         if self._failure is not None:
-            logger.warning("The journal is written again.")
+            logger.warning("The journal works again; its changes were written.")
         self._failure = None
         self.flushed_at = self._clock.now()
         if buffer.is_visible:
@@ -740,7 +740,7 @@ class DatabaseJournal:
         # What is no error of the database's is one of this package: it needs its traceback.
         unexpected = None if isinstance(error, Error | OSError) else error
         logger.warning(
-            "The journal could not be written; it is tried again in %.1f s: %s",
+            "Writing the journal failed, retrying in %.1f s: %s",
             seconds,
             in_one_line(error),
             exc_info=unexpected,
@@ -950,7 +950,9 @@ def _tell(waiting: list[Done], error: BaseException | None) -> None:
             callback()
         except Exception:
             # Such as a loop that has ended.
-            logger.exception("Somebody who waited for the journal could not be told.")
+            logger.exception(
+                "A callback that waited for the journal raised an exception; the journal goes on."
+            )
 
 
 def _tell_each(waiters: list[Waiter], error: BaseException | None) -> None:

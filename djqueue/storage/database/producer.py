@@ -64,7 +64,7 @@ class Inserter:
         """
         for batch in batches:
             if batch.ids is not None and len(batch.ids) != len(batch.payloads):
-                raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
+                raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
         alias = self._dialect.alias
         connection = connections[alias]
         connection.validate_no_broken_transaction()

@@ -455,7 +455,7 @@ def _pages(alias: str, states: Iterable[State]) -> Iterable[list[EngineJob]]:
             rows.read_belongings(alias, queue, mine)
         before, read = read, read + len(jobs)
         if read // TELL_EVERY > before // TELL_EVERY:
-            logger.info("Recovering: %s jobs so far.", f"{read:,}")
+            logger.info("Recovery: read %s jobs so far.", f"{read:,}")
         yield jobs
 
 

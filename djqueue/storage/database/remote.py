@@ -140,7 +140,9 @@ class Remote:
     def ask(self, operation: str, *args: Any) -> Any:
         """Like `read`, but for half a second after no scheduler was found none is looked for."""
         if monotonic() < self._silent_until:
-            raise StorageUnavailableError("no scheduler was running a moment ago")
+            raise StorageUnavailableError(
+                "no scheduler is running: the last attempt to connect failed a moment ago"
+            )
         try:
             return self.read(operation, *args)
         except StorageUnavailableError:
@@ -149,7 +151,7 @@ class Remote:
 
     def _call(self, timeout: float, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if timeout <= 0:
-            raise StorageUnavailableError("the scheduler was not asked: no time was left")
+            raise StorageUnavailableError("no request was sent to the scheduler: the time limit has passed")
         until = monotonic() + timeout
         number = next(self._numbers)
         data = pack([number, operation, list(args), kwargs])
@@ -164,7 +166,8 @@ class Remote:
             if isinstance(error, DjqueueError):
                 raise  # this is the answer
             reason = (
-                f"the scheduler has not answered {operation!r} within {timeout:.3g} s; it may still do it"
+                f"the scheduler did not answer {operation!r} within {timeout:.3g} s; the operation may "
+                "still complete"
             )
             if timeout >= COUNTED_FROM:
                 self._breaker.failed(reason)
@@ -202,7 +205,7 @@ class Remote:
         except RuntimeError as error:
             # No thread can be started: without this nobody would ever probe again.
             self._breaker.gave_up()
-            unavailable = StorageUnavailableError(f"the scheduler was not asked: {error}")
+            unavailable = StorageUnavailableError(f"no request was sent to the scheduler: {error}")
             _settle(probe, error=unavailable)
             raise unavailable from error
         return probe
@@ -228,7 +231,7 @@ class Remote:
                 probe.result(timeout)
             except TimeoutError:
                 raise StorageUnavailableError(
-                    f"the scheduler has not answered a ping within {timeout:.3g} s"
+                    f"the scheduler did not answer a ping within {timeout:.3g} s"
                 ) from None
 
     def tell(self, operation: str) -> bool:
@@ -312,9 +315,9 @@ class Remote:
             _send_all(connection, data, limit if until is None else min(limit, until))
         except OSError as error:
             if isinstance(error, TimeoutError):
-                self._breaker.failed("the scheduler does not read what it is sent")
+                self._breaker.failed("the scheduler does not read its socket")
             self._hang_up(connection)
-            raise StorageUnavailableError(f"the scheduler has hung up: {error}") from error
+            raise StorageUnavailableError(f"the scheduler closed the connection: {error}") from error
 
     def _connected(self) -> socket.socket:
         if self._socket is not None:
@@ -344,7 +347,12 @@ class Remote:
             return connect(address, remaining(CONNECT_TIMEOUT))
         except ConfigurationError as error:
             # Enqueues go by the tables; without this line nobody would know why the scheduler is not asked.
-            unsafe.log(logging.WARNING, str(address), "The scheduler's socket is not used: %s", error)
+            unsafe.log(
+                logging.WARNING,
+                str(address),
+                "Not using the scheduler's socket, because it is not private: %s",
+                error,
+            )
             raise NoSchedulerError(str(error)) from error
         except OSError as error:
             reason = (
@@ -358,7 +366,9 @@ class Remote:
                 raise StorageUnavailableError(reason) from error
             raise NoSchedulerError(reason) from error
 
-    def _hang_up(self, connection: socket.socket | None, reason: str = "the scheduler has hung up") -> None:
+    def _hang_up(
+        self, connection: socket.socket | None, reason: str = "the scheduler closed the connection"
+    ) -> None:
         if connection is None or connection is not self._socket:
             return
         self._socket = None
@@ -389,7 +399,7 @@ class Remote:
             entry = self._subscriptions.get(number)
             if entry is not None and entry[0] in ("listen", "on_worker_command"):
                 self._events.put((entry[2], None))
-        reason = "the scheduler has hung up"
+        reason = "the scheduler closed the connection"
         try:
             self._hear_all(connection)
         except SilentError as error:
@@ -399,7 +409,7 @@ class Remote:
                 connection.shutdown(socket.SHUT_RDWR)
             self._breaker.failed(reason)
         except (OSError, ValueError, SerializationError) as error:
-            logger.debug("The connection to the scheduler has ended: %s", error)
+            logger.debug("The connection to the scheduler was closed: %s", error)
         finally:
             with self._lock:
                 self._hang_up(connection, reason)
@@ -423,7 +433,9 @@ class Remote:
                     self._hear(frame)
             elif pinged:
                 if monotonic() - pinged >= PING_TIMEOUT:
-                    raise SilentError("the scheduler has not answered a ping; it hangs, or the network does")
+                    raise SilentError(
+                        "the scheduler did not answer a ping: the scheduler hangs, or the network is down"
+                    )
             elif self._is_owed(connection, monotonic() - heard):
                 pinged = monotonic()
                 self._ping(connection)
@@ -455,7 +467,7 @@ class Remote:
         elif word == "refused":
             self._refusal = rest[0]
         elif word == "lost":
-            raise SilentError("this process is the scheduler no more")
+            raise SilentError("this process is no longer the scheduler")
         elif number == self._ping_number:
             self._breaker.succeeded()
         elif (asked := self._answers.get(number)) is not None:
@@ -471,7 +483,7 @@ class Remote:
             try:
                 handler(value)
             except Exception:
-                logger.exception("A subscriber failed.")
+                logger.exception("A subscriber raised an exception; the other subscribers are not affected.")
 
     def _reconnect_later(self) -> None:
         with self._lock:
@@ -534,7 +546,7 @@ def _send_all(connection: socket.socket, data: bytes, until: float) -> None:
             outgoing = select.poll()
             outgoing.register(connection, select.POLLOUT)
             if wait <= 0 or not outgoing.poll(wait * 1_000):
-                raise TimeoutError("it does not read what it is sent") from None
+                raise TimeoutError("the peer does not read its socket") from None
 
 
 def _frames(buffer: bytearray) -> Iterator[Any]:
@@ -542,7 +554,7 @@ def _frames(buffer: bytearray) -> Iterator[Any]:
     while len(buffer) >= LENGTH.size:
         (length,) = LENGTH.unpack_from(buffer)
         if length > MAX_FRAME:
-            raise SerializationError(f"a frame of {length} bytes")
+            raise SerializationError(f"a frame of {length} bytes exceeds the limit of {{MAX_FRAME}}")
         end = LENGTH.size + length
         if len(buffer) < end:
             return
@@ -553,7 +565,7 @@ def _frames(buffer: bytearray) -> Iterator[Any]:
 
 def _away_for(outage: Outage) -> str:
     seconds = (SYSTEM_CLOCK.now() - outage.since) / 1_000
-    return f"the scheduler has been away for {max(0.0, seconds):.1f} s: {outage.reason}"
+    return f"the scheduler has been unavailable for {max(0.0, seconds):.1f} s: {outage.reason}"
 
 
 def _settle(answer: "Future[Any]", value: Any = None, error: BaseException | None = None) -> None:

@@ -473,7 +473,7 @@ class SchedulerStorage(EngineStorage):
         """For so many milliseconds this process did not run: nobody could renew a lease."""
         self.engine.postpone_leases(paused)
         logger.warning(
-            "This process was paused for %.1f s: the leases of running jobs were extended by as much.",
+            "This process was paused for %.1f s; the leases of running jobs were extended by the same time.",
             paused / 1_000,
         )
 
@@ -533,9 +533,9 @@ class SchedulerStorage(EngineStorage):
         ]
         if isinstance(error, LeaseLost):
             raise error
-        but = f" but what a worker has already begun: {', '.join(begun)}" if begun else ""
+        but = f" except jobs that a worker has already started: {', '.join(begun)}" if begun else ""
         raise StorageUnavailableError(
-            f"the database {self._alias!r} could not write: {in_one_line(error)}; nothing was enqueued{but}"
+            f"writing to database {self._alias!r} failed: {in_one_line(error)}; nothing was enqueued{but}"
         ) from error
 
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
@@ -781,7 +781,7 @@ class SchedulerStorage(EngineStorage):
         with self._journal.together():
             removed = self.engine.obliterate(queue, force=force)
         if removed < 0:
-            raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
+            raise StorageError(f"queue {queue!r} has active jobs: wait until they end, or pass force=True")
         self._journal.queue_changed(queue, None)
         for group in groups:
             self._journal.group_changed((queue, group or ""), None)
@@ -1111,9 +1111,7 @@ class SchedulerStorage(EngineStorage):
                 except Exception as error:
                     connections[self._alias].close()
                     if not self._closing.wait(POLL):
-                        logger.warning(
-                            "The inbox could not be read; it is tried again: %s", in_one_line(error)
-                        )
+                        logger.warning("Reading the inbox failed, retrying: %s", in_one_line(error))
                         self._arrived.set()
         finally:
             connections[self._alias].close()
@@ -1214,9 +1212,9 @@ class SchedulerStorage(EngineStorage):
                 raise
             reason = str(error)
             if not isinstance(error, StorageUnavailableError):
-                reason = f"the database {self._alias!r} could not write: {in_one_line(error)}"
+                reason = f"writing to database {self._alias!r} failed: {in_one_line(error)}"
             if in_effect:
-                reason += f"; the change of {in_effect} is in effect, and is written as soon as possible"
+                reason += f"; the change of {in_effect} is in effect, and will be written as soon as possible"
             raise StorageUnavailableError(reason) from error
 
     def _all(self, queue: str | None = None) -> Any:
@@ -1281,7 +1279,7 @@ def _without_claims(finished: Finished, error: BaseException) -> Finished:
     if isinstance(error, LeaseLost) or not any(finished.accepted):
         raise error
     logger.warning(
-        "Gave back %d claimed jobs because the claim could not be written: %s",
+        "Released %d claimed jobs, because the claim could not be written: %s",
         len(finished.claims.jobs),
         in_one_line(error),
     )

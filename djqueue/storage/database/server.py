@@ -51,7 +51,7 @@ class SchedulerServer:
         holds: Callable[[], bool] = lambda: True,
     ) -> None:
         if address.host and not token:
-            raise ConfigurationError("ADDRESS: a TCP address needs a TOKEN")
+            raise ConfigurationError("ADDRESS: a TCP address requires a TOKEN")
         self.storage = storage
         storage.is_connected = self.is_connected
         self.token = token
@@ -182,7 +182,7 @@ class SchedulerServer:
             log.log(
                 logging.WARNING,
                 "unauthenticated",
-                "Closed the oldest of more than %d connections that had sent no request.",
+                "Closed the oldest connection, because more than %d have not sent a request.",
                 self.limits.unauthenticated,
             )
 
@@ -196,7 +196,8 @@ class SchedulerServer:
         log.log(
             logging.WARNING,
             "total",
-            "Refused a client: %d are connected, half of the file descriptors that this process may open.",
+            "Refused a client, because %d are connected: half of the file descriptors that this process "
+            "may open.",
             self.limits.total,
         )
         return (
@@ -217,7 +218,9 @@ class SchedulerServer:
         # Also of one that was cancelled before its first step, or twice: nothing of it stays open.
         abort(transport)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.log(logging.ERROR, "session", "A session with another process failed.", exc_info=error)
+            log.log(
+                logging.ERROR, "session", "The connection of a client failed and was closed.", exc_info=error
+            )
 
     async def _end_sessions(self) -> None:
         sessions = set(self._sessions)

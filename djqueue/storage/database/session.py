@@ -142,7 +142,7 @@ class Session:
             else:
                 await self._refuse(refusal)
         except (EOFError, OSError, TimeoutError, SerializationError) as error:
-            logger.debug("A client has gone: %s", error)
+            logger.debug("A client disconnected: %s", error)
         finally:
             # Also when the server ends: what has been asked is still answered.
             await self._leave()
@@ -178,7 +178,7 @@ class Session:
             await self._writer.drain()
             frame = await self._frame(MAX_FRAME)
             if not _is_request(frame):
-                raise SerializationError("not a request")
+                raise SerializationError("the frame is not a request")
             number, operation, args, kwargs = frame
             if operation == "inbox":
                 self._server.inbox()
@@ -195,7 +195,7 @@ class Session:
         head, self._head = self._head, b""
         (length,) = LENGTH.unpack(head or await self._reader.readexactly(LENGTH.size))
         if length > limit:
-            raise SerializationError(f"a frame of {length} bytes is over the limit of {limit}")
+            raise SerializationError(f"a frame of {length} bytes exceeds the limit of {limit}")
         return unpack_frame(await self._reader.readexactly(length))
 
     def _start(self, answer: Coroutine[Any, Any, None]) -> None:
@@ -248,7 +248,7 @@ class Session:
     def _do(self, operation: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
             if operation not in OPERATIONS:
-                raise StorageError(f"{operation!r} is no verb of the storage")
+                raise StorageError(f"{operation!r} is not an operation of the storage")
             with self._server.errors_named():
                 return "ok", getattr(self._server.storage, WRITTEN.get(operation, operation))(*args, **kwargs)
         except Exception as error:
@@ -288,7 +288,7 @@ class Session:
     def _send(self, frame: list[Any]) -> None:
         self._woken.discard(frame[2])
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
-            logger.warning("A client does not read what it has subscribed to: it is hung up on.")
+            logger.warning("Disconnected a client that stopped reading its subscription.")
             self._writer.transport.abort()
         else:
             self._write(frame)
@@ -350,5 +350,5 @@ def _refusal(operation: str, error: Exception) -> tuple[Any, ...]:
     if isinstance(error, DjqueueError):
         return "error", error.code, str(error)
     kind = operation, type(error)
-    failures.log(logging.ERROR, kind, "A request of another process failed: %s", operation, exc_info=error)
+    failures.log(logging.ERROR, kind, "A client's request failed: %s", operation, exc_info=error)
     return "error", StorageError.code, f"{type(error).__name__}: {error}"

@@ -208,8 +208,9 @@ class DatabaseStaging(Staging):
             row = self._chunks(part_id=places.get(part), number=number).select_for_update().first()
             if row is None:
                 raise ChunkMissingError(
-                    f"queue {manifest.queue!r}: chunk {number} of part {part!r} of the write "
-                    f"{manifest.write!r} is gone: it expired, or somebody else has published the write"
+                    f"queue {manifest.queue!r}: chunk {number} of part {part!r} of write "
+                    f"{manifest.write!r} is missing: the chunk expired, or another process published the "
+                    "write"
                 )
             if row.queued is not None:
                 return _counts(row)
@@ -300,6 +301,6 @@ def _counts(row: models.StagedChunk | models.Publication) -> Counts:
 
 def _gone(manifest: Manifest) -> ChunkMissingError:
     return ChunkMissingError(
-        f"queue {manifest.queue!r}: what the write {manifest.write!r} had put aside is gone: it expired, or "
-        "another version was published meanwhile"
+        f"queue {manifest.queue!r}: the staged chunks of write {manifest.write!r} are missing: they "
+        "expired, or another version was published in the meantime"
     )

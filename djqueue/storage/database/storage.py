@@ -98,13 +98,15 @@ class DatabaseStorage(Storage):
         for name, value in (("ADDRESS", address), ("TOKEN", token)):
             if value is not None and not isinstance(value, str):
                 kind = value if name == "ADDRESS" else f"an object of type {type(value).__name__}"
-                raise ConfigurationError(f"{name}: expected a text, got {kind}")
+                raise ConfigurationError(f"{name}: expected a string, got {kind}")
         if cores is not None and (type(cores) is not int or cores < 1):
-            raise ConfigurationError(f"CORES: expected a whole number from 1 on, got {cores!r}")
+            raise ConfigurationError(f"CORES: expected a positive whole number, got {cores!r}")
         if sql not in ("auto", "orm"):
-            raise ConfigurationError(f"SQL: {shown_name(sql)} is neither 'auto' nor 'orm'")
+            raise ConfigurationError(f"SQL: must be 'auto' or 'orm'; got {shown_name(sql)}")
         if connections[database].settings_dict["ENGINE"] == "django.db.backends.dummy":
-            raise ImproperlyConfigured(f"djqueue keeps its jobs in DATABASES[{database!r}]: configure it")
+            raise ImproperlyConfigured(
+                f"djqueue stores its jobs in DATABASES[{database!r}], which is not configured: set its ENGINE"
+            )
         try:
             self._ttl = milliseconds("SCHEDULER_LEASE", scheduler_lease)
         except OptionError as error:
@@ -171,7 +173,7 @@ class DatabaseStorage(Storage):
         except (Error, OSError) as error:
             drop_if_broken(self._alias)
             raise StorageUnavailableError(
-                f"the database {self._alias!r} is away: the last changes could not be written: "
+                f"database {self._alias!r} is unavailable, and the last changes could not be written: "
                 f"{in_one_line(error)}"
             ) from error
         finally:
@@ -307,12 +309,12 @@ class DatabaseStorage(Storage):
         who = there.describe() if there is not None else "another process"
         if self.standby == "never":
             raise SchedulerRunningError(
-                f"{who} is the scheduler of the database {self._alias!r}: stop it first, or leave "
-                "out --standby=never to wait for its end, or run its jobs with --standby=work"
+                f"{who} is the scheduler of database {self._alias!r}: stop that process first, remove "
+                "--standby=never to wait until it stops, or use --standby=work to run its jobs"
             )
         logger.info(
-            "Standing by: %s is the scheduler of the database %r. This process runs no jobs until that one "
-            "ends; to have it run jobs now, start it with --standby work.",
+            "Standing by: %s is the scheduler of database %r. This process runs no jobs until that "
+            "scheduler stops; to run jobs now, start this process with --standby work.",
             who,
             self._alias,
         )
@@ -336,8 +338,9 @@ class DatabaseStorage(Storage):
     def _wait_for_scheduler(self) -> None:
         if not self._client.reaches_scheduler():
             logger.info(
-                "Waiting for a scheduler of the database %r: start one with `manage.py runworkers`. With "
-                "--standby work this process runs jobs that a scheduler hands out, and never is one itself.",
+                "Waiting for a scheduler of database %r: start one with `manage.py runworkers`. With "
+                "--standby work, this process runs the jobs that a scheduler assigns, and never becomes "
+                "the scheduler.",
                 self._alias,
             )
             self._stand_by(self._client.reaches_scheduler)
@@ -353,9 +356,7 @@ class DatabaseStorage(Storage):
             except Error as error:
                 drop_if_broken(self._alias)
                 if not away:
-                    logger.warning(
-                        "The database cannot be asked who is the scheduler: %s", in_one_line(error)
-                    )
+                    logger.warning("Reading the scheduler's row failed, retrying: %s", in_one_line(error))
                 away = True
         raise StorageError("closed while standing by")
 
@@ -373,8 +374,8 @@ class DatabaseStorage(Storage):
 
     def _lost(self) -> None:
         logger.error(
-            "Another process has become the scheduler; this one ends. Jobs that run here go on, and their "
-            "ends are reported to that process."
+            "Another process has become the scheduler, so this one stops being it. Running jobs "
+            "continue, and their results are reported to the new scheduler."
         )
         if isinstance(self._active, SchedulerStorage):
             # Its rows say which claims this process holds: the new scheduler keeps them for a whole lease.
@@ -392,7 +393,7 @@ def _seconds(timeout: Any) -> float:
         raise ConfigurationError(str(error)) from error
     if not 0 < found <= MAX_TIMEOUT:
         raise ConfigurationError(
-            f"TIMEOUT: {timeout!r} is not a number of seconds over 0 and at most {MAX_TIMEOUT}"
+            f"TIMEOUT: must be a number of seconds greater than 0 and at most {MAX_TIMEOUT}; got {timeout!r}"
         )
     return found
 

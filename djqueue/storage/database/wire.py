@@ -99,7 +99,7 @@ def pack(value: Any) -> bytes:
     """A frame."""
     body = pack_body(value)
     if len(body) > MAX_FRAME:
-        raise SerializationError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME}")
+        raise SerializationError(f"a frame of {len(body)} bytes exceeds the limit of {MAX_FRAME}")
     _check_values(body)
     return LENGTH.pack(len(body)) + body
 
@@ -133,7 +133,7 @@ def unpack(body: bytes) -> Any:
     except SerializationError:
         raise
     except Exception as error:
-        raise SerializationError(f"not a frame of djqueue: {error}") from error
+        raise SerializationError(f"not a djqueue frame: {error}") from error
 
 
 def _pack(value: Any, depth: int = 0) -> Any:
@@ -141,7 +141,7 @@ def _pack(value: Any, depth: int = 0) -> Any:
         # An error's message may hold halves of surrogate pairs, as names of files do.
         return msgpack.packb(value, default=_TO_EXT[depth], strict_types=True, unicode_errors="surrogatepass")
     except (ValueError, OverflowError, RecursionError) as error:
-        raise SerializationError(f"this does not go over the scheduler's socket: {error}") from error
+        raise SerializationError(f"the value cannot be sent over the scheduler's socket: {error}") from error
 
 
 def _to_ext(depth: int, value: Any) -> msgpack.ExtType:
@@ -151,7 +151,7 @@ def _to_ext(depth: int, value: Any) -> msgpack.ExtType:
     if cls in VALUES:
         return msgpack.ExtType(VALUE, encode(value, MSGPACK))
     if depth == MAX_DEPTH:
-        raise SerializationError(f"this does not go over the scheduler's socket: {TOO_DEEP}")
+        raise SerializationError(f"the value cannot be sent over the scheduler's socket: {TOO_DEEP}")
     code = _CODES.get(cls)
     if code is not None:
         return msgpack.ExtType(code, _pack(list(value), depth + 1))
@@ -163,7 +163,7 @@ def _to_ext(depth: int, value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(OPTIONS, _pack(value.as_dict(), depth + 1))
     if cls is Rate:
         return msgpack.ExtType(RATE, _pack([value.capacity, value.per], depth + 1))
-    raise SerializationError(f"{cls.__name__} does not go over the scheduler's socket")
+    raise SerializationError(f"{cls.__name__} cannot be sent over the scheduler's socket")
 
 
 def _unpack(data: bytes, depth: int = 0) -> Any:
@@ -179,7 +179,7 @@ def _from_ext(depth: int, code: int, data: bytes) -> Any:
     if code == VALUE:
         return decode(data, MSGPACK)
     if depth == MAX_DEPTH:
-        raise SerializationError(f"not a frame of djqueue: {TOO_DEEP}")
+        raise SerializationError(f"not a djqueue frame: {TOO_DEEP}")
     value = _unpack(data, depth + 1)
     if code == TUPLE:
         return tuple(value)
@@ -194,6 +194,6 @@ def _from_ext(depth: int, code: int, data: bytes) -> Any:
     raise SerializationError(f"unknown value {code} in a frame")
 
 
-TOO_DEEP = f"more than {MAX_DEPTH} values inside one another"
+TOO_DEEP = f"values are nested deeper than {MAX_DEPTH} levels"
 _TO_EXT: list[Callable[[Any], msgpack.ExtType]] = [partial(_to_ext, depth) for depth in range(MAX_DEPTH + 1)]
 _FROM_EXT: list[Callable[[int, bytes], Any]] = [partial(_from_ext, depth) for depth in range(MAX_DEPTH + 1)]

@@ -94,5 +94,5 @@ def _passing(error: Exception) -> redis.RedisError | None:
     if isinstance(error, RedisClusterException) and error.__cause__ is not None:
         return redis.ConnectionError(str(error))  # no node could be reached
     if type(error) is ClusterError:
-        return TryAgainError("the slot is being moved")  # the command was sent on too often
+        return TryAgainError("the cluster slot is being moved")  # the command was sent on too often
     return None

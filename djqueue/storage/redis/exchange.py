@@ -71,7 +71,7 @@ class Exchange:
 
         An answer may be one of redis-py's errors.
         """
-        answers: list[Any] = [redis.ConnectionError("not asked")] * len(requests)
+        answers: list[Any] = [redis.ConnectionError("no request was sent")] * len(requests)
         for pool, places in self._by_server(requests):
             for start in range(0, len(places), READS):
                 some = places[start : start + READS]

@@ -169,7 +169,7 @@ class _Subscription:
             others = self._client.execute_command("SENTINEL SENTINELS", self._master)
         except (redis.RedisError, OSError) as error:
             pubsub.close()
-            logger.debug("The sentinel %s:%s cannot be reached: %s", *self._address, error)
+            logger.debug("Sentinel %s:%s cannot be reached: %s", *self._address, error)
             return False
         self._pubsub = pubsub
         if master:
@@ -182,7 +182,7 @@ class _Subscription:
         try:
             message = self._pubsub.get_message(timeout=POLL)
         except (redis.RedisError, OSError) as error:
-            logger.debug("The sentinel %s:%s is away: %s", *self._address, error)
+            logger.debug("Sentinel %s:%s disconnected: %s", *self._address, error)
             self.close()
             return None
         return (_text(message["channel"]), _text(message["data"])) if message is not None else None

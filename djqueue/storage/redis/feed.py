@@ -151,8 +151,9 @@ class RedisFeed(Feed):
             is_new = look.added < max(start.number, end.number)  # the queue was obliterated meanwhile
             if complete and (is_new or (read < look.trimmed and read < end.number)):
                 raise EventsLostError(
-                    f"queue {queue!r}: events were forgotten before they were read: it keeps the last "
-                    f"{look.added - look.trimmed} calls (STREAM); failOnDataLoss=false goes on without them"
+                    f"queue {queue!r}: events were trimmed before they were read: the stream keeps the "
+                    f"last {look.added - look.trimmed} calls (STREAM); set failOnDataLoss=false to "
+                    "continue without them"
                 )
             read = max(0 if read > look.added else read, look.trimmed)
             for entry in look.entries:
@@ -179,7 +180,9 @@ class RedisFeed(Feed):
         names = self._queues() if queues is None else queues
         looks = {queue: self._look(queue, "-", "-", 1) for queue in names}
         if any(look.has_jobs for look in looks.values()) and not any(look.added for look in looks.values()):
-            raise OptionError("events: no queue keeps its changes: see MIRROR and STREAM of the storage")
+            raise OptionError(
+                "events: no queue keeps a change stream: set MIRROR or STREAM in the storage's OPTIONS"
+            )
         return looks
 
 

@@ -208,7 +208,7 @@ def _behind(queue: str, before: tuple[int, str, str] | None) -> bytes:
             return NUMBER.pack(created_at) + its_number
         return NUMBER.pack(created_at + (queue < name))
     except (ValueError, struct.error):
-        raise OptionError("cursor: it is not one that a page has given") from None
+        raise OptionError("cursor: invalid; pass the cursor of an earlier page") from None
 
 
 def _links(

@@ -173,14 +173,14 @@ class SharedLimits:
         else:
             if limiter in self._silent:
                 self._silent.discard(limiter)
-                logger.warning("The limiter %r answers again.", limiter)
+                logger.warning("Limiter %r answers again.", limiter)
 
     def _note_silent(self, limiter: str, error: StorageError) -> None:
         level = logging.DEBUG if limiter in self._silent else logging.WARNING
         self._silent.add(limiter)
         logger.log(
             level,
-            "The limiter %r does not answer; what was claimed and ended counts later: %s",
+            "Limiter %r does not answer; recent claims and completions will be counted later: %s",
             limiter,
             error,
         )
@@ -261,7 +261,11 @@ class SharedLimits:
             try:
                 yield [RedisCommand((self._publish, channel, b"")) for channel in channels]
             except StorageError as error:
-                logger.warning("Queues of the limiter %r wait for their next poll: %s", limiter, error)
+                logger.warning(
+                    "Waking the queues of limiter %r failed; they continue at their next poll: %s",
+                    limiter,
+                    error,
+                )
         return reply
 
     def _owe(self, limiter: str, told: LimiterMessage) -> None:

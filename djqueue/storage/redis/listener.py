@@ -62,7 +62,7 @@ class Listener:
         if not subscriber.is_told:
             remove()
             where, why = self._connections.describe(), subscriber.refusal or reader.trouble or "no answer"
-            raise StorageUnavailableError(f"{where} cannot be listened to: {why}")
+            raise StorageUnavailableError(f"{where}: subscribing failed: {why}")
         return remove
 
     def close(self) -> None:

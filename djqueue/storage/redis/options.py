@@ -62,7 +62,7 @@ class RedisOptions:
         if "PREFIX" in given:
             prefix = given["PREFIX"]
             if not isinstance(prefix, str) or set(prefix) & set("{}"):
-                raise ConfigurationError(f"PREFIX: expected a text without braces, got {kind_of(prefix)}")
+                raise ConfigurationError(f"PREFIX: expected a string without braces, got {kind_of(prefix)}")
             values["prefix"] = prefix
         if "STREAM" in given:
             stream = given["STREAM"]
@@ -77,7 +77,7 @@ class RedisOptions:
 
 def _positive(name: str, value: int) -> int:
     if value < 1:
-        raise ConfigurationError(f"{name}: must be more than nothing")
+        raise ConfigurationError(f"{name}: must be greater than 0")
     return value
 
 
@@ -140,5 +140,5 @@ def _items(where: str, given: Any, known: Iterable[str]) -> Iterable[tuple[str, 
         raise ConfigurationError(f"{where}: expected a dict, got {kind_of(given)}")
     for name in given:
         if name not in known:
-            raise ConfigurationError(f"{where}: {name!r} is not known here{nearest(str(name), known)}")
+            raise ConfigurationError(f"{where}: unknown key {name!r}{nearest(str(name), known)}")
     return [(name, value) for name, value in given.items() if value is not None]

@@ -133,7 +133,7 @@ class OutboxTable:
             ids = self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
             return batch._replace(ids=ids, fresh=True)
         if len(batch.ids) != len(batch.payloads):
-            raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
+            raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
         return batch
 
     def _write_at_once(self, batch: Batch) -> list[EnqueueResult] | None:
@@ -149,11 +149,14 @@ class OutboxTable:
     def _write_instead(self, batch: Batch, error: StorageUnavailableError) -> list[EnqueueResult]:
         if batch.options.depends_on:
             raise StorageUnavailableError(
-                f"{error} Jobs with depends_on are not kept by OUTBOX meanwhile."
+                f"{error} OUTBOX cannot store jobs with depends_on in the meantime."
             ) from error
         answers = self._write(batch)
         if not self._away_until:
-            logger.warning("Jobs of queues with OUTBOX are kept in the database meanwhile: %s", error)
+            logger.warning(
+                "Writing the jobs of queues with OUTBOX to the database until Redis is available again: %s",
+                error,
+            )
         self._away_until = SYSTEM_CLOCK.monotonic() + REST
         return answers
 
@@ -187,8 +190,8 @@ class OutboxTable:
         except Error as error:
             reason = in_one_line(error)
             raise StorageUnavailableError(
-                f"the outbox of queue {batch.queue!r} in the database {alias!r} cannot be written, and none "
-                f"of the jobs was enqueued: {reason}"
+                f"writing the outbox of queue {batch.queue!r} to database {alias!r} failed, and none of "
+                f"the jobs was enqueued: {reason}"
             ) from error
         answers = [EnqueueResult(job_id, "queued", batch.queue) for job_id in ids]
         if connections[alias].in_atomic_block:
@@ -202,8 +205,8 @@ def _is_flow(batches: Sequence[Batch]) -> bool:
 
 def _no_dependencies(queue: str) -> OptionError:
     return OptionError(
-        f"depends_on: queue {queue!r} has OUTBOX, whose jobs cannot wait for others, nor others for them, "
-        "when they are enqueued in a transaction; use transaction.on_commit"
+        f"depends_on: queue {queue!r} has OUTBOX, so jobs enqueued in a transaction cannot have "
+        "dependencies or be dependencies; enqueue them in transaction.on_commit"
     )
 
 

@@ -43,7 +43,7 @@ def cursor_page(
     structures = STRUCTURES[state][:: -1 if place.is_descending else 1]
     name, score, mark = _unpack(place.mark) if place.mark is not None else (structures[0], "", b"")
     if name not in structures:
-        raise OptionError(f"cursor: {cursor!r} is of another state")
+        raise OptionError(f"cursor: {cursor!r} belongs to a page of another state")
     found: list[Marked] = []
     score_of: bytes | str = score
     for structure in structures[structures.index(name) :]:
@@ -73,4 +73,4 @@ def _unpack(mark: str) -> tuple[str, str, bytes]:
         structure, score, packed = mark.split(":")
         return structure, score, urlsafe_b64decode(packed)
     except (ValueError, Error):
-        raise OptionError(f"cursor: {mark!r} is not one that a page has given") from None
+        raise OptionError(f"cursor: {mark!r} is invalid; pass the cursor of an earlier page") from None

@@ -120,7 +120,11 @@ class Notifications:
         try:
             follow(queue)
         except StorageError:
-            logger.warning("Nobody is told of the new queue %r until its next poll.", queue, exc_info=True)
+            logger.warning(
+                "Subscribing to the new queue %r failed; its jobs are found at the next poll.",
+                queue,
+                exc_info=True,
+            )
         wake()
 
     def _meet_all(self, follow: Callable[[str], None], wake: Callable[[], None]) -> None:
@@ -128,7 +132,7 @@ class Notifications:
             for queue in self._queues():
                 follow(queue)
         except StorageError:
-            logger.warning("New queues are not known until the next poll.", exc_info=True)
+            logger.warning("Listing new queues failed; they are found at the next poll.", exc_info=True)
         wake()
 
     def on_worker_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
@@ -152,7 +156,11 @@ class Notifications:
                     try:
                         handler(event)
                     except Exception:
-                        logger.exception("A handler of the events of queue %r failed.", queue)
+                        logger.exception(
+                            "An event handler of queue %r raised an exception; the event is not delivered to "
+                            "it again.",
+                            queue,
+                        )
 
         remove = self._listener.add(self._keys(queue).events, received)
         self._keep(queue)
@@ -217,7 +225,9 @@ class Notifications:
                 try:
                     self._trips.run(self._ask(queue, wanted))
                 except StorageError as error:
-                    logger.warning("Events of queue %r may be missed: %s", queue, error)
+                    logger.warning(
+                        "Renewing the subscription to queue %r failed; events may be missed: %s", queue, error
+                    )
 
     def _after_fork(self) -> None:
         # The thread is the parent's, and so is what it asked for.

@@ -177,7 +177,7 @@ class PubSubReader:
                     self._read()
                     self._tell()
                 except Exception as error:
-                    logger.exception("The listener failed; it starts again.")
+                    logger.exception("The Redis listener failed and reconnects.")
                     for address in list(self._links):
                         self._lose(address, error)
                     time.sleep(FIRST_WAIT)
@@ -289,7 +289,7 @@ class PubSubReader:
         self.trouble = in_one_line(error)
         self._is_refused = self._connections.is_single and is_refused(error)
         level = logging.WARNING if retry.is_fresh else logging.DEBUG
-        logger.log(level, "%s cannot be listened to: %s", self._connections.describe(), self.trouble)
+        logger.log(level, "%s: subscribing failed: %s", self._connections.describe(), self.trouble)
         retry.failed()
         self._next_try = min(self._next_try, retry.at)
 
@@ -345,7 +345,7 @@ class PubSubReader:
                 if news.what == "refused":
                     self._refused(address, channel, news.detail)
         if news.what == "refused" and not isinstance(news.detail, PASSING):
-            logger.warning("%s cannot be listened to: %s", self._connections.describe(), news.detail)
+            logger.warning("%s: subscribing failed: %s", self._connections.describe(), news.detail)
 
     def _confirmed(self, address: Address | None, channel: Channel) -> None:
         if channel.was_confirmed:
@@ -380,4 +380,6 @@ class PubSubReader:
                     elif subscriber.on_reconnect is not None:
                         subscriber.on_reconnect()
                 except Exception:
-                    logger.exception("A subscriber failed.")
+                    logger.exception(
+                        "A subscriber raised an exception; the other subscribers are not affected."
+                    )

@@ -5,4 +5,4 @@ from importlib.util import find_spec
 from djqueue.core.errors import ConfigurationError
 
 if find_spec("redis") is None:
-    raise ConfigurationError("the Redis storage needs more packages: pip install djqueue[redis]")
+    raise ConfigurationError("the Redis storage requires more packages: pip install djqueue[redis]")

@@ -357,7 +357,9 @@ class Roundtrips:
         if not left:
             if breaker is not None:
                 breaker.gave_up()
-            raise StorageUnavailableError(f"{self._connections.describe()} was not asked: no time was left")
+            raise StorageUnavailableError(
+                f"no request was sent to {self._connections.describe()}: the time limit has passed"
+            )
         counts = left >= COUNTED * self._timeout
         return RetryWindow(left, self._connections, self._breakers, name, counts=counts)
 
@@ -532,7 +534,7 @@ def is_refused(error: BaseException) -> bool:
 
 def _away_for(outage: Outage) -> str:
     seconds = max(0, SYSTEM_CLOCK.now() - outage.since) / 1_000
-    return f"{outage.reason} It has been away for {seconds:.1f} s, and is asked again in a moment."
+    return f"{outage.reason} The server has been unavailable for {seconds:.1f} s; retrying soon."
 
 
 def is_refusal(error: Exception) -> bool:
@@ -547,8 +549,8 @@ def away(error: Exception, connections: Connections) -> StorageUnavailableError:
     reason = in_one_line(error)
     if reason.startswith(WITHOUT_REPLICAS):
         return StorageUnavailableError(
-            f"{connections.describe()} takes no changes: {reason} Fewer replicas follow it than its "
-            "min-replicas-to-write asks for."
+            f"{connections.describe()} accepts no writes: {reason} The server has fewer replicas than its "
+            "min-replicas-to-write requires."
         )
     return StorageUnavailableError(
         f"{connections.describe()} does not answer: {reason.rstrip('.')}. Is it running?"
@@ -559,7 +561,9 @@ def failure(error: redis.RedisError, connections: Connections) -> StorageError:
     """What a user gets when Redis refuses."""
     reason = in_one_line(error)
     if isinstance(error, errors.OutOfMemoryError):
-        return StorageUnavailableError(f"{connections.describe()} is full: {reason}. Give it more memory.")
+        return StorageUnavailableError(
+            f"{connections.describe()} is out of memory: {reason}. Increase maxmemory or free memory."
+        )
     if is_refusal(error):
         return StorageUnavailableError(
             f"{connections.describe()} refuses access: {reason.rstrip('.')}. Check the user name and the "

@@ -109,8 +109,8 @@ class RedisStaging(Staging):
         for (part, number), (_, answer) in zip(chunks, answers, strict=True):
             if answer == b"missing":
                 raise ChunkMissingError(
-                    f"queue {queue!r}: chunk {number} of part {part!r} of the write {manifest.write!r} is "
-                    "gone: it expired, or the server has evicted it"
+                    f"queue {queue!r}: chunk {number} of part {part!r} of write {manifest.write!r} is "
+                    "missing: the chunk expired, or the server evicted it"
                 )
             if answer == b"full":
                 raise full_error(queue, self._policy(queue).max_size, CHUNK)
@@ -166,8 +166,8 @@ def _publication(manifest: Manifest, answer: Sequence[Any]) -> PublicationState:
     status, version, write, parts, counts = answer
     if status in (b"missing", b"gone"):
         raise ChunkMissingError(
-            f"queue {manifest.queue!r}: what the write {manifest.write!r} had put aside is gone: it expired, "
-            "or another version was published meanwhile"
+            f"queue {manifest.queue!r}: the staged chunks of write {manifest.write!r} are missing: they "
+            "expired, or another version was published in the meantime"
         )
     found = manifest._replace(
         version=int(version),

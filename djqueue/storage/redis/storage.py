@@ -295,7 +295,7 @@ class RedisStorage(Storage):
     def _enqueue(self, batches: Sequence[Batch], *, bounded: bool = True) -> Steps[list[EnqueueResult]]:
         for batch in batches:
             if batch.ids is not None and len(batch.ids) != len(batch.payloads):
-                raise ValueError(f"{len(batch.ids)} ids for {len(batch.payloads)} payloads")
+                raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
         if needed := flow.outside(batches):
             yield from self._check_dependencies(needed)
         new = {batch.queue for batch in batches} - self._known
@@ -612,7 +612,7 @@ class RedisStorage(Storage):
         back, behind those that wait.
         """
         if to == queue:
-            raise ValueError(f"the jobs are in queue {queue!r} already")
+            raise ValueError(f"the jobs are already in queue {queue!r}; name another queue")
         return [word for some in chunks(ids) for word in self._run(self._given(queue, some, to))]
 
     def _given(self, queue: str, ids: Sequence[str], to: str) -> Steps[list[str]]:
@@ -809,7 +809,7 @@ class RedisStorage(Storage):
             )
         ]
         if removed < 0:
-            raise StorageError(f"queue {queue!r} has active jobs: wait for them, or use force")
+            raise StorageError(f"queue {queue!r} has active jobs: wait until they end, or pass force=True")
         if left:
             yield from self._deliver(queue)
         yield from self._lose(queue, tokens)

@@ -27,7 +27,7 @@ try:
     import hypothesis  # noqa: F401
     import pytest  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"{error}: the conformance suite needs pytest and hypothesis") from error
+    raise ImportError(f"{error}: the conformance suite requires pytest and hypothesis") from error
 
 from .belongings import BelongingsContract
 from .cancelling import CancellingContract

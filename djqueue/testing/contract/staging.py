@@ -193,7 +193,7 @@ class StagingContract(StorageCase):
         manifest = manifest._replace(parts={"a": manifest.parts["a"] * 2})
         place(storage).begin(manifest, None)
 
-        with pytest.raises(ChunkMissingError, match=r"chunk 1 of part 'a' of the write 'write'"):
+        with pytest.raises(ChunkMissingError, match=r"chunk 1 of part 'a' of write 'write'"):
             place(storage).publish(manifest, chunks_of(manifest))
 
     def test_a_write_that_was_never_put_aside_is_an_error(self, storage: Storage) -> None:

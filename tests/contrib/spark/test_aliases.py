@@ -60,19 +60,19 @@ def test_a_file_is_named_by_its_whole_path(tmp_path, slashes):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgresql://u:hunter2/x@db.example/shop", "written as %XX, a slash as %2F"),
-        ("postgresql://u:hunter2#@db.example/shop", "a # in it is written as %23|its port is no number"),
-        ("postgresql://u:hunter2@db.example", "it names no database"),
-        ("postgresql://u@db.example/shop?password=hunter2", "the password is written before the host"),
-        ("mysql://u:hunter2@db.example/shop", "mysql:// is not offered"),
+        ("postgresql://u:hunter2/x@db.example/shop", "percent-encode special characters"),
+        ("postgresql://u:hunter2#@db.example/shop", "percent-encode # as %23|the port is not a number"),
+        ("postgresql://u:hunter2@db.example", "the database name is missing"),
+        ("postgresql://u@db.example/shop?password=hunter2", "put the password before the host"),
+        ("mysql://u:hunter2@db.example/shop", "mysql:// is not supported"),
         ("oracle://u:hunter2@db.example/shop", "oracle:// is not one of redis://, .*, sqlite://"),
-        ("u:hunter2@db.example/shop", "url: it begins with one of redis://, .*, sqlite://"),
-        ("u:hunter2@mysql.example", "url: it begins with one of redis://"),
-        ("://u:hunter2@db.example/shop", "url: it begins with one of redis://"),
-        ("sqlite:///srv/nowhere/hunter.db", "there is no file /srv/nowhere/hunter.db here"),
-        ("sqlite://db.sqlite3", "by its whole path"),
-        ("sqlite:///:memory:", "by its whole path"),
-        (f"sqlite://{__file__}?mode=ro", "only timeout, in whole seconds, not 'mode'"),
+        ("u:hunter2@db.example/shop", "url: must start with one of redis://, .*, sqlite://"),
+        ("u:hunter2@mysql.example", "url: must start with one of redis://"),
+        ("://u:hunter2@db.example/shop", "url: must start with one of redis://"),
+        ("sqlite:///srv/nowhere/hunter.db", "the file /srv/nowhere/hunter.db does not exist"),
+        ("sqlite://db.sqlite3", "an absolute path"),
+        ("sqlite:///:memory:", "an absolute path"),
+        (f"sqlite://{__file__}?mode=ro", "only the parameter timeout, in whole seconds; got 'mode'"),
     ],
 )
 def test_what_is_wrong_is_said_without_the_password(url, message):
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_said_without_the_password(url, message):
 
 
 def test_the_tables_have_no_prefix(sqlite_url):
-    with pytest.raises(OptionError, match="keyPrefix: a database's tables have none"):
+    with pytest.raises(OptionError, match="keyPrefix: only Redis has a key prefix"):
         storage_at(sqlite_url, "shop:")
 
 
@@ -210,5 +210,5 @@ except Exception as error:
     said = run(program, PYTHONPATH=path, DJANGO_SETTINGS_MODULE="shop_settings")
 
     assert said == (
-        "OptionError url: this process has the settings of a project that has no djqueue in INSTALLED_APPS"
+        "OptionError url: the Django settings of this process do not have djqueue in INSTALLED_APPS"
     )

@@ -166,9 +166,9 @@ def test_rows_without_an_id_may_be_left_out(storage, change):
 @pytest.mark.parametrize(
     ("operation", "columns", "options", "message"),
     [
-        ("retry", ["key"], {}, "idColumn: there is no column 'id'"),
-        ("update", ["id", "note"], {}, "update: nothing is to be changed"),
-        ("retry", ["id", "payload"], {"dryRun": "true"}, "dryRun: a retry with another payload"),
+        ("retry", ["key"], {}, "idColumn: no column 'id'"),
+        ("update", ["id", "note"], {}, "update: no change was given"),
+        ("retry", ["id", "payload"], {"dryRun": "true"}, "dryRun can't be combined with a payload"),
     ],
 )
 def test_what_cannot_be_is_said_before_a_task(url, operation, columns, options, message):

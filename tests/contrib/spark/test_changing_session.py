@@ -35,7 +35,7 @@ def test_rows_that_are_no_jobs_are_dead_letters_of_a_write_that_succeeded(spark,
     rows = spark.range(0, 100, 1, 2).selectExpr("id as n", "if(id % 10 = 0, null, cast(id as string)) as key")
     options = {"url": redis_server.url, "idColumn": "key", "onError": "dead"}
 
-    with pytest.raises(Exception, match="id: expected a text, got None"):
+    with pytest.raises(Exception, match="id: expected a string, got None"):
         enqueue(rows, QUEUE, "shop.send", {**options, "onError": "fail"})
     assert storage.dead_letters(QUEUE) == []
     report = enqueue(rows, QUEUE, "shop.send", options)

@@ -52,7 +52,7 @@ def test_lists_are_taken_by_what_is_in_them(option, kind):
 @pytest.mark.parametrize(
     ("option", "kind", "message"),
     [
-        ("idColumn", types.LongType(), "idColumn: the column 'n' is bigint: id: expected a text"),
+        ("idColumn", types.LongType(), "idColumn: the column 'n' is bigint: id: expected a string"),
         ("priorityColumn", types.StringType(), "priorityColumn: the column 'n' is string"),
         ("priorityColumn", types.DoubleType(), "the column 'n' is double"),
         ("uniqueKeyColumn", types.LongType(), "uniqueKeyColumn: the column 'n' is bigint"),
@@ -80,7 +80,7 @@ def test_what_can_be_nothing_that_an_option_takes_is_refused(option, kind, messa
 def test_a_payload_that_is_encoded_has_the_type_of_its_format(form, taken, refused):
     check("payloadColumn", getattr(types, taken)(), payloadFormat=form)
 
-    with pytest.raises(OptionError, match="payloadColumn: the column 'n' is"):
+    with pytest.raises(OptionError, match="payloadColumn: column 'n' has type"):
         check("payloadColumn", getattr(types, refused)(), payloadFormat=form)
 
 

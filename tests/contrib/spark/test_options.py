@@ -62,25 +62,25 @@ WRONG = [
     ({"delay": "nan"}, "delay: "),
     ({"delay": "-1"}, "delay: "),
     ({"runAt": "tomorrow"}, "runAt: 'tomorrow' is not a time"),
-    ({"runAt": "2026-01-31T12:00:00"}, "is naive; give it a time zone"),
-    ({"lifo": "maybe"}, "lifo: 'maybe' is neither true nor false"),
-    ({"queue": "x" * 256}, "queue: has 256 characters"),
-    ({"txnAppId": "a"}, "txnAppId and txnVersion: both, or neither"),
-    ({"txnVersion": "1"}, "txnAppId and txnVersion: both, or neither"),
-    ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: -1 is not a number from 0"),
+    ({"runAt": "2026-01-31T12:00:00"}, "is naive; use a datetime with a time zone"),
+    ({"lifo": "maybe"}, "lifo: must be true or false; got 'maybe'"),
+    ({"queue": "x" * 256}, "queue: must have 1 to 255 characters; got 256"),
+    ({"txnAppId": "a"}, "txnAppId and txnVersion must be set together"),
+    ({"txnVersion": "1"}, "txnAppId and txnVersion must be set together"),
+    ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: must be a number of at least 0; got -1"),
     ({"deliveryMode": "once"}, "deliveryMode: 'once' is not one of staged, direct"),
     ({"onError": "ignore"}, "onError: 'ignore' is not one of fail, skip, dead"),
     ({"operation": "replace"}, "operation: 'replace' is not one of enqueue, retry, cancel, delete, update"),
-    ({"max_attempts": "3", "maxAttempts": "4"}, "maxAttempts: it is said twice, as max_attempts too"),
+    ({"max_attempts": "3", "maxAttempts": "4"}, "maxAttempts: the option is set twice, also as max_attempts"),
     ({"backoff": "sometimes"}, "backoff: 'sometimes' is not one of fixed, linear, exponential"),
     ({"backoff": '{"kind"'}, "backoff: not JSON"),
-    ({"runAt": "noon"}, "runAt: 'noon' is not a time, as 2026-06-01T12:00:00Z is"),
+    ({"runAt": "noon"}, "runAt: 'noon' is not a time, such as 2026-06-01T12:00:00Z"),
     ({"groupMode": "all"}, "groupMode: 'all' is not one of optional, keyed, global"),
-    ({"maxRetries": "-1"}, "maxRetries: -1 is not a number from 0"),
-    ({"batchSize": "0"}, "batchSize: 0 is not a number from 1"),
-    ({"rateLimit": "inf"}, "rateLimit: inf is not a number"),
-    ({"group": "g", "groupColumn": "c"}, "group: it is said for all jobs, and as a column"),
-    ({"maxAttempts": "0"}, "maxAttempts: 0 is not from 1"),
+    ({"maxRetries": "-1"}, "maxRetries: must be a number of at least 0; got -1"),
+    ({"batchSize": "0"}, "batchSize: must be a number of at least 1; got 0"),
+    ({"rateLimit": "inf"}, "rateLimit: must be a number of at least 0.001; got inf"),
+    ({"group": "g", "groupColumn": "c"}, "group: set as an option and as a column"),
+    ({"maxAttempts": "0"}, "maxAttempts: must be from 1"),
 ]
 
 
@@ -127,13 +127,13 @@ def test_an_operation_needs_no_job_and_has_columns_by_default():
 @pytest.mark.parametrize(
     ("operation", "more", "message"),
     [
-        ("retry", {"job": "j"}, "job: it says nothing to the operation retry"),
-        ("cancel", {"priority": "1"}, "priority: it says nothing to the operation cancel"),
-        ("delete", {"deliveryMode": "staged"}, "deliveryMode: it says nothing to the operation delete"),
-        ("delete", {"dryRun": "true"}, "dryRun: it says nothing to the operation delete"),
-        ("update", {"max_attempts": "3"}, "max_attempts: it says nothing to the operation update"),
-        ("update", {"txnAppId": "a"}, "txnAppId: it says nothing to the operation update"),
-        ("retry", {"onError": "dead"}, "onError: dead is for the operation enqueue"),
+        ("retry", {"job": "j"}, "job: not supported by the operation retry"),
+        ("cancel", {"priority": "1"}, "priority: not supported by the operation cancel"),
+        ("delete", {"deliveryMode": "staged"}, "deliveryMode: not supported by the operation delete"),
+        ("delete", {"dryRun": "true"}, "dryRun: not supported by the operation delete"),
+        ("update", {"max_attempts": "3"}, "max_attempts: not supported by the operation update"),
+        ("update", {"txnAppId": "a"}, "txnAppId: not supported by the operation update"),
+        ("retry", {"onError": "dead"}, "onError: dead is supported only by the operation enqueue"),
     ],
 )
 def test_what_says_nothing_to_an_operation_is_refused(operation, more, message):
@@ -153,5 +153,5 @@ def test_a_url_is_in_no_text_of_the_options():
 
 @pytest.mark.parametrize("missing", ["url", "queue", "job"])
 def test_what_is_missing_is_named(missing):
-    with pytest.raises(OptionError, match=f"{missing}: say"):
+    with pytest.raises(OptionError, match=f"{missing}: set"):
         WriteOptions.read({name: value for name, value in GIVEN.items() if name != missing})

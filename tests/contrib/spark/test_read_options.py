@@ -55,24 +55,27 @@ def test_a_stream_has_options_of_its_own():
     [
         ({"tabel": "jobs"}, "unknown option 'tabel'; did you mean 'table'"),
         ({"table": "job"}, "table: 'job' is not one of .*; did you mean 'jobs'"),
-        ({"queue": "a", "queues": "b"}, "queue and queues: give one"),
+        ({"queue": "a", "queues": "b"}, "queue and queues can't be combined"),
         ({"queues": " , "}, "queues: is empty"),
         ({"state": "wating"}, "state: 'wating' is not one of .*; did you mean 'waiting'"),
-        ({"table": "attempts", "state": "failed"}, "state: rows of attempts are not chosen by it"),
-        ({"table": "results", "state": "active"}, "state: results are of completed, failed and cancelled"),
+        ({"table": "attempts", "state": "failed"}, "state: rows of attempts cannot be filtered by state"),
+        (
+            {"table": "results", "state": "active"},
+            "state: results exist only for completed, failed and cancelled",
+        ),
         ({"since": "yesterday"}, "since: 'yesterday' is neither a date"),
-        ({"since": "2026-02-01", "until": "2026-02-01"}, "until: is not later than since"),
-        ({"table": "cron", "since": "2026-02-01"}, "rows of cron have no time"),
-        ({"columns": "id,grop"}, "columns: jobs has no 'grop'; did you mean 'group'"),
-        ({"columns": "payload"}, "columns: payload needs includePayload"),
-        ({"table": "dead", "includePayload": "true"}, "includePayload: is for the table jobs"),
-        ({"includePayload": "yes"}, "includePayload: 'yes' is neither true nor false"),
-        ({"numPartitions": "0"}, "numPartitions: 0 is not from 1 to"),
+        ({"since": "2026-02-01", "until": "2026-02-01"}, "until: must be later than since"),
+        ({"table": "cron", "since": "2026-02-01"}, "rows of cron cannot be filtered by time"),
+        ({"columns": "id,grop"}, "columns: jobs has no column 'grop'; did you mean 'group'"),
+        ({"columns": "payload"}, "columns: payload requires includePayload"),
+        ({"table": "dead", "includePayload": "true"}, "includePayload: supported only by the table jobs"),
+        ({"includePayload": "yes"}, "includePayload: must be true or false; got 'yes'"),
+        ({"numPartitions": "0"}, "numPartitions: must be from 1 to .*; got 0"),
         ({"batchSize": "many"}, "batchSize: 'many' is not a whole number"),
-        ({"batchSize": "9999"}, "batchSize: 9999 is not from 1 to 3,000"),
-        ({"maxRowsPerTrigger": "5"}, "maxRowsPerTrigger: is no option of a read of jobs"),
-        ({"table": "events", "numPartitions": "5"}, "numPartitions: is no option of a read of events"),
-        ({"table": "events", "startingOffsets": "now"}, "startingOffsets: 'now' is neither earliest"),
+        ({"batchSize": "9999"}, "batchSize: must be from 1 to 3,000; got 9999"),
+        ({"maxRowsPerTrigger": "5"}, "maxRowsPerTrigger: not an option for reading jobs"),
+        ({"table": "events", "numPartitions": "5"}, "numPartitions: not an option for reading events"),
+        ({"table": "events", "startingOffsets": "now"}, "startingOffsets: must be earliest"),
     ],
 )
 def test_what_is_wrong_is_refused_by_its_name(given, message):
@@ -83,5 +86,5 @@ def test_what_is_wrong_is_refused_by_its_name(given, message):
 
 
 def test_a_url_is_needed():
-    with pytest.raises(OptionError, match="url: say where the jobs are"):
+    with pytest.raises(OptionError, match="url: set the storage to read from"):
         ReadOptions.read({})

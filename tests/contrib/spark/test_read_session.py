@@ -65,13 +65,13 @@ def test_tables_are_chosen_by_option_and_readable_in_sql(spark, load, storage, r
 def test_what_is_wrong_is_said_before_a_task(load, spark, redis_server):
     for options, message in (
         ({"tabel": "jobs"}, "unknown option 'tabel'; did you mean 'table'"),
-        ({"table": "cron"}, "table: cron is not kept in"),
+        ({"table": "cron"}, "table: cron is stored in the project's database"),
         ({"url": "redis://:hunter2@127.0.0.1:1/0"}, "does not answer"),
     ):
         with pytest.raises(Exception, match=message) as raised:
             spark.read.format("djqueue").options(**{"url": redis_server.url, **options}).load().count()
         assert "hunter2" not in str(raised.value)
-    with pytest.raises(Exception, match="schema: is the table's own"):
+    with pytest.raises(Exception, match="schema: cannot be changed"):
         spark.read.format("djqueue").schema("id string").options(url=redis_server.url).load().count()
 
 

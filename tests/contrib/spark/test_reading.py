@@ -99,7 +99,9 @@ def test_the_reports_of_writes_are_a_table(url, storage, read):
 
 
 def test_a_table_that_is_not_there_is_refused_with_the_remedy(redis_url):
-    with pytest.raises(OptionError, match=r"table: cron is not kept in .*: give its URL"):
+    with pytest.raises(
+        OptionError, match=r"table: cron is stored in the project's database.*: use the database's URL"
+    ):
         Read(ReadOptions.read({"url": redis_url, "table": "cron"})).partitions()
 
 

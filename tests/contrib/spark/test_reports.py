@@ -190,7 +190,7 @@ def test_a_write_whose_chunks_are_gone_has_failed(storage, write):
 
     found = storage.imports.get(made.id)
     assert found.state == FAILED
-    assert "is gone: it expired" in found.error
+    assert "is missing: the chunk expired" in found.error
 
 
 def test_a_dry_run_leaves_no_report(storage, write):
@@ -240,7 +240,7 @@ def test_a_write_does_not_fail_for_its_report(storage, write, monkeypatch, caplo
         made.commit(tasks(made))
 
     assert numbers(storage) == [*range(3 * ROWS)]
-    assert f"The report of the write {made.id} is not kept: no room" in caplog.text
+    assert f"The report of write {made.id} could not be saved: no room" in caplog.text
 
 
 def commit_batch(url, version):

@@ -181,7 +181,7 @@ def test_jobs_may_depend_on_others_of_their_queue_or_of_another():
 WRONG = [
     ({"after": [7]}, {"dependsOnColumn": "after"}, "row 1 of its partition: dependsOn: expected an id"),
     ({"b": ["often"]}, {"backoffColumn": "b"}, "row 1 of its partition: backoff: 'often' is not one of"),
-    ({"key": ["a", None]}, {"idColumn": "key"}, "row 2 of its partition: id: expected a text"),
+    ({"key": ["a", None]}, {"idColumn": "key"}, "row 2 of its partition: id: expected a string"),
     ({"p": [1, 2**40]}, {"priorityColumn": "p"}, "row 2 of its partition: priority: "),
     ({"payload": ["{", "{}"]}, {"payloadFormat": "json"}, "row 1 of its partition: payload: not JSON"),
     ({"payload": ["x"]}, {"payloadFormat": "msgpack"}, "row 1 of its partition: payload: expected binary"),
@@ -209,9 +209,9 @@ def test_rows_that_are_no_jobs_may_be_left_out_and_are_counted():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"idColumn": "ky"}, "idColumn: there is no column 'ky'; did you mean 'key'"),
-        ({"excludeColumns": "key,other"}, "excludeColumns: there is no column 'other'"),
-        ({"payloadColumn": "key", "argsColumn": "n"}, "payloadColumn: the payload is one column"),
+        ({"idColumn": "ky"}, "idColumn: no column 'ky'; did you mean 'key'"),
+        ({"excludeColumns": "key,other"}, "excludeColumns: no column 'other'"),
+        ({"payloadColumn": "key", "argsColumn": "n"}, "payloadColumn can't be combined"),
     ],
 )
 def test_columns_that_are_not_there_are_refused_before_a_row_is_read(options, message):

@@ -161,11 +161,11 @@ def test_what_was_begun_and_has_expired_is_told_with_a_way_out(storage, write, m
             made.commit(told)
 
     def gone(self, manifest, chunks):
-        raise ChunkMissingError("chunk 0 is gone")
+        raise ChunkMissingError("chunk 0 is missing")
 
     monkeypatch.setattr(kind, "publish", gone)
     again = write(txnAppId="nightly", txnVersion="7")
-    with pytest.raises(ChunkMissingError, match=r"chunk 0 is gone.*a txnAppId other than 'nightly'"):
+    with pytest.raises(ChunkMissingError, match=r"chunk 0 is missing.*a txnAppId other than 'nightly'"):
         again.commit(tasks(again))
     assert numbers(storage) == []
 
@@ -228,7 +228,7 @@ def test_a_queue_that_wants_groups_is_noticed_before_a_task(url, write):
     with closing(open_storage(url, policies=policies)) as owner:
         owner.enqueue([batch(1, queue=QUEUE, group="g")])
 
-    with pytest.raises(OptionError, match=r"group: each job of the queue 'emails' needs one.*groupColumn"):
+    with pytest.raises(OptionError, match=r"group: jobs of queue 'emails' require a group.*groupColumn"):
         write()
 
 

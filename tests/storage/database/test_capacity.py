@@ -44,7 +44,7 @@ def undone():
 def test_a_transaction_is_refused_more_than_there_is_room_for(producer, bounded):
     with transaction.atomic():
         enqueue_many(producer, 2, queue=SMALL)
-        with pytest.raises(QueueFullError, match="queue 'small' may hold 3"):
+        with pytest.raises(QueueFullError, match="queue 'small' is full: its MAX_SIZE allows 3"):
             producer.enqueue([batch(2, queue=SMALL)])
         enqueue(producer, queue=SMALL, id="last")
 

@@ -117,7 +117,7 @@ def test_claims_that_are_answered_too_late_are_given_back(scheduler, client, mon
     monkeypatch.setattr("djqueue.storage.database.remote.ANSWER_TIMEOUT", 1.0)
 
     with slow_answers(scheduler, monkeypatch) as (recorded, answer):
-        with pytest.raises(StorageUnavailableError, match="has not answered 'finish'"):
+        with pytest.raises(StorageUnavailableError, match="did not answer 'finish'"):
             client.finish([], request(5))
         assert recorded.is_set()
         answer.set()

@@ -269,7 +269,7 @@ def test_a_second_scheduler_is_refused_where_it_is_not_to_wait(scheduler, make_s
     second = make_storage()
     second.standby = "never"
 
-    expected = rf"process {os.getpid()} on .* is the scheduler of the database 'default': stop it first"
+    expected = rf"process {os.getpid()} on .* is the scheduler of database 'default': stop that process first"
     with pytest.raises(SchedulerRunningError, match=expected):
         second.connect()
 
@@ -346,8 +346,8 @@ def test_a_standby_says_who_is_the_scheduler_and_how_to_work_meanwhile(
     waiting.join(10)
 
     assert f"Standing by: process {os.getpid()} on " in caplog.text
-    assert "runs no jobs until that one ends" in caplog.text
-    assert "start it with --standby work" in caplog.text
+    assert "runs no jobs until that scheduler stops" in caplog.text
+    assert "start this process with --standby work" in caplog.text
 
 
 def test_a_worker_process_without_a_scheduler_says_what_it_waits_for(scheduler, make_storage, quick, caplog):

@@ -228,7 +228,7 @@ def test_a_scheduler_leaves_the_socket_of_its_successor(make_storage: MakeStorag
 
 
 def test_a_tcp_address_needs_a_token(make_storage: MakeStorage) -> None:
-    with pytest.raises(ConfigurationError, match="ADDRESS: a TCP address needs a TOKEN"):
+    with pytest.raises(ConfigurationError, match="ADDRESS: a TCP address requires a TOKEN"):
         connected(make_storage, address=ANY_PORT)
 
     connected(make_storage)
@@ -385,7 +385,7 @@ def test_a_subscriber_that_does_not_read_is_hung_up_on(
         eventually(lambda: sessions(scheduler) == 1)
         assert stranger.is_hung_up_on()
 
-    assert "does not read what it has subscribed to" in caplog.text
+    assert "stopped reading its subscription" in caplog.text
 
 
 def test_a_scheduler_ends_whatever_its_clients_do(make_storage: MakeStorage) -> None:
@@ -457,7 +457,7 @@ def test_a_client_whose_answer_takes_too_long_is_hung_up_on(
 def test_only_verbs_of_the_contract_are_obeyed(
     scheduler: DatabaseStorage, client: DatabaseStorage, operation: str
 ) -> None:
-    with pytest.raises(StorageError, match=f"{operation!r} is no verb of the storage"):
+    with pytest.raises(StorageError, match=f"{operation!r} is not an operation of the storage"):
         call(client, operation)
 
     assert claim_ids(client) == []

@@ -195,7 +195,7 @@ def test_a_client_logs_once_why_it_does_not_use_the_socket(
         with pytest.raises(StorageUnavailableError, match="has the mode 0755 and must have 0700"):
             client.pause(QUEUE)
 
-    said = [line for line in caplog.messages if line.startswith("The scheduler's socket is not used")]
+    said = [line for line in caplog.messages if line.startswith("Not using the scheduler's socket")]
     assert len(said) == 1
     (shared / "mine").chmod(0o700)
     client.pause(QUEUE)
@@ -246,7 +246,7 @@ def test_a_file_in_the_place_of_the_socket_is_kept(make_storage: MakeStorage, sh
     (shared / "mine").mkdir(mode=0o700)
     (shared / "mine" / "data").write_text("precious")
 
-    with pytest.raises(StorageError, match="data exists there and is not a socket"):
+    with pytest.raises(StorageError, match="data exists and is not a socket"):
         start(make_storage, shared / "mine" / "data")
 
     assert (shared / "mine" / "data").read_text() == "precious"
@@ -367,7 +367,7 @@ def test_a_thousand_silent_connections_hold_64_descriptors_and_stop_nobody(
 
     eventually(lambda: len(scheduler._server._sessions) == 2)
     assert len(lines.messages) == 1
-    assert lines.messages[0].startswith("Closed the oldest of more than 64 connections")
+    assert lines.messages[0].startswith("Closed the oldest connection, because more than 64")
 
 
 def test_clients_beyond_half_of_the_descriptors_are_told_so(
@@ -461,8 +461,8 @@ def test_requests_that_fail_alike_log_one_traceback(
         with pytest.raises(StorageError, match="TypeError"):
             client._client._remote.call("pause")
 
-    assert [line for line in caplog.messages if "request of another process failed" in line] == [
-        "A request of another process failed: pause"
+    assert [line for line in caplog.messages if "client's request failed" in line] == [
+        "A client's request failed: pause"
     ]
 
 

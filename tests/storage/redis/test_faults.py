@@ -384,7 +384,7 @@ def test_a_server_that_misses_its_replicas_for_too_long_is_away(redis_options, r
     enqueue(storage, id="a")
     with replicas_missing(redis_server):
         begun = time.monotonic()
-        with pytest.raises(StorageUnavailableError, match=r"takes no changes: .*min-replicas-to-write"):
+        with pytest.raises(StorageUnavailableError, match=r"accepts no writes: .*min-replicas-to-write"):
             enqueue(storage, id="b")
         assert 0.5 < time.monotonic() - begun < 5
 

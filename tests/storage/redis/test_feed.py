@@ -124,7 +124,7 @@ def test_what_was_forgotten_unread_is_an_error_or_left_out(small):
         small.enqueue([batch()])
     end = small.feed.last(None)
 
-    with pytest.raises(EventsLostError, match="queue 'default': events were forgotten before they were read"):
+    with pytest.raises(EventsLostError, match="queue 'default': events were trimmed before they were read"):
         read(small, start, end)
     left = read(small, start, end, complete=False)
     assert 100 <= len(left) < 401
@@ -161,6 +161,6 @@ def test_without_a_stream_nothing_can_be_followed(redis_options):
         assert silent.feed is None
     with (
         closing(RedisStorage(**redis_options)) as storage,
-        pytest.raises(OptionError, match="no queue keeps its changes"),
+        pytest.raises(OptionError, match="no queue keeps a change stream"),
     ):
         storage.feed.last(None)

@@ -75,7 +75,8 @@ def archive(spark: "SparkSession", path: str, jobs: "DataFrame", attempts: "Data
         if wanted != there:
             lacking = [name for name, many in wanted.items() if there.get(name, 0) != many]
             raise ArchiveError(
-                f"{path}: {', '.join(lacking)}: not all jobs are there: run it again; nothing was removed"
+                f"{path}: {', '.join(lacking)}: the archive is incomplete, so no job was removed: run the "
+                "command again"
             )
         return Archived(sum(wanted.values()), runs.count(), len(wanted))
     finally:

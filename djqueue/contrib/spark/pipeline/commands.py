@@ -56,8 +56,8 @@ class PipelineContext:
         url = self.database or self.options["url"]
         if url.partition("://")[0].lower() not in DATABASES:
             raise ConfigurationError(
-                "the storage has no tables: name the project's database by --database postgresql://… or "
-                "sqlite:///…, or use manage.py djqueue_spark"
+                "the storage has no tables: pass the project's database with --database postgresql://… "
+                "or sqlite:///…, or use manage.py djqueue_spark"
             )
         alias = alias_of(url)
         try:
@@ -83,11 +83,13 @@ def check(args: Namespace) -> None:
     """Raise OptionError for flags that do not go together."""
     if args.action == "replay":
         if args.archive is None and args.name is not None:
-            raise OptionError("--name goes with --archive: dead letters are retried once anyway")
+            raise OptionError("--name requires --archive: dead letters are retried only once in any case")
         if args.archive is None and args.option:
-            raise OptionError("--option goes with --archive: dead letters are retried as they are")
+            raise OptionError("--option requires --archive: dead letters are retried with their own options")
         if args.archive is not None and args.name is None:
-            raise OptionError("--archive needs --name: a second replay of that name brings nothing more")
+            raise OptionError(
+                "--archive requires --name, so that a second replay of the same name enqueues nothing twice"
+            )
     if args.action == "backfill":
         source_of(args).check_days()
 
@@ -135,7 +137,7 @@ def _rollups(spark: "SparkSession", args: Namespace, place: PipelineContext, tel
     until = args.until or whole_hour(to_datetime(SYSTEM_CLOCK.now()))
     since = args.since or until - timedelta(hours=1)
     if until <= since:
-        raise OptionError(f"there is no hour from {since:%Y-%m-%dT%H} to before {until:%Y-%m-%dT%H}")
+        raise OptionError(f"the range from {since:%Y-%m-%dT%H} until {until:%Y-%m-%dT%H} contains no hour")
     with place.tables() as alias:
         if args.archive is not None:
             jobs, attempts = archived(spark, args.archive), archived(spark, args.archive, ATTEMPTS)
@@ -226,7 +228,9 @@ def _options(args: Namespace, place: PipelineContext) -> dict[str, str]:
     said = {name: value for name in ("queue", "job") if (value := getattr(args, name, None)) is not None}
     for name, _ in args.option:
         if key_of(name) in said:
-            raise OptionError(f"--{key_of(name)} and --option {name}=... say the same: keep one")
+            raise OptionError(
+                f"--{key_of(name)} and --option {name}=... set the same option: remove one of them"
+            )
     return {**place.options, **said, **dict(args.option), **({"dryRun": "true"} if args.dry_run else {})}
 
 

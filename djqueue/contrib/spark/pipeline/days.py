@@ -9,7 +9,9 @@ from djqueue.core.errors import OptionError
 def days(since: date, until: date) -> Iterator[date]:
     """Each day from one to before another. Raises OptionError if there is none."""
     if until <= since:
-        raise OptionError(f"there is no day from {since} to before {until}: until is the day behind the last")
+        raise OptionError(
+            f"the range from {since} until {until} contains no day; until is the day after the last one"
+        )
     for number in range((until - since).days):
         yield since + timedelta(days=number)
 

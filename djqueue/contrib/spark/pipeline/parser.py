@@ -227,16 +227,16 @@ ENDED = sorted(state.value for state in TERMINAL)
 
 def day(text: str) -> date:
     """A date."""
-    found: date = _read(text, date.fromisoformat, "a day is written as 2026-01-31")
+    found: date = _read(text, date.fromisoformat, "expected a day like 2026-01-31")
     return found
 
 
 def hour(text: str) -> datetime:
     """A whole hour, in UTC unless it says more."""
-    at: datetime = _read(text, datetime.fromisoformat, "an hour is written as 2026-01-31T05")
+    at: datetime = _read(text, datetime.fromisoformat, "expected an hour like 2026-01-31T05")
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     if (at.minute, at.second, at.microsecond) != (0, 0, 0):
-        raise ArgumentTypeError(f"{text!r} is not a whole hour: an hour is written as 2026-01-31T05")
+        raise ArgumentTypeError(f"{text!r} is not a whole hour; expected a format like 2026-01-31T05")
     return at
 
 
@@ -244,7 +244,7 @@ def pair(text: str) -> tuple[str, str]:
     """A name and a value."""
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise ArgumentTypeError(f"{text!r} is no NAME=VALUE")
+        raise ArgumentTypeError(f"{text!r} does not have the form NAME=VALUE")
     return name, value
 
 
@@ -265,7 +265,7 @@ def states(text: str) -> tuple[str, ...]:
 def count(text: str) -> int:
     """A whole number from 1 on."""
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        raise ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 
 
@@ -273,4 +273,4 @@ def _read(text: str, read: Callable[[str], Any], how: str) -> Any:
     try:
         return read(text)
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is none: {how}") from None
+        raise ArgumentTypeError(f"{text!r} is invalid: {how}") from None

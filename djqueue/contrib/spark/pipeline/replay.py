@@ -59,8 +59,8 @@ def replay_archived(jobs: "DataFrame", name: str, options: Mapping[str, str]) ->
     others = jobs.where(sql.col("content_type") != MSGPACK).select("queue", "name", "content_type").head()
     if others is not None:
         raise OptionError(
-            f"job {others.name!r} of the queue {others.queue!r} has a payload in {others.content_type}, "
-            "which cannot be enqueued anew from here: leave it out of the condition"
+            f"job {others.name!r} of queue {others.queue!r} has a payload in {others.content_type}, which "
+            "this command cannot enqueue again: exclude the job from the condition"
         )
     given = {key_of(option) for option in options}
     carried = {

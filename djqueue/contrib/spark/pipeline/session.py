@@ -44,7 +44,7 @@ def session(app: str, master: str, conf: Mapping[str, str]) -> "Iterator[SparkSe
         spark = builder.getOrCreate()
     except PySparkException as error:
         raise ConfigurationError(
-            f"Spark does not start with --master {master}: {error}; it needs Java 17 or 21"
+            f"Spark failed to start with --master {master}: {error}; Spark requires Java 17 or 21"
         ) from None
     try:
         register(spark)

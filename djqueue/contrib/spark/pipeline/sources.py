@@ -37,7 +37,7 @@ class Source:
     def read(self, spark: "SparkSession") -> "DataFrame":
         """All rows. Raises OptionError for a column that is not there."""
         if DAY in self.where:
-            raise OptionError(f"{self.kind}: {DAY} stands for a day, which only a backfill has")
+            raise OptionError(f"{self.kind}: {DAY} is supported only by a backfill")
         return self._shaped(self._rows(spark, self.where))
 
     def of_day(self, spark: "SparkSession", day: date) -> "DataFrame":
@@ -54,8 +54,8 @@ class Source:
         """Raise OptionError unless the rows of one day can be told from the others'."""
         if (self.day_column is None) == (DAY not in self.where):
             raise OptionError(
-                f"a backfill needs to know the rows of a day: either {DAY} in the path or query, "
-                "or --date-column NAME"
+                f"a backfill must select the rows of one day: use {DAY} in the path or query, or "
+                "--date-column NAME"
             )
 
     def _rows(self, spark: "SparkSession", where: str) -> "DataFrame":
@@ -82,7 +82,7 @@ class Source:
 def _check(wanted: list[str], columns: list[str]) -> None:
     for name in wanted:
         if name not in columns:
-            raise OptionError(f"there is no column {name!r}{nearest(name, columns)}")
+            raise OptionError(f"no column {name!r}{nearest(name, columns)}")
 
 
 def _named(column: str) -> str:

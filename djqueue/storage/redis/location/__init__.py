@@ -32,14 +32,14 @@ def locate(options: Mapping[str, Any]) -> Endpoint:
             )
     ways = [name for name in WAYS if name in given]
     if not ways:
-        raise ConfigurationError(f"one of {', '.join(WAYS)} must say where Redis is")
+        raise ConfigurationError(f"the address of Redis is missing: set one of {', '.join(WAYS)}")
     if len(ways) > 1:
-        raise ConfigurationError(f"{' and '.join(ways)} all say where Redis is: keep one")
+        raise ConfigurationError(f"{' and '.join(ways)} can't be combined: keep one of them")
     way = ways[0]
     endpoint = _watched(WAYS[way](given[way], given), way, given)
     arguments = {**endpoint.arguments, **_connection(given, endpoint)}
     if endpoint.is_cluster and arguments.get("db"):
-        raise ConfigurationError(f"{way}: a cluster has no database but 0")
+        raise ConfigurationError(f"{way}: a cluster has only database 0")
     endpoint = replace(endpoint, arguments=arguments, timeout=_timeout(given))
     endpoint.check()
     return endpoint
@@ -50,7 +50,7 @@ def _watched(endpoint: Endpoint, way: str, given: Mapping[str, Any]) -> Endpoint
     for name in WITH_SENTINELS:
         goes = way == "SENTINELS" or (isinstance(endpoint, Sentinel) and name == "SENTINEL_KWARGS")
         if name in given and not goes:
-            raise ConfigurationError(f"{name} goes with SENTINELS, not with {way}")
+            raise ConfigurationError(f"{name} requires SENTINELS, and can't be combined with {way}")
     if not isinstance(endpoint, Sentinel):
         return endpoint
     arguments = _mapping(given, "SENTINEL_KWARGS")
@@ -64,18 +64,18 @@ def _connection(given: Mapping[str, Any], endpoint: Endpoint) -> Mapping[str, An
     for name in arguments:
         if name in CLUSTER_ARGUMENTS:
             if not endpoint.is_cluster:
-                raise ConfigurationError(f"CONNECTION: {name!r} goes with a cluster")
+                raise ConfigurationError(f"CONNECTION: {name!r} requires a cluster")
             continue
         check_argument("CONNECTION", name)
         if name in SETTLED:
-            raise ConfigurationError(f"CONNECTION: {name!r} cannot be chosen: {SETTLED[name]}")
+            raise ConfigurationError(f"CONNECTION: {name!r} cannot be set: {SETTLED[name]}")
     return arguments
 
 
 def _mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = given.get(name, {})
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name} must be a dict of keyword arguments, not {kind_of(value)}")
+        raise ConfigurationError(f"{name} must be a dict of keyword arguments; got {kind_of(value)}")
     return value
 
 
@@ -87,13 +87,15 @@ def _timeout(given: Mapping[str, Any]) -> float:
     except OptionError as error:
         raise ConfigurationError(str(error)) from None  # its text may be a URL
     if not 0 < value <= LONGEST_TIMEOUT:
-        raise ConfigurationError(f"TIMEOUT: {given['TIMEOUT']!r} is not more than 0 and at most 60 seconds")
+        raise ConfigurationError(
+            f"TIMEOUT: must be greater than 0 and at most 60 seconds; got {given['TIMEOUT']!r}"
+        )
     return value / 1_000
 
 
 def _from_sentinels(sentinels: Any, given: Mapping[str, Any]) -> Sentinel:
     if "MASTER_NAME" not in given:
-        raise ConfigurationError("MASTER_NAME is missing: what the sentinels call the master")
+        raise ConfigurationError("MASTER_NAME is missing: set the name that the sentinels use for the master")
     arguments = {name.lower(): given[name] for name in ("DB", "USERNAME", "PASSWORD") if name in given}
     addresses = _addresses(sentinels)
     return Sentinel(addresses=addresses, master=str(given["MASTER_NAME"]), arguments=arguments)
@@ -101,10 +103,10 @@ def _from_sentinels(sentinels: Any, given: Mapping[str, Any]) -> Sentinel:
 
 def _addresses(sentinels: Any) -> tuple[Address, ...]:
     if isinstance(sentinels, str) or not isinstance(sentinels, Iterable):
-        raise ConfigurationError(f"SENTINELS must be a list of (host, port), not {kind_of(sentinels)}")
+        raise ConfigurationError(f"SENTINELS must be a list of (host, port) pairs; got {kind_of(sentinels)}")
     addresses = tuple(urls.address_of(pair, "SENTINELS") for pair in sentinels)
     if not addresses:
-        raise ConfigurationError("SENTINELS is empty")
+        raise ConfigurationError("SENTINELS is empty: list at least one (host, port) pair")
     return addresses
 
 

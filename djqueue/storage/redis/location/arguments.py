@@ -22,10 +22,10 @@ OWN = frozenset({"client_name", "health_check_interval"})
 SETTLED = {
     **dict.fromkeys(("host", "port", "path"), "use URL"),
     **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), "use TIMEOUT"),
-    **dict.fromkeys(("decode_responses", "encoding", "encoding_errors"), "answers are bytes"),
-    **dict.fromkeys(("protocol", "legacy_responses", "parser_class"), "answers are those of RESP2"),
-    **dict.fromkeys(("retry", "retry_on_timeout", "retry_on_error"), "the storage itself tries again"),
-    **dict.fromkeys(("connection_class", "timeout"), "djqueue has pools of its own"),
+    **dict.fromkeys(("decode_responses", "encoding", "encoding_errors"), "djqueue reads bytes"),
+    **dict.fromkeys(("protocol", "legacy_responses", "parser_class"), "djqueue reads RESP2 replies"),
+    **dict.fromkeys(("retry", "retry_on_timeout", "retry_on_error"), "the storage has its own retries"),
+    **dict.fromkeys(("connection_class", "timeout"), "djqueue has its own connection pools"),
 }
 """What nobody chooses, and why. In a URL, a cache or a client it may stand, for others to use."""
 
@@ -35,7 +35,7 @@ def check_argument(where: str, name: object) -> None:
     known = SHARED | OWN | SETTLED.keys()
     if name not in known and not str(name).startswith("ssl_"):
         hint = nearest(str(name), known | CLUSTER_ARGUMENTS)
-        raise ConfigurationError(f"{where}: {shown_name(name)} is not an argument of connections{hint}")
+        raise ConfigurationError(f"{where}: {shown_name(name)} is not an argument of Redis connections{hint}")
 
 
 def taken(*sources: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,8 +42,8 @@ def read_cache(alias: Any) -> Endpoint:
     if any(base.__module__.startswith("django_redis.") for base in kind.__mro__):
         return _read_django_redis(alias, configured, options)
     raise ConfigurationError(
-        f"CACHE: {alias!r} is a {backend}, which is not on Redis: "
-        "name one that is (django_redis.cache.RedisCache), or give a URL instead"
+        f"CACHE: {alias!r} is a {backend}, which does not use Redis: name a Redis cache "
+        "(django_redis.cache.RedisCache), or set URL instead"
     )
 
 
@@ -54,7 +54,7 @@ def _read_django_redis(alias: str, configured: Mapping[str, Any], options: dict[
     client = options.get("CLIENT_CLASS")
     if client and issubclass(import_string(client), ShardClient):
         raise ConfigurationError(
-            f"CACHE: {alias!r} spreads its keys over several servers: name another, or give a URL instead"
+            f"CACHE: {alias!r} spreads its keys over several servers: name another cache, or set URL instead"
         )
     where = f"CACHE: {alias!r}: LOCATION"
     url = _first(configured, ",", where, lambda url: ("is_master", "0") not in parse_qsl(urlsplit(url).query))
@@ -81,7 +81,7 @@ def _first(
     for url in urls:
         if fits(url.strip()):
             return url.strip()
-    raise ConfigurationError(f"{where} has no URL of Redis")
+    raise ConfigurationError(f"{where} has no Redis URL")
 
 
 def _without_role(url: str) -> str:

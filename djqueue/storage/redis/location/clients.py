@@ -25,7 +25,7 @@ def read_client(make: Any) -> Endpoint:
     if isinstance(make, str):
         if not NAME.fullmatch(make):
             raise ConfigurationError(
-                "CLIENT must be a function that returns a client, or its dotted path; a URL goes under URL"
+                "CLIENT must be a function that returns a client, or its dotted path; to pass a URL, set URL"
             )
         try:
             make = import_string(make)
@@ -33,7 +33,7 @@ def read_client(make: Any) -> Endpoint:
             raise ConfigurationError(f"CLIENT: {error}") from error
     if not callable(make):
         raise ConfigurationError(
-            f"CLIENT must be a function that returns a client, or its path; not {kind_of(make)}"
+            f"CLIENT must be a function that returns a client, or its dotted path; got {kind_of(make)}"
         )
     try:
         client = make()
@@ -46,7 +46,7 @@ def read_client(make: Any) -> Endpoint:
     if isinstance(client, redis.Redis):
         return _read_pool(client.connection_pool)
     kind = f"{type(client).__module__}.{type(client).__qualname__}"
-    raise ConfigurationError(f"CLIENT must return a redis.Redis or a redis.RedisCluster, not a {kind}")
+    raise ConfigurationError(f"CLIENT must return a redis.Redis or a redis.RedisCluster; got a {kind}")
 
 
 def _read_pool(pool: redis.ConnectionPool) -> Endpoint:

@@ -44,7 +44,7 @@ def read_single(url: str, where: str = "URL") -> Single:
     arguments = _arguments(parsed)
     if url.startswith("unix:"):
         if "path" not in parsed:
-            raise ConfigurationError(f"{where} has no path: unix:///run/redis.sock?db=0")
+            raise ConfigurationError(f"{where} has no path; expected unix:///run/redis.sock?db=0")
         return Single(path=parsed["path"], arguments=arguments)
     _check_database(_split(url, where).path, where)
     address = (parsed.get("host", "localhost"), parsed.get("port", REDIS_PORT))
@@ -56,7 +56,7 @@ def _read_sentinels(url: str) -> Sentinel:
     master, _, database = path.partition("/")
     if not master:
         raise ConfigurationError(
-            "URL does not name the master: redis+sentinel://host:port,host:port/master_name/0"
+            "URL does not name the master; expected redis+sentinel://host:port,host:port/master_name/0"
         )
     _check_database(database, "URL")
     encryption = {name: value for name, value in arguments.items() if name.startswith("ssl")}
@@ -89,7 +89,7 @@ def address_of(pair: Any, where: str) -> Address:
     """The address that a (host, port) is. Raises ConfigurationError."""
     parts = () if isinstance(pair, str) or not isinstance(pair, Iterable) else tuple(pair)
     if len(parts) != 2:
-        raise ConfigurationError(f"{where}: {kind_of(pair)} is not a (host, port)")
+        raise ConfigurationError(f"{where}: expected a (host, port) pair, got {kind_of(pair)}")
     host, port = map(str, parts)
     return _address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", 0, where)
 
@@ -97,7 +97,7 @@ def address_of(pair: Any, where: str) -> Address:
 def _address(text: str, default_port: int, where: str) -> Address:
     found = HOST.fullmatch(text.strip())
     if found is None or int(found[2] or 0) > 65_535:
-        raise ConfigurationError(f"{where}: a host is written host:port, and several host:port,host:port")
+        raise ConfigurationError(f"{where}: expected host:port, or host:port,host:port for several hosts")
     return found[1].strip("[]"), int(found[2] or default_port)
 
 
@@ -123,7 +123,7 @@ def _split(url: str, where: str) -> SplitResult:
 
 def _check_database(text: str, where: str) -> None:
     if not re.fullmatch(r"/?[0-9]{0,6}/?", text):
-        raise ConfigurationError(f"{where}: its path is not the number of a database")
+        raise ConfigurationError(f"{where}: the path must be a database number, such as /0")
 
 
 def _arguments(parsed: dict[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def test_what_is_not_in_the_files_is_told(spark, path, monkeypatch):
         "djqueue.contrib.spark.pipeline.archive.archived",
         lambda *of: archived(*of).where("id != 'b'"),
     )
-    with pytest.raises(ArchiveError, match="mail of 2026-06-01: not all jobs are there"):
+    with pytest.raises(ArchiveError, match="mail of 2026-06-01: the archive is incomplete"):
         put(spark, path, [job("a"), job("b")])
 
 

@@ -69,7 +69,7 @@ def test_rows_that_are_no_jobs_are_counted_or_fail_the_write(does, storage):
     words = ["--sql", query, "--queue", "orders", "--job", "shop.bill", "--option", "idColumn=key"]
 
     [told] = does("enqueue", *words, code=1)
-    assert "id: expected a text, got None" in told
+    assert "id: expected a string, got None" in told
     assert storage.queues() == []
     [told] = does("enqueue", *words, "--option", "onError=skip")
     assert told.startswith("4 new jobs, 0 were there; 1 rows are no jobs (1 ")
@@ -78,10 +78,10 @@ def test_rows_that_are_no_jobs_are_counted_or_fail_the_write(does, storage):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--queue", "q"], "job: say it as an option, or name its column by jobColumn"),
-        (["--queue", "q", "--job", "j", "--option", "queue=p"], "say the same: keep one"),
+        (["--queue", "q"], "job: set the option, or name a column with jobColumn"),
+        (["--queue", "q", "--job", "j", "--option", "queue=p"], "set the same option: remove one"),
         (["--queue", "q", "--job", "j", "--option", "priorty=1"], "did you mean 'priority'"),
-        (["--queue", "q", "--job", "j", "--columns", "idd"], "there is no column 'idd'; did you mean 'id'"),
+        (["--queue", "q", "--job", "j", "--columns", "idd"], "no column 'idd'; did you mean 'id'"),
     ],
 )
 def test_a_wrong_command_line_names_the_remedy(does, words, message):
@@ -112,7 +112,7 @@ def test_a_backfill_loads_each_day_once_and_goes_on_where_it_ended(does, storage
 def test_a_backfill_needs_to_know_the_rows_of_a_day(does):
     words = ["--name", "n", "--sql", "select 1", "--since", "2026-01-01", "--until", "2026-01-02"]
     [told] = does("backfill", *words, "--queue", "q", "--job", "j", code=2)
-    assert "either {date} in the path or query, or --date-column NAME" in told
+    assert "use {date} in the path or query, or --date-column NAME" in told
 
 
 # archive and replay
@@ -220,7 +220,7 @@ def test_rollups_of_a_storage_and_of_its_archive_are_the_same(
     Rollup.objects.all().delete()
     call_command("djqueue_spark", "rollups", "--archive", str(tmp_path), *hours)
     assert rows() == found
-    with pytest.raises(CommandError, match="there is no hour") as raised:
+    with pytest.raises(CommandError, match="contains no hour") as raised:
         call_command("djqueue_spark", "rollups", hours[0], hours[0].replace("since", "until"))
     assert raised.value.returncode == 2
 

@@ -53,16 +53,19 @@ def test_days_and_hours_are_utc():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["archive", "/a", "--since", "31.1.2026"], "'31.1.2026' is none: a day is written as 2026-01-31"),
+        (["archive", "/a", "--since", "31.1.2026"], "'31.1.2026' is invalid: expected a day like 2026-01-31"),
         (["archive", "/a", "--states", "done"], "'done' is not one of cancelled, completed, failed"),
-        (["rollups", "--since", "2026-01-31T05:30"], "an hour is written as 2026-01-31T05"),
-        (["enqueue", "--sql", "select 1", "--option", "priority"], "'priority' is no NAME=VALUE"),
+        (["rollups", "--since", "2026-01-31T05:30"], "like 2026-01-31T05"),
+        (
+            ["enqueue", "--sql", "select 1", "--option", "priority"],
+            "'priority' does not have the form NAME=VALUE",
+        ),
         (
             ["enqueue", "--queue", "q"],
             "one of the arguments --parquet --csv --json --table --sql is required",
         ),
         (["replay"], "the following arguments are required: --where"),
-        (["restore", "/a", "--keep", "0"], "'0' is not a whole number from 1 on"),
+        (["restore", "/a", "--keep", "0"], "'0' is not a positive whole number"),
     ],
 )
 def test_what_cannot_be_read_is_wrong_usage(words, message, capsys):
@@ -75,9 +78,9 @@ def test_what_cannot_be_read_is_wrong_usage(words, message, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["replay", "--where", "true", "--archive", "/a"], "--archive needs --name"),
-        (["replay", "--where", "true", "--name", "n"], "--name goes with --archive"),
-        (["replay", "--where", "true", "--option", "priority=1"], "--option goes with --archive"),
+        (["replay", "--where", "true", "--archive", "/a"], "--archive requires --name"),
+        (["replay", "--where", "true", "--name", "n"], "--name requires --archive"),
+        (["replay", "--where", "true", "--option", "priority=1"], "--option requires --archive"),
     ],
 )
 def test_flags_that_do_not_go_together_are_wrong_usage_before_spark_starts(words, message, capsys):

@@ -190,7 +190,7 @@ def test_a_write_whose_chunks_are_gone_has_failed(storage, write):
 
     found = storage.imports.get(made.id)
     assert found.state == FAILED
-    assert "is missing: the chunk expired" in found.error
+    assert "are missing: they expired" in found.error
 
 
 def test_a_dry_run_leaves_no_report(storage, write):

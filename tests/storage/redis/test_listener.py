@@ -464,7 +464,9 @@ def test_a_server_that_is_away_is_said_to_be_in_time(single, redis_server, liste
     redis_server.stop()
     start = time.monotonic()
 
-    with pytest.raises(StorageUnavailableError, match=r"redis 127.0.0.1:\d+/0 subscribing failed: .*refused"):
+    with pytest.raises(
+        StorageUnavailableError, match=r"redis 127.0.0.1:\d+/0: subscribing failed: .*refused"
+    ):
         listener.add("channel", Heard())
 
     assert time.monotonic() - start < 2

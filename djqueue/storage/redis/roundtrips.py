@@ -198,8 +198,8 @@ class Roundtrips:
         if len(calls) < 3 or (is_cluster and not only_read):
             return [self._one(call) for call in calls]
         # The first alone: it makes the script known.
-        others = self._together(calls[1:]) if only_read else self._pipelined(calls[1:])
-        return [self._one(calls[0]), *others]
+        first = self._one(calls[0])
+        return [first, *(self._together(calls[1:]) if only_read else self._pipelined(calls[1:]))]
 
     def _together(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         """Send each server all calls that it has the keys of at once, in order; repeat those that failed."""

@@ -791,7 +791,7 @@ def test_the_low_level_face_works_on_a_client(scheduler, client):
     job_id = queue.enqueue({"n": 1}, id="a").id
 
     assert queue.get_job(job_id).state == "waiting"
-    assert queue.counts()["waiting"] == 1
+    assert eventually(lambda: queue.counts()["waiting"] == 1)
     assert a_waiting_job(client, id="b") == "b"
     eventually(lambda: scheduler.waiting_names(QUEUE) == {QUEUE: 1, "handler": 1})
     assert client.waiting_names(QUEUE) == {QUEUE: 1, "handler": 1}

@@ -63,7 +63,7 @@ class CapacityContract(StorageCase):
 
         with (
             unchanged(storage, queue),
-            pytest.raises(QueueFullError, match=f"queue '{queue}' may hold 3"),
+            pytest.raises(QueueFullError, match=f"queue '{queue}' is full: its MAX_SIZE allows 3"),
         ):
             storage.enqueue([batch(queue=queue)])
 
@@ -96,7 +96,7 @@ class CapacityContract(StorageCase):
     def test_of_a_batch_without_room_nothing_is_stored(self, storage: Storage) -> None:
         enqueue(storage, queue=SMALL)
 
-        with unchanged(storage, SMALL), pytest.raises(QueueFullError, match="room for 3 more"):
+        with unchanged(storage, SMALL), pytest.raises(QueueFullError, match="3 more do not fit"):
             storage.enqueue([batch(3, queue=SMALL)])
         with unchanged(storage, SMALL), pytest.raises(QueueFullError):
             storage.enqueue([batch(queue=SMALL, ids=["a", "b", "c"], priority=2)])

@@ -227,7 +227,7 @@ class EnqueueContract(StorageCase):
 
     @pytest.mark.parametrize("ids", [[], ["a"], ["a", "b", "c"]])
     def test_ids_have_to_be_as_many_as_payloads(self, storage: Storage, ids: list[str]) -> None:
-        with pytest.raises(ValueError, match=f"{len(ids)} ids for 2 payloads"):
+        with pytest.raises(ValueError, match=rf"one id per payload \(2\), got {len(ids)}"):
             storage.enqueue([batch(2), batch(2)._replace(ids=ids)])
 
         assert counts(storage) == {}

@@ -665,7 +665,7 @@ class GroupsContract(StorageCase):
     # Modes.
 
     def test_where_each_job_needs_a_key_one_without_is_refused(self, storage: Storage) -> None:
-        with pytest.raises(OptionError, match=r"group: .*'keyed-only'.* keyed"):
+        with pytest.raises(OptionError, match=r"group: .*'keyed-only' require a group"):
             storage.enqueue([batch(queue=KEYED_ONLY, group="g"), batch(queue=KEYED_ONLY)])
 
         assert counts(storage, KEYED_ONLY) == {}

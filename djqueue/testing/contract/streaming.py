@@ -508,9 +508,9 @@ class StreamingContract(StorageCase):
         emit(storage, run, *encoded(1))
         found: list[Any] = []
 
-        with pytest.raises(JobTimeoutError, match="goes on"):
+        with pytest.raises(JobTimeoutError, match="was not stopped"):
             read(storage, run.id, 0.05, into=found)
-        with pytest.raises(JobTimeoutError, match="goes on"):
+        with pytest.raises(JobTimeoutError, match="was not stopped"):
             aread(storage, run.id, 0.05)
 
         assert found == [1]
@@ -535,7 +535,7 @@ class StreamingContract(StorageCase):
         without = a_completed_job(storage)
         self.pass_time(storage, SOON + 1)
 
-        with pytest.raises(JobNotFoundError, match="items are no longer kept"):
+        with pytest.raises(JobNotFoundError, match="its items have expired"):
             read(storage, run.id, 0)
         assert read(storage, without, 0) == []
 

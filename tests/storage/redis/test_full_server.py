@@ -39,7 +39,7 @@ def test_jobs_that_report_progress_end_on_a_full_server(storage, fill):
     with Worker(storage, handlers={"report": handler}, concurrency=1, maintain=False):
         assert started.wait(30)
         fill()
-        with pytest.raises(StorageUnavailableError, match="is full"):
+        with pytest.raises(StorageUnavailableError, match="is out of memory"):
             queue.enqueue(name="report")
         is_full.set()
 

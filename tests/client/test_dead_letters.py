@@ -216,7 +216,7 @@ def test_a_wrong_filter_is_refused_by_name(queue, given, word):
 
 
 def test_ids_and_filters_exclude_each_other(queue):
-    with pytest.raises(OptionError, match="can.t be combined"):
+    with pytest.raises(OptionError, match=r"can.t be combined"):
         queue.retry_dead(["a"], name="ship")
     with pytest.raises(OptionError, match="ids"):
         queue.retry_dead([7])

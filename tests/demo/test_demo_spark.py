@@ -85,6 +85,6 @@ def test_without_java_it_says_what_to_install(tmp_path_factory: pytest.TempPathF
     finished = project.run(*DEMO, PATH="/nonexistent", JAVA_HOME="")
     assert finished.returncode == 1
     assert finished.stderr == (
-        "Spark needs Java 17 or 21, and there is no java on PATH, and JAVA_HOME is not set."
+        "Spark requires Java 17 or 21, but no java was found on PATH, and JAVA_HOME is not set."
         " Debian: apt install openjdk-17-jre-headless.\n"
     )

@@ -52,18 +52,22 @@ def test_lists_are_taken_by_what_is_in_them(option, kind):
 @pytest.mark.parametrize(
     ("option", "kind", "message"),
     [
-        ("idColumn", types.LongType(), "idColumn: the column 'n' is bigint: id: expected a string"),
-        ("priorityColumn", types.StringType(), "priorityColumn: the column 'n' is string"),
-        ("priorityColumn", types.DoubleType(), "the column 'n' is double"),
-        ("uniqueKeyColumn", types.LongType(), "uniqueKeyColumn: the column 'n' is bigint"),
-        ("delayColumn", types.BinaryType(), "the column 'n' is binary"),
-        ("lifoColumn", types.LongType(), "lifoColumn: the column 'n' is bigint"),
-        ("onDuplicateColumn", types.BooleanType(), "the column 'n' is boolean"),
-        ("tagsColumn", types.StringType(), "tagsColumn: the column 'n' is string"),
-        ("tagsColumn", types.ArrayType(types.LongType()), "the column 'n' is array<bigint>"),
-        ("dependsOnColumn", types.ArrayType(types.LongType()), "the column 'n' is array<bigint>"),
-        ("argsColumn", types.StringType(), "argsColumn: the column 'n' is string: expected an array"),
-        ("kwargsColumn", TEXTS, "kwargsColumn: the column 'n' is array<string>: expected a map or a struct"),
+        ("idColumn", types.LongType(), "idColumn: column 'n' has type bigint: id: expected a string"),
+        ("priorityColumn", types.StringType(), "priorityColumn: column 'n' has type string"),
+        ("priorityColumn", types.DoubleType(), "column 'n' has type double"),
+        ("uniqueKeyColumn", types.LongType(), "uniqueKeyColumn: column 'n' has type bigint"),
+        ("delayColumn", types.BinaryType(), "column 'n' has type binary"),
+        ("lifoColumn", types.LongType(), "lifoColumn: column 'n' has type bigint"),
+        ("onDuplicateColumn", types.BooleanType(), "column 'n' has type boolean"),
+        ("tagsColumn", types.StringType(), "tagsColumn: column 'n' has type string"),
+        ("tagsColumn", types.ArrayType(types.LongType()), "column 'n' has type array<bigint>"),
+        ("dependsOnColumn", types.ArrayType(types.LongType()), "column 'n' has type array<bigint>"),
+        ("argsColumn", types.StringType(), "argsColumn: column 'n' has type string: expected an array"),
+        (
+            "kwargsColumn",
+            TEXTS,
+            "kwargsColumn: column 'n' has type array<string>: expected a map or a struct",
+        ),
     ],
 )
 def test_what_can_be_nothing_that_an_option_takes_is_refused(option, kind, message):
@@ -88,7 +92,7 @@ def test_queue_and_job_are_texts():
     schema = types.StructType([types.StructField(name, types.LongType()) for name in ("q", "j")])
     given = {"url": GIVEN["url"], "queueColumn": "q", "jobColumn": "j"}
 
-    with pytest.raises(OptionError, match="queueColumn: the column 'q' is bigint"):
+    with pytest.raises(OptionError, match="queueColumn: column 'q' has type bigint"):
         check_kinds(JobColumns(WriteOptions.read(given), schema.names), schema)
 
 
@@ -96,5 +100,5 @@ def test_operations_are_checked_in_the_same_way():
     schema = types.StructType([types.StructField(name, types.LongType()) for name in ("id", "n")])
     given = {"url": GIVEN["url"], "queue": "emails", "operation": "cancel"}
 
-    with pytest.raises(OptionError, match="idColumn: the column 'id' is bigint"):
+    with pytest.raises(OptionError, match="idColumn: column 'id' has type bigint"):
         check_kinds(ChangeColumns(WriteOptions.read(given), schema.names), schema)

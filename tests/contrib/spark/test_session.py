@@ -62,7 +62,7 @@ def test_what_is_wrong_is_said_before_a_task(spark, storage, redis_server):
     for options, message in (
         ({"priorty": "1"}, "unknown option 'priorty'; did you mean 'priority'"),
         ({"idColumn": "key"}, "no column 'key'"),
-        ({"idColumn": "n"}, "idColumn: the column 'n' is bigint"),
+        ({"idColumn": "n"}, "idColumn: column 'n' has type bigint"),
         ({"url": "redis://:hunter2@127.0.0.1:1/0"}, "does not answer"),
     ):
         with pytest.raises(Exception, match=message) as raised:

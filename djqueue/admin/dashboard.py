@@ -58,7 +58,7 @@ class DashboardAdmin(ModelAdmin):
         def entered(request: HttpRequest, **captured: Any) -> HttpResponseBase:
             if is_partial(request) and not self.admin_site.has_permission(request):
                 # A login page has no place inside of another page.
-                return HttpResponse(_("Your session is over: reload the page to log in."), status=401)
+                return HttpResponse(_("Your session has expired. Reload the page to log in."), status=401)
             return behind_login(request, **captured)
 
         return answers_without_databases(self.admin_site, entered)

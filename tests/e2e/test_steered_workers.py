@@ -118,7 +118,7 @@ class Manager:
 @pytest.mark.slow
 def test_a_worker_is_made_quiet_dumped_and_stopped(project: Project) -> None:
     with project.start("--worker-id", "w1", "--concurrency", "2") as worker, Manager(project) as manager:
-        worker.says("worker w1 started")
+        worker.says("Worker w1 started")
         [info] = eventually_some(lambda: manager("workers"))
         assert (info["kind"], info["state"]) == ("runworkers", "running")
         assert (info["version"], info["project"]) == (__version__, "2026.11")
@@ -161,7 +161,7 @@ def test_a_worker_is_made_quiet_dumped_and_stopped(project: Project) -> None:
 def test_what_a_killed_worker_has_not_heard_is_nothing_for_the_next_of_its_name(project: Project) -> None:
     with Manager(project) as manager:
         with project.start("--worker-id", "w1") as worker:
-            worker.says("worker w1 started")
+            worker.says("Worker w1 started")
             eventually_some(lambda: manager("workers"))
             worker.signal(signal.SIGSTOP)
             if "redis" in project.folder.joinpath("project_settings.py").read_text():
@@ -170,7 +170,7 @@ def test_what_a_killed_worker_has_not_heard_is_nothing_for_the_next_of_its_name(
             worker.signal(signal.SIGKILL)
             worker.ends()
         with project.start("--worker-id", "w1", log="second.txt") as again:
-            again.says("worker w1 started")
+            again.says("Worker w1 started")
             assert manager("steer", "w1", "quiet") == "asked"
             eventually(lambda: manager("workers")[0]["state"] == "quiet", timeout=20)
             assert "received the command: stop" not in again.output

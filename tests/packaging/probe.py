@@ -18,7 +18,7 @@ from django.utils import translation  # noqa: E402
 assert finders.find("djqueue/djqueue.css")
 assert "djq-state-failed" in render_to_string("djqueue/state_badge.html", {"state": "failed"})
 with translation.override("de"):
-    assert translation.gettext("Why it is not running") == "Warum er nicht läuft"
+    assert translation.gettext("Why this job is not running") == "Warum dieser Auftrag nicht läuft"
 
 client = Client(SERVER_NAME="localhost")
 client.force_login(get_user_model().objects.create_superuser("admin"))

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import subprocess
+import threading
 import tracemalloc
 from contextlib import contextmanager
 from threading import Event
@@ -93,7 +94,7 @@ def test_answered_ends_keep_neither_payloads_nor_results_in_memory(scheduler, cl
 
 def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(scheduler, monkeypatch):
     job_id = enqueue(scheduler)
-    finish_written = scheduler._active.finish_written
+    finish_written, was_asked = scheduler._active.finish_written, threading.Event()
 
     with Stranger(scheduler) as stranger:
 
@@ -101,11 +102,12 @@ def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(sche
             finished = await finish_written(*args)
             # As after a process was stopped: the loop has not looked at the connection since.
             stranger.socket.close()
+            was_asked.set()
             return finished
 
         monkeypatch.setattr(scheduler._active, "finish_written", hung_up_on)
         stranger.says(pack([1, "finish", [[], request(5)], {}]))
-        eventually(lambda: sessions(scheduler) == 1)
+        assert was_asked.wait(20)
         eventually(lambda: sessions(scheduler) == 0)
 
     there = job(scheduler, job_id)

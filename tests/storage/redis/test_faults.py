@@ -685,7 +685,7 @@ def test_a_full_server_is_worked_off(redis_options, redis_server, open_storage):
     with redis_server.client() as client:
         client.config_set("maxmemory", 1_000)
         try:
-            with pytest.raises(StorageUnavailableError, match="full"):
+            with pytest.raises(StorageUnavailableError, match="out of memory"):
                 enqueue(storage)
             assert storage.renew([lease_of(claimed)])[0].held
             assert finish(storage, completing(claimed)) == [True]

@@ -25,7 +25,7 @@ def listing(infos: Sequence[WorkerInfo]) -> Iterator[str]:
     for info in sorted(infos, key=lambda info: (info.host, info.pid, info.id)):
         silent = max(0, now - info.seen_at) / 1_000
         yield (
-            f"{info.id}: {info.state}, {info.active:,} of {info.concurrency:,} slots taken, "
+            f"{info.id}: {info.state}, {info.active:,} of {info.concurrency:,} slots in use, "
             f"heard of {silent:.0f} s ago"
         )
         yield f"    {', '.join(_about(info))}"

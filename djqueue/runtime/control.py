@@ -64,7 +64,7 @@ class WorkerControl:
         lines = [
             f"Worker {info.id}, process {getpid()}, {info.state}, at {at}",
             f"djqueue {__version__}, Python {python_version()}",
-            f"{info.active} of {info.concurrency} slots taken",
+            f"{info.active} of {info.concurrency} slots in use",
         ]
         lines += [
             f"  {job.name} [{job.id}] of queue {job.queue}, for {(now - job.started_at) / 1_000:.1f} s"

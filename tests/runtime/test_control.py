@@ -125,7 +125,7 @@ async def test_a_dump_tells_where_threads_and_tasks_are_and_no_value(storage, qu
         go_on.set()
         waiting.set()
     assert text.startswith("Worker w, process ")
-    assert "2 of 2 slots taken" in text
+    assert "2 of 2 slots in use" in text
     assert "task [id-1] of queue work, for " in text
     assert "in in_a_thread" in text
     assert text.index("in on_the_loop") < text.index("in innermost")

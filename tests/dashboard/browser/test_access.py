@@ -84,7 +84,7 @@ def tell_of_imports(monkeypatch):
 
 FRAMES = """Worker w1, process 12345, running, at 2026-11-22T05:00:00+00:00
 djqueue 0.5, Python 3.13.0
-2 of 10 slots taken
+2 of 10 slots in use
 
 Thread djqueue-job_0
   File "/srv/shop/shop/jobs.py", line 12, in send_receipt

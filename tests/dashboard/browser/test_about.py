@@ -45,7 +45,7 @@ def test_the_panel_leads_to_the_job_and_the_job_leads_back(scheme, width, open_p
     assert box is not None
     assert box["x"] + box["width"] <= width
 
-    panel.get_by_role("link", name="All jobs for this object").click()
+    panel.get_by_role("link", name="All jobs about it").click()
     expect(window.locator("#djq-live tbody tr")).to_have_count(4)
     assert faults(window, "#djq") == []
     window.get_by_role("link", name="remind").click()

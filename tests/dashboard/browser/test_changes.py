@@ -65,7 +65,7 @@ def test_letters_that_are_ticked_are_deleted_and_kept_after_all(open_page, scrip
     for number in range(2):
         a_failed_job(get_storage(), queue="emails", id=f"job-{number}")
     page = open_page(address(BY_NAME["letters"]), scripts=scripts)
-    page.get_by_label("Tick job-1").check()
+    page.get_by_label("Select job-1").check()
     page.get_by_role("button", name="Delete selected").click()
     expect(page.locator(".messagelist")).to_contain_text("1 dead letter of emails will be deleted")
     expect(page.get_by_text("deletion pending", exact=True)).to_have_count(1)

@@ -81,7 +81,7 @@ def test_a_session_that_is_over_is_told_and_no_login_page_is_inside_the_page(ope
     page = ready(open_page(address(BY_NAME["queues"]), expected=("401",)))
     page.context.clear_cookies()
     assert look(page).status == 401
-    expect(page.locator("#djq-banner")).to_contain_text("session is over")
+    expect(page.locator("#djq-banner")).to_contain_text("session has expired")
     assert page.locator("#id_password").count() == 0
 
 
@@ -89,7 +89,7 @@ def test_a_button_in_the_live_part_does_what_it_says_and_leads_back(open_page):
     Queue("emails").enqueue(1)
     page = ready(open_page(address(BY_NAME["queues"], q="mail")))
     page.get_by_role("button", name="Pause emails").click()
-    expect(page.locator(".messagelist")).to_contain_text("emails is paused")
+    expect(page.locator(".messagelist")).to_contain_text("Paused queue emails.")
     assert page.url.endswith("?q=mail")
     expect(page.get_by_role("button", name="Resume emails")).to_be_visible()
 

@@ -87,5 +87,5 @@ def test_a_session_that_is_over_is_told_whatever_the_theme_swaps(open_page, them
     page.locator("h1").click()
     page.context.clear_cookies()
     assert look(page).status == 401
-    expect(page.locator("#djq-banner")).to_contain_text("session is over")
+    expect(page.locator("#djq-banner")).to_contain_text("session has expired")
     expect(page.locator("#djq-live table, #djq-live p").first).to_be_visible()

@@ -21,6 +21,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "djqueue",
+    "djqueue.contrib.spark",
     "demo_project.flights",
 ]
 

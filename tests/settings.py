@@ -54,6 +54,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "djqueue",
+    "djqueue.contrib.spark",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

@@ -9,7 +9,8 @@ from demo_project.demo.tally import OTHER, Count, dead_letters_by_reason
 from demo_project.flights.models import Compensation, Flight, FlightQuerySet
 from demo_project.flights.rules import Refusal
 from djqueue import Queue
-from djqueue.models import Job, JobState, Rollup
+from djqueue.contrib.spark.models import Rollup
+from djqueue.models import Job, JobState
 
 QUEUE = "claims"
 NAME = "demo_project.flights.jobs.assess_departure"

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from djqueue.conf import get_settings
 from djqueue.core.limiter import Rate
 from djqueue.dashboard import limits, rendering
-from djqueue.models import Dashboard, GroupState, LimiterState, Mark
+from djqueue.models import Annotation, Dashboard, GroupState, LimiterState
 
 from . import gate
 from .base import StoredAdmin, time_column
@@ -82,7 +82,7 @@ class LimiterStateAdmin(LimitedAdmin):
         return format_html_join(", ", "{}", ((self.queue_link(name),) for name in names)) or rendering.NOTHING
 
 
-@admin.register(Mark)
+@admin.register(Annotation)
 class MarkAdmin(StoredAdmin):
     """Deploys, and what was marked by hand."""
 
@@ -93,4 +93,4 @@ class MarkAdmin(StoredAdmin):
     search_help_text = _("The beginning of a label.")
     fields = ("label", "marked")
 
-    marked = time_column(Mark, "at")
+    marked = time_column(Annotation, "at")

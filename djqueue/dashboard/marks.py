@@ -10,7 +10,7 @@ from django.http import HttpRequest
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.metrics import MINUTE, Bucket
-from djqueue.models import Mark
+from djqueue.models import Annotation
 
 from . import tables
 from .snapshot import snapshots
@@ -23,7 +23,7 @@ MOST = 50
 FRESH = 5_000
 """Milliseconds for which they are shown again."""
 NEWEST = """\
-SELECT at, label FROM djqueue_mark WHERE at >= %s AND at < %s ORDER BY at DESC, id DESC LIMIT %s"""
+SELECT at, label FROM djqueue_annotation WHERE at >= %s AND at < %s ORDER BY at DESC, id DESC LIMIT %s"""
 
 
 class ChartAnnotation(NamedTuple):
@@ -60,8 +60,8 @@ def _guarded(alias: str) -> AbstractContextManager[Any]:
 def _read(start: int, end: int) -> list[ChartAnnotation]:
     try:
         # So that a transaction around the request goes on if there is no such table.
-        with _guarded(alias_of(Mark)):
-            newest = tables.select(Mark, NEWEST, (start, end, MOST))
+        with _guarded(alias_of(Annotation)):
+            newest = tables.select(Annotation, NEWEST, (start, end, MOST))
     except Error as error:
         logger.debug("Charts have no marks: %s", error)
         return []

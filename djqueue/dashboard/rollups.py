@@ -9,7 +9,7 @@ from django.db import Error, transaction
 from django.db.models import Max, Sum
 
 from djqueue.core.durations import to_datetime, to_milliseconds
-from djqueue.models import Rollup
+from djqueue.storage import sparktables
 
 from .snapshot import snapshots
 from .tables import alias_of, rows_of
@@ -57,11 +57,14 @@ def within(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | N
 
 
 def _read(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | None:
-    rows = rows_of(Rollup).filter(hour__gte=to_datetime(start), hour__lt=to_datetime(end), queue__in=queues)
+    if not sparktables.are_installed():
+        return None
+    model = sparktables.spark_model("Rollup")
+    rows = rows_of(model).filter(hour__gte=to_datetime(start), hour__lt=to_datetime(end), queue__in=queues)
     sums = {name: Sum(name) for name in COUNTS} | {name: Max(name) for name in TIMES}
     try:
         # So that a transaction around the request goes on if there is no such table.
-        with transaction.atomic(using=alias_of(Rollup)):
+        with transaction.atomic(using=alias_of(model)):
             hours = list(
                 rows.order_by().values("hour").annotate(**{f"of_{name}": sums[name] for name in sums})
             )

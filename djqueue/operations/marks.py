@@ -10,7 +10,7 @@ from djqueue.core.durations import to_datetime
 from djqueue.core.errors import OptionError
 from djqueue.core.options import check_text
 from djqueue.core.shown import in_one_line
-from djqueue.models import Mark
+from djqueue.models import Annotation
 from djqueue.storage.base import Storage
 
 from .scheduling import alias_of
@@ -18,10 +18,10 @@ from .scheduling import alias_of
 logger = logging.getLogger("djqueue.marks")
 
 
-def mark(alias: str, label: str, now: int | None = None) -> Mark:
+def mark(alias: str, label: str, now: int | None = None) -> Annotation:
     """Note that something has happened now, or at a time in UTC milliseconds. Raises OptionError."""
     at = SYSTEM_CLOCK.now() if now is None else now
-    row = Mark(at=to_datetime(at), label=_checked(label))
+    row = Annotation(at=to_datetime(at), label=_checked(label))
     row.save(using=alias)
     _forget_old(alias, at)
     return row
@@ -37,7 +37,7 @@ def mark_version(storage: Storage, now: int | None = None) -> None:
         return
     alias = alias_of(storage)
     at = SYSTEM_CLOCK.now() if now is None else now
-    rows = Mark.objects.using(alias)
+    rows = Annotation.objects.using(alias)
     try:
         last = _last(alias)
         while last is None or last.label != version:
@@ -52,13 +52,13 @@ def mark_version(storage: Storage, now: int | None = None) -> None:
 
 def _forget_old(alias: str, now: int) -> None:
     oldest, last = to_datetime(now - get_settings().metrics.day), _last(alias)
-    rows = Mark.objects.using(alias).filter(at__lt=oldest)
+    rows = Annotation.objects.using(alias).filter(at__lt=oldest)
     (rows if last is None else rows.exclude(pk=last.pk)).delete()
 
 
-def _last(alias: str) -> Mark | None:
+def _last(alias: str) -> Annotation | None:
     """The version that was noted last."""
-    return Mark.objects.using(alias).filter(follows__isnull=False).order_by("-id").first()
+    return Annotation.objects.using(alias).filter(follows__isnull=False).order_by("-id").first()
 
 
 def _checked(label: str) -> str:

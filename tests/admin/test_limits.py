@@ -3,7 +3,7 @@
 import pytest
 from django.urls import reverse
 
-from djqueue.models import GroupState, LimiterState, Mark
+from djqueue.models import Annotation, GroupState, LimiterState
 from tests.admin.factories import NOON, change_url, list_url, logged_in, make_superuser
 
 pytestmark = pytest.mark.django_db
@@ -47,12 +47,12 @@ def test_a_limiter_leads_to_the_queues_that_share_it(settings: object) -> None:
     assert queue_url("other") not in html
 
 
-@pytest.mark.parametrize("model", [GroupState, LimiterState, Mark])
+@pytest.mark.parametrize("model", [GroupState, LimiterState, Annotation])
 def test_rows_are_not_changed_here(model: type) -> None:
     given = {
         GroupState: {"queue": "q", "group": "g"},
         LimiterState: {"name": "l"},
-        Mark: {"at": NOON, "label": "v1"},
+        Annotation: {"at": NOON, "label": "v1"},
     }[model]
     row = model.objects.create(**given)  # type: ignore[attr-defined]
     client = logged_in(make_superuser())

@@ -12,13 +12,13 @@ from djqueue import job as make_job_type
 from djqueue.admin import base, filters
 from djqueue.client import registry
 from djqueue.models import (
+    Annotation,
     CronJob,
     DeadLetter,
     GroupState,
     Job,
     JobLog,
     LimiterState,
-    Mark,
     QueueState,
     WorkerState,
 )
@@ -65,7 +65,7 @@ def make_rows() -> None:
         CronJob.objects.create(name=state, job_name="nightly", schedule="@daily")
         GroupState.objects.create(queue="emails", group=state, paused=True)
         LimiterState.objects.create(name=state, concurrency=3)
-        Mark.objects.create(at=NOON, label=state)
+        Annotation.objects.create(at=NOON, label=state)
         WorkerState.objects.create(
             worker_id=state,
             host="host",

@@ -19,6 +19,7 @@ from djqueue.dashboard.pages import DashboardPage
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import (
+    Annotation,
     AuditEvent,
     BulkKind,
     BulkOperation,
@@ -28,7 +29,6 @@ from djqueue.models import (
     Job,
     JobResult,
     LimiterState,
-    Mark,
     OutboxJob,
     QueueState,
     WorkerState,
@@ -72,7 +72,7 @@ class Scene:
     def __init__(self) -> None:
         self.captured: dict[str, dict[str, Any]] = {}
         self.rows: dict[tuple[Any, str], Any] = {}
-        Mark.objects.create(at=NOON, label="v1")
+        Annotation.objects.create(at=NOON, label="v1")
         for queue in (SHOWN, HIDDEN):
             self._fill(queue)
         snapshots.clear()

@@ -17,7 +17,7 @@ from djqueue.core.job import ProgressReport, WorkerInfo
 from djqueue.core.limiter import Rate
 from djqueue.dashboard import freshness, planning, queries, rights
 from djqueue.dashboard.snapshot import snapshots
-from djqueue.models import BulkKind, CronJob, Mark
+from djqueue.models import Annotation, BulkKind, CronJob
 from djqueue.operations import bulk
 from djqueue.storage.memory import MemoryStorage
 from tests.dashboard.acting import claim, complete, fail
@@ -179,7 +179,7 @@ def test_rows_of_the_dashboards_own_tables_are_changes(queue):
     assert jobs.look().status_code == 200
     CronJob.objects.update(enabled=False)
     assert cron.look().status_code == 200
-    Mark.objects.create(at=timezone.now(), label="v2")
+    Annotation.objects.create(at=timezone.now(), label="v2")
     assert overview.look().status_code == 200
     CronJob.objects.update(enabled=True, next_run_at=timezone.now() - timedelta(hours=1))
     assert overview.look().status_code == 200

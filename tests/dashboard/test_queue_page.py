@@ -333,7 +333,7 @@ def test_charts_show_no_marks_where_there_is_no_table(queue, viewer):
     queue.enqueue(1)
 
     def no_such_table(execute, sql, *given):
-        return execute(sql.replace("djqueue_mark", "djqueue_nothing"), *given)
+        return execute(sql.replace("djqueue_annotation", "djqueue_nothing"), *given)
 
     with connection.execute_wrapper(no_such_table):
         assert "djq-throughput" in shown(viewer)

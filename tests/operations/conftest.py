@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from django.db.models import Model
 
-from djqueue import models
 from djqueue.operations.mirror import Mirror
 from djqueue.storage.redis import RedisStorage
 from tests import servers
 from tests.clocks import AheadClock
+from tests.tables import empty_tables, every_app
 
 MakeStorage = Callable[..., RedisStorage]
 MakeMirror = Callable[..., Mirror]
@@ -41,16 +40,14 @@ def tables() -> Iterator[None]:
             opened.append(connection)
 
     connection_created.connect(note)
-    yield
-    connection_created.disconnect(note)
-    for found in opened:  # by a test's own threads
-        found.inc_thread_sharing()
-        found.close()
-    connection.close()
-    with transaction.atomic():
-        for model in vars(models).values():
-            if isinstance(model, type) and issubclass(model, Model) and model._meta.managed:
-                model._default_manager.all().delete()
+    with every_app():
+        yield
+        connection_created.disconnect(note)
+        for found in opened:  # by a test's own threads
+            found.inc_thread_sharing()
+            found.close()
+        connection.close()
+        empty_tables()
 
 
 @pytest.fixture

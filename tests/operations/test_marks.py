@@ -12,7 +12,7 @@ from djqueue.core.durations import to_datetime
 from djqueue.core.errors import OptionError
 from djqueue.core.options import DAY
 from djqueue.management.commands import djqueue, runworkers
-from djqueue.models import Mark
+from djqueue.models import Annotation
 from djqueue.operations.marks import mark, mark_version
 from djqueue.storage.memory import MemoryStorage
 
@@ -32,7 +32,7 @@ def says(settings: Any, version: str | None, **more: Any) -> None:
 
 
 def labels() -> list[str]:
-    return list(Mark.objects.order_by("id").values_list("label", flat=True))
+    return list(Annotation.objects.order_by("id").values_list("label", flat=True))
 
 
 def test_another_version_is_marked_once_and_one_that_comes_back_again(settings: Any) -> None:
@@ -61,7 +61,7 @@ def test_of_two_that_start_at_once_one_marks(settings: Any, monkeypatch: pytest.
     from djqueue.operations import marks
 
     says(settings, "v2")
-    old = Mark.objects.create(at=to_datetime(NOW), label="v1", follows=0)
+    old = Annotation.objects.create(at=to_datetime(NOW), label="v1", follows=0)
     mark_version(MemoryStorage(), NOW + 1)
     real = marks._last
     seen = iter([old])
@@ -113,4 +113,4 @@ def test_workers_mark_the_version_that_they_start_with(settings: Any) -> None:
 
 
 def _no_such_table(execute: Any, sql: str, *given: Any) -> Any:
-    return execute(sql.replace("djqueue_mark", "djqueue_nothing"), *given)
+    return execute(sql.replace("djqueue_annotation", "djqueue_nothing"), *given)

@@ -1,6 +1,7 @@
 """Spark: jobs from the rows of a DataFrame, many at a time and each once. See docs/spark.md.
 
-Importing this needs neither pyspark nor a Django project.
+Importing this needs neither pyspark nor a Django project. As an app in INSTALLED_APPS it is imported whenever
+Django starts, so its parts are imported when they are used.
 """
 
 import json
@@ -9,15 +10,21 @@ from contextlib import closing
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from .locations import storage_at
-from .options import WriteOptions
-from .project import with_defaults
-from .writing import TaskReport, Write, WriteReport
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from .options import WriteOptions
+    from .writing import WriteReport
+
 __all__ = ["WriteReport", "change", "enqueue", "register", "write"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "WriteReport":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .writing import WriteReport
+
+    return WriteReport
 
 
 def register(spark: "SparkSession") -> None:
@@ -29,7 +36,7 @@ def register(spark: "SparkSession") -> None:
 
 def enqueue(
     df: "DataFrame", queue: str, job: str, options: Mapping[str, Any] | None = None, **more: Any
-) -> WriteReport | None:
+) -> "WriteReport | None":
     """Write a DataFrame's rows as jobs of one queue; answers what became of them.
 
     options, more: those of `format("djqueue")`, see docs/spark.md, also as `max_attempts=3`. Where a Django
@@ -44,13 +51,18 @@ def enqueue(
 
 def change(
     df: "DataFrame", operation: str, options: Mapping[str, Any] | None = None, **more: Any
-) -> WriteReport | None:
+) -> "WriteReport | None":
     """Do something to the jobs whose ids a DataFrame has: retry, cancel, delete or update. See `enqueue`."""
     return write(df, {**_texts(options, more), "operation": operation})
 
 
-def write(df: "DataFrame", options: Mapping[str, str]) -> WriteReport | None:
+def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
     """Do with a DataFrame's rows what the options say, written as Spark has them. See `enqueue`."""
+    from .locations import storage_at
+    from .options import WriteOptions
+    from .project import with_defaults
+    from .writing import WriteReport
+
     said = {"writeId": token_hex(8), **with_defaults(options)}
     known = WriteOptions.read(said)
     if known.dry_run:
@@ -69,8 +81,10 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _tried(df: "DataFrame", options: WriteOptions) -> WriteReport:
+def _tried(df: "DataFrame", options: "WriteOptions") -> "WriteReport":
     """The report of what writes nothing, and so leaves none: what the tasks say comes as rows."""
+    from .writing import TaskReport, Write
+
     write = Write(options, df.columns)
 
     def told(batches: Iterable[Any]) -> Iterator[Any]:

@@ -137,7 +137,7 @@ def _set_up() -> None:
     """Have Django ready, with the project's settings if there are such."""
     if not settings.configured and not has_project():
         settings.configure(
-            INSTALLED_APPS=["djqueue"],
+            INSTALLED_APPS=["djqueue", "djqueue.contrib.spark"],
             DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
             USE_TZ=True,
             TIME_ZONE="UTC",

@@ -16,6 +16,8 @@ class UrlDatabase(DatabaseStorage):
     Queues have the modes that are recorded with them: there need be no settings here.
     """
 
+    _lacks_spark_tables = False
+
     def connect(self) -> None:
         """See whether the database answers, and has its tables. Raises StorageUnavailableError."""
         connection = connections[self.alias]
@@ -25,13 +27,17 @@ class UrlDatabase(DatabaseStorage):
             raise StorageUnavailableError(
                 f"{self.describe()} does not answer: {in_one_line(error)}"
             ) from None
-        models = apps.get_app_config("djqueue").get_models()
-        wanted = {model._meta.db_table for model in models if model._meta.managed}
-        if missing := sorted(wanted - there):
+        if missing := sorted(_tables("djqueue") - there):
             raise StorageUnavailableError(
                 f"{self.describe()} has no table {missing[0]}: run manage.py migrate with this version of "
                 "djqueue"
             )
+        self._lacks_spark_tables = super().has_spark_tables and not _tables("djqueue_spark") <= there
+
+    @property
+    def has_spark_tables(self) -> bool:
+        """Whether this process and the database have the tables of `djqueue.contrib.spark`."""
+        return super().has_spark_tables and not self._lacks_spark_tables
 
     def close(self) -> None:
         """See `Storage.close`. A project's own connection stays open."""
@@ -42,3 +48,7 @@ class UrlDatabase(DatabaseStorage):
     def describe(self) -> str:
         """See `Storage.describe`."""
         return f"database {self.alias}" if is_added(self.alias) else super().describe()
+
+
+def _tables(label: str) -> set[str]:
+    return {model._meta.db_table for model in apps.get_app_config(label).get_models() if model._meta.managed}

@@ -45,6 +45,10 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
 
 def staging_of(storage: Storage) -> Staging:
     """Where jobs can be put aside. Raises OptionError if there is no such place."""
-    if storage.staging is None:
-        raise OptionError(f"url: {storage.describe()} does not support bulk writes")
-    return storage.staging
+    staging = storage.staging
+    if staging is None:
+        raise OptionError(
+            f"url: {storage.describe()} lacks the tables for bulk writes: add 'djqueue.contrib.spark' to "
+            "INSTALLED_APPS of the Django project and run manage.py migrate"
+        )
+    return staging

@@ -5,9 +5,9 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Q
 
-from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.durations import to_datetime
+from djqueue.storage import sparktables
 from djqueue.storage.bulkwrites import AGE, MOST, BulkWriteReport, BulkWriteReportPage, BulkWriteReports
 
 from .dberrors import named
@@ -66,4 +66,4 @@ class DatabaseBulkWriteReports(BulkWriteReports):
             self._rows().filter(pk__in=some).delete()
 
     def _rows(self) -> Any:
-        return models.Import.objects.using(self._alias)
+        return sparktables.spark_model("BulkWrite").objects.using(self._alias)

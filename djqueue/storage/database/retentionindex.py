@@ -39,7 +39,7 @@ class RetentionEntry(NamedTuple):
     queue: str
     job_id: str
     outcome: str
-    held: bool
+    pinned: bool
     ended_at: int
     expires_at: int
     size: int
@@ -91,17 +91,17 @@ class RetentionIndex:
         for key, is_held in held.items():
             entry = changed[key] if key in changed else there.get(key)
             if entry is not None:
-                changed[key] = entry._replace(held=is_held)
+                changed[key] = entry._replace(pinned=is_held)
         sums: defaultdict[Key, list[int]] = defaultdict(lambda: [0, 0])
         for sign, found in ((-1, [there[key] for key in changed if key in there]), (1, changed.values())):
             for entry in found:
-                if entry is not None and not entry.held:
+                if entry is not None and not entry.pinned:
                     _add(sums[entry.queue, entry.outcome], sign, sign * entry.size)
                     _add(sums[entry.queue, RESULTS], sign * bool(entry.result_size), sign * entry.result_size)
         struck = [key for key, entry in changed.items() if entry is None and key in there]
-        self._dialect.delete(models.KeptJob, rows.KEY, struck)
+        self._dialect.delete(models.RetainedJob, rows.KEY, struck)
         entered = [entry for entry in changed.values() if entry is not None]
-        self._dialect.insert(models.KeptJob, RetentionEntry._fields, entered, key=rows.KEY)
+        self._dialect.insert(models.RetainedJob, RetentionEntry._fields, entered, key=rows.KEY)
         for (queue, kind), (count, size) in sums.items():
             self._sum(queue, kind, count, size)
 
@@ -163,12 +163,16 @@ class RetentionIndex:
 
     def in_order(self, queue: str, state: State) -> QuerySet[Any, Any]:
         """(id, size, the result's size) of jobs with an outcome, by the times at which they go."""
-        mine = self._jobs().filter(queue=queue, outcome=state.value, held=False).order_by("expires_at", "id")
+        mine = (
+            self._jobs().filter(queue=queue, outcome=state.value, pinned=False).order_by("expires_at", "id")
+        )
         return mine.values_list("job_id", "size", "result_size")
 
     def results_in_order(self, queue: str) -> QuerySet[Any, Any]:
         """(id, the job's end, the result's size) of jobs with results, by the times at which those go."""
-        mine = self._jobs().filter(queue=queue, held=False, result_size__gt=0).order_by("result_until", "id")
+        mine = (
+            self._jobs().filter(queue=queue, pinned=False, result_size__gt=0).order_by("result_until", "id")
+        )
         return mine.values_list("job_id", "ended_at", "result_size")
 
     def totals(self, queue: str) -> dict[str, tuple[int, int]]:
@@ -230,11 +234,11 @@ class RetentionIndex:
                 found[job_id] = size, until
         return found
 
-    def _jobs(self) -> QuerySet[models.KeptJob]:
-        return models.KeptJob.objects.using(self._dialect.alias)
+    def _jobs(self) -> QuerySet[models.RetainedJob]:
+        return models.RetainedJob.objects.using(self._dialect.alias)
 
-    def _totals(self) -> QuerySet[models.KeptTotal]:
-        return models.KeptTotal.objects.using(self._dialect.alias)
+    def _totals(self) -> QuerySet[models.RetainedTotal]:
+        return models.RetainedTotal.objects.using(self._dialect.alias)
 
 
 def _entry(

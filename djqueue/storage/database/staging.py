@@ -8,11 +8,11 @@ from typing import Any
 import msgpack
 from django.db.models import Sum
 
-from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.errors import OptionError, QueueFullError
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.states import State
+from djqueue.storage import sparktables
 from djqueue.storage.staging import (
     STAGE_TTL,
     ChunkMissingError,
@@ -70,10 +70,10 @@ class DatabaseStaging(Staging):
             place = self._parts(**mine).select_for_update()
             there = place.first()
             if there is None:
-                new = models.StagedPart(**mine, expires_at=now + lifetime)
+                new = self._parts().model(**mine, expires_at=now + lifetime)
                 self._parts().bulk_create([new], ignore_conflicts=True)
                 there = place.get()
-            chunk = models.StagedChunk(part_id=there.pk, number=number, jobs=jobs)
+            chunk = self._chunks().model(part_id=there.pk, number=number, jobs=jobs)
             self._chunks().bulk_create([chunk], ignore_conflicts=True)
         return KIND
 
@@ -146,10 +146,10 @@ class DatabaseStaging(Staging):
             with self._dialect.transaction():
                 yield self._clock.now()
 
-    def _publication(self, manifest: Manifest, now: int) -> models.Publication | None:
+    def _publication(self, manifest: Manifest, now: int) -> Any:
         """What the application publishes to the queue, or has published; nobody else changes it meanwhile."""
         place = self._publications(queue=manifest.queue, app=manifest.app)
-        there: models.Publication | None = place.select_for_update().first()
+        there = place.select_for_update().first()
         if there is not None and there.expires_at is not None and there.expires_at <= now:
             there.delete()
             return None
@@ -178,7 +178,8 @@ class DatabaseStaging(Staging):
         }
         mine = {"queue": manifest.queue, "app": manifest.app}
         if not self._publications(**mine, done=True).update(**said):
-            self._publications().bulk_create([models.Publication(**mine, **said)], ignore_conflicts=True)
+            rows = self._publications()
+            rows.bulk_create([rows.model(**mine, **said)], ignore_conflicts=True)
 
     def _places(self, manifest: Manifest, names: Sequence[str]) -> dict[str, int]:
         """The numbers of parts, by name."""
@@ -248,28 +249,30 @@ class DatabaseStaging(Staging):
             return [one._replace(status="queued") if one.status == "rejected" else one for one in answers]
 
     def _parts(self, **which: Any) -> Any:
-        return models.StagedPart.objects.using(self._alias).filter(**which)
+        return _rows("StagedPart", self._alias).filter(**which)
 
     def _chunks(self, **which: Any) -> Any:
-        return models.StagedChunk.objects.using(self._alias).filter(**which)
+        return _rows("StagedChunk", self._alias).filter(**which)
 
     def _publications(self, **which: Any) -> Any:
-        return models.Publication.objects.using(self._alias).filter(**which)
+        return _rows("Publication", self._alias).filter(**which)
 
 
 def purge(dialect: Dialect, now: int, limit: int) -> int:
-    """Take away some of what has expired; returns how many rows there were."""
-    gone = _drop(dialect, models.StagedPart.objects.using(dialect.alias).filter(expires_at__lte=now))
-    over = models.Publication.objects.using(dialect.alias).filter(expires_at__lte=now)
-    gone += over.filter(pk__in=list(over.values_list("pk", flat=True)[:limit])).delete()[0]
-    return gone
+    """Delete some expired rows; return their number. Without `djqueue.contrib.spark` there are none."""
+    if not sparktables.are_installed():
+        return 0
+    gone = _drop(dialect, _rows("StagedPart", dialect.alias).filter(expires_at__lte=now))
+    over = _rows("Publication", dialect.alias).filter(expires_at__lte=now)
+    deleted: int = over.filter(pk__in=list(over.values_list("pk", flat=True)[:limit])).delete()[0]
+    return gone + deleted
 
 
 def _drop(dialect: Dialect, parts: Any) -> int:
     """Take away some chunks of these parts, and parts that have no more; returns how many rows there were."""
     with dialect.transaction():
         mine = list(parts.select_for_update().order_by("pk").values_list("pk", flat=True)[:AT_ONCE])
-        chunks = models.StagedChunk.objects.using(dialect.alias)
+        chunks = _rows("StagedChunk", dialect.alias)
         some = list(chunks.filter(part_id__in=mine).values_list("pk", flat=True)[:AT_ONCE])
         gone: int = chunks.filter(pk__in=some).delete()[0]
         if len(some) < AT_ONCE:
@@ -295,7 +298,11 @@ def _alike(batch: Batch) -> Batch:
     return batch._replace(payloads=list(batch.payloads), ids=list(batch.ids or ()), options=options)
 
 
-def _counts(row: models.StagedChunk | models.Publication) -> Counts:
+def _rows(name: str, alias: str) -> Any:
+    return sparktables.spark_model(name).objects.using(alias)
+
+
+def _counts(row: Any) -> Counts:
     return Counts(*(getattr(row, name) or 0 for name in COUNTS))
 
 

@@ -5,7 +5,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -30,7 +29,7 @@ from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.shown import in_one_line
-from djqueue.storage import commits
+from djqueue.storage import commits, sparktables
 from djqueue.storage.base import P, Storage, T
 from djqueue.storage.export import Export
 from djqueue.storage.staging import Staging
@@ -206,8 +205,13 @@ class DatabaseStorage(Storage):
 
     @property
     def staging(self) -> Staging | None:
-        """See `Storage.staging`."""
-        return self._active.staging
+        """Staged writes, if `djqueue.contrib.spark` is installed."""
+        return self._active.staging if self.has_spark_tables else None
+
+    @property
+    def has_spark_tables(self) -> bool:
+        """Whether the tables of `djqueue.contrib.spark` can be used."""
+        return sparktables.are_installed()
 
     @property
     def export(self) -> Export | None:
@@ -232,10 +236,10 @@ class DatabaseStorage(Storage):
         """Whether this process is the scheduler."""
         return self._active is not self._client
 
-    @cached_property
-    def imports(self) -> DatabaseBulkWriteReports:
-        """The reports of bulk writes, which every process writes and reads for itself."""
-        return DatabaseBulkWriteReports(self._alias, self._clock)
+    @property
+    def imports(self) -> DatabaseBulkWriteReports | None:
+        """Reports of bulk writes, if `djqueue.contrib.spark` is installed."""
+        return DatabaseBulkWriteReports(self._alias, self._clock) if self.has_spark_tables else None
 
     def transaction_of(self, batch: Batch) -> str | None:
         """See `Storage.transaction_of`."""

@@ -6,15 +6,15 @@ from contextlib import closing
 
 import pytest
 from django.core.management import call_command
-from django.db import connections, transaction
-from django.db.models import Model
+from django.db import connections
 
-from djqueue import models
 from djqueue.contrib.spark import aliases
+from djqueue.contrib.spark import models as spark_models
 from djqueue.contrib.spark.aliases import alias_of
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.redis import RedisStorage
 from tests.contrib.spark.sessions import LOCAL, session
+from tests.tables import empty_tables
 
 PLACES = ("redis", "sqlite", "postgresql")
 
@@ -68,10 +68,7 @@ def postgresql_url(migrated_postgresql, django_db_blocker):
         yield migrated_postgresql
         alias = alias_of(migrated_postgresql)
         connections[alias].close()  # a test may have left it in any state
-        with transaction.atomic(using=alias):
-            for model in vars(models).values():
-                if isinstance(model, type) and issubclass(model, Model) and model._meta.managed:
-                    model._default_manager.using(alias).all().delete()
+        empty_tables(alias)
         forget_aliases()
 
 
@@ -99,8 +96,8 @@ def leftovers(storage):
     """What was put aside, and is there."""
     if isinstance(storage, RedisStorage):
         return storage._connections.sync().keys("*:stage:*")
-    parts = models.StagedPart.objects.using(storage.alias).values_list("write", "part")
-    chunks = models.StagedChunk.objects.using(storage.alias).values_list("part_id", "number")
+    parts = spark_models.StagedPart.objects.using(storage.alias).values_list("write", "part")
+    chunks = spark_models.StagedChunk.objects.using(storage.alias).values_list("part_id", "number")
     return [*parts, *chunks]
 
 

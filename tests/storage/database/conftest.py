@@ -7,13 +7,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from django.db.models import Model
 
-from djqueue import models
 from djqueue.storage.database import DatabaseStorage, lease
+from tests.tables import empty_tables, every_app
 
 from .children import Child
 
@@ -31,14 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def tables() -> Iterator[None]:
-    """Django's database; afterwards djqueue's tables are emptied: by DELETE, since TRUNCATE is slow."""
-    yield
-    lease._failed_at.clear()  # A test's own clock may be behind that of the one before.
-    connection.close()  # a test may have left it in any state
-    with transaction.atomic():
-        for model in vars(models).values():
-            if isinstance(model, type) and issubclass(model, Model) and model._meta.managed:
-                model._default_manager.all().delete()
+    """Django's database; afterwards djqueue's tables are emptied."""
+    with every_app():
+        yield
+        lease._failed_at.clear()  # A test's own clock may be behind that of the one before.
+        connection.close()  # a test may have left it in any state
+        empty_tables()
 
 
 @pytest.fixture(autouse=True)

@@ -49,7 +49,7 @@ def totals(storage, queue=MEASURED):
 
 def expected(storage):
     storage.counts(MEASURED)  # writes what is noted
-    held = {*models.KeptJob.objects.filter(queue=MEASURED, held=True).values_list("job_id", flat=True)}
+    held = {*models.RetainedJob.objects.filter(queue=MEASURED, pinned=True).values_list("job_id", flat=True)}
     found = sums(storage, held)
     results = models.JobResult.objects.filter(queue=MEASURED).exclude(result=b"").exclude(job_id__in=held)
     free = models.Job.objects.filter(queue=MEASURED).exclude(job_id__in=held)
@@ -70,7 +70,9 @@ def test_the_sums_are_right_whatever_happens(tables, seed):
                 known = expected(storage)
                 assert totals(storage) == known
                 assert held == {
-                    *models.KeptJob.objects.filter(queue=MEASURED, held=True).values_list("job_id", flat=True)
+                    *models.RetainedJob.objects.filter(queue=MEASURED, pinned=True).values_list(
+                        "job_id", flat=True
+                    )
                 }
                 queue = the_scheduler(storage).engine.existing(MEASURED)
                 assert (queue.dead.bytes if queue else 0) == sums(storage, ())["failed"]
@@ -78,7 +80,7 @@ def test_the_sums_are_right_whatever_happens(tables, seed):
                     storage.enqueue([f.batch(ids=[random.choice("ab")], queue=MEASURED)])
         clock.advance(1)
     assert (
-        models.KeptJob.objects.count()
+        models.RetainedJob.objects.count()
         == models.Job.objects.filter(queue=MEASURED, state__in=["completed", "cancelled"]).count()
     )
 
@@ -111,7 +113,7 @@ def test_what_ended_before_the_queue_was_bounded_counts(make, monkeypatch):
         for number in range(8):
             f.a_completed_job(storage, queue=QUEUE, id=str(number), payload=bytes(10), result=bytes(5))
         f.a_cancelled_job(storage, queue=QUEUE, payload=bytes(7))
-        assert models.KeptJob.objects.count() == models.KeptTotal.objects.count() == 0
+        assert models.RetainedJob.objects.count() == models.RetainedTotal.objects.count() == 0
 
     with closing(make(Retention(completed=Keep(bytes=45)))) as storage:
         assert totals(storage, QUEUE) == {"completed": (8, 80), "cancelled": (1, 7), "results": (8, 40)}
@@ -120,7 +122,7 @@ def test_what_ended_before_the_queue_was_bounded_counts(make, monkeypatch):
         assert storage.counts(QUEUE)[State.COMPLETED] == 3
 
     with closing(make(Retention(logs=KeepOfJob(age=1_000)))):
-        assert models.KeptJob.objects.count() == models.KeptTotal.objects.count() == 0
+        assert models.RetainedJob.objects.count() == models.RetainedTotal.objects.count() == 0
 
 
 def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypatch):
@@ -159,8 +161,8 @@ def test_what_is_above_a_bound_is_found_by_an_index(make):
     in_order = book.in_order(QUEUE, State.COMPLETED)[:1_000].explain()
     results = book.results_in_order(QUEUE)[:1_000].explain()
 
-    assert "djqueue_kept_order" in in_order
-    assert "djqueue_kept_results" in results
+    assert "djqueue_retained_order" in in_order
+    assert "djqueue_retained_results" in results
     for plan in (in_order, results):
         assert "TEMP B-TREE" not in plan.upper()
         assert "Sort" not in plan

@@ -9,6 +9,7 @@ import pytest
 from django.db import connection, transaction
 
 from djqueue import models
+from djqueue.contrib.spark import models as spark_models
 from djqueue.core.job import Batch
 from djqueue.storage.database import DatabaseStorage, staging
 from djqueue.storage.staging import STAGE_TTL, ChunkMissingError, Counts, Manifest, chunks_of
@@ -43,7 +44,7 @@ def ids() -> list[str]:
 
 def rows() -> int:
     """How many there are of what was put aside."""
-    return models.StagedPart.objects.count() + models.StagedChunk.objects.count()
+    return spark_models.StagedPart.objects.count() + spark_models.StagedChunk.objects.count()
 
 
 ALL = [job_id for part, number in chunks_of(MANIFEST) for job_id in chunk(part, number).ids or ()]
@@ -184,8 +185,8 @@ def test_what_was_never_published_goes_with_its_first_chunk(owner, clock):
         place(owner).begin(manifest, None)
     owner.maintain()
 
-    assert list(models.StagedPart.objects.values_list("part", flat=True)) == ["c"]
-    assert models.StagedChunk.objects.count() == 1
+    assert list(spark_models.StagedPart.objects.values_list("part", flat=True)) == ["c"]
+    assert spark_models.StagedChunk.objects.count() == 1
 
 
 def test_much_that_has_expired_goes_in_small_steps(owner, clock, monkeypatch):
@@ -225,7 +226,7 @@ def test_a_write_without_a_name_is_known_for_its_lifetime(owner, clock):
     clock.advance(1)
     owner.maintain()
 
-    assert not models.Publication.objects.exists()
+    assert not spark_models.Publication.objects.exists()
     with pytest.raises(ChunkMissingError):
         place(owner).begin(manifest, 1_000)
 

@@ -14,7 +14,7 @@ from .rollups import COUNTS, KEY, PERCENTILES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from djqueue.models import Rollup
+    from djqueue.contrib.spark.models import Rollup
 
 WRITTEN = (*COUNTS, *PERCENTILES, "reasons", "written_at")
 
@@ -27,7 +27,7 @@ def store(rollups: "DataFrame", alias: str) -> tuple[int, int]:
     """
     from django.db import connections, transaction
 
-    from djqueue.models import Rollup
+    from djqueue.contrib.spark.models import Rollup
 
     named = connections[alias].features.supports_update_conflicts_with_target
     hours = count = 0
@@ -47,7 +47,7 @@ def store(rollups: "DataFrame", alias: str) -> tuple[int, int]:
 
 
 def _rows(rollups: "DataFrame") -> "Iterator[Rollup]":
-    from djqueue.models import Rollup
+    from djqueue.contrib.spark.models import Rollup
 
     now = to_datetime(SYSTEM_CLOCK.now())
     # As numbers: a timestamp would come in the driver's own time zone.

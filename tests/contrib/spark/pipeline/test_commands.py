@@ -8,11 +8,12 @@ from django.utils.timezone import now
 
 from djqueue.client import get_storage
 from djqueue.codecs import MSGPACK, decode
+from djqueue.contrib.spark.models import Rollup
 from djqueue.contrib.spark.pipeline.archive import archived
 from djqueue.contrib.spark.pipeline.main import main
 from djqueue.core.durations import to_datetime
 from djqueue.core.states import State
-from djqueue.models import Job, JobAttempt, Rollup
+from djqueue.models import Job, JobAttempt
 from djqueue.operations import leaderlease
 from djqueue.storage.database.rows import unpack_options
 from djqueue.testing.draining import drain

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 from pyspark.sql.types import StructType
 
+from djqueue.contrib.spark.models import Rollup
 from djqueue.contrib.spark.pipeline.rollups import COUNTS, SCHEMA, rollups
 from djqueue.contrib.spark.pipeline.store import store
-from djqueue.models import Rollup
 from tests.contrib.spark.pipeline.frames import NOON, at, job, jobs_of, run, runs_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default"), pytest.mark.django_db]

@@ -4,38 +4,41 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, DjangoHelpFormatter
 from django.db import Error, router
 
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
+from djqueue.contrib.spark.models import Rollup
 from djqueue.contrib.spark.pipeline.commands import PipelineContext, run
 from djqueue.contrib.spark.pipeline.main import FAILED, WRONG
-from djqueue.contrib.spark.pipeline.parser import HELP, add_commands
+from djqueue.contrib.spark.pipeline.parser import HELP, PipelineHelpFormatter, add_commands
 from djqueue.contrib.spark.project import place_of
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
 from djqueue.core.shown import in_one_line
-from djqueue.management.commands.runworkers import RunworkersHelpFormatter
-from djqueue.models import Rollup
 from djqueue.storage.database import DatabaseStorage
 
 
+class SparkCommandHelpFormatter(PipelineHelpFormatter, DjangoHelpFormatter):
+    """Django's formatter, keeping the paragraphs of the description."""
+
+
 class Command(BaseCommand):
-    """What goes on around the queue of this project, in Spark."""
+    """Run the Spark pipelines on the queue of this project."""
 
     help = HELP
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
-        """See `BaseCommand.create_parser`."""
-        kwargs.setdefault("formatter_class", RunworkersHelpFormatter)
+        """Return a parser that keeps the paragraphs of the description."""
+        kwargs.setdefault("formatter_class", SparkCommandHelpFormatter)
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """See `BaseCommand.add_arguments`."""
+        """Add the pipelines as subcommands."""
         add_commands(parser, is_project=True)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """See `BaseCommand.handle`."""
+        """Run one pipeline."""
         try:
             run(Namespace(**options), _place(options), self._tell)
         except OptionError as error:
@@ -43,7 +46,7 @@ class Command(BaseCommand):
         except (DjqueueError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=FAILED) from error
         except Error as error:
-            raise CommandError(f"the database cannot be used: {in_one_line(error)}") from error
+            raise CommandError(f"The database failed: {in_one_line(error)}") from error
 
     def _tell(self, line: str) -> None:
         self.stdout.write(line)
@@ -51,7 +54,7 @@ class Command(BaseCommand):
 
 
 def _place(options: dict[str, Any]) -> PipelineContext:
-    """Where the command line says, else where the settings say."""
+    """Return the storage and the database that the command line names, or else the settings."""
     storage = get_storage()
     where = {"url": options["url"]} if options["url"] else place_of(get_settings())
     if options["key_prefix"]:

@@ -1,0 +1,48 @@
+"""The tables: the journal of the database storage, or a read-only mirror of another storage.
+
+The storages write most rows with raw SQL over the columns of these tables. Times are UTC milliseconds in the
+columns and aware datetimes in Python. A job is identified by (queue, job_id).
+"""
+
+from .dashboard import AuditEvent, BulkKind, BulkOperation, BulkState, Dashboard, PayloadVersion, Revision
+from .deadletters import DeadLetter
+from .jobs import Job, JobAttempt, JobItem, JobLog, JobResult, JobState
+from .metrics import Annotation, MetricBucket
+from .outbox import OutboxJob
+from .queues import GroupState, LimiterState, QueueState
+from .retention import RetainedJob, RetainedTotal
+from .schedules import CronJob, CronJobQuerySet, Missed, OnBlackout, Overlap, ScheduleSource
+from .workers import SchedulerLease, WorkerState
+
+__all__ = [
+    "Annotation",
+    "AuditEvent",
+    "BulkKind",
+    "BulkOperation",
+    "BulkState",
+    "CronJob",
+    "CronJobQuerySet",
+    "Dashboard",
+    "DeadLetter",
+    "GroupState",
+    "Job",
+    "JobAttempt",
+    "JobItem",
+    "JobLog",
+    "JobResult",
+    "JobState",
+    "LimiterState",
+    "MetricBucket",
+    "Missed",
+    "OnBlackout",
+    "OutboxJob",
+    "Overlap",
+    "PayloadVersion",
+    "QueueState",
+    "RetainedJob",
+    "RetainedTotal",
+    "Revision",
+    "ScheduleSource",
+    "SchedulerLease",
+    "WorkerState",
+]

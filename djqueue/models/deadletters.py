@@ -1,0 +1,38 @@
+"""Jobs that failed for good."""
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from djqueue.fields import NAME_LENGTH, MillisecondsField
+
+
+class DeadLetter(models.Model):
+    """A job that failed for good. Its payload and options are in its `Job` row."""
+
+    queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
+    job_id = models.CharField(_("job id"), max_length=NAME_LENGTH)
+    name = models.CharField(_("job name"), max_length=NAME_LENGTH)
+    reason = models.CharField(_("reason"), max_length=64)
+    error_type = models.CharField(_("error type"), max_length=NAME_LENGTH, blank=True, default="")
+    error_message = models.TextField(_("error message"), blank=True, default="")
+    entered_at = MillisecondsField(_("entered"))
+    expires_at = MillisecondsField(_("kept until"))
+    retries = models.IntegerField(_("automatic retries"), default=0)
+    next_retry_at = MillisecondsField(_("next automatic retry"), null=True, blank=True)
+    unmet = models.TextField(
+        _("unmet dependencies"),
+        blank=True,
+        default="",
+        db_default="",
+        help_text=_("Queue and job id of each dependency, as JSON."),
+    )
+
+    class Meta:
+        db_table = "djqueue_dead_letter"
+        verbose_name = _("dead letter")
+        verbose_name_plural = _("dead letters")
+        permissions = (("retry_deadletter", "Can retry dead letter"),)
+        constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_dead_key"),)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.job_id}: {self.reason}"

@@ -1,0 +1,33 @@
+"""Jobs waiting to be sent to Redis."""
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from djqueue.fields import NAME_LENGTH, MillisecondsField
+
+
+class OutboxJob(models.Model):
+    """A job to be sent to Redis: enqueued in a transaction, or while Redis was unavailable."""
+
+    queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
+    name = models.CharField(_("job name"), max_length=NAME_LENGTH)
+    job_id = models.CharField(_("job id"), max_length=NAME_LENGTH)
+    fresh = models.BooleanField(
+        _("generated id"),
+        default=False,
+        help_text=_("Whether the id was generated rather than chosen by the caller."),
+    )
+    payload = models.BinaryField(_("payload"))
+    options = models.BinaryField(
+        _("options"), help_text=_("Options that differ from their defaults, as MessagePack.")
+    )
+    run_at = MillisecondsField(_("not before"), null=True, blank=True)
+    created_at = MillisecondsField(_("enqueued"))
+
+    class Meta:
+        db_table = "djqueue_outbox_job"
+        verbose_name = _("outbox job")
+        verbose_name_plural = _("outbox jobs")
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.job_id}"

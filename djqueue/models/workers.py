@@ -1,0 +1,58 @@
+"""Workers and the scheduler."""
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from djqueue.fields import NAME_LENGTH, MillisecondsField
+
+
+class WorkerState(models.Model):
+    """The latest report of a worker."""
+
+    worker_id = models.CharField(_("worker id"), max_length=NAME_LENGTH, unique=True)
+    host = models.CharField(_("host"), max_length=NAME_LENGTH)
+    pid = models.IntegerField(_("process id"))
+    queues = models.JSONField(_("queues"), null=True, blank=True)
+    names = models.JSONField(_("job names"), default=list)
+    concurrency = models.IntegerField(_("slots"))
+    started_at = MillisecondsField(_("started"))
+    seen_at = MillisecondsField(_("last seen"))
+    active = models.IntegerField(_("active jobs"), default=0)
+    state = models.CharField(_("state"), max_length=16)
+    about = models.JSONField(
+        _("details"),
+        null=True,
+        blank=True,
+        help_text=_("Kind, heartbeat, memory, versions and active jobs."),
+    )
+
+    class Meta:
+        db_table = "djqueue_worker_state"
+        verbose_name = _("worker")
+        verbose_name_plural = _("workers")
+
+    def __str__(self) -> str:
+        return self.worker_id
+
+
+class SchedulerLease(models.Model):
+    """The process that is the scheduler of this database; a single row."""
+
+    name = models.CharField(max_length=32, primary_key=True)
+    holder = models.CharField(max_length=NAME_LENGTH)
+    host = models.CharField(max_length=NAME_LENGTH)
+    pid = models.IntegerField()
+    address = models.CharField(max_length=NAME_LENGTH, help_text="Address of its socket.")
+    generation = models.BigIntegerField(default=0, help_text="Incremented by each new holder.")
+    renewed_at = MillisecondsField()
+    expires_at = MillisecondsField()
+    clock_offset = models.BigIntegerField(
+        null=True,
+        help_text="Milliseconds between the monotonic clock of the machine and the wall clock used for jobs.",
+    )
+
+    class Meta:
+        db_table = "djqueue_scheduler_lease"
+
+    def __str__(self) -> str:
+        return f"{self.holder} at {self.address}"

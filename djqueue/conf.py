@@ -54,8 +54,6 @@ class DashboardSettings:
         "*key",
     )
     """Words in names of values that are hidden until they are revealed; `*word`: at the end of a name."""
-    raw_lists: bool = False
-    """Whether the admin's index has all lists, not only jobs, results, dead letters and cron jobs."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -420,7 +418,7 @@ def _version(key: str, value: Any) -> dict[str, Any]:
 
 
 def _dashboard(key: str, value: Any) -> dict[str, Any]:
-    given = _mapping(value, {"READ_ONLY", "QUEUE_FILTER", "POLL", "SSE", "REDACT", "RAW_LISTS"})
+    given = _mapping(value, {"READ_ONLY", "QUEUE_FILTER", "POLL", "SSE", "REDACT"})
     said: dict[str, Any] = {}
     if "READ_ONLY" in given:
         said["read_only"] = _flag(given["READ_ONLY"], "READ_ONLY ")
@@ -433,8 +431,6 @@ def _dashboard(key: str, value: Any) -> dict[str, Any]:
         said["queue_filter"] = chosen
     if "SSE" in given:
         said["sse"] = _flag(given["SSE"], "SSE ")
-    if "RAW_LISTS" in given:
-        said["raw_lists"] = _flag(given["RAW_LISTS"], "RAW_LISTS ")
     if "POLL" in given:
         said["poll"] = milliseconds("POLL", given["POLL"])
     if "REDACT" in given:

@@ -1,29 +1,21 @@
-"""The tables in the Django admin: to look at, and to steer through the storage."""
+"""The Django admin: the dashboard, and read-only lists of jobs, results, dead letters and cron jobs.
+
+Django imports this package at start-up, so nothing here imports the dashboard's views or a storage at module
+level. Both are imported with the project's URLs, or by the first page.
+"""
 
 from .about import DjqueueJobsMixin
-from .base import StoredAdmin
+from .base import ReadOnlyAdmin
 from .cron import CronJobAdmin
 from .dashboard import DashboardAdmin
-from .deadletters import DeadLetterAdmin
-from .jobs import JobAdmin, JobAttemptAdmin, JobLogAdmin, JobResultAdmin
-from .limits import GroupStateAdmin, LimiterStateAdmin, MarkAdmin
-from .outbox import OutboxJobAdmin
-from .queues import QueueStateAdmin, WorkerStateAdmin
+from .jobs import DeadLetterAdmin, JobAdmin, JobResultAdmin
 
 __all__ = [
     "CronJobAdmin",
     "DashboardAdmin",
     "DeadLetterAdmin",
     "DjqueueJobsMixin",
-    "GroupStateAdmin",
     "JobAdmin",
-    "JobAttemptAdmin",
-    "JobLogAdmin",
     "JobResultAdmin",
-    "LimiterStateAdmin",
-    "MarkAdmin",
-    "OutboxJobAdmin",
-    "QueueStateAdmin",
-    "StoredAdmin",
-    "WorkerStateAdmin",
+    "ReadOnlyAdmin",
 ]

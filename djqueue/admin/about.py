@@ -1,4 +1,4 @@
-"""`DjqueueJobsMixin`: an object's page in the admin, with the jobs about the object."""
+"""`DjqueueJobsMixin`: the newest jobs about an object, on the object's page in the admin."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,13 +10,13 @@ from django.template.response import TemplateResponse
 
 from djqueue.core.errors import StorageError
 from djqueue.core.subjects import name_of
-from djqueue.dashboard import rights, subjects
-from djqueue.dashboard.site import DashboardSite
-from djqueue.dashboard.urls import PAGES
-from djqueue.models import Dashboard
-from djqueue.storage.inspector import JobSummary
+from djqueue.dashboard import rights
+
+from .dashboard import dashboard_of
 
 if TYPE_CHECKING:
+    from djqueue.storage.inspector import JobSummary
+
     ModelAdmin = admin.ModelAdmin[Any]
 else:
     ModelAdmin = object
@@ -25,35 +25,35 @@ PANEL = "djqueue/admin/jobs_panel.html"
 
 
 class Panel(NamedTuple):
-    """What is shown of an object's jobs."""
+    """What the panel shows."""
 
-    jobs: list[tuple[JobSummary, str]]
-    """The newest, each with the address of its page; that is empty where the site has no dashboard."""
-    everything: str
-    """The address of the list of them all; empty where the site has no dashboard."""
-    away: str = ""
-    """Why they could not be read."""
+    jobs: "list[tuple[JobSummary, str]]"
+    """The newest jobs, each with the URL of its page; the URL is empty if the site has no dashboard."""
+    all_url: str
+    """URL of the list of all jobs about the object; empty if the site has no dashboard."""
+    error: str = ""
+    """Why the jobs could not be read."""
 
 
 class DjqueueJobsMixin(ModelAdmin):
-    """The newest jobs about an object, below its form: `class OrderAdmin(DjqueueJobsMixin, ModelAdmin)`.
+    """A panel with the newest jobs about an object: `class OrderAdmin(DjqueueJobsMixin, ModelAdmin)`.
 
-    For those who may view the dashboard, of the queues that they see.
+    Users who may view the dashboard see the panel, with jobs from the queues that they may see.
     """
 
     djq_jobs_shown = 10
-    """How many."""
+    """Maximum number of jobs in the panel."""
 
     def djq_subject(self, obj: Any) -> str | None:
-        """What the object's jobs are about; None: it has no jobs."""
+        """Return the subject of the object's jobs; None if the page has no panel."""
         return name_of(obj)
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """The page as it is without this, with the panel in its block `after_related_objects`.
+        """Render the page with the panel appended to its block `after_related_objects`.
 
-        Whatever template the page has is extended, so that a `change_form_template` stays what it is.
+        The panel's template extends the page's own, so that a `change_form_template` still applies.
         """
         response: HttpResponse = super().render_change_form(request, context, *args, **kwargs)
         row = context.get("original")
@@ -67,15 +67,16 @@ class DjqueueJobsMixin(ModelAdmin):
         return response
 
     def _djq_panel(self, request: HttpRequest, row: Model) -> Panel | None:
+        from djqueue.dashboard import subjects
+
         subject = self.djq_subject(row) if rights.may(request, rights.VIEW) else None
         if subject is None:
             return None
-        model_admin = self.admin_site._registry.get(Dashboard)
-        site = None if model_admin is None else DashboardSite(model_admin, PAGES)
-        everything = "" if site is None else site.url("jobs", subject=subject)
+        dashboard = dashboard_of(self.admin_site)
+        all_url = "" if dashboard is None else dashboard.url("jobs", subject=subject)
         try:
             page = subjects.about(request, subject, self.djq_jobs_shown)
         except StorageError as error:
-            return Panel([], everything, str(error))
-        addresses = ["" if site is None else site.url("job", one.queue, one.id) for one in page.jobs]
-        return Panel(list(zip(page.jobs, addresses, strict=True)), everything)
+            return Panel([], all_url, str(error))
+        urls = ["" if dashboard is None else dashboard.url("job", job.queue, job.id) for job in page.jobs]
+        return Panel(list(zip(page.jobs, urls, strict=True)), all_url)

@@ -1,41 +1,35 @@
-"""Jobs by schedule: a list, whose rows are changed on the dashboard."""
+"""Schedules of jobs."""
 
-from collections.abc import Iterable
 from itertools import islice
 
 from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
-from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import DjqueueError
 from djqueue.dashboard import rendering
-from djqueue.dashboard.views.schedules import shown_arguments
 from djqueue.models import CronJob
-from djqueue.operations.agenda import next_runs, shown
 
 from . import gate
-from .base import StoredAdmin, time_column
+from .base import ReadOnlyAdmin, time_column
 
-LINE = mark_safe("<br>")
-SHOWN = 5
-"""Runs to come that a page shows."""
+NEXT_RUNS = 5
+"""Next runs that a page shows."""
 
 
 @admin.register(CronJob)
-class CronJobAdmin(StoredAdmin):
-    """Schedules."""
+class CronJobAdmin(ReadOnlyAdmin):
+    """Schedules, with their next and last runs."""
 
-    seen = staticmethod(gate.schedules)
-    is_raw = False
+    visible_rows = staticmethod(gate.schedules)
     dashboard_page = "cron"
     list_display = (
         "name",
         "enabled",
-        "when",
+        "schedule_shown",
         "next_run",
         "last_run",
         "executions",
@@ -48,27 +42,27 @@ class CronJobAdmin(StoredAdmin):
     ordering = ("name",)
     fieldsets = (
         (None, {"fields": ("name", "job_name", "queue", "enabled")}),
-        (_("When"), {"fields": ("schedule", "every", "timezone", "jitter")}),
+        (_("Schedule"), {"fields": ("schedule", "every", "timezone", "jitter")}),
         (_("Limits"), {"fields": ("start_at", "end_at", "max_executions")}),
-        (_("Otherwise"), {"fields": ("overlap", "missed", "missed_window", "blackouts", "on_blackout")}),
-        (_("With"), {"fields": ("args_shown", "kwargs_shown")}),
-        (_("Runs"), {"fields": ("next_runs", "last_run", "executions", "left_out", "source")}),
+        (_("Options"), {"fields": ("overlap", "missed", "missed_window", "blackouts", "on_blackout")}),
+        (_("Arguments"), {"fields": ("args_shown", "kwargs_shown")}),
+        (_("Runs"), {"fields": ("next_runs", "last_run", "executions", "last_skipped", "source")}),
     )
 
     last_run = time_column(CronJob, "last_run_at")
 
-    def links_of(self, request: HttpRequest, row: CronJob) -> Iterable[tuple[str, str]]:
-        """Return the address of the schedule's page, where it is changed."""
-        return [(_now("Open in the dashboard"), self.dashboard_url(request, "schedule", row.pk))]
+    def row_url(self, request: HttpRequest, row: CronJob) -> str:
+        """Return the URL of the schedule's page on the dashboard."""
+        return self.dashboard_url(request, "schedule", row.pk)
 
     @admin.display(description=_("schedule"))
-    def when(self, row: CronJob) -> str:
-        """The line, or the interval, and below it the zone."""
+    def schedule_shown(self, row: CronJob) -> str:
+        """Show the cron expression or the interval, and the time zone below."""
         return format_html("{}<br><small>{}</small>", row.schedule or f"every {row.every}", row.timezone)
 
     @admin.display(description=_("next run"), ordering="next_run_at")
     def next_run(self, row: CronJob) -> str:
-        """With its jitter."""
+        """Show the next run, with its jitter."""
         at = row.next_run_at
         try:
             fires = None if at is None else row.timing().fires_at(to_milliseconds(at), row.name)
@@ -78,32 +72,36 @@ class CronJobAdmin(StoredAdmin):
 
     @admin.display(description=_("next runs"))
     def next_runs(self, row: CronJob) -> str:
-        """Some of them, with their jitter, on the clocks of the schedule's zone."""
+        """Show the next runs, with their jitter, in the schedule's time zone."""
+        from djqueue.operations.agenda import next_runs
+
         if not row.enabled:
             return rendering.NOTHING
         try:
-            runs = [(at.isoformat(), shown(row, at)) for at in islice(next_runs(row), SHOWN)]
+            runs = [(rendering.moment_in(at, row.timezone),) for at in islice(next_runs(row), NEXT_RUNS)]
         except DjqueueError as error:
             return str(error)
-        return format_html_join(LINE, '<time datetime="{}">{}</time>', runs) or rendering.NOTHING
+        return format_html_join(mark_safe("<br>"), "{}", runs) or rendering.NOTHING
 
-    @admin.display(description=_("last left out"))
-    def left_out(self, row: CronJob) -> str:
-        """The last run that has no job, and why."""
+    @admin.display(description=_("last skipped run"))
+    def last_skipped(self, row: CronJob) -> str:
+        """Show the last run that enqueued no job, and why."""
         if row.skipped_at is None:
             return rendering.NOTHING
-        return f"{shown(row, row.skipped_at)}: {row.skip_reason}"
+        return format_html("{}: {}", rendering.moment_in(row.skipped_at, row.timezone), row.skip_reason)
 
     @admin.display(description=_("positional arguments"))
     def args_shown(self, row: CronJob) -> str:
-        """The list, without its hidden values."""
-        return _part(row, "args")
+        """Show the positional arguments without their hidden values."""
+        return _arguments(row, "args")
 
     @admin.display(description=_("keyword arguments"))
     def kwargs_shown(self, row: CronJob) -> str:
-        """The object, without its hidden values."""
-        return _part(row, "kwargs")
+        """Show the keyword arguments without their hidden values."""
+        return _arguments(row, "kwargs")
 
 
-def _part(row: CronJob, name: str) -> str:
+def _arguments(row: CronJob, name: str) -> str:
+    from djqueue.dashboard.views.schedules import shown_arguments
+
     return rendering.preformatted(rendering.text(shown_arguments(row)[name]))

@@ -1,4 +1,4 @@
-"""Jobs, and what belongs to them."""
+"""Jobs, their results, and dead letters."""
 
 from collections.abc import Collection
 from typing import Any
@@ -8,29 +8,28 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
-from djqueue.codecs import MSGPACK, decode
+from djqueue.core.options import MSGPACK
 from djqueue.core.states import State
 from djqueue.dashboard import rendering, rights
 from djqueue.dashboard.tables import rows_of
 from djqueue.models import DeadLetter, Job, JobAttempt, JobLog, JobResult
 
-from .base import JobRowsAdmin, time_column
-from .filters import NameFilter, OutcomeFilter, QueueFilter
+from .base import JobRowAdmin, time_column
+from .filters import NameFilter, QueueFilter, ReasonFilter
 
 ID_OR_NAME = _("A job id; or the beginning of one, or of a job's name, among the newest 100,000 rows.")
-BELONGINGS = 200
+MAX_ENTRIES = 200
 """Attempts, and log lines, that a job's page shows: the newest."""
-UNSHOWN = frozenset({"rejected"})
-"""Options that are not shown: the values of a row that an import could not make a job of."""
-OF_OTHERS = frozenset({"depends_on", "dependents"})
-"""Options that name jobs of other queues, which are not shown where queues may be hidden."""
+INTERNAL_OPTIONS = frozenset({"rejected"})
+"""Options that are never shown: the values of a row that a bulk write rejected."""
+FOREIGN_OPTIONS = frozenset({"depends_on", "dependents"})
+"""Options that name jobs of other queues, which are not shown if queues may be hidden from the user."""
 
 
 @admin.register(Job)
-class JobAdmin(JobRowsAdmin):
+class JobAdmin(JobRowAdmin):
     """Jobs in every state."""
 
-    is_raw = False
     list_display = (
         "job_id",
         "state_shown",
@@ -54,7 +53,7 @@ class JobAdmin(JobRowsAdmin):
             {"fields": ("created", "not_before", "started", "finished", "kept_until")},
         ),
         (
-            _("Runs"),
+            _("Attempts"),
             {"fields": ("attempts", "failures", "stalls", "worker", "items", "attempts_shown", "log_shown")},
         ),
         (
@@ -70,7 +69,7 @@ class JobAdmin(JobRowsAdmin):
     kept_until = time_column(Job, "expires_at")
 
     def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
-        """Without the error where there is none."""
+        """Return the fieldsets, without the error if the job has none."""
         fieldsets = super().get_fieldsets(request, obj)
         if obj is not None and not (obj.error_type or obj.error_message or obj.traceback):
             return [entry for entry in fieldsets if "error_shown" not in entry[1]["fields"]]
@@ -78,22 +77,22 @@ class JobAdmin(JobRowsAdmin):
 
     @admin.display(description=_("state"))
     def state_shown(self, job: Job) -> str:
-        """The state as a label, and a word if no worker here would take the job."""
+        """Show the state, and whether no handler for the job is registered in this process."""
         return rendering.job_state(job)
 
     @admin.display(description=_("reason"))
     def reason_shown(self, job: Job) -> str:
-        """Why it failed, or was cancelled."""
+        """Show why the job failed or was cancelled."""
         return rendering.reason(job.reason) or rendering.NOTHING
 
     @admin.display(description=_("error"))
     def error_short(self, job: Job) -> str:
-        """The exception's class, without its module."""
+        """Show the exception's class, without its module."""
         return job.error_type.rpartition(".")[2] or rendering.NOTHING
 
     @admin.display(description=_("dead letter"))
     def dead_letter(self, job: Job) -> str:
-        """Why it failed for good, with a link."""
+        """Show why the job failed for good, with a link to its dead letter."""
         if job.state != State.FAILED:
             return rendering.NOTHING
         letter = rows_of(DeadLetter).filter(queue=job.queue, job_id=job.job_id).first()
@@ -106,22 +105,22 @@ class JobAdmin(JobRowsAdmin):
 
     @admin.display(description=_("error message"))
     def error_shown(self, job: Job) -> str:
-        """What the handler's exception said."""
+        """Show the exception's message."""
         return rendering.preformatted(job.error_message)
 
     @admin.display(description=_("traceback"))
     def traceback_shown(self, job: Job) -> str:
-        """Where it was raised."""
+        """Show the exception's traceback."""
         return rendering.preformatted(job.traceback, end=True)
 
     @admin.display(description=_("payload"))
     def payload_shown(self, job: Job) -> str:
-        """What the handler is given."""
+        """Show the payload without its hidden values."""
         return self.value_shown(job.name, "payload", job.payload, job.content_type)
 
     @admin.display(description=_("result"))
     def result_shown(self, job: Job) -> str:
-        """What the handler returned."""
+        """Show the result without its hidden values."""
         if job.state != State.COMPLETED:
             return rendering.NOTHING
         row = rows_of(JobResult).filter(queue=job.queue, job_id=job.job_id).first()
@@ -131,34 +130,37 @@ class JobAdmin(JobRowsAdmin):
 
     @admin.display(description=_("progress"))
     def progress_shown(self, job: Job) -> str:
-        """What the handler reported last."""
+        """Show the progress that the handler reported last."""
         return rendering.decoded(job.progress, MSGPACK)
 
     @admin.display(description=_("options that differ from their defaults"))
     def options_shown(self, job: Job) -> str:
-        """How it is to be run; times in milliseconds."""
-        options = bytes(job.options)
-        left_out = UNSHOWN | OF_OTHERS if rights.hides_queues() else UNSHOWN
-        return rendering.shown(lambda: _without(decode(options, MSGPACK), left_out))
+        """Show the job's own options, with times in milliseconds."""
+        from djqueue.codecs import decode
 
-    @admin.display(description=_("runs without success"))
+        options = bytes(job.options)
+        omitted = INTERNAL_OPTIONS | FOREIGN_OPTIONS if rights.hides_queues() else INTERNAL_OPTIONS
+        return rendering.shown(lambda: _without(decode(options, MSGPACK), omitted))
+
+    @admin.display(description=_("unsuccessful attempts"))
     def attempts_shown(self, job: Job) -> str:
-        """The runs that did not complete the job, newest first."""
-        runs = rows_of(JobAttempt).filter(queue=job.queue, job_id=job.job_id)
-        return rendering.attempts(list(runs.defer("traceback").order_by("-id")[:BELONGINGS]), BELONGINGS)
+        """Show the attempts that did not complete the job, newest first."""
+        attempts = rows_of(JobAttempt).filter(queue=job.queue, job_id=job.job_id)
+        return rendering.attempts(
+            list(attempts.defer("traceback").order_by("-id")[:MAX_ENTRIES]), MAX_ENTRIES
+        )
 
     @admin.display(description=_("log"))
     def log_shown(self, job: Job) -> str:
-        """What the handlers logged for it, oldest first."""
+        """Show the lines that handlers logged for the job, oldest first."""
         lines = rows_of(JobLog).filter(queue=job.queue, job_id=job.job_id)
-        return rendering.log(list(lines.order_by("-id")[:BELONGINGS])[::-1], BELONGINGS)
+        return rendering.log(list(lines.order_by("-id")[:MAX_ENTRIES])[::-1], MAX_ENTRIES)
 
 
 @admin.register(JobResult)
-class JobResultAdmin(JobRowsAdmin):
-    """What completed jobs returned."""
+class JobResultAdmin(JobRowAdmin):
+    """Results of completed jobs."""
 
-    is_raw = False
     list_display = ("job_id", "queue", "content_type", "completed", "kept_until")
     list_filter = (QueueFilter,)
     search_fields = ("job_id",)
@@ -170,80 +172,51 @@ class JobResultAdmin(JobRowsAdmin):
 
     @admin.display(description=_("result"))
     def result_shown(self, row: JobResult) -> str:
-        """The value, as far as its job's name allows to show it; without a job it is hidden."""
+        """Show the result without its hidden values; hide all of it if its job is no longer kept."""
         names = rows_of(Job).filter(queue=row.queue, job_id=row.job_id).values_list("name", flat=True)
         return self.value_shown(names.first() or "", "result", row.result, row.content_type)
 
 
-@admin.register(JobAttempt)
-class JobAttemptAdmin(JobRowsAdmin):
-    """Runs that did not complete their jobs."""
+@admin.register(DeadLetter)
+class DeadLetterAdmin(JobRowAdmin):
+    """Jobs that failed for good, with the reason."""
 
-    list_display = (
-        "job_id",
-        "queue",
-        "attempt",
-        "outcome_shown",
-        "error_type",
-        "worker",
-        "started",
-        "finished",
-    )
-    list_filter = (OutcomeFilter, QueueFilter)
-    search_fields = ("job_id",)
-    unlisted = ("error_message", "traceback")
+    dashboard_page = "letters"
+    list_display = ("job_id", "name", "queue", "reason_shown", "error_line", "entered", "kept_until")
+    list_filter = (ReasonFilter, QueueFilter, NameFilter)
+    search_fields = ("job_id", "name")
+    search_help_text = ID_OR_NAME
     fields = (
         "job_link",
+        "name",
         "queue",
-        "attempt",
-        "outcome_shown",
-        "worker",
-        "started",
-        "finished",
+        "reason_shown",
         "error_type",
         "error_shown",
-        "traceback_shown",
+        "entered",
+        "kept_until",
+        "retries",
+        "next_retry",
     )
 
-    started = time_column(JobAttempt, "started_at")
-    finished = time_column(JobAttempt, "finished_at")
+    entered = time_column(DeadLetter, "entered_at")
+    kept_until = time_column(DeadLetter, "expires_at")
+    next_retry = time_column(DeadLetter, "next_retry_at")
 
-    @admin.display(description=_("outcome"))
-    def outcome_shown(self, row: JobAttempt) -> str:
-        """How it ended."""
-        return rendering.outcome(row.outcome)
+    @admin.display(description=_("reason"))
+    def reason_shown(self, letter: DeadLetter) -> str:
+        """Show the reason in words."""
+        return rendering.reason(letter.reason)
+
+    @admin.display(description=_("error"))
+    def error_line(self, letter: DeadLetter) -> str:
+        """Show the exception's class and the first line of its message."""
+        return rendering.error_line(letter)
 
     @admin.display(description=_("error message"))
-    def error_shown(self, row: JobAttempt) -> str:
-        """What the handler's exception said."""
-        return rendering.preformatted(row.error_message)
-
-    @admin.display(description=_("traceback"))
-    def traceback_shown(self, row: JobAttempt) -> str:
-        """Where it was raised."""
-        return rendering.preformatted(row.traceback, end=True)
-
-
-@admin.register(JobLog)
-class JobLogAdmin(JobRowsAdmin):
-    """Lines that handlers logged."""
-
-    list_display = ("time", "line_shown", "job_id", "queue")
-    list_filter = (QueueFilter,)
-    search_fields = ("job_id",)
-    fields = ("job_link", "queue", "time", "line_whole")
-
-    time = time_column(JobLog, "at")
-
-    @admin.display(description=_("line"))
-    def line_shown(self, row: JobLog) -> str:
-        """Its beginning."""
-        return rendering.first_line(row.line)
-
-    @admin.display(description=_("line"))
-    def line_whole(self, row: JobLog) -> str:
-        """All of it."""
-        return rendering.preformatted(row.line)
+    def error_shown(self, letter: DeadLetter) -> str:
+        """Show the exception's message."""
+        return rendering.preformatted(letter.error_message)
 
 
 def _without(value: Any, names: Collection[str]) -> Any:

@@ -15,11 +15,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from djqueue.client import registry
-from djqueue.codecs import decode
 from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.states import PENDING
-from djqueue.schedules.zones import parse_timezone
 
 SHOWN = 10_000
 """Characters of a value that a page shows."""
@@ -104,6 +101,8 @@ def moment_in(value: datetime, zone: str) -> str:
 
 def local_in(value: datetime, zone: str) -> str:
     """A time on the clocks of a named zone, followed by that zone's abbreviation at the time."""
+    from djqueue.schedules.zones import parse_timezone
+
     try:
         there = value.astimezone(parse_timezone(zone))
     except OptionError:
@@ -135,7 +134,9 @@ def badge(state: str, label: str) -> SafeString:
 
 
 def job_state(job: Any) -> SafeString:
-    """A job's state, and why it may stay there."""
+    """Return a job's state, and a note if no handler for the job is registered in this process."""
+    from djqueue.client import registry
+
     shown = badge(job.state, job.get_state_display())
     if job.state in PENDING and job.name not in registry.names():
         return noted(shown, _("no handler registered"))
@@ -149,6 +150,8 @@ def noted(text: str, note: str) -> SafeString:
 
 def decoded(data: Any, content_type: str) -> str:
     """Bytes of a storage as the value that they stand for, or the reason why that cannot be shown."""
+    from djqueue.codecs import decode
+
     if data is None:
         return NOTHING
     return shown(lambda: decode(bytes(data), content_type))
@@ -180,9 +183,9 @@ def preformatted(text: str, *, end: bool = False) -> str:
     return format_html('{}<p class="djq-note">{}</p>', block, note)
 
 
-def attempts(rows: Sequence[Any], most: int) -> str:
-    """Runs as a table."""
-    runs = [
+def attempts(rows: Sequence[Any], limit: int) -> str:
+    """Return attempts as a table."""
+    entries = [
         {
             "number": row.attempt,
             "outcome": outcome(row.outcome),
@@ -193,14 +196,14 @@ def attempts(rows: Sequence[Any], most: int) -> str:
         }
         for row in rows
     ]
-    context = {"runs": runs, "most": most, "cut": len(runs) == most}
-    return render_to_string("djqueue/admin/attempts.html", context) if runs else NOTHING
+    context = {"attempts": entries, "limit": limit, "cut": len(entries) == limit}
+    return render_to_string("djqueue/admin/attempts.html", context) if entries else NOTHING
 
 
-def log(rows: Sequence[Any], most: int) -> str:
-    """Log lines as a list."""
+def log(rows: Sequence[Any], limit: int) -> str:
+    """Return log lines as a list."""
     lines = [{"time": moment(row.at), "text": row.line} for row in rows]
-    context = {"lines": lines, "most": most, "cut": len(lines) == most}
+    context = {"lines": lines, "limit": limit, "cut": len(lines) == limit}
     return render_to_string("djqueue/admin/log.html", context) if lines else NOTHING
 
 

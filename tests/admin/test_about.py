@@ -76,7 +76,7 @@ def test_the_newest_jobs_about_the_object_are_listed(memory, ada):
 
 
 def test_an_object_without_jobs_says_so(memory, ada):
-    assert "There are no jobs about it." in panel(page(logged_in(make_superuser()), ada))
+    assert "No jobs for this object." in panel(page(logged_in(make_superuser()), ada))
 
 
 def test_who_may_not_view_the_dashboard_sees_nothing_of_it(memory, ada):
@@ -153,7 +153,7 @@ def test_a_form_with_mistakes_has_the_panel(memory, ada):
 
     html = logged_in(make_superuser()).post(address, {"username": ""}).content.decode()
 
-    assert "There are no jobs about it." in panel(html)
+    assert "No jobs for this object." in panel(html)
 
 
 def test_the_form_can_be_used_though_the_storage_is_away(memory, ada, monkeypatch):
@@ -164,7 +164,7 @@ def test_the_form_can_be_used_though_the_storage_is_away(memory, ada, monkeypatc
 
     html = page(logged_in(make_superuser()), ada)
 
-    assert "The storage cannot be reached: nobody answers" in panel(html)
+    assert "The storage is unreachable: nobody answers" in panel(html)
     assert 'name="_save"' in html
 
 

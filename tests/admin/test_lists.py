@@ -11,26 +11,13 @@ from django.test.utils import CaptureQueriesContext
 from djqueue import job as make_job_type
 from djqueue.admin import base, filters
 from djqueue.client import registry
-from djqueue.models import (
-    Annotation,
-    CronJob,
-    DeadLetter,
-    GroupState,
-    Job,
-    JobLog,
-    LimiterState,
-    QueueState,
-    WorkerState,
-)
+from djqueue.models import CronJob, DeadLetter, Job, JobResult
 from djqueue.storage.database import names
 from tests.admin.factories import (
-    NOON,
     change_url,
     list_url,
     logged_in,
-    make_attempt,
     make_job,
-    make_log,
     make_result,
     make_superuser,
     make_user,
@@ -38,19 +25,7 @@ from tests.admin.factories import (
 
 pytestmark = pytest.mark.django_db
 
-MODELS = (
-    "job",
-    "jobresult",
-    "jobattempt",
-    "joblog",
-    "deadletter",
-    "cronjob",
-    "queuestate",
-    "workerstate",
-    "groupstate",
-    "limiterstate",
-    "mark",
-)
+MODELS = ("job", "jobresult", "deadletter", "cronjob")
 QUERIES = 9
 """That a list may take: session, user, two for rights, queues, two for a search, count, rows."""
 
@@ -59,22 +34,7 @@ def make_rows() -> None:
     for state in ("waiting", "delayed", "blocked", "active", "completed", "failed", "cancelled"):
         job = make_job(state, error_type="builtins.ValueError", error_message="no address\nat all")
         make_result(job, 1)
-        make_attempt(job)
-        make_log(job, "hello")
-        QueueState.objects.create(name=state, paused=True)
         CronJob.objects.create(name=state, job_name="nightly", schedule="@daily")
-        GroupState.objects.create(queue="emails", group=state, paused=True)
-        LimiterState.objects.create(name=state, concurrency=3)
-        Annotation.objects.create(at=NOON, label=state)
-        WorkerState.objects.create(
-            worker_id=state,
-            host="host",
-            pid=1,
-            concurrency=1,
-            started_at=NOON,
-            seen_at=NOON,
-            state="running",
-        )
 
 
 def page(model: str, **query: str) -> str:
@@ -122,7 +82,7 @@ def test_the_newest_jobs_come_first() -> None:
 
 
 def test_a_list_counts_no_further_than_it_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "LISTED", 3)
+    monkeypatch.setattr(base, "MAX_LISTED", 3)
     for _ in range(3):
         make_job()
     assert "More than 10,000" not in page("job")
@@ -132,8 +92,8 @@ def test_a_list_counts_no_further_than_it_lists(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_pages_end_where_the_count_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "LISTED", 4)
-    monkeypatch.setattr(base.StoredAdmin, "list_per_page", 2)
+    monkeypatch.setattr(base, "MAX_LISTED", 4)
+    monkeypatch.setattr(base.ReadOnlyAdmin, "list_per_page", 2)
     jobs = [make_job() for _ in range(9)][::-1]
     assert listed("job", p="2") == [job.job_id for job in jobs[2:4]]
     assert "p=3" not in page("job")
@@ -200,7 +160,7 @@ def test_the_queue_filter_offers_the_queues_of_the_table() -> None:
 def test_a_queue_that_is_not_offered_can_be_filtered_by_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(filters, "MOST_QUEUES", 1)
+    monkeypatch.setattr(filters, "MAX_CHOICES", 1)
     make_job(queue="a")
     wanted = make_job(queue="b")
     assert "?queue=b" not in page("job")
@@ -250,7 +210,7 @@ def test_a_search_looks_at_beginnings_of_the_newest_rows_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     old, new = make_job(job_id="abc-old"), make_job(job_id="abc-new")
-    monkeypatch.setattr(base, "SEARCHED", 1)
+    monkeypatch.setattr(base, "MAX_SEARCHED", 1)
     assert listed("job", q="abc") == [new.job_id]
     assert listed("job", q="abc-old") == [old.job_id]
 
@@ -261,18 +221,15 @@ def test_wildcards_in_a_search_are_plain_characters() -> None:
     assert listed("job", q="a_c") == []
 
 
-def test_log_lines_and_attempts_are_found_by_their_job() -> None:
-    one, other = make_job(), make_job()
+def test_results_are_found_by_their_job() -> None:
+    one, other = make_job("completed"), make_job("completed")
     for job in (one, other):
-        make_log(job, f"line of {job.job_id}")
-        make_attempt(job)
-    assert "line of" in page("joblog", q=one.job_id)
-    assert f"line of {other.job_id}" not in page("joblog", q=one.job_id)
-    assert listed("jobattempt", q=other.job_id) == [other.job_id]
+        make_result(job, 1)
+    assert listed("jobresult", q=one.job_id) == [one.job_id]
 
 
 def test_a_row_links_to_its_job_without_a_query() -> None:
-    job = make_job()
-    make_log(job, "hello")
-    shown = logged_in(make_superuser()).get(change_url(JobLog.objects.get())).content.decode()
+    job = make_job("completed")
+    make_result(job, 1)
+    shown = logged_in(make_superuser()).get(change_url(JobResult.objects.get())).content.decode()
     assert f'href="/admin/djqueue/job/?queue=emails&amp;q={job.job_id}"' in shown

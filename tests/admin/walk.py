@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-import msgpack
 from django.contrib.admin import AdminSite
 from django.test import Client
 from django.urls import URLPattern, reverse
 
-from djqueue.codecs import MSGPACK, encode
 from djqueue.dashboard.pages import DashboardPage
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.dashboard.urls import PAGES
@@ -29,7 +27,6 @@ from djqueue.models import (
     Job,
     JobResult,
     LimiterState,
-    OutboxJob,
     QueueState,
     WorkerState,
 )
@@ -96,14 +93,6 @@ class Scene:
             LimiterState.objects.create(name=f"{queue}-limiter", concurrency=4),
             CronJob.objects.create(
                 name=f"{queue}-cron", job_name=name, queue=queue, schedule="@yearly", **_values(secret)
-            ),
-            OutboxJob.objects.create(
-                queue=queue,
-                name=name,
-                job_id=f"{queue}-outbox",
-                payload=encode(secret, MSGPACK),
-                options=msgpack.packb({}),
-                created_at=NOON,
             ),
             WorkerState.objects.create(
                 worker_id=f"{queue}-worker",

@@ -34,7 +34,6 @@ index = render(reverse("admin:index"))
 for model in admin.site._registry:
     if model._meta.app_label == "djqueue":
         changelist = reverse(f"admin:djqueue_{model._meta.model_name}_changelist")
-        linked = model.__name__ in ("Dashboard", "Job", "JobResult", "DeadLetter", "CronJob")
-        assert (changelist in index) == linked, f"{changelist}: linked from the admin's index?"
+        assert changelist in index, f"{changelist} is not linked from the admin's index"
         render(changelist)
         print("rendered", model._meta.label)

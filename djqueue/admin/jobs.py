@@ -17,7 +17,7 @@ from djqueue.models import DeadLetter, Job, JobAttempt, JobLog, JobResult
 from .base import JobRowAdmin, time_column
 from .filters import NameFilter, QueueFilter, ReasonFilter
 
-ID_OR_NAME = _("A job id; or the beginning of one, or of a job's name, among the newest 100,000 rows.")
+ID_OR_NAME = _("Search by job id, or by the beginning of a job id or name among the newest 100,000 rows.")
 MAX_ENTRIES = 200
 """Attempts, and log lines, that a job's page shows: the newest."""
 INTERNAL_OPTIONS = frozenset({"rejected"})

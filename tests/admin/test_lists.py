@@ -49,7 +49,7 @@ MODELS = (
     "workerstate",
     "groupstate",
     "limiterstate",
-    "mark",
+    "annotation",
 )
 QUERIES = 9
 """That a list may take: session, user, two for rights, queues, two for a search, count, rows."""

@@ -1,22 +1,27 @@
-"""The app's configuration: checks at start-up, and the modules that define the project's jobs."""
+"""The app's configuration. Starting Django imports nothing else that a project without jobs does not need."""
 
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
-from django.utils.module_loading import autodiscover_modules
+from django.core import checks
+from django.utils.module_loading import autodiscover_modules, module_has_submodule
 from django.utils.translation import gettext_lazy as _
-
-from .conf import MODULE, get_settings, is_wrong
 
 if TYPE_CHECKING:
     from .storage.base import Storage
 
 
 logger = logging.getLogger("djqueue")
+
+TAG = "djqueue"
+"""Tag of the system checks."""
+MODULE = "jobs"
+"""Module of every app that is imported when Django starts."""
 
 
 class DjqueueConfig(AppConfig):
@@ -27,21 +32,30 @@ class DjqueueConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks, have workers fire schedules, import the modules that define jobs."""
-        from . import checks  # noqa: F401
+        """Import the modules that define jobs, and register what workers do besides running jobs."""
         from .storage.chores import makers
 
         makers["schedules"] = _schedules
         makers["bulk operations"] = _bulk_operations
 
-        # With a wrong setting, importing a project's modules may raise anything. The checks name it (E001).
         given = getattr(settings, "DJQUEUE", {})
+        if not _may_define_jobs(given):
+            return
+        from .conf import get_settings, is_wrong
+
+        # With invalid settings, importing a project's modules may raise any error. Check E001 reports them.
         if not is_wrong(given):
             _import_jobs(get_settings().modules)
 
 
+def _may_define_jobs(given: Any) -> bool:
+    if "djqueue.client" in sys.modules or (isinstance(given, Mapping) and "MODULES" in given):
+        return True
+    return any(module_has_submodule(app.module, MODULE) for app in apps.get_app_configs() if app.module)
+
+
 def _import_jobs(names: tuple[str, ...]) -> None:
-    """Import `jobs`, and the modules of the setting MODULES: of every app, or by their whole path."""
+    """Import `jobs` and the names in MODULES from every app, and the dotted paths in MODULES."""
     from .client import registry
 
     autodiscover_modules(MODULE, *(name for name in names if "." not in name))
@@ -56,7 +70,7 @@ def _import_named(name: str) -> None:
     try:
         import_module(name)
     except ModuleNotFoundError as error:
-        # Any other missing module is an import of the named module itself: an error of the project.
+        # Any other missing module is an import within the named module: an error of the project.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         missing_modules[name] = str(error)
@@ -64,7 +78,7 @@ def _import_named(name: str) -> None:
 
 
 missing_modules: dict[str, str] = {}
-"""Entries of MODULES that do not exist, and why: reported by the system checks (E010)."""
+"""Entries of MODULES that do not exist, with the error. Check E010 reports them."""
 
 
 def _schedules(storage: "Storage") -> "Callable[[], None]":
@@ -77,3 +91,16 @@ def _bulk_operations(storage: "Storage") -> "Callable[[], None]":
     from .operations.bulking import bulking
 
     return bulking(storage)
+
+
+def _check(name: str) -> Callable[..., list[checks.CheckMessage]]:
+    def run(**kwargs: Any) -> list[checks.CheckMessage]:
+        found: list[checks.CheckMessage] = getattr(import_module("djqueue.checks"), name)(**kwargs)
+        return found
+
+    return run
+
+
+checks.register(_check("check_settings"), TAG)
+checks.register(_check("check_servers"), TAG, checks.Tags.database)
+checks.register(_check("check_servers_to_deploy"), TAG, deploy=True)

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from .storage.redis.health import Finding
     from .storage.redis.options import RedisOptions
 
-TAG = "djqueue"
 PICKLES = frozenset({"application/x-python-serialize", "application/x-pickle", "pickle"})
 TESTED_VENDORS = ("sqlite", "postgresql")
 
@@ -89,7 +88,6 @@ FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies"})
 MESSAGES = {"error": checks.Error, "warning": checks.Warning, "info": checks.Info}
 
 
-@checks.register(TAG)
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
     """Every check that asks nobody: the later ones only for what the earlier ones could read."""
     given = getattr(django_settings, "DJQUEUE", {})
@@ -121,7 +119,6 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     return found + of_storage
 
 
-@checks.register(TAG, checks.Tags.database)
 def check_servers(databases: Iterable[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
     """What asks Redis, and the table of jobs on their way there, when databases are asked, too."""
     if not databases:
@@ -130,7 +127,6 @@ def check_servers(databases: Iterable[str] | None = None, **_: Any) -> list[chec
     return [*_servers(), *_left_in_outbox(databases)]
 
 
-@checks.register(TAG, deploy=True)
 def check_servers_to_deploy(databases: Iterable[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
     """Report the Redis servers with `--deploy`, unless `check_servers` has reported them in the same run.
 

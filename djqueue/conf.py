@@ -108,8 +108,6 @@ class Settings:
         return self.queues.get(queue, DEFAULT_POLICY)
 
 
-MODULE = "jobs"
-"""The module of every app that is imported when Django starts."""
 DEFAULT_POLICY = QueuePolicy()
 LISTS = (list, tuple, set, frozenset)
 

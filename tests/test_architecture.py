@@ -44,6 +44,26 @@ def test_kombu_is_loaded_by_other_codecs_than_the_default_only():
     assert "kombu" not in loaded_by("import django; django.setup(); import djqueue.codecs")
 
 
+NEEDED_AT_START = {"", "_version", "apps", "contrib", "fields", "migrations", "models", "storage.chores"}
+"""Modules of djqueue that `django.setup()` may load, besides those of the engine that these import."""
+
+
+def test_starting_django_loads_the_models_and_little_else():
+    apps = ["django.contrib.auth", "django.contrib.contenttypes"]
+    with_djqueue = loaded_by_setup([*apps, "djqueue", "djqueue.contrib.spark"])
+
+    more = with_djqueue - loaded_by_setup(apps)
+    parts = {name.removeprefix("djqueue").removeprefix(".") for name in more if name.startswith("djqueue")}
+    assert {name for name in more if not name.startswith("djqueue")} == set()
+    assert {
+        part
+        for part in parts - {"core", "storage"}
+        if not part.startswith("core.") and part not in NEEDED_AT_START
+        if not part.startswith(("contrib.spark", "models."))
+    } == set()
+    assert parts & {"core.engine", "core.job", "core.queue", "contrib.spark.writing"} == set()
+
+
 @pytest.mark.parametrize("vendor", VENDORED, ids=lambda folder: folder.parent.name)
 def test_vendored_files_are_the_published_ones_and_bring_their_licences(vendor):
     """`SHA256SUMS`, in the format of sha256sum, names every file; a folder's licence lies in it."""
@@ -56,9 +76,21 @@ def test_vendored_files_are_the_published_ones_and_bring_their_licences(vendor):
         assert list(path.parent.glob("LICENSE*")), f"{name} has no licence beside it"
 
 
+def loaded_by_setup(installed_apps: list[str]) -> set[str]:
+    """The modules that a new interpreter has loaded after Django's start."""
+    return modules_after(
+        "import django\nfrom django.conf import settings\n"
+        f"settings.configure(INSTALLED_APPS={installed_apps!r})\ndjango.setup()"
+    )
+
+
 def loaded_by(statement: str) -> set[str]:
     """The top-level packages that a new interpreter has loaded after a statement."""
-    code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    return {name.partition(".")[0] for name in modules_after(statement)}
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
     finished = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
+
 from djqueue.core.errors import JobNameError, UnknownJobError
 from djqueue.core.suggest import nearest
 
@@ -15,7 +17,9 @@ class Registry:
 
     def __init__(self) -> None:
         self._types: dict[str, JobType[..., Any]] = {}
-        self.discovered: frozenset[str] | None = None
+        # Django imports nothing of this package if no app defines jobs.
+        is_late = apps.models_ready and apps.is_installed("djqueue")
+        self.discovered: frozenset[str] | None = frozenset() if is_late else None
         """Names registered when every module that workers import had been imported; None before that."""
         self.served: set[str] = set()
         """Names that a worker of this process has handlers for."""

@@ -1,5 +1,7 @@
 """Every address of the dashboard, in the order of its navigation."""
 
+from djqueue.storage import sparktables
+
 from . import addresses  # noqa: F401 - registers the converter of the routes
 from .pages import DashboardPage
 from .views import (
@@ -51,4 +53,9 @@ MODULES = (
     enqueue,
     stream,
 )
-PAGES: tuple[DashboardPage, ...] = tuple(page for module in MODULES for page in module.pages.all)
+PAGES: tuple[DashboardPage, ...] = tuple(
+    page
+    for module in MODULES
+    if module is not bulkwrites or sparktables.are_installed()
+    for page in module.pages.all
+)

@@ -96,7 +96,7 @@ def test_an_end_before_the_start_is_refused() -> None:
 
 def test_a_schedule_that_is_over_already_is_refused_unless_it_is_off() -> None:
     over = {"end_at": "2020-12-01T00:00:00"}
-    assert "It is over" in errors(send(**over))["end_at"][0]
+    assert "no further runs" in errors(send(**over))["end_at"][0]
     assert send(**over, enabled="").status_code == 302
 
 

@@ -1097,7 +1097,7 @@ def test_a_row_deleted_since_its_job_was_enqueued_stays_deleted(
 def test_a_changed_schedule_takes_effect(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "SYSTEM_CLOCK", clock)  # by which rows are saved
+    monkeypatch.setattr(models.schedules, "SYSTEM_CLOCK", clock)  # by which rows are saved
     row = models.CronJob.objects.create(name="mine", job_name=NAME, schedule="@yearly", args=["old"])
     goes_to(firing, clock, FIRST)
     assert ids(storage) == []

@@ -14,6 +14,7 @@ from djqueue.dashboard.site import Crumb, DashboardSite
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
+from djqueue.storage import sparktables
 
 pages = Pages()
 
@@ -23,7 +24,8 @@ def operations(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Those about queues that the user sees, newest first."""
     sees = partial(_sees, request) if rights.hides_queues() else None
     found = keyset.page(_rows(), request.GET.get("at", ""), sees=sees)
-    context = {"rows": found.rows, **keyset.links(site, "operations", found)}
+    has_writes = sparktables.are_installed()
+    context = {"rows": found.rows, "has_writes": has_writes, **keyset.links(site, "operations", found)}
     return site.render(request, "operations.html", _("Bulk operations"), context, tab="operations")
 
 

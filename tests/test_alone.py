@@ -1,0 +1,103 @@
+"""Projects that install djqueue alone: no other app, no `djqueue.contrib.spark`, no setting."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+SETTINGS = """
+SECRET_KEY = "not a secret"
+INSTALLED_APPS = {apps!r}
+DATABASES = {{"default": {{
+    "ENGINE": "django.db.backends.sqlite3", "NAME": "project.sqlite3",
+    "OPTIONS": {{"transaction_mode": "IMMEDIATE"}},
+}}}}
+USE_TZ = True
+DJQUEUE = {{"MODULES": ["shop.tasks"]}}
+"""
+TASKS = """
+from djqueue import job
+
+@job
+def double(number):
+    return number * 2
+"""
+ADMIN = ["admin", "auth", "contenttypes", "messages", "sessions"]
+
+
+@pytest.fixture
+def manage(tmp_path):
+    """Runs a command of a project with these apps."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "__init__.py").touch()
+    (tmp_path / "shop" / "tasks.py").write_text(TASKS)
+
+    def run(apps, *command):
+        (tmp_path / "project_settings.py").write_text(SETTINGS.format(apps=apps))
+        finished = subprocess.run(
+            [sys.executable, "-W", "error", "-m", "django", *command],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "DJANGO_SETTINGS_MODULE": "project_settings",
+                "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        return finished.stdout
+
+    return run
+
+
+@pytest.mark.slow
+def test_djqueue_is_the_only_app_that_a_project_needs(manage):
+    apps = ["djqueue"]
+
+    assert "no issues" in manage(apps, "check", "--fail-level", "WARNING")
+    manage(apps, "makemigrations", "--check", "--dry-run")
+    manage(apps, "migrate", "--verbosity", "0")
+    manage(apps, "shell", "-c", "from shop.tasks import double; double.enqueue(21)")
+    manage(apps, "runworkers", "--until-empty")
+
+    code = (
+        "from djqueue.models import Job; from djqueue.client import get_storage; job = Job.objects.get();"
+        "print(job.state, get_storage().jobs(job.queue, [job.job_id])[0].state.value)"
+    )
+    assert manage(apps, "shell", "-c", code).split()[-2:] == ["completed", "completed"]
+
+
+@pytest.mark.slow
+def test_bulk_writes_need_the_app_of_spark_and_say_so(manage):
+    apps = [*(f"django.contrib.{name}" for name in ADMIN), "djqueue"]
+    manage(apps, "migrate", "--skip-checks", "--verbosity", "0")
+
+    code = (
+        "from djqueue.client import get_storage\n"
+        "from djqueue.contrib.spark.locations import staging_of\n"
+        "from djqueue.core.errors import OptionError\n"
+        "from djqueue.dashboard import rollups\n"
+        "from djqueue.dashboard.urls import PAGES\n"
+        "storage = get_storage()\n"
+        "try:\n"
+        "    staging_of(storage)\n"
+        "except OptionError as error:\n"
+        "    print(error)\n"
+        "print([page.name for page in PAGES if page.route.startswith('imports')])\n"
+        "print(storage.imports, rollups.within(0, 10**9, 1, ['emails']))\n"
+    )
+    error, pages, reports = manage(apps, "shell", "-v", "0", "-c", code).splitlines()
+
+    assert error.endswith(
+        "lacks the tables for bulk writes: add 'djqueue.contrib.spark' to INSTALLED_APPS of the Django "
+        "project and run manage.py migrate"
+    )
+    assert pages == "[]"
+    assert reports == "None None"

@@ -24,7 +24,7 @@ class AuditEvent(models.Model):
         db_table = "djqueue_audit_event"
         verbose_name = _("activity")
         verbose_name_plural = _("activities")
-        default_permissions = ("view",)
+        default_permissions = ()
         indexes = (
             models.Index(fields=["action", "id"], name="djqueue_audit_action"),
             models.Index(fields=["user", "id"], name="djqueue_audit_user"),
@@ -129,7 +129,7 @@ class BulkOperation(models.Model):
         db_table = "djqueue_bulk_operation"
         verbose_name = _("bulk operation")
         verbose_name_plural = _("bulk operations")
-        default_permissions = ("view",)
+        default_permissions = ()
         indexes = (
             models.Index(
                 fields=["id"], name="djqueue_bulk_open", condition=Q(state__in=("planned", "running"))
@@ -141,7 +141,7 @@ class BulkOperation(models.Model):
 
 
 class Dashboard(models.Model):
-    """The permissions of the dashboard, in a model without a table. Others belong to `Job`."""
+    """The permissions of the dashboard, in a model without a table."""
 
     class Meta:
         managed = False
@@ -149,17 +149,20 @@ class Dashboard(models.Model):
         verbose_name_plural = _("dashboard")
         default_permissions = ()
         permissions = (
-            ("view_dashboard", "Can see the dashboard"),
-            ("view_payload", "Can reveal payloads and results"),
+            ("view_dashboard", "Can view the dashboard"),
+            ("view_payload", "Can reveal hidden values of payloads and results"),
+            ("view_storage", "Can view the storage page"),
             ("enqueue_job", "Can enqueue jobs"),
-            ("edit_job", "Can edit a job's payload, priority and time"),
-            ("pause_queue", "Can pause and resume queues"),
-            ("configure_queue", "Can set limits of queues and groups"),
+            ("retry_job", "Can retry failed jobs"),
+            ("cancel_job", "Can cancel jobs"),
+            ("delete_job", "Can delete jobs"),
+            ("edit_job", "Can edit the arguments, time and priority of jobs"),
+            ("pause_queue", "Can pause and resume queues and groups"),
+            ("configure_queue", "Can set limits of queues, groups and limiters"),
             ("drain_queue", "Can drain, clean and obliterate queues"),
-            ("manage_dlq", "Can retry and purge dead letters by the group"),
-            ("manage_cron", "Can steer schedules in the dashboard"),
-            ("control_worker", "Can steer workers"),
-            ("view_storage", "Can see the storage's state"),
+            ("manage_dlq", "Can retry and delete dead letters in bulk"),
+            ("manage_cron", "Can add, change, run and delete schedules"),
+            ("control_worker", "Can quiet, stop and inspect workers"),
         )
 
     def __str__(self) -> str:

@@ -31,7 +31,7 @@ class DeadLetter(models.Model):
         db_table = "djqueue_dead_letter"
         verbose_name = _("dead letter")
         verbose_name_plural = _("dead letters")
-        permissions = (("retry_deadletter", "Can retry dead letter"),)
+        default_permissions = ("view",)
         constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_dead_key"),)
 
     def __str__(self) -> str:

@@ -79,11 +79,7 @@ class Job(models.Model):
         db_table = "djqueue_job"
         verbose_name = _("job")
         verbose_name_plural = _("jobs")
-        permissions = (
-            ("cancel_job", "Can cancel job"),
-            ("promote_job", "Can promote job"),
-            ("retry_job", "Can retry job"),
-        )
+        default_permissions = ("view",)
         constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_job_key"),)
         indexes = (
             models.Index(fields=["queue", "state", "finished_at"], name="djqueue_job_ended"),
@@ -127,6 +123,7 @@ class JobResult(models.Model):
         db_table = "djqueue_job_result"
         verbose_name = _("result")
         verbose_name_plural = _("results")
+        default_permissions = ("view",)
         constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_result_key"),)
         indexes = (
             models.Index(
@@ -158,6 +155,7 @@ class JobAttempt(models.Model):
         db_table = "djqueue_job_attempt"
         verbose_name = _("attempt")
         verbose_name_plural = _("attempts")
+        default_permissions = ()
         indexes = (models.Index(fields=["queue", "job_id"], name="djqueue_attempt_job"),)
 
     def __str__(self) -> str:
@@ -176,6 +174,7 @@ class JobLog(models.Model):
         db_table = "djqueue_job_log"
         verbose_name = _("log line")
         verbose_name_plural = _("log lines")
+        default_permissions = ()
         indexes = (models.Index(fields=["queue", "job_id"], name="djqueue_log_job"),)
 
     def __str__(self) -> str:
@@ -195,6 +194,7 @@ class JobItem(models.Model):
         db_table = "djqueue_job_item"
         verbose_name = _("item")
         verbose_name_plural = _("items")
+        default_permissions = ()
         constraints = (
             models.UniqueConstraint(fields=["queue", "job_id", "number"], name="djqueue_item_key"),
         )

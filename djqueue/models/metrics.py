@@ -29,6 +29,7 @@ class MetricBucket(models.Model):
         db_table = "djqueue_metric_bucket"
         verbose_name = _("metrics bucket")
         verbose_name_plural = _("metrics buckets")
+        default_permissions = ()
         constraints = (
             models.UniqueConstraint(fields=("queue", "name", "tier", "start"), name="djqueue_metric_key"),
         )
@@ -55,7 +56,7 @@ class Annotation(models.Model):
         db_table = "djqueue_annotation"
         verbose_name = _("annotation")
         verbose_name_plural = _("annotations")
-        default_permissions = ("view",)
+        default_permissions = ()
         indexes = (models.Index(fields=["at"], name="djqueue_annotation_at"),)
 
     def __str__(self) -> str:

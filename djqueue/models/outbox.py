@@ -28,6 +28,7 @@ class OutboxJob(models.Model):
         db_table = "djqueue_outbox_job"
         verbose_name = _("outbox job")
         verbose_name_plural = _("outbox jobs")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.name} {self.job_id}"

@@ -19,7 +19,7 @@ class QueueState(models.Model):
         db_table = "djqueue_queue_state"
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
-        permissions = (("pause_queuestate", "Can pause and resume queue"),)
+        default_permissions = ()
 
     def __str__(self) -> str:
         return self.name
@@ -44,6 +44,7 @@ class GroupState(models.Model):
         db_table = "djqueue_group_state"
         verbose_name = _("group")
         verbose_name_plural = _("groups")
+        default_permissions = ()
         constraints = (models.UniqueConstraint(fields=("queue", "group"), name="djqueue_group_state_key"),)
 
     def __str__(self) -> str:
@@ -62,6 +63,7 @@ class LimiterState(models.Model):
         db_table = "djqueue_limiter_state"
         verbose_name = _("limiter")
         verbose_name_plural = _("limiters")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return self.name

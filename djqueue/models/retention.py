@@ -27,6 +27,7 @@ class RetainedJob(models.Model):
 
     class Meta:
         db_table = "djqueue_retained_job"
+        default_permissions = ()
         constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_retained_key"),)
         indexes = (
             models.Index(
@@ -55,6 +56,7 @@ class RetainedTotal(models.Model):
 
     class Meta:
         db_table = "djqueue_retained_total"
+        default_permissions = ()
         constraints = (models.UniqueConstraint(fields=["queue", "kind"], name="djqueue_total_key"),)
 
     def __str__(self) -> str:

@@ -161,7 +161,7 @@ class CronJob(models.Model):
         db_table = "djqueue_cron_job"
         verbose_name = _("cron job")
         verbose_name_plural = _("cron jobs")
-        permissions = (("run_cronjob", "Can run cron job now"),)
+        default_permissions = ("view",)
         constraints = (
             models.CheckConstraint(
                 condition=(~Q(schedule="") & Q(every__isnull=True)) | Q(schedule="", every__gt=timedelta()),

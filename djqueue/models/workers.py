@@ -30,6 +30,7 @@ class WorkerState(models.Model):
         db_table = "djqueue_worker_state"
         verbose_name = _("worker")
         verbose_name_plural = _("workers")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return self.worker_id
@@ -53,6 +54,7 @@ class SchedulerLease(models.Model):
 
     class Meta:
         db_table = "djqueue_scheduler_lease"
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.holder} at {self.address}"

@@ -14,7 +14,7 @@ from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.dashboard import auditentries, keyset, rights
 from djqueue.dashboard.snapshot import snapshots
-from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState
+from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState, OutboxJob
 from djqueue.operations import bulk
 from tests.admin.factories import make_job
 from tests.dashboard.acting import complete, fail
@@ -327,6 +327,20 @@ def test_the_storage_says_how_it_is(client, anywhere):
     html = shown(client, "storage").content.decode()
     assert get_storage().describe().partition("(")[0].strip() in html.replace("&#x27;", "'")
     assert "No worker is running" in html
+
+
+def test_the_outbox_of_redis_is_shown_with_its_backlog(client, settings, memory, monkeypatch):
+    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"OUTBOX": True}}}
+    assert "Outbox" not in shown(client, "storage").content.decode()  # memory has none
+    diagnostics = get_storage().diagnostics()._replace(backend="redis")
+    monkeypatch.setattr(type(get_storage()), "diagnostics", lambda _storage: diagnostics)
+    snapshots.clear()
+    given = {"queue": "emails", "name": "send", "payload": b"", "options": b""}
+    for number in range(2):
+        created = to_datetime(SYSTEM_CLOCK.now() - 180_000)
+        OutboxJob.objects.create(**given, job_id=f"job-{number}", created_at=created)
+    html = shown(client, "storage").content.decode()
+    assert re.search("Outbox.*Jobs.*>2<.*Oldest job.*3.0 min.*Jobs do not reach Redis", html, re.DOTALL)
 
 
 def test_no_secret_of_the_storage_is_told(client, settings):

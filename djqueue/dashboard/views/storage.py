@@ -6,7 +6,7 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.diagnostics import DiagnosticLine
-from djqueue.dashboard import diagnoses, rights
+from djqueue.dashboard import diagnoses, outbox, rights
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.snapshot import snapshots
@@ -22,6 +22,8 @@ def storage(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     for line in cached.value.lines:
         said = diagnoses.translated(line)
         groups.setdefault(said.group, []).append(said)
+    if cached.value.backend == "redis" and (backlog := outbox.lines()):
+        groups[_("Outbox")] = backlog
     context = {"groups": list(groups.items()), "about": get_storage().describe()}
     return site.render(
         request, "storage.html", _("Storage"), context, tab="storage", as_of=cached.at, away=cached.away

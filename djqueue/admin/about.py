@@ -74,7 +74,7 @@ class DjqueueJobsMixin(ModelAdmin):
         site = None if model_admin is None else DashboardSite(model_admin, PAGES)
         everything = "" if site is None else site.url("jobs", subject=subject)
         try:
-            page = subjects.about(request, subject, self.djq_jobs_shown)
+            page = subjects.jobs_of(request, subject, self.djq_jobs_shown)
         except StorageError as error:
             return Panel([], everything, str(error))
         addresses = ["" if site is None else site.url("job", one.queue, one.id) for one in page.jobs]

@@ -16,7 +16,7 @@ class DeadLetterAdmin(JobRowsAdmin):
     """Dead letters, with their reasons."""
 
     is_raw = False
-    dashboard_page = "letters"
+    dashboard_page = "dead_letters"
     list_display = ("job_id", "name", "queue", "reason_shown", "error_line", "entered", "kept_until")
     list_filter = (ReasonFilter, QueueFilter, NameFilter)
     search_fields = ("job_id", "name")

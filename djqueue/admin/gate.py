@@ -5,7 +5,8 @@ from typing import Any
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 
-from djqueue.dashboard import limits, planning, queries, rights
+from djqueue.dashboard import limits, queries, rights
+from djqueue.dashboard import schedules as dashboard_schedules
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import CronJob, LimiterState, WorkerState
 from djqueue.storage.database import names
@@ -72,7 +73,7 @@ def schedules(request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any]:
     if not rights.hides_queues():
         return rows
     found = rows_of(CronJob).order_by("name")
-    return rows.filter(pk__in=[row.pk for row in found if planning.sees(request, row)])
+    return rows.filter(pk__in=[row.pk for row in found if dashboard_schedules.sees(request, row)])
 
 
 def everything(_request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any]:

@@ -41,6 +41,13 @@ def check_hidden(form: forms.BaseForm) -> None:
             raise BadInputError(f"{field.name}: {' '.join(map(str, field.errors))}")
 
 
+class DateTimeInput(forms.DateTimeInput):
+    """The browser's own input of a date and time, to the second."""
+
+    def __init__(self, attrs: dict[str, Any] | None = None) -> None:
+        super().__init__({"type": "datetime-local", "step": "1", **(attrs or {})}, format="%Y-%m-%dT%H:%M:%S")
+
+
 class TimeField(forms.DateTimeField):
     """A time that the queue can store, and every time zone can show."""
 
@@ -102,7 +109,7 @@ class ArgumentsField(forms.Field):
 
     def keeps(self, text: str) -> set[str]:
         """Return the marks that a text which was read has kept."""
-        return jsontext.marks(text) & self.draft.hidden.keys() if text.strip() else set()
+        return jsontext.placeholders(text) & self.draft.hidden.keys() if text.strip() else set()
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -75,7 +75,7 @@ def _first(rows: "QuerySet[Any]", order: str, count: int, sees: Sees | None) -> 
 def links(site: DashboardSite, name: str, found: KeysetPage, **query: Any) -> dict[str, str]:
     """Addresses of the pages around one."""
     return {
-        "newest": site.url(name, **query),
+        "newest": site.url(name, **query) if found.newer else "",
         "newer": found.newer and site.url(name, **query, at=found.newer),
         "older": found.older and site.url(name, **query, at=found.older),
     }

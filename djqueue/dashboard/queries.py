@@ -152,6 +152,7 @@ def nothing(queue: str, start: int, step: int) -> Bucket:
 def board(request: HttpRequest) -> CachedRead[Board]:
     """All queues that the user sees, with their last hour."""
     cached = snapshots.read("board", _board, versioned=True)
+    cached = cached._replace(at=cached.value.at)
     changes_at(request, cached.value)
     lines = tuple(line for line in cached.value.lines if rights.sees(request, line.name))
     if len(lines) == len(cached.value.lines):

@@ -149,7 +149,7 @@ def look() -> dict[str, object]:
     finally:
         close_old_connections()
     board = cached.value
-    common = (cached.away, board.at // NOTE_EVERY if board.capped else 0)
+    common = (cached.error, board.at // NOTE_EVERY if board.capped else 0)
     found: dict[str, object] = {}
     for line in board.lines:
         # A minute that begins moves the charts.

@@ -1,6 +1,6 @@
 """Every address of the dashboard, in the order of its navigation."""
 
-from . import addresses  # noqa: F401 - registers the converter of the routes
+from . import converters  # noqa: F401 - registers the converter of the routes
 from .pages import DashboardPage
 from .views import (
     activity,
@@ -23,7 +23,6 @@ from .views import (
     storage,
     stream,
     timing,
-    undo,
     workers,
 )
 
@@ -44,7 +43,6 @@ MODULES = (
     workers,
     operations,
     bulkwrites,
-    undo,
     metrics,
     storage,
     activity,

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy
 from djqueue.client import get_storage
 from djqueue.core.durations import to_datetime
 from djqueue.core.metrics import BOUNDS, Bucket
-from djqueue.dashboard import marks, queries, rights, rollups
+from djqueue.dashboard import annotations, queries, rights, rollups
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.queries import merged, nothing
 from djqueue.dashboard.site import DashboardSite
@@ -91,7 +91,7 @@ def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "report": report,
         "rolled": rollups.within(report.start, report.end, report.window.step, seen),
         "series": report.series,
-        "marks": marks.within(report.series),
+        "annotations": annotations.within(report.series),
         "queue": queue,
         "queues": names,
         "windows": WINDOWS,
@@ -99,9 +99,7 @@ def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "csv_url": site.url("metrics_export", **here, format="csv"),
         "json_url": site.url("metrics_export", **here, format="json"),
     }
-    return site.render(
-        request, "metrics.html", _("Metrics"), context, tab="metrics", as_of=cached.at, away=cached.away
-    )
+    return site.render(request, "metrics.html", _("Metrics"), context, tab="metrics", read=cached)
 
 
 @pages.show("metrics_export", "metrics/export/", rights.VIEW)

@@ -6,7 +6,6 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.states import PENDING, State
 from djqueue.models import BulkKind
@@ -168,7 +167,7 @@ def one(write: str) -> BulkWriteView | None:
 def sees(request: HttpRequest, report: BulkWriteReport) -> bool:
     """Whether the user is to know of it: of one without queues only who sees all of them."""
     if not report.shares:
-        return get_settings().dashboard.queue_filter is None
+        return not rights.hides_queues()
     return rights.sees_each(request, report.shares)
 
 

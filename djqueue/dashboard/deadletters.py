@@ -44,7 +44,7 @@ class FailureGroup(NamedTuple):
     """Dead letters of each of the last days, oldest first."""
 
 
-class DeadLetters(NamedTuple):
+class DeadLetterSample(NamedTuple):
     """Dead letters, newest first."""
 
     dead_letters: tuple[DeadLetterRecord, ...]
@@ -57,13 +57,13 @@ class DeadLetters(NamedTuple):
         return (dead_letter for dead_letter in self.dead_letters if wanted.matches(dead_letter, self.at))
 
 
-def read(request: HttpRequest, queue: str = "", fresh: int = FRESH) -> CachedRead[DeadLetters]:
+def read(request: HttpRequest, queue: str = "", fresh: int = FRESH) -> CachedRead[DeadLetterSample]:
     """The dead letters of a queue, or of all that the user sees.
 
     fresh: milliseconds for which what was read is shown again.
     """
     board = queries.board(request).value
-    names = [line.name for line in board.lines if line.count(State.FAILED) and queue in ("", line.name)]
+    names = board.names_with(State.FAILED, queue)
     key = ("failures", *names)
     return snapshots.read(key, lambda: _read(names, board.at), fresh=fresh, versioned=True)
 
@@ -124,7 +124,7 @@ def cursor_of(dead_letter: DeadLetterRecord) -> str:
     return f"{dead_letter.entered_at}:{dead_letter.queue}:{dead_letter.id}"
 
 
-def _read(names: Sequence[str], at: int) -> DeadLetters:
+def _read(names: Sequence[str], at: int) -> DeadLetterSample:
     found: list[DeadLetterRecord] = []
     capped = False
     everything: Any = read_filter()
@@ -135,4 +135,4 @@ def _read(names: Sequence[str], at: int) -> DeadLetters:
                 break
             found.append(dead_letter)
     found.sort(key=lambda dead_letter: (-dead_letter.entered_at, dead_letter.queue, dead_letter.id))
-    return DeadLetters(tuple(found), at, capped)
+    return DeadLetterSample(tuple(found), at, capped)

@@ -11,12 +11,19 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from djqueue.core.states import State
+
 from . import jsontext
 from .jsontext import Draft, MalformedError
 
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = datetime(9998, 1, 1, tzinfo=UTC)
 """A time later than this leaves Python's calendar in some time zone, or with a minute added."""
+
+
+def read_state(text: str) -> State | None:
+    """Return the state with this name; None if there is none."""
+    return State(text) if text in {state.value for state in State} else None
 
 
 class BadInputError(Exception):

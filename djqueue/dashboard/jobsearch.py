@@ -193,12 +193,11 @@ def _last_before(time: int) -> int:
 
 def _place(rows: "QuerySet[Job]", at: str) -> "QuerySet[Job]":
     """Of a queue as many as a page may need, and one more."""
-    sign, number = at[:1], at[1:]
-    if sign in ("<", ">") and number.isdecimal() and len(number) < 19:
-        after = sign == ">"
-        rows = rows.filter(**{"pk__gt" if after else "pk__lt": int(number)}).order_by(
-            "pk" if after else "-pk"
-        )
+    sign, key = keyset.position(at)
+    if sign == ">" and key is not None:
+        rows = rows.filter(pk__gt=key).order_by("pk")
+    elif sign == "<" and key is not None:
+        rows = rows.filter(pk__lt=key).order_by("-pk")
     else:
         rows = rows.order_by("-pk")
     return rows[: keyset.LENGTH + 1]

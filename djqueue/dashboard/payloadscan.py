@@ -1,22 +1,23 @@
 """Scans of rows whose payloads are opened one by one: within a budget, and one at a time for each user."""
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
-from secrets import token_hex
 from typing import Any, NamedTuple
 
-from django.db import Error, IntegrityError, connections, router, transaction
-from django.db.models import Q, QuerySet
+from django.db import Error, connections, transaction
+from django.db.models import QuerySet
 from django.db.models.functions import Length
 from django.http import HttpRequest
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
 from djqueue.models import SchedulerLease
+from djqueue.operations.leaderlease import TTL, LeaderLease
+
+from . import keyset
+from .tables import alias_of
 
 logger = logging.getLogger("djqueue.dashboard")
 
@@ -24,8 +25,6 @@ BYTES = 32 * 1024 * 1024
 """Bytes of payloads that one scan reads. It reads one payload at least, however large that is."""
 MILLISECONDS = 1_000
 """Milliseconds after which a scan ends, between two parts."""
-HELD = 10_000
-"""Milliseconds after which the row of a scan whose process died holds nobody back."""
 PART_ROWS = 100
 """Rows of a part, which is read by one query."""
 PART_BYTES = 1024 * 1024
@@ -57,7 +56,8 @@ def scan(rows: "QuerySet[Any]", at: str, matches: Callable[[Any], bool], length:
     """
     deadline, left = SYSTEM_CLOCK.monotonic() + MILLISECONDS, BYTES
     found: list[Any] = []
-    last = _key(at)
+    sign, key = keyset.position(at)
+    last = key if sign == "<" else None
     while True:
         part = _part(rows if last is None else rows.filter(pk__lt=last), left)
         if not part:
@@ -88,17 +88,12 @@ def _part(rows: "QuerySet[Any]", left: int) -> dict[int, int]:
     return part
 
 
-def _key(at: str) -> int | None:
-    number = at[1:]
-    return int(number) if at[:1] == "<" and number.isdecimal() and len(number) < 19 else None
-
-
 class UserScans:
-    """Who is scanning now: each user one scan at a time, in all processes that share the tables.
+    """Limits each user to one scan at a time, in all processes that share the tables.
 
-    A scan holds a row under the user's name, which expires if its process dies. Where that row cannot be
-    written, or would keep SQLite's other writers waiting for a whole request, the turn holds for this process
-    alone.
+    A scan holds a lease under the user's name, which expires if its process dies. If the lease can't be
+    written, or would block SQLite's other writers for a whole request, the limit applies to this process
+    only.
     """
 
     def __init__(self) -> None:
@@ -107,7 +102,7 @@ class UserScans:
 
     @contextmanager
     def take(self, request: HttpRequest) -> Iterator[bool]:
-        """Take the user's turn; yields whether it was free."""
+        """Yield whether the user has no other scan running."""
         user: Any = request.user
         with self._lock:
             is_free = user.pk not in self._users
@@ -116,7 +111,7 @@ class UserScans:
             yield False
             return
         try:
-            with _held(user.pk) as is_free:
+            with _leased(user.pk) as is_free:
                 yield is_free
         finally:
             with self._lock:
@@ -124,70 +119,45 @@ class UserScans:
 
 
 @contextmanager
-def _held(user: Any) -> Iterator[bool]:
-    """Hold a user's row; yields whether no other process holds it."""
-    rows = SchedulerLease.objects.using(router.db_for_write(SchedulerLease))
-    connection = connections[rows.db]
+def _leased(user: Any) -> Iterator[bool]:
+    """Hold a user's lease; yield whether no other process holds it."""
+    alias = alias_of(SchedulerLease)
+    connection = connections[alias]
     if connection.in_atomic_block and connection.vendor != "postgresql":
-        # The row would keep every other writer waiting until the request's transaction ends.
+        # The row would block every other writer until the request's transaction ends.
         yield True
         return
     name = f"search:{blake2b(str(user).encode(), digest_size=8).hexdigest()}"
-    holder = token_hex(8)
+    lease = LeaderLease(alias, SYSTEM_CLOCK, name)
     try:
-        is_free = _claim(rows, name, holder)
+        is_free = _claim(lease, alias, name)
     except Error as error:
-        logger.warning("A search holds for this process alone; its row could not be written: %s", error)
+        logger.warning("Search lease not written; the limit applies to this process only: %s", error)
         yield True
         return
     try:
         yield is_free
     finally:
-        if is_free:
-            try:
-                rows.filter(name=name, holder=holder).delete()
-            except Error as error:
-                logger.warning("The row of a search stays for up to %s ms: %s", HELD, error)
+        try:
+            lease.delete()
+        except Error as error:
+            logger.warning("Search lease not deleted; it expires after %s ms: %s", TTL, error)
 
 
-def _claim(rows: "QuerySet[SchedulerLease]", name: str, holder: str) -> bool:
-    with transaction.atomic(using=rows.db):
-        return _lock(rows.db, name) and _write(rows, name, holder)
+def _claim(lease: LeaderLease, alias: str, name: str) -> bool:
+    """Return whether the lease was free.
 
-
-def _lock(alias: str, name: str) -> bool:
-    """Return whether no other transaction holds the row.
-
-    With `ATOMIC_REQUESTS` a row is committed after the search, and to write the same row would wait until
-    then. PostgreSQL tells of such a transaction by a lock that ends with it.
+    With `ATOMIC_REQUESTS`, a row is committed after the search, and writing the same row would wait until
+    then. On PostgreSQL, an advisory lock that ends with the transaction detects this.
     """
     if connections[alias].vendor != "postgresql":
-        return True
+        return lease.take()
     key = int.from_bytes(blake2b(f"djqueue:{name}".encode(), digest_size=8).digest(), signed=True)
-    with connections[alias].cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [key])
-        return bool(cursor.fetchone()[0])
-
-
-def _write(rows: "QuerySet[SchedulerLease]", name: str, holder: str) -> bool:
-    now = SYSTEM_CLOCK.now()
-    values: dict[str, Any] = {
-        "holder": holder,
-        "host": "",
-        "pid": os.getpid(),
-        "address": "",
-        "renewed_at": now,
-        "expires_at": now + HELD,
-    }
-    try:
-        with transaction.atomic(using=rows.db):
-            rows.create(name=name, **values)
-        return True
-    except IntegrityError:
-        pass  # somebody has made the row
-    # A row that ends later than any that is written now is from before the clock was set back.
-    is_over = Q(expires_at__lte=to_datetime(now)) | Q(expires_at__gt=to_datetime(now + HELD))
-    return bool(rows.filter(is_over, name=name).update(**values))
+    with transaction.atomic(using=alias):
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [key])
+            is_free = bool(cursor.fetchone()[0])
+        return is_free and lease.take()
 
 
 user_scans = UserScans()

@@ -155,7 +155,7 @@ def look() -> dict[str, object]:
         # A minute that begins moves the charts.
         recent = line.buckets[-queries.RECENT :]
         found[line.name] = (line.row._replace(tokens=None), recent, line.workers, common)
-    silent = {worker.id for worker in board.workers if board.at - worker.seen_at > queries.SILENT}
+    silent = {worker.id for worker in board.workers if board.is_silent(worker)}
     found[""] = (list(found.items()), {worker.id for worker in board.workers}, silent, common)
     return found
 

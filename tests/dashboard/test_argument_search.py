@@ -204,7 +204,7 @@ def test_a_search_without_a_row_holds_for_its_process(
     [job] = make_jobs(1, order=7)
     monkeypatch.setattr(payloadscan, "_claim", locked)
     assert listed(search(client, "order:7")) == [job]
-    assert "for this process alone" in caplog.text
+    assert "to this process only" in caplog.text
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.errors import OptionError
-from djqueue.core.states import State
 from djqueue.dashboard import jobactions, queries, rendering, rights
-from djqueue.dashboard.inputs import check_hidden
+from djqueue.dashboard.inputs import check_hidden, read_state
 from djqueue.dashboard.jobactions import JobAction
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import DashboardSite
@@ -133,10 +132,11 @@ def _selection(request: HttpRequest, one: BulkJobAction, given: Mapping[str, str
         OptionError: The state does not allow the action, or no queue has such jobs.
     """
     word, queue = given.get("state", ""), given.get("queue", "")
-    if word not in {state.value for state in State} or not one.action.legal(State(word)):
+    state = read_state(word)
+    if state is None or not one.action.legal(state):
         raise OptionError(f"state: {word!r} doesn't allow this action")
     lines = queries.board(request).value.lines
-    names = [line.name for line in lines if queue in ("", line.name) and (queue or line.count(State(word)))]
+    names = [line.name for line in lines if queue in ("", line.name) and (queue or line.count(state))]
     if not names:
         raise OptionError(f"queue: no matching jobs in {queue or 'any queue'!r}")
     return bulk.Selection(tuple(names), state=word, name=given.get("name", ""))

@@ -62,7 +62,7 @@ def letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "queue": queue,
         "problem": problem,
         "reasons": [(word, rendering.reason(word)) for word in DEAD_LETTER_REASONS],
-        "queues": [line.name for line in queries.board(request).value.lines if line.count(State.FAILED)],
+        "queues": queries.board(request).value.names_with(State.FAILED),
         "retry_url": site.url("dead_letters_preview", **here, kind=BulkKind.RETRY),
         "purge_url": site.url("dead_letters_preview", **here, kind=BulkKind.PURGE),
         "export_url": site.url("dead_letters_export", **here),
@@ -177,6 +177,5 @@ def _preview(
 
 
 def _selection(request: HttpRequest, given: Mapping[str, str], queue: str) -> bulk.Selection:
-    lines = queries.board(request).value.lines
-    names = [line.name for line in lines if line.count(State.FAILED) and queue in ("", line.name)]
+    names = queries.board(request).value.names_with(State.FAILED, queue)
     return bulk.Selection(tuple(names), deadletters.read_query(given))

@@ -28,7 +28,7 @@ from djqueue.dashboard import (
     selection,
     subjects,
 )
-from djqueue.dashboard.inputs import DateTimeInput, TimeField, check_hidden
+from djqueue.dashboard.inputs import DateTimeInput, TimeField, check_hidden, read_state
 from djqueue.dashboard.jobactions import JobAction
 from djqueue.dashboard.jobsearch import JobFilter
 from djqueue.dashboard.pages import Pages
@@ -148,7 +148,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     cached = queries.board(request)
     board = cached.value
     given = request.GET.get("state", "")
-    state = State(given) if given in {one.value for one in State} else None
+    state = read_state(given)
     with_rows = jobsearch.states_with_rows(get_storage())
     if state is None and (given != ANY or not with_rows):
         state = State.ACTIVE

@@ -182,7 +182,7 @@ def _level(away: str) -> str:
 
 
 def _silent(board: queries.Board, seen: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-    found = [worker for worker in seen if board.at - worker.seen_at > queries.SILENT]
+    found = [worker for worker in seen if board.is_silent(worker)]
     return sorted(found, key=lambda worker: worker.seen_at)
 
 

@@ -15,6 +15,7 @@ from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
 from djqueue.core.states import PENDING, State
 from djqueue.dashboard import annotations, audit, deletions, limits, queries, rights
+from djqueue.dashboard.inputs import read_state
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import DashboardSite
 from djqueue.models import BulkKind, JobState
@@ -133,7 +134,7 @@ def page(
     """
     cached = queries.board(request)
     line = cached.value.line(name) or queries.empty_line(name, cached.value.at)
-    state = _state(request.GET.get("state", ""))
+    state = read_state(request.GET.get("state", "")) or State.WAITING
     found = get_storage().cursor_page(name, state, LENGTH, request.GET.get("at") or None)
     context = {
         "line": line,
@@ -190,7 +191,3 @@ def _shared(request: HttpRequest, name: str, board: queries.Board, form: forms.F
         "shared": shared,
         "limiter_form": form or limits.LimiterForm(initial=limits.of_limiter(shared.state)),
     }
-
-
-def _state(given: str) -> State:
-    return State(given) if given in {one.value for one in State} else State.WAITING

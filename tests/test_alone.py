@@ -90,7 +90,7 @@ def test_bulk_writes_need_the_app_of_spark_and_say_so(manage):
         "    staging_of(storage)\n"
         "except OptionError as error:\n"
         "    print(error)\n"
-        "print([page.name for page in PAGES if page.route.startswith('imports')])\n"
+        "print([page.name for page in PAGES if page.route.startswith('bulk-writes')])\n"
         "print(storage.imports, rollups.within(0, 10**9, 1, ['emails']))\n"
     )
     error, pages, reports = manage(apps, "shell", "-v", "0", "-c", code).splitlines()

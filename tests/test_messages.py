@@ -142,7 +142,7 @@ GETTEXT = {
     "npgettext",
     "npgettext_lazy",
 }
-BY_TABLE = {"diagnoses.py"}
+BY_TABLE = {"diagnostics.py"}
 """Modules that look words up, which are wrapped in a table."""
 SHOWN = {"label", "help_text", "description", "verbose_name", "verbose_name_plural", "search_help_text"}
 """Arguments and class attributes whose values are shown."""

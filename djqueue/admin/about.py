@@ -75,7 +75,7 @@ class DjqueueJobsMixin(ModelAdmin):
         dashboard = dashboard_of(self.admin_site)
         all_url = "" if dashboard is None else dashboard.url("jobs", subject=subject)
         try:
-            page = subjects.about(request, subject, self.djq_jobs_shown)
+            page = subjects.jobs_of(request, subject, self.djq_jobs_shown)
         except StorageError as error:
             return Panel([], all_url, str(error))
         urls = ["" if dashboard is None else dashboard.url("job", job.queue, job.id) for job in page.jobs]

@@ -181,7 +181,7 @@ class JobResultAdmin(JobRowAdmin):
 class DeadLetterAdmin(JobRowAdmin):
     """Jobs that failed for good, with the reason."""
 
-    dashboard_page = "letters"
+    dashboard_page = "dead_letters"
     list_display = ("job_id", "name", "queue", "reason_shown", "error_line", "entered", "kept_until")
     list_filter = (ReasonFilter, QueueFilter, NameFilter)
     search_fields = ("job_id", "name")

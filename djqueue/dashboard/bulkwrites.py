@@ -6,7 +6,6 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.states import PENDING, State
 from djqueue.models import BulkKind
@@ -19,13 +18,13 @@ from .snapshot import snapshots
 
 LENGTH = 50
 """Reports of a page."""
-MOST_PAGES = 100
+MAX_PAGES = 100
 """Pages that are read to find the reports that the user may see."""
 FEW = 3
 """Queues that the list names."""
-LOOKED_AT = 10_000
+SAMPLE_SIZE = 10_000
 """Jobs that are looked at to say how those of an import stand."""
-FEWEST = 50
+MIN_SAMPLE = 50
 """Of these at least in each queue and state."""
 FRESH = 5_000
 """Milliseconds for which that is shown again."""
@@ -78,12 +77,12 @@ class BulkWriteView(NamedTuple):
         return sum(self.report.rejected.values())
 
     @property
-    def brings(self) -> bool:
+    def has_jobs(self) -> bool:
         """Whether it brings jobs; else it changes such as were there, which have no tag of it."""
         return self.report.operation == ENQUEUE
 
     @property
-    def is_left(self) -> bool:
+    def is_resumable(self) -> bool:
         """Whether the next write of its application goes on with it."""
         return self.state == UNFINISHED and self.report.app != self.report.write
 
@@ -111,9 +110,10 @@ class BulkWriteJobs(NamedTuple):
     counts: dict[State, int]
     capped: bool
     """Whether there are more jobs in its queues than were looked at."""
-    may_rest: bool
-    """Whether jobs of its queues are pending, of which some may be its own; `may_fail`: are dead letters."""
-    may_fail: bool
+    may_be_pending: bool
+    """Whether its queues have pending jobs, which may be its own."""
+    may_have_failed: bool
+    """Whether its queues have dead letters, which may be its own."""
 
     @property
     def total(self) -> int:
@@ -147,7 +147,7 @@ def listed(request: HttpRequest, after: str) -> BulkWritePage:
         return BulkWritePage([], "")  # as of one that is not there
     shown: list[BulkWriteReport] = []
     cursor = after or None
-    for _read in range(MOST_PAGES):
+    for _read in range(MAX_PAGES):
         found = kept.page(LENGTH, cursor)
         shown += [report for report in found.imports if sees(request, report)]
         cursor = found.next
@@ -167,24 +167,24 @@ def one(write: str) -> BulkWriteView | None:
 def sees(request: HttpRequest, report: BulkWriteReport) -> bool:
     """Whether the user is to know of it: of one without queues only who sees all of them."""
     if not report.shares:
-        return get_settings().dashboard.queue_filter is None
+        return not rights.hides_queues()
     return rights.sees_each(request, report.shares)
 
 
-def standing(request: HttpRequest, report: BulkWriteReport) -> BulkWriteJobs:
+def job_progress(request: HttpRequest, report: BulkWriteReport) -> BulkWriteJobs:
     """How its jobs stand, as far as that is found among the newest of its queues."""
     storage = get_storage()
     mine = report.shares if report.operation == ENQUEUE else {}
     lines = [line for line in queries.board(request).value.lines if line.name in mine]
-    places = [(line.name, state) for line in lines for state in State if line.count(state)]
-    most = max(FEWEST, LOOKED_AT // max(1, len(places)))
-    left_out = places[LOOKED_AT // FEWEST :]
-    places = places[: LOOKED_AT // FEWEST]
-    capped = bool(left_out) or any(line.count(state) > most for line in lines for state in State)
-    key = ("standing", report.tag, *places)
-    counts = snapshots.read(key, lambda: _count(storage, report.tag, places, most), fresh=FRESH).value
-    may_rest = any(line.count(state) for line in lines for state in AHEAD)
-    return BulkWriteJobs(counts, capped, may_rest, any(line.count(State.FAILED) for line in lines))
+    buckets = [(line.name, state) for line in lines for state in State if line.count(state)]
+    limit = max(MIN_SAMPLE, SAMPLE_SIZE // max(1, len(buckets)))
+    remaining = buckets[SAMPLE_SIZE // MIN_SAMPLE :]
+    buckets = buckets[: SAMPLE_SIZE // MIN_SAMPLE]
+    capped = bool(remaining) or any(line.count(state) > limit for line in lines for state in State)
+    key = ("bulk_write_jobs", report.tag, *buckets)
+    counts = snapshots.read(key, lambda: _count(storage, report.tag, buckets, limit), fresh=FRESH).value
+    may_be_pending = any(line.count(state) for line in lines for state in AHEAD)
+    return BulkWriteJobs(counts, capped, may_be_pending, any(line.count(State.FAILED) for line in lines))
 
 
 def selection(kind: str, report: BulkWriteReport) -> bulk.Selection:
@@ -198,17 +198,17 @@ def has_rows(state: State) -> bool:
     return state in jobsearch.states_with_rows(get_storage())
 
 
-def _count(storage: Storage, tag: str, places: list[tuple[str, State]], most: int) -> dict[State, int]:
+def _count(storage: Storage, tag: str, buckets: list[tuple[str, State]], limit: int) -> dict[State, int]:
     with_rows = jobsearch.states_with_rows(storage)
-    counts = jobsearch.tagged(tag, [place for place in places if place[1] in with_rows], most)
-    for queue, state in places:
+    counts = jobsearch.tagged(tag, [bucket for bucket in buckets if bucket[1] in with_rows], limit)
+    for queue, state in buckets:
         if state not in with_rows:
-            counts[state] += _walked(storage, tag, queue, state, most)
+            counts[state] += _count_tagged(storage, tag, queue, state, limit)
     return dict(counts)
 
 
-def _walked(storage: Storage, tag: str, queue: str, state: State, most: int) -> int:
-    found, cursor, left = 0, None, most
+def _count_tagged(storage: Storage, tag: str, queue: str, state: State, limit: int) -> int:
+    found, cursor, left = 0, None, limit
     while left > 0:
         page = storage.cursor_page(queue, state, min(left, bulk.PART), cursor)
         found += sum(tag in record.options.tags for record in page.jobs)

@@ -1,4 +1,4 @@
-"""Deletions that somebody has asked for: done by the workers after a time, until which they can be undone."""
+"""Deletions requested on the dashboard: workers perform them after a delay in which they can be undone."""
 
 import re
 from collections.abc import Hashable
@@ -13,13 +13,13 @@ from djqueue.core.durations import to_milliseconds
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
 
-from . import tables
+from . import requestcache, tables
 from .tables import alias_of, rows_of
 
 TAG = re.compile(r"djq-(undo|undo_clean)-(\d+)\Z")
 """Of a message's tags: the page that undoes what it tells of, and the operation's number."""
 OPEN = 100
-"""Deletions that have not been done that are looked at: the newest."""
+"""PendingDeletions that have not been done that are looked at: the newest."""
 STATES = """\
 SELECT id, kind, state FROM djqueue_bulk_operation WHERE state IN (%s, %s) ORDER BY id DESC LIMIT %s"""
 """Operations that are open, deletions and others."""
@@ -40,7 +40,7 @@ class Deletion(NamedTuple):
         return undoing(self.kind)
 
 
-class Deletions:
+class PendingDeletions:
     """All that is to be deleted."""
 
     def __init__(self, *, is_known_empty: bool = False) -> None:
@@ -69,25 +69,21 @@ class Deletions:
         return self._queues.get(name, [])
 
 
-def leavings(request: HttpRequest) -> Deletions:
+def pending_deletions(request: HttpRequest) -> PendingDeletions:
     """What is to be deleted, read once for a request."""
-    known: Deletions | None = getattr(request, "_djqueue_leavings", None)
-    if known is None:
-        known = Deletions()
-        request._djqueue_leavings = known  # type: ignore[attr-defined]
-    return known
+    return requestcache.cached(request, "deletions", PendingDeletions)
 
 
 def parts(request: HttpRequest) -> Hashable:
     """What a page of jobs shows of deletions: see `freshness.Parts`."""
     found = tables.select(BulkOperation, STATES, (BulkState.PLANNED.value, BulkState.RUNNING.value, OPEN))
     if not found:
-        request._djqueue_leavings = Deletions(is_known_empty=True)  # type: ignore[attr-defined]
+        requestcache.store(request, "deletions", PendingDeletions(is_known_empty=True))
     return found
 
 
 def begin(
-    request: HttpRequest, kind: BulkKind, queue: str, expected: int, said: str, **which: Any
+    request: HttpRequest, kind: BulkKind, queue: str, expected: int, message: str, **which: Any
 ) -> BulkOperation:
     """Have something of a queue deleted, and say so beside a button that undoes it.
 
@@ -98,8 +94,9 @@ def begin(
     user: Any = request.user
     row = bulk.begin(alias_of(BulkOperation), kind, selection, user=user.get_username(), expected=expected)
     if not get_storage().workers():
-        said = f"{said} {_('No worker runs now: it is done when one does.')}"
-    messages.success(request, said, extra_tags=f"djq-{undoing(kind)}-{row.pk}")
+        waits = _("No worker is running: the deletion starts when a worker does.")
+        message = f"{message} {waits}"
+    messages.success(request, message, extra_tags=f"djq-{undoing(kind)}-{row.pk}")
     return row
 
 
@@ -115,7 +112,7 @@ class UndoButton(NamedTuple):
     operation: int
 
 
-def undone_by(message: Any) -> UndoButton | None:
+def undo_button(message: Any) -> UndoButton | None:
     """What undoes that of which a message tells."""
     for tag in (message.extra_tags or "").split():
         if found := TAG.match(tag):

@@ -121,12 +121,12 @@ def draw(found: Life) -> SafeString:
         width,
         top + HEIGHT + MARGIN,
         width,
-        said(found),
+        describe(found),
         format_html_join("", "{}", ((part,) for part in parts)),
     )
 
 
-def said(found: Life) -> str:
+def describe(found: Life) -> str:
     """The drawing in words."""
     reached = [stage for stage in found.stages if stage.kind != "none"]
     return "; ".join(" ".join((stage.label, *stage.lines)) for stage in reached)
@@ -134,7 +134,7 @@ def said(found: Life) -> str:
 
 def _arrow(start: int, y: int, end: int, kind: str) -> SafeString:
     return format_html(
-        '<path class="djq-life-way djq-life-{}" d="M{} {}H{}m-5 -4l5 4l-5 4"></path>',
+        '<path class="djq-life-arrow djq-life-{}" d="M{} {}H{}m-5 -4l5 4l-5 4"></path>',
         kind,
         start,
         y,
@@ -147,7 +147,7 @@ def _back(to: int, start: int, top: int, times: int) -> SafeString:
     high, low = top - ARC, top - 2
     path = f"M{start} {low}C{start} {high} {to} {high} {to} {low}m-5 -5l5 5l5 -5"
     return format_html(
-        '<path class="djq-life-way djq-life-past" d="{}"></path>'
+        '<path class="djq-life-arrow djq-life-past" d="{}"></path>'
         '<text class="djq-life-note" x="{}" y="{}" text-anchor="middle">{}</text>',
         path,
         middle,

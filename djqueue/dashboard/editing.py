@@ -103,7 +103,7 @@ def exposes(record: JobRecord, payload: bytes, found: Editable, texts: Mapping[s
     texts: what was typed, with the marks of what is kept.
     """
     shown = redaction.payload(record._replace(payload=payload), revealed=False)
-    kept = {name: jsontext.marks(texts[name]) for name in found.drafts}
+    kept = {name: jsontext.placeholders(texts[name]) for name in found.drafts}
     return uncovers(found.shown, shown, found.drafts, kept)
 
 

@@ -13,7 +13,7 @@ from djqueue.models import JobState
 
 from .graphs import ACROSS, HEIGHT, WIDTH, Drawing, GraphEdge, GraphNode
 
-MARKS = {
+SYMBOLS = {
     State.WAITING: "○",
     State.DELAYED: "◔",
     State.BLOCKED: "‖",
@@ -24,7 +24,7 @@ MARKS = {
     None: "?",
 }
 """Of states, beside their words and colours."""
-LETTERS = 22
+MAX_CHARACTERS = 22
 """Characters of a name that a box has room for."""
 PADDING, FIRST, SECOND = 10, 19, 36
 """Pixels from a box's left to its texts, and from its top to the feet of their letters."""
@@ -79,12 +79,12 @@ def _box(box: GraphNode, graph: FlowGraph, url: Callable[[FlowNode], str]) -> Sa
         _fitting(name),
         str(box.x + PADDING),
         str(box.y + SECOND),
-        MARKS[box.state],
+        SYMBOLS[box.state],
         state,
     )
-    kind = f"djq-flow-box djq-flow-{box.state or 'gone'}"
+    kind = f"djq-flow-box djq-flow-{box.state or 'removed'}"
     if graph.root in box.nodes:
-        kind += " djq-flow-here"
+        kind += " djq-flow-current"
     if node is None or node.state is None:
         return format_html('<g class="{}">{}</g>', kind, inner)
     return format_html('<a class="{}" href="{}">{}</a>', kind, url(node), inner)
@@ -92,8 +92,8 @@ def _box(box: GraphNode, graph: FlowGraph, url: Callable[[FlowNode], str]) -> Sa
 
 def _fitting(name: str) -> str:
     """A name in a box: of a long dotted one its last part, which tells it from others."""
-    last = name if len(name) <= LETTERS else name.rpartition(".")[2] or name
-    return last if len(last) <= LETTERS else f"{last[: LETTERS - 1]}…"
+    last = name if len(name) <= MAX_CHARACTERS else name.rpartition(".")[2] or name
+    return last if len(last) <= MAX_CHARACTERS else f"{last[: MAX_CHARACTERS - 1]}…"
 
 
 def _line(line: GraphEdge) -> SafeString:

@@ -141,7 +141,7 @@ def newest(request: HttpRequest, kind: str) -> CachedRead[list[Summary]]:
     cached = snapshots.read(("flows", kind, tuple(wanted)), lambda: _graphs(wanted), FRESH)
     seen = [graph.only(lambda name: rights.sees(request, name)) for graph in cached.value]
     rows = sorted(map(summary, seen), key=lambda row: -row.began_at)
-    return CachedRead(rows, cached.at, cached.away)
+    return CachedRead(rows, cached.at, cached.error)
 
 
 def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:

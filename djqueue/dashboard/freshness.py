@@ -72,7 +72,7 @@ def begin(request: HttpRequest, parts: Parts) -> Fresh | None:
         cached = snapshots.read("version", lambda: get_storage().change_version())
     except DjqueueError:
         return None
-    if cached.value is None or cached.away:
+    if cached.value is None or cached.error:
         return None
     snapshots.watch(since=cached.ended)
     own = parts(request)

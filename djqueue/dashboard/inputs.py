@@ -11,12 +11,19 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from djqueue.core.states import State
+
 from . import jsontext
 from .jsontext import Draft, MalformedError
 
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = datetime(9998, 1, 1, tzinfo=UTC)
 """A time later than this leaves Python's calendar in some time zone, or with a minute added."""
+
+
+def read_state(text: str) -> State | None:
+    """Return the state with this name; None if there is none."""
+    return State(text) if text in {state.value for state in State} else None
 
 
 class BadInputError(Exception):
@@ -39,6 +46,13 @@ def check_hidden(form: forms.BaseForm) -> None:
     for field in form.hidden_fields():
         if field.errors:
             raise BadInputError(f"{field.name}: {' '.join(map(str, field.errors))}")
+
+
+class DateTimeInput(forms.DateTimeInput):
+    """The browser's own input of a date and time, to the second."""
+
+    def __init__(self, attrs: dict[str, Any] | None = None) -> None:
+        super().__init__({"type": "datetime-local", "step": "1", **(attrs or {})}, format="%Y-%m-%dT%H:%M:%S")
 
 
 class TimeField(forms.DateTimeField):
@@ -102,7 +116,7 @@ class ArgumentsField(forms.Field):
 
     def keeps(self, text: str) -> set[str]:
         """Return the marks that a text which was read has kept."""
-        return jsontext.marks(text) & self.draft.hidden.keys() if text.strip() else set()
+        return jsontext.placeholders(text) & self.draft.hidden.keys() if text.strip() else set()
 
 
 def _texts(value: Any) -> Iterator[str]:

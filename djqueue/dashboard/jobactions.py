@@ -1,6 +1,6 @@
 """What can be done to jobs, on whichever page: each through the storage, which answers for each job."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,3 +100,13 @@ REFUSALS = {
     "dependency_gone": gettext_lazy("%d with a cancelled or removed dependency"),
 }
 """Why it was not done, with the number of jobs."""
+
+
+def refusals(counts: Mapping[str, int]) -> list[str]:
+    """Return why jobs were skipped: a phrase with the number of jobs for each answer."""
+    return [str(REFUSALS.get(answer, f"%d {answer}")) % count for answer, count in counts.items()]
+
+
+def refusal(answer: str) -> str:
+    """Return why one job was skipped."""
+    return str(REFUSALS.get(answer, answer)).replace("%d ", "")

@@ -23,8 +23,8 @@ from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.rows import unpack_options
 
-from . import keyset, listing, scanning
-from .byargument import Argument
+from . import arguments, keyset, payloadscan
+from .argumentfilter import Argument
 from .tables import rows_of
 
 WINDOW = 100_000
@@ -65,7 +65,7 @@ class JobFilter(NamedTuple):
 
 
 class JobSearchPage(NamedTuple):
-    """A page of jobs, newest first; see `listing.LARGEST` for their payloads."""
+    """A page of jobs, newest first; see `arguments.LARGEST` for their payloads."""
 
     jobs: list[JobRecord]
     page: keyset.KeysetPage
@@ -87,15 +87,15 @@ def states_with_rows(storage: Storage) -> frozenset[State]:
 
 def newest(queues: Sequence[str], state: State, at: str) -> JobSearchPage:
     """A page of the jobs of a state, of these queues together: the newest of each, from its index."""
-    parts = [_place(_rows().filter(queue=name, state=state.value), at) for name in queues[:QUEUES]]
+    parts = [_place(rows_of(Job).filter(queue=name, state=state.value), at) for name in queues[:QUEUES]]
     keys = [pk for (pk,) in _together(parts)] if parts else []
-    page = keyset.page(_listed(_rows().filter(pk__in=keys)), at)
+    page = keyset.page(_listed(rows_of(Job).filter(pk__in=keys)), at)
     return JobSearchPage([_record(row) for row in page.rows], page, "all")
 
 
 def tagged(tag: str, places: Sequence[tuple[str, State]], most: int) -> Counter[State]:
     """How many jobs have a tag, by state: among the newest so many of each queue and state of these."""
-    rows = _rows()
+    rows = rows_of(Job)
     parts = [rows.filter(queue=name, state=state.value).order_by("-pk")[:most] for name, state in places]
     found = _together(parts, "state", "options") if parts else ()
     return Counter(State(word) for word, options in found if tag in unpack_options(bytes(options)).tags)
@@ -106,7 +106,7 @@ def search(wanted: JobFilter, queues: Sequence[str] | None, at: str) -> JobSearc
 
     queues: those that may be shown; None: all of them.
     """
-    rows, window = _rows(), "newest"
+    rows, window = rows_of(Job), "newest"
     if wanted.queue and wanted.state is not None:
         rows, window = rows.filter(queue=wanted.queue, state=wanted.state.value), "queue"
     elif wanted == JobFilter() and queues is None:
@@ -133,7 +133,7 @@ def _by_argument(rows: "QuerySet[Job]", wanted: JobFilter, argument: Argument, a
         record = _opened(row)
         return argument.is_in(record) and wanted.tag in ("", *record.options.tags)
 
-    found = scanning.scan(_listed(rows, with_payloads=True), at, matches, keyset.LENGTH)
+    found = payloadscan.scan(_listed(rows, with_payloads=True), at, matches, keyset.LENGTH)
     page = keyset.KeysetPage(found.rows, found.older, "", is_first=not at)
     return JobSearchPage([_record(row) for row in found.rows], page, "cut" if found.is_cut else "opened")
 
@@ -178,7 +178,7 @@ class Holds(Func):
 
 def _last_before(time: int) -> int:
     """The last row that was enqueued before a time, found by halves: rows come about in that order."""
-    rows = _rows()
+    rows = rows_of(Job)
     ends = [rows.order_by(order).values_list("pk", flat=True).first() for order in ("pk", "-pk")]
     low, high = (ends[0] or 1) - 1, ends[1] or 0
     while low < high:
@@ -193,12 +193,11 @@ def _last_before(time: int) -> int:
 
 def _place(rows: "QuerySet[Job]", at: str) -> "QuerySet[Job]":
     """Of a queue as many as a page may need, and one more."""
-    sign, number = at[:1], at[1:]
-    if sign in ("<", ">") and number.isdecimal() and len(number) < 19:
-        after = sign == ">"
-        rows = rows.filter(**{"pk__gt" if after else "pk__lt": int(number)}).order_by(
-            "pk" if after else "-pk"
-        )
+    sign, key = keyset.position(at)
+    if sign == ">" and key is not None:
+        rows = rows.filter(pk__gt=key).order_by("pk")
+    elif sign == "<" and key is not None:
+        rows = rows.filter(pk__lt=key).order_by("-pk")
     else:
         rows = rows.order_by("-pk")
     return rows[: keyset.LENGTH + 1]
@@ -207,14 +206,14 @@ def _place(rows: "QuerySet[Job]", at: str) -> "QuerySet[Job]":
 def _together(parts: "Sequence[QuerySet[Job]]", *columns: str) -> "QuerySet[Job, Any]":
     """Keys, or other columns, of the rows of several queries, by one statement."""
     if not connections[parts[0].db].features.supports_slicing_ordering_in_compound:
-        parts = [_rows().filter(pk__in=part.values("pk")) for part in parts]
+        parts = [rows_of(Job).filter(pk__in=part.values("pk")) for part in parts]
     first, *others = [part.values_list(*columns or ("pk",)) for part in parts]
     return first.union(*others, all=True) if others else first
 
 
 def _listed(rows: "QuerySet[Job]", with_payloads: bool = False) -> "QuerySet[Job]":
     large = [column for column in LARGE if not with_payloads or column != "payload"]
-    start = Substr("payload", 1, listing.LARGEST + 1)
+    start = Substr("payload", 1, arguments.LARGEST + 1)
     return rows.defer(*large).annotate(message=Left("error_message", MESSAGE), payload_start=start)
 
 
@@ -248,7 +247,3 @@ def _record(row: Any) -> JobRecord:
 
 def _opened(row: Any) -> JobRecord:
     return _record(row)._replace(payload=bytes(row.payload))
-
-
-def _rows() -> "QuerySet[Job]":
-    return rows_of(Job)

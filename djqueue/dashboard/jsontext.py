@@ -1,7 +1,7 @@
 """Values as JSON that a person edits, and back, without loss.
 
 What JSON has no word for is an object with one key: `{"$bytes": "aGk="}`, `{"$date": "2026-06-01"}`. What is
-hidden from the viewer is a numbered mark, which stands for the value only where it stood.
+hidden from the viewer is a numbered placeholder, which stands for the value only where it stood.
 """
 
 import json
@@ -20,7 +20,7 @@ from .redaction import DEEPEST, HIDDEN, Hidden
 
 LONGEST = 100_000
 """Characters that are edited at once."""
-MARK = re.compile(rf"{HIDDEN}\d+")
+PLACEHOLDER = re.compile(rf"{HIDDEN}\d+")
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 Path = tuple[str | int, ...]
@@ -39,7 +39,7 @@ class Draft(NamedTuple):
 
     text: str
     hidden: Mapping[str, tuple[Path, Any]]
-    """For each mark in the text: where it stands, and the value that it stands for."""
+    """For each placeholder in the text: where it stands, and the value that it stands for."""
 
 
 def _tuple(parts: Any) -> tuple[Any, ...]:
@@ -90,9 +90,9 @@ def write(value: Any, shown: Any, path: Path = (), *, tagged: bool = True) -> Dr
 
 
 def hidden_whole(value: Any, path: Path) -> Draft:
-    """A value of which nothing is to be seen: one mark."""
-    mark = f"{HIDDEN}1"
-    return Draft(json.dumps(mark, ensure_ascii=False), {mark: (path, value)})
+    """A value of which nothing is to be seen: one placeholder."""
+    placeholder = f"{HIDDEN}1"
+    return Draft(json.dumps(placeholder, ensure_ascii=False), {placeholder: (path, value)})
 
 
 def read(text: str, hidden: Mapping[str, tuple[Path, Any]], path: Path = (), *, tagged: bool = True) -> Any:
@@ -103,8 +103,8 @@ def read(text: str, hidden: Mapping[str, tuple[Path, Any]], path: Path = (), *, 
         plain = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
         return _value(plain, hidden, path, 0, tagged=tagged)
     except json.JSONDecodeError as error:
-        said = _("Invalid JSON at line %(line)d, column %(column)d.")
-        raise MalformedError(said % {"line": error.lineno, "column": error.colno}) from None
+        message = _("Invalid JSON at line %(line)d, column %(column)d.")
+        raise MalformedError(message % {"line": error.lineno, "column": error.colno}) from None
     except RecursionError:
         raise MalformedError(_("The value is nested too deeply.")) from None
     except MalformedError:
@@ -113,11 +113,11 @@ def read(text: str, hidden: Mapping[str, tuple[Path, Any]], path: Path = (), *, 
         raise MalformedError(_("A number has too many digits.")) from None
 
 
-def marks(text: str) -> set[str]:
-    """The marks of hidden values that a text has, however they are written. It is one that `read` takes."""
+def placeholders(text: str) -> set[str]:
+    """Return the placeholders of hidden values in a text that `read` accepts."""
     found, parts = set(), [json.loads(text)]
     for part in parts:
-        if isinstance(part, str) and MARK.fullmatch(part):
+        if isinstance(part, str) and PLACEHOLDER.fullmatch(part):
             found.add(part)
         elif isinstance(part, list):
             parts += part
@@ -130,9 +130,9 @@ def _plain(
     value: Any, shown: Any, path: Path, hidden: dict[str, tuple[Path, Any]], level: int, *, tagged: bool
 ) -> Any:
     if isinstance(shown, Hidden) or not _is_seen(value, shown):
-        mark = f"{HIDDEN}{len(hidden) + 1}"
-        hidden[mark] = path, value
-        return mark
+        placeholder = f"{HIDDEN}{len(hidden) + 1}"
+        hidden[placeholder] = path, value
+        return placeholder
     if level > DEEPEST:
         raise NotEditableError(_("the value is nested too deeply"))
     kind = type(value)
@@ -152,7 +152,7 @@ def _plain(
             for index, part in enumerate(value)
         ]
         return parts if kind is list else {"$tuple": parts}
-    if kind is str and MARK.fullmatch(value):
+    if kind is str and PLACEHOLDER.fullmatch(value):
         raise _refused(path, _("the value looks like a placeholder of this form"))
     if kind is float and not math.isfinite(value):
         raise _refused(path, _("JSON can't represent %s") % value)
@@ -179,11 +179,13 @@ def _value(
         raise MalformedError(_("The value is nested too deeply."))
     if isinstance(plain, str):
         _check_text(plain)
-    if isinstance(plain, str) and MARK.fullmatch(plain):
+    if isinstance(plain, str) and PLACEHOLDER.fullmatch(plain):
         there, value = hidden.get(plain, (None, None))
         if there != path:
-            said = _("%(mark)s stands for a hidden value only in its original place. Enter a value instead.")
-            raise MalformedError(said % {"mark": plain})
+            message = _(
+                "%(mark)s stands for a hidden value only in its original place. Enter a value instead."
+            )
+            raise MalformedError(message % {"mark": plain})
         return value
     if isinstance(plain, list):
         return [

@@ -36,8 +36,7 @@ def page(rows: "QuerySet[Any]", at: str, length: int = LENGTH, sees: Sees | None
     Args:
         sees: Which rows are shown; None: all of them.
     """
-    sign, number = at[:1], at[1:]
-    key = int(number) if number.isdecimal() and len(number) < 19 else None
+    sign, key = position(at)
     if sign == ">" and key is not None:
         found = _first(rows.filter(pk__gt=key), "pk", length + 1, sees)
         more, shown = len(found) > length, found[:length][::-1]
@@ -49,6 +48,12 @@ def page(rows: "QuerySet[Any]", at: str, length: int = LENGTH, sees: Sees | None
     is_first = key is None
     newer = f">{shown[0].pk}" if shown and not is_first else ""
     return KeysetPage(shown, f"<{shown[-1].pk}" if len(found) > length else "", newer, is_first)
+
+
+def position(at: str) -> tuple[str, int | None]:
+    """Return the sign and the key of a position, such as `<17`; None for a key that is not valid."""
+    number = at[1:]
+    return at[:1], int(number) if number.isdecimal() and len(number) < 19 else None
 
 
 def _first(rows: "QuerySet[Any]", order: str, count: int, sees: Sees | None) -> list[Any]:
@@ -75,7 +80,7 @@ def _first(rows: "QuerySet[Any]", order: str, count: int, sees: Sees | None) -> 
 def links(site: DashboardSite, name: str, found: KeysetPage, **query: Any) -> dict[str, str]:
     """Addresses of the pages around one."""
     return {
-        "newest": site.url(name, **query),
+        "newest": site.url(name, **query) if found.newer else "",
         "newer": found.newer and site.url(name, **query, at=found.newer),
         "older": found.older and site.url(name, **query, at=found.older),
     }

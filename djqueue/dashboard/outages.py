@@ -41,7 +41,7 @@ RETRY_AFTER = 5
 View = Callable[..., HttpResponseBase]
 
 
-class DatabaseAwayError(Exception):
+class DatabaseUnavailableError(Exception):
     """A database does not answer."""
 
     def __init__(self, alias: str) -> None:
@@ -100,7 +100,7 @@ def _in_time(site: AdminSite, request: HttpRequest, work: Callable[[], Any]) -> 
                 raise
         if DEFAULT_DB_ALIAS in watch.cut:
             _raise_away(watch.cut, OperationalError("a query was not answered in time"))
-    except DatabaseAwayError as error:
+    except DatabaseUnavailableError as error:
         return _unavailable(site, request, error.alias)
     if isinstance(response, SimpleTemplateResponse) and not response.is_rendered:
         # Django renders it later, and asks for the user and the messages then.
@@ -110,18 +110,18 @@ def _in_time(site: AdminSite, request: HttpRequest, work: Callable[[], Any]) -> 
 
 
 def _probe(alias: str) -> None:
-    """Ask a database that was away whether it answers. Raises DatabaseAwayError if it does not."""
+    """Ask a database that was away whether it answers. Raises DatabaseUnavailableError if it does not."""
     breaker = outages.of(alias)
     if breaker.outage is None:
         return
     if not breaker.enter():
-        raise DatabaseAwayError(alias)
+        raise DatabaseUnavailableError(alias)
     try:
         with watchdog.within(PROBE), connections[alias].cursor() as cursor:
             cursor.execute("SELECT 1")
     except Error as error:
         _note(alias, error)
-        raise DatabaseAwayError(alias) from error
+        raise DatabaseUnavailableError(alias) from error
     except BaseException:
         breaker.gave_up()
         raise
@@ -132,11 +132,11 @@ def _probe(alias: str) -> None:
 
 
 def _raise_away(cut: list[str], error: Exception) -> None:
-    """Raise DatabaseAwayError if the cause of an error is a database that does not answer."""
+    """Raise DatabaseUnavailableError if the cause of an error is a database that does not answer."""
     alias = cut[0] if cut else _away(error)
     if alias is not None:
         _note(alias, error)
-        raise DatabaseAwayError(alias) from error
+        raise DatabaseUnavailableError(alias) from error
 
 
 def _away(error: Exception) -> str | None:
@@ -185,7 +185,7 @@ def _unavailable(site: AdminSite, request: HttpRequest, alias: str) -> HttpRespo
         request.__dict__.pop(name, None)
     if request.headers.get("HX-Request") == "true":
         response = HttpResponse(status=204)
-        response["Djq-Away"] = "1"
+        response["Djq-Unavailable"] = "1"
         response["Djq-Notice"] = quote(text)
     else:
         context = {
@@ -200,7 +200,9 @@ def _unavailable(site: AdminSite, request: HttpRequest, alias: str) -> HttpRespo
             "is_nav_sidebar_enabled": False,
             "csp_nonce": str(getattr(request, "csp_nonce", "")),
         }
-        response = HttpResponse(render_to_string("djqueue/dashboard/database_away.html", context), status=503)
+        response = HttpResponse(
+            render_to_string("djqueue/dashboard/database_unavailable.html", context), status=503
+        )
     response["Retry-After"] = str(RETRY_AFTER)
     response["Cache-Control"] = "no-store"
     return response

@@ -97,12 +97,12 @@ class QueueRow(NamedTuple):
     @property
     def leaving(self) -> float:
         """Jobs that ended, or went back with an error for good, in a minute, lately."""
-        return _mean([bucket.completed + bucket.failed + bucket.cancelled for bucket in self.whole])
+        return _mean(list(map(ended, self.whole)))
 
     @property
     def history(self) -> list[int]:
         """Jobs that ended in each of the last minutes."""
-        return [bucket.completed + bucket.failed + bucket.cancelled for bucket in self.buckets]
+        return list(map(ended, self.buckets))
 
     @property
     def wait_p95(self) -> float | None:
@@ -133,6 +133,14 @@ class Board(NamedTuple):
         others = zip(*(line.buckets[len(known) :] for line in self.lines), strict=True)
         return [*known, *map(_in_all, others)] if self.lines else []
 
+    def names_with(self, state: State, queue: str = "") -> list[str]:
+        """Return the queues that have jobs in a state, or only this queue if given."""
+        return [line.name for line in self.lines if line.count(state) and queue in ("", line.name)]
+
+    def is_silent(self, worker: WorkerInfo) -> bool:
+        """Return whether a worker has sent no heartbeat for too long."""
+        return self.at - worker.seen_at > SILENT
+
     def line(self, name: str) -> QueueRow | None:
         """One of the queues."""
         return next((line for line in self.lines if line.name == name), None)
@@ -144,6 +152,11 @@ def merged(buckets: Sequence[Bucket]) -> Bucket:
     return _counted(buckets)._replace(wait=wait, run=run)
 
 
+def ended(bucket: Bucket) -> int:
+    """Return how many jobs ended in a bucket."""
+    return bucket.completed + bucket.failed + bucket.cancelled
+
+
 def nothing(queue: str, start: int, step: int) -> Bucket:
     """A stretch of time in which nothing happened."""
     return Bucket(queue, "", start, step, 0, 0, 0, 0, 0, 0, 0, NO_TIMES, NO_TIMES)
@@ -152,6 +165,7 @@ def nothing(queue: str, start: int, step: int) -> Bucket:
 def board(request: HttpRequest) -> CachedRead[Board]:
     """All queues that the user sees, with their last hour."""
     cached = snapshots.read("board", _board, versioned=True)
+    cached = cached._replace(at=cached.value.at)
     changes_at(request, cached.value)
     lines = tuple(line for line in cached.value.lines if rights.sees(request, line.name))
     if len(lines) == len(cached.value.lines):
@@ -169,7 +183,7 @@ def changes_at(request: HttpRequest, board: Board) -> None:
         if line.objective is not None and line.row.oldest_at is not None and not line.is_late:
             freshness.limit(request, line.row.oldest_at + line.objective)
     for worker in board.workers:
-        if board.at - worker.seen_at <= SILENT:
+        if not board.is_silent(worker):
             freshness.limit(request, worker.seen_at + SILENT)
 
 

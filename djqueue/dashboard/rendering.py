@@ -82,6 +82,11 @@ def link(address: str, text: str, **query: str) -> SafeString:
     return format_html('<a href="{}">{}</a>', target, text)
 
 
+def mono(text: str) -> SafeString:
+    """Return a text in a monospaced font."""
+    return format_html('<span class="djq-mono">{}</span>', text)
+
+
 def moment(value: datetime | None) -> str:
     """A time in the viewer's zone, to the second, and exact for programs."""
     if value is None:

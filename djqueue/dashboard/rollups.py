@@ -2,8 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from django.db import Error, transaction
 from django.db.models import Max, Sum
@@ -85,7 +85,7 @@ def _read(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | No
     return Rolled(step, list(steps.values()), sorted(total.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def _added(step: RollupStep, hour: dict[str, int | None]) -> RollupStep:
+def _added(step: RollupStep, hour: Mapping[str, Any]) -> RollupStep:
     counts = tuple(had + (hour[f"of_{name}"] or 0) for had, name in zip(step.counts, COUNTS, strict=True))
     times = tuple(_longer(had, hour[f"of_{name}"]) for had, name in zip(step.times, TIMES, strict=True))
     return step._replace(counts=counts, times=times)

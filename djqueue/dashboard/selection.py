@@ -1,27 +1,27 @@
-"""What is done to the jobs that are ticked in a list."""
+"""Actions on the jobs that are selected in a list."""
 
 from collections import Counter
+from typing import Any
 
 from django.contrib import messages
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from djqueue.client import get_storage
 from djqueue.models import BulkKind
 
 from . import audit, deletions, rights
-from .addresses import CONVERTER
-from .jobactions import REFUSALS, JobAction
+from .converters import CONVERTER
+from .jobactions import JobAction, refusals
 
-MOST = 200
-"""Jobs of one request: more than a page lists."""
+LIMIT = 200
+"""Maximum jobs of one request, more than a page lists."""
 
 
-def ticked(request: HttpRequest) -> dict[str, list[str]]:
-    """Ids by queue, of queues that the user sees."""
+def selected(request: HttpRequest) -> dict[str, list[str]]:
+    """Return the IDs of the selected jobs, by queue, without queues that the user can't see."""
     found: dict[str, list[str]] = {}
-    for value in request.POST.getlist("job")[:MOST]:
+    for value in request.POST.getlist("job")[:LIMIT]:
         queue, _slash, job_id = value.partition("/")
         name = CONVERTER.to_python(queue)
         if job_id and rights.sees(request, name):
@@ -29,47 +29,39 @@ def ticked(request: HttpRequest) -> dict[str, list[str]]:
     return found
 
 
-def act(request: HttpRequest, page: str, verb: JobAction) -> int:
-    """Do it to each that is ticked, say what came of it, and keep it, a row for each queue.
-
-    Returns the number of jobs that it was done to.
-    """
-    words: Counter[str] = Counter()
-    for queue, ids in ticked(request).items():
-        answers = verb.call(get_storage(), queue, ids)
-        done = [job_id for job_id, word in zip(ids, answers, strict=True) if word in verb.done]
+def act(request: HttpRequest, page: str, action: JobAction) -> None:
+    """Apply an action to each selected job, show the outcome, and record it, one row per queue."""
+    answers: Counter[str] = Counter()
+    for queue, ids in selected(request).items():
+        of_queue = action.call(get_storage(), queue, ids)
+        done = [job_id for job_id, answer in zip(ids, of_queue, strict=True) if answer in action.done]
         if done:
-            audit.note(
-                request,
-                page,
-                queue=queue,
-                count=len(done),
-                detail={"jobs": [[queue, job_id] for job_id in done]},
-            )
-        words.update(answers)
-    for word, count in words.items():
-        if word in verb.done:
-            messages.success(request, verb.done[word] % count)
+            detail = {"jobs": [[queue, job_id] for job_id in done]}
+            audit.note(request, page, queue=queue, count=len(done), detail=detail)
+        answers.update(of_queue)
+    for answer, count in answers.items():
+        if answer in action.done:
+            messages.success(request, action.done[answer] % count)
         else:
-            said = _("Not done: %(why)s.") % {"why": str(REFUSALS.get(word, f"%d {word}")) % count}
-            messages.warning(request, said)
-    if not words:
+            why = refusals({answer: count})[0]
+            messages.warning(request, _("Not done: %(why)s.") % {"why": why})
+    if not answers:
         messages.warning(request, _("No jobs were selected."))
-    return sum(count for word, count in words.items() if word in verb.done)
 
 
-def delete(request: HttpRequest, page: str) -> None:
-    """Have them deleted when the time to undo that is over."""
-    chosen = ticked(request)
+def delete(request: HttpRequest, page: str, message: Any, nothing: str, **which: Any) -> None:
+    """Schedule the deletion of the selected jobs.
+
+    Args:
+        message: What will be deleted: a plural string with `count` and `queue`.
+        nothing: Message if no job is selected.
+        which: `state` of the selection.
+    """
+    chosen = selected(request)
     for queue, ids in chosen.items():
-        said = ngettext(
-            "%(count)d job of %(queue)s will be deleted in 30 seconds.",
-            "%(count)d jobs of %(queue)s will be deleted in 30 seconds.",
-            len(ids),
-        )
-        about = {"count": len(ids), "queue": queue}
-        row = deletions.begin(request, BulkKind.DELETE, queue, len(ids), said % about, ids=tuple(ids))
+        text = message % {"count": len(ids), "queue": queue}
+        row = deletions.begin(request, BulkKind.DELETE, queue, len(ids), text, ids=tuple(ids), **which)
         detail = {"operation": row.pk, "jobs": [[queue, job_id] for job_id in ids]}
         audit.note(request, page, queue=queue, count=len(ids), detail=detail)
     if not chosen:
-        messages.warning(request, _("No jobs were selected."))
+        messages.warning(request, nothing)

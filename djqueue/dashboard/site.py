@@ -32,7 +32,7 @@ from djqueue.core.errors import DjqueueError, OptionError, StorageError
 
 from . import audit, freshness, inputs, rendering, rights
 from .pages import DashboardPage
-from .snapshot import snapshots
+from .snapshot import CachedRead, snapshots
 from .watchdog import watchdog
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ INTERVALS = (2, 5, 15, 60)
 """Seconds between looks of an open page, of which the user chooses."""
 FOLLOWED = frozenset({"changelist", "queues", "jobs"})
 """Pages that show what `streams` watches, and no more."""
-AWAY = "Djq-Away"
-"""Header: the storage could not be read, and the part shows what was read last."""
+UNAVAILABLE = "Djq-Unavailable"
+"""Header: the storage could not be read, and the part shows the last data."""
 NOTICE = "Djq-Notice"
 """Header: the banner of an open page, percent-encoded: which data is stale, why, and since when."""
 
@@ -76,6 +76,10 @@ class DashboardSite:
         given = {name: value for name, value in query.items() if value not in (None, "")}
         name = f"{self.site.name}:djqueue_dashboard_{self.pages[page].name}"
         return reverse(name, args=args, query=given or None)
+
+    def crumb(self, page: str) -> Crumb:
+        """Return the breadcrumb of a page that has a label."""
+        return Crumb(str(self.pages[page].label), self.url(page))
 
     def may_open(self, request: HttpRequest, page: str) -> bool:
         """Whether the user has the right that a page takes."""
@@ -111,7 +115,7 @@ class DashboardSite:
                 messages.error(request, _("The action failed: %(error)s") % {"error": error})
                 return self.back(request, "changelist")
             if isinstance(error, StorageError):
-                return self._away(request, page, error)
+                return self._unavailable(request, page, error)
             if isinstance(error, OptionError):
                 # Of an address that somebody has changed by hand.
                 return HttpResponseBadRequest(str(error), content_type="text/plain; charset=utf-8")
@@ -130,22 +134,26 @@ class DashboardSite:
         *,
         crumbs: Sequence[Crumb] = (),
         tab: str = "",
-        as_of: int | None = None,
-        away: str = "",
+        read: CachedRead[Any] | None = None,
+        error: str = "",
         status: int = 200,
     ) -> HttpResponse:
-        """A page; or, if it is open already and asks for its live part, that part alone.
+        """Render a page, or only its live part if an open page requests that.
 
-        template: `dashboard/<template>` is the page, `dashboard/live/<template>` its live part.
-        crumbs: the way to the page, between the dashboard and itself.
-        tab: the page of the navigation that this one is, or belongs to.
-        as_of: UTC milliseconds of what is shown; None: of now.
-        away: why it could not be read anew.
+        Args:
+            template: Name of the live part's template in `dashboard/live/`, and of the page's in
+                `dashboard/`. A page without a template of its own uses `base.html`.
+            crumbs: Breadcrumbs between the dashboard and the page.
+            tab: Name of the page whose tab is highlighted.
+            read: The read that the page shows; None if the page shows current data.
+            error: Why the storage can't be read.
         """
         part = f"djqueue/dashboard/live/{template}"
+        as_of = None if read is None else read.at
+        error = error or ("" if read is None else read.error)
         shown = SYSTEM_CLOCK.now() if as_of is None else as_of
-        notice = _notice(away, as_of)
-        whole = {**context, "desk": self, "may": rights.Rights(request), "away": away, "as_of": shown}
+        notice = _notice(error, as_of)
+        whole = {**context, "dashboard": self, "may": rights.Rights(request), "as_of": shown}
         html = render_to_string(part, whole, request)
         tag = freshness.tag_of(request, html)
         response: HttpResponse
@@ -170,14 +178,33 @@ class DashboardSite:
                 "stream": self._stream(request),
                 "notice": notice,
             }
-            page = f"djqueue/dashboard/{template}"
-            response = TemplateResponse(request, page, {**about, **whole}, status=status)
+            names = [f"djqueue/dashboard/{name}" for name in (template, "base.html")]
+            response = TemplateResponse(request, names, {**about, **whole}, status=status)
         response[AS_OF] = str(shown)
-        if away:
-            response[AWAY] = "1"
+        if error:
+            response[UNAVAILABLE] = "1"
         if notice:
             response[NOTICE] = quote(notice)
         return response
+
+    def not_found(
+        self,
+        request: HttpRequest,
+        title: str,
+        text: str,
+        *,
+        tab: str,
+        crumbs: Sequence[Crumb],
+        link: tuple[str, str] | None = None,
+    ) -> HttpResponse:
+        """Respond with status 404 for an object that doesn't exist, or that the user can't see.
+
+        Args:
+            link: Label and URL of a link below the text.
+        """
+        label, url = link or ("", "")
+        context = {"text": text, "link_label": label, "link_url": url}
+        return self.render(request, "not_found.html", title, context, tab=tab, crumbs=crumbs, status=404)
 
     def _unchanged(self, request: HttpRequest, parts: freshness.Parts) -> HttpResponse | None:
         """The answer to an open page that shows what it would get now; None if that has to be rendered."""
@@ -199,15 +226,15 @@ class DashboardSite:
             return HttpResponseRedirect(chosen)
         return HttpResponseRedirect(self.url(page, *args, **query))
 
-    def _away(self, request: HttpRequest, page: DashboardPage, error: StorageError) -> HttpResponse:
+    def _unavailable(self, request: HttpRequest, page: DashboardPage, error: StorageError) -> HttpResponse:
         """The page with nothing on it, as the storage cannot be reached: an answer, not a failure."""
         if is_partial(request):
             response = HttpResponse(status=204)
-            response[AWAY] = "1"
+            response[UNAVAILABLE] = "1"
             response[NOTICE] = quote(_notice(str(error), None))
             return response
         title = str(page.label) or _("Dashboard")
-        return self.render(request, "away.html", title, {}, away=str(error))
+        return self.render(request, "unavailable.html", title, {}, error=str(error))
 
     def _stream(self, request: HttpRequest) -> str:
         """The address that tells when this page has changed, if there is one."""
@@ -224,15 +251,15 @@ class DashboardSite:
         return [(page.name, page.label, self.url(page.name)) for page in shown]
 
 
-def _notice(away: str, as_of: int | None) -> str:
+def _notice(error: str, as_of: int | None) -> str:
     """What the banner of a page says: which data is stale, why, and since when; empty if none is."""
-    if away and as_of is not None:
+    if error and as_of is not None:
         return _("The storage is unreachable: %(away)s Showing data from %(time)s.") % {
-            "away": away if away.endswith(".") else f"{away}.",
+            "away": error if error.endswith(".") else f"{error}.",
             "time": rendering.local(to_datetime(as_of)),
         }
-    if away:
-        return _("The storage is unreachable: %(away)s") % {"away": away}
+    if error:
+        return _("The storage is unreachable: %(away)s") % {"away": error}
     outage = get_storage().outage
     if outage is None:
         return ""

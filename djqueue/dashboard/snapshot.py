@@ -32,7 +32,7 @@ WAIT = 10.0
 SLOW = 500
 """Milliseconds of a failed read from which on the storage is slow, and a read without a page is worth it."""
 ANSWERS_SLOWLY = "it has not answered in time; what it answers later is shown as soon as it is there"
-BEHIND = 30.0
+BACKGROUND_LIMIT = 30.0
 """Seconds that such a read may take."""
 MOST = 200
 """Different reads that are kept; the one that was asked for longest ago goes first."""
@@ -67,22 +67,22 @@ class CachedRead(NamedTuple, Generic[T]):
     value: T
     at: int
     """UTC milliseconds."""
-    away: str = ""
-    """Why it could not be read anew; then it is the last that could."""
+    error: str = ""
+    """Why the value could not be refreshed; empty if the last read succeeded."""
     began: int = 0
     """When it was asked for, in monotonic milliseconds; `ended`: when it was answered."""
     ended: int = 0
 
 
 class _CacheEntry:
-    __slots__ = ("cached", "is_behind", "lock", "tick", "took")
+    __slots__ = ("cached", "is_refreshing", "lock", "tick", "took")
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.cached: CachedRead[Any] | None = None
         self.tick = 0
         self.took = 0
-        self.is_behind = False
+        self.is_refreshing = False
         """Whether it is read for later pages, as it took longer than a page may."""
 
 
@@ -131,7 +131,7 @@ class Snapshots:
         cached = entry.cached
         if cached is not None and self._is_fresh(entry, fresh):
             return cached
-        if entry.is_behind:
+        if entry.is_refreshing:
             # Read twice at once, it would take longer still.
             if cached is not None:
                 return cached
@@ -148,10 +148,10 @@ class Snapshots:
                 finally:
                     entry.tick = self._clock.monotonic()
                     # One that failed is tried again soon, however long it took.
-                    entry.took = 0 if entry.cached is None or entry.cached.away else entry.tick - began
+                    entry.took = 0 if entry.cached is None or entry.cached.error else entry.tick - began
                     if entry.took == 0 and entry.tick - began >= SLOW:
-                        self._read_behind(entry, fetch)
-                if not entry.cached.away:
+                        self._refresh_in_background(entry, fetch)
+                if not entry.cached.error:
                     entry.cached = entry.cached._replace(began=began, ended=entry.tick)
             return entry.cached
         finally:
@@ -182,17 +182,17 @@ class Snapshots:
         except StorageError as error:
             if last is None:
                 raise
-            return last._replace(away=str(error))
+            return last._replace(error=str(error))
 
-    def _read_behind(self, entry: _CacheEntry, fetch: Callable[[], T]) -> None:
+    def _refresh_in_background(self, entry: _CacheEntry, fetch: Callable[[], T]) -> None:
         """Read for later pages what took longer than the page could wait for."""
-        if entry.is_behind or remaining(math.inf) == math.inf:
+        if entry.is_refreshing or remaining(math.inf) == math.inf:
             return
-        entry.is_behind = True
+        entry.is_refreshing = True
 
         def read() -> None:
             try:
-                with within(BEHIND), watchdog.within(BEHIND):
+                with within(BACKGROUND_LIMIT), watchdog.within(BACKGROUND_LIMIT):
                     began = self._clock.monotonic()
                     cached = CachedRead(fetch(), self._clock.now())
                 with entry.lock:
@@ -204,7 +204,7 @@ class Snapshots:
             except Exception:
                 logger.exception("A read that took too long for a page failed.")
             finally:
-                entry.is_behind = False
+                entry.is_refreshing = False
                 connections.close_all()
 
         Thread(target=read, name="djqueue-dashboard-read", daemon=True).start()

@@ -149,13 +149,13 @@ def look() -> dict[str, object]:
     finally:
         close_old_connections()
     board = cached.value
-    common = (cached.away, board.at // NOTE_EVERY if board.capped else 0)
+    common = (cached.error, board.at // NOTE_EVERY if board.capped else 0)
     found: dict[str, object] = {}
     for line in board.lines:
         # A minute that begins moves the charts.
         recent = line.buckets[-queries.RECENT :]
         found[line.name] = (line.row._replace(tokens=None), recent, line.workers, common)
-    silent = {worker.id for worker in board.workers if board.at - worker.seen_at > queries.SILENT}
+    silent = {worker.id for worker in board.workers if board.is_silent(worker)}
     found[""] = (list(found.items()), {worker.id for worker in board.workers}, silent, common)
     return found
 

@@ -24,7 +24,7 @@ class Subject(NamedTuple):
     """Of the object's page on the site; None: it is no object, or has none that the viewer may see."""
 
 
-def about(request: HttpRequest, subject: str, limit: int, cursor: str | None = None) -> JobSummaryPage:
+def jobs_of(request: HttpRequest, subject: str, limit: int, cursor: str | None = None) -> JobSummaryPage:
     """Return up to `limit` jobs about a subject in the queues that the user sees, the newest first.
 
     Only those queues are read: a cursor names a job of its page, which must not be a hidden one.

@@ -1,12 +1,14 @@
 """Where the tables are: in the database that the storage was given, else where the routers say."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.models import Model, QuerySet
 
 from djqueue.conf import get_settings
+
+M = TypeVar("M", bound=Model)
 
 
 def alias_of(model: type[Model]) -> str:
@@ -28,6 +30,6 @@ def select(model: type[Model], sql: str, params: Sequence[Any]) -> tuple[tuple[A
         return tuple(map(tuple, cursor.fetchall()))
 
 
-def rows_of(model: type[Model]) -> QuerySet[Any]:
-    """All rows of a table."""
+def rows_of(model: type[M]) -> "QuerySet[M]":
+    """Return all rows of a table."""
     return model._default_manager.using(alias_of(model))

@@ -2,7 +2,7 @@
 
 from djqueue.storage import sparktables
 
-from . import addresses  # noqa: F401 - registers the converter of the routes
+from . import converters  # noqa: F401 - registers the converter of the routes
 from .pages import DashboardPage
 from .views import (
     activity,
@@ -25,7 +25,6 @@ from .views import (
     storage,
     stream,
     timing,
-    undo,
     workers,
 )
 
@@ -46,7 +45,6 @@ MODULES = (
     workers,
     operations,
     bulkwrites,
-    undo,
     metrics,
     storage,
     activity,

@@ -65,26 +65,26 @@ class WorkerRow(NamedTuple):
 class WorkerRows(NamedTuple):
     """All workers that a viewer may see."""
 
-    workers: tuple[WorkerRow, ...]
+    rows: tuple[WorkerRow, ...]
 
     @property
     def slots(self) -> int:
         """Of all together."""
-        return sum(one.info.concurrency for one in self.workers)
+        return sum(one.info.concurrency for one in self.rows)
 
     @property
     def active(self) -> int:
         """Slots that are taken."""
-        return sum(one.info.active for one in self.workers)
+        return sum(one.info.active for one in self.rows)
 
     @property
     def versions(self) -> list[tuple[Version, int]]:
         """What runs, on how many workers, the most frequent first; those that do not say are left out."""
-        return Counter(one.version for one in self.workers if one.info.version).most_common()
+        return Counter(one.version for one in self.rows if one.info.version).most_common()
 
     def find(self, worker_id: str) -> WorkerRow | None:
         """One of them."""
-        return next((one for one in self.workers if one.id == worker_id), None)
+        return next((one for one in self.rows if one.id == worker_id), None)
 
 
 def worker_rows(request: HttpRequest) -> CachedRead[WorkerRows]:
@@ -96,7 +96,7 @@ def worker_rows(request: HttpRequest) -> CachedRead[WorkerRows]:
     found = [_seen(request, info, newest, cached.value.at, sees_all=sees_all) for info in infos]
     # One whose queues are all somebody else's is not there.
     shown = tuple(one for one in found if one.queues != ())
-    return CachedRead(WorkerRows(shown), cached.value.at, cached.away)
+    return CachedRead(WorkerRows(shown), cached.value.at, cached.error)
 
 
 def dump_of(seen: WorkerRow) -> WorkerDump | None:

@@ -50,7 +50,8 @@ class LeaderLease:
     it is lost: so what is older is never written over what is newer, however long a process was asleep.
     """
 
-    def __init__(self, alias: str, clock: Clock) -> None:
+    def __init__(self, alias: str, clock: Clock, name: str = NAME) -> None:
+        self._name = name
         self.number = 0
         """0: it is not this process's turn."""
         self._alias = alias
@@ -108,6 +109,12 @@ class LeaderLease:
             self._mine().update(expires_at=0)
             self.number = 0
 
+    def delete(self) -> None:
+        """Delete the row if this process still holds it."""
+        if self.number:
+            self._mine().delete()
+            self.number = 0
+
     def _is_free(self, row: models.SchedulerLease) -> bool:
         left = to_milliseconds(row.expires_at) - self._clock.now()
         # More is left than a holder ever writes if the wall clock was set back.
@@ -122,7 +129,7 @@ class LeaderLease:
     def _create(self) -> int:
         try:
             with transaction.atomic(using=self._alias):
-                self._rows().create(name=NAME, address="", generation=1, **self._values())
+                self._rows().create(name=self._name, address="", generation=1, **self._values())
         except IntegrityError:
             return 0  # another process made the row at the same moment
         return 1
@@ -142,4 +149,4 @@ class LeaderLease:
         return self._rows().filter(holder=self._holder, generation=self.number)
 
     def _rows(self) -> "QuerySet[models.SchedulerLease]":
-        return models.SchedulerLease.objects.using(self._alias).filter(name=NAME)
+        return models.SchedulerLease.objects.using(self._alias).filter(name=self._name)

@@ -19,9 +19,10 @@ from djqueue.core.job import AttemptRecord, JobFailure, JobRecord
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import Bucket, Histogram
 from djqueue.core.states import State
-from djqueue.dashboard import drawing, limits, listing, rendering, spans
-from djqueue.dashboard.addresses import QuotedConverter
-from djqueue.dashboard.marks import ChartAnnotation
+from djqueue.dashboard import arguments as job_arguments
+from djqueue.dashboard import drawing, limits, rendering, spans
+from djqueue.dashboard.annotations import ChartAnnotation
+from djqueue.dashboard.converters import QuotedConverter
 from djqueue.models import JobState
 
 register = template.Library()
@@ -30,7 +31,7 @@ register = template.Library()
 @register.simple_tag(takes_context=True)
 def page_url(context: Context, page: str, *args: Any, **query: Any) -> str:
     """The address of a page of the dashboard on this site."""
-    address: str = context["desk"].url(page, *args, **query)
+    address: str = context["dashboard"].url(page, *args, **query)
     return address
 
 
@@ -45,12 +46,14 @@ def nonce(context: Context) -> str:
 @register.simple_tag(takes_context=True)
 def breadcrumbs(context: Context) -> SafeString:
     """The way to this page, in the words of the Django that is there."""
-    desk, crumbs = context["desk"], context["crumbs"]
-    site = desk.site.name
+    dashboard, crumbs = context["dashboard"], context["crumbs"]
+    site = dashboard.site.name
     steps = [(_("Home"), template_url(f"{site}:index"))]
-    steps.append((desk.opts.app_config.verbose_name, template_url(f"{site}:app_list", desk.opts.app_label)))
+    steps.append(
+        (dashboard.opts.app_config.verbose_name, template_url(f"{site}:app_list", dashboard.opts.app_label))
+    )
     if context["tab"] != "changelist":
-        steps.append((_("Dashboard"), desk.url("changelist")))
+        steps.append((_("Dashboard"), dashboard.url("changelist")))
     steps += [(crumb.label, crumb.url) for crumb in crumbs]
     if django.VERSION < (6, 1):
         parts = [
@@ -174,9 +177,13 @@ def seconds(at: int) -> str:
 
 
 @register.simple_tag
-def flags_in(bucket: Bucket, flags: Sequence[ChartAnnotation]) -> list[ChartAnnotation]:
+def annotations_in(bucket: Bucket, annotations: Sequence[ChartAnnotation]) -> list[ChartAnnotation]:
     """Marks of the time that a bucket is of."""
-    return [flag for flag in flags or () if bucket.start <= flag.at < bucket.start + bucket.step]
+    return [
+        annotation
+        for annotation in annotations or ()
+        if bucket.start <= annotation.at < bucket.start + bucket.step
+    ]
 
 
 @register.simple_tag
@@ -215,7 +222,7 @@ def error_line(error: JobFailure) -> str:
 @register.filter
 def arguments(record: JobRecord) -> str:
     """What a job is called with, redacted, in a line."""
-    return listing.arguments(record)
+    return job_arguments.one_line(record)
 
 
 @register.filter

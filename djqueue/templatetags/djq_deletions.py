@@ -12,18 +12,18 @@ register = template.Library()
 
 
 @register.simple_tag
-def undone_by(message: Any) -> UndoButton | None:
+def undo_button(message: Any) -> UndoButton | None:
     """What a button beside a message undoes."""
-    return deletions.undone_by(message)
+    return deletions.undo_button(message)
 
 
 @register.simple_tag(takes_context=True)
-def leaving_job(context: Context, queue: str, job_id: str) -> Deletion | None:
+def pending_job_deletion(context: Context, queue: str, job_id: str) -> Deletion | None:
     """Whether, and when, a job is deleted."""
-    return deletions.leavings(context["request"]).job(queue, job_id)
+    return deletions.pending_deletions(context["request"]).job(queue, job_id)
 
 
 @register.simple_tag(takes_context=True)
-def leaving_queue(context: Context, name: str) -> list[Deletion]:
+def pending_queue_deletions(context: Context, name: str) -> list[Deletion]:
     """What of a queue is to be forgotten."""
-    return deletions.leavings(context["request"]).queue(name)
+    return deletions.pending_deletions(context["request"]).queue(name)

@@ -1,4 +1,4 @@
-/* Loads htmx, unless the site's theme has brought one: two on a page would send each request twice. */
+/* Loads htmx unless the site's theme has loaded one: two copies would send each request twice. */
 (() => {
   const me = document.currentScript;
   const load = () => {

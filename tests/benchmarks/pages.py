@@ -310,7 +310,7 @@ def page(client: Any, name: str, **query: str) -> Any:
     args = [query.pop("queue")] if name == "queue" else []
     response = client.get(reverse(f"admin:djqueue_dashboard_{name}", args=args), query)
     assert response.status_code == 200, response.status_code
-    assert "Djq-Away" not in response
+    assert "Djq-Unavailable" not in response
     return response
 
 

@@ -37,7 +37,7 @@ def ids(letters):
     return [letter.id for letter in letters]
 
 
-def test_letters_are_filtered_by_what_they_say(queue, clock):
+def test_dead_letters_are_filtered_by_what_they_say(queue, clock):
     die(queue, "a", name="charge", reason="timeout")
     clock.advance(HOUR)
     die(queue, "b", name="ship", error="shop.errors.Refused")
@@ -66,7 +66,7 @@ def test_one_error_with_other_numbers_has_the_same_fingerprint(queue):
     assert len(others) == 2
 
 
-def test_letters_are_counted_by_what_they_say(queue):
+def test_dead_letters_are_counted_by_what_they_say(queue):
     die(queue, "a", reason="timeout", text="after 30 s")
     die(queue, "b", reason="timeout", text="after 31 s")
     die(queue, "c", name="ship")

@@ -52,7 +52,7 @@ def test_one_that_died_again_is_the_youngest():
     assert len(dead) == 2
 
 
-def test_letters_expire_when_their_time_is_over():
+def test_dead_letters_expire_when_their_time_is_over():
     dead = DeadLetters(DeadLetterPolicy(ttl=100), Random(1))
     add(dead, "a", "unknown", 0)
     add(dead, "b", "unknown", 50)
@@ -110,7 +110,7 @@ def test_waits_before_retries_by_themselves_follow_the_backoff():
     assert found == [110, 120, 130, 0]
 
 
-def test_letters_that_are_gone_are_forgotten():
+def test_dead_letters_that_are_gone_are_forgotten():
     dead = DeadLetters(DeadLetterPolicy(), Random(1))
     for number in range(1_000):
         add(dead, str(number), "unknown", number)

@@ -50,7 +50,7 @@ def test_a_queue_may_retry_by_itself_so_often():
     assert bench.sweep(DAY).retried == 0
 
 
-def test_letters_whose_key_is_taken_do_not_hold_up_the_others(monkeypatch):
+def test_dead_letters_whose_key_is_taken_do_not_hold_up_the_others(monkeypatch):
     monkeypatch.setattr(maintenance, "SWEEP_LIMIT", 2)
     bench = Bench(dead_letters=DeadLetterPolicy(auto_retries=1, auto_retry_delay=500))
     for job_id in ("a", "b", "c"):

@@ -11,8 +11,8 @@ from django.db import OperationalError, connection, connections, transaction
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
-from djqueue.dashboard import scanning
-from djqueue.dashboard.byargument import Argument
+from djqueue.dashboard import payloadscan
+from djqueue.dashboard.argumentfilter import Argument
 from djqueue.models import Job, SchedulerLease
 from tests.admin.factories import make_job
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
@@ -55,7 +55,7 @@ def shape(response: Any) -> tuple[Any, ...]:
 
 
 def test_no_page_tells_whether_a_hidden_value_is_the_one_that_was_looked_for(client: Any) -> None:
-    make_jobs(scanning.PART_ROWS + 20, password="hunter2", order=7)
+    make_jobs(payloadscan.PART_ROWS + 20, password="hunter2", order=7)
 
     right, wrong = search(client, "password:hunter2"), search(client, "password:nothunter")
 
@@ -113,7 +113,7 @@ def test_a_page_that_is_exactly_full_has_no_older_one(client: Any) -> None:
 def test_a_search_reads_no_more_bytes_than_its_budget_and_goes_on_from_there(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scanning, "BYTES", 1_000)
+    monkeypatch.setattr(payloadscan, "BYTES", 1_000)
     [last] = make_jobs(1, order=7)
     make_jobs(8, text="x" * 400)
 
@@ -127,8 +127,8 @@ def test_a_search_reads_no_more_bytes_than_its_budget_and_goes_on_from_there(
 
 
 def test_a_search_ends_when_its_time_is_over(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanning, "MILLISECONDS", 0)
-    monkeypatch.setattr(scanning, "PART_ROWS", 2)
+    monkeypatch.setattr(payloadscan, "MILLISECONDS", 0)
+    monkeypatch.setattr(payloadscan, "PART_ROWS", 2)
     ids = make_jobs(5, order=7)
 
     response = search(client, "order:7")
@@ -141,7 +141,7 @@ def test_a_search_ends_when_its_time_is_over(client: Any, monkeypatch: pytest.Mo
 def test_one_payload_larger_than_the_budget_is_read_all_the_same(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scanning, "BYTES", 10)
+    monkeypatch.setattr(payloadscan, "BYTES", 10)
     [one] = make_jobs(1, order=7, text="x" * 400)
     assert listed(search(client, "order:7")) == [one]
 
@@ -160,7 +160,7 @@ class Held:
     """A search of a user that another process makes."""
 
     def __init__(self, user: Any) -> None:
-        self._turn = scanning.ScanLeases().take(SimpleNamespace(user=user))  # type: ignore[arg-type]
+        self._turn = payloadscan.UserScans().take(SimpleNamespace(user=user))  # type: ignore[arg-type]
 
     def __enter__(self) -> bool:
         return self._turn.__enter__()
@@ -202,9 +202,9 @@ def test_a_search_without_a_row_holds_for_its_process(
         raise OperationalError("database is locked")
 
     [job] = make_jobs(1, order=7)
-    monkeypatch.setattr(scanning, "_claim", locked)
+    monkeypatch.setattr(payloadscan, "_claim", locked)
     assert listed(search(client, "order:7")) == [job]
-    assert "for this process alone" in caplog.text
+    assert "to this process only" in caplog.text
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ def test_a_user_has_one_search_at_a_time_and_another_user_is_not_held_up(
     users = [one_with(*ALL_RIGHTS) for _ in range(2)]
     first, again, other = logged_in(users[0]), logged_in(users[0]), logged_in(users[1])
     entered, leave = Barrier(2, timeout=30), Barrier(2, timeout=30)
-    scan, held = scanning.scan, [True]
+    scan, held = payloadscan.scan, [True]
 
     def slow(*args: Any) -> Any:
         if held.pop() if held else False:
@@ -272,7 +272,7 @@ def test_a_user_has_one_search_at_a_time_and_another_user_is_not_held_up(
             leave.wait()
         return scan(*args)
 
-    monkeypatch.setattr(scanning, "scan", slow)
+    monkeypatch.setattr(payloadscan, "scan", slow)
     answers: list[Any] = []
 
     def run() -> None:

@@ -36,9 +36,9 @@ UNSCHEDULED = 2
 """More of a detail where no scheduler lives, and what it would say is read from the tables."""
 READ = 11
 """Statements of what all viewers share for a second, of up to fifty queues, where no scheduler lives."""
-IMPORT = {"import", "import_cancel", "import_replay"}
+IMPORT = {"bulk_write", "bulk_write_cancel", "bulk_write_retry"}
 """Pages of an import, of which there is none in memory."""
-DETAILS = {"job", "edit", "flow", "worker", "queue", "operation", "letters_preview"} | IMPORT
+DETAILS = {"job", "edit", "flow", "worker", "queue", "operation", "dead_letters_preview"} | IMPORT
 FOLLOWING = {"job", "flow"}
 """Pages that there look for jobs which wait for one: a statement for each of the three queues, and more."""
 FOLLOWED = 8

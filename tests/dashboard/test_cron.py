@@ -9,7 +9,7 @@ from djqueue.client import get_storage
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.states import State
-from djqueue.dashboard import planning
+from djqueue.dashboard import schedules
 from djqueue.models import AuditEvent, CronJob, ScheduleSource
 from djqueue.operations.cron import job_id
 from djqueue.schedules import Schedule
@@ -86,7 +86,7 @@ def test_one_that_is_late_is_marked_and_one_within_its_jitter_is_not(client, mem
     schedule(pk=2, name="patient", jitter=timedelta(minutes=50))
     CronJob.objects.update(next_run_at=to_datetime(SYSTEM_CLOCK.now() - 100_000))
     html = page(client)
-    patient = planning.one(client.get(address(BY_NAME["cron"])).wsgi_request, 2)
+    patient = schedules.one(client.get(address(BY_NAME["cron"])).wsgi_request, 2)
     is_late = (
         patient.timing().fires_at(to_milliseconds(patient.next_run_at), "patient")
         < SYSTEM_CLOCK.now() - 90_000
@@ -128,8 +128,8 @@ def test_times_of_a_schedule_are_those_of_its_own_zone_which_is_named(
     client, memory, monkeypatch, zone, clock
 ):
     half_past_one = to_milliseconds(datetime(2026, 6, 1, 1, 30, tzinfo=UTC))
-    monkeypatch.setattr(planning, "upcoming", lambda row: [half_past_one])
-    monkeypatch.setattr(planning, "_past", lambda row: (half_past_one,))
+    monkeypatch.setattr(schedules, "upcoming", lambda row: [half_past_one])
+    monkeypatch.setattr(schedules, "_past", lambda row: (half_past_one,))
     row = schedule(timezone=zone)
     CronJob.objects.filter(pk=row.pk).update(last_run_at=to_datetime(half_past_one), executions=1)
     detail = page(client, "schedule")
@@ -150,7 +150,7 @@ def test_what_became_of_runs_is_one_read_for_each_queue(client, memory, monkeypa
     monkeypatch.setattr(storage, "states", lambda queue, ids: asked.append(len(ids)) or states(queue, ids))
     page(client)
     page(client)
-    assert asked == [5 * planning.LAST]
+    assert asked == [5 * schedules.LAST]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_past_slots_are_those_that_schedules_have(timing):
         after = timing.next_slot(after)
         slots.append(after)
     for last in range(30, 40):
-        found = planning._slots(timing, slots[last], 30)
+        found = schedules._slots(timing, slots[last], 30)
         assert found == tuple(slots[last - len(found) + 1 : last + 1])
         assert len(found) >= 15
 

@@ -24,7 +24,18 @@ LIMIT = 2.0
 SLACK = 1.0
 """Seconds that a loaded machine may add; without a deadline pages took from 5 s to 60 s."""
 BY_NAME = {page.name: page for page in PAGES}
-SHOWN = ("changelist", "queues", "queue", "jobs", "job", "letters", "workers", "metrics", "flows", "storage")
+SHOWN = (
+    "changelist",
+    "queues",
+    "queue",
+    "jobs",
+    "job",
+    "dead_letters",
+    "workers",
+    "metrics",
+    "flows",
+    "storage",
+)
 
 
 @pytest.fixture

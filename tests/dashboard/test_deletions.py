@@ -114,23 +114,23 @@ def test_a_running_job_is_not_deleted(queue, client):
 
 def test_that_no_worker_runs_is_told(queue, client):
     queue.enqueue(1, id="job-1")
-    assert "No worker runs now" in text(post(client, "remove"))
+    assert "No worker is running" in text(post(client, "remove"))
     BulkOperation.objects.all().delete()
     get_storage().register_worker(WorkerInfo("w1", "host", 1, None, ("emails",), 1, 0))
-    assert "No worker runs now" not in text(post(client, "remove"))
+    assert "No worker is running" not in text(post(client, "remove"))
 
 
-def test_letters_that_are_ticked_are_deleted_and_what_is_retried_meanwhile_is_not(queue, client):
+def test_dead_letters_that_are_ticked_are_deleted_and_what_is_retried_meanwhile_is_not(queue, client):
     storage = get_storage()
     for name in ("job-1", "job-2", "job-3"):
         a_failed_job(storage, queue="emails", id=name)
-    response = post(client, "letters_delete", job=["emails/job-1", "emails/job-2"])
+    response = post(client, "dead_letters_delete", job=["emails/job-1", "emails/job-2"])
     assert "2 dead letters of emails will be deleted in 30 seconds" in text(response)
     assert text(response).count("deletion pending</span>") == 2
     storage.retry("emails", ["job-2"])
     in_half_a_minute()
     assert storage.states("emails", ["job-1", "job-2", "job-3"]) == [None, State.WAITING, State.FAILED]
-    assert "No dead letters were selected" in text(post(client, "letters_delete"))
+    assert "No dead letters were selected" in text(post(client, "dead_letters_delete"))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_nobody_undoes_what_is_of_a_queue_that_is_hidden_from_them(queue, client
     assert client.post(f"/admin/djqueue/dashboard/operations/{row().pk}/undo/").status_code == 404
     assert client.post("/admin/djqueue/dashboard/operations/999999/undo/").status_code == 404
     assert row().state == BulkState.PLANNED
-    assert client.get("/admin/djqueue/dashboard/activity/").context["deeds"] == []
+    assert client.get("/admin/djqueue/dashboard/activity/").context["entries"] == []
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {}}
     assert client.post(f"/admin/djqueue/dashboard/operations/{row().pk}/undo/").status_code == 302
     assert AuditEvent.objects.latest("pk").detail["queues"] == ["emails"]
@@ -204,7 +204,7 @@ def test_a_read_only_dashboard_undoes_nothing(queue, client, settings):
     assert row().state == BulkState.PLANNED
 
 
-@pytest.mark.parametrize("page", ["remove", "letters_delete", "clean", "edit_now"])
+@pytest.mark.parametrize("page", ["remove", "dead_letters_delete", "clean", "edit_now"])
 def test_a_viewers_forged_request_changes_nothing_and_is_kept(queue, page):
     queue.enqueue(1, id="job-1")
     viewer = logged_in(one_with(rights.VIEW))

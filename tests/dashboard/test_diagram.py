@@ -67,7 +67,7 @@ def test_it_is_drawn_inside_its_frame_with_attributes_alone(state, words):
     events = [("enqueued", T), *((word, T + 1_000 * index) for index, word in enumerate(words, 1))]
     found = diagram.life(state, events, T)
     root = ElementTree.fromstring(str(diagram.draw(found)))
-    assert root.attrib["aria-label"] == diagram.said(found)
+    assert root.attrib["aria-label"] == diagram.describe(found)
     _, _, width, height = map(float, root.attrib["viewBox"].split())
     for box in root.iter("rect"):
         assert 0 <= float(box.attrib["x"]) <= width - float(box.attrib["width"])

@@ -238,7 +238,7 @@ def test_names_are_shown_as_they_are():
     assert link.attrib["href"] == '/"><script>'
     texts = [text.text for text in link.iter("text")]
     assert texts[0].startswith("<b>&\"'x")
-    assert len(texts[0]) == flowcharts.LETTERS
+    assert len(texts[0]) == flowcharts.MAX_CHARACTERS
     assert texts[1] == "✕ failed"
 
 

@@ -15,7 +15,7 @@ from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.job import ProgressReport, WorkerInfo
 from djqueue.core.limiter import Rate
-from djqueue.dashboard import freshness, planning, queries, rights
+from djqueue.dashboard import freshness, queries, rights, schedules
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import Annotation, BulkKind, CronJob
 from djqueue.operations import bulk
@@ -64,7 +64,9 @@ def queue():
 
 
 def test_the_pages_that_are_looked_at_most_have_versions():
-    assert {"changelist", "queues", "queue", "jobs", "job", "letters", "cron", "schedule"} <= {*VERSIONED}
+    assert {"changelist", "queues", "queue", "jobs", "job", "dead_letters", "cron", "schedule"} <= {
+        *VERSIONED
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in VERSIONED if name != "job"])
@@ -128,7 +130,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", ["changelist", "queues", "queue", "jobs", "letters"])
+@pytest.mark.parametrize("name", ["changelist", "queues", "queue", "jobs", "dead_letters"])
 @pytest.mark.usefixtures("_steady")
 def test_what_a_304_says_is_what_rendering_would_say(queue, name, change):
     viewer = Viewer(name)
@@ -216,11 +218,11 @@ def test_schedules_of_hidden_queues_are_no_part_of_a_tag(queue, settings):
     for name, where in (("shown", "emails"), ("hidden", "zz")):
         CronJob.objects.create(name=name, job_name="send", queue=where, schedule="@yearly")
     request = RequestFactory().get("/")
-    known = planning.parts(request)
+    known = schedules.parts(request)
     CronJob.objects.filter(name="hidden").update(timezone="Europe/Berlin")
-    assert planning.parts(request) == known
+    assert schedules.parts(request) == known
     CronJob.objects.filter(name="shown").update(timezone="Europe/Berlin")
-    assert planning.parts(request) != known
+    assert schedules.parts(request) != known
 
 
 @pytest.mark.usefixtures("_steady")

@@ -57,7 +57,7 @@ def test_a_time_that_is_too_far_away_is_named(client: Any, name: str, at: str) -
 @pytest.mark.parametrize("expected", ["abc", "-1", LONG, "1e9", "2147483648"])
 def test_a_number_of_matches_that_is_none_is_named(client: Any, expected: str) -> None:
     for page, data in (
-        ("letters_begin", {"kind": "retry"}),
+        ("dead_letters_begin", {"kind": "retry"}),
         ("all_cancel_begin", {"state": "waiting"}),
     ):
         response = post(client, page, **data, expected=expected)
@@ -170,8 +170,8 @@ def is_answered(response: Any) -> bool:
 )
 @example(page=BY_NAME["jobs"], query={"state": "waiting", "argument": 'a:"\\ud800"'})
 @example(page=BY_NAME["jobs"], query={"state": "any", "until": "9999-12-31T23:59"})
-@example(page=BY_NAME["letters"], query={"older_than": LONG})
-@example(page=BY_NAME["letters"], query={"older_than": "1e300"})
+@example(page=BY_NAME["dead_letters"], query={"older_than": LONG})
+@example(page=BY_NAME["dead_letters"], query={"older_than": "1e300"})
 def test_no_address_fails(client: Any, page: Any, query: dict[str, str]) -> None:
     response = client.get(address(page), query)
     assert is_answered(response), (page.name, query)
@@ -182,7 +182,7 @@ def test_no_address_fails(client: Any, page: Any, query: dict[str, str]) -> None
     page=st.sampled_from(POSTS),
     data=st.dictionaries(st.sampled_from(POST_NAMES), NASTY, min_size=1, max_size=8),
 )
-@example(page=BY_NAME["letters_begin"], data={"kind": "purge", "older_than": LONG})
+@example(page=BY_NAME["dead_letters_begin"], data={"kind": "purge", "older_than": LONG})
 @example(page=BY_NAME["reschedule"], data={"run_at": "9999-12-31T23:59:59"})
 @example(page=BY_NAME["cron_create"], data={**GOOD, "start_at": "9997-12-31T23:00:00", "djq_do": "save"})
 @example(page=BY_NAME["cron_create"], data={**GOOD, "schedule": "", "every": "36500 00:00:00"})

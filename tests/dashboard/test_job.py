@@ -76,9 +76,9 @@ def test_one_who_retries_what_another_one_has_ticked_and_retried_is_told_by_whom
     queue.enqueue(1, id="job-1")
     fail(queue)
     first, second = (logged_in(one_with(rights.VIEW, rights.RETRY)) for _ in range(2))
-    first.post(address(BY_NAME["letters_selected"]), {"job": ["emails/job-1"]})
+    first.post(address(BY_NAME["dead_letters_retry"]), {"job": ["emails/job-1"]})
     visit(second, BY_NAME["retry"])
-    event = AuditEvent.objects.get(action="letters_selected")
+    event = AuditEvent.objects.get(action="dead_letters_retry")
     assert f"Already retried by {event.user}" in page(second)
 
 

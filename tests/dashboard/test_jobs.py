@@ -14,7 +14,7 @@ from djqueue.codecs import MSGPACK, encode
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
-from djqueue.dashboard import jobsearch, lastactions, queries, rights
+from djqueue.dashboard import auditlog, jobsearch, queries, rights
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, Job
 from djqueue.operations.bulk import Bulk
 from tests.admin.factories import make_job
@@ -162,24 +162,24 @@ def test_what_is_ticked_is_cancelled_or_run_now(client, memory):
     Queue("emails").enqueue(1, id="a")
     Queue("emails").enqueue(1, id="later", delay=3600)
 
-    html = do(client, "ticked_cancel", "a", "gone").content.decode()
+    html = do(client, "selected_cancel", "a", "gone").content.decode()
     assert "1 job was cancelled." in html
     assert "Not done: 1 not found." in html
-    do(client, "ticked_promote", "later")
+    do(client, "selected_promote", "later")
 
     assert get_storage().states("emails", ["a", "later"]) == [State.CANCELLED, State.WAITING]
     kept = AuditEvent.objects.order_by("pk").values_list("action", "queue", "count", "detail")
     assert list(kept) == [
-        ("ticked_cancel", "emails", 1, {"jobs": [["emails", "a"]]}),
-        ("ticked_promote", "emails", 1, {"jobs": [["emails", "later"]]}),
+        ("selected_cancel", "emails", 1, {"jobs": [["emails", "a"]]}),
+        ("selected_promote", "emails", 1, {"jobs": [["emails", "later"]]}),
     ]
-    assert "Cancelled by" in lastactions.by("emails", "a")
+    assert "Cancelled by" in auditlog.last_action("emails", "a")
 
 
 def test_what_is_ticked_is_deleted_when_the_time_to_undo_that_is_over(client, memory):
     for job_id in ("a", "b"):
         Queue("emails").enqueue(1, id=job_id)
-    html = do(client, "ticked_remove", "a").content.decode()
+    html = do(client, "selected_remove", "a").content.decode()
     assert "1 job of emails will be deleted in 30 seconds." in html
     row = BulkOperation.objects.get()
     assert (row.kind, row.filter["ids"]) == (BulkKind.DELETE, ["a"])
@@ -196,13 +196,13 @@ def test_what_is_ticked_is_retried_and_leads_back(client, memory):
     Queue("emails").enqueue(1, id="a")
     fail("a")
     back = address(BY_NAME["jobs"], state="failed")
-    response = do(client, "ticked_retry", "a", djq_back=back)
+    response = do(client, "selected_retry", "a", djq_back=back)
     assert response.redirect_chain == [(back, 302)]
     assert "1 job will be retried." in response.content.decode()
 
 
 def test_nothing_ticked_is_said(client, memory):
-    assert "No jobs were selected." in do(client, "ticked_cancel").content.decode()
+    assert "No jobs were selected." in do(client, "selected_cancel").content.decode()
 
 
 def test_what_is_ticked_in_a_queue_that_the_user_does_not_see_is_left_alone(client, memory, settings):
@@ -212,7 +212,7 @@ def test_what_is_ticked_in_a_queue_that_the_user_does_not_see_is_left_alone(clie
         "DASHBOARD": {"QUEUE_FILTER": lambda _request, name: name != "emails"},
     }
     Queue("emails").enqueue(1, id="a")
-    do(client, "ticked_cancel", "a")
+    do(client, "selected_cancel", "a")
     assert get_storage().states("emails", ["a"]) == [State.WAITING]
     assert not AuditEvent.objects.exists()
 

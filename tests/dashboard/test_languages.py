@@ -12,7 +12,7 @@ from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.diagnostics import DiagnosticLine
 from djqueue.core.job import ClaimRequest, JobFailure, Outcome
-from djqueue.dashboard import cronwords, diagnoses, rendering, spans
+from djqueue.dashboard import crondescription, diagnostics, rendering, spans
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import CronJob
 from tests import messages
@@ -154,7 +154,7 @@ def test_djangos_own_word_is_not_taken_for_a_state(german, busy):
 def test_a_cron_line_is_told_in_german():
     with translation.override("de"):
         assert [
-            cronwords.words(line)
+            crondescription.describe(line)
             for line in ("*/10 8-17 * * mon,wed", "30 2 * * *", "0 0 1 1 *", "0 0 * * 1#2", "5 * * * *")
         ] == [
             "Alle 10 Minuten, in den Stunden 8 bis 17, Montag und Mittwoch",
@@ -173,11 +173,11 @@ def test_a_storages_lines_are_translated_also_with_something_in_them():
         "scheduler.tick", "Scheduler", "Last sweep", "3.2 s ago", "ok", "A restart loses every job."
     )
     with translation.override("de"):
-        shown = diagnoses.translated(line)
+        shown = diagnostics.translated(line)
     assert shown == line._replace(
         label="Letzter Sweep", value="vor 3.2 s", note="Bei einem Neustart gehen alle Aufträge verloren."
     )
-    assert diagnoses.translated(line) == line
+    assert diagnostics.translated(line) == line
 
 
 UNTRANSLATED = {"INFO", "Keys", "maxmemory-policy"}
@@ -215,7 +215,7 @@ def test_what_a_storage_says_of_itself_is_known_to_the_translators(path):
         for text in texts
         if re.search(r"[A-Za-z]{2}", text.replace("%s", "")) and text not in ("ok", "warn", "bad")
     }
-    assert spoken - diagnoses.WORDS - {*diagnoses.SENTENCES} - UNTRANSLATED == set()
+    assert spoken - diagnostics.WORDS - {*diagnostics.SENTENCES} - UNTRANSLATED == set()
 
 
 def test_lines_of_one_group_are_under_one_heading(monkeypatch):

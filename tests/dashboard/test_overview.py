@@ -93,7 +93,7 @@ def test_the_errors_of_most_dead_letters_are_named(client, memory):
         Queue("emails").enqueue(1, id=f"job-{number}")
         fail(f"job-{number}", f"no address {number}")
     [group] = shown(client).context["groups"]
-    assert (group.letters, group.error_type) == (3, "shop.NoAddressError")
+    assert (group.size, group.error_type) == (3, "shop.NoAddressError")
     html = shown(client).content.decode()
     assert re.search(r'href="[^"]*dead-letters/\?fingerprint=\w+">NoAddressError', html)
 
@@ -177,7 +177,7 @@ def test_while_the_storage_is_away_what_was_read_last_stays(client, memory, monk
     snapshots.forget()
     response = shown(client)
     assert "The storage is unreachable: nobody is at home" in response.content.decode()
-    assert response["Djq-Away"] == "1"
+    assert response["Djq-Unavailable"] == "1"
     assert response.context["facts"][0].value == 1
     assert health(client)["Storage"] == ("unreachable", "bad")
 

@@ -326,7 +326,7 @@ def test_a_mark_is_in_the_row_of_its_minute_in_every_chart(queue, viewer):
         html = shown(viewer, name)
         assert html.count("⚑ v&lt;1&gt;</span>") == (1 if name == "changelist" else 2), name
         assert "long ago" not in html
-    assert 'data-djq-mark="' in html
+    assert 'data-djq-annotation="' in html
 
 
 def test_charts_show_no_marks_where_there_is_no_table(queue, viewer):

@@ -28,7 +28,7 @@ def test_what_was_read_is_shown_for_a_second(snapshots, clock):
     assert snapshots.read("k", lambda: next(values)).value == "a"
     clock.advance(1)
     cached = snapshots.read("k", lambda: next(values))
-    assert (cached.value, cached.at, cached.away) == ("b", clock.now(), "")
+    assert (cached.value, cached.at, cached.error) == ("b", clock.now(), "")
 
 
 def test_what_takes_long_is_read_more_seldom(snapshots, clock):
@@ -77,7 +77,7 @@ def test_while_the_storage_is_away_the_last_is_shown_with_the_reason(snapshots, 
     clock.advance(FRESH)
     assert snapshots.read("k", away)[:3] == ("last", at, "no server")
     clock.advance(FRESH)
-    assert snapshots.read("k", lambda: "back").away == ""
+    assert snapshots.read("k", lambda: "back").error == ""
 
 
 def test_after_a_change_everything_is_read_anew(snapshots):
@@ -171,6 +171,6 @@ def test_a_read_that_failed_slowly_is_tried_again_after_a_second(snapshots, cloc
         clock.advance(1_500)
         raise StorageUnavailableError("no answer")
 
-    assert snapshots.read("k", slow).away == "no answer"
+    assert snapshots.read("k", slow).error == "no answer"
     clock.advance(FRESH)
     assert snapshots.read("k", lambda: "back")[:3] == ("back", clock.now(), "")

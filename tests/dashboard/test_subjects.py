@@ -112,7 +112,7 @@ def test_jobs_of_hidden_queues_are_not_there(settings, rf):
 
     found, cursor = [], None
     while True:
-        page = subjects.about(rf.get("/"), "x", 2, cursor)
+        page = subjects.jobs_of(rf.get("/"), "x", 2, cursor)
         assert len(page.jobs) <= 2
         found += [one.id for one in page.jobs]
         cursor = page.next
@@ -131,7 +131,7 @@ def test_a_next_page_names_no_job_of_a_hidden_queue(settings, rf):
     for number in range(60):
         Queue("payroll").enqueue(number, id=f"raise-{number}", subject="x")
 
-    page = subjects.about(rf.get("/"), "x", 2)
+    page = subjects.jobs_of(rf.get("/"), "x", 2)
 
     assert page.next is None
     assert [one.id for one in page.jobs] == seen[::-1]

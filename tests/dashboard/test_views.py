@@ -12,7 +12,7 @@ from djqueue.client import get_storage, job, registry
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.dashboard import auditentries, keyset, rights
+from djqueue.dashboard import auditlog, keyset, rights
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState, OutboxJob
 from djqueue.operations import bulk
@@ -23,7 +23,7 @@ from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_
 pytestmark = pytest.mark.django_db
 
 BY_NAME = {page.name: page for page in PAGES}
-READ = ("changelist", "queues", "queue", "jobs", "letters", "workers", "metrics", "storage")
+READ = ("changelist", "queues", "queue", "jobs", "dead_letters", "workers", "metrics", "storage")
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_page_is_there_while_the_storage_is_not(name, client, memory, monkeypa
         monkeypatch.setattr(storage, verb, away)
     response = shown(client, name)
     assert "The storage is unreachable: nobody is at home" in response.content.decode()
-    assert response["Djq-Away"] == "1"
+    assert response["Djq-Unavailable"] == "1"
 
 
 def test_an_open_page_is_told_that_the_storage_is_away_and_keeps_what_it_shows(client, memory, monkeypatch):
@@ -71,7 +71,7 @@ def test_an_open_page_is_told_that_the_storage_is_away_and_keeps_what_it_shows(c
 
     monkeypatch.setattr(get_storage(), "overview", away)
     response = client.get(address(BY_NAME["queues"]), headers={"HX-Request": "true"})
-    assert (response.status_code, response["Djq-Away"]) == (204, "1")
+    assert (response.status_code, response["Djq-Unavailable"]) == (204, "1")
 
 
 def test_a_change_while_the_storage_is_away_says_that_it_was_not_done(client, memory, monkeypatch):
@@ -80,7 +80,7 @@ def test_a_change_while_the_storage_is_away_says_that_it_was_not_done(client, me
 
     for verb in ("pause", "cancel"):
         monkeypatch.setattr(get_storage(), verb, away)
-    for name in ("pause", "cancel", "ticked_cancel"):
+    for name in ("pause", "cancel", "selected_cancel"):
         response = client.post(address(BY_NAME[name]), {"job": "emails/a"}, follow=True)
         assert "The action failed: nobody is at home" in response.content.decode(), name
     assert not AuditEvent.objects.exists()
@@ -213,7 +213,7 @@ def test_an_operation_of_a_queue_that_the_user_does_not_see_is_not_there(client,
     assert "one of 2" not in html
     assert client.post(address(BY_NAME["abort"])).status_code == 404
     assert client.post(address(BY_NAME["abort"]).replace("/1/", "/999999/")).status_code == 404
-    assert shown(client, "activity").context["deeds"] == []
+    assert shown(client, "activity").context["entries"] == []
     assert BulkOperation.objects.get(pk=1).state == BulkState.PLANNED
     assert AuditEvent.objects.filter(action="abort", refused=True).count() == 1
 
@@ -233,18 +233,18 @@ def test_who_did_what_is_told_newest_first_and_found(client, memory):
 
 
 def told(response):
-    return [deed.row.action for deed in response.context["deeds"]]
+    return [deed.row.action for deed in response.context["entries"]]
 
 
 def test_each_action_has_a_name_to_read_and_to_choose(client, memory):
-    assert set(auditentries.NAMES) == {page.name for page in PAGES if page.method == "POST"}
-    AuditEvent.objects.create(at=to_datetime(1), user="ann", action="letters_begin")
+    assert set(auditlog.NAMES) == {page.name for page in PAGES if page.method == "POST"}
+    AuditEvent.objects.create(at=to_datetime(1), user="ann", action="dead_letters_begin")
     AuditEvent.objects.create(at=to_datetime(2), user="ann", action="of_a_version_to_come")
     html = shown(client, "activity", action="of_a_version_to_come").content.decode()
     assert '<option value="of_a_version_to_come" selected>of_a_version_to_come</option>' in html
     html = shown(client, "activity").content.decode().partition('id="djq-live"')[2]
     assert "Retry or delete matching dead letters" in html
-    assert "letters_begin" not in html
+    assert "dead_letters_begin" not in html
 
 
 def test_activity_tells_details_in_words_and_leads_to_the_operation(client, memory):
@@ -256,7 +256,7 @@ def test_activity_tells_details_in_words_and_leads_to_the_operation(client, memo
         detail={"old": {"rate": None}, "new": {"rate": "5/s"}, "operation": 1, "jobs": [["emails", "job-7"]]},
     )
     response = shown(client, "activity")
-    [deed] = response.context["deeds"]
+    [deed] = response.context["entries"]
     assert deed.detail == [("old", "rate null"), ("new", "rate 5/s"), ("jobs", "job-7")]
     assert address(BY_NAME["operation"]) in response.content.decode()
 
@@ -278,7 +278,7 @@ def test_activity_of_a_queue_that_the_user_does_not_see_is_not_told(client, memo
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     AuditEvent.objects.create(at=to_datetime(0), user="ann", action="pause", queue="emails")
     for detail in ({"queues": ["images", "emails"]}, {"jobs": [["images", "a"], ["emails", "b"]]}):
-        AuditEvent.objects.create(at=to_datetime(0), user="ann", action="letters_begin", detail=detail)
+        AuditEvent.objects.create(at=to_datetime(0), user="ann", action="dead_letters_begin", detail=detail)
     assert told(shown(client, "activity")) == []
     AuditEvent.objects.create(at=to_datetime(0), user="ann", action="x", detail={"queues": ["images"]})
     assert told(shown(client, "activity")) == ["x"]
@@ -378,7 +378,7 @@ def test_one_with_the_right_alone_sees_each_page(memory):
         ("enqueue_now", {"name": "no such job", "args": "[", "kwargs": "{}"}),
         ("cron_create", {"schedule": "no line", "djq_do": "save"}),
         ("limits", {"rate": "often"}),
-        ("letters_begin", {"kind": "retry", "rate": "-1"}),
+        ("dead_letters_begin", {"kind": "retry", "rate": "-1"}),
         ("reveal", {}),
     ],
 )

@@ -71,7 +71,7 @@ def test_dead_letters_of_all_queues_are_retried(storage, clock, worker):
     assert worker.work() == 0
 
 
-def test_letters_that_come_later_are_not_touched(storage, clock, worker):
+def test_dead_letters_that_come_later_are_not_touched(storage, clock, worker):
     fail(storage, count=2)
     begin(BulkKind.RETRY, clock)
     clock.advance(1)

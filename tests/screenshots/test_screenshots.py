@@ -26,7 +26,7 @@ LINKS = """[...document.querySelectorAll('#djq a[href]')].map(
 FLIGHTS = "60000"
 PREFERRED = {
     "queue": re.compile(r"/queues/claims/"),
-    "letters": re.compile(r"/dead-letters/$"),
+    "dead_letters": re.compile(r"/dead-letters/$"),
     "jobs": re.compile(r"/jobs/\?state=completed"),
     "metrics": re.compile(r"/metrics/$"),
 }
@@ -46,7 +46,7 @@ LISTED = {"job": "dead-letters/?queue=claims", "job-waiting": "queues/charts/"}
 """Pages of single jobs, by the list of which the first is shown: one that has failed, one that waits."""
 ALIKE = {"all_delete", "all_cancel", "all_promote", "cron_edit"}
 """Pages that look as others do."""
-ABSENT = {"imports", "import", "import_cancel", "import_replay"}
+ABSENT = {"bulk_writes", "bulk_write", "bulk_write_cancel", "bulk_write_retry"}
 """Pages of what a demo without Spark does not have."""
 ROUTES = {
     page.name: re.compile(re.sub(r"<[^>]*>", "[^/]+", page.route) + "$")
@@ -201,9 +201,9 @@ def test_every_page_has_its_pictures(demo: str, browser: Browser) -> None:
 def test_what_spark_has_brought_has_its_pictures(spark_demo: str, browser: Browser) -> None:
     for shape in pictures.DESKTOP:
         page = window(browser, shape, spark_demo)
-        page.goto(urljoin(spark_demo, "imports/"))
-        latest = page.locator("#djq tbody a[href*='/imports/']").last.evaluate("(link) => link.href")
-        for name, address in (("imports", urljoin(spark_demo, "imports/")), ("import", latest)):
+        page.goto(urljoin(spark_demo, "bulk-writes/"))
+        latest = page.locator("#djq tbody a[href*='/bulk-writes/']").last.evaluate("(link) => link.href")
+        for name, address in (("bulk_writes", urljoin(spark_demo, "bulk-writes/")), ("bulk_write", latest)):
             path = shape.path(name)
             pictures.save(take(page, address, shape), path)
             assert path.stat().st_size < pictures.LARGEST, path

@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from djqueue.dashboard import auditentries, keyset, queries, rights, workerrows
+from djqueue.dashboard import auditlog, keyset, queries, rights, workerrows
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.tables import rows_of
@@ -28,11 +28,11 @@ def activity(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         if query.get("queue") and not rights.sees(request, query["queue"]):
             rows = rows.none()
     found = keyset.page(rows, request.GET.get("at", ""), sees=sees)
-    names = {action: str(name) for action, name in auditentries.NAMES.items()}
+    names = {action: str(name) for action, name in auditlog.NAMES.items()}
     if query.get("action"):
         names.setdefault(query["action"], query["action"])
     context = {
-        "deeds": [auditentries.told(row) for row in found.rows],
+        "entries": [auditlog.entry(row) for row in found.rows],
         "names": sorted(names.items(), key=lambda item: item[1]),
         "query": query,
         **keyset.links(site, "activity", found, **query),

@@ -1,26 +1,25 @@
-"""What is done to all jobs of a state that match: first how many there are, then part by part."""
+"""Bulk operations on all jobs of a state that match the filters of the job list."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from django import forms
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.errors import OptionError
-from djqueue.core.options import MAX_INTEGER
-from djqueue.core.states import State
-from djqueue.dashboard import audit, jobactions, queries, rights
-from djqueue.dashboard.inputs import check_hidden
+from djqueue.dashboard import jobactions, queries, rendering, rights
+from djqueue.dashboard.inputs import check_hidden, read_state
 from djqueue.dashboard.jobactions import JobAction
 from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import Crumb, DashboardSite
-from djqueue.dashboard.tables import alias_of
-from djqueue.models import BulkKind, BulkOperation
+from djqueue.dashboard.site import DashboardSite
+from djqueue.models import BulkKind, JobState
 from djqueue.operations import bulk
+
+from . import bulkconfirm
+from .bulkconfirm import RateForm
 
 pages = Pages()
 
@@ -28,11 +27,11 @@ FILTERS = ("queue", "state", "name")
 
 
 class BulkJobAction(NamedTuple):
-    """Something that can be done to all that match, with the right that it takes for one job."""
+    """An action on all matching jobs, with the permission that it requires for one job."""
 
     kind: BulkKind
     page: str
-    verb: JobAction
+    action: JobAction
     right: str
     label: Any
     title: Any
@@ -70,91 +69,74 @@ KINDS = (
 )
 
 
-class RateForm(forms.Form):
-    """How fast."""
-
-    rate = forms.IntegerField(
-        label=gettext_lazy("Jobs per second"),
-        required=False,
-        min_value=1,
-        max_value=100_000,
-        help_text=gettext_lazy("Empty: no limit."),
-    )
-    expected = forms.IntegerField(
-        required=False, min_value=0, max_value=MAX_INTEGER, widget=forms.HiddenInput
-    )
-
-
-def _listed(one: BulkJobAction) -> None:
+def _register(one: BulkJobAction) -> None:
     @pages.show(one.page, f"all/{one.kind.value}/", one.right)
     def preview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-        """What would be done to how many, before it is done."""
+        """Show how many jobs match."""
         return _preview(request, site, one, RateForm(), request.GET)
 
     @pages.act(f"{one.page}_begin", f"all/{one.kind.value}/now/", one.right)
     def begin(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-        """Have it done, part by part."""
-        return _begin(request, site, one)
+        """Start the operation."""
+        form = RateForm(request.POST)
+        if not form.is_valid():
+            check_hidden(form)
+            return _preview(request, site, one, form, request.POST)
+        selection = _selection(request, one, request.POST)
+        return bulkconfirm.begin(request, site, f"{one.page}_begin", one.kind, selection, form)
 
 
 for _kind in KINDS:
-    _listed(_kind)
+    _register(_kind)
 
 
 def _preview(
-    request: HttpRequest,
-    site: DashboardSite,
-    one: BulkJobAction,
-    form: RateForm,
-    given: Mapping[str, str],
-    status: int = 200,
+    request: HttpRequest, site: DashboardSite, one: BulkJobAction, form: forms.Form, given: Mapping[str, str]
 ) -> HttpResponse:
     problem, found = "", None
     try:
         found = bulk.preview(get_storage(), one.kind, _selection(request, one, given))
     except OptionError as error:
         problem = str(error)
-    context = {
-        "form": form,
-        "one": one,
-        "is_deletion": one.kind == BulkKind.DELETE,
-        "query": {name: given[name] for name in FILTERS if given.get(name)},
-        "found": found,
-        "problem": problem,
-        "begin_url": site.url(f"{one.page}_begin"),
-    }
-    crumbs = [Crumb(str(_("Jobs")), site.url("jobs"))]
-    return site.render(
-        request, "bulkjobs.html", str(one.title), context, tab="jobs", crumbs=crumbs, status=status
+    query = {name: given[name] for name in FILTERS if given.get(name)}
+    pairs = [(_("Queue"), query.get("queue") or _("all"))]
+    if "state" in query and not problem:
+        label = str(JobState(query["state"]).label)
+        pairs.append((_("State"), rendering.badge(query["state"], label)))
+    if "name" in query:
+        pairs.append((_("Job"), rendering.mono(query["name"])))
+    return bulkconfirm.confirm(
+        request,
+        site,
+        form,
+        found,
+        title=str(one.title),
+        tab="jobs",
+        crumbs=[site.crumb("jobs")],
+        begin_url=site.url(f"{one.page}_begin"),
+        button=one.button,
+        pairs=pairs,
+        note=_("Jobs enqueued later are not affected."),
+        nothing=_("No matching jobs."),
+        back=(site.url("jobs", **query), _("Back to jobs")),
+        hidden=query,
+        problem=problem,
+        is_deletion=one.kind == BulkKind.DELETE,
     )
-
-
-def _begin(request: HttpRequest, site: DashboardSite, one: BulkJobAction) -> HttpResponse:
-    form = RateForm(request.POST)
-    if not form.is_valid():
-        check_hidden(form)
-        return _preview(request, site, one, form, request.POST, status=400)
-    row = bulk.begin(
-        alias_of(BulkOperation),
-        one.kind,
-        _selection(request, one, request.POST),
-        user=request.user.get_username(),
-        rate=form.cleaned_data["rate"],
-        expected=form.cleaned_data["expected"] or 0,
-    )
-    detail = {"operation": row.pk, "kind": one.kind, **row.filter}
-    audit.note(request, f"{one.page}_begin", count=row.expected, detail=detail)
-    messages.success(request, _("Bulk operation started. Workers process the jobs in the background."))
-    return site.back(request, "operation", row.pk)
 
 
 def _selection(request: HttpRequest, one: BulkJobAction, given: Mapping[str, str]) -> bulk.Selection:
-    """The jobs of a state in the queues that the user sees. Raises OptionError."""
+    """Return the matching jobs in the queues that the user can see.
+
+    Raises:
+        OptionError: The state does not allow the action, or no queue has such jobs.
+    """
     word, queue = given.get("state", ""), given.get("queue", "")
-    if word not in {state.value for state in State} or not one.verb.legal(State(word)):
-        raise OptionError(f"state: {word!r} is none in which this can be done to a job")
+    state = read_state(word)
+    if state is None or not one.action.legal(state):
+        raise OptionError(f"state: {word!r} doesn't allow this action")
     lines = queries.board(request).value.lines
-    names = [line.name for line in lines if queue in ("", line.name) and (queue or line.count(State(word)))]
+    names = [line.name for line in lines if queue in ("", line.name) and (queue or line.count(state))]
     if not names:
-        raise OptionError(f"queue: there are no such jobs in {queue or 'any queue'!r}")
+        raise OptionError(f"queue: no matching jobs in {queue or 'any queue'!r}")
     return bulk.Selection(tuple(names), state=word, name=given.get("name", ""))

@@ -1,7 +1,8 @@
-"""Bulk imports: what became of each, cancelling the rest of its jobs, and replaying those that failed."""
+"""Bulk writes: their reports, the states of their jobs, and operations on the pending or failed ones."""
 
 from typing import Any, NamedTuple
 
+from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
@@ -9,22 +10,22 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.states import State
-from djqueue.dashboard import audit, bulkwrites, jobactions, rights
+from djqueue.dashboard import audit, bulkwrites, rendering, rights
 from djqueue.dashboard.bulkwrites import BulkWriteView
 from djqueue.dashboard.inputs import check_hidden
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import Crumb, DashboardSite
-from djqueue.dashboard.tables import alias_of
-from djqueue.models import BulkKind, BulkOperation
+from djqueue.models import BulkKind
 from djqueue.operations import bulk
 
-from .bulkjobs import RateForm
+from . import bulkconfirm
+from .bulkconfirm import RateForm
 
 pages = Pages()
 
 
 class BulkWriteAction(NamedTuple):
-    """Something that can be done to the jobs of an import."""
+    """An action on the jobs of a bulk write."""
 
     kind: BulkKind
     page: str
@@ -38,7 +39,7 @@ class BulkWriteAction(NamedTuple):
 KINDS = (
     BulkWriteAction(
         BulkKind.CANCEL,
-        "import_cancel",
+        "bulk_write_cancel",
         "cancel",
         rights.CANCEL,
         gettext_lazy("Cancel remaining jobs of a bulk write"),
@@ -47,9 +48,9 @@ KINDS = (
     ),
     BulkWriteAction(
         BulkKind.RETRY,
-        "import_replay",
-        "replay",
-        rights.LETTERS,
+        "bulk_write_retry",
+        "retry",
+        rights.DEAD_LETTERS,
         gettext_lazy("Retry failed jobs of a bulk write"),
         gettext_lazy("Retry jobs"),
         gettext_lazy("No jobs are dead letters."),
@@ -57,88 +58,84 @@ KINDS = (
 )
 
 
-@pages.show("imports", "imports/", rights.VIEW)
+@pages.show("bulk_writes", "bulk-writes/", rights.VIEW)
 def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Those about queues that the user sees."""
+    """List the bulk writes to queues that the user can see."""
     found = bulkwrites.listed(request, request.GET.get("after", ""))
-    context = {"rows": found.shown, "older": found.older and site.url("imports", after=found.older)}
-    crumbs = [_operations(site)]
-    return site.render(request, "imports.html", _("Bulk writes"), context, tab="operations", crumbs=crumbs)
+    context = {"rows": found.shown, "older": found.older and site.url("bulk_writes", after=found.older)}
+    crumbs = [site.crumb("operations")]
+    return site.render(
+        request, "bulk_writes.html", _("Bulk writes"), context, tab="operations", crumbs=crumbs
+    )
 
 
-@pages.show("import", "imports/<djq:write>/", rights.VIEW)
+@pages.show("bulk_write", "bulk-writes/<djq:write>/", rights.VIEW)
 def one(request: HttpRequest, site: DashboardSite, write: str) -> HttpResponse:
-    """One of them, and how its jobs stand."""
+    """Show a bulk write and the states of its jobs."""
     shown = _found(request, write)
     if shown is None:
-        return _none(request, site)
-    standing = bulkwrites.standing(request, shown.report)
+        return _not_found(request, site)
+    progress = bulkwrites.job_progress(request, shown.report)
     context = {
         "row": shown,
         "report": shown.report,
-        "standing": standing,
-        "states": _states(site, shown, standing),
-        "looked_at": bulkwrites.LOOKED_AT,
-        "cancel_url": _url(request, site, "import_cancel", write),
-        "replay_url": _url(request, site, "import_replay", write),
+        "progress": progress,
+        "states": _states(site, shown, progress),
+        "sample_size": bulkwrites.SAMPLE_SIZE,
+        "cancel_url": _url(request, site, "bulk_write_cancel", write),
+        "retry_url": _url(request, site, "bulk_write_retry", write),
     }
-    crumbs = [_operations(site), _imports(site)]
-    return site.render(request, "import.html", _("Bulk write"), context, tab="operations", crumbs=crumbs)
+    crumbs = _crumbs(site)
+    return site.render(request, "bulk_write.html", _("Bulk write"), context, tab="operations", crumbs=crumbs)
 
 
-def _listed(kind: BulkWriteAction) -> None:
-    @pages.show(kind.page, f"imports/<djq:write>/{kind.route}/", kind.right)
+def _register(kind: BulkWriteAction) -> None:
+    @pages.show(kind.page, f"bulk-writes/<djq:write>/{kind.route}/", kind.right)
     def preview(request: HttpRequest, site: DashboardSite, write: str) -> HttpResponse:
-        """What would be done to how many, before it is done."""
+        """Show how many jobs match."""
         shown = _found(request, write)
-        return _none(request, site) if shown is None else _preview(request, site, kind, shown, RateForm())
+        return (
+            _not_found(request, site) if shown is None else _preview(request, site, kind, shown, RateForm())
+        )
 
-    @pages.act(f"{kind.page}_begin", f"imports/<djq:write>/{kind.route}/now/", kind.right)
+    @pages.act(f"{kind.page}_begin", f"bulk-writes/<djq:write>/{kind.route}/now/", kind.right)
     def begin(request: HttpRequest, site: DashboardSite, write: str) -> HttpResponse:
-        """Have it done, part by part."""
+        """Start the operation."""
         return _begin(request, site, kind, write)
 
 
 for _kind in KINDS:
-    _listed(_kind)
+    _register(_kind)
 
 
 def _preview(
-    request: HttpRequest,
-    site: DashboardSite,
-    kind: BulkWriteAction,
-    shown: BulkWriteView,
-    form: RateForm,
-    status: int = 200,
+    request: HttpRequest, site: DashboardSite, kind: BulkWriteAction, shown: BulkWriteView, form: forms.Form
 ) -> HttpResponse:
     report = shown.report
-    found = (
-        bulk.preview(get_storage(), kind.kind, bulkwrites.selection(kind.kind, report))
-        if report.shares
-        else None
-    )
-    context = {
-        "form": form,
-        "kind": kind,
-        "row": shown,
-        "report": report,
-        "found": found,
-        "refused": [
-            str(jobactions.REFUSALS.get(word, f"%d {word}")) % count
-            for word, count in (found.refused.items() if found else ())
-        ],
-        "looked_at": bulk.COUNTED,
-        "begin_url": site.url(f"{kind.page}_begin", report.write),
-        "back_url": site.url("import", report.write),
-    }
-    crumbs = [
-        _operations(site),
-        _imports(site),
-        Crumb(str(_("Bulk write")), site.url("import", report.write)),
-    ]
-    title = str(kind.title)
-    return site.render(
-        request, "import_act.html", title, context, tab="operations", crumbs=crumbs, status=status
+    found = None
+    if report.shares:
+        found = bulk.preview(get_storage(), kind.kind, bulkwrites.selection(kind.kind, report))
+    note = _("Jobs enqueued later are not affected.")
+    if shown.is_open:
+        publishing = _("The bulk write is still publishing jobs, which are not affected.")
+        note = f"{note} {publishing}"
+    page_url = site.url("bulk_write", report.write)
+    return bulkconfirm.confirm(
+        request,
+        site,
+        form,
+        found,
+        title=str(kind.title),
+        tab="operations",
+        crumbs=[*_crumbs(site), Crumb(str(_("Bulk write")), page_url)],
+        begin_url=site.url(f"{kind.page}_begin", report.write),
+        button=kind.button,
+        pairs=[(_("Bulk write"), rendering.mono(report.app)), (_("Queues"), ", ".join(report.queues))],
+        note=note,
+        nothing=kind.nothing,
+        back=(page_url, _("Back to bulk write")),
+        can_begin=bool(found and (found.able or found.capped)),
+        sample_size=bulk.COUNTED,
     )
 
 
@@ -146,53 +143,42 @@ def _begin(request: HttpRequest, site: DashboardSite, kind: BulkWriteAction, wri
     shown = bulkwrites.one(write)
     page = f"{kind.page}_begin"
     if shown is None:
-        return _none(request, site)
+        return _not_found(request, site)
     if not bulkwrites.sees(request, shown.report):
         if shown.report.shares:  # without queues, the entry could not be hidden from this user
             hidden = {"write": write, "queues": sorted(shown.report.shares)}
             audit.note(request, page, refused=True, detail=hidden)
-        return _none(request, site)
+        return _not_found(request, site)
     if not shown.report.shares:
         messages.warning(request, _("Bulk write not found."))
-        return site.back(request, "imports")
+        return site.back(request, "bulk_writes")
     form = RateForm(request.POST)
     if not form.is_valid():
         check_hidden(form)
-        return _preview(request, site, kind, shown, form, status=400)
-    row = bulk.begin(
-        alias_of(BulkOperation),
-        kind.kind,
-        bulkwrites.selection(kind.kind, shown.report),
-        user=request.user.get_username(),
-        rate=form.cleaned_data["rate"],
-        expected=form.cleaned_data["expected"] or 0,
-    )
-    detail = {"operation": row.pk, "kind": kind.kind, "write": write, **row.filter}
-    audit.note(request, page, count=row.expected, detail=detail)
-    messages.success(request, _("Bulk operation started. Workers process the jobs in the background."))
-    return site.back(request, "operation", row.pk)
+        return _preview(request, site, kind, shown, form)
+    selection = bulkwrites.selection(kind.kind, shown.report)
+    return bulkconfirm.begin(request, site, page, kind.kind, selection, form, write=write)
 
 
 def _found(request: HttpRequest, write: str) -> BulkWriteView | None:
-    """A report that the user may see; of another one it is not said that it is there."""
+    """Return the report of a bulk write if the user can see it."""
     shown = bulkwrites.one(write)
     return shown if shown is not None and bulkwrites.sees(request, shown.report) else None
 
 
-def _none(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    crumbs = [_operations(site), _imports(site)]
-    title = _("Bulk write not found")
-    return site.render(request, "no_import.html", title, {}, tab="operations", crumbs=crumbs, status=404)
+def _not_found(request: HttpRequest, site: DashboardSite) -> HttpResponse:
+    text = _("Bulk write not found. Reports are kept for 30 days.")
+    return site.not_found(request, _("Bulk write not found"), text, tab="operations", crumbs=_crumbs(site))
 
 
 def _states(
-    site: DashboardSite, shown: BulkWriteView, standing: bulkwrites.BulkWriteJobs
+    site: DashboardSite, shown: BulkWriteView, progress: bulkwrites.BulkWriteJobs
 ) -> list[tuple[str, int, str]]:
-    """How many of its jobs are in each state, with the list of these where that can be asked for a tag."""
+    """Return each state, its number of jobs, and the URL of their list if it can be filtered by tag."""
     return [
         (
             state.value,
-            standing.counts.get(state, 0),
+            progress.counts.get(state, 0),
             site.url("jobs", state=state.value, tag=shown.report.tag) if bulkwrites.has_rows(state) else "",
         )
         for state in State
@@ -203,9 +189,5 @@ def _url(request: HttpRequest, site: DashboardSite, page: str, write: str) -> st
     return site.url(page, write) if site.may_open(request, page) else ""
 
 
-def _operations(site: DashboardSite) -> Crumb:
-    return Crumb(str(_("Bulk operations")), site.url("operations"))
-
-
-def _imports(site: DashboardSite) -> Crumb:
-    return Crumb(str(_("Bulk writes")), site.url("imports"))
+def _crumbs(site: DashboardSite) -> list[Crumb]:
+    return [site.crumb("operations"), Crumb(str(_("Bulk writes")), site.url("bulk_writes"))]

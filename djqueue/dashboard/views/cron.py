@@ -11,10 +11,10 @@ from djqueue.client import get_storage
 from djqueue.client.sending import enqueue
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import JobRecord
-from djqueue.dashboard import audit, planning, rights
+from djqueue.dashboard import audit, rights, schedules
 from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.planning import Planned
-from djqueue.dashboard.site import Crumb, DashboardSite
+from djqueue.dashboard.schedules import ScheduleRow
+from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.tables import alias_of
 from djqueue.models import CronJob
 from djqueue.operations.cron import batch_of
@@ -24,48 +24,37 @@ pages = Pages()
 logger = logging.getLogger("djqueue.cron")
 
 
-@pages.show("cron", "cron/", rights.VIEW, gettext_lazy("Cron"), planning.parts)
+@pages.show("cron", "cron/", rights.VIEW, gettext_lazy("Cron"), schedules.parts)
 def cron(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """All schedules, those that run next first."""
-    cached = planning.planned(planning.visible(request))
+    cached = schedules.rows_for(schedules.visible(request))
     found = sorted(
         cached.value, key=lambda one: (not one.row.enabled, one.runs[:1] or [1 << 62], one.row.name)
     )
-    planning.changes_at(request, found)
-    context = {"planned": found, "most": planning.MOST}
-    return site.render(
-        request, "cron.html", _("Cron"), context, tab="cron", as_of=cached.at, away=cached.away
-    )
+    schedules.changes_at(request, found)
+    context = {"schedules": found, "limit": schedules.LIMIT}
+    return site.render(request, "cron.html", _("Cron"), context, tab="cron", read=cached)
 
 
-@pages.show("schedule", "cron/<int:pk>/", rights.VIEW, parts=planning.parts)
+@pages.show("schedule", "cron/<int:pk>/", rights.VIEW, parts=schedules.parts)
 def schedule(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """One of them, with what became of its last runs."""
-    crumbs = [Crumb(str(_("Cron")), site.url("cron"))]
-    row = planning.one(request, pk)
+    crumbs = [site.crumb("cron")]
+    row = schedules.one(request, pk)
     if row is None:
-        title = _("Schedule not found")
-        return site.render(request, "no_schedule.html", title, {}, tab="cron", crumbs=crumbs, status=404)
-    cached = planning.planned([row])
+        title, text = _("Schedule not found"), _("Schedule not found.")
+        return site.not_found(request, title, text, tab="cron", crumbs=crumbs)
+    cached = schedules.rows_for([row])
     [one] = cached.value
-    planning.changes_at(request, [one])
+    schedules.changes_at(request, [one])
     context = {"one": one, "history": list(reversed(_history(one)))}
-    return site.render(
-        request,
-        "schedule.html",
-        row.name,
-        context,
-        tab="cron",
-        crumbs=crumbs,
-        as_of=cached.at,
-        away=cached.away,
-    )
+    return site.render(request, "schedule.html", row.name, context, tab="cron", crumbs=crumbs, read=cached)
 
 
 @pages.act("cron_run", "cron/<int:pk>/run/", rights.CRON)
 def run(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """A job of the schedule now, whatever it says."""
-    row = planning.one(request, pk)
+    row = schedules.one(request, pk)
     if row is None:
         return _gone(request, site)
     try:
@@ -88,11 +77,11 @@ def run(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
 @pages.act("cron_switch", "cron/<int:pk>/switch/", rights.CRON)
 def switch(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """On, if the form says so; else off. What passed while it was off is not made up for."""
-    row = planning.one(request, pk)
+    row = schedules.one(request, pk)
     if row is None:
         return _gone(request, site)
     on = request.POST.get("on") == "1"
-    [one] = planning.planned([row]).value
+    [one] = schedules.rows_for([row]).value
     if on and not one.can_be_switched:
         messages.warning(request, _("A schedule no longer declared in code can't be enabled."))
         return site.back(request, "cron")
@@ -105,18 +94,18 @@ def switch(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
             queue=one.queue,
             detail={"name": row.name, "old": {"enabled": not on}, "new": {"enabled": on}},
         )
-    said = _("%(name)s is enabled.") if on else _("%(name)s is disabled.")
-    messages.success(request, said % {"name": row.name})
+    message = _("%(name)s is enabled.") if on else _("%(name)s is disabled.")
+    messages.success(request, message % {"name": row.name})
     return site.back(request, "cron")
 
 
 @pages.act("cron_delete", "cron/<int:pk>/delete/", rights.CRON)
 def delete(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Without the schedule; the jobs that it has enqueued stay. Its name, typed, is the confirmation."""
-    row = planning.one(request, pk)
+    row = schedules.one(request, pk)
     if row is None:
         return _gone(request, site)
-    [one] = planning.planned([row]).value
+    [one] = schedules.rows_for([row]).value
     if not one.can_be_deleted:
         messages.warning(
             request, _("A schedule declared in code can't be deleted. Disable the schedule instead.")
@@ -131,7 +120,7 @@ def delete(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     return site.back(request, "cron")
 
 
-def _history(one: Planned) -> list[tuple[planning.PastRun, JobRecord | None]]:
+def _history(one: ScheduleRow) -> list[tuple[schedules.PastRun, JobRecord | None]]:
     """Its last runs with their jobs, as far as these are kept; oldest first."""
     ids = [run.id for run in one.past]
     records = get_storage().jobs(one.queue, ids) if ids and one.queue else [None] * len(ids)

@@ -13,12 +13,14 @@ from djqueue.client.sending import send
 from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError, OptionError, QueueFullError, SerializationError
 from djqueue.core.job import Batch, JobRecord
-from djqueue.dashboard import audit, editing, lastactions, rights, versions
+from djqueue.dashboard import audit, auditlog, editing, rights, versions
 from djqueue.dashboard.editing import COPY, RETRY, EditForm
 from djqueue.dashboard.jsontext import NotEditableError
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import Crumb, DashboardSite
 from djqueue.models import Revision
+
+from .responses import job_not_found, queue_crumbs
 
 pages = Pages()
 
@@ -89,14 +91,14 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
     versions.done(version, OUTCOMES[word])
     detail = {"how": word, "version": version.pk, **({"copy": copy_id} if copy_id else {})}
     audit.note(request, "edit_now", queue=queue, job_id=job_id, count=1, detail=detail)
-    said = {
+    done = {
         "updated": _("Arguments changed. The old ones are kept."),
         "retried": _("The job will be retried with the new arguments. The old ones are kept."),
         "copied": _("Enqueued a new job with these arguments."),
     }
     if word == "retried" and record.reason == "dependency_failed":
-        said[word] = _("The job will run with the new arguments when its dependencies complete.")
-    messages.success(request, said[word])
+        done[word] = _("The job will run with the new arguments when its dependencies complete.")
+    messages.success(request, done[word])
     return site.back(request, "job", queue, copy_id or job_id)
 
 
@@ -113,14 +115,14 @@ def _copy(record: JobRecord, payload: bytes, copy_id: str) -> str:
 def _again(request: HttpRequest, site: DashboardSite, record: JobRecord, word: str) -> HttpResponse:
     """The form for the job as it is now, with what was typed, and what has come between."""
     if word == "copied_already":
-        said = _("The new job was already enqueued.")
+        message = _("The new job was already enqueued.")
     elif word == "unique_key_taken":
-        said = _("Not saved: another job has the same unique key.")
+        message = _("Not saved: another job has the same unique key.")
     elif word == "changed":
-        said = _("Not saved: the arguments have changed since this form was opened.")
+        message = _("Not saved: the arguments have changed since this form was opened.")
     else:
-        said = _("Not saved: the job is now %(state)s.") % {"state": record.state}
-    messages.warning(request, f"{said} {lastactions.by(record.queue, record.id)}".rstrip())
+        message = _("Not saved: the job is now %(state)s.") % {"state": record.state}
+    messages.warning(request, f"{message} {auditlog.last_action(record.queue, record.id)}".rstrip())
     return _page(request, site, record.queue, record.id, record, is_old=True)
 
 
@@ -135,15 +137,10 @@ def _page(
     is_old: bool = False,
     status: int = 200,
 ) -> HttpResponse:
-    crumbs = [
-        Crumb(str(_("Queues")), site.url("queues")),
-        Crumb(queue, site.url("queue", queue)),
-    ]
+    crumbs = queue_crumbs(site, queue)
     typed = [request.POST[name] for name in editing.LABELS if name in request.POST]
     if record is None:
-        gone = {"queue": queue, "job_id": job_id}
-        title = _("Job not found")
-        return site.render(request, "gone.html", title, gone, tab="queues", crumbs=crumbs, status=404)
+        return job_not_found(request, site, queue, job_id, "queues", crumbs)
     refusal, found = editing.refusal(request, record.state), None
     if not refusal:
         try:

@@ -12,7 +12,9 @@ from djqueue.core.graph import FlowGraph, FlowNode
 from djqueue.core.states import State
 from djqueue.dashboard import audit, flowcharts, flows, graphs, jobactions, queries, rights
 from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import Crumb, DashboardSite
+from djqueue.dashboard.site import DashboardSite
+
+from .responses import job_not_found
 
 pages = Pages()
 
@@ -62,21 +64,16 @@ def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "each": flows.EACH,
         "most": flows.LISTED,
     }
-    return site.render(
-        request, "flows.html", _("Workflows"), context, tab="flows", as_of=cached.at, away=cached.away
-    )
+    return site.render(request, "flows.html", _("Workflows"), context, tab="flows", read=cached)
 
 
 @pages.show("flow", "flows/<djq:queue>/<djq:job_id>/", rights.VIEW)
 def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """The flow around a job, drawn and in words."""
-    crumbs = [Crumb(str(_("Workflows")), site.url("flows"))]
+    crumbs = [site.crumb("flows")]
     whole = get_storage().flow(queue, job_id)
     if whole is None:
-        gone = {"queue": queue, "job_id": job_id}
-        return site.render(
-            request, "gone.html", _("Job not found"), gone, tab="flows", crumbs=crumbs, status=404
-        )
+        return job_not_found(request, site, queue, job_id, "flows", crumbs)
     graph = flows.visible(request, whole)
     drawing = graphs.draw(graph)
     roots, dependents = flows.failed(request, whole)
@@ -108,7 +105,7 @@ def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) ->
         audit.note(request, "flow_retry", queue=queue, job_id=job_id, count=count, detail=detail)
         messages.success(request, " ".join(jobactions.RETRY.done[word] % many for word, many in done.items()))
     if answers or not done:
-        why = ", ".join(_refusals(answers)) or _("no failed job can be retried")
+        why = ", ".join(jobactions.refusals(answers)) or _("no failed job can be retried")
         messages.warning(request, _("Other jobs were not retried: %(why)s.") % {"why": why})
     return site.back(request, "flow", queue, job_id)
 
@@ -123,7 +120,7 @@ def _dry_run(roots: list[FlowNode], dependents: list[FlowNode]) -> dict[str, Any
         "retriable": count,
         "blocked_again": done.get("blocked_again", 0),
         "retry_label": label % {"count": count},
-        "refused": _refusals(answers),
+        "refused": jobactions.refusals(answers),
     }
 
 
@@ -141,10 +138,6 @@ def _retried(roots: list[FlowNode], dependents: list[FlowNode], *, dry_run: bool
             for answer in get_storage().retry(queue, ids, dry_run=dry_run):
                 answers[answer] = answers.get(answer, 0) + 1
     return answers
-
-
-def _refusals(answers: dict[str, int]) -> list[str]:
-    return [str(jobactions.REFUSALS.get(word, f"%d {word}")) % count for word, count in answers.items()]
 
 
 def _rows(graph: FlowGraph, drawing: graphs.Drawing) -> list[WorkflowRow]:

@@ -21,18 +21,18 @@ pages = Pages()
 @pages.act("pause_group", "queues/<djq:queue>/groups/pause/", rights.PAUSE)
 def pause_group(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """No job of the group starts any more; what runs goes on."""
-    return _steer(request, site, queue, paused=True)
+    return _set_paused(request, site, queue, paused=True)
 
 
 @pages.act("resume_group", "queues/<djq:queue>/groups/resume/", rights.PAUSE)
 def resume_group(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """The end of a group's pause."""
-    return _steer(request, site, queue, paused=False)
+    return _set_paused(request, site, queue, paused=False)
 
 
 @pages.act("group_limits", "queues/<djq:queue>/groups/limits/", rights.CONFIGURE)
 def group_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Other limits of a group, or of each to which nothing else was said, from now on."""
+    """Other limits of a group, or of each to which nothing else was message, from now on."""
     group = request.POST.get("group-name", "")
     form = (limits.OneGroupForm if group else limits.GroupForm)(request.POST)
     if not form.is_valid():
@@ -46,8 +46,8 @@ def group_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpR
         form.add_error(None, str(error))
         return page(request, site, queue, group_form=form, group=group)
     audit.note(request, "group_limits", queue=queue, detail={"group": group, "old": before, "new": given})
-    said = _("Changed the limits of group %(group)s.") if group else _("Changed the default group limits.")
-    messages.success(request, said % {"group": group})
+    message = _("Changed the limits of group %(group)s.") if group else _("Changed the default group limits.")
+    messages.success(request, message % {"group": group})
     return site.back(request, "queue", queue, group=group)
 
 
@@ -78,17 +78,17 @@ def limiter(request: HttpRequest, site: DashboardSite, queue: str) -> HttpRespon
     return site.back(request, "queue", queue)
 
 
-def _steer(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:
+def _set_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:
     group = request.POST.get("group", "")
     handle = Queue(queue)
     [before] = get_storage().groups(queue, 0, [group]).named
     if paused:
         handle.pause_group(group)
-        said = _("Paused group %(group)s.")
+        message = _("Paused group %(group)s.")
     else:
         handle.resume_group(group)
-        said = _("Resumed group %(group)s.")
+        message = _("Resumed group %(group)s.")
     detail = {"group": group, "old": {"paused": before.paused}, "new": {"paused": paused}}
     audit.note(request, "pause_group" if paused else "resume_group", queue=queue, detail=detail)
-    messages.success(request, said % {"group": group})
+    messages.success(request, message % {"group": group})
     return site.back(request, "queue", queue, group=group)

@@ -20,25 +20,27 @@ from djqueue.dashboard import (
     deletions,
     diagram,
     editing,
+    explanations,
     flows,
     freshness,
     jobactions,
-    lastactions,
     progress,
     redaction,
     rendering,
+    requestcache,
     rights,
     spans,
     subjects,
-    verdicts,
     versions,
 )
 from djqueue.dashboard.jobactions import JobAction
 from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import Crumb, DashboardSite
+from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.snapshot import FRESH
 from djqueue.dashboard.views import timing
 from djqueue.models import BulkKind, PayloadVersion
+
+from .responses import job_changed, job_not_found, queue_crumbs
 
 pages = Pages()
 
@@ -57,7 +59,7 @@ STEPS = {
 BAD = frozenset({"retried", "stalled", "failed"})
 LENGTHS = ("timeout", "ttl", "unique_ttl", "result_ttl", "retention", "delay")
 """Options that are lengths of time, in milliseconds."""
-TOLD = frozenset({"subject", "rejected"})
+ELSEWHERE = frozenset({"subject", "rejected"})
 """Options that the page tells elsewhere: the second is the error of a dead letter."""
 
 
@@ -112,7 +114,7 @@ def _parts(request: HttpRequest) -> Hashable:
     assert where is not None
     found = versions.parts(where.kwargs["queue"], where.kwargs["job_id"])
     if not found:
-        request._djqueue_versions = []  # type: ignore[attr-defined]
+        requestcache.store(request, "versions", [])
     return (deletions.parts(request), found)
 
 
@@ -152,13 +154,13 @@ def remove(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -
     record = get_storage().jobs(queue, [job_id])[0]
     if record is None or not jobactions.REMOVE.legal(record.state):
         word = "not_found" if record is None else str(record.state)
-        return _refused(request, site, word, queue, job_id)
-    if deletions.leavings(request).job(queue, job_id) is not None:
+        return job_changed(request, site, word, queue, job_id)
+    if deletions.pending_deletions(request).job(queue, job_id) is not None:
         messages.warning(request, _("The job is already marked for deletion."))
         return site.back(request, "job", queue, job_id)
-    said = _("The job will be deleted in 30 seconds.")
+    message = _("The job will be deleted in 30 seconds.")
     which = {"ids": (job_id,), "state": str(record.state)}
-    row = deletions.begin(request, BulkKind.DELETE, queue, 1, said, **which)
+    row = deletions.begin(request, BulkKind.DELETE, queue, 1, message, **which)
     audit.note(request, "remove", queue=queue, job_id=job_id, count=1, detail={"operation": row.pk})
     return site.back(request, "job", queue, job_id)
 
@@ -167,12 +169,9 @@ def _page(
     request: HttpRequest, site: DashboardSite, queue: str, job_id: str, *, revealed: bool
 ) -> HttpResponse:
     record = get_storage().jobs(queue, [job_id])[0]
-    crumbs = [Crumb(str(_("Queues")), site.url("queues")), Crumb(queue, site.url("queue", queue))]
+    crumbs = queue_crumbs(site, queue)
     if record is None:
-        gone = {"queue": queue, "job_id": job_id}
-        return site.render(
-            request, "gone.html", _("Job not found"), gone, tab="queues", crumbs=crumbs, status=404
-        )
+        return job_not_found(request, site, queue, job_id, "queues", crumbs)
     if revealed:
         audit.note(request, "reveal", queue=queue, job_id=job_id, count=1)
     _limit(request, record)
@@ -220,17 +219,17 @@ def _limit(request: HttpRequest, record: JobRecord) -> None:
         freshness.limit(request, max(now, record.finished_at + ttl))
 
 
-def _why(request: HttpRequest, record: JobRecord) -> verdicts.Reason | None:
+def _why(request: HttpRequest, record: JobRecord) -> explanations.Reason | None:
     """Why it is not running, if that can be asked; without jobs that the user is not to know of."""
     if record.state in TERMINAL:
         return None
     found = get_storage().explain(record.queue, record.id)
-    return verdicts.reason(found, lambda name: rights.sees(request, name))
+    return explanations.reason(found, lambda name: rights.sees(request, name))
 
 
 def _options(record: JobRecord) -> dict[str, Any]:
     """Return the options that the page shows, lengths of time with their units."""
-    found = {name: value for name, value in record.options.as_dict().items() if name not in TOLD}
+    found = {name: value for name, value in record.options.as_dict().items() if name not in ELSEWHERE}
     found.update({name: spans.exact(found[name]) for name in LENGTHS if found.get(name) is not None})
     if rule := found.get("backoff"):
         lengths = {name: spans.exact(rule[name]) for name in ("base", "cap") if name in rule}
@@ -243,23 +242,14 @@ def _subject(request: HttpRequest, site: DashboardSite, subject: str | None) -> 
 
 
 def _act(
-    request: HttpRequest, site: DashboardSite, page: str, verb: JobAction, queue: str, job_id: str
+    request: HttpRequest, site: DashboardSite, page: str, action: JobAction, queue: str, job_id: str
 ) -> HttpResponse:
-    word = verb.call(get_storage(), queue, [job_id])[0]
-    if word in verb.done:
+    word = action.call(get_storage(), queue, [job_id])[0]
+    if word in action.done:
         audit.note(request, page, queue=queue, job_id=job_id, count=1)
-        messages.success(request, verb.done[word] % 1)
+        messages.success(request, action.done[word] % 1)
         return site.back(request, "job", queue, job_id)
-    return _refused(request, site, word, queue, job_id)
-
-
-def _refused(request: HttpRequest, site: DashboardSite, word: str, queue: str, job_id: str) -> HttpResponse:
-    """Back to the page, with why nothing was done, and who came before."""
-    why = jobactions.REFUSALS.get(word, word)
-    said = _("Not done, the job has changed: %(why)s.")
-    sentence = said % {"why": str(why).replace("%d ", "")}
-    messages.warning(request, f"{sentence} {lastactions.by(queue, job_id)}".rstrip())
-    return site.back(request, "job", queue, job_id)
+    return job_changed(request, site, word, queue, job_id)
 
 
 def _life(info: JobInfo) -> str:
@@ -291,19 +281,11 @@ def _shown(record: JobRecord, data: bytes | None, *, revealed: bool, of: Any) ->
     return ShownValue(rendering.text(value), len(data), redaction.hides(record, data, value))
 
 
-def _rows(request: HttpRequest, queue: str, job_id: str) -> list[PayloadVersion]:
-    """Its payload versions, read once for a request."""
-    known: list[PayloadVersion] | None = getattr(request, "_djqueue_versions", None)
-    if known is None:
-        known = versions.of_job(queue, job_id)
-        request._djqueue_versions = known  # type: ignore[attr-defined]
-    return known
-
-
 def _versions(request: HttpRequest, record: JobRecord, *, revealed: bool) -> list[PayloadRow]:
     """The payloads that it had, and that of the job that it was made from."""
     found = []
-    for row in _rows(request, record.queue, record.id):
+    rows = requestcache.cached(request, "versions", lambda: versions.of_job(record.queue, record.id))
+    for row in rows:
         was = versions.as_it_was(record, row)
         found.append(PayloadRow(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
     return found
@@ -311,7 +293,7 @@ def _versions(request: HttpRequest, record: JobRecord, *, revealed: bool) -> lis
 
 def _offers(request: HttpRequest, site: DashboardSite, record: JobRecord) -> list[Offer]:
     return [
-        Offer(page, label, verb.legal(record.state), kind)
-        for page, verb, label, kind in OFFERS
+        Offer(page, label, action.legal(record.state), kind)
+        for page, action, label, kind in OFFERS
         if site.may_open(request, page)
     ]

@@ -6,28 +6,29 @@ from typing import Any, NamedTuple
 from django import forms
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage, registry
 from djqueue.client.deadletters import read_filter
-from djqueue.conf import get_settings
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import State
 from djqueue.dashboard import (
-    byargument,
+    argumentfilter,
+    deadletters,
     deletions,
-    failures,
     freshness,
     jobactions,
     jobsearch,
+    payloadscan,
     queries,
+    requestcache,
     rights,
-    scanning,
     selection,
+    subjects,
 )
-from djqueue.dashboard.inputs import TimeField, check_hidden
+from djqueue.dashboard.inputs import DateTimeInput, TimeField, check_hidden, read_state
 from djqueue.dashboard.jobactions import JobAction
 from djqueue.dashboard.jobsearch import JobFilter
 from djqueue.dashboard.pages import Pages
@@ -38,7 +39,6 @@ from djqueue.operations import leaderlease
 from djqueue.operations.mirroring import is_mirrored
 
 from . import bulkjobs
-from .about import jobs_about
 from .job import OFFERS, Offer
 
 pages = Pages()
@@ -65,8 +65,8 @@ class FilterForm(forms.Form):
     priority = forms.IntegerField(
         label=gettext_lazy("Priority"), required=False, min_value=-(2**31), max_value=2**31 - 1
     )
-    since = TimeField(label=gettext_lazy("Enqueued after"), required=False)
-    until = TimeField(label=gettext_lazy("Enqueued before"), required=False)
+    since = TimeField(label=gettext_lazy("Enqueued after"), required=False, widget=DateTimeInput)
+    until = TimeField(label=gettext_lazy("Enqueued before"), required=False, widget=DateTimeInput)
     argument = forms.CharField(
         label=gettext_lazy("Argument"),
         required=False,
@@ -82,19 +82,15 @@ class FilterForm(forms.Form):
         )
         self.fields["name"].widget.attrs["list"] = "djq-names"
         self.fields["id"].widget.attrs["data-djq-filter"] = True
-        for name in ("since", "until"):
-            self.fields[name].widget = forms.DateTimeInput(
-                attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"
-            )
         for name, field in self.fields.items():
             field.disabled = not has_rows and name not in ALWAYS
         if not has_rows:
             self.fields["id"].label = _("Full ID")
 
-    def clean_argument(self) -> byargument.Argument | None:
+    def clean_argument(self) -> argumentfilter.Argument | None:
         """Where a value is, and what it is."""
         try:
-            return byargument.read(self.cleaned_data["argument"])
+            return argumentfilter.read(self.cleaned_data["argument"])
         except OptionError:
             raise forms.ValidationError(_("Use the form order_id:7, order.id:7 or args.0:7.")) from None
 
@@ -136,10 +132,11 @@ def _parts(request: HttpRequest) -> Hashable:
 
 def _rows_version(request: HttpRequest) -> Hashable:
     """Return the version of mirrored rows, which are written later than the jobs change; read once."""
-    known: dict[str, Hashable] = request.__dict__.setdefault("_djqueue_rows_version", {})
-    if "value" not in known:
-        known["value"] = leaderlease.version(alias_of(Job)) if is_mirrored(get_storage()) else None
-    return known["value"]
+
+    def read() -> Hashable:
+        return leaderlease.version(alias_of(Job)) if is_mirrored(get_storage()) else None
+
+    return requestcache.cached(request, "rows_version", read)
 
 
 @pages.show("jobs", "jobs/", rights.VIEW, gettext_lazy("Jobs"), _parts)
@@ -147,11 +144,11 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Those of one state that match, the newest first."""
     if subject := request.GET.get("subject"):
         freshness.limit(request, 0)  # the object is one of the project's
-        return jobs_about(request, site, subject)
+        return _object_jobs(request, site, subject)
     cached = queries.board(request)
     board = cached.value
     given = request.GET.get("state", "")
-    state = State(given) if given in {one.value for one in State} else None
+    state = read_state(given)
     with_rows = jobsearch.states_with_rows(get_storage())
     if state is None and (given != ANY or not with_rows):
         state = State.ACTIVE
@@ -169,7 +166,9 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     query = {name: request.GET[name] for name in usable if request.GET.get(name)}
     at = request.GET.get("at", "")
     listed = (
-        _letters(request, wanted.queue, error, at) if error else _listed(request, board, wanted, has_rows, at)
+        _dead_letters(request, wanted.queue, error, at)
+        if error
+        else _listed(request, board, wanted, has_rows, at)
     )
     if listed.window == BUSY and is_partial(request):
         return HttpResponse(status=204)  # what the open page shows stays
@@ -181,7 +180,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "lines": [] if wanted.queue or state is None else _lines(board, state),
         "jobs": listed.jobs,
         "window": listed.window,
-        "newest": site.url("jobs", **query, state=word),
+        "newest": site.url("jobs", **query, state=word) if listed.newer else "",
         "newer": listed.newer and site.url("jobs", **query, state=word, at=listed.newer),
         "older": listed.older and site.url("jobs", **query, state=word, at=listed.older),
         "found": found,
@@ -191,49 +190,59 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "is_filtered": bool(query),
         "names": registry.names(),
         "menus": menus(request, site),
-        "acts": _acts(request, site, listed.jobs),
-        "in_bulk": _in_bulk(request, site, wanted, listed.jobs),
+        "bulk_actions": _bulk_actions(request, site, listed.jobs),
+        "matching_actions": _matching_actions(request, site, wanted, listed.jobs),
     }
     status = 400 if form.errors else 429 if listed.window == BUSY else 200
-    return site.render(
-        request,
-        "jobs.html",
-        _("Jobs"),
-        context,
-        tab="jobs",
-        as_of=board.at,
-        away=cached.away,
-        status=status,
-    )
+    return site.render(request, "jobs.html", _("Jobs"), context, tab="jobs", read=cached, status=status)
 
 
-@pages.act("ticked_retry", "ticked/retry/", rights.RETRY)
+def _object_jobs(request: HttpRequest, site: DashboardSite, subject: str) -> HttpResponse:
+    """List the jobs of an object, newest first, in the queues that the user can see."""
+    at = request.GET.get("at") or None
+    page = subjects.jobs_of(request, subject, LENGTH, at)
+    context = {
+        "subject": subjects.shown(request, site.site, subject),
+        "jobs": page.jobs,
+        "newest": site.url("jobs", subject=subject) if at else "",
+        "older": site.url("jobs", subject=subject, at=page.next) if page.next else "",
+    }
+    title = _("Jobs for an object")
+    return site.render(request, "object_jobs.html", title, context, tab="jobs", crumbs=[site.crumb("jobs")])
+
+
+@pages.act("selected_retry", "selected/retry/", rights.RETRY)
 def retry(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Failed ones run again."""
-    return _act(request, site, "ticked_retry", jobactions.RETRY)
+    return _act(request, site, "selected_retry", jobactions.RETRY)
 
 
-@pages.act("ticked_promote", "ticked/promote/", rights.EDIT)
+@pages.act("selected_promote", "selected/promote/", rights.EDIT)
 def promote(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Delayed ones run now."""
-    return _act(request, site, "ticked_promote", jobactions.PROMOTE)
+    return _act(request, site, "selected_promote", jobactions.PROMOTE)
 
 
-@pages.act("ticked_cancel", "ticked/cancel/", rights.CANCEL)
+@pages.act("selected_cancel", "selected/cancel/", rights.CANCEL)
 def cancel(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Pending ones never start, running ones are asked to stop."""
-    return _act(request, site, "ticked_cancel", jobactions.CANCEL)
+    return _act(request, site, "selected_cancel", jobactions.CANCEL)
 
 
-@pages.act("ticked_remove", "ticked/delete/", rights.DELETE)
+@pages.act("selected_remove", "selected/delete/", rights.DELETE)
 def remove(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """They are forgotten, when the time to undo that is over."""
-    selection.delete(request, "ticked_remove")
+    message = ngettext_lazy(
+        "%(count)d job of %(queue)s will be deleted in 30 seconds.",
+        "%(count)d jobs of %(queue)s will be deleted in 30 seconds.",
+        "count",
+    )
+    selection.delete(request, "selected_remove", message, _("No jobs were selected."))
     return site.back(request, "jobs")
 
 
-def _act(request: HttpRequest, site: DashboardSite, page: str, verb: JobAction) -> HttpResponse:
-    selection.act(request, page, verb)
+def _act(request: HttpRequest, site: DashboardSite, page: str, action: JobAction) -> HttpResponse:
+    selection.act(request, page, action)
     return site.back(request, "jobs")
 
 
@@ -242,20 +251,20 @@ def menus(request: HttpRequest, site: DashboardSite) -> Mapping[str, Sequence[Of
     return {
         state.value: [
             Offer(page, label, legal=True, kind=kind)
-            for page, verb, label, kind in OFFERS
-            if verb.legal(state) and site.may_open(request, page)
+            for page, action, label, kind in OFFERS
+            if action.legal(state) and site.may_open(request, page)
         ]
         for state in State
     }
 
 
-def _acts(request: HttpRequest, site: DashboardSite, shown: Sequence[JobRecord]) -> list[Offer]:
+def _bulk_actions(request: HttpRequest, site: DashboardSite, shown: Sequence[JobRecord]) -> list[Offer]:
     """What can be done to those of a page that are ticked: what is legal for one of them at least."""
     states = {record.state for record in shown}
     return [
-        Offer(f"ticked_{page}", label, legal=True, kind=kind)
-        for page, verb, label, kind in OFFERS
-        if any(map(verb.legal, states)) and site.may_open(request, f"ticked_{page}")
+        Offer(f"selected_{page}", label, legal=True, kind=kind)
+        for page, action, label, kind in OFFERS
+        if any(map(action.legal, states)) and site.may_open(request, f"selected_{page}")
     ]
 
 
@@ -266,12 +275,11 @@ def _listed(request: HttpRequest, board: queries.Board, wanted: JobFilter, has_r
     if state is None or wanted.needs_rows:
         if not has_rows:
             return Listed([])  # of a whole id that nobody has
-        hides = get_settings().dashboard.queue_filter is not None
-        seen = [line.name for line in board.lines] if hides else None
+        seen = [line.name for line in board.lines] if rights.hides_queues() else None
         if wanted.argument is None:
             found = jobsearch.search(wanted, seen, at)
             return Listed(found.jobs, found.page.newer, found.page.older, found.window)
-        with scanning.turns.take(request) as is_free:
+        with payloadscan.user_scans.take(request) as is_free:
             if not is_free:
                 return Listed([], window=BUSY)
             found = jobsearch.search(wanted, seen, at)
@@ -290,13 +298,13 @@ def _listed(request: HttpRequest, board: queries.Board, wanted: JobFilter, has_r
     return Listed(records[:LENGTH], window="each" if len(records) > LENGTH else "all")
 
 
-def _letters(request: HttpRequest, queue: str, error: str, after: str) -> Listed:
+def _dead_letters(request: HttpRequest, queue: str, error: str, after: str) -> Listed:
     """Jobs of one error, as far as dead letters are looked at."""
-    found = failures.failures(request, queue).value
+    found = deadletters.read(request, queue).value
     matching = list(found.matching(read_filter(fingerprint=error)))
-    letters, older = failures.page(matching, after)
+    dead_letters, older = deadletters.page(matching, after)
     by_queue: dict[str, list[str]] = {}
-    for dead_letter in letters:
+    for dead_letter in dead_letters:
         by_queue.setdefault(dead_letter.queue, []).append(dead_letter.id)
     records = {
         (name, record.id): record
@@ -305,9 +313,11 @@ def _letters(request: HttpRequest, queue: str, error: str, after: str) -> Listed
         if record is not None
     }
     shown = [
-        records[key] for dead_letter in letters if (key := (dead_letter.queue, dead_letter.id)) in records
+        records[key]
+        for dead_letter in dead_letters
+        if (key := (dead_letter.queue, dead_letter.id)) in records
     ]
-    return Listed(shown, older=older, window="letters")
+    return Listed(shown, older=older, window="dead_letters")
 
 
 def _lines(board: queries.Board, state: State) -> list[queries.QueueRow]:
@@ -331,7 +341,7 @@ def _tabs(
     return tabs
 
 
-def _in_bulk(
+def _matching_actions(
     request: HttpRequest, site: DashboardSite, wanted: JobFilter, shown: Sequence[JobRecord]
 ) -> list[tuple[Any, str]]:
     """What can be done to all that match, with addresses, where queue, state and name alone say which."""
@@ -342,10 +352,11 @@ def _in_bulk(
     found = [
         (one.label, site.url(one.page, **here, state=state.value))
         for one in bulkjobs.KINDS
-        if one.verb.legal(state) and site.may_open(request, one.page)
+        if one.action.legal(state) and site.may_open(request, one.page)
     ]
-    if jobactions.RETRY.legal(state) and site.may_open(request, "letters_preview"):
-        found.insert(0, (_("Retry all matching…"), site.url("letters_preview", **here, kind=BulkKind.RETRY)))
+    if jobactions.RETRY.legal(state) and site.may_open(request, "dead_letters_preview"):
+        url = site.url("dead_letters_preview", **here, kind=BulkKind.RETRY)
+        found.insert(0, (_("Retry all matching…"), url))
     return found
 
 

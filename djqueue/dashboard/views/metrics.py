@@ -14,9 +14,9 @@ from django.utils.translation import gettext_lazy
 from djqueue.client import get_storage
 from djqueue.core.durations import to_datetime
 from djqueue.core.metrics import BOUNDS, Bucket
-from djqueue.dashboard import marks, queries, rights, rollups
+from djqueue.dashboard import annotations, queries, rights, rollups
 from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.queries import merged, nothing
+from djqueue.dashboard.queries import ended, merged, nothing
 from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.snapshot import CachedRead, snapshots
 
@@ -56,14 +56,14 @@ class MetricRow(NamedTuple):
     @property
     def change(self) -> float | None:
         """Percent by which the number of ended jobs has changed."""
-        ended, earlier = _ended(self.now), _ended(self.before)
-        return (ended - earlier) / earlier * 100 if earlier else None
+        now, before = ended(self.now), ended(self.before)
+        return (now - before) / before * 100 if before else None
 
     @property
     def failing(self) -> float:
         """Percent of the ended jobs that failed."""
-        ended = _ended(self.now)
-        return self.now.failed / ended * 100 if ended else 0.0
+        total = ended(self.now)
+        return self.now.failed / total * 100 if total else 0.0
 
 
 class MetricReport(NamedTuple):
@@ -91,7 +91,7 @@ def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "report": report,
         "rolled": rollups.within(report.start, report.end, report.window.step, seen),
         "series": report.series,
-        "marks": marks.within(report.series),
+        "annotations": annotations.within(report.series),
         "queue": queue,
         "queues": names,
         "windows": WINDOWS,
@@ -99,9 +99,7 @@ def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "csv_url": site.url("metrics_export", **here, format="csv"),
         "json_url": site.url("metrics_export", **here, format="json"),
     }
-    return site.render(
-        request, "metrics.html", _("Metrics"), context, tab="metrics", as_of=cached.at, away=cached.away
-    )
+    return site.render(request, "metrics.html", _("Metrics"), context, tab="metrics", read=cached)
 
 
 @pages.show("metrics_export", "metrics/export/", rights.VIEW)
@@ -173,15 +171,11 @@ def _rows(
             empty = [nothing("", bucket.start, window.length)]
             sums.setdefault(of(bucket), (empty, [*empty]))[index].append(bucket)
     rows = [MetricRow(label, merged(these), merged(those)) for label, (these, those) in sums.items()]
-    return sorted((row for row in rows if _ended(row.now) or row.now.enqueued), key=_order)
+    return sorted((row for row in rows if ended(row.now) or row.now.enqueued), key=_order)
 
 
 def _order(row: MetricRow) -> tuple[int, str]:
-    return -_ended(row.now), row.label
-
-
-def _ended(bucket: Bucket) -> int:
-    return bucket.completed + bucket.failed + bucket.cancelled
+    return -ended(row.now), row.label
 
 
 def _histogram(total: Bucket) -> list[tuple[int, int | None, int, int]]:

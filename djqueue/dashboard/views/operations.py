@@ -1,16 +1,18 @@
 """Bulk operations: how far they are, and ending them."""
 
+from collections.abc import Collection
 from functools import partial
+from typing import Any
 
 from django.contrib import messages
-from django.db.models import QuerySet
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.dashboard import audit, jobactions, keyset, rights
 from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import Crumb, DashboardSite
+from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
@@ -23,7 +25,7 @@ pages = Pages()
 def operations(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Those about queues that the user sees, newest first."""
     sees = partial(_sees, request) if rights.hides_queues() else None
-    found = keyset.page(_rows(), request.GET.get("at", ""), sees=sees)
+    found = keyset.page(rows_of(BulkOperation), request.GET.get("at", ""), sees=sees)
     has_writes = sparktables.are_installed()
     context = {"rows": found.rows, "has_writes": has_writes, **keyset.links(site, "operations", found)}
     return site.render(request, "operations.html", _("Bulk operations"), context, tab="operations")
@@ -32,30 +34,20 @@ def operations(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 @pages.show("operation", "operations/<int:pk>/", rights.VIEW)
 def operation(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """One of them."""
-    crumbs = [Crumb(str(_("Bulk operations")), site.url("operations"))]
-    row = _rows().filter(pk=pk).first()
+    row = rows_of(BulkOperation).filter(pk=pk).first()
     if row is None or not _sees(request, row):
-        return none(request, site)
-    refused = [
-        str(jobactions.REFUSALS.get(word, f"%d {word}")) % count for word, count in row.refused.items()
-    ]
+        return _not_found(request, site)
     context = {
         "row": row,
-        "refused": refused,
+        "refused": jobactions.refusals(row.refused),
         "is_planned": row.state == BulkState.PLANNED,
         "abort_url": _abort_url(request, site, row),
         "is_open": row.state in (BulkState.PLANNED, BulkState.RUNNING),
         "share": min(1.0, row.looked_at / row.expected) if row.expected else None,
     }
     title = str(row.get_kind_display()).capitalize()
+    crumbs = [site.crumb("operations")]
     return site.render(request, "operation.html", title, context, tab="operations", crumbs=crumbs)
-
-
-def none(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Answer for an operation that does not exist, or that the user may not see."""
-    crumbs = [Crumb(str(_("Bulk operations")), site.url("operations"))]
-    title = _("Operation not found")
-    return site.render(request, "no_operation.html", title, {}, tab="operations", crumbs=crumbs, status=404)
 
 
 def _may_abort(page: str, right: str) -> None:
@@ -77,7 +69,7 @@ ABORTS = {
 """By what is done: the page that ends it. Who may begin it may end it."""
 
 for _page, _right in (
-    ("abort", rights.LETTERS),
+    ("abort", rights.DEAD_LETTERS),
     ("abort_cancel", rights.CANCEL),
     ("abort_delete", rights.DELETE),
     ("abort_promote", rights.EDIT),
@@ -86,20 +78,63 @@ for _page, _right in (
     _may_abort(_page, _right)
 
 
+@pages.act("undo", "operations/<int:pk>/undo/", rights.DELETE)
+def undo(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
+    """Undo a deletion of jobs that has not started."""
+    return _undo(request, site, "undo", pk, (BulkKind.DELETE, BulkKind.PURGE))
+
+
+@pages.act("undo_clean", "operations/<int:pk>/undo-clean/", rights.DRAIN)
+def undo_clean(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
+    """Undo clearing a queue that has not started."""
+    return _undo(request, site, "undo_clean", pk, bulk.WHOLE)
+
+
 def _abort(request: HttpRequest, site: DashboardSite, page: str, pk: int) -> HttpResponse:
-    row = _rows().filter(pk=pk).first()
+    row = _visible(request, page, pk)
     if row is None:
-        return none(request, site)
-    detail = {"operation": pk, "queues": row.filter["queues"]}
-    if not _sees(request, row):
-        audit.note(request, page, refused=True, detail=detail)
-        return none(request, site)
+        return _not_found(request, site)
     if ABORTS[BulkKind(row.kind)] == page and bulk.abort(alias_of(BulkOperation), pk):
-        audit.note(request, page, detail=detail)
+        audit.note(request, page, detail=_detail(row))
         messages.success(request, _("Operation aborted. No more jobs are changed."))
     else:
         messages.warning(request, _("The operation has already finished."))
     return site.back(request, "operation", pk)
+
+
+def _undo(
+    request: HttpRequest, site: DashboardSite, page: str, pk: int, kinds: Collection[BulkKind]
+) -> HttpResponse:
+    row = _visible(request, page, pk)
+    if row is None:
+        return _not_found(request, site)
+    if row.kind not in kinds:
+        audit.note(request, page, refused=True, detail=_detail(row))
+        raise PermissionDenied
+    if bulk.undo(alias_of(BulkOperation), pk):
+        audit.note(request, page, queue=row.filter["queues"][0], detail=_detail(row))
+        messages.success(request, _("Undone. No jobs were deleted."))
+    else:
+        messages.warning(request, _("Too late to undo: the deletion has started or was already undone."))
+    return site.back(request, "operation", pk)
+
+
+def _visible(request: HttpRequest, page: str, pk: int) -> BulkOperation | None:
+    """Return an operation to change; record the attempt if one of its queues is hidden from the user."""
+    row = rows_of(BulkOperation).filter(pk=pk).first()
+    if row is not None and not _sees(request, row):
+        audit.note(request, page, refused=True, detail=_detail(row))
+        return None
+    return row
+
+
+def _detail(row: BulkOperation) -> dict[str, Any]:
+    return {"operation": row.pk, "queues": row.filter["queues"]}
+
+
+def _not_found(request: HttpRequest, site: DashboardSite) -> HttpResponse:
+    title, crumbs = _("Operation not found"), [site.crumb("operations")]
+    return site.not_found(request, title, _("Operation not found."), tab="operations", crumbs=crumbs)
 
 
 def _abort_url(request: HttpRequest, site: DashboardSite, row: BulkOperation) -> str:
@@ -109,7 +144,3 @@ def _abort_url(request: HttpRequest, site: DashboardSite, row: BulkOperation) ->
 
 def _sees(request: HttpRequest, row: BulkOperation) -> bool:
     return rights.sees_each(request, row.filter["queues"])
-
-
-def _rows() -> "QuerySet[BulkOperation]":
-    return rows_of(BulkOperation)

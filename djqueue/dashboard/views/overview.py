@@ -15,13 +15,13 @@ from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import Bucket
 from djqueue.core.states import State
 from djqueue.dashboard import (
-    diagnoses,
-    failures,
+    annotations,
+    deadletters,
+    diagnostics,
     freshness,
-    marks,
-    planning,
     queries,
     rights,
+    schedules,
     spans,
     workerrows,
 )
@@ -67,7 +67,7 @@ class Minute(NamedTuple):
 
 
 def _parts(request: HttpRequest) -> Hashable:
-    return (planning.overdue_parts(request), marks.parts(request))
+    return (schedules.overdue_parts(request), annotations.parts(request))
 
 
 @pages.show("changelist", "", rights.VIEW, gettext_lazy("Overview"), _parts)
@@ -80,8 +80,8 @@ def overview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     if worst:
         # The last point of the chart is how long the oldest job has waited so far.
         freshness.limit(request, board.at + AGES)
-    overdue = planning.overdue(request)
-    workers = [one.info for one in workerrows.worker_rows(request).value.workers]
+    overdue = schedules.overdue(request)
+    workers = [one.info for one in workerrows.worker_rows(request).value.rows]
     silent = _silent(board, workers)
     unhandled = sorted((one for line in board.lines for one in line.unhandled), key=lambda one: -one.jobs)
     context: dict[str, Any] = {
@@ -89,7 +89,7 @@ def overview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "facts": _facts(site, board, hour),
         "health": _health(request, site, board, workers, len(silent), len(overdue)),
         "series": hour,
-        "marks": marks.within(hour),
+        "annotations": annotations.within(hour),
         "worst": worst,
         "minutes": _minutes(worst),
         "groups": _groups(request, board),
@@ -99,15 +99,7 @@ def overview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "unhandled_names": len(unhandled),
         "is_new": not board.lines and not workers,
     }
-    return site.render(
-        request,
-        "overview.html",
-        _("Dashboard"),
-        context,
-        tab="changelist",
-        as_of=board.at,
-        away=cached.away,
-    )
+    return site.render(request, "overview.html", _("Dashboard"), context, tab="changelist", read=cached)
 
 
 def _facts(site: DashboardSite, board: queries.Board, hour: Sequence[Bucket]) -> list[Fact]:
@@ -124,7 +116,7 @@ def _facts(site: DashboardSite, board: queries.Board, hour: Sequence[Bucket]) ->
         Fact(_("Delayed"), board.total(State.DELAYED), of(State.DELAYED)),
         Fact(_("Retried in the last hour"), retried, site.url("metrics"), "warn" if retried else "ok"),
         Fact(_("Failed in the last hour"), failed, site.url("metrics"), "bad" if failed else "ok"),
-        Fact(_("Dead letters"), dead, site.url("letters"), "warn" if dead else "ok"),
+        Fact(_("Dead letters"), dead, site.url("dead_letters"), "warn" if dead else "ok"),
     ]
 
 
@@ -168,7 +160,7 @@ def _scheduler(request: HttpRequest, site: DashboardSite) -> list[Fact]:
         return [Fact(_("Storage"), _("unreachable"), url, "bad")]
     lines = {line.key: line for line in cached.value.lines}
     found = [
-        Fact(_("Storage"), _("unreachable") if cached.away else _("reachable"), url, _level(cached.away))
+        Fact(_("Storage"), _("unreachable") if cached.error else _("reachable"), url, _level(cached.error))
     ]
     holder, tick = lines.get("scheduler.holder"), lines.get("scheduler.tick")
     if holder is not None:
@@ -182,7 +174,7 @@ def _scheduler(request: HttpRequest, site: DashboardSite) -> list[Fact]:
 
 
 def _tick(tick: DiagnosticLine, url: str) -> Fact:
-    return Fact(_("Last sweep"), diagnoses.translated(tick).value, url, tick.level)
+    return Fact(_("Last sweep"), diagnostics.translated(tick).value, url, tick.level)
 
 
 def _level(away: str) -> str:
@@ -190,16 +182,16 @@ def _level(away: str) -> str:
 
 
 def _silent(board: queries.Board, seen: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-    found = [worker for worker in seen if board.at - worker.seen_at > queries.SILENT]
+    found = [worker for worker in seen if board.is_silent(worker)]
     return sorted(found, key=lambda worker: worker.seen_at)
 
 
-def _groups(request: HttpRequest, board: queries.Board) -> list[failures.FailureGroup]:
+def _groups(request: HttpRequest, board: queries.Board) -> list[deadletters.FailureGroup]:
     """The errors that most dead letters have."""
     if not board.total(State.FAILED):
         return []
-    found = failures.failures(request, fresh=SELDOM).value
-    return failures.grouped(found.letters, found.at)[:WORST]
+    found = deadletters.read(request, fresh=SELDOM).value
+    return deadletters.grouped(found.dead_letters, found.at)[:WORST]
 
 
 def _minutes(worst: list[queries.QueueRow]) -> list[Minute]:

@@ -14,9 +14,10 @@ from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
 from djqueue.core.states import PENDING, State
-from djqueue.dashboard import audit, deletions, limits, marks, queries, rights
+from djqueue.dashboard import annotations, audit, deletions, limits, queries, rights
+from djqueue.dashboard.inputs import read_state
 from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import Crumb, DashboardSite
+from djqueue.dashboard.site import DashboardSite
 from djqueue.models import BulkKind, JobState
 
 pages = Pages()
@@ -60,7 +61,7 @@ class CleanForm(forms.Form):
 
 
 def _parts(request: HttpRequest) -> Hashable:
-    return (deletions.parts(request), marks.parts(request))
+    return (deletions.parts(request), annotations.parts(request))
 
 
 @pages.show("queue", "queues/<djq:queue>/", rights.VIEW, parts=_parts)
@@ -102,16 +103,16 @@ def clean(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse
         return page(request, site, queue, clean_form=form)
     states = FORGOTTEN.get(what, tuple(State))
     count = sum(counts.get(state, 0) for state in states)
-    said = ngettext(
+    message = ngettext(
         "%(count)d job will be deleted in 30 seconds.",
         "%(count)d jobs will be deleted in 30 seconds.",
         count,
     )
     if what == "obliterate":
-        said = _("The queue will be deleted in 30 seconds.")
+        message = _("The queue will be deleted in 30 seconds.")
     kind = BulkKind.OBLITERATE if what == "obliterate" else BulkKind.CLEAN
     which = {} if what == "obliterate" else {"states": tuple(map(str, states))}
-    row = deletions.begin(request, kind, queue, count, said % {"count": count}, **which)
+    row = deletions.begin(request, kind, queue, count, message % {"count": count}, **which)
     audit.note(request, "clean", queue=queue, count=count, detail={"what": what, "operation": row.pk})
     return site.back(request, "queue", queue)
 
@@ -133,13 +134,13 @@ def page(
     """
     cached = queries.board(request)
     line = cached.value.line(name) or queries.empty_line(name, cached.value.at)
-    state = _state(request.GET.get("state", ""))
+    state = read_state(request.GET.get("state", "")) or State.WAITING
     found = get_storage().cursor_page(name, state, LENGTH, request.GET.get("at") or None)
     context = {
         "line": line,
         "series": line.buckets,
         "objective": line.objective,
-        "marks": marks.within(line.buckets),
+        "annotations": annotations.within(line.buckets),
         "queue": name,
         "state": state.value,
         "states": [
@@ -152,6 +153,7 @@ def page(
             for one in State
         ],
         "jobs": found.jobs,
+        "newest": found.previous and site.url("queue", name, state=state.value),
         "newer": found.previous and site.url("queue", name, state=state.value, at=found.previous),
         "older": found.next and site.url("queue", name, state=state.value, at=found.next),
         "names": sorted(line.row.names.items(), key=lambda item: -item[1])[:10],
@@ -161,19 +163,11 @@ def page(
         **_groups(name, group, group_form),
         **_shared(request, name, cached.value, limiter_form),
     }
-    crumbs = [Crumb(str(_("Queues")), site.url("queues"))]
     sent = (limits_form, clean_form, group_form, limiter_form)
     status = 400 if any(form is not None and form.errors for form in sent) else 200
+    crumbs = [site.crumb("queues")]
     return site.render(
-        request,
-        "queue.html",
-        name,
-        context,
-        tab="queues",
-        crumbs=crumbs,
-        as_of=cached.value.at,
-        away=cached.away,
-        status=status,
+        request, "queue.html", name, context, tab="queues", crumbs=crumbs, read=cached, status=status
     )
 
 
@@ -197,7 +191,3 @@ def _shared(request: HttpRequest, name: str, board: queries.Board, form: forms.F
         "shared": shared,
         "limiter_form": form or limits.LimiterForm(initial=limits.of_limiter(shared.state)),
     }
-
-
-def _state(given: str) -> State:
-    return State(given) if given in {one.value for one in State} else State.WAITING

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
@@ -67,15 +67,7 @@ def queues(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "unused": _unused(request, cached.value.lines, term),
         "twin": _twin(lines),
     }
-    return site.render(
-        request,
-        "queues.html",
-        _("Queues"),
-        context,
-        tab="queues",
-        as_of=cached.value.at,
-        away=cached.away,
-    )
+    return site.render(request, "queues.html", _("Queues"), context, tab="queues", read=cached)
 
 
 def _unused(request: HttpRequest, lines: Sequence[QueueRow], term: str) -> list[str]:
@@ -106,23 +98,21 @@ def _twin(lines: Sequence[QueueRow]) -> ChartNumbers:
 
 @pages.act("pause", "queues/<djq:queue>/pause/", rights.PAUSE)
 def pause(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Nothing of the queue starts any more; what runs goes on."""
-    before = get_storage().is_paused(queue)
-    get_storage().pause(queue)
-    audit.note(request, "pause", queue=queue, detail=_changed(before, True))
-    messages.success(request, _("Paused queue %(queue)s.") % {"queue": queue})
-    return site.back(request, "queues")
+    """Pause the queue. Active jobs go on."""
+    return _set_paused(request, site, queue, paused=True)
 
 
 @pages.act("resume", "queues/<djq:queue>/resume/", rights.PAUSE)
 def resume(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """The end of a pause."""
-    before = get_storage().is_paused(queue)
-    get_storage().resume(queue)
-    audit.note(request, "resume", queue=queue, detail=_changed(before, False))
-    messages.success(request, _("Resumed queue %(queue)s.") % {"queue": queue})
+    """Resume the queue."""
+    return _set_paused(request, site, queue, paused=False)
+
+
+def _set_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:
+    storage = get_storage()
+    detail = {"old": {"paused": storage.is_paused(queue)}, "new": {"paused": paused}}
+    (storage.pause if paused else storage.resume)(queue)
+    audit.note(request, "pause" if paused else "resume", queue=queue, detail=detail)
+    message = _("Paused queue %(queue)s.") if paused else _("Resumed queue %(queue)s.")
+    messages.success(request, message % {"queue": queue})
     return site.back(request, "queues")
-
-
-def _changed(before: bool, after: bool) -> dict[str, Any]:
-    return {"old": {"paused": before}, "new": {"paused": after}}

@@ -12,8 +12,8 @@ from django.utils.translation import gettext_lazy
 from djqueue.client import registry
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError
-from djqueue.dashboard import audit, editing, planning, redaction, rights
-from djqueue.dashboard.inputs import ArgumentsField, TimeField
+from djqueue.dashboard import audit, editing, redaction, rights, schedules
+from djqueue.dashboard.inputs import ArgumentsField, DateTimeInput, TimeField
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import Crumb, DashboardSite, is_partial
 from djqueue.dashboard.tables import alias_of
@@ -57,11 +57,10 @@ class ScheduleForm(ModelForm):
             "kwargs",
         )
         widgets = {
-            name: forms.DateTimeInput(
-                attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"
-            )
-            for name in ("start_at", "end_at")
-        } | {"blackouts": forms.Textarea(attrs={"rows": 3})}
+            "start_at": DateTimeInput,
+            "end_at": DateTimeInput,
+            "blackouts": forms.Textarea(attrs={"rows": 3}),
+        }
         field_classes = {"start_at": TimeField, "end_at": TimeField}
 
     args = ArgumentsField(
@@ -106,9 +105,9 @@ class ScheduleForm(ModelForm):
         row = CronJob(
             queue=self.cleaned_data.get("queue") or "", job_name=self.cleaned_data.get("job_name", "")
         )
-        if "queue" in self.errors or planning.sees(self._request, row):
+        if "queue" in self.errors or schedules.sees(self._request, row):
             return
-        if planning.has_known_queue(row):
+        if schedules.has_known_queue(row):
             self.add_error("queue", _("The queue doesn't exist or you don't have access."))
         else:
             self.add_error("queue", _("Enter a queue: this process doesn't know the job's default."))
@@ -172,7 +171,7 @@ def create(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 @pages.show("cron_edit", "cron/<int:pk>/edit/", rights.CRON)
 def edit(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """The form of one that was made by hand."""
-    row = planning.one(request, pk)
+    row = schedules.one(request, pk)
     if row is None or row.source != ScheduleSource.HAND:
         return _refused(request, site, row)
     return _page(request, site, ScheduleForm(request, instance=row))
@@ -181,7 +180,7 @@ def edit(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
 @pages.act("cron_save", "cron/<int:pk>/save/", rights.CRON)
 def save(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Another time, another job; or a look at it."""
-    row = planning.one(request, pk)
+    row = schedules.one(request, pk)
     if row is None or row.source != ScheduleSource.HAND:
         return _refused(request, site, row)
     return _save(request, site, row, "cron_save")
@@ -194,11 +193,11 @@ def _save(request: HttpRequest, site: DashboardSite, row: CronJob, page: str) ->
     row.save(using=alias_of(CronJob))
     if form.has_changed():
         audit.note(
-            request, page, queue=planning.queue_of(row), detail={"name": row.name, "changed": form.changes()}
+            request, page, queue=schedules.queue_of(row), detail={"name": row.name, "changed": form.changes()}
         )
     if row.job_name not in registry.names():
-        said = _("No handler is registered as %(name)s. Check the job name.")
-        messages.warning(request, said % {"name": row.job_name})
+        message = _("No handler is registered as %(name)s. Check the job name.")
+        messages.warning(request, message % {"name": row.job_name})
     messages.success(request, _("Saved %(name)s.") % {"name": row.name})
     return site.back(request, "schedule", row.pk)
 
@@ -213,7 +212,7 @@ def _page(request: HttpRequest, site: DashboardSite, form: ScheduleForm) -> Http
         "errors": _errors(form) if form.is_bound else [],
         **_preview(form),
     }
-    crumbs = [Crumb(str(_("Cron")), site.url("cron"))]
+    crumbs = [site.crumb("cron")]
     if row.pk:
         crumbs.append(Crumb(form.initial["name"], site.url("schedule", row.pk)))
     title = _("Edit schedule") if row.pk else _("Add schedule")
@@ -242,8 +241,8 @@ def _preview(form: ScheduleForm) -> dict[str, Any]:
     if form.is_bound:
         row.next_run_at = None  # it is worked out anew
     try:
-        runs = [shown(row, to_datetime(at)) for at in planning.upcoming(row)]
-        return {"words": planning.words_of(row), "runs": runs}
+        runs = [shown(row, to_datetime(at)) for at in schedules.upcoming(row)]
+        return {"words": schedules.words_of(row), "runs": runs}
     except DjqueueError as error:
         return {"problem": str(error)}
 

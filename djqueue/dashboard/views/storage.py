@@ -6,7 +6,7 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.diagnostics import DiagnosticLine
-from djqueue.dashboard import diagnoses, outbox, rights
+from djqueue.dashboard import diagnostics, outbox, rights
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.snapshot import snapshots
@@ -20,11 +20,9 @@ def storage(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     cached = snapshots.read("diagnostics", lambda: get_storage().diagnostics(), fresh=5_000)
     groups: dict[str, list[DiagnosticLine]] = {}
     for line in cached.value.lines:
-        said = diagnoses.translated(line)
-        groups.setdefault(said.group, []).append(said)
+        shown = diagnostics.translated(line)
+        groups.setdefault(shown.group, []).append(shown)
     if cached.value.backend == "redis" and (backlog := outbox.lines()):
         groups[_("Outbox")] = backlog
     context = {"groups": list(groups.items()), "about": get_storage().describe()}
-    return site.render(
-        request, "storage.html", _("Storage"), context, tab="storage", as_of=cached.at, away=cached.away
-    )
+    return site.render(request, "storage.html", _("Storage"), context, tab="storage", read=cached)

@@ -16,10 +16,12 @@ from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.job import JobRecord
 from djqueue.core.options import MAX_INTEGER
 from djqueue.core.states import PENDING, State
-from djqueue.dashboard import audit, jobactions, lastactions, rendering, rights
-from djqueue.dashboard.inputs import TimeField
+from djqueue.dashboard import audit, rendering, rights
+from djqueue.dashboard.inputs import DateTimeInput, TimeField
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import DashboardSite
+
+from .responses import job_changed
 
 pages = Pages()
 
@@ -30,19 +32,15 @@ LONGEST = 366 * 86_400
 class TimeForm(forms.Form):
     """A time, or how long from now."""
 
-    run_at = TimeField(
-        label=gettext_lazy("Run at"),
-        required=False,
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": 1}, format="%Y-%m-%dT%H:%M:%S"),
-    )
+    run_at = TimeField(label=gettext_lazy("Run at"), required=False, widget=DateTimeInput)
     delay = forms.FloatField(
         label=gettext_lazy("Or delay from now (s)"), required=False, min_value=0, max_value=LONGEST
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        said = _("Time zone: %(zone)s.") % {"zone": timezone.get_current_timezone_name()}
-        self.fields["run_at"].help_text = said
+        zone = timezone.get_current_timezone_name()
+        self.fields["run_at"].help_text = _("Time zone: %(zone)s.") % {"zone": zone}
 
     def clean(self) -> dict[str, Any]:
         """One of the two."""
@@ -97,7 +95,7 @@ def reschedule(request: HttpRequest, site: DashboardSite, queue: str, job_id: st
     record = get_storage().jobs(queue, [job_id])[0]
     at = form.at()
     if record is None or not get_storage().reschedule(queue, [job_id], at)[0]:
-        return _refused(request, site, queue, job_id)
+        return _changed(request, site, queue, job_id)
     shown = rendering.local(to_datetime(at))
     old, new = to_datetime(record.run_at).isoformat(), to_datetime(at).isoformat()
     audit.note(request, "reschedule", queue=queue, job_id=job_id, count=1, detail={"old": old, "new": new})
@@ -114,7 +112,7 @@ def reprioritise(request: HttpRequest, site: DashboardSite, queue: str, job_id: 
     record = get_storage().jobs(queue, [job_id])[0]
     new = form.cleaned_data["priority"]
     if record is None or not get_storage().update(queue, [job_id], priority=new)[0]:
-        return _refused(request, site, queue, job_id)
+        return _changed(request, site, queue, job_id)
     detail = {"old": record.options.priority, "new": new}
     audit.note(request, "reprioritise", queue=queue, job_id=job_id, count=1, detail=detail)
     messages.success(request, _("Priority changed to %(priority)d.") % {"priority": new})
@@ -131,9 +129,6 @@ def _wrong(
     return site.back(request, "job", queue, job_id)
 
 
-def _refused(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
+def _changed(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     state = get_storage().states(queue, [job_id])[0]
-    why = str(jobactions.REFUSALS["not_found" if state is None else str(state)]).replace("%d ", "")
-    said = _("Not done, the job has changed: %(why)s.") % {"why": why}
-    messages.warning(request, f"{said} {lastactions.by(queue, job_id)}".rstrip())
-    return site.back(request, "job", queue, job_id)
+    return job_changed(request, site, "not_found" if state is None else str(state), queue, job_id)

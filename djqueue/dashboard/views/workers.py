@@ -1,7 +1,5 @@
 """Who runs jobs, and what each worker can be told."""
 
-from typing import Any
-
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
@@ -17,7 +15,7 @@ from djqueue.dashboard.workerrows import WorkerRow
 
 pages = Pages()
 
-SAID = {
+MESSAGES = {
     workercontrol.QUIET: gettext_lazy("Asked worker %(worker)s to stop claiming jobs."),
     workercontrol.RESUME: gettext_lazy("Asked worker %(worker)s to resume claiming jobs."),
     workercontrol.STOP: gettext_lazy("Asked worker %(worker)s to stop."),
@@ -32,10 +30,8 @@ SAID = {
 def workers(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Each as it last reported itself."""
     cached = workerrows.worker_rows(request)
-    context = {"crew": cached.value}
-    return site.render(
-        request, "workers.html", _("Workers"), context, tab="workers", as_of=cached.at, away=cached.away
-    )
+    context = {"workers": cached.value}
+    return site.render(request, "workers.html", _("Workers"), context, tab="workers", read=cached)
 
 
 @pages.show("worker", "workers/<djq:worker>/", rights.VIEW)
@@ -44,22 +40,28 @@ def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpRespon
     cached = workerrows.worker_rows(request)
     seen = cached.value.find(worker)
     if seen is None:
-        return _render(request, site, "no_worker.html", _("Worker not found"), {"worker": worker}, status=404)
+        text = _("Worker %(worker)s was not found. The worker stopped or sent no heartbeat for a minute.") % {
+            "worker": worker
+        }
+        link, crumbs = (_("Back to workers"), site.url("workers")), [site.crumb("workers")]
+        title = _("Worker not found")
+        return site.not_found(request, title, text, tab="workers", crumbs=crumbs, link=link)
     may_read = seen.is_open and rights.may(request, rights.WORKERS)
-    context = {"seen": seen, "dump": workerrows.dump_of(seen) if may_read else None}
-    return _render(request, site, "worker.html", worker, context, as_of=cached.at, away=cached.away)
+    context = {"worker": seen, "dump": workerrows.dump_of(seen) if may_read else None}
+    crumbs = [site.crumb("workers")]
+    return site.render(request, "worker.html", worker, context, tab="workers", crumbs=crumbs, read=cached)
 
 
 @pages.act("worker_quiet", "workers/<djq:worker>/quiet/", rights.WORKERS)
 def quiet(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """It claims no more; what runs goes on."""
-    return _steer(request, site, worker, workercontrol.QUIET)
+    return _command(request, site, worker, workercontrol.QUIET)
 
 
 @pages.act("worker_resume", "workers/<djq:worker>/resume/", rights.WORKERS)
 def resume(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """It claims again."""
-    return _steer(request, site, worker, workercontrol.RESUME)
+    return _command(request, site, worker, workercontrol.RESUME)
 
 
 @pages.act("worker_stop", "workers/<djq:worker>/stop/", rights.WORKERS)
@@ -67,25 +69,27 @@ def stop(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse
     """It ends as after a signal; asked once more before."""
     seen = _found(request, worker, workercontrol.STOP)
     if seen is None or request.POST.get("confirm") == "1":
-        return _steer(request, site, worker, workercontrol.STOP)
-    context = {"seen": seen, "back": request.POST.get("djq_back", "")}
-    return _render(request, site, "worker_stop.html", _("Stop worker"), context, worker=worker)
+        return _command(request, site, worker, workercontrol.STOP)
+    context = {"worker": seen, "back": request.POST.get("djq_back", "")}
+    crumbs = [site.crumb("workers"), Crumb(worker, site.url("worker", worker))]
+    title = _("Stop worker")
+    return site.render(request, "worker_stop.html", title, context, tab="workers", crumbs=crumbs)
 
 
 @pages.act("worker_dump", "workers/<djq:worker>/dump/", rights.WORKERS)
 def dump(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """It says where its threads and tasks are."""
-    return _steer(request, site, worker, workercontrol.DUMP)
+    return _command(request, site, worker, workercontrol.DUMP)
 
 
-def _steer(request: HttpRequest, site: DashboardSite, worker: str, command: str) -> HttpResponse:
+def _command(request: HttpRequest, site: DashboardSite, worker: str, command: str) -> HttpResponse:
     if _found(request, worker, command) is None:
         answer = workercontrol.NOT_FOUND
     else:
         answer = get_storage().control_worker(worker, command)
     if answer == workercontrol.ASKED:
         audit.note(request, f"worker_{command}", detail={"worker": worker})
-        messages.success(request, str(SAID[command]) % {"worker": worker})
+        messages.success(request, str(MESSAGES[command]) % {"worker": worker})
     elif answer == workercontrol.STOPPING:
         messages.warning(request, _("Worker %(worker)s is already stopping.") % {"worker": worker})
     else:
@@ -101,18 +105,3 @@ def _found(request: HttpRequest, worker: str, command: str) -> WorkerRow | None:
         audit.note(request, f"worker_{command}", refused=True, detail={"worker": worker})
         raise PermissionDenied
     return seen
-
-
-def _render(
-    request: HttpRequest,
-    site: DashboardSite,
-    template: str,
-    title: str,
-    context: dict[str, Any],
-    worker: str = "",
-    **about: Any,
-) -> HttpResponse:
-    crumbs = [Crumb(str(_("Workers")), site.url("workers"))]
-    if worker:
-        crumbs.append(Crumb(worker, site.url("worker", worker)))
-    return site.render(request, template, title, context, tab="workers", crumbs=crumbs, **about)

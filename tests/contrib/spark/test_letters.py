@@ -128,7 +128,7 @@ def test_a_letter_has_the_options_of_the_write_and_no_key(storage, write):
     assert (first.options.max_attempts, first.options.unique_key) == (9, None)
 
 
-def test_letters_are_kept_for_as_long_as_others(storage, write):
+def test_dead_letters_are_kept_for_as_long_as_others(storage, write):
     made = write()
     made.commit([run(made)])
     take_in(storage)

@@ -24,7 +24,7 @@ from tests.dashboard.visiting import CAPTURED, PAGES, address
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 AXE = Path(__file__).parents[1] / "vendor" / "axe-core-4.14.1" / "axe-core-4.14.1.min.js"
-DOWNLOADS = {"letters_export", "metrics_export", "stream", "queue_stream"}
+DOWNLOADS = {"dead_letters_export", "metrics_export", "stream", "queue_stream"}
 SHOWN = [
     pytest.param(page, id=page.name) for page in PAGES if page.method == "GET" and page.name not in DOWNLOADS
 ]
@@ -56,7 +56,7 @@ def tell_of_a_worker(storage):
 def tell_of_imports(monkeypatch):
     """Two reports of bulk writes, in the tables though the jobs are in memory; and jobs of the first."""
     kept = DatabaseBulkWriteReports("default", SYSTEM_CLOCK)
-    monkeypatch.setattr(MemoryStorage, "imports", kept)
+    monkeypatch.setattr(MemoryStorage, "bulk_writes", kept)
     write, now = CAPTURED["write"], SYSTEM_CLOCK.now()
     kept.keep(
         report(

@@ -54,17 +54,17 @@ def test_a_deletion_is_undone(open_page, scripts):
     page = open_page(address(BY_NAME["job"]), scripts=scripts)
     page.get_by_role("button", name="Delete").click()
     expect(page.locator(".messagelist")).to_contain_text("The job will be deleted in 30 seconds")
-    expect(page.locator(".djq-leaving")).to_contain_text("The job may start until then")
+    expect(page.locator(".djq-deletion")).to_contain_text("The job may start until then")
     page.locator(".messagelist").get_by_role("button", name="Undo").click()
     expect(page.locator(".messagelist")).to_contain_text("Undone. No jobs were deleted.")
-    expect(page.locator(".djq-leaving")).to_have_count(0)
+    expect(page.locator(".djq-deletion")).to_have_count(0)
 
 
 @SCRIPTS
-def test_letters_that_are_ticked_are_deleted_and_kept_after_all(open_page, scripts):
+def test_dead_letters_that_are_ticked_are_deleted_and_kept_after_all(open_page, scripts):
     for number in range(2):
         a_failed_job(get_storage(), queue="emails", id=f"job-{number}")
-    page = open_page(address(BY_NAME["letters"]), scripts=scripts)
+    page = open_page(address(BY_NAME["dead_letters"]), scripts=scripts)
     page.get_by_label("Select job-1").check()
     page.get_by_role("button", name="Delete selected").click()
     expect(page.locator(".messagelist")).to_contain_text("1 dead letter of emails will be deleted")

@@ -110,7 +110,7 @@ def test_a_menu_that_is_open_stays_open_while_the_page_looks_again(open_page):
 def test_what_is_ticked_stays_ticked_when_the_page_looks_again(open_page):
     storage = get_storage()
     ticked = a_failed_job(storage)
-    page = ready(open_page(address(BY_NAME["letters"])))
+    page = ready(open_page(address(BY_NAME["dead_letters"])))
     box = page.locator(f"[data-djq-one][value$='{ticked}']")
     box.check()
     page.locator("h1").click()

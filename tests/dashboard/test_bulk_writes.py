@@ -1,0 +1,391 @@
+"""Bulk imports: what the pages say of them, and what they have done to the jobs of one."""
+
+import re
+
+import pytest
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.client.storages import close_storage
+from djqueue.core.states import State
+from djqueue.dashboard import bulkwrites, jobsearch, rights
+from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState
+from djqueue.operations import bulk
+from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, SILENCE, UNFINISHED, QueueShare, tag_of
+from djqueue.testing.contract.imports import report
+from djqueue.testing.factories import batch
+from tests.dashboard.acting import claim, fail
+from tests.dashboard.visiting import ALL_RIGHTS, CAPTURED, PAGES, address, logged_in, one_with, one_without
+
+pytestmark = pytest.mark.django_db
+
+BY_NAME = {page.name: page for page in PAGES}
+WRITE = CAPTURED["write"]
+TAG = tag_of(WRITE)
+BEGIN = {"bulk_write_cancel_begin": BulkKind.CANCEL, "bulk_write_retry_begin": BulkKind.RETRY}
+
+
+@pytest.fixture
+def on_redis(redis_server, settings):
+    """Where Redis keeps reports, without a mirror."""
+    redis_server.clean()
+    options = {"url": redis_server.url, "mirror": False}
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
+    yield get_storage().imports
+    close_storage()
+
+
+@pytest.fixture(params=["database", "redis"])
+def kept(request, settings):
+    """Where each storage that keeps reports does so."""
+    if request.param == "redis":
+        return request.getfixturevalue("on_redis")
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
+    return get_storage().imports
+
+
+@pytest.fixture
+def client():
+    return logged_in(one_with(*ALL_RIGHTS))
+
+
+def text(response):
+    return " ".join(re.sub(r"<[^>]*>", " ", response.content.decode()).split())
+
+
+def hiding(settings, hidden="emails"):
+    settings.DJQUEUE = {
+        **settings.DJQUEUE,
+        "DASHBOARD": {"QUEUE_FILTER": lambda _request, queue: queue != hidden},
+    }
+
+
+def seeded(kept):
+    """An import of six jobs of which one runs, one is done and one has failed; and others' jobs."""
+    states = {"emails": QueueShare(2, 1, 6, 2)}
+    kept.keep(report(WRITE, shares=states, rows=9, rejected={"payload": 1}, names=("emails",), user="ann"))
+    for number in range(6):
+        delay = 3_600 if number == 5 else None
+        Queue("emails").enqueue(number, id=f"i{number}", tags=(TAG,), delay=delay)
+    Queue("emails").enqueue(1, id="other", tags=("import:another",))
+
+
+# The pages.
+
+
+def test_memory_has_nothing_to_list_and_says_so(client, memory):
+    assert "Bulk writes are not available with the in-memory storage" in text(
+        client.get(address(BY_NAME["bulk_writes"]))
+    )
+    assert client.get(address(BY_NAME["bulk_write"])).status_code == 404
+
+
+def test_the_list_says_how_each_import_stands(client, kept):
+    assert "No bulk writes in the last 30 days" in text(client.get(address(BY_NAME["bulk_writes"])))
+    kept.keep(report("w1", app="nightly", shares={"emails": QueueShare(4, 1, 1_000, 7)}, rows=4_000))
+    kept.keep(report("w2", app="weekly", state=DONE, shares={"images": QueueShare(2, 2, 5, 0, ended=True)}))
+    kept.keep(report("w3", app="yearly", state=FAILED, error="no"))
+
+    response = client.get(address(BY_NAME["bulk_writes"]))
+
+    shown = text(response)
+    assert shown.index("yearly") < shown.index("weekly") < shown.index("nightly")
+    assert "nightly ▶ publishing 1 4,000 1,000 7 0 emails" in shown
+    assert "weekly ✔ done" in shown
+    assert "yearly ✖ failed" in shown
+    kept.keep(report("w4", shares={queue: QueueShare() for queue in "abcde"}))
+    assert "a, b, c +2" in text(client.get(address(BY_NAME["bulk_writes"])))
+    assert '<progress max="1" value="0.2500"' in response.content.decode()
+
+
+def test_the_list_tells_what_had_been_published_before(client, kept):
+    kept.keep(report("w1", app="nightly", state=DONE, rows=5))
+    kept.keep(report("w2", app="nightly", state=DONE, rows=5, skipped=True))
+
+    again, first = re.findall(r"nightly (.*?)done", text(client.get(address(BY_NAME["bulk_writes"]))))
+
+    assert (again, first) == ("already published ✔ ", "✔ ")
+
+
+def test_the_list_is_reached_from_the_bulk_operations(client, kept):
+    assert (
+        f'href="{address(BY_NAME["bulk_writes"])}"'
+        in client.get(address(BY_NAME["operations"])).content.decode()
+    )
+
+
+def test_older_imports_are_behind_the_newer(client, kept, monkeypatch):
+    monkeypatch.setattr(bulkwrites, "LENGTH", 2)
+    for number in range(3):
+        kept.keep(report(f"w{number}", app=f"app-{number}", shares={"q": QueueShare()}))
+    first = client.get(address(BY_NAME["bulk_writes"]))
+    [older] = re.findall(r'href="([^"]*after=[^"]*)"', first.content.decode())
+
+    assert "app-0" not in text(first)
+    assert "app-0" in text(client.get(older))
+
+
+def test_one_whose_publisher_has_died_is_unfinished(client, kept, monkeypatch):
+    noted = kept.keep(report(WRITE, app="nightly", shares={"emails": QueueShare(2, 1)}))
+    monkeypatch.setattr("djqueue.dashboard.bulkwrites.SYSTEM_CLOCK", At(noted.updated_at + SILENCE + 1))
+
+    shown = text(client.get(address(BY_NAME["bulk_write"])))
+
+    assert "✖ interrupted" in shown
+    assert "The next write of the same application resumes this one." in shown
+
+
+class At:
+    def __init__(self, now):
+        self.now = lambda: now
+
+
+def test_a_page_says_all_of_an_import(client, kept):
+    said = {"state": UNFINISHED, "error": "StorageError: away <b>", "resumed": "w0", "skipped": True}
+    kept.keep(
+        report(
+            WRITE,
+            app="nightly",
+            version=20261122,
+            shares={"emails": QueueShare(4, 1, 1_000, 7), "images": QueueShare(0, 0, 3, 0, ended=True)},
+            names=("shop.send", "shop.bill"),
+            rows=1_012,
+            rejected={"payload": 2},
+            parts=3,
+            batches=5,
+            spark="app-2026",
+            user="ann",
+            **said,
+        )
+    )
+
+    response = client.get(address(BY_NAME["bulk_write"]))
+
+    shown = text(response)
+    for words in (
+        "StorageError: away &lt;b&gt;",
+        "this version was already published",
+        "Resumed an earlier write of this version: w0",
+        "payload 2",
+        "emails 1 / 4",
+        "images ✔ 3 0",
+        "Details Application nightly Version 20261122 Batches 5 Name write-1",
+        f"Job tag {TAG}",
+        "shop.send, shop.bill",
+        "Spark application app-2026 User ann",
+    ):
+        assert words in shown, words
+
+
+def test_one_that_has_changed_jobs_says_what_became_of_them(client, kept):
+    seeded(kept)
+    kept.keep(
+        report(
+            "w2",
+            state=DONE,
+            operation="retry",
+            answers={"retried": 7, "not_failed": 3},
+            shares={"emails": QueueShare(ended=True, letters=4)},
+            rows=12,
+            rejected={"id": 2},
+        )
+    )
+
+    response = client.get(address(BY_NAME["bulk_write"]).replace(WRITE, "w2"))
+
+    shown = text(response)
+    assert "12 rows 7 retried 3 not_failed 2 rejected 4 dead letters among them" in shown
+    assert "Job states" not in shown
+    assert "/cancel/" not in response.content.decode()
+    assert "Operation retry" in shown
+
+
+def test_a_page_counts_the_jobs_of_the_import_alone(client, kept):
+    seeded(kept)
+
+    response = client.get(address(BY_NAME["bulk_write"]))
+
+    assert "5 waiting 1 delayed 0 blocked 0 active 0 completed 0 failed 0 cancelled" in text(response)
+    assert "these queues only" not in text(response)
+    lists = f"tag={TAG.replace(':', '%3A')}" in response.content.decode()
+    assert lists is bool(jobsearch.states_with_rows(get_storage()))
+
+
+def test_a_page_says_how_many_of_its_jobs_have_ended(client, on_redis):
+    seeded(on_redis)
+    fail("i0")
+    claim("emails")
+
+    shown = text(client.get(address(BY_NAME["bulk_write"])))
+
+    assert "1 of 6 finished" in shown
+    assert "3 waiting 1 delayed 0 blocked 1 active 0 completed 1 failed 0 cancelled" in shown
+
+
+def test_so_many_jobs_are_looked_at_only_and_that_is_said(client, kept, monkeypatch):
+    seeded(kept)
+    monkeypatch.setattr(bulkwrites, "SAMPLE_SIZE", 4)
+    monkeypatch.setattr(bulkwrites, "MIN_SAMPLE", 2)
+
+    shown = text(client.get(address(BY_NAME["bulk_write"])))
+
+    assert "Counts cover the newest 4 jobs of these queues only." in shown
+
+
+def test_one_that_is_not_there_is_not_found(client, kept):
+    for name in ("bulk_write", "bulk_write_cancel", "bulk_write_retry"):
+        response = client.get(address(BY_NAME[name]))
+        assert response.status_code == 404
+        assert "Bulk write not found" in text(response)
+    for name in BEGIN:
+        assert client.post(address(BY_NAME[name])).status_code == 404
+    assert not BulkOperation.objects.exists()
+
+
+# Queues that the user does not see.
+
+
+def test_imports_of_queues_that_the_user_does_not_see_are_hidden(client, kept, settings):
+    kept.keep(report(WRITE, app="secret-app", shares={"emails": QueueShare(), "images": QueueShare()}))
+    kept.keep(report("w2", app="open-app", shares={"images": QueueShare()}))
+    kept.keep(report("w3", app="nameless-app", state=FAILED))
+    hiding(settings)
+
+    shown = text(client.get(address(BY_NAME["bulk_writes"])))
+
+    assert "open-app" in shown
+    assert "secret-app" not in shown
+    assert "nameless-app" not in shown
+    for name in ("bulk_write", "bulk_write_cancel", "bulk_write_retry"):
+        assert client.get(address(BY_NAME[name])).status_code == 404
+
+
+def test_pages_of_imports_are_pages_of_what_the_user_sees(client, kept, settings, monkeypatch):
+    monkeypatch.setattr(bulkwrites, "LENGTH", 2)
+    for number in range(7):
+        kept.keep(report(f"w{number}", shares={"images" if number % 2 == 0 else "emails": QueueShare()}))
+    hiding(settings)
+    seen, after = [], ""
+    for _page in range(2):
+        response = client.get(
+            address(BY_NAME["bulk_writes"], after=after) if after else address(BY_NAME["bulk_writes"])
+        )
+        assert len(response.context["rows"]) == 2
+        seen += [row.report.write for row in response.context["rows"]]
+        after = seen[-1]
+        older = response.context["older"]
+        assert bool(older) is (len(seen) < 4)
+    assert sorted(seen) == ["w0", "w2", "w4", "w6"]
+    for write in ("w1", "unknown"):
+        response = client.get(address(BY_NAME["bulk_writes"], after=write))
+        assert (response.context["rows"], response.context["older"]) == ([], "")
+
+
+@pytest.mark.parametrize("page", BEGIN)
+def test_nothing_is_done_to_an_import_that_the_user_does_not_see(client, kept, settings, page):
+    seeded(kept)
+    hiding(settings)
+
+    assert client.post(address(BY_NAME[page])).status_code == 404
+
+    assert not BulkOperation.objects.exists()
+    event = AuditEvent.objects.get()
+    assert (event.action, event.refused, event.detail) == (page, True, {"write": WRITE, "queues": ["emails"]})
+    assert client.get(address(BY_NAME["activity"])).context["entries"] == []
+
+
+# What is done.
+
+
+def test_the_rest_is_cancelled_of_this_import_alone(client, kept):
+    seeded(kept)
+    assert (
+        address(BY_NAME["bulk_write_cancel"]) in client.get(address(BY_NAME["bulk_write"])).content.decode()
+    )
+    preview = client.get(address(BY_NAME["bulk_write_cancel"]))
+    assert "<strong>6</strong>" in preview.content.decode()
+    assert not BulkOperation.objects.exists()
+
+    response = client.post(address(BY_NAME["bulk_write_cancel_begin"]), {"expected": "6", "rate": "900"})
+
+    row = BulkOperation.objects.get()
+    assert response["Location"].endswith(f"/operations/{row.pk}/")
+    assert (row.kind, row.rate, row.expected) == (BulkKind.CANCEL, 900, 6)
+    assert (row.filter["tag"], row.filter["queues"]) == (TAG, ["emails"])
+    event = AuditEvent.objects.get()
+    assert (event.action, event.count, event.refused) == ("bulk_write_cancel_begin", 6, False)
+    assert event.detail["write"] == WRITE
+    assert TAG in text(client.get(response["Location"]))
+
+
+def test_what_is_begun_is_done_by_the_workers(client, on_redis):
+    storage = get_storage()
+    seeded(on_redis)
+    for job_id in ("i0", "i1"):
+        fail(job_id)
+    Queue("emails").enqueue(1, id="dead", tags=("import:another",), priority=9)
+    fail("dead")
+
+    client.post(address(BY_NAME["bulk_write_cancel_begin"]))
+    assert bulk.Bulk(storage, "default").work() == 4
+    ids = [f"i{number}" for number in range(6)]
+    assert storage.states("emails", ids) == [State.FAILED] * 2 + [State.CANCELLED] * 4
+    assert "<strong>2</strong>" in client.get(address(BY_NAME["bulk_write_retry"])).content.decode()
+
+    client.post(address(BY_NAME["bulk_write_retry_begin"]))
+    assert bulk.Bulk(storage, "default").work() == 2
+    assert storage.states("emails", ids[:2]) == [State.WAITING] * 2
+    assert storage.states("emails", ["dead", "other"]) == [State.FAILED, State.WAITING]
+    assert {row.state for row in BulkOperation.objects.all()} == {BulkState.DONE}
+
+
+def test_nothing_is_offered_where_there_is_nothing_to_do(client, kept):
+    kept.keep(report(WRITE, state=DONE, shares={"emails": QueueShare(1, 1, 1, 0, ended=True)}))
+
+    html = client.get(address(BY_NAME["bulk_write"])).content.decode()
+    assert address(BY_NAME["bulk_write_cancel"]) not in html
+    assert address(BY_NAME["bulk_write_retry"]) not in html
+    assert "No jobs are pending." in text(client.get(address(BY_NAME["bulk_write_cancel"])))
+    assert "No jobs are dead letters." in text(client.get(address(BY_NAME["bulk_write_retry"])))
+
+
+@pytest.mark.parametrize(
+    ("page", "right"), [("bulk_write_cancel", rights.CANCEL), ("bulk_write_retry", rights.DEAD_LETTERS)]
+)
+def test_what_one_may_not_do_is_not_offered(kept, page, right):
+    seeded(kept)
+    client = logged_in(one_without(right))
+
+    assert address(BY_NAME[page]) not in client.get(address(BY_NAME["bulk_write"])).content.decode()
+    assert client.get(address(BY_NAME[page])).status_code == 403
+    assert client.post(address(BY_NAME[f"{page}_begin"])).status_code == 403
+
+
+def test_a_rate_that_is_none_is_asked_for_again(client, kept):
+    seeded(kept)
+
+    response = client.post(address(BY_NAME["bulk_write_cancel_begin"]), {"rate": "-1"})
+
+    assert response.status_code == 400
+    assert "errorlist" in response.content.decode()
+    assert not BulkOperation.objects.exists()
+
+
+def test_one_that_is_still_being_published_says_that_more_comes(client, kept):
+    seeded(kept)
+    assert kept.get(WRITE).state == PUBLISHING
+
+    assert "still publishing jobs" in text(client.get(address(BY_NAME["bulk_write_cancel"])))
+
+
+def test_an_old_and_large_queue_is_no_reason_to_look_at_all_of_it(client, on_redis):
+    storage = get_storage()
+    on_redis.keep(report(WRITE, shares={"emails": QueueShare(1)}))
+    for _ in range(11):
+        storage.enqueue([batch(1_000, queue="emails")])
+
+    shown = text(client.get(address(BY_NAME["bulk_write_cancel"])))
+
+    assert "0 +" in shown or "0+" in shown
+    assert "Counts cover the first 10" in shown
+    assert "Cancel jobs" in shown

@@ -1,0 +1,123 @@
+"""A page responds in time while the PostgreSQL database with the sessions and users does not."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from tests import servers
+from tests.proxies import SlowProxy
+from tests.support import eventually
+
+LIMIT = 2.0
+SLACK = 1.0
+"""Seconds that a loaded machine may add; without a deadline pages never responded."""
+OVERVIEW = "/admin/djqueue/dashboard/"
+PAGES = (OVERVIEW, "/admin/djqueue/dashboard/queues/", "/admin/djqueue/job/")
+
+
+class Visitor:
+    """A process of the project."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def hears(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def get(self, path: str, **asked: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"path": path, **asked}) + "\n")
+        self._process.stdin.flush()
+        return self.hears()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[servers.PostgresServer]:
+    """A server that no other test uses, as it is frozen here."""
+    with servers.PostgresServer() as server:
+        yield server
+
+
+@contextmanager
+def visitor_of(server: servers.PostgresServer, port: int) -> Iterator[Visitor]:
+    url = server.create_database().replace(f":{server.port}/", f":{port}/")
+    env = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "DJQUEUE_TEST_DB": "postgresql",
+        "DJQUEUE_TEST_PG": url,
+        "PYTEST_XDIST_WORKER": url.rpartition("/")[2],
+    }
+    name = f"djqueue_{env['PYTEST_XDIST_WORKER']}"
+    server.rename_database(url.rpartition("/")[2], name)
+    command = [sys.executable, "-m", "tests.dashboard.unavailable_project"]
+    with subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            visitor = Visitor(process)
+            assert visitor.hears() == {"ready": True}
+            yield visitor
+        finally:
+            process.kill()
+
+
+def assert_says_away(answer: dict[str, Any], limit: float = LIMIT) -> None:
+    assert answer["status"] == 503, answer["text"][:500]
+    assert answer["took"] < limit + SLACK
+    assert re.search(
+        r"The database &#x27;default&#x27; has been unreachable since \d\d:\d\d:\d\d UTC", answer["text"]
+    )
+    assert answer["headers"]["Retry-After"] == "5"
+    assert "Set-Cookie" not in answer["headers"]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["wsgi", "asgi"])
+def test_pages_of_a_frozen_database_with_connections_open_before(postgres, is_async):
+    with visitor_of(postgres, postgres.port) as visitor:
+        for path in PAGES:
+            assert visitor.get(path, is_async=is_async)["status"] == 200
+        with postgres.frozen():
+            for path in PAGES:
+                assert_says_away(visitor.get(path, is_async=is_async))
+            partial = visitor.get(OVERVIEW, is_async=is_async, headers={"HX-Request": "true"})
+            assert partial["status"] == 204
+            assert "The database 'default' has been unreachable" in unquote(partial["headers"]["Djq-Notice"])
+        eventually(lambda: visitor.get(OVERVIEW, is_async=is_async)["status"] == 200, timeout=30)
+
+
+def test_pages_of_a_frozen_database_with_new_connections(postgres):
+    with visitor_of(postgres, postgres.port) as visitor, postgres.frozen():
+        for path in PAGES:
+            assert_says_away(visitor.get(path, fresh=True))
+
+
+@pytest.mark.parametrize("how", ["refuse", "swallow", "slow"])
+@pytest.mark.parametrize("fresh", [False, True], ids=["open", "new"])
+def test_pages_of_a_database_that_cannot_be_used(postgres, how, fresh):
+    with SlowProxy(postgres.port) as proxy, visitor_of(postgres, proxy.port) as visitor:
+        assert visitor.get(OVERVIEW)["status"] == 200
+        if how == "slow":
+            proxy.slow_down(1.0)
+        else:
+            getattr(proxy, how)()
+        for path in PAGES:
+            assert_says_away(visitor.get(path, fresh=fresh))
+
+
+def test_the_next_request_is_answered_at_once(postgres):
+    with visitor_of(postgres, postgres.port) as visitor:
+        visitor.get(OVERVIEW)
+        with postgres.frozen():
+            visitor.get(OVERVIEW)
+            assert_says_away(visitor.get(OVERVIEW), limit=0)

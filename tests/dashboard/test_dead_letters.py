@@ -1,0 +1,162 @@
+"""Dead letters: groups, filters, what is done to them, and the file that they leave in."""
+
+import json
+
+import pytest
+
+from djqueue import Queue
+from djqueue.client import get_storage
+from djqueue.client.deadletters import fingerprint
+from djqueue.core.states import State
+from djqueue.dashboard import deadletters, rights
+from djqueue.models import AuditEvent, BulkOperation
+from djqueue.operations.bulk import Bulk
+from tests.admin.factories import make_job
+from tests.dashboard.acting import fail
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+
+pytestmark = pytest.mark.django_db
+
+BY_NAME = {page.name: page for page in PAGES}
+
+
+@pytest.fixture
+def client():
+    return logged_in(one_with(*ALL_RIGHTS))
+
+
+@pytest.fixture
+def letters(memory):
+    """Two of one error and one of another; by id."""
+    for job_id, message in (("a", "no address 1"), ("b", "no address 2"), ("c", "no paper")):
+        Queue("emails").enqueue({"card": "hunter2"}, id=job_id)
+        fail(job_id, message)
+    return {letter.id: letter for letter in get_storage().dead_letters("emails")}
+
+
+def shown(client, page="dead_letters", **query):
+    response = client.get(address(BY_NAME[page], **query))
+    assert response.status_code == 200
+    return response
+
+
+def ids(client, **query):
+    return sorted(letter.id for letter in shown(client, **query).context["dead_letters"])
+
+
+def test_those_of_one_error_are_one_group(client, letters):
+    groups = shown(client).context["groups"]
+    assert [(group.size, group.error_type) for group in groups] == [
+        (2, "shop.NoAddressError"),
+        (1, "shop.NoAddressError"),
+    ]
+    assert ids(client, fingerprint=groups[0].fingerprint) == ["a", "b"]
+    html = shown(client).content.decode()
+    assert "Last 14 days as a table" in html
+    assert groups[0].days[-1] == 2
+
+
+def test_each_filter_narrows_them(client, letters):
+    assert ids(client) == ["a", "b", "c"]
+    assert ids(client, reason="explicit_fail") == ["a", "b", "c"]
+    assert ids(client, reason="timeout") == []
+    assert ids(client, name="other") == []
+    assert ids(client, error_type="shop.NoAddressError", queue="emails") == ["a", "b", "c"]
+    assert "nonsense" in shown(client, reason="nonsense").content.decode()
+
+
+def test_in_the_database_they_are_shown_too(client, settings):
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
+    make_job("failed", job_id="a", error_type="shop.NoAddressError", error_message="no address")
+    html = shown(client).content.decode()
+    assert ids(client) == ["a"]
+    assert "no attempts left" in html
+    assert "2096-06-01" in html  # kept until
+
+
+def test_a_page_leads_to_the_older_ones(client, memory, monkeypatch):
+    monkeypatch.setattr(deadletters, "LENGTH", 2)
+    for number in range(5):
+        Queue("emails").enqueue(1, id=f"job-{number}")
+        fail(f"job-{number}")
+    found, response = [], shown(client)
+    while True:
+        found += [letter.id for letter in response.context["dead_letters"]]
+        if not response.context["older"]:
+            break
+        response = client.get(response.context["older"])
+    assert sorted(found) == [f"job-{number}" for number in range(5)]
+
+
+def test_those_that_are_ticked_are_retried(client, letters):
+    response = client.post(
+        address(BY_NAME["dead_letters_retry"]), {"job": ["emails/a", "emails/gone"]}, follow=True
+    )
+    html = response.content.decode()
+    assert "1 job will be retried." in html
+    assert "Not done: 1 not found." in html
+    assert get_storage().states("emails", ["a", "b"]) == [State.WAITING, State.FAILED]
+    event = AuditEvent.objects.get()
+    assert (event.action, event.queue, event.count, event.detail) == (
+        "dead_letters_retry",
+        "emails",
+        1,
+        {"jobs": [["emails", "a"]]},
+    )
+
+
+def test_what_they_are_chosen_by_is_in_words(client, letters):
+    html = shown(
+        client, "dead_letters_preview", kind="retry", reason="max_attempts_exceeded"
+    ).content.decode()
+    assert "<dt>Reason</dt><dd>no attempts left</dd>" in html
+
+
+def test_all_that_match_are_retried_at_a_rate_after_a_look(client, letters):
+    filters = {"kind": "retry", "fingerprint": fingerprint(letters["a"])}
+    html = shown(client, "dead_letters_preview", **filters).content.decode()
+    assert "<strong>2</strong> <span>can be retried" in html
+    assert "<dt>Fingerprint</dt>" in html
+    assert not BulkOperation.objects.exists()
+
+    client.post(address(BY_NAME["dead_letters_begin"]), {**filters, "rate": "5", "expected": "2"})
+    row = BulkOperation.objects.get()
+    assert (row.rate, row.expected) == (5, 2)
+    Bulk(get_storage(), "default").work()
+    assert get_storage().states("emails", ["a", "b", "c"]) == [State.WAITING, State.WAITING, State.FAILED]
+    assert AuditEvent.objects.get().detail["letters"] == {"fingerprint": filters["fingerprint"]}
+
+
+def test_a_rate_that_is_none_is_refused(client, letters):
+    response = client.post(address(BY_NAME["dead_letters_begin"]), {"kind": "retry", "rate": "0"})
+    assert "greater than or equal to 1" in response.content.decode()
+    assert not BulkOperation.objects.exists()
+
+
+def test_they_leave_as_lines_of_json_without_payloads(client, letters):
+    response = client.get(address(BY_NAME["dead_letters_export"], fingerprint=fingerprint(letters["c"])))
+    assert response["Content-Type"] == "application/x-ndjson"
+    assert "attachment" in response["Content-Disposition"]
+    text = b"".join(response.streaming_content).decode()
+    [line] = map(json.loads, text.splitlines())
+    assert (line["id"], line["error_message"], line["reason"]) == ("c", "no paper", "explicit_fail")
+    assert "hunter2" not in text
+
+
+def test_one_who_may_not_retry_is_offered_nothing(letters):
+    html = shown(logged_in(one_with(rights.VIEW))).content.decode()
+    for words in ("Retry", "Delete", "data-djq-one"):
+        assert words not in html.partition('id="djq-live"')[2].partition("djq-announce")[0], words
+
+
+def test_those_of_a_queue_that_the_user_does_not_see_are_nowhere(client, letters, settings):
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
+    storage = settings.DJQUEUE["STORAGE"]
+    settings.DJQUEUE = {"STORAGE": storage, "DASHBOARD": seen}
+    Queue("emails").enqueue(1, id="a")
+    fail("a")
+    assert ids(client) == []
+    response = client.get(address(BY_NAME["dead_letters_export"]))
+    assert b"".join(response.streaming_content) == b""
+    client.post(address(BY_NAME["dead_letters_retry"]), {"job": ["emails/a"]})
+    assert get_storage().states("emails", ["a"]) == [State.FAILED]

@@ -1,37 +1,32 @@
-"""What can be done to jobs, on whichever page: each through the storage, which answers for each job."""
+"""Actions on jobs, for every page that offers them. The storage responds for each job."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.contrib.admin.models import CHANGE, DELETION
-from django.utils.translation import gettext_lazy, gettext_noop, ngettext_lazy
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.core import states
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
 Answers = list[str]
-"""A word for each job: one of `JobAction.done`, or why not."""
+"""One answer per job: a key of `JobAction.done`, or of `REFUSALS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAction:
-    """Something that the storage does to jobs of one queue.
+    """An action that the storage performs on jobs of one queue.
 
-    permission: the one that it takes, without its model.
-    call: (storage, queue, ids) -> a word for each.
-    legal: whether a job in this state is worth asking for.
-    done: for each word of success, the sentence with the number of jobs.
-    log: what the admin's log says; `flag` is its kind of entry.
+    Attributes:
+        call: Performs the action on the jobs of a queue, and returns their answers.
+        legal: Whether the action may succeed for jobs in a state.
+        done: Messages with the number of jobs, by successful answer.
     """
 
-    permission: str
     call: Callable[[Storage, str, Sequence[str]], Answers]
     legal: Callable[[State], bool]
     done: dict[str, Any]
-    log: str
-    flag: int = CHANGE
 
 
 def _can(transition: str) -> Callable[[State], bool]:
@@ -39,26 +34,21 @@ def _can(transition: str) -> Callable[[State], bool]:
 
 
 CANCEL = JobAction(
-    permission="cancel",
     call=lambda storage, queue, ids: [answer.status for answer in storage.cancel(queue, ids)],
     legal=_can("cancel"),
     done={
         "cancelled": ngettext_lazy("%d job was cancelled.", "%d jobs were cancelled."),
         "requested": ngettext_lazy("%d active job was asked to stop.", "%d active jobs were asked to stop."),
     },
-    log=gettext_noop("Cancelled."),
 )
 PROMOTE = JobAction(
-    permission="promote",
     call=lambda storage, queue, ids: [
         "promoted" if promoted else "not_delayed" for promoted in storage.promote(queue, ids)
     ],
     legal=_can("promote"),
     done={"promoted": ngettext_lazy("%d job is ready to run.", "%d jobs are ready to run.")},
-    log=gettext_noop("Promoted."),
 )
 RETRY = JobAction(
-    permission="retry",
     call=lambda storage, queue, ids: storage.retry(queue, ids),
     legal=_can("retry_dead"),
     done={
@@ -68,17 +58,13 @@ RETRY = JobAction(
             "%d jobs are blocked until their dependencies complete.",
         ),
     },
-    log=gettext_noop("Retried."),
 )
 REMOVE = JobAction(
-    permission="delete",
     call=lambda storage, queue, ids: [
         "removed" if removed else "not_removed" for removed in storage.remove(queue, ids)
     ],
     legal=lambda state: state is not State.ACTIVE,
     done={"removed": ngettext_lazy("%d job was deleted.", "%d jobs were deleted.")},
-    log="",
-    flag=DELETION,
 )
 
 REFUSALS = {

@@ -1,4 +1,4 @@
-"""A project with objects that jobs are about, with dashboard and without."""
+"""Admin sites with objects that have jobs, with and without a dashboard."""
 
 from django.contrib import admin
 from django.contrib.auth.admin import GroupAdmin, UserAdmin
@@ -14,7 +14,7 @@ class ClientAdmin(DjqueueJobsMixin, UserAdmin):
 
 
 class TeamAdmin(DjqueueJobsMixin, GroupAdmin):
-    """With a template of its own, and jobs about what is no instance."""
+    """With a custom template, and a subject that is not an instance."""
 
     change_form_template = "team.html"
 

@@ -7,7 +7,7 @@ from djqueue.client.storages import close_storage
 
 @pytest.fixture(autouse=True)
 def _fresh_storage() -> Iterator[None]:
-    """The process's storage lives as long as one test."""
+    """Close the process's storage around each test."""
     close_storage()
     yield
     close_storage()

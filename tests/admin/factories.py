@@ -1,4 +1,4 @@
-"""Rows and users as the admin meets them."""
+"""Rows and users for tests of the admin."""
 
 import itertools
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 
 def make_job(state: str = "waiting", *, payload: Any = None, **fields: Any) -> Job:
-    """A job's row, with its dead letter if it failed."""
+    """Create a job's row, and its dead letter if it failed."""
     fields.setdefault("job_id", f"job-{next(_numbers)}")
     fields.setdefault("queue", "emails")
     fields.setdefault("name", "shop.jobs.send_receipt")
@@ -70,7 +70,7 @@ def make_log(job: Job, line: str) -> JobLog:
 
 
 def make_user(*codenames: str) -> User:
-    """One of the staff with these of the package's permissions."""
+    """Create a staff user with these permissions of djqueue."""
     user = User.objects.create_user(f"user-{next(_numbers)}", is_staff=True)
     found = Permission.objects.filter(content_type__app_label="djqueue", codename__in=codenames)
     assert found.count() == len(codenames)

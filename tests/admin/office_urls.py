@@ -1,4 +1,4 @@
-"""A project whose admin site is one of its own, beside none of Django's."""
+"""A custom admin site instead of Django's."""
 
 from django.contrib import admin
 from django.urls import path

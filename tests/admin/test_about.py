@@ -1,4 +1,4 @@
-"""The jobs about an object, on its own page in the admin."""
+"""The panel with jobs about an object, on the object's page in the admin."""
 
 import re
 
@@ -43,7 +43,7 @@ def ada():
 
 
 def keeper(*rights):
-    """One of the staff who may change users and groups, with these of the package's rights."""
+    """Create a staff user who may change users and groups, with these permissions of djqueue."""
     user = make_user(*rights)
     user.user_permissions.add(*Permission.objects.filter(content_type__app_label="auth"))
     return user
@@ -75,11 +75,11 @@ def test_the_newest_jobs_about_the_object_are_listed(memory, ada):
     assert "waiting" in html
 
 
-def test_an_object_without_jobs_says_so(memory, ada):
+def test_an_object_without_jobs_has_an_empty_panel(memory, ada):
     assert "No jobs for this object." in panel(page(logged_in(make_superuser()), ada))
 
 
-def test_who_may_not_view_the_dashboard_sees_nothing_of_it(memory, ada):
+def test_users_without_permission_to_view_the_dashboard_see_no_panel(memory, ada):
     Queue("emails").enqueue(1, name="greet", subject=ada)
 
     html = page(logged_in(keeper()), ada)
@@ -92,7 +92,7 @@ def hidden(request, queue):
     return queue != "secret"
 
 
-def test_jobs_of_queues_that_the_viewer_does_not_see_are_passed_over(settings, ada):
+def test_jobs_of_hidden_queues_are_not_listed(settings, ada):
     settings.DJQUEUE = {
         "STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"},
         "DASHBOARD": {"QUEUE_FILTER": "tests.admin.test_about.hidden"},
@@ -107,7 +107,7 @@ def test_jobs_of_queues_that_the_viewer_does_not_see_are_passed_over(settings, a
     assert re.findall(r"greet-\d|spy", html) == ["greet-1", "greet-0"]
 
 
-def test_a_site_without_the_dashboard_has_the_panel_without_links(memory, ada):
+def test_a_site_without_a_dashboard_shows_the_panel_without_links(memory, ada):
     Queue("emails").enqueue(1, name="greet", subject=ada)
 
     html = panel(page(logged_in(make_superuser()), ada, "annex"))
@@ -116,7 +116,7 @@ def test_a_site_without_the_dashboard_has_the_panel_without_links(memory, ada):
     assert "href" not in html
 
 
-def test_a_template_of_the_users_own_stays_what_it_is(memory):
+def test_a_custom_template_keeps_its_content(memory):
     team = Group.objects.create(name="rockets")
     Queue("emails").enqueue(1, name="greet", subject="team rockets")
     client = logged_in(make_superuser())
@@ -131,7 +131,7 @@ def test_a_template_of_the_users_own_stays_what_it_is(memory):
         assert without.count(mark) == bare.count(mark)
 
 
-def test_one_may_say_that_an_object_has_no_jobs(memory):
+def test_an_object_without_a_subject_has_no_panel(memory):
     team = Group.objects.create(name="nobody")
 
     assert panel(page(logged_in(make_superuser()), team)) is None
@@ -142,13 +142,13 @@ def test_a_popup_has_no_panel(memory, ada, query):
     assert panel(page(logged_in(make_superuser()), ada, **query)) is None
 
 
-def test_a_form_to_add_has_no_panel(memory):
+def test_an_add_form_has_no_panel(memory):
     html = logged_in(make_superuser()).get(reverse("office:auth_user_add")).content.decode()
 
     assert panel(html) is None
 
 
-def test_a_form_with_mistakes_has_the_panel(memory, ada):
+def test_a_form_with_errors_has_the_panel(memory, ada):
     address = reverse("office:auth_user_change", args=[ada.pk])
 
     html = logged_in(make_superuser()).post(address, {"username": ""}).content.decode()
@@ -156,7 +156,7 @@ def test_a_form_with_mistakes_has_the_panel(memory, ada):
     assert "No jobs for this object." in panel(html)
 
 
-def test_the_form_can_be_used_though_the_storage_is_away(memory, ada, monkeypatch):
+def test_the_form_works_while_the_storage_is_unreachable(memory, ada, monkeypatch):
     def away(*args, **kwargs):
         raise StorageUnavailableError("nobody answers")
 
@@ -168,7 +168,7 @@ def test_the_form_can_be_used_though_the_storage_is_away(memory, ada, monkeypatc
     assert 'name="_save"' in html
 
 
-def test_it_costs_one_query_where_the_database_has_the_jobs(ada):
+def test_the_panel_takes_one_query_with_the_database_storage(ada):
     client = logged_in(make_superuser())
     page(client, ada)
     page(client, ada, "plain")
@@ -186,7 +186,7 @@ def test_it_costs_one_query_where_the_database_has_the_jobs(ada):
     assert " LIMIT " in more
 
 
-def test_it_has_no_style_and_no_script_of_its_own(memory, ada):
+def test_the_panel_has_no_inline_styles_or_scripts(memory, ada):
     Queue("emails").enqueue(1, name="<b>greet</b>", subject=ada)
 
     html = panel(page(logged_in(make_superuser()), ada))

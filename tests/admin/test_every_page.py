@@ -1,4 +1,4 @@
-"""Every list, row and page of djqueue in the admin, for every right, QUEUE_FILTER and READ_ONLY."""
+"""Every list, row and page of djqueue in the admin, for every permission, QUEUE_FILTER and READ_ONLY."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -63,11 +63,11 @@ def leaks(
     only: str = "",
     changes_alone: bool = False,
 ) -> list[str]:
-    """What a walk as a user finds that must not be: a list of sentences, empty if all is well.
+    """Return what a user can see or do without permission: a list of sentences, empty if all is well.
 
-    may: the rights that the user has.
-    only: a word that is in the names of the addresses that are walked.
-    changes_alone: only those pages of the dashboard that change something.
+    may: the permissions of the user.
+    only: walk only URLs whose name contains this text.
+    changes_alone: walk only pages of the dashboard that change something.
     """
     found = []
     filtered, read_only = "filtered" in dashboard, "read-only" in dashboard
@@ -105,7 +105,7 @@ def leaks(
 
 
 def around(text: str) -> str:
-    """Where a text names the hidden queue."""
+    """Return the text around the name of the hidden queue."""
     at = text.index(HIDDEN)
     return " ".join(text[max(0, at - 150) : at + 50].split())
 
@@ -113,12 +113,12 @@ def around(text: str) -> str:
 ALL = frozenset(value for name, value in vars(rights).items() if name.isupper() and isinstance(value, str))
 
 
-def test_a_superuser_sees_and_does_what_the_settings_allow(dashboard: str) -> None:
+def test_a_superuser_can_see_and_do_what_the_settings_allow(dashboard: str) -> None:
     scene = Scene()
     client = logged_in(make_superuser())
     assert leaks(admin.site, scene, client, may=ALL, dashboard=dashboard) == []
     if "read-only" not in dashboard:
-        # The walk does what it asks for: this is no row of refusals.
+        # The walk performs actions, instead of only being refused.
         done = set(
             AuditEvent.objects.filter(refused=False, user=User.objects.get().username).values_list(
                 "action", flat=True
@@ -137,7 +137,7 @@ def test_a_viewer_changes_nothing(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("right", DOES)
-def test_a_right_allows_what_takes_it_and_nothing_else(right: str, settings: Any) -> None:
+def test_a_permission_allows_its_actions_and_no_others(right: str, settings: Any) -> None:
     settings.DJQUEUE = {**SETTINGS, "DASHBOARD": DASHBOARDS["filtered"]}
     scene = Scene()
     client = logged_in(viewer(right))
@@ -145,13 +145,13 @@ def test_a_right_allows_what_takes_it_and_nothing_else(right: str, settings: Any
     assert leaks(admin.site, scene, client, may=may, dashboard="filtered", changes_alone=True) == []
 
 
-def test_each_right_is_one_permission_and_each_list_has_one() -> None:
+def test_each_right_and_each_list_has_one_permission() -> None:
     found = Permission.objects.filter(content_type__app_label__startswith="djqueue")
     lists = {"view_job", "view_jobresult", "view_deadletter", "view_cronjob"}
     assert sorted(found.values_list("codename", flat=True)) == sorted(ALL | lists)
 
 
-def test_without_the_right_to_see_the_dashboard_every_address_is_refused(settings: Any) -> None:
+def test_without_permission_to_view_the_dashboard_every_page_is_refused(settings: Any) -> None:
     settings.DJQUEUE = SETTINGS
     scene = Scene()
     client = logged_in(make_user(*(name for name in all_of_djqueue() if name != rights.VIEW)))
@@ -160,13 +160,13 @@ def test_without_the_right_to_see_the_dashboard_every_address_is_refused(setting
         for method in ("GET", "POST"):
             response = ask(client, target, method)
             allowed = {403, 405}
-            if response.status_code == 302 and target.page is None:  # from a row's old address to its new one
+            if response.status_code == 302 and target.page is None:  # from a row's old URL to its new one
                 response = client.get(response["Location"])
             assert response.status_code in allowed, f"{method} {target.label}"
     assert state() == before
 
 
-def test_one_who_is_not_logged_in_is_led_to_the_login(settings: Any) -> None:
+def test_anonymous_users_are_redirected_to_the_login(settings: Any) -> None:
     settings.DJQUEUE = SETTINGS
     scene = Scene()
     for target in scene.targets(admin.site):
@@ -176,11 +176,11 @@ def test_one_who_is_not_logged_in_is_led_to_the_login(settings: Any) -> None:
             assert "/login/" in response["Location"]
 
 
-# The walk finds what it is for.
+# The walk detects missing checks.
 
 
 @pytest.mark.urls("tests.admin.ungated_urls")
-def test_the_walk_finds_a_list_that_is_not_gated(settings: Any) -> None:
+def test_the_walk_detects_a_list_without_the_gate(settings: Any) -> None:
     settings.DJQUEUE = {**SETTINGS, "DASHBOARD": DASHBOARDS["filtered and read-only"]}
     client = logged_in(make_superuser())
     found = leaks(
@@ -190,7 +190,7 @@ def test_the_walk_finds_a_list_that_is_not_gated(settings: Any) -> None:
     assert any("changed something of a read-only dashboard" in one for one in found), found
 
 
-def test_the_walk_finds_a_page_that_is_not_gated(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_walk_detects_a_page_without_the_gate(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DJQUEUE = {**SETTINGS, "DASHBOARD": DASHBOARDS["filtered"]}
     by_name = {page.name: page for page in PAGES}
 
@@ -229,7 +229,7 @@ def test_the_admin_has_the_dashboard_and_four_lists() -> None:
         "id__gt=0",
     ],
 )
-def test_an_address_cannot_ask_about_columns_that_have_no_filter(query: str, settings: Any) -> None:
+def test_a_url_can_only_filter_by_columns_that_the_list_offers(query: str, settings: Any) -> None:
     settings.DJQUEUE = SETTINGS
     Scene()
     response = logged_in(make_superuser()).get(f"/admin/djqueue/job/?{query}")

@@ -1,4 +1,4 @@
-"""The lists: what they show, and that they stay quick over millions of rows."""
+"""The lists: what they show, and that they stay fast with millions of rows."""
 
 import re
 from functools import partial
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 
 MODELS = ("job", "jobresult", "deadletter", "cronjob")
 QUERIES = 9
-"""That a list may take: session, user, two for rights, queues, two for a search, count, rows."""
+"""Maximum for a list: session, user, two for permissions, queues, two for a search, count, rows."""
 
 
 def make_rows() -> None:
@@ -44,14 +44,14 @@ def page(model: str, **query: str) -> str:
 
 
 def listed(model: str, **query: str) -> list[str]:
-    """The text of each row's link."""
+    """Return the text of each row's link."""
     rows = re.findall(r'<th class="field-\w+"><a href[^>]*>(.*?)</a></th>', page(model, **query))
     return [re.sub("<.*?>", "", row) for row in rows]
 
 
 @pytest.mark.parametrize("query", ["", "job-"])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_list_takes_few_queries_however_many_rows_there_are(model: str, query: str) -> None:
+def test_a_list_takes_few_queries_for_any_number_of_rows(model: str, query: str) -> None:
     make_rows()
     client = logged_in(make_user("view_dashboard", f"view_{model}"))
     with CaptureQueriesContext(
@@ -100,18 +100,18 @@ def test_pages_end_where_the_count_does(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("state", ["waiting", "active", "failed"])
-def test_a_state_is_a_label_with_a_text(state: str) -> None:
+def test_a_state_is_a_badge_with_a_text(state: str) -> None:
     make_job(state)
     assert f'<span class="djq-state djq-state-{state}">{state}</span>' in page("job")
 
 
-def test_a_pending_job_without_a_handler_says_so() -> None:
+def test_a_pending_job_without_a_handler_is_marked() -> None:
     make_job(name="nobody.knows.this")
     make_job("completed", name="nobody.knows.this.either")
     assert page("job").count("no handler registered") == 1
 
 
-def test_a_pending_job_with_a_handler_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pending_job_with_a_handler_is_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_types", {})
 
     @make_job_type(name="shop.known")
@@ -127,7 +127,7 @@ def test_times_are_in_the_viewers_zone(settings: Any) -> None:
     assert '<time datetime="2026-06-01T12:00:00+00:00">2026-06-01 21:00:00</time>' in page("job")
 
 
-def test_what_a_job_is_called_is_not_markup() -> None:
+def test_names_are_escaped() -> None:
     make_job(name="<b>bold</b>", queue="<i>", job_id="<script>")
     shown = page("job")
     assert "<b>bold" not in shown
@@ -157,7 +157,7 @@ def test_the_queue_filter_offers_the_queues_of_the_table() -> None:
     ]
 
 
-def test_a_queue_that_is_not_offered_can_be_filtered_by_all_the_same(
+def test_a_queue_that_is_not_offered_can_still_be_filtered_by(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(filters, "MAX_CHOICES", 1)
@@ -193,7 +193,7 @@ def test_dead_letters_are_filtered_by_reason() -> None:
 # Search.
 
 
-def test_a_job_is_found_by_its_whole_id_among_others_that_begin_alike() -> None:
+def test_a_whole_id_finds_only_its_job() -> None:
     wanted = make_job(job_id="user:4")
     make_job(job_id="user:42")
     assert listed("job", q=" user:4 ") == [wanted.job_id]
@@ -206,7 +206,7 @@ def test_jobs_are_found_by_the_beginning_of_an_id_or_a_name() -> None:
     assert sorted(listed("job", q="0190")) == sorted([first.job_id, second.job_id])
 
 
-def test_a_search_looks_at_beginnings_of_the_newest_rows_only(
+def test_a_search_for_a_beginning_covers_only_the_newest_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     old, new = make_job(job_id="abc-old"), make_job(job_id="abc-new")
@@ -228,7 +228,7 @@ def test_results_are_found_by_their_job() -> None:
     assert listed("jobresult", q=one.job_id) == [one.job_id]
 
 
-def test_a_row_links_to_its_job_without_a_query() -> None:
+def test_a_result_links_to_its_job_without_a_query() -> None:
     job = make_job("completed")
     make_result(job, 1)
     shown = logged_in(make_superuser()).get(change_url(JobResult.objects.get())).content.decode()

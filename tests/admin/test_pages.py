@@ -13,7 +13,7 @@ from django.template.loader import get_template
 from django.test.utils import CaptureQueriesContext
 
 from djqueue.dashboard import rendering
-from djqueue.models import DeadLetter, Job, JobResult
+from djqueue.models import CronJob, DeadLetter, Job, JobResult
 from tests.admin.factories import (
     change_url,
     list_url,
@@ -29,7 +29,7 @@ from tests.admin.factories import (
 pytestmark = pytest.mark.django_db
 
 QUERIES = 9
-"""Session, user, two for rights, the job, and one for each table of its belongings."""
+"""Session, user, two for permissions, the job, and one for each table with its data."""
 
 
 def page(row: Any, user: User | None = None) -> str:
@@ -39,7 +39,7 @@ def page(row: Any, user: User | None = None) -> str:
 
 
 def field(html: str, name: str) -> str:
-    """What the page shows in a row of the form."""
+    """Return what the page shows in a row of the form."""
     found = re.search(rf'field-{name}".*?class="readonly">(.*?)</div>', html, re.DOTALL)
     assert found, f"no {name} on the page"
     return found[1].strip()
@@ -61,11 +61,11 @@ def make_full_job() -> Job:
     return job
 
 
-def test_the_page_of_a_job_shows_all_that_is_known_of_it() -> None:
+def test_a_jobs_page_shows_everything_about_the_job() -> None:
     job = make_full_job()
     html = page(job)
     assert "&#x27;to&#x27;: &#x27;ann@example.com&#x27;" in field(html, "payload_shown")
-    assert "42" not in field(html, "payload_shown")  # nobody here knows what the first parameter is called
+    assert "42" not in field(html, "payload_shown")  # no handler is registered that names the first parameter
     assert "&#x27;timeout&#x27;: 30000" in field(html, "options_shown")
     assert "0.5" in field(html, "progress_shown")
     assert "shop.NoAddressError: no address" in field(html, "traceback_shown")
@@ -86,7 +86,7 @@ def test_a_page_takes_few_queries(model: Any) -> None:
     assert len(captured) <= QUERIES, [entry["sql"] for entry in captured.captured_queries]
 
 
-def test_the_page_of_a_completed_job_shows_its_result() -> None:
+def test_a_completed_jobs_page_shows_its_result() -> None:
     job = make_job("completed")
     make_result(job, {"ok": True, "total": Decimal("9.90")})
     shown = field(page(job), "result_shown")
@@ -94,15 +94,15 @@ def test_the_page_of_a_completed_job_shows_its_result() -> None:
     assert f'href="/admin/djqueue/job/?queue=emails&amp;q={job.job_id}"' in page(JobResult.objects.get())
 
 
-def test_a_result_that_is_over_is_said_to_be() -> None:
+def test_an_expired_result_is_no_longer_kept() -> None:
     assert field(page(make_job("completed")), "result_shown") == "no longer kept"
 
 
-def test_a_job_that_has_not_failed_has_no_error_on_its_page() -> None:
+def test_a_job_that_has_not_failed_shows_no_error() -> None:
     assert "traceback_shown" not in page(make_job("waiting"))
 
 
-def test_values_are_text_and_never_markup() -> None:
+def test_values_are_escaped() -> None:
     evil = "<script>alert(1)</script>"
     job = make_job("failed", payload=[evil], error_message=evil, traceback=evil, error_type="E")
     make_attempt(job, error_message=evil, error_type=evil)
@@ -114,13 +114,13 @@ def test_values_are_text_and_never_markup() -> None:
         assert "&lt;script&gt;alert(1)" in html
 
 
-def test_a_long_value_is_cut_and_said_to_be() -> None:
+def test_a_long_value_is_truncated_with_a_note() -> None:
     html = page(make_job(payload={"text": "x" * 200_000}))
     assert len(field(html, "payload_shown")) < 10_200
     assert "Showing the first 10,000 characters." in html
 
 
-def test_of_a_long_traceback_the_end_is_shown() -> None:
+def test_a_long_traceback_shows_its_end() -> None:
     job = make_job("failed", traceback="begin" + "x" * 20_000 + "the end", error_type="E")
     shown = field(page(job), "traceback_shown")
     assert "the end" in shown
@@ -128,7 +128,7 @@ def test_of_a_long_traceback_the_end_is_shown() -> None:
     assert "Showing the last 10,000 characters." in shown
 
 
-def test_a_payload_that_cannot_be_read_says_why() -> None:
+def test_an_unreadable_payload_shows_the_reason() -> None:
     refused = make_job(payload=None, content_type="application/x-python-serialize")
     assert "is not accepted" in field(page(refused), "payload_shown")
     broken = make_job()
@@ -136,7 +136,7 @@ def test_a_payload_that_cannot_be_read_says_why() -> None:
     assert "be displayed: not a" in field(page(broken), "payload_shown")
 
 
-def test_payloads_of_other_content_types_are_decoded_by_theirs() -> None:
+def test_payloads_are_decoded_by_their_content_type() -> None:
     job = make_job(content_type="application/json")
     Job.objects.filter(pk=job.pk).update(payload=b'{"n": [1, 2]}')
     assert "{&#x27;n&#x27;: [1, 2]}" in field(page(job), "payload_shown").replace("\n", "").replace(
@@ -144,7 +144,7 @@ def test_payloads_of_other_content_types_are_decoded_by_theirs() -> None:
     ).replace(",}", "}")
 
 
-def test_nothing_is_inline_so_that_a_strict_content_security_policy_can_stand() -> None:
+def test_pages_work_under_a_strict_content_security_policy() -> None:
     job = make_full_job()
     client = logged_in(make_superuser())
     responses = [
@@ -159,8 +159,26 @@ def test_nothing_is_inline_so_that_a_strict_content_security_policy_can_stand() 
         assert not re.search(r"<style|\sstyle=|\son[a-z]+=", html)
 
 
+def test_each_list_and_each_row_links_to_the_dashboard() -> None:
+    job = make_job("completed")
+    failed = make_job("failed")
+    rows: dict[Any, tuple[str, str]] = {
+        job: ("jobs/", f"jobs/emails/{job.job_id}/"),
+        make_result(job, 1): ("jobs/", f"jobs/emails/{job.job_id}/"),
+        DeadLetter.objects.get(): ("dead-letters/", f"jobs/emails/{failed.job_id}/"),
+    }
+    schedule = CronJob.objects.create(name="nightly", job_name="report", schedule="@daily")
+    rows[schedule] = ("cron/", f"cron/{schedule.pk}/")
+    client = logged_in(make_superuser())
+    for row, addresses in rows.items():
+        pages = (list_url(row._meta.model_name), change_url(row))
+        for page_url, address in zip(pages, addresses, strict=True):
+            link = f'<a class="djq-button" href="/admin/djqueue/dashboard/{address}">Open in dashboard</a>'
+            assert link in client.get(page_url).content.decode()
+
+
 @pytest.mark.urls("tests.admin.office_urls")
-def test_a_site_of_the_projects_own_has_the_same_pages() -> None:
+def test_a_custom_admin_site_has_the_same_pages() -> None:
     client = logged_in(make_superuser())
     job, letter = make_job("failed"), DeadLetter.objects.get()
 
@@ -186,11 +204,11 @@ def test_a_site_of_the_projects_own_has_the_same_pages() -> None:
         (["x" * 90], "[\n    '" + "x" * 90 + "',\n]"),
     ],
 )
-def test_values_are_written_as_python_writes_them(value: Any, text: str) -> None:
+def test_values_are_shown_as_python_literals(value: Any, text: str) -> None:
     assert "".join(rendering._characters(value)) == text
 
 
-def test_a_value_nested_deeper_than_anyone_reads_is_cut() -> None:
+def test_a_deeply_nested_value_is_truncated() -> None:
     value: list[Any] = []
     for _ in range(400):
         value = [value, 1]
@@ -198,5 +216,5 @@ def test_a_value_nested_deeper_than_anyone_reads_is_cut() -> None:
 
 
 @pytest.mark.parametrize("name", ["change_list", "change_form", "attempts", "log"])
-def test_the_templates_are_shipped_with_the_package(name: str) -> None:
+def test_the_templates_are_part_of_the_package(name: str) -> None:
     assert get_template(f"djqueue/admin/{name}.html")

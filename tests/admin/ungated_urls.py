@@ -1,4 +1,4 @@
-"""A site with a list as somebody might add it: without the gate."""
+"""An admin site with a list that does not use the gate."""
 
 from django.contrib import admin
 from django.urls import path
@@ -8,7 +8,7 @@ from djqueue.models import Dashboard, Job
 
 
 class UngatedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """All rows, in Django's own forms."""
+    """A list of all rows, with Django's own forms."""
 
     list_display = ("job_id", "queue")
 

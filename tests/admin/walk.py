@@ -1,7 +1,7 @@
-"""A walk over every address of djqueue in an admin site: the lists, the rows and the dashboard's pages.
+"""A walk over every URL of djqueue in an admin site: the lists, the rows and the dashboard's pages.
 
-The addresses come from `site._registry`, so that a list or a page that somebody adds is walked, too. What the
-walk does not know how to fill in, it refuses: a model without a row here, a route with another capture.
+The URLs come from `site._registry`, so that new lists and pages are included. The walk fails for a model without
+a row here, and for a route with an unknown capture.
 """
 
 import re
@@ -35,16 +35,16 @@ from tests.admin.factories import NOON, make_attempt, make_job, make_log, make_r
 from tests.dashboard.schedules import GOOD
 
 SHOWN, HIDDEN = "mail", "zzhidden"
-"""The queues, and the word that every row of the second one has."""
+"""The queues. Every row of the second one contains its name."""
 SECRET = "zzsecret"
-"""What the payloads and results of both queues hide."""
+"""Hidden value in the payloads and results of both queues."""
 SETTINGS = {
     "STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"},
     "LIMITERS": {"mail-limiter": {}, "zzhidden-limiter": {}},
     "QUEUES": {SHOWN: {"LIMITER": "mail-limiter"}, HIDDEN: {"LIMITER": "zzhidden-limiter"}},
 }
 WATCHED = (BulkOperation, CronJob, DeadLetter, GroupState, Job, JobResult, LimiterState, QueueState)
-"""Tables that nothing changes but what a user does in these tests."""
+"""Tables that only the actions of users change in these tests."""
 
 
 def sees_shown(_request: Any, queue: str) -> bool:
@@ -53,18 +53,18 @@ def sees_shown(_request: Any, queue: str) -> bool:
 
 
 class Target(NamedTuple):
-    """An address."""
+    """A URL to request."""
 
     label: str
     url: str
     page: DashboardPage | None
-    """The dashboard's page; None: a list or a row of the admin."""
+    """The dashboard's page; None for a list or a row of the admin."""
     queue: str
-    """The queue that it is about."""
+    """The queue whose data the URL shows."""
 
 
 class Scene:
-    """The same things in both queues."""
+    """The same rows for both queues."""
 
     def __init__(self) -> None:
         self.captured: dict[str, dict[str, Any]] = {}
@@ -120,7 +120,7 @@ class Scene:
         }
 
     def targets(self, site: AdminSite) -> Iterator[Target]:
-        """Every address of djqueue on a site, for both queues."""
+        """Yield every URL of djqueue on a site, for both queues."""
         pages = {f"djqueue_dashboard_{page.name}": page for page in PAGES}
         for model, model_admin in site._registry.items():
             if model._meta.app_label != "djqueue":
@@ -142,13 +142,13 @@ class Scene:
             known["pk"] = known[next(part for part in ("cron/", "operations/") if route.startswith(part))]
         values = {name: known[name] for name in names}
         assert None not in values.values(), f"{model.__name__} needs a row in tests/admin/walk.py"
-        if pattern.name is None:  # the admin's old address of a row
+        if pattern.name is None:  # the admin's old URL of a row
             return reverse(f"{site.name}:djqueue_{model._meta.model_name}_changelist") + f"{row.pk}/"
         return reverse(f"{site.name}:{pattern.name}", kwargs=values)
 
 
 def state() -> dict[str, list[str]]:
-    """What there is, by queue, as the tables have it; anything else is of the queue that is shown."""
+    """Return all rows by queue; rows that don't name the hidden queue count as the visible one's."""
     found: dict[str, list[str]] = {SHOWN: [], HIDDEN: []}
     for model in WATCHED:
         for row in model._default_manager.order_by("pk").values():
@@ -159,7 +159,7 @@ def state() -> dict[str, list[str]]:
 
 
 def data_for(target: Target) -> dict[str, Any]:
-    """What a form of a page is filled in with, so that it would do something."""
+    """Return form data with which a page would change something."""
     queue = target.queue
     jobs = [f"{queue}/{queue}-{one}" for one in ("waiting", "delayed", "failed", "done")]
     wanted = {"all_promote_begin": "delayed", "all_cancel_begin": "waiting", "all_delete_begin": "completed"}
@@ -178,7 +178,7 @@ def data_for(target: Target) -> dict[str, Any]:
         "delay": "60",
         "priority": "5",
         "on": "0",
-        # Of the admin's own forms.
+        # For the admin's own forms.
         "action": "delete_selected",
         "_selected_action": ["1", "2", "3"],
         "post": "yes",
@@ -191,18 +191,18 @@ def data_for(target: Target) -> dict[str, Any]:
 
 
 def ask(client: Client, target: Target, method: str) -> Any:
-    """Make a request, with no snapshot left of an earlier one."""
+    """Make a request without snapshots of earlier ones."""
     snapshots.clear()
     if method == "POST":
         response = client.post(target.url, data_for(target))
-        # What is told on the next page repeats what was typed here.
+        # Messages on the next page would repeat what was typed here.
         client.cookies.pop("messages", None)
         return response
     return client.get(target.url)
 
 
 def body(response: Any) -> str:
-    """The text of an answer, also of one that is streamed, with where it leads."""
+    """Return the text of a response, streamed or not, and its redirect."""
     content = b"".join(response.streaming_content) if response.streaming else response.content
     return f"{response.headers.get('Location', '')} {content.decode()}"
 

@@ -1,37 +1,37 @@
-"""System checks (`manage.py check --tag djqueue`): what can be known to be wrong before a job runs.
+"""System checks (`manage.py check --tag djqueue`), registered by `djqueue.apps`.
 
-| id | what is wrong |
+| id | problem |
 |---|---|
-| djqueue.E001 | a key of `DJQUEUE` |
-| djqueue.E002 | the storage's class cannot be imported |
-| djqueue.E003 | the storage's class is no `djqueue.storage.base.Storage` |
-| djqueue.E004 | an option of the storage is not known, or is missing |
+| djqueue.E001 | a key of `DJQUEUE` is unknown or its value is invalid |
+| djqueue.E002 | the storage class cannot be imported |
+| djqueue.E003 | the storage class is not a subclass of `djqueue.storage.base.Storage` |
+| djqueue.E004 | an option of the storage is unknown, missing or invalid |
 | djqueue.E005 | jobs would be written in a content type that is not accepted |
 | djqueue.E006 | the Redis server is too old |
-| djqueue.E007 | an entry of `MIDDLEWARE` |
-| djqueue.E008 | a queue's `LIMITER` |
-| djqueue.E009 | a job's queue is not in `QUEUES`, and `STRICT_QUEUES` is on |
+| djqueue.E007 | an entry of `MIDDLEWARE` is invalid |
+| djqueue.E008 | the `LIMITER` of a queue is not in `LIMITERS` |
+| djqueue.E009 | the queue of a job is not in `QUEUES`, and `STRICT_QUEUES` is on |
 | djqueue.E010 | a module of `MODULES` does not exist |
-| djqueue.I001 | a Redis server does not let us look at its settings |
-| djqueue.I002 | Redis leaves it to the system when its log is written to the disk |
+| djqueue.I001 | a Redis server does not allow reading its configuration |
+| djqueue.I002 | `appendfsync` of Redis is `no` |
 | djqueue.W001 | pickle is accepted |
 | djqueue.W002 | SQLite without IMMEDIATE transactions |
-| djqueue.W003 | a SQLite database in memory, which no other process sees |
-| djqueue.W004 | a database on which djqueue is not tested |
-| djqueue.W005 | leases that may run out between two heartbeats |
-| djqueue.W006 | leases that may run out while a call to Redis is tried |
-| djqueue.W007 | a Redis server could not be asked |
-| djqueue.W008 | Redis may delete jobs to make room |
-| djqueue.W009 | Redis keeps nothing on the disk |
-| djqueue.W010 | Redis hangs up on connections that rest |
+| djqueue.W003 | a SQLite database in memory, which other processes cannot see |
+| djqueue.W004 | a database that djqueue is not tested on |
+| djqueue.W005 | a lease may expire between two heartbeats |
+| djqueue.W006 | a lease may expire during one call to Redis |
+| djqueue.W007 | a Redis server could not be reached |
+| djqueue.W008 | Redis may evict jobs |
+| djqueue.W009 | Redis persists nothing |
+| djqueue.W010 | Redis closes idle connections |
 | djqueue.W011 | Redis refuses calls while a script runs |
-| djqueue.W012 | jobs on their way to Redis that nobody takes there |
-| djqueue.W013 | a limiter that no queue uses |
-| djqueue.W015 | a module of `MODULES` that no app has |
+| djqueue.W012 | the outbox has jobs, and no queue uses it |
+| djqueue.W013 | no queue uses a limiter |
+| djqueue.W015 | no app has a module of `MODULES` |
 | djqueue.W016 | the `QUEUE_FILTER` of `DASHBOARD` cannot be imported |
 
-Only W012 asks the database anything, when Django asks databases: with `--database`, and before
-`migrate`. Redis is asked then, and with `--deploy`. E006, the I… and W007 to W011 are of
+Only W012 queries the database, when Django checks databases: with `--database`, and before `migrate`.
+Redis is checked then, and with `--deploy`. E006, I001, I002 and W007 to W011 come from
 `djqueue.storage.redis.health`.
 """
 
@@ -67,29 +67,29 @@ HINTS = {
     "QUEUES": "For example {'emails': {'RATE': '100/s', 'CONCURRENCY': 10}}, or a list of names.",
     "LIMITERS": "For example {'stripe': {'RATE': '100/s', 'CONCURRENCY': 20}}.",
     "STRICT_QUEUES": "With True, only the queues named in QUEUES exist.",
-    "DEFAULTS": "Options of every job, as they are given to @job: {'max_attempts': 5}.",
-    "MAX_PAYLOAD": "The bytes that an encoded payload may have: 1_048_576 unless set.",
-    "MAX_ITEMS": "How many items one run of a generator may send: 10_000 unless set.",
-    "MAX_ITEMS_SIZE": "The bytes that these may have together: 16_777_216 unless set.",
+    "DEFAULTS": "Default options of every job, as for @job: {'max_attempts': 5}.",
+    "MAX_PAYLOAD": "Maximum bytes of an encoded payload, 1_048_576 by default.",
+    "MAX_ITEMS": "Maximum items sent by one attempt of a generator, 10_000 by default.",
+    "MAX_ITEMS_SIZE": "Maximum bytes of the items of one attempt, 16_777_216 by default.",
     "ACCEPT_CONTENT": "For example ['application/x-djqueue-msgpack', 'application/json'].",
     "CODEC": "A content type, such as 'application/json'.",
-    "CONCURRENCY": "How many jobs a worker runs at once: 10 unless set.",
-    "SHUTDOWN_TIMEOUT": "Seconds that a stopping worker gives its jobs: 25 unless set.",
-    "HEARTBEAT": "Seconds between a worker's signs of life: 5 unless set.",
-    "STUCK_TIMEOUT": "Seconds for which the leases of a stuck worker are renewed: 300 unless set.",
-    "METRICS": "For example {'MINUTE': 604_800}: seconds for which buckets of MINUTE, HOUR and DAY are kept.",
-    "VERSION": "The project's version, for example its release or commit: '2026.11.3'.",
-    "MODULES": "For example ['tasks']: imported from every app besides its jobs.py.",
+    "CONCURRENCY": "Number of jobs that a worker runs at once, 10 by default.",
+    "SHUTDOWN_TIMEOUT": "Seconds that a stopping worker waits for its jobs, 25 by default.",
+    "HEARTBEAT": "Seconds between the heartbeats of a worker, 5 by default.",
+    "STUCK_TIMEOUT": "Seconds for which the leases of a stuck worker are renewed, 300 by default.",
+    "METRICS": "Seconds to keep the buckets of MINUTE, HOUR and DAY, for example {'MINUTE': 604_800}.",
+    "VERSION": "Version of the project, such as its release or commit: '2026.11.3'.",
+    "MODULES": "Modules to import from every app besides jobs.py, for example ['tasks'].",
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
     "DASHBOARD": "For example {'READ_ONLY': True, 'POLL': 5}.",
 }
 FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies"})
-"""Parameters of storages that other settings, or tests, decide."""
+"""Parameters of storages that come from other settings or from tests, not from OPTIONS."""
 MESSAGES = {"error": checks.Error, "warning": checks.Warning, "info": checks.Info}
 
 
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
-    """Every check that asks nobody: the later ones only for what the earlier ones could read."""
+    """Check the settings without connecting to anything. Invalid keys are left out of later checks."""
     given = getattr(django_settings, "DJQUEUE", {})
     found: list[checks.CheckMessage] = list(_bad_keys(given))
     readable = given if isinstance(given, Mapping) else {}
@@ -120,7 +120,7 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
 
 
 def check_servers(databases: Iterable[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
-    """What asks Redis, and the table of jobs on their way there, when databases are asked, too."""
+    """Check the Redis servers and the outbox, if databases are checked."""
     if not databases:
         return []
     _LastRun.databases = databases
@@ -145,11 +145,11 @@ class _LastRun:
 
 def _bad_keys(given: Any) -> Iterator[checks.CheckMessage]:
     if not isinstance(given, Mapping):
-        yield checks.Error(problems(given)[0], hint="DJQUEUE = {} is a good start.", id="djqueue.E001")
+        yield checks.Error(problems(given)[0], hint="Start with DJQUEUE = {}.", id="djqueue.E001")
         return
     for key, value in given.items():
         for problem in problems({key: value}):
-            hint = HINTS.get(key) or f"The settings are: {', '.join(READERS)}."
+            hint = HINTS.get(key) or f"Valid keys: {', '.join(READERS)}."
             yield checks.Error(problem, hint=hint, id="djqueue.E001")
 
 
@@ -157,16 +157,16 @@ def _content_types(settings: Settings) -> Iterator[checks.CheckMessage]:
     accepted = settings.accept_content
     if settings.codec not in accepted:
         yield checks.Error(
-            f"DJQUEUE['CODEC']: jobs would be written as {settings.codec!r}, which "
-            "DJQUEUE['ACCEPT_CONTENT'] does not list: none could be enqueued.",
+            f"DJQUEUE['CODEC']: {settings.codec!r} is not in DJQUEUE['ACCEPT_CONTENT'], so no job can be "
+            "enqueued.",
             hint=f"Add {settings.codec!r} to ACCEPT_CONTENT ({', '.join(sorted(accepted))}).",
             id="djqueue.E005",
         )
     for content_type in sorted(accepted & PICKLES):
         yield checks.Warning(
-            f"DJQUEUE['ACCEPT_CONTENT'] lists {content_type!r}: whoever can write to the storage "
-            "can run any code in the workers, and in the admin.",
-            hint="Enqueue ids and plain values, and leave pickle out.",
+            f"DJQUEUE['ACCEPT_CONTENT'] lists {content_type!r}: anyone who can write to the storage can run "
+            "code in the workers and in the admin.",
+            hint="Enqueue ids and plain values, and remove pickle.",
             id="djqueue.W001",
         )
 
@@ -176,8 +176,8 @@ def _unused_limiters(settings: Settings) -> Iterator[checks.CheckMessage]:
     for name in settings.limiters:
         if name not in used:
             yield checks.Warning(
-                f"DJQUEUE['LIMITERS']: no queue uses {name!r}: it limits nothing.",
-                hint=f"DJQUEUE['QUEUES'] = {{'some-queue': {{'LIMITER': {name!r}}}}}, or leave it out.",
+                f"DJQUEUE['LIMITERS']: no queue uses {name!r}, so it limits nothing.",
+                hint=f"DJQUEUE['QUEUES'] = {{'some-queue': {{'LIMITER': {name!r}}}}}, or remove the limiter.",
                 id="djqueue.W013",
             )
 
@@ -186,7 +186,7 @@ def _middleware(settings: Settings) -> Iterator[checks.CheckMessage]:
     for path in settings.middleware:
         wrong = middleware.problem(path)
         if wrong is not None:
-            hint = "A class with enqueue and aenqueue, or with execute and aexecute, or with all four."
+            hint = "Expected a class with enqueue and aenqueue, with execute and aexecute, or with all four."
             yield checks.Error(f"DJQUEUE: {wrong}.", hint=hint, id="djqueue.E007")
 
 
@@ -199,7 +199,7 @@ def _queue_filter(settings: Settings) -> Iterator[checks.CheckMessage]:
     except ImportError as error:
         yield checks.Warning(
             f"DJQUEUE['DASHBOARD']: QUEUE_FILTER: {path!r} cannot be imported: {error}",
-            hint="The dotted path of a function (request, queue) -> bool: 'shop.rights.may_see'.",
+            hint="Expected the dotted path of a function (request, queue) -> bool: 'shop.rights.may_see'.",
             id="djqueue.W016",
         )
 
@@ -258,9 +258,9 @@ def _leases(settings: Settings, default: int) -> Iterator[checks.CheckMessage]:
         if lease < 2 * settings.heartbeat:
             yield checks.Warning(
                 f"DJQUEUE: the lease of {name} ({lease / 1000:g} s) is shorter than two heartbeats "
-                f"({settings.heartbeat / 1000:g} s each): one that is late, and a job that is "
-                "running counts as lost and runs again.",
-                hint="Lengthen the queue's LEASE or shorten HEARTBEAT.",
+                f"({settings.heartbeat / 1000:g} s each): after one late heartbeat, a running job is "
+                "considered stalled and runs again.",
+                hint="Increase LEASE of the queue or reduce HEARTBEAT.",
                 id="djqueue.W005",
             )
 
@@ -300,7 +300,7 @@ def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[checks
     }
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     where = f"DJQUEUE['STORAGE']: OPTIONS: {backend.__name__}"
-    hint = f"It has: {', '.join(sorted(name.upper() for name in known)) or 'none'}."
+    hint = f"Valid options: {', '.join(sorted(name.upper() for name in known)) or 'none'}."
     for name in given:
         if name not in known and not open_ended:
             near = nearest(name.upper(), [other.upper() for other in known]) or "."
@@ -309,7 +309,7 @@ def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[checks
             )
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in given:
-            yield checks.Error(f"{where} needs the option {name.upper()!r}.", hint=hint, id="djqueue.E004")
+            yield checks.Error(f"{where} requires the option {name.upper()!r}.", hint=hint, id="djqueue.E004")
 
 
 def _database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
@@ -317,8 +317,8 @@ def _database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
     if alias not in connections:
         known = ", ".join(connections)
         yield checks.Error(
-            f"DJQUEUE['STORAGE']: OPTIONS: DATABASE: {shown_name(alias)} is not one of DATABASES.",
-            hint=f"There are: {known}.",
+            f"DJQUEUE['STORAGE']: OPTIONS: DATABASE: {shown_name(alias)} is not in DATABASES.",
+            hint=f"DATABASES has: {known}.",
             id="djqueue.E004",
         )
         return
@@ -329,7 +329,7 @@ def _database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
     elif vendor not in TESTED_VENDORS:
         yield checks.Warning(
             f"DATABASES[{alias!r}]: djqueue is not tested on {connections[alias].display_name}.",
-            hint="SQLite and PostgreSQL are.",
+            hint="Use SQLite or PostgreSQL.",
             id="djqueue.W004",
         )
 
@@ -344,7 +344,7 @@ def _values_of_database(options: Mapping[str, Any]) -> Iterator[checks.CheckMess
     except (ConfigurationError, ImproperlyConfigured) as error:
         yield checks.Error(
             f"DJQUEUE['STORAGE']: OPTIONS: {error}",
-            hint="The options are in the docs, under Storages.",
+            hint="See the options of DatabaseStorage in the docs, under Storages.",
             id="djqueue.E004",
         )
 
@@ -352,33 +352,33 @@ def _values_of_database(options: Mapping[str, Any]) -> Iterator[checks.CheckMess
 def _sqlite(alias: str) -> Iterator[checks.CheckMessage]:
     database = connections[alias].settings_dict
     name = str(database["NAME"])
-    if name.startswith("file:memorydb_"):  # the one that Django's test runner makes
+    if name.startswith("file:memorydb_"):  # The database of Django's test runner.
         return
     if ":memory:" in name or "mode=memory" in name:
         yield checks.Warning(
-            f"DATABASES[{alias!r}] is in memory: no other process, such as `manage.py runworkers`, "
-            "sees its jobs.",
-            hint="Give it a file, or use djqueue.storage.memory.MemoryStorage in one process.",
+            f"DATABASES[{alias!r}] is in memory, so other processes such as `manage.py runworkers` cannot "
+            "see its jobs.",
+            hint="Use a file, or djqueue.storage.memory.MemoryStorage in a single process.",
             id="djqueue.W003",
         )
     elif str(database.get("OPTIONS", {}).get("transaction_mode") or "").upper() != "IMMEDIATE":
         yield checks.Warning(
-            f"DATABASES[{alias!r}]: a transaction of this SQLite database that reads before it "
-            "writes fails with 'database is locked', whatever its timeout, when another process "
-            "has written in between; workers and web server do that.",
+            f"DATABASES[{alias!r}]: SQLite transactions are not IMMEDIATE. One that reads before it writes "
+            "fails with 'database is locked', whatever its timeout, if another process writes in between, as "
+            "workers and web servers do.",
             hint=f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'.",
             id="djqueue.W002",
         )
 
 
 def _is_redis(backend: object) -> bool:
-    # A backend that is one has imported it; for the others it may not be installed.
+    # Importing a Redis backend has imported the package. With other backends, redis may not be installed.
     package = sys.modules.get("djqueue.storage.redis")
     return package is not None and isinstance(backend, type) and issubclass(backend, package.RedisStorage)
 
 
 def _redis_options(settings: Settings) -> "RedisOptions | None":
-    """The options of a Redis storage; None if it is another one, or they are wrong (E004)."""
+    """Return the options of a Redis storage; None for other storages and invalid options (E004)."""
     try:
         if not _is_redis(import_string(settings.backend)):
             return None
@@ -397,7 +397,7 @@ def _redis(settings: Settings) -> Iterator[checks.CheckMessage]:
     given = _upper(settings)
     try:
         options = RedisOptions.read(given)
-        if given.get("CLIENT") is None:  # a project's own function may well connect
+        if given.get("CLIENT") is None:  # A function of the project might connect.
             locate(given)
     except ConfigurationError as error:
         yield _wrong_option(error)
@@ -416,7 +416,7 @@ def _servers() -> Iterator[checks.CheckMessage]:
     try:
         connections = Connections(_upper(settings))
     except ConfigurationError as error:
-        if settings.storage_options.get("client") is not None:  # of the others E004 is told already
+        if settings.storage_options.get("client") is not None:  # E004 covers the other options.
             yield _wrong_option(error)
     except StorageError as error:
         yield _message(away(error))
@@ -436,15 +436,15 @@ def _left_in_outbox(databases: Iterable[str]) -> Iterator[checks.CheckMessage]:
         return
     if any(policy.outbox for policy in read_settings(given).queues.values()):
         return
-    many = 0
-    with suppress(Error):  # of a database that is away, Django tells
+    count = 0
+    with suppress(Error):  # Django reports an unavailable database.
         if table in connections[alias].introspection.table_names():
-            many = OutboxJob.objects.using(alias).count()
-    if many:
+            count = OutboxJob.objects.using(alias).count()
+    if count:
         yield checks.Warning(
-            f"DATABASES[{alias!r}]: {many} rows of {table} are jobs on their way to Redis, and no queue "
-            "has OUTBOX any more: nobody takes them there.",
-            hint="Give their queue OUTBOX again until `runworkers` has emptied the table, or delete them.",
+            f"DATABASES[{alias!r}]: {table} has {count} {'job' if count == 1 else 'jobs'} for Redis, but no "
+            "queue has OUTBOX, so they are not sent.",
+            hint="Set OUTBOX for their queue until `runworkers` has emptied the table, or delete the rows.",
             id="djqueue.W012",
         )
 

@@ -1,4 +1,4 @@
-"""Middleware: what a project has done around every enqueue and every run, in layers.
+"""Middleware: code of a project around every enqueue and every attempt.
 
     class Tenants:
         def enqueue(self, batch, call_next):
@@ -15,7 +15,8 @@
             with tenant_of(job):
                 return await call_next(job)
 
-The first of `DJQUEUE["MIDDLEWARE"]` is the outermost. Each is made once for a process, without arguments.
+The first entry of `DJQUEUE["MIDDLEWARE"]` is the outermost. Each class is instantiated once per process,
+without arguments.
 """
 
 import logging
@@ -31,16 +32,16 @@ from .core.errors import ConfigurationError
 from .core.job import Batch, EnqueueResult
 
 PAIRS = (("enqueue", "aenqueue"), ("execute", "aexecute"))
-"""What a middleware may have; who has one of a pair has the other: else some jobs would go around it."""
+"""Methods of a middleware. Those of a pair are required together, or some jobs would bypass it."""
 
 Layer = Callable[[Any, Callable[[Any], Any]], Any]
-"""(subject, call_next) -> what `call_next(subject)` returns, or something else."""
+"""(subject, call_next) -> the result of `call_next(subject)`, or a replacement."""
 
 logger = logging.getLogger("djqueue.jobs")
 
 
 class Layers(NamedTuple):
-    """The methods of the settings' middleware, from the outermost on."""
+    """The methods of the configured middleware, outermost first."""
 
     enqueue: tuple[Layer, ...] = ()
     aenqueue: tuple[Layer, ...] = ()
@@ -50,7 +51,11 @@ class Layers(NamedTuple):
 
 @lru_cache(maxsize=1)
 def layers_of(settings: Settings) -> Layers:
-    """The middleware that the settings name, made. Raises ConfigurationError, naming the entry."""
+    """Return the methods of the configured middleware.
+
+    Raises:
+        ConfigurationError: An entry is invalid. The message names it.
+    """
     if not settings.middleware:
         return NONE
     made = [_made(path) for path in settings.middleware]
@@ -62,23 +67,23 @@ def layers_of(settings: Settings) -> Layers:
 
 
 def problem(path: str) -> str | None:
-    """What is wrong with an entry of MIDDLEWARE; None if nothing is."""
+    """Return the problem of an entry of MIDDLEWARE; None if it is valid."""
     try:
         kind = import_string(path)
     except ImportError as error:
         return f"MIDDLEWARE: {path!r} cannot be imported: {error}"
     found = {name for name in Layers._fields if callable(getattr(kind, name, None))}
     if not isinstance(kind, type) or not found:
-        return f"MIDDLEWARE: {path!r} is no class with {' or '.join(name for name, _ in PAIRS)}"
+        return f"MIDDLEWARE: {path!r} is not a class with {' or '.join(name for name, _ in PAIRS)}"
     for one, other in PAIRS:
         if (one in found) != (other in found):
-            there, missing = (one, other) if one in found else (other, one)
-            return f"MIDDLEWARE: {path!r} has {there} but no {missing}: some jobs would go around it"
+            present, missing = (one, other) if one in found else (other, one)
+            return f"MIDDLEWARE: {path!r} has {present} but no {missing}, so some jobs would bypass it"
     return None
 
 
 def through(layers: Iterable[Layer], core: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`core` with layers around it, the first of them outermost."""
+    """Return `core` wrapped in the layers, the first of them outermost."""
     call = core
     for layer in reversed(tuple(layers)):
         call = partial(_pass, layer, call)
@@ -100,10 +105,10 @@ NONE = Layers()
 
 
 class LoggingMiddleware:
-    """A line in the log `djqueue.jobs` for each enqueue and each run. Payloads are never logged."""
+    """Logs each enqueue and each attempt to `djqueue.jobs`, without payloads."""
 
     def enqueue(self, batch: Batch, call_next: Callable[[Batch], list[EnqueueResult]]) -> list[EnqueueResult]:
-        """Log how many jobs were asked for, and how many are new."""
+        """Log the number of jobs in the batch and of new jobs."""
         answers = call_next(batch)
         self._enqueued(batch, answers)
         return answers
@@ -111,13 +116,13 @@ class LoggingMiddleware:
     async def aenqueue(
         self, batch: Batch, call_next: Callable[[Batch], Awaitable[list[EnqueueResult]]]
     ) -> list[EnqueueResult]:
-        """See `enqueue`."""
+        """Async version of `enqueue`."""
         answers = await call_next(batch)
         self._enqueued(batch, answers)
         return answers
 
     def execute(self, job: Any, call_next: Callable[[Any], Any]) -> Any:
-        """Log the handler's time, and what it raised."""
+        """Log the duration of the handler and its exception."""
         start = time.perf_counter()
         try:
             result = call_next(job)
@@ -128,7 +133,7 @@ class LoggingMiddleware:
         return result
 
     async def aexecute(self, job: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any:
-        """See `execute`."""
+        """Async version of `execute`."""
         start = time.perf_counter()
         try:
             result = await call_next(job)
@@ -140,14 +145,14 @@ class LoggingMiddleware:
 
     def _enqueued(self, batch: Batch, answers: list[EnqueueResult]) -> None:
         new = sum(answer.status == "queued" for answer in answers)
-        logger.info("%d of %d jobs %s enqueued in %s", new, len(answers), batch.name, batch.queue)
+        logger.info("Enqueued %d of %d jobs %s in %s.", new, len(answers), batch.name, batch.queue)
 
     def _returned(self, job: Any, start: float) -> None:
-        logger.info("%s [%s] returned after %d ms", job.name, job.id, _since(start), extra=_extra(job))
+        logger.info("Job %s [%s] completed in %d ms.", job.name, job.id, _since(start), extra=_extra(job))
 
     def _raised(self, job: Any, start: float, error: BaseException) -> None:
         kind = type(error).__name__
-        text = "%s [%s] raised %s after %d ms"
+        text = "Job %s [%s] raised %s after %d ms."
         logger.info(text, job.name, job.id, kind, _since(start), extra=_extra(job))
 
 

@@ -1,22 +1,23 @@
-"""Django signals: what happens to jobs, for receivers in the process in which it happened.
+"""Django signals for the events of jobs, sent in the process in which they happen.
 
-| signal | when | beside `queue`, `job_id`, `name` |
+| signal | sent when | arguments besides `queue`, `job_id`, `name` |
 |---|---|---|
-| `job_enqueued` | a storage has accepted a new job; in a transaction: after its commit | `options` |
-| `job_started` | a worker has handed a job to its handler | `attempt`, `worker` |
+| `job_enqueued` | a storage has accepted a new job; in a transaction, after the commit | `options` |
+| `job_started` | a worker has called the handler of a job | `attempt`, `worker` |
 | `job_completed` | a job has completed | `attempt`, `worker`, `duration` |
-| `job_failed` | a run has failed, the last one or not | `attempt`, `worker`, `error` |
-| `job_retrying` | ... and another one will follow | `attempt`, `worker`, `error`, `delay` |
-| `job_dead` | a job has become a dead letter, however | `reason`, `error` |
-| `job_cancelled` | a job has ended as cancelled | `reason` |
-| `job_stalled` | a run was lost with its worker | |
+| `job_failed` | an attempt has failed, whether or not another follows | `attempt`, `worker`, `error` |
+| `job_retrying` | an attempt has failed and another will follow | `attempt`, `worker`, `error`, `delay` |
+| `job_dead` | a job has become a dead letter, for any reason | `reason`, `error` |
+| `job_cancelled` | a job has been cancelled | `reason` |
+| `job_stalled` | the lease of an attempt has expired | |
 | `schedule_fired` | a schedule has enqueued a job | `schedule` |
 
-The sender is the job type under `@job`, or None where this process has none of the name. `duration` and
-`delay` are seconds, `error` is a `djqueue.core.job.JobFailure` or None, `schedule` a name.
+The sender is the job type made by `@job`, or None if this process has no job type of that name. `duration`
+and `delay` are in seconds, `error` is a `djqueue.core.job.JobFailure` or None, and `schedule` is a name.
 
-A receiver that raises is logged, and concerns neither the job nor other receivers. Signals tell a process
-what it has done itself: one that dies in that moment tells nobody. They cost nothing without receivers.
+An exception in a receiver is logged and affects neither the job nor other receivers. A process sends signals
+only for what it does itself, and a process that dies may not send the last ones. Without receivers, signals
+cost nothing.
 """
 
 from django.dispatch import Signal
@@ -32,7 +33,7 @@ job_stalled = Signal()
 schedule_fired = Signal()
 
 dashboard_action = Signal()
-"""Somebody did something in the dashboard, or was refused: `event`, the `AuditEvent` that was kept of it."""
+"""Sent for each action in the dashboard, performed or refused. Argument: `event`, its `AuditEvent`."""
 
 ALL = {
     "job_enqueued": job_enqueued,
@@ -45,4 +46,4 @@ ALL = {
     "job_stalled": job_stalled,
     "schedule_fired": schedule_fired,
 }
-"""The signals of jobs by name."""
+"""Signals of jobs by name."""

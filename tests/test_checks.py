@@ -137,7 +137,7 @@ def test_an_option_that_the_storage_needs_is_asked_for(settings: Any) -> None:
     backend = f"{__name__}.Strict"
     (message,) = found(settings, {"STORAGE": {"BACKEND": backend, "OPTIONS": {"TIMEOUT": 3}}})
     assert message.id == "djqueue.E004"
-    assert "needs the option 'URL'" in message.msg
+    assert "requires the option 'URL'" in message.msg
     assert found(settings, {"STORAGE": {"BACKEND": backend, "OPTIONS": {"URL": "x"}}}) == []
 
 
@@ -231,7 +231,7 @@ def test_a_database_that_is_not_tested_is_a_warning(
 def test_a_database_that_is_not_configured_is_an_error(settings: Any) -> None:
     (message,) = of_database(settings, "jobs")
     assert message.id == "djqueue.E004"
-    assert "'jobs' is not one of DATABASES" in message.msg
+    assert "'jobs' is not in DATABASES" in message.msg
 
 
 def test_the_database_of_another_storage_is_nobodys_business(
@@ -348,7 +348,7 @@ def test_jobs_that_are_left_in_the_outbox_of_no_queue_are_a_warning(settings: An
     (message,) = run_checks(tags=["djqueue"], databases=["default"])
     assert message.id == "djqueue.W012"
     assert isinstance(message, CheckWarning)
-    assert "3 rows of djqueue_outbox_job" in message.msg
+    assert "djqueue_outbox_job has 3 jobs" in message.msg
     assert "OUTBOX" in str(message.hint)
 
 
@@ -407,7 +407,7 @@ def test_no_check_asks_a_database(settings: Any) -> None:
     [
         ("djqueue.middleware.Nothing", "cannot be imported"),
         ("tests.test_checks.Half", "has execute but no aexecute"),
-        ("tests.test_checks.MEMORY", "is no class with enqueue or execute"),
+        ("tests.test_checks.MEMORY", "is not a class with enqueue or execute"),
         ("djqueue.middleware.LoggingMiddleware", None),
     ],
 )

@@ -111,21 +111,21 @@ BAD: list[tuple[str, Any, str]] = [
     ("QUEUES", [["a"]], "queue: expected a string"),
     ("QUEUES", {"": {}}, "queue: must have 1 to 255 characters; got 0"),
     ("QUEUES", {"a": None}, "queue 'a': must be a dict"),
-    ("QUEUES", {"a": {"RATES": "1/s"}}, "queue 'a': 'RATES' is not known here; did you mean 'RATE'?"),
-    ("QUEUES", {"a": {"RATE": "fast"}}, "queue 'a': RATE: 'fast' is neither like '100/s'"),
+    ("QUEUES", {"a": {"RATES": "1/s"}}, "queue 'a': unknown key 'RATES'; did you mean 'RATE'?"),
+    ("QUEUES", {"a": {"RATE": "fast"}}, "queue 'a': RATE: must be like '100/s'"),
     ("QUEUES", {"a": {"RATE": "0/s"}}, "queue 'a': RATE"),
     ("QUEUES", {"a": {"RATE": "9" * 5_000 + "/s"}}, "queue 'a': RATE"),
-    ("QUEUES", {"a": {"RATE": (1, 0)}}, "queue 'a': RATE: 0 is not positive"),
+    ("QUEUES", {"a": {"RATE": (1, 0)}}, "queue 'a': RATE: must be positive; got 0"),
     ("QUEUES", {"a": {"GROUP_RATE": 5}}, "queue 'a': GROUP_RATE: 5 is neither"),
     ("QUEUES", {"a": {"GROUP_WEIGHTS": ["b"]}}, "queue 'a': GROUP_WEIGHTS must be a dict"),
-    ("QUEUES", {"a": {"GROUP_WEIGHTS": {"b": 0}}}, "queue 'a': GROUP_WEIGHTS: 'b': 0 is not positive"),
+    ("QUEUES", {"a": {"GROUP_WEIGHTS": {"b": 0}}}, "queue 'a': GROUP_WEIGHTS: 'b': must be positive; got 0"),
     ("QUEUES", {"a": {"GROUP_WEIGHTS": {3: 1}}}, "queue 'a': GROUP_WEIGHTS: a group: expected a string"),
     ("QUEUES", {"a": {"LEASE": "long"}}, "queue 'a': LEASE: expected seconds"),
-    ("QUEUES", {"a": {"LEASE": 0}}, "queue 'a': LEASE: 0 is not positive"),
-    ("QUEUES", {"a": {"CONCURRENCY": 0}}, "queue 'a': CONCURRENCY: 0 is not positive"),
-    ("QUEUES", {"a": {"MAX_SIZE": 0}}, "queue 'a': MAX_SIZE: 0 is not positive"),
+    ("QUEUES", {"a": {"LEASE": 0}}, "queue 'a': LEASE: must be positive; got 0"),
+    ("QUEUES", {"a": {"CONCURRENCY": 0}}, "queue 'a': CONCURRENCY: must be positive; got 0"),
+    ("QUEUES", {"a": {"MAX_SIZE": 0}}, "queue 'a': MAX_SIZE: must be positive; got 0"),
     ("QUEUES", {"a": {"WHEN_FULL": "wait"}}, "queue 'a': WHEN_FULL: 'wait' is not one of reject, block"),
-    ("QUEUES", {"a": {"OBJECTIVE": 0}}, "queue 'a': OBJECTIVE: 0 is not positive"),
+    ("QUEUES", {"a": {"OBJECTIVE": 0}}, "queue 'a': OBJECTIVE: must be positive; got 0"),
     ("QUEUES", {"a": {"OBJECTIVE": "soon"}}, "queue 'a': OBJECTIVE: expected seconds or a timedelta"),
     ("VERSION", 7, "VERSION: expected a string, got 7"),
     ("VERSION", "", "VERSION: must have 1 to 255 characters; got 0"),
@@ -148,7 +148,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("DEFAULTS", {"max_atempts": 3}, "did you mean 'max_attempts'?"),
     ("DEFAULTS", {3: 3}, "the name of an option: expected a string"),
     ("DEFAULTS", {"timeout": float("nan")}, "timeout: nan is not a finite number of seconds"),
-    ("MAX_PAYLOAD", 0, "MAX_PAYLOAD: 0 is not positive"),
+    ("MAX_PAYLOAD", 0, "MAX_PAYLOAD: must be positive; got 0"),
     ("MAX_PAYLOAD", "1M", "MAX_PAYLOAD: unknown unit 'M'"),
     ("ACCEPT_CONTENT", "application/json", "must be a list of content types"),
     ("ACCEPT_CONTENT", [], "must be a list of content types"),
@@ -158,7 +158,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("CONCURRENCY", 1.5, "CONCURRENCY: 1.5 is not a whole number"),
     ("SHUTDOWN_TIMEOUT", -1, "SHUTDOWN_TIMEOUT: must not be negative; got -1"),
     ("SHUTDOWN_TIMEOUT", float("inf"), "SHUTDOWN_TIMEOUT: inf is not a finite number of seconds"),
-    ("HEARTBEAT", 0, "HEARTBEAT: 0 is not positive"),
+    ("HEARTBEAT", 0, "HEARTBEAT: must be positive; got 0"),
     ("HEARTBEAT", None, "HEARTBEAT: expected seconds"),
 ]
 
@@ -184,7 +184,7 @@ def test_every_bad_key_is_told_of() -> None:
 
 @pytest.mark.parametrize("value", [None, [], "x", 3])
 def test_a_setting_that_is_no_dict_is_said_to_be_none(value: Any) -> None:
-    assert problems(value) == [f"DJQUEUE must be a dict, not {'a list' if value == [] else repr(value)}"]
+    assert problems(value) == [f"DJQUEUE must be a dict; got {'a list' if value == [] else repr(value)}"]
 
 
 def test_reading_a_bad_setting_raises_the_first_of_its_problems() -> None:
@@ -284,7 +284,7 @@ def test_retention_is_read_for_what_goes_before_the_records():
         ({"COMPLETED": {"BYTES": "1 megabyte"}}, "COMPLETED: BYTES: unknown unit 'megabyte'"),
         ({"RESULTS": {"COUNT": 1}}, "COUNT"),
         ({"RESULTS": {"BYTES": -1}}, "RESULTS: BYTES"),
-        ({"ATTEMPTS": {"COUNT": 0}}, "ATTEMPTS: COUNT: 0 is not from 1 to 65535"),
+        ({"ATTEMPTS": {"COUNT": 0}}, "ATTEMPTS: COUNT: must be from 1 to 65535; got 0"),
         ({"LOGS": {"COUNT": 65_536}}, "LOGS: COUNT"),
         ({"LOGS": {"BYTES": 1}}, "BYTES"),
         ({"ATTEMPT": {}}, "ATTEMPTS"),

@@ -1,4 +1,4 @@
-"""Schedules: what a user says of one, and the times that follow from it. Knows no Django."""
+"""Schedules: reading their options, and computing their times. Independent of Django."""
 
 from .lines import ALIASES
 from .schedule import MISSED, ON_BLACKOUT, OVERLAP, Schedule

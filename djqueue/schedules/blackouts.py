@@ -1,4 +1,4 @@
-"""Blackouts: days and hours, on a zone's clocks, at which a schedule does not run."""
+"""Blackouts: days and hours, in local time, during which a schedule does not run."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,29 +12,29 @@ from .zones import instant, local_time, next_change
 
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY = timedelta(days=1)
-TOGETHER = 1_000
-"""Windows that may follow one another without a moment between them: the days of almost three years."""
-MOST = 200
-"""Windows of one schedule."""
+MAX_ADJACENT = 1_000
+"""Maximum number of windows without a gap between them: almost three years of days."""
+MAX_WINDOWS = 200
+"""Maximum number of windows of one schedule."""
 FORMS = "dates (2026-12-24, 2026-12-24..2027-01-02, 12-25), weekdays (sat,sun, mon-fri), hours (22:00-06:00)"
 
 
 @dataclass(frozen=True, slots=True)
 class BlackoutWindow:
-    """Hours of some days. An end that is not later than the beginning is on the next day."""
+    """Hours on certain days. An end that is not later than the beginning is on the next day."""
 
     first: date | None = None
     last: date | None = None
-    """Between these dates, both included."""
+    """First and last date, both included."""
     yearly: tuple[int, int] | None = None
-    """On this (month, day) of every year."""
+    """A (month, day) of every year."""
     weekdays: frozenset[int] | None = None
     begin: int = 0
     """Minutes since midnight."""
     end: int = 1_440
 
     def around(self, moment: datetime) -> tuple[datetime, datetime] | None:
-        """The beginning and the end of the window that a local time lies in; None if it lies in none."""
+        """Return the beginning and the end of the window around a local time; None if there is none."""
         today = moment.date()
         for day in (today, today - DAY) if self.end > 1_440 else (today,):
             if self._is_on(day):
@@ -54,30 +54,34 @@ class BlackoutWindow:
 
 @lru_cache(maxsize=1024)
 def parse_blackouts(lines: tuple[str, ...]) -> tuple[BlackoutWindow, ...]:
-    """Windows as users write them, one a line: days, hours, or both. Raises OptionError."""
-    if len(lines) > MOST:
-        raise OptionError(f"blackouts: {len(lines)} windows; at most {MOST} are allowed")
+    """Parse windows, one per line: days, hours, or both.
+
+    Raises:
+        OptionError: A line is invalid, or there are too many.
+    """
+    if len(lines) > MAX_WINDOWS:
+        raise OptionError(f"blackouts: {len(lines)} windows; at most {MAX_WINDOWS} are allowed")
     return tuple(map(_window, lines))
 
 
 def blackout_end(windows: Sequence[BlackoutWindow], zone: tzinfo, at: int) -> int | None:
-    """When, in UTC seconds, the blackouts that an instant lies in are over: itself if it lies in none.
+    """Return when, in UTC seconds, the blackout around an instant ends; the instant itself if there is none.
 
-    None if that is in years, or never.
+    None if the blackout lasts for years or never ends.
     """
-    for _ in range(TOGETHER):
+    for _ in range(MAX_ADJACENT):
         found = _around(windows, local_time(zone, at))
         if not found:
             return at
-        # A later end first: the others are looked at again from there, and all where clocks are set.
+        # Continue from the latest end, or from a clock change before it.
         end = max(instant(zone, end, after=at) for _, end in found)
         at = next_change(zone, at, end) or end
     return None
 
 
 def blackout_begin(windows: Sequence[BlackoutWindow], zone: tzinfo, at: int) -> int:
-    """Since when, in UTC seconds, an instant's blackouts have lasted; itself if it lies in none."""
-    for _ in range(TOGETHER):
+    """Return when, in UTC seconds, the blackout around an instant began; the instant if there is none."""
+    for _ in range(MAX_ADJACENT):
         found = _around(windows, local_time(zone, at - 1))
         if not found:
             break
@@ -105,12 +109,14 @@ def _window(line: str) -> BlackoutWindow:
 
 
 def _refused(line: object) -> OptionError:
-    return OptionError(f"blackouts: {line!r} is not one of {FORMS}, or days and hours with a space between")
+    return OptionError(
+        f"blackouts: {line!r} is invalid; expected {FORMS}, or days and hours separated by a space"
+    )
 
 
 def _days(text: str) -> BlackoutWindow:
     if re.fullmatch(r"\d\d-\d\d", text):
-        day = date.fromisoformat(f"2000-{text}")  # a leap year
+        day = date.fromisoformat(f"2000-{text}")  # 2000 is a leap year.
         return BlackoutWindow(yearly=(day.month, day.day))
     if text[:1].isdigit():
         first, dots, last = text.partition("..")
@@ -133,7 +139,7 @@ def _date(text: str) -> date:
 
 
 def _hours(text: str) -> tuple[int, int] | None:
-    """Minutes of the beginning and the end; None if these are no hours."""
+    """Return the minutes of the beginning and the end; None if the text has no hours."""
     found = re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", text)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""When a cron line comes next."""
+"""The next time of a cron expression."""
 
 from collections.abc import Iterator
 from datetime import datetime, tzinfo
@@ -20,57 +20,62 @@ ALIASES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-LONGEST_LINE = 200
-"""Characters: a line of someone else's making must not cost more than it is worth to read."""
+MAX_LENGTH = 200
+"""Maximum characters of an expression, so that untrusted ones are cheap to parse."""
 ANY_DAY = START.replace(year=2000)
 
 
 LAST_DAY, LAST_WORKDAY = CronSim.LAST, CronSim.LAST_WEEKDAY
-"""Among the days of a line: the last one of each month, and the last from Monday to Friday."""
+"""Days of an expression: the last one of each month, and the last from Monday to Friday."""
 
 
 class Fields(NamedTuple):
-    """The values that a line allows."""
+    """The values that an expression allows."""
 
     seconds: frozenset[int]
     minutes: frozenset[int]
     hours: frozenset[int]
     days: frozenset[int]
-    """Of the month; or `LAST_DAY`, or `LAST_WORKDAY`."""
+    """Days of the month, `LAST_DAY` or `LAST_WORKDAY`."""
     months: frozenset[int]
     weekdays: frozenset[int | tuple[int, int]]
     """0 is Sunday; (1, 2) is the second Monday of a month, (1, `LAST_DAY`) the last."""
     is_both: bool
-    """Whether a day must be among the days and the weekdays; else one of them is enough."""
+    """Whether a date must match both the days and the weekdays; otherwise either is enough."""
 
 
 def next_run(expression: str, timezone: str, after_ms: int) -> int | None:
-    """The first time of a cron line after a time, both in UTC milliseconds.
+    """Return the first time of a cron expression after a time, both in UTC milliseconds.
 
-    expression: five cron fields, six with the seconds first, or an alias such as `@daily`.
-    timezone: an IANA name, as "Europe/Berlin". Where its clocks change, each local time runs once: one
-        that is skipped as the clocks go on, one that comes twice when it comes first. A line for every
-        hour goes by what the clocks show instead: an hour that comes twice is two hours of it.
+    Args:
+        expression: Five cron fields, six with the seconds first, or an alias such as `@daily`.
+        timezone: An IANA name, such as "Europe/Berlin". When its clocks change, each local time runs once: a
+            skipped one at the change, a repeated one the first time. An expression for every hour follows the
+            clock instead, and runs in both hours of a repeated one.
 
-    None if no such time comes within fifty years. Raises OptionError, naming the line or the zone.
+    Returns:
+        None if there is no such time within fifty years.
+
+    Raises:
+        OptionError: The expression or the time zone is invalid.
     """
     line, is_of_every_hour = read_line(expression)
     zone = parse_timezone(timezone)
     find = _as_shown if is_of_every_hour else _once_each
     try:
         at = find(line, zone, after_ms // 1_000)
-    except (OverflowError, ValueError):  # the calendar ends with the year 9999
+    except (OverflowError, ValueError):  # After the year 9999.
         return None
     return None if at is None else at * 1_000
 
 
 def check_expression(expression: str) -> None:
-    """Raise OptionError if this is no schedule."""
+    """Raise OptionError if an expression is invalid."""
     read_line(expression)
 
 
 def fields_of(expression: str) -> Fields:
-    """What a line says, field by field. Raises OptionError."""
+    """Return the parsed fields of an expression. Raises OptionError."""
     line, _ = read_line(expression)
     parsed = CronSim(line, ANY_DAY)
     return Fields(
@@ -90,24 +95,24 @@ def _weekday(one: int | tuple[int, int]) -> int | tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def read_line(expression: str) -> tuple[str, bool]:
-    """The fields of a line or an alias, and whether it is of every hour. Raises OptionError."""
-    if not isinstance(expression, str) or len(expression) > LONGEST_LINE:
-        raise OptionError(f"schedule: expected a text of up to {LONGEST_LINE} characters")
+    """Return the expression without aliases, and whether every hour matches. Raises OptionError."""
+    if not isinstance(expression, str) or len(expression) > MAX_LENGTH:
+        raise OptionError(f"schedule: expected a string of at most {MAX_LENGTH} characters")
     line = expression.strip()
     if line.startswith("@"):
         if line.lower() not in ALIASES:
-            raise OptionError(f"schedule: {expression!r} is not known; there are {', '.join(ALIASES)}")
+            raise OptionError(f"schedule: unknown alias {expression!r}; expected one of {', '.join(ALIASES)}")
         line = ALIASES[line.lower()]
     try:
         return line, len(CronSim(line, ANY_DAY).hours) == 24
     except CronSimError as error:
-        raise OptionError(f"schedule: {expression!r} is not a cron line: {error}") from None
+        raise OptionError(f"schedule: {expression!r} is not a valid cron expression: {error}") from None
 
 
 def _once_each(line: str, zone: tzinfo, after: int) -> int | None:
     for local in _times(line, local_time(zone, after)):
         at = instant(zone, local)
-        # Within an hour that comes twice, the line's answer may lie in the first of the two.
+        # Within a repeated hour, the answer may lie in the first of the two.
         if at > after:
             return at
     return None
@@ -123,7 +128,7 @@ def _as_shown(line: str, zone: tzinfo, after: int) -> int | None:
         change = next_change(zone, known, at)
         if change is None:
             return at
-        # The clocks are set before that, and show something else from there on.
+        # The clocks change before that time, so search again from the change.
         known, ahead, after = change, offset(zone, change), change - 1
 
 

@@ -1,4 +1,4 @@
-"""A schedule, and the slots that it has: the times at which it enqueues one job each."""
+"""A schedule and its slots, the times at which it enqueues one job each."""
 
 import hashlib
 from collections.abc import Callable
@@ -17,56 +17,59 @@ MISSED = ("skip", "one", "all")
 ON_BLACKOUT = ("skip", "put_off")
 DAY = 86_400_000
 SHORTEST = 1_000
-"""Milliseconds of an interval: schedulers look about once a second."""
-TRIES = 1_000
-"""Blackouts in a row that the search for a slot goes past."""
+"""Minimum milliseconds of an interval: schedulers check about once a second."""
+MAX_BLACKOUTS = 1_000
+"""Maximum number of consecutive blackouts that the search for a slot skips."""
 SAMPLE = 32
-"""Slots by which the shortest time between two is known."""
+"""Number of slots from which the shortest time between two is determined."""
 LONG_AGO = 946_684_800_000
-"""The year 2000: whether a schedule has slots at all must not depend on when that is asked."""
+"""The year 2000, so that a schedule is valid or invalid independently of the current time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When a job is enqueued again and again. Times are UTC milliseconds, durations milliseconds."""
+    """The times at which a job is enqueued repeatedly. Times are UTC milliseconds, durations milliseconds."""
 
     cron: str = ""
     """Five or six cron fields, or an alias; empty if there is an interval."""
     every: int | None = None
-    """An interval, counted from `start_at`, or from 1970 on: so its slots do not drift."""
+    """An interval, counted from `start_at` or else from 1970, so that slots do not drift."""
     timezone: str = "UTC"
     start_at: int | None = None
-    """No slot is earlier."""
+    """Earliest time of a slot."""
     end_at: int | None = None
-    """No slot is later."""
+    """Latest time of a slot."""
     max_executions: int | None = None
-    """Jobs after which it is over."""
+    """Number of jobs after which the schedule ends."""
     jitter: int = 0
-    """The most by which a job comes after its slot."""
+    """Maximum delay of a job after its slot."""
     overlap: str = "allow"
-    """While a job of it is unfinished: `allow` the next | `skip` it | `one_pending`: unless one waits."""
+    """While a job is unfinished: `allow` the next | `skip` it | `one_pending`: skip it if one is waiting."""
     missed: str = "one"
-    """Of slots that passed while nobody looked: `skip` them | enqueue `one` job | `all` within the window."""
+    """For slots that passed while no scheduler ran: `skip` | enqueue `one` job | `all` within the window."""
     missed_window: int = DAY
     blackouts: tuple[str, ...] = ()
-    """Days and hours at which it does not run: see `blackouts`."""
+    """Days and hours without runs; see `blackouts`."""
     on_blackout: str = "skip"
-    """A slot within a blackout is `skip`ped, or `put_off` to its end."""
+    """For a slot within a blackout: `skip` | `put_off` to the end of the blackout."""
 
     def next_slot(self, after: int) -> int | None:
-        """The first slot later than a time; None if there is none. Raises OptionError if it is not readable.
+        """Return the first slot after a time; None if there is none.
 
-        Slots that are put off to one moment are one slot.
+        Slots postponed to the same time are one slot.
+
+        Raises:
+            OptionError: The schedule is invalid.
         """
         if self.start_at is not None:
             after = max(after, self.start_at - 1)
         windows, zone = parse_blackouts(self.blackouts), parse_timezone(self.timezone)
         raw = after
         if windows and self.on_blackout == "put_off":
-            # One from before this moment may have been put off to after it.
+            # An earlier slot may have been postponed to a later time.
             begin = blackout_begin(windows, zone, after // 1_000 + 1) * 1_000
             raw = min(after, max(begin - 1, self.start_at - 1 if self.start_at is not None else begin - 1))
-        for _ in range(TRIES):
+        for _ in range(MAX_BLACKOUTS):
             time = self._next_time(raw)
             if time is None:
                 return None
@@ -82,14 +85,14 @@ class Schedule:
         return None
 
     def fires_at(self, slot: int, name: str) -> int:
-        """When the job of a slot is enqueued: the slot, and a share of the jitter that is always the same."""
+        """Return when the job of a slot is enqueued: the slot plus a constant part of the jitter."""
         if not self.jitter:
             return slot
         digest = hashlib.sha256(f"{name}:{slot}".encode("utf-8", "surrogatepass")).digest()
         return slot + int.from_bytes(digest[:8]) % (self.jitter + 1)
 
     def problems(self) -> dict[str, str]:
-        """What is wrong with it, by field."""
+        """Return the problems of the schedule by field."""
         found: dict[str, str] = {}
         for field, check in CHECKS.items():
             try:
@@ -99,7 +102,7 @@ class Schedule:
         if not found:
             found.update(self._without_slots())
         if not found and self.jitter and self.jitter > (shortest := self._shortest_interval()):
-            found["jitter"] = f"is longer than the {shortest / 1_000:g} seconds between two slots"
+            found["jitter"] = f"is longer than the {shortest / 1_000:g} seconds between two runs"
         return found
 
     def _next_time(self, after: int) -> int | None:
@@ -114,10 +117,10 @@ class Schedule:
             return {}
         first = self._next_time(since)
         if first is None:
-            return {"cron": "no such time comes within fifty years"}
+            return {"cron": "has no run within fifty years"}
         if self.end_at is not None and first > self.end_at:
-            return {"end_at": "no time of the schedule lies before it"}
-        return {"blackouts": "no time of the schedule is left"}
+            return {"end_at": "is before the first run"}
+        return {"blackouts": "every run of the schedule is in a blackout"}
 
     def _shortest_interval(self) -> int:
         since = LONG_AGO if self.start_at is None else self.start_at - 1
@@ -130,9 +133,9 @@ class Schedule:
 
 def _cron(schedule: Schedule) -> None:
     if schedule.every is None and not schedule.cron:
-        raise OptionError("cron: give a cron line, or an interval (every)")
+        raise OptionError("cron: enter a cron expression or an interval (every)")
     if schedule.every is not None and schedule.cron:
-        raise OptionError("cron: give a cron line or an interval (every), not both")
+        raise OptionError("cron: enter a cron expression or an interval (every), not both")
     if schedule.cron:
         read_line(schedule.cron)
 
@@ -144,12 +147,12 @@ def _every(schedule: Schedule) -> None:
 
 def _end_at(schedule: Schedule) -> None:
     if schedule.end_at is not None and schedule.start_at is not None and schedule.end_at <= schedule.start_at:
-        raise OptionError("end_at: is not later than start_at")
+        raise OptionError("end_at: must be later than start_at")
 
 
 def _max_executions(schedule: Schedule) -> None:
     if schedule.max_executions is not None and schedule.max_executions < 1:
-        raise OptionError(f"max_executions: {schedule.max_executions} is not a number from 1 on")
+        raise OptionError(f"max_executions: must be at least 1; got {schedule.max_executions}")
 
 
 def _choice(field: str, choices: tuple[str, ...], value: str) -> None:
@@ -157,9 +160,9 @@ def _choice(field: str, choices: tuple[str, ...], value: str) -> None:
         raise OptionError(f"{field}: {value!r} is not one of {', '.join(choices)}")
 
 
-def _within(field: str, value: int, least: int) -> None:
-    if not least <= value <= LONGEST:
-        raise OptionError(f"{field}: is not from {least / 1_000:g} s to a hundred years")
+def _within(field: str, value: int, minimum: int) -> None:
+    if not minimum <= value <= LONGEST:
+        raise OptionError(f"{field}: must be between {minimum / 1_000:g} s and a hundred years")
 
 
 CHECKS: dict[str, Callable[[Schedule], object]] = {

@@ -11,7 +11,11 @@ from .schedule import Schedule
 
 
 def parse_schedule(given: Mapping[str, Any]) -> Schedule:
-    """A schedule from the options of `@job`, each checked. Raises OptionError, naming the option."""
+    """Return the schedule that options of `@job` describe.
+
+    Raises:
+        OptionError: An option is invalid. The message names it.
+    """
     values = {}
     for name, value in given.items():
         if name not in PARSERS:
@@ -27,7 +31,7 @@ def parse_schedule(given: Mapping[str, Any]) -> Schedule:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise OptionError(f"{name}: expected a text, got {value!r}")
+        raise OptionError(f"{name}: expected a string, got {value!r}")
     return value
 
 
@@ -39,7 +43,7 @@ def _count(name: str, value: Any) -> int:
 
 def _lines(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise OptionError(f"{name}: expected a list of texts, got {value!r}")
+        raise OptionError(f"{name}: expected a list of strings, got {value!r}")
     return tuple(_text(name, line) for line in value)
 
 

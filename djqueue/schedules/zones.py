@@ -1,4 +1,4 @@
-"""Local times and instants: where clocks are set forward or back, the two are not one to one.
+"""Conversion between local times and instants, including clock changes.
 
 Instants are whole UTC seconds since 1970; local times are naive datetimes.
 """
@@ -14,40 +14,40 @@ START = datetime(1970, 1, 1)  # noqa: DTZ001 - a local time
 
 
 def parse_timezone(name: str) -> tzinfo:
-    """The zone of an IANA name. Raises OptionError."""
+    """Return the zone of an IANA name. Raises OptionError."""
     if name == "UTC":
-        return UTC  # also where no database of time zones is installed
+        return UTC  # Works without a database of time zones.
     try:
         return ZoneInfo(name)
-    # A folder of the database is an OSError; a name that leads out of it, a ValueError.
+    # OSError: a folder of the database; ValueError: a path outside of it.
     except (KeyError, ValueError, OSError, TypeError):
         raise OptionError(f"timezone: {name!r} is not the name of a time zone") from None
 
 
 def offset(zone: tzinfo, at: int) -> int:
-    """Seconds by which the zone's clocks are ahead of UTC."""
+    """Return the seconds by which a zone is ahead of UTC."""
     ahead = datetime.fromtimestamp(at, zone).utcoffset()
     assert ahead is not None
     return int(ahead.total_seconds())
 
 
 def local_time(zone: tzinfo, at: int) -> datetime:
-    """What the zone's clocks show."""
+    """Return the local time of an instant."""
     return START + timedelta(seconds=at + offset(zone, at))
 
 
 def instant(zone: tzinfo, local: datetime, after: int | None = None) -> int:
-    """When the clocks show a local time.
+    """Return the instant of a local time.
 
-    One that is skipped is the moment at which the clocks go on; of one that comes twice the first is
-    meant, or the second if the first is not later than `after`.
+    A skipped local time is the instant of the clock change. A repeated one is the first instant, or the
+    second if the first is not later than `after`.
     """
     shown = (local - START) // SECOND
     before, behind = (_assumed(zone, local, fold) for fold in (0, 1))
     first = shown - before
     if before == behind:
         return first
-    if before > behind:  # twice
+    if before > behind:  # The local time is repeated.
         return shown - behind if after is not None and first <= after else first
     change = next_change(zone, shown - behind, first)
     assert change is not None
@@ -55,7 +55,7 @@ def instant(zone: tzinfo, local: datetime, after: int | None = None) -> int:
 
 
 def next_change(zone: tzinfo, after: int, until: int) -> int | None:
-    """The first instant, later than `after` and not later than `until`, with another offset than before."""
+    """Return the first instant after `after` and not after `until` at which the offset changes; else None."""
     ahead = offset(zone, after)
     low = after
     while low < until:

@@ -5,6 +5,7 @@ from typing import Any
 from django.apps import apps
 
 SPARK_APP = "djqueue.contrib.spark"
+REMEDY = f"add {SPARK_APP!r} to INSTALLED_APPS of the Django project and run manage.py migrate"
 
 
 def are_installed() -> bool:

@@ -180,7 +180,7 @@ def test_the_logging_middleware_tells_of_enqueues_and_runs_and_no_payload(use, q
             assert worker.join(20)
 
     lines = [record.getMessage() for record in caplog.records if record.name == "djqueue.jobs"]
-    assert "2 of 2 jobs good enqueued in orders" in lines
-    assert [line for line in lines if line.startswith("good [a] returned after ")]
-    assert [line for line in lines if line.startswith("bad [c] raised KeyError after ")]
+    assert "Enqueued 2 of 2 jobs good in orders." in lines
+    assert [line for line in lines if line.startswith("Job good [a] completed in ")]
+    assert [line for line in lines if line.startswith("Job bad [c] raised KeyError after ")]
     assert "very secret" not in " ".join(lines)

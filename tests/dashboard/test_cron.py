@@ -77,7 +77,7 @@ def test_what_cannot_be_read_says_so_and_the_others_are_shown(client, memory):
     schedule(pk=2, name="broken")
     CronJob.objects.filter(pk=2).update(schedule="0 0 1--100000000 * *")
     html = page(client)
-    assert "0 0 1--100000000 * *&#x27; is not a cron line" in html
+    assert "0 0 1--100000000 * *&#x27; is not a valid cron expression" in html
     assert "Every hour" in html
 
 
@@ -261,7 +261,7 @@ def test_a_preview_tells_its_next_runs_and_saves_nothing(client, memory):
 
 def test_a_preview_of_what_is_no_schedule_says_why(client, memory):
     for wrong, why in (
-        ({"schedule": "0 0 1--100000000 * *"}, "is not a cron line: Bad day-of-month"),
+        ({"schedule": "0 0 1--100000000 * *"}, "is not a valid cron expression: Bad day-of-month"),
         ({"timezone": "Atlantis/Capital"}, "is not the name of a time zone"),
         ({"args": "{}"}, "Expected a list"),
         ({"every": "1:00:00"}, "not both"),

@@ -37,20 +37,20 @@ def errors(response: Any) -> Any:
 @pytest.mark.parametrize(
     ("field", "value", "error"),
     [
-        ("schedule", "61 * * * *", "is not a cron line: Bad minute"),
-        ("schedule", "0 0 1--100000000 * *", "is not a cron line: Bad day-of-month"),
-        ("schedule", "@noon", "is not known; there are @hourly"),
-        ("schedule", "", "Give a cron line, or an interval (every)."),
-        ("schedule", "0 0 30 2 *", "is not a cron line: Bad day-of-month"),
+        ("schedule", "61 * * * *", "is not a valid cron expression: Bad minute"),
+        ("schedule", "0 0 1--100000000 * *", "is not a valid cron expression: Bad day-of-month"),
+        ("schedule", "@noon", "Unknown alias '@noon'; expected one of @hourly"),
+        ("schedule", "", "Enter a cron expression or an interval (every)."),
+        ("schedule", "0 0 30 2 *", "is not a valid cron expression: Bad day-of-month"),
         ("every", "nan", "Enter a valid duration."),
-        ("every", "-1:00:00", "Is not from 1 s to a hundred years."),
-        ("jitter", "1 01:00:00", "Is longer than the 86400 seconds between two slots."),
-        ("jitter", "-60", "Is not from 0 s to a hundred years."),
-        ("missed_window", "99999999 00:00:00", "Is not from 1 s to a hundred years."),
+        ("every", "-1:00:00", "Must be between 1 s and a hundred years."),
+        ("jitter", "1 01:00:00", "Is longer than the 86400 seconds between two runs."),
+        ("jitter", "-60", "Must be between 0 s and a hundred years."),
+        ("missed_window", "99999999 00:00:00", "Must be between 1 s and a hundred years."),
         ("overlap", "perhaps", "is not one of the available choices"),
-        ("max_executions", "0", "0 is not a number from 1 on."),
-        ("blackouts", "noon", "'noon' is not one of dates"),
-        ("blackouts", "00:00-24:00", "No time of the schedule is left."),
+        ("max_executions", "0", "Must be at least 1; got 0."),
+        ("blackouts", "noon", "'noon' is invalid; expected dates"),
+        ("blackouts", "00:00-24:00", "Every run of the schedule is in a blackout."),
         ("timezone", "Europe/Atlantis", "is not the name of a time zone"),
         ("args", '{"a": 1}', "Expected a list"),
         ("args", "[1", "Invalid JSON at line 1, column 3."),
@@ -86,12 +86,12 @@ def test_a_change_of_the_schedule_moves_the_next_run() -> None:
 
 def test_a_line_and_an_interval_are_refused() -> None:
     found = errors(send(every="1:00:00"))
-    assert found == {"schedule": ["Give a cron line or an interval (every), not both."]}
+    assert found == {"schedule": ["Enter a cron expression or an interval (every), not both."]}
 
 
 def test_an_end_before_the_start_is_refused() -> None:
     found = errors(send(start_at="2026-12-02T00:00:00", end_at="2026-12-01T00:00:00"))
-    assert found["end_at"] == ["Is not later than start_at."]
+    assert found["end_at"] == ["Must be later than start_at."]
 
 
 def test_a_schedule_that_is_over_already_is_refused_unless_it_is_off() -> None:

@@ -1012,9 +1012,9 @@ def test_a_disabled_row_does_not_fire_until_it_is_enabled(
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"schedule": "every now and then"}, "'every now and then' is not a cron line"),
-        ({"schedule": "@sometimes"}, "'@sometimes' is not known"),
-        ({"schedule": "61 * * * *"}, "'61 * * * *' is not a cron line"),
+        ({"schedule": "every now and then"}, "'every now and then' is not a valid cron expression"),
+        ({"schedule": "@sometimes"}, "unknown alias '@sometimes'"),
+        ({"schedule": "61 * * * *"}, "'61 * * * *' is not a valid cron expression"),
         ({"timezone": "Atlantis/Capital"}, "'Atlantis/Capital' is not the name of a time zone"),
     ],
 )

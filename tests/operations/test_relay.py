@@ -80,7 +80,7 @@ class CrashError(Exception):
 
 def test_the_setting_is_a_flag_of_a_queue():
     assert [read_settings({"QUEUES": QUEUES}).policy(name).outbox for name in QUEUES] == [True, False]
-    with pytest.raises(ConfigurationError, match="queue 'a': OUTBOX: must be True or False, not 1"):
+    with pytest.raises(ConfigurationError, match="queue 'a': OUTBOX: must be True or False; got 1"):
         read_settings({"QUEUES": {"a": {"OUTBOX": 1}}})
 
 

@@ -285,5 +285,5 @@ def test_an_unreadable_schedule_is_named() -> None:
 def test_a_line_that_blackouts_leave_nothing_of_ends_the_search() -> None:
     begun = datetime.now(UTC)
     schedule = Schedule(cron="0 3 * * *", blackouts=("02:00-04:00",))
-    assert schedule.problems() == {"blackouts": "no time of the schedule is left"}
+    assert schedule.problems() == {"blackouts": "every run of the schedule is in a blackout"}
     assert datetime.now(UTC) - begun < timedelta(seconds=5)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.queue import QueuePolicy
+from djqueue.storage import sparktables
 from djqueue.storage.base import Storage
 from djqueue.storage.staging import Staging
 
@@ -47,8 +48,5 @@ def staging_of(storage: Storage) -> Staging:
     """Where jobs can be put aside. Raises OptionError if there is no such place."""
     staging = storage.staging
     if staging is None:
-        raise OptionError(
-            f"url: {storage.describe()} lacks the tables for bulk writes: add 'djqueue.contrib.spark' to "
-            "INSTALLED_APPS of the Django project and run manage.py migrate"
-        )
+        raise OptionError(f"url: {storage.describe()} lacks the tables for bulk writes: {sparktables.REMEDY}")
     return staging

@@ -8,6 +8,8 @@ from pyspark.sql import functions as sql
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
+from djqueue.core.errors import OptionError
+from djqueue.storage import sparktables
 
 from .rollups import COUNTS, KEY, PERCENTILES
 
@@ -27,6 +29,8 @@ def store(rollups: "DataFrame", alias: str) -> tuple[int, int]:
     """
     from django.db import connections, transaction
 
+    if not sparktables.are_installed():
+        raise OptionError(f"rollups: the project lacks their table: {sparktables.REMEDY}")
     from djqueue.contrib.spark.models import Rollup
 
     named = connections[alias].features.supports_update_conflicts_with_target

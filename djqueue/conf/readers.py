@@ -1,168 +1,32 @@
-"""The `DJQUEUE` setting: read, checked and given defaults in this one place."""
+"""One function per key of `DJQUEUE`, which converts its value to fields of `Settings`."""
 
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from django.conf import settings as django_settings
-from django.core.signals import setting_changed
+from djqueue.core.backoff import Backoff, parse_backoff
+from djqueue.core.capacity import WHEN_FULL
+from djqueue.core.deadletters import DeadLetterPolicy
+from djqueue.core.durations import milliseconds
+from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.hiding import NAME, HiddenOptions, kind_of, shown_name
+from djqueue.core.limiter import Rate
+from djqueue.core.metrics import Tiers
+from djqueue.core.options import MAX_INTEGER, EnqueueOptions, check_text, parse_options
+from djqueue.core.queue import GROUP_MODES, QueuePolicy
+from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
+from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.sizes import parse_size
+from djqueue.core.suggest import nearest
 
-from .core.backoff import Backoff, parse_backoff
-from .core.capacity import WHEN_FULL
-from .core.deadletters import DeadLetterPolicy
-from .core.durations import milliseconds
-from .core.errors import ConfigurationError, OptionError
-from .core.hiding import NAME, HiddenOptions, kind_of, shown_name, without_credentials
-from .core.limiter import Rate
-from .core.metrics import DEFAULT_TIERS, Tiers
-from .core.options import MAX_INTEGER, MSGPACK, EnqueueOptions, check_text, parse_options
-from .core.queue import GROUP_MODES, QueuePolicy
-from .core.retention import Keep, KeepOfJob, KeepResults, Retention
-from .core.sharing import LimiterPolicy
-from .core.sizes import parse_size
-from .core.suggest import nearest
+from .values import DEFAULT_POLICY, DashboardSettings, Settings
 
-
-@dataclass(frozen=True, kw_only=True)
-class DashboardSettings:
-    """What `settings.DJQUEUE["DASHBOARD"]` says."""
-
-    read_only: bool = False
-    """Whether nobody can change anything there, whatever rights they have."""
-    queue_filter: str | Callable[..., bool] | None = None
-    """Dotted path of, or a function of, (request, queue's name): whether the user is to see the queue."""
-    poll: int = 5_000
-    """Milliseconds between looks of an open page, unless the user chooses others; 0: none."""
-    sse: bool = False
-    """Whether open pages are told of changes, where the server runs the site by ASGI, instead of asking."""
-    redact: tuple[str, ...] = (
-        "authorization",
-        "card",
-        "cookie",
-        "credential",
-        "cvv",
-        "email",
-        "iban",
-        "password",
-        "phone",
-        "secret",
-        "session",
-        "ssn",
-        "token",
-        "*key",
-    )
-    """Words in names of values that are hidden until they are revealed; `*word`: at the end of a name."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Settings:
-    """What `settings.DJQUEUE` says, in the form that the package uses."""
-
-    backend: str = "djqueue.storage.database.DatabaseStorage"
-    """Dotted path of the storage's class."""
-    storage_options: Mapping[str, Any] = field(default_factory=HiddenOptions)
-    """Keyword arguments of the storage. They may hold passwords: their representation has no values."""
-    queues: Mapping[str, QueuePolicy] = field(default_factory=dict)
-    limiters: Mapping[str, LimiterPolicy] = field(default_factory=dict)
-    """What queues share, by the name that a queue's LIMITER has."""
-    strict_queues: bool = False
-    """Whether only the queues named in QUEUES exist."""
-    defaults: EnqueueOptions = field(default_factory=EnqueueOptions)
-    """Options that a job has unless its type or its caller says otherwise."""
-    max_payload: int = 1024 * 1024
-    """Bytes that an encoded payload or result may have."""
-    max_items: int = 10_000
-    """Items that one run of a generator may send."""
-    max_items_size: int = 16 * 1024 * 1024
-    """Bytes that these may have together."""
-    accept_content: frozenset[str] = frozenset({MSGPACK, "application/json"})
-    """Content types that payloads and results may have."""
-    codec: str = MSGPACK
-    """Content type of jobs that do not say another."""
-    concurrency: int = 10
-    """Slots of a worker, unless its command says otherwise."""
-    shutdown_timeout: int = 25_000
-    """Milliseconds that a stopping worker gives its jobs."""
-    heartbeat: int = 5_000
-    """Milliseconds between a worker's renewals of its leases."""
-    stuck_timeout: int = 300_000
-    """Milliseconds for which the leases of a worker are renewed that cannot do so itself; 0: they are not."""
-
-    metrics: Tiers = DEFAULT_TIERS
-    """For how long buckets of metrics are kept."""
-
-    version: str = ""
-    """The project's, as its workers tell it; the charts mark when another one begins to run."""
-
-    modules: tuple[str, ...] = ()
-    """Modules that define jobs, besides `jobs` of every app: a name in every app, or a whole dotted path."""
-
-    middleware: tuple[str, ...] = ()
-    """Dotted paths of the classes around every enqueue and every run, from the outermost on."""
-    dashboard: DashboardSettings = field(default_factory=DashboardSettings)
-
-    def policy(self, queue: str) -> QueuePolicy:
-        """What the queue is configured to do."""
-        return self.queues.get(queue, DEFAULT_POLICY)
-
-
-DEFAULT_POLICY = QueuePolicy()
 LISTS = (list, tuple, set, frozenset)
-
-
-def read_settings(given: Mapping[str, Any]) -> Settings:
-    """Check a `DJQUEUE` mapping. Raises ConfigurationError naming the first bad key; see `problems`."""
-    found = problems(given) or unknown_limiters(given)
-    if found:
-        raise ConfigurationError(found[0])
-    values: dict[str, Any] = {}
-    for key, value in given.items():
-        values.update(READERS[key](key, value))
-    if "QUEUES" in given:
-        default = _default_policy(values.get("storage_options", {}))
-        values.update(_queues("QUEUES", given["QUEUES"], default))
-    return Settings(**values)
-
-
-def problems(given: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a `DJQUEUE` mapping, a sentence for each bad key."""
-    if not isinstance(given, Mapping):
-        return [f"DJQUEUE must be a dict, not {shown_name(given)}"]
-    found = []
-    for key, value in given.items():
-        reader = READERS.get(key)
-        if reader is None:
-            found.append(f"DJQUEUE[{shown_name(key)}] is not a setting{nearest(str(key), READERS)}")
-            continue
-        try:
-            reader(key, value)
-        except (ConfigurationError, OptionError) as error:
-            found.append(without_credentials(f"DJQUEUE[{key!r}]: {error}"))
-    return found
-
-
-def is_wrong(given: Mapping[str, Any]) -> bool:
-    """Whether `read_settings` would raise."""
-    return bool(problems(given) or unknown_limiters(given))
-
-
-def unknown_limiters(given: Mapping[str, Any]) -> list[str]:
-    """A sentence for each queue that names a limiter which is not there. `given` is right otherwise."""
-    known = given.get("LIMITERS", {})
-    queues = given.get("QUEUES", {})
-    return [
-        f"DJQUEUE['QUEUES']: queue {name!r}: LIMITER {limiter!r} is not one of DJQUEUE['LIMITERS']"
-        f"{nearest(limiter, known)}"
-        for name, entry in (queues.items() if isinstance(queues, Mapping) else ())
-        if (limiter := entry.get("LIMITER")) is not None and limiter not in known
-    ]
 
 
 def _limiters(_key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"must be a dict of limiters, not {value!r}")
+        raise ConfigurationError(f"must be a dict of limiters; got {value!r}")
     limiters: dict[str, LimiterPolicy] = {}
     for name, entry in value.items():
         where = f"limiter {check_text('limiter', name)!r}: "
@@ -177,14 +41,16 @@ def _limiters(_key: str, value: Any) -> dict[str, Any]:
 
 def _storage(_key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"must be a dict, not {kind_of(value)}")
+        raise ConfigurationError(f"must be a dict; got {kind_of(value)}")
     mapping = _mapping(value, {"BACKEND", "OPTIONS"})
     options = mapping.get("OPTIONS", {})
     if not isinstance(options, Mapping):
-        raise ConfigurationError(f"OPTIONS must be a dict, not {kind_of(options)}")
+        raise ConfigurationError(f"OPTIONS must be a dict; got {kind_of(options)}")
     backend = mapping.get("BACKEND", Settings.backend)
     if not isinstance(backend, str) or "." not in backend or not NAME.fullmatch(backend):
-        raise ConfigurationError(f"BACKEND must be the dotted path of a storage, not {shown_name(backend)}")
+        raise ConfigurationError(
+            f"BACKEND must be the dotted path of a storage class; got {shown_name(backend)}"
+        )
     return {
         "backend": backend,
         "storage_options": HiddenOptions(
@@ -193,19 +59,19 @@ def _storage(_key: str, value: Any) -> dict[str, Any]:
     }
 
 
-def _default_policy(storage_options: Mapping[str, Any]) -> QueuePolicy:
-    """What queues do that say nothing else: a storage may have a LEASE for all of them."""
+def default_policy(storage_options: Mapping[str, Any]) -> QueuePolicy:
+    """Return the default of all queues, with the LEASE of the storage if it has one."""
     try:
         return replace(DEFAULT_POLICY, lease=_lasting(storage_options["lease"], "LEASE"))
-    except (KeyError, ConfigurationError, OptionError):  # a wrong one is refused by the storage
+    except (KeyError, ConfigurationError, OptionError):  # The storage reports an invalid one.
         return DEFAULT_POLICY
 
 
-def _queues(_key: str, value: Any, default: QueuePolicy = DEFAULT_POLICY) -> dict[str, Any]:
+def read_queues(_key: str, value: Any, default: QueuePolicy = DEFAULT_POLICY) -> dict[str, Any]:
     if isinstance(value, LISTS):
         value = {check_text("queue", name): {} for name in value}
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"must be a dict of queues, or a list of their names, not {value!r}")
+        raise ConfigurationError(f"must be a dict of queues or a list of their names; got {value!r}")
     return {
         "queues": {check_text("queue", name): _policy(name, entry, default) for name, entry in value.items()}
     }
@@ -262,7 +128,7 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
 
 def _weights(value: Any, where: str) -> dict[str, int]:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{where} must be a dict of groups' weights, not {value!r}")
+        raise ConfigurationError(f"{where} must be a dict of weights by group; got {value!r}")
     return {
         check_text(f"{where}: a group", group): _positive(weight, f"{where}: {group!r}")
         for group, weight in value.items()
@@ -289,7 +155,9 @@ def _dead_letters(name: str, value: Any) -> DeadLetterPolicy:
 def _retention(name: str, value: Any) -> Retention:
     where = f"queue {name!r}: RETENTION: "
     if isinstance(value, Mapping) and "FAILED" in value:
-        raise ConfigurationError(f"{where}'FAILED' is not known here: DEAD_LETTERS has their bounds")
+        raise ConfigurationError(
+            f"{where}'FAILED' is not a key; set the bounds of failed jobs in DEAD_LETTERS"
+        )
     bounds: dict[str, Any] = {}
     for word, entry in _mapping(value, {*BOUNDS}, where).items():
         kind = BOUNDS[word]
@@ -311,8 +179,8 @@ BOUNDS: dict[str, type[Keep | KeepResults | KeepOfJob]] = {
     "ATTEMPTS": KeepOfJob,
     "LOGS": KeepOfJob,
 }
-MOST_OF_EACH = 65_535
-"""Attempts, or log lines, that one job may keep."""
+MAX_PER_JOB = 65_535
+"""Maximum number of attempts or log lines kept for one job."""
 
 
 def _bound(name: str, value: Any, where: str, *, of_each: bool) -> int:
@@ -320,8 +188,8 @@ def _bound(name: str, value: Any, where: str, *, of_each: bool) -> int:
         return _lasting(value, where)
     if name == "BYTES":
         return parse_size(where, value)
-    if of_each and not 1 <= _integer(value, where) <= MOST_OF_EACH:
-        raise ConfigurationError(f"{where}: {value!r} is not from 1 to {MOST_OF_EACH}")
+    if of_each and not 1 <= _integer(value, where) <= MAX_PER_JOB:
+        raise ConfigurationError(f"{where}: must be from 1 to {MAX_PER_JOB}; got {value!r}")
     return _integer(value, where)
 
 
@@ -338,14 +206,16 @@ RATE_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def parse_rate(value: Any, where: str = "rate") -> Rate:
-    """A rate as users write it: `"100/s"`, `"20/m"`, `"5/h"`, or (count, seconds)."""
+    """Parse a rate: `"100/s"`, `"20/m"`, `"5/h"`, or (count, seconds)."""
     if isinstance(value, str):
         count, slash, unit = value.partition("/")
         if slash and count.isdecimal() and len(count) < 10 and int(count) and unit in RATE_UNITS:
             return Rate(int(count), RATE_UNITS[unit])
     elif isinstance(value, (tuple, list)) and len(value) == 2:
         return Rate(_positive(value[0], where), _lasting(value[1], where))
-    raise ConfigurationError(f"{where}: {value!r} is neither like '100/s' (s, m, h, d) nor (count, seconds)")
+    raise ConfigurationError(
+        f"{where}: must be like '100/s' (s, m, h or d) or (count, seconds); got {value!r}"
+    )
 
 
 def _strict(key: str, value: Any) -> dict[str, Any]:
@@ -354,11 +224,11 @@ def _strict(key: str, value: Any) -> dict[str, Any]:
 
 def _defaults(_key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"must be a dict of job options, not {value!r}")
+        raise ConfigurationError(f"must be a dict of job options; got {value!r}")
     for name in value:
         check_text("the name of an option", name)
         if name == "content_type":
-            raise ConfigurationError("content_type is the setting DJQUEUE['CODEC']")
+            raise ConfigurationError("set content_type with DJQUEUE['CODEC']")
     return {"defaults": parse_options(value, EnqueueOptions())}
 
 
@@ -380,7 +250,7 @@ def _interval(key: str, value: Any) -> dict[str, Any]:
 
 def _accept(_key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, LISTS) or not value or not all(isinstance(kind, str) for kind in value):
-        raise ConfigurationError(f"must be a list of content types, not {value!r}")
+        raise ConfigurationError(f"must be a list of content types; got {value!r}")
     return {"accept_content": frozenset(value)}
 
 
@@ -390,19 +260,19 @@ def _codec(key: str, value: Any) -> dict[str, Any]:
 
 def _modules(key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, (list, tuple)):
-        raise ConfigurationError(f"must be a list of modules' names such as ['tasks'], not {value!r}")
+        raise ConfigurationError(f"must be a list of module names such as ['tasks']; got {value!r}")
     for name in value:
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
             raise ConfigurationError(
-                f"{name!r} is not the name of a module: expected 'tasks', to import it from every app, or "
-                "a dotted path such as 'shop.background'"
+                f"{name!r} is not a module name; expected a name such as 'tasks', to import from every app, "
+                "or a dotted path such as 'shop.background'"
             )
     return {key.lower(): tuple(value)}
 
 
 def _middleware(key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(path, str) for path in value):
-        raise ConfigurationError(f"must be a list of dotted paths of classes, not {value!r}")
+        raise ConfigurationError(f"must be a list of dotted paths of classes; got {value!r}")
     return {key.lower(): tuple(value)}
 
 
@@ -417,40 +287,40 @@ def _version(key: str, value: Any) -> dict[str, Any]:
 
 def _dashboard(key: str, value: Any) -> dict[str, Any]:
     given = _mapping(value, {"READ_ONLY", "QUEUE_FILTER", "POLL", "SSE", "REDACT"})
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if "READ_ONLY" in given:
-        said["read_only"] = _flag(given["READ_ONLY"], "READ_ONLY ")
+        fields["read_only"] = _flag(given["READ_ONLY"], "READ_ONLY ")
     chosen = given.get("QUEUE_FILTER")
     if chosen is not None:
         if not callable(chosen) and not (isinstance(chosen, str) and "." in chosen):
             raise ConfigurationError(
-                f"QUEUE_FILTER must be a function or the dotted path of one, not {chosen!r}"
+                f"QUEUE_FILTER must be a function or the dotted path of one; got {chosen!r}"
             )
-        said["queue_filter"] = chosen
+        fields["queue_filter"] = chosen
     if "SSE" in given:
-        said["sse"] = _flag(given["SSE"], "SSE ")
+        fields["sse"] = _flag(given["SSE"], "SSE ")
     if "POLL" in given:
-        said["poll"] = milliseconds("POLL", given["POLL"])
+        fields["poll"] = milliseconds("POLL", given["POLL"])
     if "REDACT" in given:
         words = given["REDACT"]
         if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
-            raise ConfigurationError(f"REDACT must be a list of words, not {words!r}")
-        said["redact"] = tuple(word.lower() for word in words)
-    return {key.lower(): DashboardSettings(**said)}
+            raise ConfigurationError(f"REDACT must be a list of words; got {words!r}")
+        fields["redact"] = tuple(word.lower() for word in words)
+    return {key.lower(): DashboardSettings(**fields)}
 
 
 def _mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{where}must be a dict, not {value!r}")
+        raise ConfigurationError(f"{where}must be a dict; got {value!r}")
     for key in value:
         if key not in known:
-            raise ConfigurationError(f"{where}{shown_name(key)} is not known here{nearest(str(key), known)}")
+            raise ConfigurationError(f"{where}unknown key {shown_name(key)}{nearest(str(key), known)}")
     return value
 
 
 def _flag(value: Any, where: str = "") -> bool:
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{where}must be True or False, not {value!r}")
+        raise ConfigurationError(f"{where}must be True or False; got {value!r}")
     return value
 
 
@@ -463,25 +333,25 @@ def _word(value: Any, words: tuple[str, ...], where: str) -> str:
 def _lasting(value: Any, where: str) -> int:
     lasting = milliseconds(where, value)
     if not lasting:
-        raise ConfigurationError(f"{where}: {value!r} is not positive")
+        raise ConfigurationError(f"{where}: must be positive; got {value!r}")
     return lasting
 
 
 def _positive(value: Any, where: str) -> int:
     if _integer(value, where) < 1:
-        raise ConfigurationError(f"{where}: {value!r} is not positive")
+        raise ConfigurationError(f"{where}: must be positive; got {value!r}")
     return int(value)
 
 
 def _integer(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_INTEGER:
-        raise ConfigurationError(f"{where}: {value!r} is not a whole number from 0 to {MAX_INTEGER}")
+        raise ConfigurationError(f"{where}: must be an integer from 0 to {MAX_INTEGER}; got {value!r}")
     return value
 
 
 READERS = {
     "STORAGE": _storage,
-    "QUEUES": _queues,
+    "QUEUES": read_queues,
     "LIMITERS": _limiters,
     "STRICT_QUEUES": _strict,
     "DEFAULTS": _defaults,
@@ -500,24 +370,3 @@ READERS = {
     "MIDDLEWARE": _middleware,
     "DASHBOARD": _dashboard,
 }
-
-
-@lru_cache(maxsize=1)
-def get_settings() -> Settings:
-    """The project's settings; read anew after a test changes them. Defaults where there is no Django."""
-    if not has_django():
-        return Settings()
-    return read_settings(getattr(django_settings, "DJQUEUE", {}))
-
-
-def has_django() -> bool:
-    """Whether this process has Django's settings: without them there are no databases."""
-    return bool(django_settings.configured or "DJANGO_SETTINGS_MODULE" in os.environ)
-
-
-def _forget(*, setting: str, **_: object) -> None:
-    if setting == "DJQUEUE":
-        get_settings.cache_clear()
-
-
-setting_changed.connect(_forget)

@@ -1,0 +1,96 @@
+"""The values of the `DJQUEUE` setting, with their defaults."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from djqueue.core.hiding import HiddenOptions
+from djqueue.core.metrics import DEFAULT_TIERS, Tiers
+from djqueue.core.options import MSGPACK, EnqueueOptions
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import LimiterPolicy
+
+DEFAULT_POLICY = QueuePolicy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DashboardSettings:
+    """The values of `settings.DJQUEUE["DASHBOARD"]`."""
+
+    read_only: bool = False
+    """Whether the dashboard allows no changes, whatever the permissions of the user."""
+    queue_filter: str | Callable[..., bool] | None = None
+    """A function (request, queue name) -> whether the user may see the queue; or its dotted path."""
+    poll: int = 5_000
+    """Default milliseconds between refreshes of an open page; 0 for none."""
+    sse: bool = False
+    """Whether open pages receive changes as server-sent events, under ASGI, instead of polling."""
+    redact: tuple[str, ...] = (
+        "authorization",
+        "card",
+        "cookie",
+        "credential",
+        "cvv",
+        "email",
+        "iban",
+        "password",
+        "phone",
+        "secret",
+        "session",
+        "ssn",
+        "token",
+        "*key",
+    )
+    """Words in the names of values that are hidden until revealed; `*word` matches the end of a name."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Settings:
+    """The values of `settings.DJQUEUE`, converted."""
+
+    backend: str = "djqueue.storage.database.DatabaseStorage"
+    """Dotted path of the storage class."""
+    storage_options: Mapping[str, Any] = field(default_factory=HiddenOptions)
+    """Keyword arguments of the storage. Their repr omits the values, which may be passwords."""
+    queues: Mapping[str, QueuePolicy] = field(default_factory=dict)
+    limiters: Mapping[str, LimiterPolicy] = field(default_factory=dict)
+    """Limits shared by queues, by the name in LIMITER of a queue."""
+    strict_queues: bool = False
+    """Whether only the queues in QUEUES exist."""
+    defaults: EnqueueOptions = field(default_factory=EnqueueOptions)
+    """Default options of a job, overridden by its job type and its caller."""
+    max_payload: int = 1024 * 1024
+    """Maximum bytes of an encoded payload or result."""
+    max_items: int = 10_000
+    """Maximum items sent by one attempt of a generator."""
+    max_items_size: int = 16 * 1024 * 1024
+    """Maximum bytes of the items of one attempt."""
+    accept_content: frozenset[str] = frozenset({MSGPACK, "application/json"})
+    """Accepted content types of payloads and results."""
+    codec: str = MSGPACK
+    """Default content type of jobs."""
+    concurrency: int = 10
+    """Default number of slots of a worker."""
+    shutdown_timeout: int = 25_000
+    """Milliseconds that a stopping worker waits for its jobs."""
+    heartbeat: int = 5_000
+    """Milliseconds between the heartbeats of a worker, which renew its leases."""
+    stuck_timeout: int = 300_000
+    """Milliseconds for which the leases of a stuck worker are renewed for it; 0 for never."""
+
+    metrics: Tiers = DEFAULT_TIERS
+    """Retention of metrics buckets."""
+
+    version: str = ""
+    """Version of the project, reported by its workers. Charts annotate the start of each version."""
+
+    modules: tuple[str, ...] = ()
+    """Modules that define jobs, besides `jobs`: names to import from every app, or dotted paths."""
+
+    middleware: tuple[str, ...] = ()
+    """Dotted paths of the middleware classes, outermost first."""
+    dashboard: DashboardSettings = field(default_factory=DashboardSettings)
+
+    def policy(self, queue: str) -> QueuePolicy:
+        """Return the configuration of a queue."""
+        return self.queues.get(queue, DEFAULT_POLICY)

@@ -1,4 +1,4 @@
-"""What can be done to jobs, on whichever page: each through the storage, which answers for each job."""
+"""Actions on jobs, for every page that offers them. The storage responds for each job."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,19 @@ from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
 Answers = list[str]
-"""A word for each job: one of `JobAction.done`, or why not."""
+"""One answer per job: a key of `JobAction.done`, or of `REFUSALS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAction:
-    """Something that the storage does to jobs of one queue.
+    """An action that the storage performs on jobs of one queue.
 
-    permission: the one that it takes, without its model.
-    call: (storage, queue, ids) -> a word for each.
-    legal: whether a job in this state is worth asking for.
-    done: for each word of success, the sentence with the number of jobs.
-    log: what the admin's log says; `flag` is its kind of entry.
+    Attributes:
+        permission: The required permission, without the name of a model.
+        call: Performs the action on the jobs of a queue, and returns their answers.
+        legal: Whether the action may succeed for jobs in a state.
+        done: Messages with the number of jobs, by successful answer.
+        log: Message in the admin's log; `flag` is the kind of entry.
     """
 
     permission: str
@@ -99,7 +100,7 @@ REFUSALS = {
     "rejected": gettext_lazy("%d with rejected arguments"),
     "dependency_gone": gettext_lazy("%d with a cancelled or removed dependency"),
 }
-"""Why it was not done, with the number of jobs."""
+"""Reasons with the number of jobs, by unsuccessful answer."""
 
 
 def refusals(counts: Mapping[str, int]) -> list[str]:

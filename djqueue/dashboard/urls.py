@@ -1,4 +1,4 @@
-"""Every address of the dashboard, in the order of its navigation."""
+"""All pages of the dashboard, in the order of their tabs."""
 
 from . import converters  # noqa: F401 - registers the converter of the routes
 from .pages import DashboardPage

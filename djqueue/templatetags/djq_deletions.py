@@ -1,4 +1,4 @@
-"""What is to be deleted, for templates: `{% load djq_deletions %}`."""
+"""Pending deletions in templates: `{% load djq_deletions %}`."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ register = template.Library()
 
 @register.simple_tag
 def undo_button(message: Any) -> UndoButton | None:
-    """What a button beside a message undoes."""
+    """Return the undo button of a message."""
     return deletions.undo_button(message)
 
 
 @register.simple_tag(takes_context=True)
 def pending_job_deletion(context: Context, queue: str, job_id: str) -> Deletion | None:
-    """Whether, and when, a job is deleted."""
+    """Return the pending deletion of a job."""
     return deletions.pending_deletions(context["request"]).job(queue, job_id)
 
 
 @register.simple_tag(takes_context=True)
 def pending_queue_deletions(context: Context, name: str) -> list[Deletion]:
-    """What of a queue is to be forgotten."""
+    """Return the pending deletions that cover a queue."""
     return deletions.pending_deletions(context["request"]).queue(name)

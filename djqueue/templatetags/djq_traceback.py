@@ -1,4 +1,4 @@
-"""Tracebacks for templates: `{% load djq_traceback %}`."""
+"""Tracebacks in templates: `{% load djq_traceback %}`."""
 
 from django import template
 
@@ -9,5 +9,5 @@ register = template.Library()
 
 @register.filter
 def of_the_app(text: str) -> str | None:
-    """Without the frames of libraries; None if there is nothing to leave out."""
+    """Return a traceback without the frames of libraries; None if there are none to leave out."""
     return tracebacks.of_the_app(text)

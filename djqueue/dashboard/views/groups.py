@@ -1,4 +1,4 @@
-"""What the groups of a queue, and what it shares with others, are told."""
+"""Actions on a queue's groups and on its shared limiter."""
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -20,19 +20,19 @@ pages = Pages()
 
 @pages.act("pause_group", "queues/<djq:queue>/groups/pause/", rights.PAUSE)
 def pause_group(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """No job of the group starts any more; what runs goes on."""
+    """Pause the group. Active jobs go on."""
     return _set_paused(request, site, queue, paused=True)
 
 
 @pages.act("resume_group", "queues/<djq:queue>/groups/resume/", rights.PAUSE)
 def resume_group(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """The end of a group's pause."""
+    """Resume the group."""
     return _set_paused(request, site, queue, paused=False)
 
 
 @pages.act("group_limits", "queues/<djq:queue>/groups/limits/", rights.CONFIGURE)
 def group_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Other limits of a group, or of each to which nothing else was message, from now on."""
+    """Change the limits of a group, or the default group limits."""
     group = request.POST.get("group-name", "")
     form = (limits.OneGroupForm if group else limits.GroupForm)(request.POST)
     if not form.is_valid():
@@ -53,7 +53,7 @@ def group_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpR
 
 @pages.act("limiter", "queues/<djq:queue>/limiter/", rights.CONFIGURE)
 def limiter(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Other limits of what the queue shares with others, from now on."""
+    """Change the limits of the shared limiter."""
     name = get_settings().policy(queue).limiter
     if name is None:
         raise Http404

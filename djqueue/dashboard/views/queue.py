@@ -1,4 +1,4 @@
-"""One queue: how it goes, what is in it, what it is told."""
+"""The page of a queue, its limits, and clearing the queue."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -23,18 +23,18 @@ from djqueue.models import BulkKind, JobState
 pages = Pages()
 
 LENGTH = 50
-"""Jobs of a page."""
+"""Jobs per page."""
 FORGOTTEN = {
     "drain": tuple(sorted(PENDING)),
     "completed": (State.COMPLETED,),
     "cancelled": (State.CANCELLED,),
     "failed": (State.FAILED,),
 }
-"""The states of the jobs that are forgotten, by the choice; without one: all of the queue."""
+"""States of the jobs to delete, by choice. Other choices delete the whole queue."""
 
 
 class CleanForm(forms.Form):
-    """Which jobs to forget; the queue's name, typed, is the confirmation."""
+    """Which jobs to delete. Entering the queue's name confirms the deletion."""
 
     what = forms.ChoiceField(
         label=gettext_lazy("Jobs to delete"),
@@ -53,7 +53,7 @@ class CleanForm(forms.Form):
         self._queue = queue
 
     def clean_confirm(self) -> str:
-        """Only this queue's name will do."""
+        """Require the name of the queue."""
         typed: str = self.cleaned_data["confirm"]
         if typed != self._queue:
             raise forms.ValidationError(_("The name doesn't match the queue."))
@@ -66,13 +66,13 @@ def _parts(request: HttpRequest) -> Hashable:
 
 @pages.show("queue", "queues/<djq:queue>/", rights.VIEW, parts=_parts)
 def queue(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Its numbers, its charts, and the jobs of one state."""
+    """Show the queue, its charts and the jobs of one state."""
     return page(request, site, queue, group=request.GET.get("group", ""))
 
 
 @pages.act("limits", "queues/<djq:queue>/limits/", rights.CONFIGURE)
 def set_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Other limits, from now on."""
+    """Change the limits of the queue."""
     form = limits.LimitsForm(request.POST)
     if not form.is_valid():
         return page(request, site, queue, limits_form=form)
@@ -92,7 +92,7 @@ def set_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpRes
 
 @pages.act("clean", "queues/<djq:queue>/clean/", rights.DRAIN)
 def clean(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Forget jobs of the queue, or all of it."""
+    """Delete jobs of the queue, or the queue itself, after the undo period."""
     form = CleanForm(queue, request.POST)
     if not form.is_valid():
         return page(request, site, queue, clean_form=form)
@@ -128,9 +128,10 @@ def page(
     group_form: forms.Form | None = None,
     limiter_form: forms.Form | None = None,
 ) -> HttpResponse:
-    """The page, with forms as they were sent if something is wrong with them.
+    """Render the page. Submitted forms that are not valid are shown with their errors.
 
-    group: the one that was looked for.
+    Args:
+        group: The group that is looked up.
     """
     cached = queries.board(request)
     line = cached.value.line(name) or queries.empty_line(name, cached.value.at)

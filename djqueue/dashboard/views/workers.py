@@ -1,4 +1,4 @@
-"""Who runs jobs, and what each worker can be told."""
+"""Workers, and commands for them."""
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -23,12 +23,12 @@ MESSAGES = {
         "Requested a stack dump of worker %(worker)s. The dump appears on the worker's page."
     ),
 }
-"""After a command."""
+"""Messages after a command."""
 
 
 @pages.show("workers", "workers/", rights.VIEW, gettext_lazy("Workers"))
 def workers(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Each as it last reported itself."""
+    """List the workers with their latest heartbeats."""
     cached = workerrows.worker_rows(request)
     context = {"workers": cached.value}
     return site.render(request, "workers.html", _("Workers"), context, tab="workers", read=cached)
@@ -36,7 +36,7 @@ def workers(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 
 @pages.show("worker", "workers/<djq:worker>/", rights.VIEW)
 def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """One of them: what it runs, and its stacks if somebody has asked for them."""
+    """Show a worker, its jobs, and its stack dump if one was requested."""
     cached = workerrows.worker_rows(request)
     seen = cached.value.find(worker)
     if seen is None:
@@ -54,19 +54,19 @@ def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpRespon
 
 @pages.act("worker_quiet", "workers/<djq:worker>/quiet/", rights.WORKERS)
 def quiet(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """It claims no more; what runs goes on."""
+    """Stop the worker from claiming jobs. Active jobs go on."""
     return _command(request, site, worker, workercontrol.QUIET)
 
 
 @pages.act("worker_resume", "workers/<djq:worker>/resume/", rights.WORKERS)
 def resume(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """It claims again."""
+    """Let the worker claim jobs again."""
     return _command(request, site, worker, workercontrol.RESUME)
 
 
 @pages.act("worker_stop", "workers/<djq:worker>/stop/", rights.WORKERS)
 def stop(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """It ends as after a signal; asked once more before."""
+    """Stop the worker like a signal does, after a confirmation."""
     seen = _found(request, worker, workercontrol.STOP)
     if seen is None or request.POST.get("confirm") == "1":
         return _command(request, site, worker, workercontrol.STOP)
@@ -78,7 +78,7 @@ def stop(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse
 
 @pages.act("worker_dump", "workers/<djq:worker>/dump/", rights.WORKERS)
 def dump(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """It says where its threads and tasks are."""
+    """Request a stack dump of the worker."""
     return _command(request, site, worker, workercontrol.DUMP)
 
 

@@ -52,7 +52,6 @@ class BulkWriteView(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The label of the state."""
         return str(LABELS.get(self.state, self.state))
 
     @property
@@ -117,17 +116,14 @@ class BulkWriteJobs(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The number of jobs found."""
         return sum(self.counts.values())
 
     @property
     def ended(self) -> int:
-        """The number of finished jobs."""
         return self.total - self.pending - self.counts.get(State.ACTIVE, 0)
 
     @property
     def pending(self) -> int:
-        """The number of jobs that have not started."""
         return sum(self.counts.get(state, 0) for state in AHEAD)
 
 

@@ -53,12 +53,10 @@ class Summary(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The number of jobs."""
         return len(self.graph.nodes)
 
     @property
     def ended(self) -> int:
-        """The number of finished jobs."""
         return sum(node.state is None or node.state in TERMINAL for node in self.graph.nodes)
 
     @property

@@ -108,9 +108,12 @@ class ArgumentsField(forms.Field):
         if not text.strip():
             return self.kind()
         try:
-            return jsontext.read(text, self.draft.hidden, self.path, tagged=False)
+            read = jsontext.read(text, self.draft.hidden, self.path, tagged=False)
         except MalformedError as error:
             raise ValidationError(str(error)) from None
+        if not isinstance(read, self.kind):
+            raise ValidationError(_("Enter a JSON list.") if self.kind is list else _("Enter a JSON object."))
+        return read
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         """Return whether the text was changed."""

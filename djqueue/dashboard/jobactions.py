@@ -11,6 +11,8 @@ from djqueue.core import states
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
+from . import rights
+
 Answers = list[str]
 """One answer per job: a key of `JobAction.done`, or of `REFUSALS`."""
 
@@ -81,6 +83,12 @@ REMOVE = JobAction(
     log="",
     flag=DELETION,
 )
+IMMEDIATE = (
+    ("retry", RETRY, rights.RETRY),
+    ("promote", PROMOTE, rights.EDIT),
+    ("cancel", CANCEL, rights.CANCEL),
+)
+"""Actions without an undo period: the page of each, and the required permission."""
 
 REFUSALS = {
     "waiting": gettext_lazy("%d waiting"),

@@ -77,6 +77,10 @@ class GroupForm(forms.Form):
         help_text=gettext_lazy("For example 100/s, 20/m or 5/h; empty: the value from the settings."),
     )
 
+    def given(self) -> dict[str, Any]:
+        """Return all limits."""
+        return {name: value or None for name, value in self.cleaned_data.items() if name != "name"}
+
 
 class OneGroupForm(GroupForm):
     """Limits of one group."""

@@ -53,11 +53,9 @@ class QueueRow(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the queue."""
         return self.row.name
 
     def count(self, state: State) -> int:
-        """Return the number of jobs in a state."""
         return self.row.counts.get(state, 0)
 
     @property
@@ -125,7 +123,6 @@ class Board(NamedTuple):
     """Recent sizes of each queue's backlog."""
 
     def total(self, state: State) -> int:
-        """Return the number of jobs in a state."""
         return sum(line.count(state) for line in self.lines)
 
     def series(self) -> list[Bucket]:
@@ -143,7 +140,6 @@ class Board(NamedTuple):
         return self.at - worker.seen_at > SILENT
 
     def line(self, name: str) -> QueueRow | None:
-        """Return a queue by name."""
         return next((line for line in self.lines if line.name == name), None)
 
 

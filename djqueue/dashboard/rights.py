@@ -22,7 +22,6 @@ DRAIN = "drain_queue"
 DEAD_LETTERS = "manage_dlq"
 CRON = "manage_cron"
 WORKERS = "control_worker"
-BACKUP = "run_backup"
 STORAGE = "view_storage"
 
 READING = frozenset({VIEW, VIEW_PAYLOAD, STORAGE})

@@ -59,14 +59,12 @@ class PastRun(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of bar."""
         if self.state is None:
             return "none"
         return "live" if self.state in LIVE else self.state.value
 
     @property
     def label(self) -> str:
-        """The label of the state."""
         return _("no longer kept") if self.state is None else str(JobState(self.state.value).label)
 
 
@@ -90,7 +88,6 @@ class ScheduleRow(NamedTuple):
 
     @property
     def last(self) -> PastRun | None:
-        """The last run."""
         return self.past[-1] if self.past else None
 
     @property

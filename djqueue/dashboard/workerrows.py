@@ -43,17 +43,14 @@ class WorkerRow(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The ID of the worker."""
         return self.info.id
 
     @property
     def version(self) -> Version:
-        """The version of the worker."""
         return Version(self.info.project, self.info.version)
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the worker is stopping."""
         return self.info.state == STOPPING
 
     @property
@@ -69,7 +66,6 @@ class WorkerRows(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """The number of slots."""
         return sum(one.info.concurrency for one in self.rows)
 
     @property
@@ -83,7 +79,6 @@ class WorkerRows(NamedTuple):
         return Counter(one.version for one in self.rows if one.info.version).most_common()
 
     def find(self, worker_id: str) -> WorkerRow | None:
-        """Return a worker by ID."""
         return next((one for one in self.rows if one.id == worker_id), None)
 
 

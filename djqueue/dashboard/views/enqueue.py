@@ -52,20 +52,6 @@ class EnqueueForm(forms.Form):
         super().__init__(*args, **kwargs)
         self.fields["name"].choices = [(name, name) for name in registry.names()]  # type: ignore[attr-defined]
 
-    def clean_args(self) -> list[Any]:
-        """Require a list."""
-        value = self.cleaned_data["args"]
-        if not isinstance(value, list):
-            raise forms.ValidationError(_("Enter a JSON list."))
-        return value
-
-    def clean_kwargs(self) -> dict[str, Any]:
-        """Require an object."""
-        value = self.cleaned_data["kwargs"]
-        if not isinstance(value, dict):
-            raise forms.ValidationError(_("Enter a JSON object."))
-        return value
-
     def clean(self) -> dict[str, Any]:
         """Check that the function accepts the arguments."""
         found = self.cleaned_data
@@ -74,7 +60,6 @@ class EnqueueForm(forms.Form):
         return found
 
     def options(self) -> dict[str, Any]:
-        """Return the options that were entered."""
         names = ("queue", "delay", "priority", "unique_key")
         return {name: self.cleaned_data[name] for name in names if self.cleaned_data[name] not in (None, "")}
 

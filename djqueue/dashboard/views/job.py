@@ -121,31 +121,28 @@ def _parts(request: HttpRequest) -> Hashable:
 @pages.show("job", "jobs/<djq:queue>/<djq:job_id>/", rights.VIEW, parts=_parts)
 def job(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Show the job, with secrets hidden."""
-    return _page(request, site, queue, job_id, revealed=False)
+    return _render(request, site, queue, job_id, revealed=False)
 
 
 @pages.act("reveal", "jobs/<djq:queue>/<djq:job_id>/reveal/", rights.VIEW_PAYLOAD)
 def reveal(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Show the job with its secrets, and record this first."""
-    return _page(request, site, queue, job_id, revealed=True)
+    return _render(request, site, queue, job_id, revealed=True)
 
 
-@pages.act("retry", "jobs/<djq:queue>/<djq:job_id>/retry/", rights.RETRY)
-def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """Retry a failed job."""
-    return _act(request, site, "retry", jobactions.RETRY, queue, job_id)
+def _register(page: str, action: JobAction, right: str) -> None:
+    @pages.act(page, f"jobs/<djq:queue>/<djq:job_id>/{page}/", right)
+    def act(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
+        answer = action.call(get_storage(), queue, [job_id])[0]
+        if answer not in action.done:
+            return job_changed(request, site, answer, queue, job_id)
+        audit.note(request, page, queue=queue, job_id=job_id, count=1)
+        messages.success(request, action.done[answer] % 1)
+        return site.back(request, "job", queue, job_id)
 
 
-@pages.act("promote", "jobs/<djq:queue>/<djq:job_id>/promote/", rights.EDIT)
-def promote(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """Run a delayed job now."""
-    return _act(request, site, "promote", jobactions.PROMOTE, queue, job_id)
-
-
-@pages.act("cancel", "jobs/<djq:queue>/<djq:job_id>/cancel/", rights.CANCEL)
-def cancel(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """Cancel a pending job, or ask an active one to stop."""
-    return _act(request, site, "cancel", jobactions.CANCEL, queue, job_id)
+for _page, _action, _right in jobactions.IMMEDIATE:
+    _register(_page, _action, _right)
 
 
 @pages.act("remove", "jobs/<djq:queue>/<djq:job_id>/delete/", rights.DELETE)
@@ -165,7 +162,7 @@ def remove(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -
     return site.back(request, "job", queue, job_id)
 
 
-def _page(
+def _render(
     request: HttpRequest, site: DashboardSite, queue: str, job_id: str, *, revealed: bool
 ) -> HttpResponse:
     record = get_storage().jobs(queue, [job_id])[0]
@@ -239,17 +236,6 @@ def _options(record: JobRecord) -> dict[str, Any]:
 
 def _subject(request: HttpRequest, site: DashboardSite, subject: str | None) -> subjects.Subject | None:
     return None if subject is None else subjects.shown(request, site.site, subject)
-
-
-def _act(
-    request: HttpRequest, site: DashboardSite, page: str, action: JobAction, queue: str, job_id: str
-) -> HttpResponse:
-    word = action.call(get_storage(), queue, [job_id])[0]
-    if word in action.done:
-        audit.note(request, page, queue=queue, job_id=job_id, count=1)
-        messages.success(request, action.done[word] % 1)
-        return site.back(request, "job", queue, job_id)
-    return job_changed(request, site, word, queue, job_id)
 
 
 def _life(info: JobInfo) -> str:

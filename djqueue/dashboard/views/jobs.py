@@ -88,7 +88,6 @@ class FilterForm(forms.Form):
             self.fields["id"].label = _("Full ID")
 
     def clean_argument(self) -> argumentfilter.Argument | None:
-        """Parse the argument filter."""
         try:
             return argumentfilter.read(self.cleaned_data["argument"])
         except OptionError:
@@ -211,22 +210,15 @@ def _object_jobs(request: HttpRequest, site: DashboardSite, subject: str) -> Htt
     return site.render(request, "object_jobs.html", title, context, tab="jobs", crumbs=[site.crumb("jobs")])
 
 
-@pages.act("selected_retry", "selected/retry/", rights.RETRY)
-def retry(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Retry the selected failed jobs."""
-    return _act(request, site, "selected_retry", jobactions.RETRY)
+def _register(page: str, action: JobAction, right: str) -> None:
+    @pages.act(f"selected_{page}", f"selected/{page}/", right)
+    def act(request: HttpRequest, site: DashboardSite) -> HttpResponse:
+        selection.act(request, f"selected_{page}", action)
+        return site.back(request, "jobs")
 
 
-@pages.act("selected_promote", "selected/promote/", rights.EDIT)
-def promote(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Run the selected delayed jobs now."""
-    return _act(request, site, "selected_promote", jobactions.PROMOTE)
-
-
-@pages.act("selected_cancel", "selected/cancel/", rights.CANCEL)
-def cancel(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Cancel the selected pending jobs, and ask active ones to stop."""
-    return _act(request, site, "selected_cancel", jobactions.CANCEL)
+for _page, _action, _right in jobactions.IMMEDIATE:
+    _register(_page, _action, _right)
 
 
 @pages.act("selected_remove", "selected/delete/", rights.DELETE)
@@ -238,11 +230,6 @@ def remove(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "count",
     )
     selection.delete(request, "selected_remove", message, _("No jobs were selected."))
-    return site.back(request, "jobs")
-
-
-def _act(request: HttpRequest, site: DashboardSite, page: str, action: JobAction) -> HttpResponse:
-    selection.act(request, page, action)
     return site.back(request, "jobs")
 
 

@@ -52,7 +52,6 @@ class Fact(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The formatted value."""
         value = self.value
         return value if isinstance(value, str) else str(number_format(value, force_grouping=True))
 
@@ -61,7 +60,6 @@ class Minute(NamedTuple):
     """Wait times of the worst queues in a minute."""
 
     start: int
-    """UTC milliseconds."""
     waits: list[tuple[float | None, str]]
     """Wait of each queue in milliseconds, and in seconds for the chart."""
 

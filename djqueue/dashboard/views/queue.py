@@ -1,6 +1,6 @@
 """The page of a queue, its limits, and clearing the queue."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from django import forms
@@ -53,7 +53,6 @@ class CleanForm(forms.Form):
         self._queue = queue
 
     def clean_confirm(self) -> str:
-        """Require the name of the queue."""
         typed: str = self.cleaned_data["confirm"]
         if typed != self._queue:
             raise forms.ValidationError(_("The name doesn't match the queue."))
@@ -73,21 +72,17 @@ def queue(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse
 @pages.act("limits", "queues/<djq:queue>/limits/", rights.CONFIGURE)
 def set_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """Change the limits of the queue."""
-    form = limits.LimitsForm(request.POST)
-    if not form.is_valid():
-        return page(request, site, queue, limits_form=form)
-    given = form.given()
-    if not given:
-        return site.back(request, "queue", queue)
-    before = limits.of_queue(queue)
-    try:
-        Queue(queue).set_limits(**given)
-    except DjqueueError as error:
-        form.add_error(None, str(error))
-        return page(request, site, queue, limits_form=form)
-    audit.note(request, "limits", queue=queue, detail={"old": before, "new": given})
-    messages.success(request, _("Changed the limits of %(queue)s.") % {"queue": queue})
-    return site.back(request, "queue", queue)
+    return change_limits(
+        request,
+        site,
+        queue,
+        "limits",
+        "limits_form",
+        limits.LimitsForm(request.POST),
+        lambda: limits.of_queue(queue),
+        Queue(queue).set_limits,
+        _("Changed the limits of %(queue)s.") % {"queue": queue},
+    )
 
 
 @pages.act("clean", "queues/<djq:queue>/clean/", rights.DRAIN)
@@ -115,6 +110,44 @@ def clean(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse
     row = deletions.begin(request, kind, queue, count, message % {"count": count}, **which)
     audit.note(request, "clean", queue=queue, count=count, detail={"what": what, "operation": row.pk})
     return site.back(request, "queue", queue)
+
+
+def change_limits(
+    request: HttpRequest,
+    site: DashboardSite,
+    queue: str,
+    action: str,
+    field: str,
+    form: limits.LimitsForm | limits.GroupForm,
+    read: Callable[[], dict[str, Any]],
+    change: Callable[..., object],
+    message: str,
+    detail: Mapping[str, Any] | None = None,
+    **where: str,
+) -> HttpResponse:
+    """Apply a form with limits, record the change and return to the queue.
+
+    Args:
+        field: Name of the form's argument of `page`, which shows a form that is not valid.
+        read: Returns the current limits.
+        change: Sets the limits.
+        where: `group` of the page to return to.
+    """
+    if form.is_valid():
+        given = form.given()
+        if not given:
+            return site.back(request, "queue", queue)
+        before = read()
+        try:
+            change(**given)
+        except DjqueueError as error:
+            form.add_error(None, str(error))
+        else:
+            audit.note(request, action, queue=queue, detail={**(detail or {}), "old": before, "new": given})
+            messages.success(request, message)
+            return site.back(request, "queue", queue, **where)
+    shown: dict[str, Any] = {field: form, **where}
+    return page(request, site, queue, **shown)
 
 
 def page(

@@ -52,18 +52,6 @@ def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpRespon
     return site.render(request, "worker.html", worker, context, tab="workers", crumbs=crumbs, read=cached)
 
 
-@pages.act("worker_quiet", "workers/<djq:worker>/quiet/", rights.WORKERS)
-def quiet(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """Stop the worker from claiming jobs. Active jobs go on."""
-    return _command(request, site, worker, workercontrol.QUIET)
-
-
-@pages.act("worker_resume", "workers/<djq:worker>/resume/", rights.WORKERS)
-def resume(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """Let the worker claim jobs again."""
-    return _command(request, site, worker, workercontrol.RESUME)
-
-
 @pages.act("worker_stop", "workers/<djq:worker>/stop/", rights.WORKERS)
 def stop(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """Stop the worker like a signal does, after a confirmation."""
@@ -76,10 +64,14 @@ def stop(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse
     return site.render(request, "worker_stop.html", title, context, tab="workers", crumbs=crumbs)
 
 
-@pages.act("worker_dump", "workers/<djq:worker>/dump/", rights.WORKERS)
-def dump(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """Request a stack dump of the worker."""
-    return _command(request, site, worker, workercontrol.DUMP)
+def _register(command: str) -> None:
+    @pages.act(f"worker_{command}", f"workers/<djq:worker>/{command}/", rights.WORKERS)
+    def act(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
+        return _command(request, site, worker, command)
+
+
+for _name in (workercontrol.QUIET, workercontrol.RESUME, workercontrol.DUMP):
+    _register(_name)
 
 
 def _command(request: HttpRequest, site: DashboardSite, worker: str, command: str) -> HttpResponse:

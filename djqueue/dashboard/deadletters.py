@@ -82,37 +82,28 @@ def read_query(given: Mapping[str, str]) -> dict[str, str]:
 
 def grouped(found: Sequence[DeadLetterRecord], at: int) -> list[FailureGroup]:
     """Group dead letters by fingerprint, largest group first."""
-    newest: dict[str, DeadLetterRecord] = {}
-    oldest: dict[str, DeadLetterRecord] = {}
-    counts: Counter[str] = Counter()
-    queues: dict[str, Counter[str]] = {}
-    names: dict[str, Counter[str]] = {}
-    days: dict[str, list[int]] = {}
+    groups: dict[str, list[DeadLetterRecord]] = {}
     for dead_letter in found:
-        key = fingerprint(dead_letter)
-        newest.setdefault(key, dead_letter)
-        oldest[key] = dead_letter
-        counts[key] += 1
-        queues.setdefault(key, Counter())[dead_letter.queue] += 1
-        names.setdefault(key, Counter())[dead_letter.name] += 1
-        day = (at - dead_letter.entered_at) // DAY
-        row = days.setdefault(key, [0] * DAYS)
-        if 0 <= day < DAYS:
-            row[DAYS - 1 - day] += 1
-    return [
-        FailureGroup(
-            key,
-            newest[key].error_type,
-            newest[key].error_message,
-            count,
-            oldest[key].entered_at,
-            newest[key].entered_at,
-            [name for name, _ in queues[key].most_common()],
-            [name for name, _ in names[key].most_common()],
-            days[key],
-        )
-        for key, count in counts.most_common()
-    ]
+        groups.setdefault(fingerprint(dead_letter), []).append(dead_letter)
+    return [_group(*group, at) for group in sorted(groups.items(), key=lambda group: -len(group[1]))]
+
+
+def _group(key: str, members: Sequence[DeadLetterRecord], at: int) -> FailureGroup:
+    newest, oldest = members[0], members[-1]
+    ages = Counter((at - member.entered_at) // DAY for member in members)
+    queues = Counter(member.queue for member in members)
+    names = Counter(member.name for member in members)
+    return FailureGroup(
+        key,
+        newest.error_type,
+        newest.error_message,
+        len(members),
+        oldest.entered_at,
+        newest.entered_at,
+        [name for name, _count in queues.most_common()],
+        [name for name, _count in names.most_common()],
+        [ages[day] for day in reversed(range(DAYS))],
+    )
 
 
 def page(found: Sequence[DeadLetterRecord], after: str) -> tuple[list[DeadLetterRecord], str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from django.http import HttpRequest
 
 from djqueue.client import get_storage
-from djqueue.core.graph import MOST, FlowGraph, FlowNode
+from djqueue.core.graph import FlowGraph, FlowNode
 from djqueue.core.job import JobRecord
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, TERMINAL, State
@@ -89,12 +89,6 @@ class Around(NamedTuple):
     more_after: int
 
 
-def read(request: HttpRequest, queue: str, job_id: str, limit: int = MOST) -> FlowGraph | None:
-    """Return the workflow of a job without jobs that the user can't see."""
-    graph = get_storage().flow(queue, job_id, limit)
-    return None if graph is None else visible(request, graph)
-
-
 def visible(request: HttpRequest, graph: FlowGraph) -> FlowGraph:
     """Return a workflow without jobs that the user can't see."""
     return graph.only(lambda name: rights.sees(request, name))
@@ -109,7 +103,8 @@ def failed(request: HttpRequest, graph: FlowGraph) -> tuple[list[FlowNode], list
 
 def around(request: HttpRequest, queue: str, job_id: str) -> Around | None:
     """Return the workflow of a job; None if the job has neither dependencies nor dependents."""
-    graph = read(request, queue, job_id, LOOKED_AT)
+    whole = get_storage().flow(queue, job_id, LOOKED_AT)
+    graph = whole and visible(request, whole)
     if graph is None or len(graph.nodes) < 2:
         return None
     before, after = graph.before(graph.root), graph.after(graph.root)
@@ -137,7 +132,7 @@ def newest(request: HttpRequest, kind: str) -> CachedRead[list[Summary]]:
         counted = sorted((-line.count(state), line.name) for line in lines if line.count(state))
         wanted += [(state, name) for _, name in counted[:QUEUES]]
     cached = snapshots.read(("flows", kind, tuple(wanted)), lambda: _graphs(wanted), FRESH)
-    seen = [graph.only(lambda name: rights.sees(request, name)) for graph in cached.value]
+    seen = [visible(request, graph) for graph in cached.value]
     rows = sorted(map(summary, seen), key=lambda row: -row.began_at)
     return CachedRead(rows, cached.at, cached.error)
 

@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.job import WorkerDump, WorkerInfo
+from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import COUNTS, NO_TIMES, Bucket, Histogram
 from djqueue.core.states import State
 from djqueue.core.unhandled import Unhandled, unhandled
@@ -188,11 +188,6 @@ def sees_all(request: HttpRequest) -> bool:
     """Return whether the user can see every queue."""
     lines = snapshots.read("board", _board, versioned=True).value.lines
     return all(rights.sees(request, line.name) for line in lines)
-
-
-def worker_dump(worker_id: str) -> WorkerDump | None:
-    """Return the latest stack dump of a worker."""
-    return get_storage().worker_dump(worker_id)
 
 
 def empty_line(name: str, at: int) -> QueueRow:

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.job import JobRecord
-from djqueue.models import PayloadVersion, Revision
+from djqueue.models import PayloadVersion
 
 from . import tables
 from .tables import alias_of, rows_of
@@ -40,17 +40,6 @@ def keep(request: HttpRequest, record: JobRecord, copy_id: str = "") -> PayloadV
     return version
 
 
-def done(version: PayloadVersion, outcome: Revision) -> None:
-    """Record the outcome of an edit."""
-    version.outcome = outcome
-    version.save(update_fields=["outcome"])
-
-
-def drop(version: PayloadVersion) -> None:
-    """Delete the version of an edit that was not performed."""
-    version.delete()
-
-
 def of_job(queue: str, job_id: str) -> list[PayloadVersion]:
     """Return the previous payloads of a job, and of the job that it was copied from, newest first."""
     wanted = Q(job_id=job_id) | (Q(copy_id=job_id) & ~Q(copy_id=""))
@@ -66,8 +55,3 @@ def latest(queue: str, job_id: str) -> int:
     """Return the key of the latest previous payload; 0 if the job was never edited."""
     rows = rows_of(PayloadVersion).filter(queue=queue, job_id=job_id, copy_id="")
     return rows.order_by("-pk").values_list("pk", flat=True).first() or 0
-
-
-def as_it_was(record: JobRecord, version: PayloadVersion) -> JobRecord:
-    """Return a job with a previous payload."""
-    return record._replace(payload=bytes(version.payload))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from django.http import HttpRequest
 
 from djqueue.conf import get_settings
-from djqueue.core.job import RunningJob, WorkerDump, WorkerInfo
+from djqueue.core.job import RunningJob, WorkerInfo
 from djqueue.core.workercontrol import STOPPING
 
 from . import queries, rights
@@ -92,11 +92,6 @@ def worker_rows(request: HttpRequest) -> CachedRead[WorkerRows]:
     # A worker of hidden queues only is hidden, too.
     shown = tuple(one for one in found if one.queues != ())
     return CachedRead(WorkerRows(shown), cached.value.at, cached.error)
-
-
-def dump_of(seen: WorkerRow) -> WorkerDump | None:
-    """Return the latest stack dump of a worker, if still stored."""
-    return queries.worker_dump(seen.id)
 
 
 def _seen(

@@ -20,9 +20,10 @@ from djqueue.core.limiter import Rate
 from djqueue.core.metrics import Bucket, Histogram
 from djqueue.core.states import State
 from djqueue.dashboard import arguments as job_arguments
-from djqueue.dashboard import drawing, limits, rendering, spans
+from djqueue.dashboard import deletions, drawing, limits, rendering, spans, tracebacks
 from djqueue.dashboard.annotations import ChartAnnotation
 from djqueue.dashboard.converters import QuotedConverter
+from djqueue.dashboard.deletions import Deletion, UndoButton
 from djqueue.models import JobState
 
 register = template.Library()
@@ -284,3 +285,27 @@ def since_in(when: datetime | None, zone: str) -> str:
 def percentile(times: Histogram, part: int) -> float | None:
     """Return a percentile of a histogram, in milliseconds."""
     return times.percentile(part / 100)
+
+
+@register.filter
+def of_the_app(text: str) -> str | None:
+    """Return a traceback without the frames of libraries; None if there are none to leave out."""
+    return tracebacks.of_the_app(text)
+
+
+@register.simple_tag
+def undo_button(message: Any) -> UndoButton | None:
+    """Return the undo button of a message."""
+    return deletions.undo_button(message)
+
+
+@register.simple_tag(takes_context=True)
+def pending_job_deletion(context: Context, queue: str, job_id: str) -> Deletion | None:
+    """Return the pending deletion of a job."""
+    return deletions.pending_deletions(context["request"]).job(queue, job_id)
+
+
+@register.simple_tag(takes_context=True)
+def pending_queue_deletions(context: Context, name: str) -> list[Deletion]:
+    """Return the pending deletions that cover a queue."""
+    return deletions.pending_deletions(context["request"]).queue(name)

@@ -79,16 +79,17 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
             word = storage.replace_payload(queue, job_id, payload, record.payload, retry=how == RETRY)
     except DjqueueError as error:
         if isinstance(error, QueueFullError):
-            versions.drop(version)
+            version.delete()
         form.add_error(None, str(error))
         return _page(request, site, queue, job_id, record, form)
     if word not in OUTCOMES:
-        versions.drop(version)
+        version.delete()
         fresh = storage.jobs(queue, [job_id])[0]
         if fresh is None:
             return _page(request, site, queue, job_id, None)
         return _again(request, site, fresh, word)
-    versions.done(version, OUTCOMES[word])
+    version.outcome = OUTCOMES[word]
+    version.save(update_fields=["outcome"])
     detail = {"how": word, "version": version.pk, **({"copy": copy_id} if copy_id else {})}
     audit.note(request, "edit_now", queue=queue, job_id=job_id, count=1, detail=detail)
     done = {

@@ -174,6 +174,7 @@ def _render(
     _limit(request, record)
     info = JobInfo(record)
     payload = _shown(record, record.payload, revealed=revealed, of=redaction.payload)
+    subject = record.options.subject
     result = _shown(record, record.result, revealed=revealed, of=redaction.result)
     old_ones = _versions(request, record, revealed=revealed)
     context = {
@@ -196,7 +197,7 @@ def _render(
         ),
         "progress": progress.shown(record.progress),
         "options": _options(record),
-        "subject": _subject(request, site, record.options.subject),
+        "subject": subject and subjects.shown(request, site.site, subject),
         "flow": flows.around(request, queue, job_id),
         "offers": _offers(request, site, record),
         "reason": rendering.reason(record.reason) if record.reason else "",
@@ -234,10 +235,6 @@ def _options(record: JobRecord) -> dict[str, Any]:
     return found
 
 
-def _subject(request: HttpRequest, site: DashboardSite, subject: str | None) -> subjects.Subject | None:
-    return None if subject is None else subjects.shown(request, site.site, subject)
-
-
 def _life(info: JobInfo) -> str:
     """Return the diagram of the job's lifecycle; the timeline has the same content as text."""
     events = [(moment.event, to_milliseconds(moment.at)) for moment in info.timeline]
@@ -272,7 +269,7 @@ def _versions(request: HttpRequest, record: JobRecord, *, revealed: bool) -> lis
     found = []
     rows = requestcache.cached(request, "versions", lambda: versions.of_job(record.queue, record.id))
     for row in rows:
-        was = versions.as_it_was(record, row)
+        was = record._replace(payload=bytes(row.payload))
         found.append(PayloadRow(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
     return found
 

@@ -171,11 +171,8 @@ def _rows(
             empty = [nothing("", bucket.start, window.length)]
             sums.setdefault(of(bucket), (empty, [*empty]))[index].append(bucket)
     rows = [MetricRow(label, merged(these), merged(those)) for label, (these, those) in sums.items()]
-    return sorted((row for row in rows if ended(row.now) or row.now.enqueued), key=_order)
-
-
-def _order(row: MetricRow) -> tuple[int, str]:
-    return -ended(row.now), row.label
+    rows = [row for row in rows if ended(row.now) or row.now.enqueued]
+    return sorted(rows, key=lambda row: (-ended(row.now), row.label))
 
 
 def _histogram(total: Bucket) -> list[tuple[int, int | None, int, int]]:

@@ -9,7 +9,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.core.diagnostics import DiagnosticLine
 from djqueue.core.errors import StorageError
 from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import Bucket
@@ -157,9 +156,8 @@ def _scheduler(request: HttpRequest, site: DashboardSite) -> list[Fact]:
     except StorageError:
         return [Fact(_("Storage"), _("unreachable"), url, "bad")]
     lines = {line.key: line for line in cached.value.lines}
-    found = [
-        Fact(_("Storage"), _("unreachable") if cached.error else _("reachable"), url, _level(cached.error))
-    ]
+    storage = (_("unreachable"), url, "bad") if cached.error else (_("reachable"), url, "ok")
+    found = [Fact(_("Storage"), *storage)]
     holder, tick = lines.get("scheduler.holder"), lines.get("scheduler.tick")
     if holder is not None:
         hangs = get_storage().outage is not None
@@ -167,16 +165,8 @@ def _scheduler(request: HttpRequest, site: DashboardSite) -> list[Fact]:
         level = "bad" if hangs else holder.level
         found.append(Fact(_("Scheduler"), _("unreachable") if hangs else status, url, level))
     if tick is not None:
-        found.append(_tick(tick, url))
+        found.append(Fact(_("Last sweep"), diagnostics.translated(tick).value, url, tick.level))
     return found
-
-
-def _tick(tick: DiagnosticLine, url: str) -> Fact:
-    return Fact(_("Last sweep"), diagnostics.translated(tick).value, url, tick.level)
-
-
-def _level(away: str) -> str:
-    return "bad" if away else "ok"
 
 
 def _silent(board: queries.Board, seen: Sequence[WorkerInfo]) -> list[WorkerInfo]:

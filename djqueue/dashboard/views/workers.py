@@ -47,7 +47,7 @@ def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpRespon
         title = _("Worker not found")
         return site.not_found(request, title, text, tab="workers", crumbs=crumbs, link=link)
     may_read = seen.is_open and rights.may(request, rights.WORKERS)
-    context = {"worker": seen, "dump": workerrows.dump_of(seen) if may_read else None}
+    context = {"worker": seen, "dump": get_storage().worker_dump(worker) if may_read else None}
     crumbs = [site.crumb("workers")]
     return site.render(request, "worker.html", worker, context, tab="workers", crumbs=crumbs, read=cached)
 

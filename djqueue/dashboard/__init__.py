@@ -1,5 +1,6 @@
-"""The dashboard: pages in the admin on what the queue does, and what can be done about it.
+"""The dashboard: admin pages that show the state of the queues and act on jobs.
 
-A page is a view in `views`, listed with its right in `pages`. Views read through `queries`, never from a
-storage or a table themselves, and render through a `DashboardSite`, which knows their admin site.
+A page is a view in `views`, registered in `pages` with the permission that it requires. Views read through
+`queries` and the other read models, never from a storage or a table themselves, and render through a
+`DashboardSite`, which knows their admin site.
 """

@@ -1,4 +1,4 @@
-"""What is noted in charts: deploys, and what somebody marked."""
+"""Annotations of charts: deploys, and what users have added."""
 
 import logging
 from collections.abc import Hashable, Sequence
@@ -19,15 +19,15 @@ from .tables import alias_of
 logger = logging.getLogger("djqueue.dashboard")
 
 MOST = 50
-"""Marks of one chart, the newest."""
+"""Maximum annotations of one chart, newest first."""
 FRESH = 5_000
-"""Milliseconds for which they are shown again."""
+"""Milliseconds before annotations are read again."""
 NEWEST = """\
 SELECT at, label FROM djqueue_annotation WHERE at >= %s AND at < %s ORDER BY at DESC, id DESC LIMIT %s"""
 
 
 class ChartAnnotation(NamedTuple):
-    """A mark in a chart."""
+    """An annotation of a chart."""
 
     at: int
     """UTC milliseconds."""
@@ -35,7 +35,7 @@ class ChartAnnotation(NamedTuple):
 
 
 def within(series: Sequence[Bucket]) -> list[ChartAnnotation]:
-    """Marks of the time that a chart shows, oldest first; none where there is no table."""
+    """Return the annotations of the period of a chart, oldest first; none if the table doesn't exist."""
     if not series:
         return []
     start, end = series[0].start, series[-1].start + series[-1].step
@@ -43,7 +43,7 @@ def within(series: Sequence[Bucket]) -> list[ChartAnnotation]:
 
 
 def parts(_request: HttpRequest) -> Hashable:
-    """What the charts of the last hour show of marks: see `freshness.Parts`."""
+    """Return the annotations of the last hour: see `freshness.Parts`."""
     end = (SYSTEM_CLOCK.now() // MINUTE + 1) * MINUTE
     return tuple(_between(end - 60 * MINUTE, end))
 
@@ -53,16 +53,16 @@ def _between(start: int, end: int) -> list[ChartAnnotation]:
 
 
 def _guarded(alias: str) -> AbstractContextManager[Any]:
-    """A savepoint in a transaction; without one a statement that fails undoes nothing else."""
+    """Return a savepoint inside a transaction; outside, a failed statement affects no other."""
     return transaction.atomic(using=alias) if connections[alias].in_atomic_block else nullcontext()
 
 
 def _read(start: int, end: int) -> list[ChartAnnotation]:
     try:
-        # So that a transaction around the request goes on if there is no such table.
+        # A missing table must not end a transaction around the request.
         with _guarded(alias_of(Annotation)):
             newest = tables.select(Annotation, NEWEST, (start, end, MOST))
     except Error as error:
-        logger.debug("Charts have no marks: %s", error)
+        logger.debug("No chart annotations: %s", error)
         return []
     return [ChartAnnotation(at, label) for at, label in reversed(newest)]

@@ -1,8 +1,8 @@
-"""Jobs by a value in their arguments: `order_id:7`, `kwargs.order.id:7`, `args.0:7`.
+"""Filter jobs by a value of their arguments: `order_id:7`, `kwargs.order.id:7`, `args.0:7`.
 
-Only what is shown of a job is compared: nobody finds a job by a value that is hidden from them. Every payload
-in question is opened, whatever its bytes are, so that neither the pages nor the time of a search tell whether
-a hidden value is the one that was looked for. Such a search is slow, and has a budget: see `scanning`.
+Only the visible part of a payload is compared, so hidden values can't be found. Every candidate payload is
+decoded, whatever its bytes are, so that neither the results nor the duration of a search reveal a hidden
+value. Searches are therefore slow and have a budget: see `payloadscan`.
 """
 
 import json
@@ -17,13 +17,13 @@ ROOTS = ("args", "kwargs")
 
 
 class Argument(NamedTuple):
-    """Where a value is, and what it may be: a text may mean a number."""
+    """A path into the arguments, and the values that match: a text may also mean a number."""
 
     path: tuple[str, ...]
     values: tuple[Any, ...]
 
     def is_in(self, record: JobRecord) -> bool:
-        """Whether a job has it, among what is shown of its payload."""
+        """Return whether the visible payload of a job has a matching value."""
         try:
             found = redaction.payload(record, revealed=False)
         except SerializationError:
@@ -39,7 +39,11 @@ class Argument(NamedTuple):
 
 
 def read(text: str) -> Argument | None:
-    """What a text says; None if it is empty. Raises OptionError."""
+    """Parse a filter; None if the text is empty.
+
+    Raises:
+        OptionError: The text is not valid.
+    """
     if not text:
         return None
     name, colon, value = text.partition(":")

@@ -1,4 +1,4 @@
-"""Who did what here, and who was refused: a row, an entry of the admin's log, a log line, a signal."""
+"""Records actions and refused attempts: a row, an entry in the admin's log, a log line and a signal."""
 
 import logging
 from typing import Any
@@ -27,11 +27,13 @@ def note(
     refused: bool = False,
     detail: dict[str, Any] | None = None,
 ) -> AuditEvent:
-    """Keep that a user did something.
+    """Record an action of the user.
 
-    action: the name of the page that did it.
-    count: the jobs that it concerned.
-    detail: what else is to be known, as JSON; never a payload.
+    Args:
+        action: Name of the page that performs it.
+        count: Number of jobs affected.
+        refused: Whether the user lacked permission.
+        detail: Further details as JSON; never a payload.
     """
     user: Any = request.user
     event = AuditEvent(
@@ -46,8 +48,8 @@ def note(
         detail=detail or {},
     )
     event.save(using=alias_of(AuditEvent))
-    word = "was refused" if refused else "did"
-    logger.info("%s %s %s: queue %r, job %r, %d jobs", event.user, word, action, queue, job_id, count)
+    verb = "was refused" if refused else "performed"
+    logger.info("User %s %s %s: queue %r, job %r, %d jobs.", event.user, verb, action, queue, job_id, count)
     if user.pk is not None and not refused:
         LogEntry.objects.create(
             user_id=user.pk,

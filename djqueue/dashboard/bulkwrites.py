@@ -1,4 +1,4 @@
-"""Bulk imports: their reports as the storage keeps them, and how their jobs stand now."""
+"""Bulk writes: their reports from the storage, and the current states of their jobs."""
 
 from typing import NamedTuple
 
@@ -17,24 +17,24 @@ from . import jobsearch, queries, rights
 from .snapshot import snapshots
 
 LENGTH = 50
-"""Reports of a page."""
+"""Reports per page."""
 MAX_PAGES = 100
-"""Pages that are read to find the reports that the user may see."""
+"""Maximum pages read to find reports that the user can see."""
 FEW = 3
-"""Queues that the list names."""
+"""Queues named in the list."""
 SAMPLE_SIZE = 10_000
-"""Jobs that are looked at to say how those of an import stand."""
+"""Maximum jobs examined to count the states of a write's jobs."""
 MIN_SAMPLE = 50
-"""Of these at least in each queue and state."""
+"""Minimum jobs examined per queue and state."""
 FRESH = 5_000
-"""Milliseconds for which that is shown again."""
+"""Milliseconds before the counts are read again."""
 AHEAD = (State.BLOCKED, State.DELAYED, State.WAITING)
-"""Pending states in the order in which a job passes them: one that goes on meanwhile is met again."""
+"""Pending states in the order in which jobs pass them, so that a job that moves on is still found."""
 assert set(AHEAD) == set(PENDING)
 
 
 ENQUEUE = "enqueue"
-"""The operation of a write that brings jobs."""
+"""The operation of a write that enqueues jobs."""
 LABELS = {
     PUBLISHING: gettext_lazy("publishing"),
     DONE: gettext_lazy("done"),
@@ -48,68 +48,67 @@ class BulkWriteView(NamedTuple):
 
     report: BulkWriteReport
     state: str
-    """As `BulkWriteReport.state_at` says."""
+    """See `BulkWriteReport.state_at`."""
 
     @property
     def label(self) -> str:
-        """The state in words."""
         return str(LABELS.get(self.state, self.state))
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """The first of its queues."""
+        """The first queues of the write."""
         return self.report.queues[:FEW]
 
     @property
     def more_queues(self) -> int:
-        """How many others there are."""
+        """The number of other queues."""
         return max(0, len(self.report.shares) - FEW)
 
     @property
     def share(self) -> float | None:
-        """How much is published, from 0 to 1; None: nothing was to be."""
+        """The published share, from 0 to 1; None if there was nothing to publish."""
         total = self.report.total
         return min(1.0, total.published / total.chunks) if total.chunks else None
 
     @property
     def rejected(self) -> int:
-        """Rows that are no jobs."""
+        """The number of rows that were not valid jobs."""
         return sum(self.report.rejected.values())
 
     @property
     def has_jobs(self) -> bool:
-        """Whether it brings jobs; else it changes such as were there, which have no tag of it."""
+        """Whether the write enqueued jobs. Other operations change existing jobs, which don't get its tag."""
         return self.report.operation == ENQUEUE
 
     @property
     def is_resumable(self) -> bool:
-        """Whether the next write of its application goes on with it."""
+        """Whether the next write of the same application resumes this one."""
         return self.state == UNFINISHED and self.report.app != self.report.write
 
     @property
     def is_open(self) -> bool:
-        """Whether more of its jobs come."""
+        """Whether the write is still publishing jobs."""
         return self.state == PUBLISHING
 
     @property
     def is_bad(self) -> bool:
-        """Whether it did not come to its end."""
+        """Whether the write failed or was interrupted."""
         return self.state in (FAILED, UNFINISHED)
 
 
 class BulkWritePage(NamedTuple):
-    """Some reports, and the write behind which older ones are; None if there is no place for reports."""
+    """A page of reports, and the cursor of the next; None without support for bulk writes."""
 
     shown: list[BulkWriteView] | None
     older: str
 
 
 class BulkWriteJobs(NamedTuple):
-    """How the jobs of an import stand: as many of its jobs, by state, as were found."""
+    """The number of a write's jobs found in each state."""
 
     counts: dict[State, int]
     capped: bool
-    """Whether there are more jobs in its queues than were looked at."""
+    """Whether the queues have more jobs than were examined."""
     may_be_pending: bool
     """Whether its queues have pending jobs, which may be its own."""
     may_have_failed: bool
@@ -117,24 +116,21 @@ class BulkWriteJobs(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All that were found."""
         return sum(self.counts.values())
 
     @property
     def ended(self) -> int:
-        """Those of which nothing more is to come."""
         return self.total - self.pending - self.counts.get(State.ACTIVE, 0)
 
     @property
     def pending(self) -> int:
-        """Those that have not started."""
         return sum(self.counts.get(state, 0) for state in AHEAD)
 
 
 def listed(request: HttpRequest, after: str) -> BulkWritePage:
-    """Those about queues that the user sees, the one that changed last first.
+    """Return the reports about queues that the user can see, last changed first.
 
-    A page begins behind a report that is shown, and hidden ones do not count for its length.
+    A page starts after a visible report, and hidden ones do not count towards its length.
     """
     kept = get_storage().imports
     if kept is None:
@@ -144,7 +140,7 @@ def listed(request: HttpRequest, after: str) -> BulkWritePage:
         return BulkWritePage([_shown(report) for report in found.imports], found.next or "")
     start = kept.get(after) if after else None
     if after and (start is None or not sees(request, start)):
-        return BulkWritePage([], "")  # as of one that is not there
+        return BulkWritePage([], "")  # like a report that does not exist
     shown: list[BulkWriteReport] = []
     cursor = after or None
     for _read in range(MAX_PAGES):
@@ -158,21 +154,21 @@ def listed(request: HttpRequest, after: str) -> BulkWritePage:
 
 
 def one(write: str) -> BulkWriteView | None:
-    """The report of a write, which the caller checks with `sees`."""
+    """Return the report of a write, which the caller must check with `sees`."""
     kept = get_storage().imports
     found = None if kept is None else kept.get(write)
     return None if found is None else _shown(found)
 
 
 def sees(request: HttpRequest, report: BulkWriteReport) -> bool:
-    """Whether the user is to know of it: of one without queues only who sees all of them."""
+    """Return whether the user can see a report. One without queues is visible only without a queue filter."""
     if not report.shares:
         return not rights.hides_queues()
     return rights.sees_each(request, report.shares)
 
 
 def job_progress(request: HttpRequest, report: BulkWriteReport) -> BulkWriteJobs:
-    """How its jobs stand, as far as that is found among the newest of its queues."""
+    """Return the states of a write's jobs, as far as they are among the newest jobs of its queues."""
     storage = get_storage()
     mine = report.shares if report.operation == ENQUEUE else {}
     lines = [line for line in queries.board(request).value.lines if line.name in mine]
@@ -188,13 +184,13 @@ def job_progress(request: HttpRequest, report: BulkWriteReport) -> BulkWriteJobs
 
 
 def selection(kind: str, report: BulkWriteReport) -> bulk.Selection:
-    """The jobs that are meant by cancelling the rest, or by replaying what failed."""
+    """Return the jobs of a write to cancel or to retry."""
     states = tuple(state.value for state in AHEAD) if kind == BulkKind.CANCEL else ()
     return bulk.Selection(report.queues, states=states, tag=report.tag)
 
 
 def has_rows(state: State) -> bool:
-    """Whether the list of jobs can be asked for a tag."""
+    """Return whether the list of jobs in a state can be filtered by tag."""
     return state in jobsearch.states_with_rows(get_storage())
 
 

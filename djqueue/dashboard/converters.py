@@ -1,4 +1,4 @@
-"""Names of queues and ids of jobs as parts of an address: any text, each as one part."""
+"""The path converter of queue names and job IDs: any text as one path segment."""
 
 import re
 
@@ -9,17 +9,17 @@ DOTS = re.compile(r"\A\.+\Z")
 
 
 class QuotedConverter:
-    """A text in the way of the admin's own addresses: `/` is `_2F`."""
+    """A text quoted like in the admin's URLs: `/` is `_2F`."""
 
     regex = "[^/]+"
 
     def to_python(self, value: str) -> str:
-        """What was quoted."""
+        """Return the text of a path segment."""
         found: str = unquote(value)
         return found
 
     def to_url(self, value: str) -> str:
-        """Quoted; nothing but dots would be taken for a step through the path."""
+        """Return the path segment of a text. Dots are quoted if the text has nothing else."""
         text: str = quote(str(value))
         return text.replace(".", "_2E") if DOTS.match(text) else text
 

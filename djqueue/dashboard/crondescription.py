@@ -1,4 +1,4 @@
-"""Cron lines in plain words."""
+"""Cron expressions in plain language."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -12,11 +12,15 @@ from django.utils.translation import gettext as _
 from djqueue.schedules.lines import LAST_DAY, LAST_WORKDAY, Fields, fields_of
 
 TIMES = 6
-"""Times of a day that are named one by one."""
+"""Maximum times of a day that are listed one by one."""
 
 
 def describe(expression: str) -> str:
-    """What a line says. Raises OptionError, naming the line, before anything of it is worked out."""
+    """Describe a cron expression.
+
+    Raises:
+        OptionError: The expression is not valid; checked before any of it is expanded.
+    """
     return _describe(expression, get_language())
 
 
@@ -59,7 +63,7 @@ def _within(values: Sequence[int], all_of: int, every: str, each: str, at: str) 
 
 
 def _step(values: Sequence[int], all_of: int) -> int:
-    """By which values go on for ever, as those of `*/5` do; 0: they do not."""
+    """Return the step of values that repeat forever, such as those of `*/5`; 0 if there is none."""
     steps = {later - earlier for earlier, later in pairwise([*values, values[0] + all_of])}
     return steps.pop() if len(steps) == 1 and values[0] == 0 and len(values) > 1 else 0
 
@@ -69,7 +73,7 @@ def _day(fields: Fields) -> str:
     days, weekdays = _days(fields.days), _weekdays(fields.weekdays)
     if is_any_day and is_any_weekday:
         return _("every day") if len(fields.hours) < 24 else ""
-    # One of two is enough: then a line for any day is one for every day.
+    # Either field may match, so if one allows any day, every day matches.
     if not fields.is_both and (is_any_day or is_any_weekday):
         return _("every day")
     if is_any_weekday:
@@ -91,7 +95,7 @@ def _days(days: Iterable[int]) -> str:
 
 
 def _weekdays(weekdays: Iterable[int | tuple[int, int]]) -> str:
-    # From Monday on.
+    # Weeks start on Monday.
     plain = sorted((one + 6) % 7 for one in weekdays if isinstance(one, int))
     parts = [_("on %s") % _listed(plain, [str(WEEKDAYS[day]) for day in range(7)])] if plain else []
     for day, which in sorted(one for one in weekdays if isinstance(one, tuple)):
@@ -112,7 +116,7 @@ def _month(fields: Fields) -> str:
 
 
 def _listed(values: Sequence[int], names: Sequence[str] = ()) -> str:
-    """Values, three or more in a row as the first and the last."""
+    """Return values as text, with three or more in a row as a range."""
     runs: list[list[int]] = []
     for value in values:
         if runs and runs[-1][-1] == value - 1:

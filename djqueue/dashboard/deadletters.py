@@ -1,4 +1,4 @@
-"""Dead letters grouped by what went wrong, and the ones that are meant by a filter."""
+"""Dead letters, grouped by error and selected by a filter."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,33 +15,33 @@ from . import queries
 from .snapshot import CachedRead, snapshots
 
 COUNTED = 10_000
-"""Dead letters that are looked at: as many as one queue keeps unless it is told otherwise."""
+"""Maximum dead letters examined: the default limit of one queue."""
 FRESH = 5_000
-"""Milliseconds for which they are shown again."""
+"""Milliseconds before dead letters are read again."""
 LENGTH = 50
-"""Dead letters of a page."""
+"""Dead letters per page."""
 FILTERS = ("reason", "name", "error_type", "fingerprint")
-"""Filters that an address has, as `Queue.retry_dead` takes them."""
+"""Filters in query strings, named like the arguments of `Queue.retry_dead`."""
 DAYS = 14
-"""Days of a group's small chart."""
+"""Days in the chart of a group."""
 DAY = 86_400_000
 
 
 class FailureGroup(NamedTuple):
-    """Dead letters of one error, whichever numbers its message has."""
+    """Dead letters with the same error, regardless of numbers in the message."""
 
     fingerprint: str
     error_type: str
     error_message: str
-    """Of the newest."""
+    """Message of the newest dead letter."""
     size: int
     first: int
-    """UTC milliseconds of the oldest, as `last` of the newest."""
+    """Time of the oldest dead letter, in UTC milliseconds."""
     last: int
     queues: list[str]
     names: list[str]
     days: list[int]
-    """Dead letters of each of the last days, oldest first."""
+    """Dead letters per day, oldest day first."""
 
 
 class DeadLetterSample(NamedTuple):
@@ -50,17 +50,18 @@ class DeadLetterSample(NamedTuple):
     dead_letters: tuple[DeadLetterRecord, ...]
     at: int
     capped: bool
-    """Whether there are more than were looked at."""
+    """Whether there are more than were examined."""
 
     def matching(self, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
-        """Those that are meant."""
+        """Yield the dead letters that match a filter."""
         return (dead_letter for dead_letter in self.dead_letters if wanted.matches(dead_letter, self.at))
 
 
 def read(request: HttpRequest, queue: str = "", fresh: int = FRESH) -> CachedRead[DeadLetterSample]:
-    """The dead letters of a queue, or of all that the user sees.
+    """Return the dead letters of a queue, or of all queues that the user can see.
 
-    fresh: milliseconds for which what was read is shown again.
+    Args:
+        fresh: Milliseconds before they are read again.
     """
     board = queries.board(request).value
     names = board.names_with(State.FAILED, queue)
@@ -69,49 +70,44 @@ def read(request: HttpRequest, queue: str = "", fresh: int = FRESH) -> CachedRea
 
 
 def read_query(given: Mapping[str, str]) -> dict[str, str]:
-    """The filters that an address has. Raises OptionError for a word that there is not."""
+    """Return the filters of a query string.
+
+    Raises:
+        OptionError: A filter has an unknown value.
+    """
     query = {name: given[name] for name in FILTERS if given.get(name)}
     read_filter(**query)  # type: ignore[arg-type]
     return query
 
 
 def grouped(found: Sequence[DeadLetterRecord], at: int) -> list[FailureGroup]:
-    """By fingerprint, the largest first; each newest first, as they come."""
-    newest: dict[str, DeadLetterRecord] = {}
-    oldest: dict[str, DeadLetterRecord] = {}
-    counts: Counter[str] = Counter()
-    queues: dict[str, Counter[str]] = {}
-    names: dict[str, Counter[str]] = {}
-    days: dict[str, list[int]] = {}
+    """Group dead letters by fingerprint, largest group first."""
+    groups: dict[str, list[DeadLetterRecord]] = {}
     for dead_letter in found:
-        key = fingerprint(dead_letter)
-        newest.setdefault(key, dead_letter)
-        oldest[key] = dead_letter
-        counts[key] += 1
-        queues.setdefault(key, Counter())[dead_letter.queue] += 1
-        names.setdefault(key, Counter())[dead_letter.name] += 1
-        day = (at - dead_letter.entered_at) // DAY
-        row = days.setdefault(key, [0] * DAYS)
-        if 0 <= day < DAYS:
-            row[DAYS - 1 - day] += 1
-    return [
-        FailureGroup(
-            key,
-            newest[key].error_type,
-            newest[key].error_message,
-            count,
-            oldest[key].entered_at,
-            newest[key].entered_at,
-            [name for name, _ in queues[key].most_common()],
-            [name for name, _ in names[key].most_common()],
-            days[key],
-        )
-        for key, count in counts.most_common()
-    ]
+        groups.setdefault(fingerprint(dead_letter), []).append(dead_letter)
+    return [_group(*group, at) for group in sorted(groups.items(), key=lambda group: -len(group[1]))]
+
+
+def _group(key: str, members: Sequence[DeadLetterRecord], at: int) -> FailureGroup:
+    newest, oldest = members[0], members[-1]
+    ages = Counter((at - member.entered_at) // DAY for member in members)
+    queues = Counter(member.queue for member in members)
+    names = Counter(member.name for member in members)
+    return FailureGroup(
+        key,
+        newest.error_type,
+        newest.error_message,
+        len(members),
+        oldest.entered_at,
+        newest.entered_at,
+        [name for name, _count in queues.most_common()],
+        [name for name, _count in names.most_common()],
+        [ages[day] for day in reversed(range(DAYS))],
+    )
 
 
 def page(found: Sequence[DeadLetterRecord], after: str) -> tuple[list[DeadLetterRecord], str]:
-    """Those of a page, behind a letter, and what names the last if there are more."""
+    """Return the page after a cursor, and the cursor of the next page if there is one."""
     start = 0
     if after:
         start = next((at for at, dead_letter in enumerate(found, 1) if cursor_of(dead_letter) == after), 0)
@@ -120,7 +116,7 @@ def page(found: Sequence[DeadLetterRecord], after: str) -> tuple[list[DeadLetter
 
 
 def cursor_of(dead_letter: DeadLetterRecord) -> str:
-    """What names a dead letter in an address."""
+    """Return the cursor that identifies a dead letter in a URL."""
     return f"{dead_letter.entered_at}:{dead_letter.queue}:{dead_letter.id}"
 
 

@@ -17,31 +17,31 @@ from . import requestcache, tables
 from .tables import alias_of, rows_of
 
 TAG = re.compile(r"djq-(undo|undo_clean)-(\d+)\Z")
-"""Of a message's tags: the page that undoes what it tells of, and the operation's number."""
+"""A tag of a message: the page that undoes the deletion, and the key of the operation."""
 OPEN = 100
-"""PendingDeletions that have not been done that are looked at: the newest."""
+"""Maximum pending deletions examined, newest first."""
 STATES = """\
 SELECT id, kind, state FROM djqueue_bulk_operation WHERE state IN (%s, %s) ORDER BY id DESC LIMIT %s"""
-"""Operations that are open, deletions and others."""
+"""Selects open operations, deletions and others."""
 
 
 class Deletion(NamedTuple):
-    """That something is to be deleted."""
+    """A pending deletion."""
 
     operation: int
     kind: str
     at: int
-    """When it begins, in UTC milliseconds."""
+    """Start time, in UTC milliseconds."""
     has_begun: bool
 
     @property
     def page(self) -> str:
-        """The one that undoes it."""
+        """The page that undoes the deletion."""
         return undoing(self.kind)
 
 
 class PendingDeletions:
-    """All that is to be deleted."""
+    """All pending deletions."""
 
     def __init__(self, *, is_known_empty: bool = False) -> None:
         self._jobs: dict[tuple[str, str], Deletion] = {}
@@ -61,21 +61,21 @@ class PendingDeletions:
                     self._queues.setdefault(queue, []).append(one)
 
     def job(self, queue: str, job_id: str) -> Deletion | None:
-        """Whether a job is, by its id."""
+        """Return the pending deletion of a job, if the job was selected by its ID."""
         return self._jobs.get((queue, job_id))
 
     def queue(self, name: str) -> list[Deletion]:
-        """What is to be forgotten of a queue, newest first."""
+        """Return the pending deletions that cover a whole queue, newest first."""
         return self._queues.get(name, [])
 
 
 def pending_deletions(request: HttpRequest) -> PendingDeletions:
-    """What is to be deleted, read once for a request."""
+    """Return the pending deletions, read once per request."""
     return requestcache.cached(request, "deletions", PendingDeletions)
 
 
 def parts(request: HttpRequest) -> Hashable:
-    """What a page of jobs shows of deletions: see `freshness.Parts`."""
+    """Return what a page of jobs shows of deletions: see `freshness.Parts`."""
     found = tables.select(BulkOperation, STATES, (BulkState.PLANNED.value, BulkState.RUNNING.value, OPEN))
     if not found:
         requestcache.store(request, "deletions", PendingDeletions(is_known_empty=True))
@@ -85,10 +85,11 @@ def parts(request: HttpRequest) -> Hashable:
 def begin(
     request: HttpRequest, kind: BulkKind, queue: str, expected: int, message: str, **which: Any
 ) -> BulkOperation:
-    """Have something of a queue deleted, and say so beside a button that undoes it.
+    """Schedule a deletion, and show a message with an undo button.
 
-    said: what will be deleted, as a sentence.
-    which: `ids`, `state`, `states` of the selection.
+    Args:
+        message: What will be deleted, as a sentence.
+        which: `ids`, `state` and `states` of the selection.
     """
     selection = bulk.Selection((queue,), **which)
     user: Any = request.user
@@ -101,19 +102,19 @@ def begin(
 
 
 def undoing(kind: str) -> str:
-    """The page that undoes a deletion."""
+    """Return the page that undoes a kind of deletion."""
     return "undo_clean" if kind in bulk.WHOLE else "undo"
 
 
 class UndoButton(NamedTuple):
-    """What a button beside a message does."""
+    """The undo button of a message."""
 
     page: str
     operation: int
 
 
 def undo_button(message: Any) -> UndoButton | None:
-    """What undoes that of which a message tells."""
+    """Return the undo button of a message, if the message has one."""
     for tag in (message.extra_tags or "").split():
         if found := TAG.match(tag):
             return UndoButton(found[1], int(found[2]))

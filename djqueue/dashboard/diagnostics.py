@@ -1,4 +1,4 @@
-"""What a storage says of itself, in the viewer's language: storages know no Django, and say it in English."""
+"""Translates diagnostics, which storages report in English because they don't depend on Django."""
 
 import re
 from functools import lru_cache
@@ -63,7 +63,7 @@ WORDS = frozenset(
         _("The last write to disk failed."),
     }
 )
-"""Headings, labels, values and notes that are always the same. What is in neither table is shown as it is."""
+"""Constant headings, labels, values and notes. A text in neither table is shown unchanged."""
 SENTENCES = (
     _("%s s ago"),
     _("process %s on %s"),
@@ -73,11 +73,11 @@ SENTENCES = (
     _("Sampled from the first %s of %s queues."),
     _("Replica %s lag"),
 )
-"""Those with something in them."""
+"""Texts with placeholders."""
 
 
 def translated(line: DiagnosticLine) -> DiagnosticLine:
-    """The line in the active language; its key and level stay."""
+    """Return a line in the active language; its key and level are unchanged."""
     return line._replace(
         group=_said(line.group), label=_said(line.label), value=_said(line.value), note=_said(line.note)
     )

@@ -1,4 +1,4 @@
-"""A job's life as a drawing: the states that it has passed, how long it was in them, and where it is now."""
+"""The lifecycle diagram of a job: the states passed, the time in each, and the current one."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,33 +15,35 @@ from djqueue.models import JobState
 from . import rendering, spans
 
 WIDTH, HEIGHT = 116, 54
-"""Of a state's box, in pixels of the drawing."""
+"""Size of a state's box, in pixels."""
 GAP, MARGIN, ARC = 16, 4, 26
-"""Between two boxes; around all of them; above them, for the way back."""
+"""Space between boxes, around the diagram, and above the boxes for the arrow back."""
 
 
 class Stage(NamedTuple):
-    """A box of the drawing."""
+    """A box of the diagram."""
 
     label: str
     lines: tuple[str, ...]
-    """How long, or when."""
+    """Durations or times."""
     kind: str
-    """past | now | good | bad | none (it has not come there)"""
+    """past | now | good | bad | none (not reached)"""
 
 
 class Life(NamedTuple):
-    """What a job's life was so far."""
+    """The lifecycle of a job so far."""
 
     stages: tuple[Stage, ...]
     returns: int
-    """How often it went back from running to waiting."""
+    """How often the job went back from active to waiting."""
 
 
 def life(record_state: State, events: Iterable[tuple[str, int]], run_at: int = 0) -> Life:
-    """From what has happened, in order: (word of the timeline, UTC milliseconds).
+    """Return the lifecycle of a job.
 
-    run_at: of a delayed job, when its time comes.
+    Args:
+        events: The timeline in order: pairs of event and UTC milliseconds.
+        run_at: Start time of a delayed job, in UTC milliseconds.
     """
     waited = ran = runs = 0
     first = last = 0
@@ -83,7 +85,7 @@ def life(record_state: State, events: Iterable[tuple[str, int]], run_at: int = 0
 
 
 def draw(found: Life) -> SafeString:
-    """As SVG, of attributes alone; what it says is in its label, too."""
+    """Return the diagram as SVG, using attributes only. Its label describes it as text."""
     top = MARGIN + (ARC if found.returns else 0)
     step = WIDTH + GAP
     width = MARGIN * 2 + step * len(found.stages) - GAP
@@ -127,7 +129,7 @@ def draw(found: Life) -> SafeString:
 
 
 def describe(found: Life) -> str:
-    """The drawing in words."""
+    """Return the diagram as text."""
     reached = [stage for stage in found.stages if stage.kind != "none"]
     return "; ".join(" ".join((stage.label, *stage.lines)) for stage in reached)
 

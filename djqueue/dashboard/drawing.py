@@ -1,4 +1,4 @@
-"""Small drawings as SVG, made of attributes alone: no style that a strict policy would refuse."""
+"""Small SVG charts, made of attributes only: a strict content security policy forbids inline styles."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 WIDTH, HEIGHT = 72, 24
-"""Of a sparkline, in pixels."""
+"""Size of a sparkline, in pixels."""
 
 
 def sparkline(values: Sequence[float], label: str) -> SafeString:
-    """A line through numbers, oldest first, from zero to the largest of them. Empty without numbers."""
+    """Return a line chart of numbers, oldest first, with a baseline of zero; empty without numbers."""
     if not values:
         return SafeString("")
     return format_html(
@@ -30,7 +30,7 @@ BAR = 6
 
 
 def bars(kinds: Sequence[tuple[str, float]], label: str) -> SafeString:
-    """Bars side by side, oldest first, each with a kind and a height of 0 to 1. Empty without any."""
+    """Return a bar chart, oldest first, of kinds and heights from 0 to 1; empty without bars."""
     if not kinds:
         return SafeString("")
     width = BAR * len(kinds)
@@ -56,7 +56,7 @@ def bars(kinds: Sequence[tuple[str, float]], label: str) -> SafeString:
 
 
 def points(values: Sequence[float], width: int, height: int) -> list[tuple[float, float]]:
-    """Where the numbers lie in a picture whose lower edge is zero, with a pixel of margin above and below."""
+    """Return the coordinates of numbers above a baseline of zero, with margins of one pixel."""
     most = max(values) or 1
     step = width / max(1, len(values) - 1)
     room = height - 2

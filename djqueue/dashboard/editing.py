@@ -1,4 +1,4 @@
-"""A job's arguments as a form: what of them can be edited, by whom, and what is done with it."""
+"""The form that edits a job's arguments: what can be edited, by whom, and what is done with the result."""
 
 import secrets
 from collections.abc import Collection, Mapping
@@ -27,8 +27,8 @@ from .redaction import Hidden
 
 UPDATE, RETRY, COPY = "update", "retry", "copy"
 TAKES = {UPDATE: (rights.EDIT,), RETRY: (rights.EDIT, rights.RETRY), COPY: (rights.EDIT, rights.ENQUEUE)}
-"""What is done with new arguments, with the rights that it takes: a pending job gets them, a failed one is
-retried with them, of one that has ended otherwise a new job is made."""
+"""What is done with edited arguments, and the permissions required. A pending job is updated, a failed job is
+retried with them, and for any other finished job a new job is enqueued."""
 ARGUMENTS = ("args", "kwargs")
 LABELS: dict[str, Any] = {
     "args": gettext_lazy("Positional arguments"),
@@ -37,18 +37,18 @@ LABELS: dict[str, Any] = {
 }
 IDS = IdSource()
 SEALED = versions.KEPT // 3
-"""Milliseconds for which a seal is accepted: less than the record of an edit is kept."""
+"""Milliseconds for which a seal is valid, less than the retention of previous payloads."""
 
 
 def way(state: State) -> str | None:
-    """What would be done with a job in this state; None: nothing, as it runs."""
+    """Return what is done with an edited job in this state; None for an active job, which can't be edited."""
     if state in PENDING:
         return UPDATE
     return {State.FAILED: RETRY, State.COMPLETED: COPY, State.CANCELLED: COPY}.get(state)
 
 
 def refusal(request: HttpRequest, state: State) -> str:
-    """Why the user cannot edit a job in this state; empty: it can be done."""
+    """Return why the user can't edit a job in this state; empty if they can."""
     how = way(state)
     if how is None:
         return _("Arguments of an active job can't be changed.")
@@ -60,22 +60,26 @@ def refusal(request: HttpRequest, state: State) -> str:
 
 
 class Editable(NamedTuple):
-    """What a job was given, as it is edited."""
+    """The payload of a job, prepared for editing."""
 
     drafts: dict[str, Draft]
-    """`args` and `kwargs` of a job of `@job`; else `payload`."""
+    """`args` and `kwargs` of a `@job` function's job, otherwise `payload`."""
     is_checked: bool
-    """Whether its function is registered here, so that its arguments can be checked."""
+    """Whether the function is registered in this process, so that its arguments can be checked."""
     shown: Any
-    """The whole of it as the viewer may see it."""
+    """The whole payload as the user may see it."""
     hides: bool
-    """Whether something of it is hidden."""
+    """Whether part of the payload is hidden."""
     seal: str
-    """A keyed digest of the payload for this rendering of the form: equal payloads have different seals."""
+    """A keyed digest of the payload, different for each rendering of the form."""
 
 
 def editable(record: JobRecord) -> Editable:
-    """What a job was given, secrets hidden. Raises NotEditableError, with the reason."""
+    """Return the payload of a job, with hidden values replaced by placeholders.
+
+    Raises:
+        NotEditableError: The payload can't be edited; the message says why.
+    """
     settings = get_settings()
     content_type = record.options.content_type
     try:
@@ -96,11 +100,12 @@ def editable(record: JobRecord) -> Editable:
 
 
 def exposes(record: JobRecord, payload: bytes, found: Editable, texts: Mapping[str, str]) -> bool:
-    """Whether something that was hidden, and is kept, would be seen in what the job is to be given.
+    """Return whether an edited payload would show a hidden value that it keeps.
 
-    A job's own function may hide a value because of another one beside it.
+    A job's own redact function may hide a value because of another value next to it.
 
-    texts: what was typed, with the marks of what is kept.
+    Args:
+        texts: The edited texts, with placeholders for the values that are kept.
     """
     shown = redaction.payload(record._replace(payload=payload), revealed=False)
     kept = {name: jsontext.placeholders(texts[name]) for name in found.drafts}
@@ -108,12 +113,12 @@ def exposes(record: JobRecord, payload: bytes, found: Editable, texts: Mapping[s
 
 
 def uncovers(before: Any, now: Any, drafts: Mapping[str, Draft], kept: Mapping[str, Collection[str]]) -> bool:
-    """Return whether a hidden value that is kept would be seen.
+    """Return whether a hidden value that is kept would be visible.
 
     Args:
-        before: What the viewer sees of the whole.
-        now: What they would see of it after the change.
-        kept: By the name of a draft, the marks that its new text still has.
+        before: The whole payload as the user sees it.
+        now: The edited payload as the user would see it.
+        kept: Placeholders in the edited text of each draft.
     """
     return any(
         mark in kept[name] and not _is_as_hidden(_at(now, path), _at(before, path))
@@ -153,7 +158,7 @@ def is_sealed(record: JobRecord, seal: str) -> bool:
 
 
 class EditForm(forms.Form):
-    """Its arguments as JSON, and what is known of the job that they are for."""
+    """The arguments of a job as JSON."""
 
     seal = forms.CharField(widget=forms.HiddenInput, max_length=160)
     new_id = forms.CharField(widget=forms.HiddenInput, max_length=600)
@@ -175,7 +180,7 @@ class EditForm(forms.Form):
         self.order_fields([*found.drafts])
 
     def clean_new_id(self) -> str:
-        """The id that a new job would have: made here, so that a form that is sent twice makes one."""
+        """Check the signature of the new job's ID, which makes submitting the form twice enqueue one job."""
         try:
             found: str = _signer(self._record).unsign(self.cleaned_data["new_id"])
         except BadSignature:
@@ -183,7 +188,7 @@ class EditForm(forms.Form):
         return found
 
     def clean(self) -> dict[str, Any]:
-        """Values in the place of texts; arguments that the function takes."""
+        """Parse the texts, and check that the function accepts the arguments."""
         typed: dict[str, Any] = self.cleaned_data
         for name, draft in self._found.drafts.items():
             if name in typed:
@@ -196,7 +201,7 @@ class EditForm(forms.Form):
         return typed
 
     def typed(self) -> Any:
-        """The payload that was typed."""
+        """Return the edited payload."""
         if "payload" in self._found.drafts:
             return self.cleaned_data["payload"]
         return {name: self.cleaned_data[name] for name in ARGUMENTS}

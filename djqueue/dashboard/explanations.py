@@ -1,4 +1,4 @@
-"""Why a job is not running, in a sentence, with its evidence to look at."""
+"""Explains why a job is not running: a sentence and its evidence."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -32,28 +32,29 @@ SENTENCES = {
     "workers_busy": gettext_lazy("Every worker that can run the job is busy. Add slots or workers."),
     "waiting_turn": gettext_lazy("The job is about to start."),
 }
-"""By the verdict's word; of a job that runs or has ended there is nothing to say."""
+"""Sentences by verdict. Active and finished jobs have none."""
 MANY = 10_000
 
 
 class Reason(NamedTuple):
-    """Why a job is not running, as its page shows it."""
+    """The explanation on a job's page."""
 
     word: str
     sentence: str
     until: int | None
-    """When that may be over by itself, in UTC milliseconds."""
+    """Time at which the reason is expected to clear, in UTC milliseconds."""
     before: str
-    """How many go first, in words; empty if none do, or nobody knows."""
+    """How many jobs are ahead, as text; empty if none, or if unknown."""
     holders: tuple[BlockingJob, ...]
     unmet: tuple[Dependency, ...]
     workers: tuple[str, ...]
 
 
 def reason(found: Explanation | None, sees: Callable[[str], bool]) -> Reason | None:
-    """What to tell of an explanation; None if there is nothing to tell.
+    """Return an explanation as text; None if there is nothing to explain.
 
-    sees: whether the viewer is to know of another queue; jobs of others are not named.
+    Args:
+        sees: Whether the user can see a queue; jobs of other queues are not named.
     """
     if found is None or found.verdict == "not_pending":
         return None

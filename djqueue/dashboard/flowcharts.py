@@ -1,4 +1,4 @@
-"""A flow as SVG: attributes and classes alone, no style that a strict policy would refuse."""
+"""Workflow diagrams as SVG, with attributes and classes only, as content security policies require."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,18 +23,19 @@ SYMBOLS = {
     State.CANCELLED: "–",
     None: "?",
 }
-"""Of states, beside their words and colours."""
+"""Symbols of states, shown next to their names and colors."""
 MAX_CHARACTERS = 22
-"""Characters of a name that a box has room for."""
+"""Maximum characters of a name in a box."""
 PADDING, FIRST, SECOND = 10, 19, 36
-"""Pixels from a box's left to its texts, and from its top to the feet of their letters."""
+"""Offsets of the texts in a box, in pixels: left padding and two baselines."""
 ARROW = 5
 
 
 def svg(graph: FlowGraph, drawing: Drawing, url: Callable[[FlowNode], str]) -> SafeString:
-    """The drawing with a link to each job.
+    """Return a diagram with links to its jobs.
 
-    url: the address of a job's page.
+    Args:
+        url: Returns the URL of a job's page.
     """
     count = len(graph.nodes)
     title = ngettext("Workflow of %(count)d job", "Workflow of %(count)d jobs", count) % {"count": count}
@@ -52,12 +53,12 @@ def svg(graph: FlowGraph, drawing: Drawing, url: Callable[[FlowNode], str]) -> S
 
 
 def word(state: State | None) -> str:
-    """A state in a word."""
+    """Return the label of a state."""
     return _("removed") if state is None else str(JobState(state.value).label)
 
 
 def several(box: GraphNode) -> str:
-    """How many jobs a box is, if it is more than one."""
+    """Return the label of a box with several jobs."""
     count = len(box.nodes)
     return ngettext("%(count)d job", "%(count)d jobs", count) % {"count": count}
 
@@ -91,7 +92,7 @@ def _box(box: GraphNode, graph: FlowGraph, url: Callable[[FlowNode], str]) -> Sa
 
 
 def _fitting(name: str) -> str:
-    """A name in a box: of a long dotted one its last part, which tells it from others."""
+    """Return a name that fits into a box: the last part of a long dotted name."""
     last = name if len(name) <= MAX_CHARACTERS else name.rpartition(".")[2] or name
     return last if len(last) <= MAX_CHARACTERS else f"{last[: MAX_CHARACTERS - 1]}…"
 
@@ -105,7 +106,7 @@ def _line(line: GraphEdge) -> SafeString:
 
 
 def _path(points: Sequence[tuple[int, int]]) -> str:
-    """Between layers in curves, across them straight, with an arrow at the end."""
+    """Return a path that curves between layers, crosses them straight, and ends in an arrow."""
     (x, y), *others = points
     path = [f"M{x} {y}"]
     for left, top in others:

@@ -1,4 +1,4 @@
-"""Flows as the pages show them: read around a job, counted, and found among the newest jobs."""
+"""Workflows: read around a job, summarized, and found among the newest jobs."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from django.http import HttpRequest
 
 from djqueue.client import get_storage
-from djqueue.core.graph import MOST, FlowGraph, FlowNode
+from djqueue.core.graph import FlowGraph, FlowNode
 from djqueue.core.job import JobRecord
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, TERMINAL, State
@@ -16,102 +16,95 @@ from . import queries, rights
 from .snapshot import CachedRead, snapshots
 
 LISTED = 20
-"""Flows of the list."""
+"""Maximum workflows in the list."""
 LOOKED_AT = 200
-"""Jobs of each of them, and of a job's own flow on its page."""
+"""Maximum jobs read of each workflow, in the list and on a job's page."""
 EACH = 50
-"""The newest jobs of a queue and state among which flows are looked for."""
+"""Newest jobs of each queue and state that are searched for workflows."""
 QUEUES = 20
-"""Queues of the list: those with most such jobs."""
+"""Maximum queues searched: those with most such jobs."""
 FRESH = 3_000
-"""Milliseconds for which the list is shown again."""
+"""Milliseconds before the list is read again."""
 NEAR = 50
-"""Jobs before and behind one that its page names."""
+"""Maximum dependencies and dependents named on a job's page."""
 KINDS: dict[str, tuple[State, ...]] = {
     "live": (State.BLOCKED, State.ACTIVE, State.WAITING, State.DELAYED),
     "failed": (State.FAILED,),
     "completed": (State.COMPLETED,),
     "cancelled": (State.CANCELLED,),
 }
-"""In which states of their jobs flows are looked for."""
+"""States of jobs that are searched for workflows, by kind of list."""
 
 
 class Summary(NamedTuple):
-    """A flow in a line."""
+    """A workflow as a row of the list."""
 
     graph: FlowGraph
     last: FlowNode
-    """The first of those that it leads to: by it the flow is named and found again."""
+    """The first final job, which identifies the workflow."""
     others: int
-    """How many else it leads to."""
+    """The number of other final jobs."""
 
     @property
     def counts(self) -> list[tuple[State | None, int]]:
-        """Jobs by state; None are those that are gone."""
+        """Jobs by state; None stands for removed jobs."""
         found = Counter(node.state for node in self.graph.nodes)
         return [(state, found[state]) for state in (*State, None) if found[state]]
 
     @property
     def total(self) -> int:
-        """Its jobs."""
         return len(self.graph.nodes)
 
     @property
     def ended(self) -> int:
-        """Those that have ended."""
         return sum(node.state is None or node.state in TERMINAL for node in self.graph.nodes)
 
     @property
     def is_live(self) -> bool:
-        """Whether one of its jobs runs, or will."""
+        """Whether a job is pending or active."""
         return any(node.state in LIVE for node in self.graph.nodes)
 
     @property
     def began_at(self) -> int:
-        """When the first of its jobs was enqueued: UTC milliseconds."""
+        """Time at which the first job was enqueued, in UTC milliseconds."""
         return min((node.created_at for node in self.graph.nodes if node.created_at), default=0)
 
     @property
     def ended_at(self) -> int | None:
-        """When the last of its jobs ended; None: they have not."""
+        """Time at which the last job finished; None while jobs are pending or active."""
         return None if self.is_live else max(node.finished_at for node in self.graph.nodes)
 
 
 class Around(NamedTuple):
-    """What a job's page tells of its flow."""
+    """The workflow of a job, for the job's page."""
 
     size: int
     cut: bool
     before: list[FlowNode]
-    """What it depends on."""
+    """Dependencies of the job."""
     after: list[FlowNode]
-    """What depends on it, as far as that is known."""
+    """Known dependents of the job."""
     more_before: int
-    """How many of these are not named."""
+    """The number of dependencies that are not listed."""
     more_after: int
 
 
-def read(request: HttpRequest, queue: str, job_id: str, limit: int = MOST) -> FlowGraph | None:
-    """The flow around a job, without the jobs that the user is not to know of."""
-    graph = get_storage().flow(queue, job_id, limit)
-    return None if graph is None else visible(request, graph)
-
-
 def visible(request: HttpRequest, graph: FlowGraph) -> FlowGraph:
-    """A flow without the jobs that the user is not to know of."""
+    """Return a workflow without jobs that the user can't see."""
     return graph.only(lambda name: rights.sees(request, name))
 
 
 def failed(request: HttpRequest, graph: FlowGraph) -> tuple[list[FlowNode], list[FlowNode]]:
-    """See `FlowGraph.failed`: of a whole flow, as a job may depend on one that the user does not see."""
+    """Return the visible jobs of `FlowGraph.failed`, which needs the whole workflow."""
     able, early = graph.failed()
     seen = {node.key for node in visible(request, graph).nodes}
     return [node for node in able if node.key in seen], [node for node in early if node.key in seen]
 
 
 def around(request: HttpRequest, queue: str, job_id: str) -> Around | None:
-    """A job's flow in short; None if it is in none."""
-    graph = read(request, queue, job_id, LOOKED_AT)
+    """Return the workflow of a job; None if the job has neither dependencies nor dependents."""
+    whole = get_storage().flow(queue, job_id, LOOKED_AT)
+    graph = whole and visible(request, whole)
     if graph is None or len(graph.nodes) < 2:
         return None
     before, after = graph.before(graph.root), graph.after(graph.root)
@@ -126,26 +119,26 @@ def around(request: HttpRequest, queue: str, job_id: str) -> Around | None:
 
 
 def summary(graph: FlowGraph) -> Summary:
-    """A flow in a line."""
+    """Summarize a workflow."""
     last = graph.last()
     return Summary(graph, last[0], len(last) - 1)
 
 
 def newest(request: HttpRequest, kind: str) -> CachedRead[list[Summary]]:
-    """Flows of the newest jobs in some states, the newest flow first."""
+    """Return the workflows of the newest jobs in some states, newest first."""
     lines = queries.board(request).value.lines
     wanted: list[tuple[State, str]] = []
     for state in KINDS[kind]:
         counted = sorted((-line.count(state), line.name) for line in lines if line.count(state))
         wanted += [(state, name) for _, name in counted[:QUEUES]]
     cached = snapshots.read(("flows", kind, tuple(wanted)), lambda: _graphs(wanted), FRESH)
-    seen = [graph.only(lambda name: rights.sees(request, name)) for graph in cached.value]
+    seen = [visible(request, graph) for graph in cached.value]
     rows = sorted(map(summary, seen), key=lambda row: -row.began_at)
     return CachedRead(rows, cached.at, cached.error)
 
 
 def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:
-    """The flows of the newest jobs of these states and queues that are in one."""
+    """Return the workflows of the newest jobs of these states and queues."""
     storage = get_storage()
     records = [one for state, name in wanted for one in storage.cursor_page(name, state, EACH).jobs]
     records = [one for one in records if one.options.depends_on or one.options.dependents]
@@ -162,7 +155,7 @@ def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:
         if graph is None:
             continue
         keys = {node.key for node in graph.nodes}
-        # Of a flow with more jobs than are looked at another one may have been met before.
+        # Of a large workflow, other jobs may have been found before.
         if len(keys) > 1 and not any(node.key in keys for one in found for node in one.nodes):
             found.append(graph)
         known |= keys

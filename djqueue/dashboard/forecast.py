@@ -1,4 +1,4 @@
-"""When a queue's backlog is empty, estimated from how its size changes per second."""
+"""Estimates when a queue's backlog drains, from how its size changes per second."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -9,19 +9,19 @@ from djqueue.core.states import State
 from djqueue.storage.inspector import QueueOverview
 
 ENOUGH = 2_000
-"""Milliseconds that samples must span before there is an estimate."""
+"""Minimum milliseconds between the samples of an estimate."""
 SPAN = 15_000
-"""Milliseconds of samples that an estimate is made from; of samples further apart, the last two."""
+"""Milliseconds of samples used for an estimate. If samples are further apart, the last two are used."""
 COMPARED = 12
-"""Samples of these, the last, that are compared with one another."""
+"""Maximum latest samples compared with one another."""
 OLDEST = 300_000
-"""Milliseconds after which the previous sample says nothing about the present."""
+"""Milliseconds after which the previous sample is ignored."""
 WINDOW = 10_000
-"""Milliseconds, at least, of a window in which a backlog may have grown."""
+"""Minimum milliseconds of a window in which a backlog may have grown."""
 WINDOWS = 3
-"""Consecutive windows in which a backlog must have grown before it is said never to drain."""
+"""Consecutive windows of growth after which a backlog counts as never draining."""
 MOST = 64
-"""Samples that are kept of each queue."""
+"""Maximum samples kept per queue."""
 
 EMPTY, ESTIMATING, DRAINING, STEADY, NEVER = "empty", "estimating", "draining", "steady", "never"
 
@@ -35,20 +35,20 @@ class Sample(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """When a backlog is empty if it goes on changing as it does."""
+    """When a backlog drains if its trend continues."""
 
     kind: str
-    """empty | estimating: too few samples | draining | steady: neither shrinks nor clearly grows | never: has
-    grown in each of the last windows"""
+    """empty | estimating (too few samples) | draining | steady (neither shrinking nor clearly growing) |
+    never (grew in each of the last windows)"""
     left: float | None = None
-    """Milliseconds until it is empty, of one that is draining."""
+    """Milliseconds until a draining backlog is empty."""
 
 
 Samples = tuple[Sample, ...]
 
 
 def forecast(samples: Sequence[Sample]) -> Forecast:
-    """What the samples of one queue, oldest first, say about its end."""
+    """Return the forecast of a queue from its samples, oldest first."""
     if not samples or not samples[-1].waiting:
         return Forecast(EMPTY)
     now = samples[-1]
@@ -65,7 +65,7 @@ def forecast(samples: Sequence[Sample]) -> Forecast:
 
 
 def sampled(known: Mapping[str, Samples], rows: Sequence[QueueOverview], tick: int) -> dict[str, Samples]:
-    """The samples of each queue with that of now; queues that are gone are left out."""
+    """Return the samples of each existing queue with the current size added."""
     found = {}
     for row in rows:
         new = Sample(tick, row.counts.get(State.WAITING, 0))
@@ -77,7 +77,7 @@ def sampled(known: Mapping[str, Samples], rows: Sequence[QueueOverview], tick: i
 
 
 def _recent(samples: Sequence[Sample]) -> Sequence[Sample]:
-    """The samples that an estimate is made from; none while they do not span enough time."""
+    """Return the samples used for an estimate; none until they span enough time."""
     now = samples[-1].tick
     near = [one for one in samples if now - one.tick <= SPAN]
     if now - near[0].tick >= ENOUGH:
@@ -87,7 +87,7 @@ def _recent(samples: Sequence[Sample]) -> Sequence[Sample]:
 
 
 def _has_grown(samples: Sequence[Sample]) -> bool:
-    """Whether the backlog has grown in each of the last windows."""
+    """Return whether the backlog grew in each of the last windows."""
     later, grown = samples[-1], 0
     for one in reversed(samples):
         if later.tick - one.tick < WINDOW:

@@ -1,11 +1,11 @@
-"""Whether what a browser shows is still what it would get now, without reading or rendering it again.
+"""Tells whether an open page is still current, without reading or rendering it again.
 
-A live part carries a tag of three parts: a hash of its HTML, the version of what it was made from, and a
-time. A request that shows a tag with the present version before that time is answered with 304 at once. With
-another version, the part is rendered and its hash is compared.
+The live part of a page carries a tag of three parts: a hash of its HTML, the version of the data that it was
+made from, and an expiry time. A request that sends a tag with the current version before that time gets
+status 304 at once. With another version, the part is rendered and its hash is compared.
 
-The version is read before the data, so that data which is newer than its version costs one more answer and
-hides no change. What the version says nothing about has to end the tag's time: see `Watch` and `limit`.
+The version is read before the data. Data newer than its version therefore costs one more response, but no
+change is missed. Whatever the version doesn't cover must limit the expiry time: see `Watch` and `limit`.
 """
 
 from collections.abc import Callable, Hashable
@@ -32,42 +32,42 @@ ATTRIBUTE = "_djqueue_freshness"
 ALL_RIGHTS = tuple(value for name, value in vars(rights).items() if name.isupper() and isinstance(value, str))
 
 Parts = Callable[[HttpRequest], Hashable]
-"""What a page shows that is not the storage's: read for each request, so it has to be cheap."""
+"""Returns what a page shows beyond the storage's data. Called for each request, so it must be cheap."""
 
 
 def no_parts(_request: HttpRequest) -> Hashable:
-    """Of a page that shows nothing but what the storage's version covers."""
+    """Return nothing, for pages that the storage's version covers completely."""
     return ()
 
 
 class Tag(NamedTuple):
-    """What a browser shows."""
+    """The tag of a live part."""
 
     html: str
     version: str
     until: int
-    """UTC milliseconds."""
+    """Expiry time, in UTC milliseconds."""
 
     def __str__(self) -> str:
         return f"{self.html}.{self.version}.{self.until}" if self.version else self.html
 
 
 class Fresh:
-    """The freshness of one request's live part."""
+    """The freshness of the live part of one request."""
 
     def __init__(self, version: str, at: int) -> None:
         self.version = version
         self.at = at
-        """UTC milliseconds of the version."""
-        self.until = (at // MINUTE + 1) * MINUTE  # charts and rates move with the minute
+        """Time at which the version was read, in UTC milliseconds."""
+        self.until = (at // MINUTE + 1) * MINUTE  # charts and rates change with the minute
 
     def limit(self, until: int) -> None:
-        """What the page shows may change at that time without a change of the version."""
+        """Let the page expire at a time at which it may change without a change of the version."""
         self.until = min(self.until, until)
 
 
 def begin(request: HttpRequest, parts: Parts) -> Fresh | None:
-    """Read the version of what a page shows, and watch its snapshots; None if there is no version."""
+    """Read the version of a page and watch its snapshots; None if the storage has no version."""
     try:
         cached = snapshots.read("version", lambda: get_storage().change_version())
     except DjqueueError:
@@ -84,20 +84,20 @@ def begin(request: HttpRequest, parts: Parts) -> Fresh | None:
 
 
 def limit(request: HttpRequest, until: int) -> None:
-    """A part of the page may change at that time, in UTC milliseconds, without a change of the version."""
+    """Let the page expire at a time, in UTC milliseconds, at which it may change without a new version."""
     fresh: Fresh | None = getattr(request, ATTRIBUTE, None)
     if fresh is not None:
         fresh.limit(until)
 
 
 def is_same(fresh: Fresh, shown: str) -> bool:
-    """Whether a browser that shows a tag shows what it would get now."""
+    """Return whether a page with this tag is still current."""
     tag = read(shown)
     return bool(tag.version) and tag.version == fresh.version and fresh.at < tag.until
 
 
 def tag_of(request: HttpRequest, html: str) -> Tag:
-    """The tag of a live part that was just rendered."""
+    """Return the tag of a live part that was just rendered."""
     hashed = blake2b(html.encode(), digest_size=12).hexdigest()
     fresh: Fresh | None = getattr(request, ATTRIBUTE, None)
     if fresh is None:
@@ -110,7 +110,7 @@ def tag_of(request: HttpRequest, html: str) -> Tag:
 
 
 def read(shown: str) -> Tag:
-    """The tag that a browser has sent; one that cannot be read matches no version."""
+    """Parse the tag sent by a browser. A malformed one matches no version."""
     parts = shown.split(".")
     if len(parts) != 3 or not parts[2].isdecimal() or len(parts[2]) > 15:
         return Tag(parts[0], "", 0)
@@ -118,9 +118,9 @@ def read(shown: str) -> Tag:
 
 
 def _digest(request: HttpRequest, version: str, own: Hashable) -> str:
-    """Of everything that a live part depends on: what is there, who asks for what, and how it is written.
+    """Return a digest of everything that a live part depends on: data, user, request and language.
 
-    It has a key, so that nobody can compute the digest of something that they guess.
+    The digest is keyed, so that users can't compute it for data that they guess.
     """
     user: Any = request.user
     board = snapshots.last("board")

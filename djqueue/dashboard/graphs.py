@@ -1,10 +1,10 @@
-"""Where the jobs of a flow lie in a drawing: in layers, so that every line goes forward.
+"""Lays out the jobs of a workflow in layers, so that every edge points forward.
 
-The steps are those of Sugiyama, Tagawa and Toda ("Methods for Visual Understanding of Hierarchical System
-Structures", 1981): layers by the longest path, a place of its own in every layer that a long line crosses,
-the order within a layer by the mean place of the neighbours (barycentre), sweeping to and fro. Heights are
-then the means of the neighbours' again, as near as order and distance allow: isotonic regression, by pooling
-adjacent violators.
+The steps follow Sugiyama, Tagawa and Toda ("Methods for Visual Understanding of Hierarchical System
+Structures", 1981): layers by the longest path, a dummy node in every layer that a long edge crosses, and the
+order within a layer by the mean position of the neighbors (barycenter), sweeping back and forth. Heights are
+then moved towards the means of the neighbors as far as order and distance allow (isotonic regression by
+pooling adjacent violators).
 """
 
 from bisect import bisect_right, insort
@@ -18,64 +18,64 @@ from djqueue.core.states import State
 T = TypeVar("T")
 
 WIDTH, HEIGHT = 168, 46
-"""Of a box, in pixels."""
+"""Size of a box, in pixels."""
 ACROSS, DOWN = 60, 14
-"""Between layers, and between the boxes of one."""
+"""Space between layers, and between the boxes of a layer."""
 THIN = 10
-"""Height that a line takes in a layer that it only crosses."""
+"""Height of an edge in a layer that it crosses."""
 MARGIN = 8
 MOST = 300
-"""Jobs that are drawn one by one; of more, those of one layer and state are one box."""
+"""Maximum jobs drawn one by one. Above that, the jobs of each layer and state share a box."""
 MOST_LINES = 1_000
-"""Lines that are drawn; of more, the shortest."""
+"""Maximum edges drawn, the shortest first."""
 MOST_BENDS = 2_000
-"""Places of lines in layers that they cross; if there are more, lines go straight on."""
+"""Maximum dummy nodes. Above that, edges are drawn straight."""
 SWEEPS = 8
-"""To and fro through the layers."""
+"""Sweeps through the layers."""
 
 Neighbours = Sequence[Sequence[int]]
 
 
 class GraphNode(NamedTuple):
-    """One job, or several that are alike."""
+    """A box: one job, or several of the same layer and state."""
 
     x: int
     y: int
     layer: int
     state: State | None
     nodes: tuple[int, ...]
-    """Places among the graph's nodes."""
+    """Indexes of the graph's nodes."""
 
 
 class GraphEdge(NamedTuple):
-    """From the right of a box to the left of another one."""
+    """An edge from the right of a box to the left of another."""
 
     before: int
-    """Places among the boxes."""
+    """Indexes of the boxes."""
     after: int
     points: tuple[tuple[int, int], ...]
     unmet: bool
 
 
 class Drawing(NamedTuple):
-    """Boxes and lines in a frame."""
+    """Boxes and edges in a frame."""
 
     width: int
     height: int
     boxes: list[GraphNode]
     lines: list[GraphEdge]
     collapsed: bool
-    """Whether some boxes are several jobs because there are so many."""
+    """Whether some boxes stand for several jobs."""
     left_out: int
-    """Lines that are not drawn, as there are too many."""
+    """The number of edges that are not drawn."""
 
     def in_order(self) -> list[GraphNode]:
-        """The boxes as they are read: layer by layer, from above."""
+        """Return the boxes in reading order: by layer, top to bottom."""
         return sorted(self.boxes, key=lambda box: (box.layer, box.y))
 
 
 class _GraphPart(NamedTuple):
-    """What is to be one box."""
+    """The nodes of a future box."""
 
     layer: int
     state: State | None
@@ -83,7 +83,7 @@ class _GraphPart(NamedTuple):
 
 
 def draw(graph: FlowGraph, most: int = MOST) -> Drawing:
-    """The drawing of a graph: the same for the same graph."""
+    """Lay out a graph. The result is deterministic."""
     parts, edges, collapsed = _parts(graph, most)
     shown = sorted(edges, key=lambda edge: (parts[edge[1]].layer - parts[edge[0]].layer, edge))[:MOST_LINES]
     shown.sort()
@@ -109,7 +109,7 @@ def draw(graph: FlowGraph, most: int = MOST) -> Drawing:
 
 
 def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """For each node the length of the longest path that leads to it."""
+    """Return the length of the longest path to each node."""
     before, after = _neighbours(count, edges)
     left = [len(some) for some in before]
     found = [0] * count
@@ -124,7 +124,7 @@ def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _parts(graph: FlowGraph, most: int) -> tuple[list[_GraphPart], dict[tuple[int, int], bool], bool]:
-    """What the boxes are, and which of them depend on which: whether that is waited for."""
+    """Return the boxes, their dependencies with whether each is unmet, and whether nodes were grouped."""
     pairs = [(edge.before, edge.after) for edge in graph.edges]
     layers = layers_of(len(graph.nodes), pairs)
     if len(graph.nodes) <= most:
@@ -133,7 +133,7 @@ def _parts(graph: FlowGraph, most: int) -> tuple[list[_GraphPart], dict[tuple[in
             for place, (layer, node) in enumerate(zip(layers, graph.nodes, strict=True))
         ]
         return single, {(edge.before, edge.after): edge.unmet for edge in graph.edges}, False
-    # Of a long one several layers are one, within which no lines are.
+    # In a deep graph, several layers form a band, and edges within a band are dropped.
     bands = min(max(layers) + 1, max(1, most // (len(State) + 1)))
     bands_of = [layer * bands // (max(layers) + 1) for layer in layers]
     groups: dict[tuple[int, str], list[int]] = {}
@@ -155,9 +155,9 @@ def _parts(graph: FlowGraph, most: int) -> tuple[list[_GraphPart], dict[tuple[in
 def _layered(
     parts: Sequence[_GraphPart], edges: Sequence[tuple[int, int]]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """The things of each layer in a good order, and for each line those that it goes through.
+    """Return the ordered items of each layer, and the items that each edge passes through.
 
-    Things are boxes and, with higher numbers, places in layers that lines cross.
+    Items are boxes and, with higher numbers, dummy nodes where edges cross a layer.
     """
     layers: list[list[int]] = [[] for _ in range(max(part.layer for part in parts) + 1)]
     for index, part in enumerate(parts):
@@ -176,7 +176,7 @@ def _layered(
 
 
 def _ordered(layers: list[list[int]], count: int, steps: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The layers, each in the order in which the fewest lines cross that was found."""
+    """Return the layers in the order with the fewest crossings that was found."""
     before, after = _neighbours(count, steps)
     best, fewest = [list(layer) for layer in layers], _crossings(layers, after)
     for sweep in range(SWEEPS):
@@ -198,7 +198,7 @@ def _ordered(layers: list[list[int]], count: int, steps: Sequence[tuple[int, int
 
 
 def _crossings(layers: Sequence[Sequence[int]], after: Neighbours) -> int:
-    """How often lines between neighbouring layers cross."""
+    """Return how often edges between adjacent layers cross."""
     total = 0
     for layer, following in pairwise(layers):
         places = {thing: place for place, thing in enumerate(following)}
@@ -214,7 +214,7 @@ def _crossings(layers: Sequence[Sequence[int]], after: Neighbours) -> int:
 def _placed(
     layers: Sequence[Sequence[int]], routes: Sequence[Sequence[int]], boxes: int
 ) -> tuple[dict[int, int], list[int]]:
-    """For each thing its layer, and the height of its middle."""
+    """Return the layer of each item and the height of its center."""
     layer_of = {thing: number for number, layer in enumerate(layers) for thing in layer}
     steps = [pair for route in routes for pair in pairwise(route)]
     before, after = _neighbours(len(layer_of), steps)
@@ -237,7 +237,7 @@ def _placed(
 def _spread(
     layer: Sequence[int], wanted: Sequence[float], sizes: Sequence[int], heights: list[float]
 ) -> None:
-    """Put the things of a layer as near to where they want to be as their order and their sizes allow."""
+    """Place the items of a layer as close to their wanted heights as order and sizes allow."""
     offsets, offset = [], 0.0
     for at, thing in enumerate(layer):
         if at:
@@ -257,7 +257,7 @@ def _spread(
 def _points(
     route: Sequence[int], layer_of: Mapping[int, int], heights: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Where a line goes: straight through the layers that it crosses."""
+    """Return the points of an edge, which is straight inside layers."""
     points = []
     for at, thing in enumerate(route):
         left = MARGIN + layer_of[thing] * (WIDTH + ACROSS)

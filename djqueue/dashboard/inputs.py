@@ -1,4 +1,4 @@
-"""What a page is given: form fields for times and JSON, and the refusal of what no storage can take."""
+"""Form fields for times and JSON, and checks of values that no storage accepts."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from .jsontext import Draft, MalformedError
 
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = datetime(9998, 1, 1, tzinfo=UTC)
-"""A time later than this leaves Python's calendar in some time zone, or with a minute added."""
+"""Later times overflow Python's calendar in some time zone, or when a minute is added."""
 
 
 def read_state(text: str) -> State | None:
@@ -27,11 +27,11 @@ def read_state(text: str) -> State | None:
 
 
 class BadInputError(Exception):
-    """A request has a value that no form of ours sends; the message begins with the name of its field."""
+    """A request has a value that no form of the dashboard sends. The message starts with the field's name."""
 
 
 def check(request: HttpRequest, captured: Mapping[str, Any]) -> None:
-    """Raise BadInputError if a parameter, or a part of the path, has a NUL: PostgreSQL stores none."""
+    """Raise BadInputError if a parameter or path segment contains NUL, which PostgreSQL can't store."""
     found = [*captured.items()]
     for given in (request.GET, request.POST):
         found += [(name, value) for name, values in given.lists() for value in (name, *values)]
@@ -42,7 +42,7 @@ def check(request: HttpRequest, captured: Mapping[str, Any]) -> None:
 
 
 def check_hidden(form: forms.BaseForm) -> None:
-    """Raise BadInputError if something is wrong with a hidden field: nobody can correct that on the page."""
+    """Raise BadInputError if a hidden field is not valid, because users can't correct it."""
     for field in form.hidden_fields():
         if field.errors:
             raise BadInputError(f"{field.name}: {' '.join(map(str, field.errors))}")
@@ -56,13 +56,17 @@ class DateTimeInput(forms.DateTimeInput):
 
 
 class TimeField(forms.DateTimeField):
-    """A time that the queue can store, and every time zone can show."""
+    """A time that the queue can store and every time zone can show."""
 
     def to_python(self, value: Any) -> datetime | None:
-        """Return the time. Raises ValidationError outside of the years from 1970 to 9997."""
+        """Return the time.
+
+        Raises:
+            ValidationError: The time is not between the years 1970 and 9997.
+        """
         found = super().to_python(value)
         if found is not None:
-            # Without USE_TZ it has no time zone; a day of slack covers all of them.
+            # Without USE_TZ, the time is naive; a day of slack covers all time zones.
             aware = found.replace(tzinfo=UTC) if timezone.is_naive(found) else found
             if not EARLIEST <= aware <= LATEST:
                 raise ValidationError(_("Enter a time from 1970 to 9997."))
@@ -70,7 +74,7 @@ class TimeField(forms.DateTimeField):
 
 
 class ArgumentsField(forms.Field):
-    """Arguments as plain JSON, in which what is hidden from the viewer is a mark: see `jsontext`."""
+    """Arguments as plain JSON, with placeholders for hidden values: see `jsontext`."""
 
     widget = forms.Textarea
 
@@ -81,46 +85,53 @@ class ArgumentsField(forms.Field):
         self.path: jsontext.Path = ()
 
     def show(self, value: Any, shown: Any, path: jsontext.Path) -> None:
-        """Set the value that the form begins with, of which only `shown` is to be seen."""
+        """Set the initial value, of which only `shown` is visible."""
         self.path = path
         try:
             self.draft = jsontext.write(value, shown, path, tagged=False)
         except jsontext.NotEditableError:
-            # As a whole it can be kept, or be replaced.
+            # The value can only be kept or replaced as a whole.
             self.draft = jsontext.hidden_whole(value, path)
         self.initial = self.draft.text
 
     def prepare_value(self, value: Any) -> Any:
-        """Return the text that the form has."""
+        """Return the text of the form field."""
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     def to_python(self, value: Any) -> Any:
-        """Return the value of a text, hidden values in the place of their marks. Raises ValidationError."""
+        """Return the value of a text, with hidden values in place of their placeholders.
+
+        Raises:
+            ValidationError: The text is not valid.
+        """
         text = value if isinstance(value, str) else ""
         if not text.strip():
             return self.kind()
         try:
-            return jsontext.read(text, self.draft.hidden, self.path, tagged=False)
+            read = jsontext.read(text, self.draft.hidden, self.path, tagged=False)
         except MalformedError as error:
             raise ValidationError(str(error)) from None
+        if not isinstance(read, self.kind):
+            raise ValidationError(_("Enter a JSON list.") if self.kind is list else _("Enter a JSON object."))
+        return read
 
     def has_changed(self, initial: Any, data: Any) -> bool:
-        """Return whether the text is another one."""
+        """Return whether the text was changed."""
         return bool((data or "").strip().replace("\r\n", "\n") != self.draft.text)
 
     def validate(self, value: Any) -> None:
-        """Raise ValidationError for a text with a NUL, which PostgreSQL refuses in a column of JSON."""
+        """Raise ValidationError if a text contains NUL, which PostgreSQL rejects in JSON columns."""
         super().validate(value)
         if any("\0" in text for text in _texts(value)):
             raise ValidationError(_("The value contains a NUL character."))
 
     def keeps(self, text: str) -> set[str]:
-        """Return the marks that a text which was read has kept."""
+        """Return the placeholders that a valid text has kept."""
         return jsontext.placeholders(text) & self.draft.hidden.keys() if text.strip() else set()
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a value of JSON, keys too."""
+    """Yield the strings in a JSON value, including keys."""
     parts = [value]
     for part in parts:
         if isinstance(part, str):

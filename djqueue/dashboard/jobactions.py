@@ -10,6 +10,8 @@ from djqueue.core import states
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
+from . import rights
+
 Answers = list[str]
 """One answer per job: a key of `JobAction.done`, or of `REFUSALS`."""
 
@@ -66,6 +68,12 @@ REMOVE = JobAction(
     legal=lambda state: state is not State.ACTIVE,
     done={"removed": ngettext_lazy("%d job was deleted.", "%d jobs were deleted.")},
 )
+IMMEDIATE = (
+    ("retry", RETRY, rights.RETRY),
+    ("promote", PROMOTE, rights.EDIT),
+    ("cancel", CANCEL, rights.CANCEL),
+)
+"""Actions without an undo period: the page of each, and the required permission."""
 
 REFUSALS = {
     "waiting": gettext_lazy("%d waiting"),
@@ -85,7 +93,7 @@ REFUSALS = {
     "rejected": gettext_lazy("%d with rejected arguments"),
     "dependency_gone": gettext_lazy("%d with a cancelled or removed dependency"),
 }
-"""Why it was not done, with the number of jobs."""
+"""Reasons with the number of jobs, by unsuccessful answer."""
 
 
 def refusals(counts: Mapping[str, int]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Jobs by what is said of them: in the rows that a storage keeps in tables, through their indexes.
+"""Searches jobs in the rows that a storage keeps in tables, through their indexes.
 
-No row is counted, none is skipped to come to a page. What no index helps with is looked for among the newest
-rows alone, and the answer says so.
+Rows are neither counted nor skipped. A filter without an index is applied to the newest rows only, and the
+result says so.
 """
 
 from collections import Counter
@@ -28,22 +28,22 @@ from .argumentfilter import Argument
 from .tables import rows_of
 
 WINDOW = 100_000
-"""Rows, the newest, among which is looked for what no index helps with."""
+"""Newest rows searched with a filter that has no index."""
 QUEUES = 50
-"""Queues whose newest jobs are listed together: those with most of them."""
+"""Maximum queues listed together: those with most jobs."""
 OPENED = 10_000
-"""Rows, the newest, whose payloads are looked through."""
+"""Newest rows searched if payloads must be decoded."""
 MESSAGE = 300
-"""Characters of an error that a list reads."""
+"""Maximum characters of an error read for a list."""
 LARGE = ("payload", "progress", "error_message", "traceback")
 SLACK = 60_000
-"""Milliseconds by which rows may be out of the order of their times."""
+"""Milliseconds by which rows may be out of order."""
 NEAR = 20
-"""Rows that are looked at to know the time of a place: one may be that of a job enqueued anew."""
+"""Rows examined to find the time of a position, because a row may belong to a job that was enqueued again."""
 
 
 class JobFilter(NamedTuple):
-    """Which jobs are meant; what is empty, or None, is any."""
+    """A filter of jobs. Empty fields, and None, match any job."""
 
     queue: str = ""
     state: State | None = None
@@ -52,15 +52,15 @@ class JobFilter(NamedTuple):
     priority: int | None = None
     worker: str = ""
     since: int | None = None
-    """Enqueued from then on, in UTC milliseconds; `until`: before then."""
+    """Earliest time of enqueueing, in UTC milliseconds; `until` is the end, exclusive."""
     until: int | None = None
     id: str = ""
-    """The beginning of it."""
+    """Prefix of the ID."""
     argument: Argument | None = None
 
     @property
     def needs_rows(self) -> bool:
-        """Whether only tables can say."""
+        """Whether the filter can be applied only to rows in tables."""
         return self != JobFilter(queue=self.queue, state=self.state) or self.state is None
 
 
@@ -70,13 +70,13 @@ class JobSearchPage(NamedTuple):
     jobs: list[JobRecord]
     page: keyset.KeysetPage
     window: str
-    """Among which rows was looked: `all` | `queue`: the newest of the queue and state | `newest` of all |
-    `opened`: the newest of either, as their payloads had to be looked through | `cut`: fewer than these, as
-    the budget of a search ran out."""
+    """Which rows were searched: `all` | `queue`: the newest of the queue and state | `newest` of all |
+    `opened`: the newest of either whose payloads could be decoded | `cut`: fewer, because the search used
+    up its budget."""
 
 
 def states_with_rows(storage: Storage) -> frozenset[State]:
-    """States whose jobs have rows in tables; none in memory, and where Redis has no mirror."""
+    """Return the states whose jobs have rows in tables: none in memory, nor in Redis without a mirror."""
     if isinstance(storage, DatabaseStorage):
         return frozenset(State)
     if is_mirrored(storage):
@@ -86,7 +86,7 @@ def states_with_rows(storage: Storage) -> frozenset[State]:
 
 
 def newest(queues: Sequence[str], state: State, at: str) -> JobSearchPage:
-    """A page of the jobs of a state, of these queues together: the newest of each, from its index."""
+    """Return a page of the newest jobs of a state in these queues, found through an index."""
     parts = [_place(rows_of(Job).filter(queue=name, state=state.value), at) for name in queues[:QUEUES]]
     keys = [pk for (pk,) in _together(parts)] if parts else []
     page = keyset.page(_listed(rows_of(Job).filter(pk__in=keys)), at)
@@ -94,7 +94,7 @@ def newest(queues: Sequence[str], state: State, at: str) -> JobSearchPage:
 
 
 def tagged(tag: str, places: Sequence[tuple[str, State]], most: int) -> Counter[State]:
-    """How many jobs have a tag, by state: among the newest so many of each queue and state of these."""
+    """Return the number of jobs with a tag by state, among the newest of each queue and state."""
     rows = rows_of(Job)
     parts = [rows.filter(queue=name, state=state.value).order_by("-pk")[:most] for name, state in places]
     found = _together(parts, "state", "options") if parts else ()
@@ -102,15 +102,16 @@ def tagged(tag: str, places: Sequence[tuple[str, State]], most: int) -> Counter[
 
 
 def search(wanted: JobFilter, queues: Sequence[str] | None, at: str) -> JobSearchPage:
-    """A page of the jobs that match.
+    """Return a page of matching jobs.
 
-    queues: those that may be shown; None: all of them.
+    Args:
+        queues: Queues that the user can see; None for all.
     """
     rows, window = rows_of(Job), "newest"
     if wanted.queue and wanted.state is not None:
         rows, window = rows.filter(queue=wanted.queue, state=wanted.state.value), "queue"
     elif wanted == JobFilter() and queues is None:
-        window = "all"  # the newest of everything
+        window = "all"  # all jobs, newest first
     many = WINDOW
     if wanted.argument is not None:
         window, many = "opened", OPENED
@@ -163,13 +164,13 @@ def _holding(column: str, needle: bytes) -> Q:
 
 
 class Holds(Func):
-    """Where bytes lie in a column of bytes: from 1 on; 0: nowhere."""
+    """The position of bytes in a binary column, starting at 1; 0 if they don't occur."""
 
     function = "INSTR"
     output_field = IntegerField()
 
     def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        """POSITION (needle IN column)."""
+        """Return POSITION (needle IN column)."""
         column, needle = self.get_source_expressions()
         turned = self.copy()
         turned.set_source_expressions([needle, column])
@@ -177,7 +178,7 @@ class Holds(Func):
 
 
 def _last_before(time: int) -> int:
-    """The last row that was enqueued before a time, found by halves: rows come about in that order."""
+    """Return the key of the last row enqueued before a time, by binary search."""
     rows = rows_of(Job)
     ends = [rows.order_by(order).values_list("pk", flat=True).first() for order in ("pk", "-pk")]
     low, high = (ends[0] or 1) - 1, ends[1] or 0
@@ -192,7 +193,7 @@ def _last_before(time: int) -> int:
 
 
 def _place(rows: "QuerySet[Job]", at: str) -> "QuerySet[Job]":
-    """Of a queue as many as a page may need, and one more."""
+    """Return the rows of one queue that a page may need, and one more."""
     sign, key = keyset.position(at)
     if sign == ">" and key is not None:
         rows = rows.filter(pk__gt=key).order_by("pk")
@@ -204,7 +205,7 @@ def _place(rows: "QuerySet[Job]", at: str) -> "QuerySet[Job]":
 
 
 def _together(parts: "Sequence[QuerySet[Job]]", *columns: str) -> "QuerySet[Job, Any]":
-    """Keys, or other columns, of the rows of several queries, by one statement."""
+    """Return columns of the rows of several queries, using one statement."""
     if not connections[parts[0].db].features.supports_slicing_ordering_in_compound:
         parts = [rows_of(Job).filter(pk__in=part.values("pk")) for part in parts]
     first, *others = [part.values_list(*columns or ("pk",)) for part in parts]
@@ -218,7 +219,7 @@ def _listed(rows: "QuerySet[Job]", with_payloads: bool = False) -> "QuerySet[Job
 
 
 def _record(row: Any) -> JobRecord:
-    """A row as the storages give jobs, as far as a list shows it; of a large payload its beginning."""
+    """Return a row as a job record with what a list shows; of a large payload only the start."""
     error = JobFailure(row.error_type, row.message) if row.error_type else None
     started, finished = (0 if at is None else to_milliseconds(at) for at in (row.started_at, row.finished_at))
     return JobRecord(

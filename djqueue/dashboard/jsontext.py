@@ -1,7 +1,7 @@
-"""Values as JSON that a person edits, and back, without loss.
+"""Converts values to JSON that users edit, and back, without loss.
 
-What JSON has no word for is an object with one key: `{"$bytes": "aGk="}`, `{"$date": "2026-06-01"}`. What is
-hidden from the viewer is a numbered placeholder, which stands for the value only where it stood.
+Types beyond JSON are objects with one key: `{"$bytes": "aGk="}`, `{"$date": "2026-06-01"}`. Hidden values are
+numbered placeholders, each valid only in its original place.
 """
 
 import json
@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from .redaction import DEEPEST, HIDDEN, Hidden
 
 LONGEST = 100_000
-"""Characters that are edited at once."""
+"""Maximum characters that can be edited."""
 PLACEHOLDER = re.compile(rf"{HIDDEN}\d+")
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -27,19 +27,19 @@ Path = tuple[str | int, ...]
 
 
 class NotEditableError(ValueError):
-    """The value cannot be shown as JSON without loss; the message says what of it, and why."""
+    """The value can't be represented as JSON without loss. The message says which part, and why."""
 
 
 class MalformedError(ValueError):
-    """The text is not what a value can be made of; the message says why."""
+    """The text is not a valid value. The message says why."""
 
 
 class Draft(NamedTuple):
-    """A value as it is edited."""
+    """A value prepared for editing."""
 
     text: str
     hidden: Mapping[str, tuple[Path, Any]]
-    """For each placeholder in the text: where it stands, and the value that it stands for."""
+    """Path and value of each placeholder in the text."""
 
 
 def _tuple(parts: Any) -> tuple[Any, ...]:
@@ -70,13 +70,16 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 def write(value: Any, shown: Any, path: Path = (), *, tagged: bool = True) -> Draft:
-    """A value as JSON; `shown` is what of it is to be seen: a part that differs there is hidden.
+    """Return a value as JSON, with placeholders for the parts that differ from `shown`.
 
-    path: where the value is in the whole.
-    tagged: whether an object with one key such as `$date` stands for what JSON has no word for; if not,
-        it is what it is, as in a column of JSON.
+    Args:
+        shown: The value as the user may see it.
+        path: Path of the value in the whole payload.
+        tagged: Whether an object with one key such as `$date` stands for a type beyond JSON. If not, it is a
+        plain object, as in a column of JSON.
 
-    Raises NotEditableError.
+    Raises:
+        NotEditableError: The value can't be represented.
     """
     hidden: dict[str, tuple[Path, Any]] = {}
     plain = _plain(value, shown, path, hidden, 0, tagged=tagged)
@@ -90,13 +93,17 @@ def write(value: Any, shown: Any, path: Path = (), *, tagged: bool = True) -> Dr
 
 
 def hidden_whole(value: Any, path: Path) -> Draft:
-    """A value of which nothing is to be seen: one placeholder."""
+    """Return one placeholder for a value that is completely hidden."""
     placeholder = f"{HIDDEN}1"
     return Draft(json.dumps(placeholder, ensure_ascii=False), {placeholder: (path, value)})
 
 
 def read(text: str, hidden: Mapping[str, tuple[Path, Any]], path: Path = (), *, tagged: bool = True) -> Any:
-    """The value of a text. Raises MalformedError."""
+    """Return the value of a text.
+
+    Raises:
+        MalformedError: The text is not valid.
+    """
     if len(text) > LONGEST:
         raise MalformedError(_("Enter at most 100,000 characters."))
     try:
@@ -164,7 +171,7 @@ def _plain(
 
 
 def _is_seen(value: Any, shown: Any) -> bool:
-    """Whether what is shown of a part is that part, but for parts of its own."""
+    """Return whether a part itself is visible, apart from its own parts."""
     if isinstance(value, dict):
         return isinstance(shown, dict) and value.keys() == shown.keys()
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Pages of a table, newest first, by where the last one ended: as quick at the end as at the beginning."""
+"""Keyset pagination, newest first: the last page is as fast as the first."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,32 +9,33 @@ from .site import DashboardSite
 
 LENGTH = 50
 PART = 500
-"""Rows that one query reads where some of them may be hidden from the user."""
+"""Rows per query if some of them may be hidden from the user."""
 MOST_READ = 20_000
-"""Rows after which the search for rows that the user may see ends."""
+"""Maximum rows searched for rows that the user can see."""
 
 Sees = Callable[[Any], bool]
-"""Return whether the user may see a row."""
+"""Returns whether the user can see a row."""
 
 
 class KeysetPage(NamedTuple):
-    """A page."""
+    """A page of rows."""
 
     rows: list[Any]
     older: str
-    """Where the next page begins; empty: this is the last."""
+    """Position of the next page; empty on the last page."""
     newer: str
     is_first: bool
 
 
 def page(rows: "QuerySet[Any]", at: str, length: int = LENGTH, sees: Sees | None = None) -> KeysetPage:
-    """The rows of a place: `<pk` those before a row, `>pk` those after it, empty the newest.
+    """Return the page at a position: `<pk` for rows before a row, `>pk` for rows after one, empty for the
+    newest.
 
-    Hidden rows count neither for the length of a page nor for whether there is another one, and pages begin
-    at rows that are shown.
+    Hidden rows count neither for the length of a page nor for whether there is another page, and pages start
+    at visible rows.
 
     Args:
-        sees: Which rows are shown; None: all of them.
+        sees: Which rows are visible; None for all.
     """
     sign, key = position(at)
     if sign == ">" and key is not None:
@@ -57,7 +58,7 @@ def position(at: str) -> tuple[str, int | None]:
 
 
 def _first(rows: "QuerySet[Any]", order: str, count: int, sees: Sees | None) -> list[Any]:
-    """Return the first rows that are shown, read in parts."""
+    """Return the first visible rows, read in parts."""
     rows = rows.order_by(order)
     if sees is None:
         return list(rows[:count])
@@ -78,7 +79,7 @@ def _first(rows: "QuerySet[Any]", order: str, count: int, sees: Sees | None) -> 
 
 
 def links(site: DashboardSite, name: str, found: KeysetPage, **query: Any) -> dict[str, str]:
-    """Addresses of the pages around one."""
+    """Return the URLs of the adjacent pages."""
     return {
         "newest": site.url(name, **query) if found.newer else "",
         "newer": found.newer and site.url(name, **query, at=found.newer),

@@ -1,4 +1,4 @@
-"""Limits that can be set on a page: of a queue, of its groups, of what it shares with others."""
+"""Limits that pages show and change: of queues, groups and shared limiters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,11 +19,11 @@ from . import queries, rights
 from .snapshot import snapshots
 
 SHOWN_GROUPS = 50
-"""Groups of a page."""
+"""Groups per page."""
 
 
 class LimitsForm(forms.Form):
-    """Limits that count at once, in every worker, until they are set again."""
+    """Limits of a queue. They apply to all workers immediately."""
 
     rate = forms.CharField(
         label=gettext_lazy("Rate"),
@@ -40,9 +40,9 @@ class LimitsForm(forms.Form):
     )
 
     def given(self) -> dict[str, Any]:
-        """The limits to set: those that differ from what the page showed, where the form says what that was.
+        """Return the changed limits.
 
-        A limit that somebody else has changed in the meantime is left alone.
+        Limits that another user changed in the meantime are left alone, if the form has its initial values.
         """
         values = {"rate": self.cleaned_data["rate"] or None, "concurrency": self.cleaned_data["concurrency"]}
         changed = self.changed_data
@@ -54,13 +54,13 @@ class LimitsForm(forms.Form):
 
 
 class LimiterForm(LimitsForm):
-    """The same of what several queues share."""
+    """Limits of a shared limiter."""
 
     prefix = "limiter"
 
 
 class GroupForm(forms.Form):
-    """Limits of one group, or of each to which nothing else was said."""
+    """Default limits of a queue's groups."""
 
     prefix = "group"
 
@@ -76,6 +76,10 @@ class GroupForm(forms.Form):
         required=False,
         help_text=gettext_lazy("For example 100/s, 20/m or 5/h; empty: the value from the settings."),
     )
+
+    def given(self) -> dict[str, Any]:
+        """Return all limits."""
+        return {name: value or None for name, value in self.cleaned_data.items() if name != "name"}
 
 
 class OneGroupForm(GroupForm):
@@ -94,49 +98,49 @@ class OneGroupForm(GroupForm):
 
 
 class Shared(NamedTuple):
-    """What a queue shares with others, as a user sees it."""
+    """A shared limiter as a user sees it."""
 
     name: str
     state: LimiterState
     takers: tuple[queries.QueueRow, ...]
-    """Queues that take from it now, those that take most first."""
+    """Queues that hold slots, those with most first."""
     waiting: tuple[str, ...]
-    """Queues that were refused, in their order."""
+    """Queues that wait for slots, in their order."""
     hidden: bool
-    """Whether there are queues that the user is not to see."""
+    """Whether some of its queues are hidden from the user."""
 
 
 def of_queue(name: str) -> dict[str, Any]:
-    """The limits of a queue, as a form has them."""
+    """Return the limits of a queue as form values."""
     row = get_storage().overview([name]).queues[0]
     return {"rate": written(row.rate), "concurrency": row.concurrency}
 
 
 def of_limiter(state: LimiterState) -> dict[str, Any]:
-    """The limits of a limiter, as a form has them."""
+    """Return the limits of a shared limiter as form values."""
     return {"rate": written(state.rate), "concurrency": state.concurrency}
 
 
 def of_group(group: GroupOverview) -> dict[str, Any]:
-    """What was said to a group, as a form has it."""
+    """Return the overrides of a group as form values."""
     said = group.said
     return {"concurrency": said.concurrency, "rate": written(said.rate), "weight": said.weight}
 
 
 def of_groups(found: GroupsOverview) -> dict[str, Any]:
-    """What was said to all groups, as a form has it."""
+    """Return the default limits of groups as form values."""
     return {"concurrency": found.said.concurrency, "rate": written(found.said.rate)}
 
 
 def groups(queue: str, name: str = "") -> GroupsOverview:
-    """The busiest groups of a queue, and the one with a name, if there is one."""
+    """Return the busiest groups of a queue, and the named one if given."""
     names = [name] if name else []
     key = ("groups", queue, *names)
     return snapshots.read(key, lambda: get_storage().groups(queue, SHOWN_GROUPS, names), versioned=True).value
 
 
 def are_used(found: GroupsOverview, queue: str) -> bool:
-    """Whether somebody has said anything of groups, or there are jobs with one that wait."""
+    """Return whether the queue has group limits, or waiting jobs with a group."""
     policy = get_settings().policy(queue)
     configured = policy.group_rate or policy.group_weights or policy.group_concurrency != 1
     told = any(value is not None and value is not False for value in found.said)
@@ -144,9 +148,10 @@ def are_used(found: GroupsOverview, queue: str) -> bool:
 
 
 def shared(request: HttpRequest, queue: str, lines: Sequence[queries.QueueRow]) -> Shared | None:
-    """What a queue shares with others; None: nothing.
+    """Return the shared limiter of a queue; None if it has none.
 
-    lines: of the queues that the user sees.
+    Args:
+        lines: The queues that the user can see.
     """
     name = get_settings().policy(queue).limiter
     if name is None:
@@ -164,17 +169,17 @@ def shared(request: HttpRequest, queue: str, lines: Sequence[queries.QueueRow]) 
 
 
 def queues_of(limiter: str) -> Mapping[str, Any]:
-    """The queues that share a limiter."""
+    """Return the policies of the queues that share a limiter."""
     return {name: policy for name, policy in get_settings().queues.items() if policy.limiter == limiter}
 
 
 def may_set(request: HttpRequest, limiter: str) -> bool:
-    """Whether the user sees all queues that a limiter holds back, or lets go."""
+    """Return whether the user can see all queues that share a limiter."""
     return all(rights.sees(request, name) for name in queues_of(limiter))
 
 
 def written(rate: Rate | None) -> str | None:
-    """A rate as it is read; one of another length in words."""
+    """Return a rate as settings write it; one with another period as a phrase."""
     if rate is None:
         return None
     for unit, per in RATE_UNITS.items():

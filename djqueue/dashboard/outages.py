@@ -1,8 +1,8 @@
-"""Responds for a database that does not answer, in time and without it: 503, which one, and since when.
+"""Responds in time while a database is unreachable: status 503, with the database and the time since when.
 
-Sessions and users are in the default database, so a page cannot show data while that is away. One request
-finds out, bounded by `watchdog` and the driver's `connect_timeout`. The next ones are answered at once until
-a probe succeeds.
+Sessions and users are stored in the default database, so no page can show data without it. One request
+detects the outage, bounded by `watchdog` and the driver's `connect_timeout`. Later requests get the response
+immediately until a probe succeeds.
 """
 
 import logging
@@ -32,17 +32,17 @@ from .watchdog import postgresql_connections, watchdog
 logger = logging.getLogger("djqueue.dashboard")
 
 LIMIT = 1.8
-"""Seconds after which a page stops waiting for the result of a query."""
+"""Seconds after which a page stops waiting for a query."""
 PROBE = 1.0
-"""Seconds that a database that was away gets to answer a probe."""
+"""Seconds that a probe of an unreachable database may take."""
 RETRY_AFTER = 5
-"""Seconds after which a browser may ask again."""
+"""Seconds after which a browser may retry."""
 
 View = Callable[..., HttpResponseBase]
 
 
 class DatabaseUnavailableError(Exception):
-    """A database does not answer."""
+    """A database does not respond."""
 
     def __init__(self, alias: str) -> None:
         super().__init__(alias)
@@ -57,7 +57,7 @@ class DatabaseBreakers:
         self._breakers: dict[str, CircuitBreaker] = {}
 
     def of(self, alias: str) -> CircuitBreaker:
-        """Return the breaker of a database."""
+        """Return the circuit breaker of a database."""
         found = self._breakers.get(alias)
         if found is None:
             with self._lock:
@@ -71,11 +71,11 @@ class DatabaseBreakers:
 
 
 outages = DatabaseBreakers()
-"""Those of this process."""
+"""The circuit breakers of this process."""
 
 
 def answers_without_databases(site: AdminSite, view: View) -> View:
-    """Make a view respond in time, with status 503, while a PostgreSQL database does not answer."""
+    """Make a view respond with status 503 in time if a PostgreSQL database does not respond."""
 
     @wraps(view)
     def bounded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -96,21 +96,21 @@ def _in_time(site: AdminSite, request: HttpRequest, work: Callable[[], Any]) -> 
             try:
                 response = work()
             except (Error, DjqueueError) as error:
-                _raise_away(watch.cut, error)
+                _raise_unavailable(watch.cut, error)
                 raise
         if DEFAULT_DB_ALIAS in watch.cut:
-            _raise_away(watch.cut, OperationalError("a query was not answered in time"))
+            _raise_unavailable(watch.cut, OperationalError("a query was not answered in time"))
     except DatabaseUnavailableError as error:
         return _unavailable(site, request, error.alias)
     if isinstance(response, SimpleTemplateResponse) and not response.is_rendered:
-        # Django renders it later, and asks for the user and the messages then.
+        # Django renders the response later, and reads the user and the messages then.
         render = response.render
         response.__dict__["render"] = partial(_in_time, site, request, render)
     return response
 
 
 def _probe(alias: str) -> None:
-    """Ask a database that was away whether it answers. Raises DatabaseUnavailableError if it does not."""
+    """Check whether an unreachable database responds again. Raises DatabaseUnavailableError if not."""
     breaker = outages.of(alias)
     if breaker.outage is None:
         return
@@ -131,22 +131,22 @@ def _probe(alias: str) -> None:
         logger.info("The database %r answers again; pages show its data.", alias)
 
 
-def _raise_away(cut: list[str], error: Exception) -> None:
-    """Raise DatabaseUnavailableError if the cause of an error is a database that does not answer."""
-    alias = cut[0] if cut else _away(error)
+def _raise_unavailable(cut: list[str], error: Exception) -> None:
+    """Raise DatabaseUnavailableError if an unreachable database caused the error."""
+    alias = cut[0] if cut else _broken_alias(error)
     if alias is not None:
         _note(alias, error)
         raise DatabaseUnavailableError(alias) from error
 
 
-def _away(error: Exception) -> str | None:
+def _broken_alias(error: Exception) -> str | None:
     """Return the alias of the PostgreSQL database whose connection failed with this error."""
     if not isinstance(error, (OperationalError, InterfaceError)):
         return None
     step = error.__traceback__
     while step is not None:
         owner: Any = step.tb_frame.f_locals.get("self")
-        # By type: any other object here may be a lazy one, which the look would evaluate.
+        # Check the type: isinstance would evaluate lazy objects.
         wrapper: Any = owner.db if issubclass(type(owner), CursorWrapper) else owner
         if issubclass(type(wrapper), BaseDatabaseWrapper):
             return wrapper.alias if _is_broken(wrapper) else None
@@ -155,7 +155,7 @@ def _away(error: Exception) -> str | None:
 
 
 def _is_broken(wrapper: Any) -> bool:
-    """Whether a connection could not be made, or has ended. A query that was refused breaks none."""
+    """Return whether a connection could not be made, or was closed. A failed query closes none."""
     return wrapper.vendor == "postgresql" and (wrapper.connection is None or bool(wrapper.connection.closed))
 
 
@@ -173,7 +173,7 @@ def _note(alias: str, error: Exception) -> None:
 
 
 def _unavailable(site: AdminSite, request: HttpRequest, alias: str) -> HttpResponse:
-    """Return the page for a database that is away. Nothing of it needs a database, a session or a user."""
+    """Return the page for an unreachable database, which uses no database, session or user."""
     outage = outages.of(alias).outage
     since = "" if outage is None else f"{to_datetime(outage.since):%H:%M:%S} UTC"
     text = _("The database '%(alias)s' has been unreachable since %(since)s.") % {
@@ -181,7 +181,7 @@ def _unavailable(site: AdminSite, request: HttpRequest, alias: str) -> HttpRespo
         "since": since,
     }
     for name in ("session", "_messages"):
-        # The middleware of sessions and messages would write to the database that is away.
+        # Otherwise the middleware of sessions and messages would write to the database.
         request.__dict__.pop(name, None)
     if request.headers.get("HX-Request") == "true":
         response = HttpResponse(status=204)

@@ -1,4 +1,4 @@
-"""What a page is: its address, its view, and the right that it takes."""
+"""Pages: each has a URL, a view and a required permission."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,16 +13,17 @@ View = Callable[..., HttpResponseBase]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardPage:
-    """One address of the dashboard.
+    """A URL of the dashboard.
 
-    name: of its address, behind `djqueue_dashboard_`.
-    route: below the dashboard's own address.
-    view: called with the request, the desk, and what the route captures.
-    right: without which it answers 403, and is linked from nowhere.
-    method: GET shows and changes nothing; POST changes something, and leads back to a page.
-    label: in the navigation, if it is there.
-    parts: what its live part shows beside what `Storage.change_version` covers; None: that is not known, so
-        that an unchanged part is rendered to be compared.
+    Attributes:
+        name: Name of the URL, without the prefix `djqueue_dashboard_`.
+        route: Route below the dashboard's URL.
+        view: Called with the request, the dashboard site and the captured values.
+        right: Required permission. Without it the page responds with status 403 and is not linked.
+        method: GET for pages that only show data; POST for actions, which redirect to a page.
+        label: Label of the page's tab, if it has one.
+        parts: What the live part shows beyond what `Storage.change_version` covers. None if unknown: the part
+        is then always rendered and compared.
     """
 
     name: str
@@ -35,7 +36,7 @@ class DashboardPage:
 
 
 class Pages:
-    """The pages of one module of views, in the order in which they are defined."""
+    """The pages of one module of views, in the order of their definition."""
 
     def __init__(self) -> None:
         self.all: list[DashboardPage] = []
@@ -43,11 +44,11 @@ class Pages:
     def show(
         self, name: str, route: str, right: str, label: Any = "", parts: Parts | None = None
     ) -> Callable[[View], View]:
-        """Decorates a view that shows something."""
+        """Register a view that shows data."""
         return self._listed(name, route, right, "GET", label, parts)
 
     def act(self, name: str, route: str, right: str) -> Callable[[View], View]:
-        """Decorates a view that does something."""
+        """Register a view that performs an action."""
         return self._listed(name, route, right, "POST", "", None)
 
     def _listed(

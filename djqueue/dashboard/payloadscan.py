@@ -1,4 +1,4 @@
-"""Scans of rows whose payloads are opened one by one: within a budget, and one at a time for each user."""
+"""Scans of rows that decode payloads: within a budget, and one at a time for each user."""
 
 import logging
 import threading
@@ -22,37 +22,37 @@ from .tables import alias_of
 logger = logging.getLogger("djqueue.dashboard")
 
 BYTES = 32 * 1024 * 1024
-"""Bytes of payloads that one scan reads. It reads one payload at least, however large that is."""
+"""Maximum bytes of payloads that a scan reads. At least one payload is read, whatever its size."""
 MILLISECONDS = 1_000
-"""Milliseconds after which a scan ends, between two parts."""
+"""Milliseconds after which a scan ends, checked between parts."""
 PART_ROWS = 100
-"""Rows of a part, which is read by one query."""
+"""Maximum rows of a part, which one query reads."""
 PART_BYTES = 1024 * 1024
 """Bytes of payloads after which a part ends."""
 
 
 class Scanned(NamedTuple):
-    """What a scan found."""
+    """The result of a scan."""
 
     rows: list[Any]
-    """The rows that match, newest first."""
+    """Matching rows, newest first."""
     older: str
-    """Where the next page begins; empty: nothing older matches."""
+    """Position of the next page; empty if there are no older matches."""
     is_cut: bool
-    """Whether the budget ran out, so that older rows have not been looked at."""
+    """Whether the budget ran out before all rows were searched."""
 
 
 def scan(rows: "QuerySet[Any]", at: str, matches: Callable[[Any], bool], length: int) -> Scanned:
-    """Return a page of the rows that match.
+    """Return a page of matching rows.
 
-    Where a scan stops depends on the rows alone and on how long reading them took, not on what is hidden in
-    them: a page begins behind the last row that is shown, or behind the last one that was read.
+    Where a scan stops depends only on the rows and on how long reading them takes, not on what they hide: a
+    page starts after the last row shown, or after the last row read.
 
     Args:
-        rows: The rows that the user may see, in any order.
-        at: `<pk` for the rows before one; anything else for the newest.
-        matches: Whether a row, with its payload, is wanted.
-        length: Rows of a page.
+        rows: Rows that the user can see, in any order.
+        at: `<pk` for the rows before a row; anything else for the newest rows.
+        matches: Whether a row, with its payload, matches.
+        length: Rows per page.
     """
     deadline, left = SYSTEM_CLOCK.monotonic() + MILLISECONDS, BYTES
     found: list[Any] = []

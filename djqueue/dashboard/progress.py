@@ -1,4 +1,4 @@
-"""A job's progress as a bar where its value says how much is done, and else as text."""
+"""The progress of a job: a bar if its value is a share, otherwise text."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -9,21 +9,24 @@ from django.utils.formats import number_format
 from . import rendering
 
 PARTS = {"done", "of"}
-"""The keys of a mapping that is a bar."""
+"""Keys of a mapping that is shown as a bar."""
 
 
 class Progress(NamedTuple):
-    """What a page shows of a job's progress."""
+    """The progress of a job as a page shows it."""
 
     text: str
-    """Of a bar: how much of how much is done, or empty where the percentage says it."""
+    """The text of a value, or the counts of a bar; empty for a bar with only a percentage."""
     share: str = ""
-    """Of a bar: from 0 to 1, as HTML writes numbers; empty: it is no bar."""
+    """Share from 0 to 1 as HTML writes numbers; empty if there is no bar."""
     percent: int = 0
 
 
 def shown(value: Any) -> Progress | None:
-    """A bar for a number from 0 to 1 and for `{"done": 3, "of": 10}`; None if no progress was reported."""
+    """Return the progress of a value.
+
+    A number from 0 to 1 and `{"done": 3, "of": 10}` are bars. None means that no progress was reported.
+    """
     if value is None:
         return None
     if _is_number(value) and 0 <= value <= 1:

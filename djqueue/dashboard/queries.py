@@ -1,4 +1,5 @@
-"""What the pages read: the storage's answers, put together for a viewer and shared for a second."""
+"""Data that several pages read: responses of the storage, combined, filtered for the user and cached for a
+second."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from django.http import HttpRequest
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.job import WorkerDump, WorkerInfo
+from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import COUNTS, NO_TIMES, Bucket, Histogram
 from djqueue.core.states import State
 from djqueue.core.unhandled import Unhandled, unhandled
@@ -23,112 +24,109 @@ from .snapshot import FRESH, CachedRead, snapshots
 MINUTE = 60_000
 HOUR = 60 * MINUTE
 SHOWN = 60
-"""Minutes of a queue's small charts."""
+"""Minutes in a queue's small charts."""
 LATELY = 5
-"""Whole minutes that its present rates are taken from."""
+"""Whole minutes from which current rates are computed."""
 CAP = 10_000
-"""Jobs of a queue and state at which counting ends, where no scheduler can be asked."""
+"""Number of jobs per queue and state at which counting stops if no scheduler responds."""
 RECENT = 3
-"""Minutes, with the one that is not over, in which something may yet be noted: the storage's clocks, and the
-writing of what they counted, are no further apart."""
+"""Minutes, including the current one, whose counts may still change: the storage's clocks and its delayed
+writes differ by less."""
 SILENT = 15_000
-"""Milliseconds after which a worker that has not been heard of is marked."""
+"""Milliseconds without a heartbeat after which a worker counts as silent."""
 
 
 class QueueRow(NamedTuple):
-    """One queue."""
+    """A queue with its last hour."""
 
     row: QueueOverview
     buckets: tuple[Bucket, ...]
-    """Of the last minutes, oldest first; the last one is not over yet."""
+    """One bucket per minute, oldest first; the last minute is not over."""
     workers: int
-    """Those that serve it."""
+    """The number of workers that serve the queue."""
     at: int
-    """UTC milliseconds at which all this was so."""
+    """Time of the read, in UTC milliseconds."""
     forecast: Forecast = Forecast(EMPTY)
-    """When nothing of it waits any more."""
+    """When the backlog drains."""
     unhandled: tuple[Unhandled, ...] = ()
-    """Names of its waiting jobs that none of its live workers knows."""
+    """Names of waiting jobs that no live worker of the queue knows."""
 
     @property
     def name(self) -> str:
-        """The queue's."""
         return self.row.name
 
     def count(self, state: State) -> int:
-        """Jobs in a state."""
         return self.row.counts.get(state, 0)
 
     @property
     def waiting(self) -> int:
-        """Jobs that may start, or wait for their group."""
+        """The number of jobs that are ready, or wait for their group."""
         return self.count(State.WAITING)
 
     @property
     def backlog(self) -> int:
-        """Jobs that would run now if there were room for all."""
+        """The number of waiting and active jobs."""
         return self.waiting + self.count(State.ACTIVE)
 
     @property
     def age(self) -> int:
-        """Milliseconds for which the job that waits longest has waited."""
+        """Milliseconds that the oldest waiting job has waited."""
         return 0 if self.row.oldest_at is None else max(0, self.at - self.row.oldest_at)
 
     @property
     def objective(self) -> int | None:
-        """Milliseconds within which its jobs should start; None: nobody said."""
+        """Milliseconds within which jobs should start; None if not configured."""
         return get_settings().policy(self.name).objective
 
     @property
     def is_late(self) -> bool:
-        """Whether the job that waits longest has waited longer than it should."""
+        """Whether the oldest waiting job has waited longer than the objective."""
         return self.objective is not None and self.age > self.objective
 
     @property
     def whole(self) -> tuple[Bucket, ...]:
-        """Its last minutes, without the one that is not over."""
+        """The latest whole minutes."""
         return self.buckets[-1 - LATELY : -1]
 
     @property
     def arriving(self) -> float:
-        """Jobs enqueued in a minute, lately."""
+        """Jobs enqueued per minute."""
         return _mean([bucket.enqueued for bucket in self.whole])
 
     @property
     def leaving(self) -> float:
-        """Jobs that ended, or went back with an error for good, in a minute, lately."""
+        """Jobs finished per minute."""
         return _mean(list(map(ended, self.whole)))
 
     @property
     def history(self) -> list[int]:
-        """Jobs that ended in each of the last minutes."""
+        """Jobs finished in each minute."""
         return list(map(ended, self.buckets))
 
     @property
     def wait_p95(self) -> float | None:
-        """Milliseconds that 95 of 100 jobs waited no longer than, within the hour."""
+        """95th percentile of the wait times of the last hour, in milliseconds."""
         return _together([bucket.wait for bucket in self.buckets]).percentile(0.95)
 
 
 class Board(NamedTuple):
-    """Everything, as far as a viewer may see it."""
+    """All queues and workers that a user can see."""
 
     lines: tuple[QueueRow, ...]
     workers: tuple[WorkerInfo, ...]
     at: int
     capped: bool = False
-    """Whether counts stop at 10,000, as no scheduler could be asked."""
+    """Whether counts stop at 10,000 because no scheduler responded."""
     past: "Past | None" = None
-    """What all these queues did in the minutes before the `RECENT` ones, if that is known."""
+    """Buckets of the minutes before the `RECENT` ones, if known."""
     samples: Mapping[str, Samples] = MappingProxyType({})
-    """The sizes that each queue's backlog had at the last reads."""
+    """Recent sizes of each queue's backlog."""
 
     def total(self, state: State) -> int:
-        """Jobs in a state."""
         return sum(line.count(state) for line in self.lines)
 
     def series(self) -> list[Bucket]:
-        """The last minutes of all queues together: counts, without times."""
+        """Return the counts of all queues per minute, without times."""
         known = () if self.past is None else self.past.whole
         others = zip(*(line.buckets[len(known) :] for line in self.lines), strict=True)
         return [*known, *map(_in_all, others)] if self.lines else []
@@ -142,12 +140,11 @@ class Board(NamedTuple):
         return self.at - worker.seen_at > SILENT
 
     def line(self, name: str) -> QueueRow | None:
-        """One of the queues."""
         return next((line for line in self.lines if line.name == name), None)
 
 
 def merged(buckets: Sequence[Bucket]) -> Bucket:
-    """Buckets added up: of the first one's queue, name and start. There is at least one."""
+    """Return the sum of one or more buckets, with the queue, name and start of the first."""
     wait, run = _together([one.wait for one in buckets]), _together([one.run for one in buckets])
     return _counted(buckets)._replace(wait=wait, run=run)
 
@@ -158,12 +155,12 @@ def ended(bucket: Bucket) -> int:
 
 
 def nothing(queue: str, start: int, step: int) -> Bucket:
-    """A stretch of time in which nothing happened."""
+    """Return an empty bucket."""
     return Bucket(queue, "", start, step, 0, 0, 0, 0, 0, 0, 0, NO_TIMES, NO_TIMES)
 
 
 def board(request: HttpRequest) -> CachedRead[Board]:
-    """All queues that the user sees, with their last hour."""
+    """Return all queues that the user can see, with their last hour."""
     cached = snapshots.read("board", _board, versioned=True)
     cached = cached._replace(at=cached.value.at)
     changes_at(request, cached.value)
@@ -174,10 +171,10 @@ def board(request: HttpRequest) -> CachedRead[Board]:
 
 
 def changes_at(request: HttpRequest, board: Board) -> None:
-    """Tell until when a page may show a board without asking again, as long as nothing but time passes."""
+    """Limit how long a page may show a board while only time passes."""
     for line in board.lines:
         if line.waiting and not line.row.paused and line.forecast.kind != STEADY:
-            freshness.limit(request, board.at + FRESH)  # an estimate follows the clock
+            freshness.limit(request, board.at + FRESH)  # the estimate changes with time
         if line.row.rate is not None and (line.row.tokens or 0) < line.row.rate.capacity:
             freshness.limit(request, board.at + FRESH)
         if line.objective is not None and line.row.oldest_at is not None and not line.is_late:
@@ -188,18 +185,13 @@ def changes_at(request: HttpRequest, board: Board) -> None:
 
 
 def sees_all(request: HttpRequest) -> bool:
-    """Whether no queue is hidden from the user."""
+    """Return whether the user can see every queue."""
     lines = snapshots.read("board", _board, versioned=True).value.lines
     return all(rights.sees(request, line.name) for line in lines)
 
 
-def worker_dump(worker_id: str) -> WorkerDump | None:
-    """What a worker told of its threads and tasks; of now."""
-    return get_storage().worker_dump(worker_id)
-
-
 def empty_line(name: str, at: int) -> QueueRow:
-    """A queue that nobody has used, or that is gone."""
+    """Return a queue that has no jobs, or was removed."""
     start = at // MINUTE * MINUTE + MINUTE - SHOWN * MINUTE
     row = get_storage().overview([name]).queues[0]
     buckets = tuple(nothing(name, start + index * MINUTE, MINUTE) for index in range(SHOWN))
@@ -207,13 +199,13 @@ def empty_line(name: str, at: int) -> QueueRow:
 
 
 class Past(NamedTuple):
-    """What happened in the minutes of which nothing is noted any more."""
+    """The minutes whose counts no longer change."""
 
     start: int
     lines: dict[str, tuple[Bucket, ...]]
-    """Of each queue."""
+    """Buckets of each queue."""
     whole: tuple[Bucket, ...]
-    """Of all queues together, without times."""
+    """Buckets of all queues together, without times."""
 
 
 def _board() -> Board:
@@ -226,7 +218,7 @@ def _board() -> Board:
     last = snapshots.last("board")
     past = _past(names, end - SHOWN * MINUTE, None if last is None else last.value.past)
     recent = _by_queue(names, end - RECENT * MINUTE, end)
-    # Counts of the tables end at 10,000: above that they do not change.
+    # Counts of the tables stop at 10,000 and show no trend above that.
     known = {} if last is None or seen.capped else last.value.samples
     samples = sampled(known, seen.queues, SYSTEM_CLOCK.monotonic())
     strange: dict[str, list[Unhandled]] = {}
@@ -247,7 +239,7 @@ def _board() -> Board:
 
 
 def _past(names: Sequence[str], start: int, known: Past | None) -> Past:
-    """The minutes from `start` to the recent ones. Of what is known only the minute that follows is read."""
+    """Return the minutes from `start` up to the recent ones, reading only those that are not known yet."""
     end = start + (SHOWN - RECENT) * MINUTE
     behind = None if known is None else start - known.start
     if known is None or behind not in (0, MINUTE):
@@ -269,7 +261,7 @@ def _by_queue(names: Sequence[str], start: int, end: int) -> dict[str, tuple[Buc
 
 
 def _served(workers: Sequence[WorkerInfo]) -> "Counter[str | None]":
-    """How many of the workers take jobs of each queue; None: of every one."""
+    """Return how many workers serve each queue; None stands for workers of all queues."""
     served: Counter[str | None] = Counter()
     for worker in workers:
         if worker.state != "running":
@@ -279,7 +271,7 @@ def _served(workers: Sequence[WorkerInfo]) -> "Counter[str | None]":
 
 
 def _counted(buckets: Sequence[Bucket]) -> Bucket:
-    """The counts of buckets added up, without times."""
+    """Return the summed counts of buckets, without times."""
     first = buckets[0]
     at = Bucket._fields.index("enqueued")
     counts = map(sum, zip(*(one[at : at + COUNTS] for one in buckets), strict=True))

@@ -1,4 +1,4 @@
-"""What of a job's values is shown: not what has the name of a secret, nor what the job itself hides."""
+"""Hides secrets in values of jobs: by the names of their keys, and by the job's own redact function."""
 
 import inspect
 import logging
@@ -15,18 +15,18 @@ logger = logging.getLogger("djqueue.dashboard")
 
 HIDDEN = "•••"
 DEEPEST = 30
-"""Levels of a value that are looked through; what lies deeper is hidden."""
+"""Maximum nesting level searched; deeper values are hidden."""
 
 
 class Hidden:
-    """Stands where a value is not shown."""
+    """Replaces a hidden value."""
 
     def __repr__(self) -> str:
         return HIDDEN
 
 
 def redact(value: Any, words: Sequence[str], level: int = 0) -> Any:
-    """A value without what secret names name."""
+    """Return a value with everything under a secret name hidden."""
     if level > DEEPEST:
         return Hidden()
     if isinstance(value, Mapping):
@@ -41,23 +41,30 @@ def redact(value: Any, words: Sequence[str], level: int = 0) -> Any:
 
 
 def is_secret(name: Any, words: Sequence[str]) -> bool:
-    """Whether a name is one of a secret: it has one of the words in it, or ends with the rest of `*word`."""
+    """Return whether a name contains one of the words, or ends with the rest of a `*word`."""
     text = str(name).lower()
     return any(text.endswith(word[1:]) if word.startswith("*") else word in text for word in words)
 
 
 def payload(record: JobRecord, *, revealed: bool) -> Any:
-    """What a job was given. Raises SerializationError if its bytes cannot be read here.
+    """Return the payload of a job.
 
-    Arguments by position have the names that the function's parameters have; where no function is
-    registered here, nobody knows what they are, and they are hidden.
+    Positional arguments are hidden by the names of the function's parameters. If the function is not
+    registered in this process, all of them are hidden.
+
+    Raises:
+        SerializationError: The payload can't be decoded in this process.
     """
     value = _decoded(record, record.payload)
     return value if revealed else _without_secrets(record.name, value, "payload")
 
 
 def result(record: JobRecord, *, revealed: bool) -> Any:
-    """What a job returned. Raises SerializationError."""
+    """Return the result of a job.
+
+    Raises:
+        SerializationError: The result can't be decoded in this process.
+    """
     value = _decoded(record, record.result)
     return value if revealed else _without_secrets(record.name, value, "result")
 
@@ -79,12 +86,12 @@ def stored(name: str, part: str, data: bytes | None, content_type: str) -> Any:
 
 
 def arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return what may be shown of the arguments of a job that is still to be enqueued, as of a schedule."""
+    """Return the visible part of the arguments of a job that is not enqueued yet, such as a schedule's."""
     return _without_secrets(name, {"args": args, "kwargs": kwargs}, "payload")
 
 
 def hides(record: JobRecord, data: bytes, shown: Any) -> bool:
-    """Whether what is shown of a value's bytes is not all of it."""
+    """Return whether the shown value differs from the stored one."""
     job_type = registry.find(record.name)
     if has_secrets(shown) or job_type is None or job_type.redact_function is None:
         return has_secrets(shown)
@@ -92,7 +99,7 @@ def hides(record: JobRecord, data: bytes, shown: Any) -> bool:
 
 
 def has_secrets(value: Any) -> bool:
-    """Whether something of a value is hidden."""
+    """Return whether part of a value is hidden."""
     if isinstance(value, Hidden):
         return True
     parts = (
@@ -102,10 +109,10 @@ def has_secrets(value: Any) -> bool:
 
 
 def _without_secrets(name: str, value: Any, part: str) -> Any:
-    """A value as its job's own function leaves it, and then without what secret names name.
+    """Apply the job's own redact function, then hide what has a secret name.
 
-    If that function fails nothing is shown. What it raised may say what it was to hide, so that it is told
-    of without its message.
+    If the function fails, the whole value is hidden. Its exception is logged without the message, which may
+    contain the secret.
     """
     words = get_settings().dashboard.redact
     job_type = registry.find(name)
@@ -131,7 +138,7 @@ def _unnamed(value: Any, part: str, job_type: Any, words: Sequence[str]) -> Any:
         return redact(value, words)
     args, kwargs = value["args"], value["kwargs"]
     if not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping):
-        return Hidden()  # a producer may send anything under these keys, and no parameter names it
+        return Hidden()  # a producer may send anything under these keys, without parameter names
     return {"args": _positional(args, job_type, words), "kwargs": redact(kwargs, words)}
 
 

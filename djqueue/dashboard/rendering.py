@@ -1,4 +1,4 @@
-"""Values as the pages show them."""
+"""Renders values for pages."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,14 +19,14 @@ from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.states import PENDING
 
 SHOWN = 10_000
-"""Characters of a value that a page shows."""
+"""Maximum characters shown of a value."""
 ONE_LINE = 80
-"""Characters up to which a list or a dict of plain values stays on one line."""
+"""Maximum characters of a list or dict of plain values on one line."""
 DEEPEST = 30
-"""Levels of a value that a page shows."""
+"""Maximum nesting level shown."""
 NOTHING = "-"
 YEAR = re.compile(r"%[Yy][-/ ]?|[-/ ]%[Yy]")
-"""The year in a format of dates, with what sets it off."""
+"""The year in a date format, with its separator."""
 
 REASONS = {
     "explicit_fail": gettext_lazy("failed explicitly"),
@@ -41,7 +41,7 @@ REASONS = {
     "invalid_result": gettext_lazy("invalid result"),
     "unknown": gettext_lazy("unknown"),
 }
-"""Of dead letters."""
+"""Reasons of dead letters."""
 OUTCOMES = {
     "failed": gettext_lazy("failed"),
     "retried": gettext_lazy("failed, retried"),
@@ -49,7 +49,7 @@ OUTCOMES = {
     "stalled": gettext_lazy("stalled (lease expired)"),
     "cancelled": gettext_lazy("cancelled"),
 }
-"""Of runs that did not complete their jobs."""
+"""Outcomes of attempts that did not complete the job."""
 CRITERIA = {
     "reason": gettext_lazy("Reason"),
     "name": gettext_lazy("Job"),
@@ -58,26 +58,26 @@ CRITERIA = {
     "older_than": gettext_lazy("Older than (s)"),
     "newer_than": gettext_lazy("Newer than (s)"),
 }
-"""What dead letters are chosen by."""
+"""Filters of dead letters."""
 
 
 def reason(word: str) -> str:
-    """A dead letter's reason in words."""
+    """Return the label of a dead letter's reason."""
     return str(REASONS.get(word, word))
 
 
 def outcome(word: str) -> str:
-    """A run's outcome in words."""
+    """Return the label of an attempt's outcome."""
     return str(OUTCOMES.get(word, word))
 
 
 def criterion(word: str) -> str:
-    """What dead letters are chosen by, in words."""
+    """Return the label of a filter of dead letters."""
     return str(CRITERIA.get(word, word))
 
 
 def link(address: str, text: str, **query: str) -> SafeString:
-    """A link."""
+    """Return a link."""
     target = f"{address}?{urlencode(query)}" if query else address
     return format_html('<a href="{}">{}</a>', target, text)
 
@@ -88,58 +88,58 @@ def mono(text: str) -> SafeString:
 
 
 def moment(value: datetime | None) -> str:
-    """A time in the viewer's zone, to the second, and exact for programs."""
+    """Return a time to the second, in the user's time zone and language."""
     if value is None:
         return NOTHING
     return format_html('<time datetime="{}">{}</time>', value.isoformat(), local(value))
 
 
 def local(value: datetime) -> str:
-    """A time in the viewer's zone, to the second, as it is written in the viewer's language."""
+    """Return a time to the second as text, in the user's time zone and language."""
     return _written(timezone.localtime(value))
 
 
 def moment_in(value: datetime, zone: str) -> str:
-    """A time on the clocks of a named zone, to the second, and exact for programs."""
+    """Return a time to the second, in a named time zone."""
     return format_html('<time datetime="{}">{}</time>', value.isoformat(), local_in(value, zone))
 
 
 def local_in(value: datetime, zone: str) -> str:
-    """A time on the clocks of a named zone, followed by that zone's abbreviation at the time."""
+    """Return a time as text in a named time zone, with the abbreviation of the zone."""
     from djqueue.schedules.zones import parse_timezone
 
     try:
-        there = value.astimezone(parse_timezone(zone))
+        zoned = value.astimezone(parse_timezone(zone))
     except OptionError:
-        there = value.astimezone(UTC)  # the page says what is wrong with the name
-    return f"{_written(there)} {there.tzname()}"
+        zoned = value.astimezone(UTC)  # the page shows the error in the name
+    return f"{_written(zoned)} {zoned.tzname()}"
 
 
 def _written(value: datetime) -> str:
-    # Django's formats for showing times leave out seconds; the first of those for typing them has them.
+    # Django's output formats leave out seconds; its first input format has them.
     written = get_format("DATETIME_INPUT_FORMATS")[0]
     return value.strftime(written if "%S" in written else "%Y-%m-%d %H:%M:%S")
 
 
 def clock(value: datetime) -> str:
-    """Hours and minutes of a time in the viewer's zone."""
+    """Return hours and minutes in the user's time zone."""
     return timezone.localtime(value).strftime("%H:%M")
 
 
 def day(value: datetime) -> str:
-    """The day of a time in the viewer's zone without its year, as it is written in the viewer's language."""
+    """Return the day without the year, in the user's time zone and language."""
     written = YEAR.sub("", get_format("DATE_INPUT_FORMATS")[0])
     is_numeric = "%d" in written and "%m" in written
     return timezone.localtime(value).strftime(written if is_numeric else "%m-%d")
 
 
 def badge(state: str, label: str) -> SafeString:
-    """A job's state as a label."""
+    """Return a job's state as a label."""
     return render_to_string("djqueue/state_badge.html", {"state": state, "label": label})
 
 
 def job_state(job: Any) -> SafeString:
-    """Return a job's state, and a note if no handler for the job is registered in this process."""
+    """Return a job's state as a label, with a note if the job has no handler."""
     from djqueue.client import registry
 
     shown = badge(job.state, job.get_state_display())
@@ -149,12 +149,12 @@ def job_state(job: Any) -> SafeString:
 
 
 def noted(text: str, note: str) -> SafeString:
-    """A text with a note after it."""
+    """Return a text followed by a note."""
     return format_html('{} <span class="djq-note">{}</span>', text, note)
 
 
 def decoded(data: Any, content_type: str) -> str:
-    """Bytes of a storage as the value that they stand for, or the reason why that cannot be shown."""
+    """Return a stored value as text, or why it can't be decoded."""
     from djqueue.codecs import decode
 
     if data is None:
@@ -172,12 +172,12 @@ def shown(read: Callable[[], Any]) -> str:
 
 
 def text(value: Any, most: int = SHOWN) -> str:
-    """A value in Python's words; of a large one the beginning."""
+    """Return a value in Python syntax, cut to a maximum length."""
     return "".join(islice(_characters(value), most))
 
 
 def preformatted(text: str, *, end: bool = False) -> str:
-    """A text as it is; of a long one its beginning, or its end."""
+    """Return a text unchanged; of a long one the start, or the end."""
     if not text:
         return NOTHING
     shown = text if len(text) <= SHOWN else text[-SHOWN:] if end else text[:SHOWN]
@@ -213,14 +213,14 @@ def log(rows: Sequence[Any], limit: int) -> str:
 
 
 def error_line(row: Any) -> str:
-    """An exception's type, and what it said first."""
+    """Return the type of an exception and the first line of its message."""
     kind = row.error_type.rpartition(".")[2]
-    said = first_line(row.error_message)
-    return f"{kind}: {said}" if kind and said else kind or said or NOTHING
+    message = first_line(row.error_message)
+    return f"{kind}: {message}" if kind and message else kind or message or NOTHING
 
 
 def first_line(text: str, longest: int = 120) -> str:
-    """The first line of a text, cut if it is long."""
+    """Return the first line of a text, cut if too long."""
     line = text.strip().partition("\n")[0]
     return line if len(line) <= longest else f"{line[:longest]}…"
 
@@ -231,7 +231,7 @@ def _characters(value: Any) -> Iterator[str]:
 
 
 def _pieces(value: Any, depth: int) -> Iterator[str]:
-    """A value in Python's words, piece by piece: what is not shown is never put together."""
+    """Yield a value in Python syntax, piece by piece, so that what is not shown is not built."""
     if not isinstance(value, (dict, list, tuple)) or not value:
         yield repr(value)
         return

@@ -1,4 +1,4 @@
-"""Who may do what: one table of rights, asked by the views and by the templates alike."""
+"""Permissions of the dashboard, used by views and templates alike."""
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -25,14 +25,15 @@ WORKERS = "control_worker"
 STORAGE = "view_storage"
 
 READING = frozenset({VIEW, VIEW_PAYLOAD, STORAGE})
-"""Rights that change nothing, which a read-only dashboard leaves."""
+"""Permissions that allow no changes. Only these apply if the dashboard is read-only."""
 
 QueueFilter = Callable[[HttpRequest, str], bool]
 
 
 def may(request: HttpRequest, right: str) -> bool:
-    """Whether the user has a right, beside that to see the dashboard; if it changes something, as far as
-    the dashboard is not read-only.
+    """Return whether the user has a permission, and may see the dashboard.
+
+    A read-only dashboard denies permissions that allow changes.
     """
     if right not in READING and get_settings().dashboard.read_only:
         return False
@@ -41,7 +42,7 @@ def may(request: HttpRequest, right: str) -> bool:
 
 
 class Rights:
-    """The rights of a user, as a template asks for them: `may.pause_queue`."""
+    """The permissions of a user in templates: `may.pause_queue`."""
 
     def __init__(self, request: HttpRequest) -> None:
         self._request = request
@@ -51,7 +52,7 @@ class Rights:
 
 
 def sees(request: HttpRequest, queue: str) -> bool:
-    """Whether the user is to know of a queue: as `QUEUE_FILTER` says."""
+    """Return whether the user can see a queue, according to `QUEUE_FILTER`."""
     chosen = get_settings().dashboard.queue_filter
     if chosen is None:
         return True
@@ -59,12 +60,12 @@ def sees(request: HttpRequest, queue: str) -> bool:
 
 
 def hides_queues() -> bool:
-    """Return whether the settings have a `QUEUE_FILTER`, so that a user may not see every queue."""
+    """Return whether `QUEUE_FILTER` is set, so that queues may be hidden from the user."""
     return get_settings().dashboard.queue_filter is not None
 
 
 def sees_each(request: HttpRequest, queues: Iterable[str]) -> bool:
-    """Whether the user is to know of all of these queues."""
+    """Return whether the user can see all of these queues."""
     return all(sees(request, queue) for queue in queues)
 
 

@@ -1,4 +1,4 @@
-"""What Spark has reckoned of whole hours, for charts: what the storage has forgotten is in them, too."""
+"""Hourly rollups for charts, which include jobs that the storage has removed."""
 
 import logging
 from collections import Counter
@@ -18,36 +18,36 @@ logger = logging.getLogger("djqueue.dashboard")
 
 HOUR = 3_600_000
 FRESH = 60_000
-"""Milliseconds for which they are shown again: they come once an hour."""
+"""Milliseconds before rollups are read again; they are written once an hour."""
 COUNTS = ("enqueued", "completed", "failed", "retried")
 TIMES = ("wait_p50", "wait_p95", "wait_p99", "run_p50", "run_p95", "run_p99")
 MOST = 2_000
-"""Rollups whose reasons of failures are summed: those with most failures."""
+"""Maximum rollups whose failure reasons are added up: those with most failures."""
 
 
 class RollupStep(NamedTuple):
-    """What happened in some hours."""
+    """The counts and times of one step of a chart."""
 
     start: int
     """UTC milliseconds."""
     counts: tuple[int, ...]
-    """Those of `COUNTS`."""
+    """See `COUNTS`."""
     times: tuple[int | None, ...]
-    """Those of `TIMES`, in milliseconds: of each the longest that a job had in an hour."""
+    """The longest of each of `TIMES`, in milliseconds."""
 
 
 class Rolled(NamedTuple):
-    """A stretch of time in steps, and why jobs failed in it."""
+    """The rollups of a period, and why jobs failed in it."""
 
     step: int
     """Milliseconds."""
     steps: list[RollupStep]
     reasons: list[tuple[str, int]]
-    """The most frequent first."""
+    """Most frequent first."""
 
 
 def within(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | None:
-    """What is known of these queues in a stretch of time; None if nothing is, or there is no table."""
+    """Return the rollups of queues in a period; None if there are none, or no table."""
     step = max(step, HOUR)
     start = start // step * step
     if end - start < 2 * step:
@@ -63,7 +63,7 @@ def _read(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | No
     rows = rows_of(model).filter(hour__gte=to_datetime(start), hour__lt=to_datetime(end), queue__in=queues)
     sums = {name: Sum(name) for name in COUNTS} | {name: Max(name) for name in TIMES}
     try:
-        # So that a transaction around the request goes on if there is no such table.
+        # A missing table must not end a transaction around the request.
         with transaction.atomic(using=alias_of(model)):
             hours = list(
                 rows.order_by().values("hour").annotate(**{f"of_{name}": sums[name] for name in sums})
@@ -71,7 +71,7 @@ def _read(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | No
             failed = rows.filter(failed__gt=0).order_by("-failed", "-hour").values_list("reasons", flat=True)
             reasons = list(failed[:MOST]) if hours else []
     except Error as error:
-        logger.debug("There are no rollups: %s", error)
+        logger.debug("No rollups: %s", error)
         return None
     if not hours:
         return None

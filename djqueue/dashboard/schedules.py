@@ -1,4 +1,4 @@
-"""Schedules as the pages show them: when they run next, and what became of their last runs."""
+"""Schedules as the pages show them: their next runs, and the outcomes of past runs."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -25,83 +25,80 @@ from .snapshot import CachedRead, snapshots
 from .tables import rows_of
 
 LIMIT = 500
-"""Schedules that are listed."""
+"""Maximum schedules in the list."""
 NEXT = 5
-"""Next runs that are shown."""
+"""Next runs shown."""
 LAST = 30
-"""Last runs that are."""
+"""Past runs shown."""
 GRACE = 90_000
-"""Milliseconds after which a run that has not come is overdue."""
+"""Milliseconds after which a missing run is overdue."""
 FRESH = 5_000
-"""Milliseconds for which what became of runs is shown again."""
+"""Milliseconds before outcomes are read again."""
 TRIES = 6
-"""How often a search for past slots begins at another time."""
+"""Maximum attempts to find past slots, each with another start time."""
 STEPS = 300
-"""Slots that one such search goes through."""
+"""Maximum slots examined per attempt."""
 
 ANY_DUE = "SELECT 1 FROM djqueue_cron_job WHERE enabled AND next_run_at < %s LIMIT 1"
 ARGUMENTS = ("args", "kwargs")
 """Columns that no page shows."""
 
 Outcomes = Mapping[tuple[str, str], State]
-"""By queue and id; what is not there is no longer known."""
+"""States by queue and job ID. Removed jobs are missing."""
 
 
 class PastRun(NamedTuple):
-    """A slot that is over."""
+    """A slot in the past."""
 
     slot: int
     """UTC milliseconds."""
     id: str
-    """Of its job."""
+    """ID of the job."""
     state: State | None
-    """None: the job is no longer kept, or the slot was left out."""
+    """None if the job was removed, or the slot was skipped."""
 
     @property
     def kind(self) -> str:
-        """Of its bar."""
         if self.state is None:
             return "none"
         return "live" if self.state in LIVE else self.state.value
 
     @property
     def label(self) -> str:
-        """Its state in words."""
         return _("no longer kept") if self.state is None else str(JobState(self.state.value).label)
 
 
 class ScheduleRow(NamedTuple):
-    """A schedule, with its next and its last runs."""
+    """A schedule with its next and past runs."""
 
     row: CronJob
     queue: str
-    """Which its jobs go to."""
+    """Queue of the schedule's jobs."""
     words: str
-    """When it runs; empty if that cannot be told."""
+    """Frequency as text; empty if unknown."""
     runs: list[int]
-    """UTC milliseconds."""
+    """Next runs, in UTC milliseconds."""
     problem: str
-    """Why they cannot be told."""
+    """Why the next runs are unknown."""
     is_overdue: bool
     is_known: bool
-    """Whether a function is registered here under the job's name."""
+    """Whether this process has a handler of this name."""
     past: list[PastRun]
     """Oldest first."""
 
     @property
     def last(self) -> PastRun | None:
-        """The last run."""
         return self.past[-1] if self.past else None
 
     @property
     def bars(self) -> list[tuple[str, float]]:
-        """Of the last runs: those that failed are the tallest."""
+        """The bars of past runs; failed runs are the tallest."""
         tall = {"completed": 0.6, "failed": 1.0, "cancelled": 0.8, "live": 0.35, "none": 0.1}
         return [(run.kind, tall[run.kind]) for run in self.past]
 
     @property
     def summary(self) -> str:
-        """The last runs in words."""
+        """The past runs as text."""
         count = len(self.past)
         text = ngettext("Last %(count)d run", "Last %(count)d runs", count) % {"count": count}
         labels = Counter(run.label for run in self.past)
@@ -109,35 +106,35 @@ class ScheduleRow(NamedTuple):
 
     @property
     def can_be_edited(self) -> bool:
-        """Whether it was made by hand, and not by code."""
+        """Whether the schedule was created on the dashboard."""
         return self.row.source == ScheduleSource.HAND
 
     @property
     def can_be_deleted(self) -> bool:
-        """Whether it would not come back."""
+        """Whether the schedule can be deleted. Code would declare its own schedules again."""
         return self.row.source != ScheduleSource.CODE
 
     @property
     def can_be_switched(self) -> bool:
-        """Whether it may be on: what code declares no more stays off."""
+        """Whether the schedule can be switched. One that code no longer declares stays disabled."""
         return self.row.enabled or self.row.source != ScheduleSource.WITHDRAWN
 
 
 def visible(request: HttpRequest) -> list[CronJob]:
-    """The schedules whose queues the user sees, by name."""
+    """Return the schedules whose queues the user can see, by name."""
     return [row for row in rows_of(CronJob).order_by("name")[:LIMIT] if sees(request, row)]
 
 
 def one(request: HttpRequest, pk: int) -> CronJob | None:
-    """One of them; None if it is gone, or not for this user."""
+    """Return a schedule; None if it doesn't exist or the user can't see it."""
     row = rows_of(CronJob).filter(pk=pk).first()
     return row if row is not None and sees(request, row) else None
 
 
 def sees(request: HttpRequest, row: CronJob) -> bool:
-    """Return whether the user may see the queue that the jobs of a schedule go to.
+    """Return whether the user can see the queue of a schedule's jobs.
 
-    If neither the row nor code in this process names that queue, only users who see every queue may.
+    If this process can't tell the queue, only users who can see every queue may.
     """
     if not rights.hides_queues():
         return True
@@ -149,13 +146,13 @@ def sees(request: HttpRequest, row: CronJob) -> bool:
 def has_known_queue(row: CronJob) -> bool:
     """Return whether this process can tell the queue of a schedule's jobs.
 
-    A row without a queue uses the job's own, which only a process that has the job registered knows.
+    A row without a queue uses the job's default, which only a process with the job's handler knows.
     """
     return bool(row.queue) or registry.find(row.job_name) is not None
 
 
 def overdue(request: HttpRequest) -> list[CronJob]:
-    """Those that are late, the latest first; found by the index of what is due."""
+    """Return the overdue schedules that the user can see, the most overdue first."""
     return [row for row in snapshots.read("overdue", _overdue, fresh=FRESH).value if sees(request, row)]
 
 
@@ -173,27 +170,26 @@ def _overdue() -> list[CronJob]:
 
 @lru_cache(maxsize=1)
 def _columns() -> tuple[str, ...]:
-    """Return the columns of a schedule that pages show."""
+    """Return the columns that pages show."""
     return tuple(field.attname for field in CronJob._meta.concrete_fields if field.name not in ARGUMENTS)
 
 
 def overdue_parts(request: HttpRequest) -> Hashable:
-    """What the overview shows of schedules: see `freshness.Parts`."""
+    """Return what the overview shows of schedules: see `freshness.Parts`."""
     return tuple((row.pk, row.name, row.next_run_at) for row in overdue(request))
 
 
 def parts(request: HttpRequest) -> Hashable:
-    """Return what the pages of schedules show of the rows that the user sees: see `freshness.Parts`.
+    """Return what pages show of schedules: see `freshness.Parts`.
 
-    No page shows the arguments of a schedule, so they are left out: the tag of a page would confirm a
-    guess of a hidden one.
+    Arguments are left out: the tag of a page would confirm the guess of a hidden value.
     """
     rows = rows_of(CronJob).defer(*ARGUMENTS).order_by("name")[:LIMIT]
     return tuple(tuple(getattr(row, name) for name in _columns()) for row in rows if sees(request, row))
 
 
 def rows_for(rows: Sequence[CronJob]) -> CachedRead[list[ScheduleRow]]:
-    """Schedules with their runs: what became of the last ones is one read for each queue."""
+    """Return schedules with their runs, using one read per queue for the outcomes."""
     now = SYSTEM_CLOCK.now()
     slots = {row.pk: _past(row) for row in rows}
     wanted: dict[str, list[str]] = {}
@@ -206,7 +202,7 @@ def rows_for(rows: Sequence[CronJob]) -> CachedRead[list[ScheduleRow]]:
 
 
 def changes_at(request: HttpRequest, shown: Sequence[ScheduleRow]) -> None:
-    """Tell when one of these schedules is overdue, or its next runs are others."""
+    """Let a page expire when one of these schedules runs next or becomes overdue."""
     for row in shown:
         if row.runs and not row.is_overdue:
             freshness.limit(request, row.runs[0])
@@ -214,7 +210,7 @@ def changes_at(request: HttpRequest, shown: Sequence[ScheduleRow]) -> None:
 
 
 def queue_of(row: CronJob) -> str:
-    """Which queue its jobs go to; empty if that cannot be told."""
+    """Return the queue of a schedule's jobs; empty if unknown."""
     try:
         return options_of(row).queue or ""
     except DjqueueError:
@@ -222,14 +218,22 @@ def queue_of(row: CronJob) -> str:
 
 
 def words_of(row: CronJob) -> str:
-    """When it runs, in words. Raises OptionError."""
+    """Return the frequency of a schedule as text.
+
+    Raises:
+        OptionError: The schedule is not valid.
+    """
     if row.every is not None:
         return _("Every %s") % spans.shown(row.timing().every or 0)
     return crondescription.describe(row.schedule)
 
 
 def upcoming(row: CronJob) -> list[int]:
-    """Its next runs, in UTC milliseconds. Raises DjqueueError."""
+    """Return the next runs, in UTC milliseconds.
+
+    Raises:
+        DjqueueError: The schedule is not valid.
+    """
     return [to_milliseconds(at) for at in islice(next_runs(row), NEXT)]
 
 
@@ -246,7 +250,7 @@ def _row(row: CronJob, slots: Sequence[int], outcomes: Outcomes, now: int) -> Sc
 
 
 def _is_late(row: CronJob, now: int) -> bool:
-    """With the jitter that its run has."""
+    """Return whether a run is overdue, including its jitter."""
     try:
         assert row.next_run_at is not None
         return row.timing().fires_at(to_milliseconds(row.next_run_at), row.name) < now - GRACE
@@ -264,7 +268,7 @@ def _outcomes(wanted: Mapping[str, Sequence[str]]) -> Outcomes:
 
 
 def _past(row: CronJob) -> tuple[int, ...]:
-    """Its last slots, oldest first: those that the ids of its jobs are made from."""
+    """Return the past slots, oldest first, from which the IDs of jobs are made."""
     limit = min(LAST, row.executions)
     if row.last_run_at is None or not limit:
         return ()
@@ -276,14 +280,17 @@ def _past(row: CronJob) -> tuple[int, ...]:
 
 @lru_cache(maxsize=2_048)
 def _slots(schedule: Schedule, last: int, limit: int) -> tuple[int, ...]:
-    """Up to so many slots that end with one: schedules only go forward, so it begins earlier and earlier."""
+    """Return up to `limit` slots that end with the last one.
+
+    Schedules can only be stepped forward, so the search starts earlier and earlier.
+    """
     following = schedule.next_slot(last)
     gap = following - last if following is not None else 86_400_000
     found, width, is_narrowed = [last], (limit + 1) * gap, False
     for _attempt in range(TRIES):
         begin = max(0, last - width)
         slots = list(islice(_between(schedule, begin, last), STEPS))
-        if not slots or slots[-1] != last:  # more of them than are gone through
+        if not slots or slots[-1] != last:  # more slots than are examined
             width, is_narrowed = width // 16, True
             continue
         found = slots[-limit:]

@@ -1,4 +1,4 @@
-"""Where the pages are: one admin site, in whose look they are rendered."""
+"""The dashboard of one admin site: its URLs, access checks and rendering."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -41,15 +41,15 @@ else:
     ModelAdmin = admin.ModelAdmin
 
 DEADLINE = 1.5
-"""Seconds that all reads of a page may take together; what is not read by then is shown as it was last."""
+"""Seconds that all reads of a page may take together. Data not read by then is shown from the cache."""
 PAGE_TAG = "HX-PTag"
-"""Header with what a live part was, so that it is not sent again as long as it is the same."""
+"""Header: the tag of a live part, so that an unchanged part is not sent again."""
 AS_OF = "Djq-As-Of"
-"""Header with the time of what a live part shows, in UTC milliseconds."""
+"""Header: the time of the data in a live part, in UTC milliseconds."""
 INTERVALS = (2, 5, 15, 60)
-"""Seconds between looks of an open page, of which the user chooses."""
+"""Refresh intervals that users can choose, in seconds."""
 FOLLOWED = frozenset({"changelist", "queues", "jobs"})
-"""Pages that show what `streams` watches, and no more."""
+"""Pages that show only what `streams` watches."""
 UNAVAILABLE = "Djq-Unavailable"
 """Header: the storage could not be read, and the part shows the last data."""
 NOTICE = "Djq-Notice"
@@ -57,14 +57,14 @@ NOTICE = "Djq-Notice"
 
 
 class Crumb(NamedTuple):
-    """A step of the way to a page."""
+    """A breadcrumb."""
 
     label: str
     url: str = ""
 
 
 class DashboardSite:
-    """One admin site's dashboard."""
+    """The dashboard of one admin site."""
 
     def __init__(self, model_admin: ModelAdmin, pages: Sequence[DashboardPage]) -> None:
         self.site: AdminSite = model_admin.admin_site
@@ -72,7 +72,7 @@ class DashboardSite:
         self.pages = {page.name: page for page in pages}
 
     def url(self, page: str, *args: Any, **query: Any) -> str:
-        """The address of a page on this site; what is empty in a query is left out."""
+        """Return the URL of a page. Empty values are left out of the query string."""
         given = {name: value for name, value in query.items() if value not in (None, "")}
         name = f"{self.site.name}:djqueue_dashboard_{self.pages[page].name}"
         return reverse(name, args=args, query=given or None)
@@ -82,11 +82,11 @@ class DashboardSite:
         return Crumb(str(self.pages[page].label), self.url(page))
 
     def may_open(self, request: HttpRequest, page: str) -> bool:
-        """Whether the user has the right that a page takes."""
+        """Return whether the user has the permission that a page requires."""
         return rights.may(request, self.pages[page].right)
 
     def serve(self, page: DashboardPage, request: HttpRequest, **captured: Any) -> HttpResponseBase:
-        """Answer a request for a page: the method first, then the right, then the view."""
+        """Respond to a request for a page: check the method, then the permission, then call the view."""
         changes = page.method == "POST"
         if request.method not in (("POST",) if changes else ("GET", "HEAD")):
             return HttpResponseNotAllowed([page.method])
@@ -97,7 +97,7 @@ class DashboardSite:
                 audit.note(request, page.name, queue=queue, job_id=job_id, refused=True, detail=detail)
             raise PermissionDenied
         if changes:
-            # A change may take longer than a page: a part of it that was done could not be told from none.
+            # An action may take longer than a page. If it were cut off, users could not tell what was done.
             watchdog.release_current()
         request.current_app = self.site.name
         try:
@@ -117,7 +117,7 @@ class DashboardSite:
             if isinstance(error, StorageError):
                 return self._unavailable(request, page, error)
             if isinstance(error, OptionError):
-                # Of an address that somebody has changed by hand.
+                # The URL was edited by hand.
                 return HttpResponseBadRequest(str(error), content_type="text/plain; charset=utf-8")
             raise
         finally:
@@ -207,7 +207,7 @@ class DashboardSite:
         return self.render(request, "not_found.html", title, context, tab=tab, crumbs=crumbs, status=404)
 
     def _unchanged(self, request: HttpRequest, parts: freshness.Parts) -> HttpResponse | None:
-        """The answer to an open page that shows what it would get now; None if that has to be rendered."""
+        """Return the response to an open page that is still current; None if it must be rendered."""
         fresh = freshness.begin(request, parts)
         shown = request.headers.get(PAGE_TAG, "")
         if fresh is None or not is_partial(request) or not freshness.is_same(fresh, shown):
@@ -220,14 +220,14 @@ class DashboardSite:
         return response
 
     def back(self, request: HttpRequest, page: str, *args: Any, **query: Any) -> HttpResponse:
-        """After a change: to the page that it was made on, if the form names it; else to another."""
+        """Redirect after an action to the page named in the form, otherwise to the given page."""
         chosen = request.POST.get("djq_back", "")
         if chosen.startswith(self.url("changelist")) and url_has_allowed_host_and_scheme(chosen, None):
             return HttpResponseRedirect(chosen)
         return HttpResponseRedirect(self.url(page, *args, **query))
 
     def _unavailable(self, request: HttpRequest, page: DashboardPage, error: StorageError) -> HttpResponse:
-        """The page with nothing on it, as the storage cannot be reached: an answer, not a failure."""
+        """Return an empty page if the storage is unreachable."""
         if is_partial(request):
             response = HttpResponse(status=204)
             response[UNAVAILABLE] = "1"
@@ -237,7 +237,7 @@ class DashboardSite:
         return self.render(request, "unavailable.html", title, {}, error=str(error))
 
     def _stream(self, request: HttpRequest) -> str:
-        """The address that tells when this page has changed, if there is one."""
+        """Return the URL of the event stream for the current page; empty if there is none."""
         match = request.resolver_match
         if match is None or not get_settings().dashboard.sse or not isinstance(request, ASGIRequest):
             return ""
@@ -252,7 +252,7 @@ class DashboardSite:
 
 
 def _notice(error: str, as_of: int | None) -> str:
-    """What the banner of a page says: which data is stale, why, and since when; empty if none is."""
+    """Return the text of a page's banner; empty if all data is current."""
     if error and as_of is not None:
         return _("The storage is unreachable: %(away)s Showing data from %(time)s.") % {
             "away": error if error.endswith(".") else f"{error}.",
@@ -270,5 +270,5 @@ def _notice(error: str, as_of: int | None) -> str:
 
 
 def is_partial(request: HttpRequest) -> bool:
-    """Whether the page is open, and asks for its live part."""
+    """Return whether an open page requests its live part."""
     return request.headers.get("HX-Request") == "true"

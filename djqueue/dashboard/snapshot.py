@@ -1,4 +1,4 @@
-"""Reads that all viewers of a process share, so that fifty open pages cost one read a second."""
+"""A cache of reads that all users of a process share: fifty open pages cost one read per second."""
 
 import logging
 import math
@@ -21,40 +21,41 @@ T = TypeVar("T")
 logger = logging.getLogger("djqueue.dashboard")
 
 FRESH = 1_000
-"""Milliseconds for which what was read is shown again."""
+"""Milliseconds before a value is read again."""
 SHARE = 10
-"""A read that took long is shown again for so many times as long: what is dear is had more seldom."""
+"""A slow read is repeated after this multiple of its duration."""
 LONGEST = 15_000
-"""Milliseconds for which it is shown again at most."""
+"""Maximum milliseconds for which a slow read is reused."""
 LONG_AGO = -(1 << 62)
 WAIT = 10.0
-"""Seconds for which somebody else's first read is waited for, where the caller has no deadline."""
+"""Seconds to wait for the first read of another thread, if the caller has no deadline."""
 SLOW = 500
-"""Milliseconds of a failed read from which on the storage is slow, and a read without a page is worth it."""
-ANSWERS_SLOWLY = "it has not answered in time; what it answers later is shown as soon as it is there"
+"""Milliseconds after which a failed read is repeated in the background."""
+ANSWERS_SLOWLY = "no response in time; a late response is shown when it arrives"
 BACKGROUND_LIMIT = 30.0
-"""Seconds that such a read may take."""
+"""Seconds that a read in the background may take."""
 MOST = 200
-"""Different reads that are kept; the one that was asked for longest ago goes first."""
+"""Maximum cached reads; the least recently used one is dropped first."""
 
 
 class Watch:
-    """Which snapshots a thread reads, and until when what it was given cannot differ.
+    """The snapshots that a thread has used, and until when they are valid.
 
-    since: monotonic milliseconds; what was read since then, and depends on the storage alone, has the version
-        that was known then.
-    covered: keys whose values are a part of the version.
+    Attributes:
+        since: Monotonic milliseconds. A value read since then, and determined by the storage alone, has the
+        version that was known then.
+        covered: Keys whose values are part of the version.
     """
 
     def __init__(self, since: int, covered: Container[Hashable] = ()) -> None:
         self.keys: set[Hashable] = set()
         self.until: int | None = None
-        """Monotonic milliseconds: when a snapshot that no version covers is read anew."""
+        """Monotonic milliseconds at which the first value that no version covers is read again."""
         self._since = since
         self._covered = covered
 
     def note(self, key: Hashable, cached: "CachedRead[Any]", again: int, *, versioned: bool) -> None:
-        """A snapshot, which is to be read again at some time, has been given out."""
+        """Note that a snapshot was used, and when it is read again."""
         self.keys.add(key)
         if key in self._covered or (versioned and cached.began >= self._since):
             return
@@ -62,7 +63,7 @@ class Watch:
 
 
 class CachedRead(NamedTuple, Generic[T]):
-    """What was read, and when."""
+    """A value, and when it was read."""
 
     value: T
     at: int
@@ -70,7 +71,7 @@ class CachedRead(NamedTuple, Generic[T]):
     error: str = ""
     """Why the value could not be refreshed; empty if the last read succeeded."""
     began: int = 0
-    """When it was asked for, in monotonic milliseconds; `ended`: when it was answered."""
+    """Start of the read, in monotonic milliseconds; `ended` is its end."""
     ended: int = 0
 
 
@@ -83,11 +84,11 @@ class _CacheEntry:
         self.tick = 0
         self.took = 0
         self.is_refreshing = False
-        """Whether it is read for later pages, as it took longer than a page may."""
+        """Whether the value is being read in the background."""
 
 
 class Snapshots:
-    """Reads by key. One thread reads anew; the others meanwhile take what there was."""
+    """Cached reads by key. While one thread reads a value, the others get the previous one."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -98,12 +99,14 @@ class Snapshots:
     def read(
         self, key: Hashable, fetch: Callable[[], T], fresh: int = FRESH, *, versioned: bool = False
     ) -> CachedRead[T]:
-        """What `fetch` answers, or answered a moment ago, or last if the storage is away.
+        """Return the value of `fetch`, cached; the last value if the storage is unreachable.
 
-        fresh: milliseconds that such a moment has.
-        versioned: whether it depends on what `Storage.change_version` covers, and on nothing else.
+        Args:
+            fresh: Milliseconds before the value is read again.
+            versioned: Whether the value depends only on what `Storage.change_version` covers.
 
-        Raises StorageError if the storage is away and nothing was read before.
+        Raises:
+            StorageError: The storage is unreachable, and nothing is cached.
         """
         entry = self._entry(key)
         cached = self._read(entry, fetch, fresh)
@@ -122,7 +125,7 @@ class Snapshots:
         self._watches.current = Watch(since, covered)
 
     def unwatch(self) -> Watch | None:
-        """End that; what was seen."""
+        """Stop watching, and return the watch."""
         watch: Watch | None = getattr(self._watches, "current", None)
         self._watches.current = None
         return watch
@@ -132,13 +135,13 @@ class Snapshots:
         if cached is not None and self._is_fresh(entry, fresh):
             return cached
         if entry.is_refreshing:
-            # Read twice at once, it would take longer still.
+            # A second read at the same time would make both slower.
             if cached is not None:
                 return cached
             raise StorageUnavailableError(ANSWERS_SLOWLY)
         if not entry.lock.acquire(timeout=0 if cached is not None else remaining(WAIT)):
             if cached is not None:
-                return cached  # somebody is at it
+                return cached  # another thread is reading
             raise StorageUnavailableError(ANSWERS_SLOWLY)
         try:
             if entry.cached is None or not self._is_fresh(entry, fresh):
@@ -147,7 +150,7 @@ class Snapshots:
                     entry.cached = self._fetch(entry.cached, fetch)
                 finally:
                     entry.tick = self._clock.monotonic()
-                    # One that failed is tried again soon, however long it took.
+                    # A failed read is repeated soon, however long it took.
                     entry.took = 0 if entry.cached is None or entry.cached.error else entry.tick - began
                     if entry.took == 0 and entry.tick - began >= SLOW:
                         self._refresh_in_background(entry, fetch)
@@ -158,26 +161,26 @@ class Snapshots:
             entry.lock.release()
 
     def last(self, key: Hashable) -> CachedRead[Any] | None:
-        """What was read last, however long ago."""
+        """Return the cached value, however old."""
         with self._lock:
             entry = self._entries.get(key)
         return None if entry is None else entry.cached
 
     def forget(self) -> None:
-        """Read everything anew: somebody has just changed something, and looks at what became of it."""
+        """Read everything anew, because a user has just changed something."""
         with self._lock:
             for entry in self._entries.values():
                 entry.tick = LONG_AGO
 
     def clear(self) -> None:
-        """Know nothing."""
+        """Empty the cache."""
         with self._lock:
             self._entries.clear()
 
     def _fetch(self, last: CachedRead[T] | None, fetch: Callable[[], T]) -> CachedRead[T]:
         try:
             if watchdog.has_cut:
-                raise StorageUnavailableError(ANSWERS_SLOWLY)  # to connect again would exceed the deadline
+                raise StorageUnavailableError(ANSWERS_SLOWLY)  # reconnecting would exceed the deadline
             return CachedRead(fetch(), self._clock.now())
         except StorageError as error:
             if last is None:
@@ -185,7 +188,7 @@ class Snapshots:
             return last._replace(error=str(error))
 
     def _refresh_in_background(self, entry: _CacheEntry, fetch: Callable[[], T]) -> None:
-        """Read for later pages what took longer than the page could wait for."""
+        """Repeat a read that took longer than the page could wait."""
         if entry.is_refreshing or remaining(math.inf) == math.inf:
             return
         entry.is_refreshing = True
@@ -225,7 +228,7 @@ class Snapshots:
 
 
 snapshots = Snapshots()
-"""Those of this process."""
+"""The cache of this process."""
 
 
 def _on_setting_changed(*, setting: str, **_: object) -> None:

@@ -1,4 +1,4 @@
-"""Lengths of time in words."""
+"""Durations as text."""
 
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
@@ -7,7 +7,7 @@ SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
 
 def shown(milliseconds: float) -> str:
-    """In the unit that suits it: 3 ms, 1.2 s, 4 min, 2.5 h, 3 d."""
+    """Return a duration in a suitable unit: 3 ms, 1.2 s, 4 min, 2.5 h, 3 d."""
     size = abs(milliseconds)
     if size < SECOND:
         return _("%s ms") % _number(milliseconds, 1)
@@ -21,7 +21,7 @@ def shown(milliseconds: float) -> str:
 
 
 def exact(milliseconds: int) -> str:
-    """Return a length in the largest unit that it is a whole number of: 30 s, 90 s, 1 h."""
+    """Return a duration in the largest unit of which it is a whole multiple: 30 s, 90 s, 1 h."""
     units = ((DAY, _("%s d")), (HOUR, _("%s h")), (MINUTE, _("%s min")), (SECOND, _("%s s")))
     for unit, text in units:
         if milliseconds and milliseconds % unit == 0:

@@ -1,7 +1,7 @@
-"""Telling open pages that something has changed, so that they look when there is something to see.
+"""Event streams that tell open pages when something has changed.
 
-A stream says no more than that: what there is to see comes by a request of its own, with its own rights. All
-streams of a process are fed by one watcher, which reads what the pages share, while there are any.
+A stream carries no data: pages request changes themselves, with a permission check. All streams of a process
+are fed by one thread, which reads the shared board while streams are open.
 """
 
 import asyncio
@@ -21,130 +21,132 @@ from .watchdog import watchdog
 
 logger = logging.getLogger("djqueue.dashboard")
 
-MOST = 200
-"""Streams that are open at once in one process."""
+LIMIT = 200
+"""Maximum open streams of one process."""
 HEARTBEAT = 15.0
-"""Seconds after which a stream that has nothing to say says that it is there."""
-LASTS = 600.0
-"""Seconds of a stream; then the page opens another, and its right is looked at again."""
-AGAIN = 3_000
-"""Milliseconds until a page opens another."""
+"""Seconds after which an idle stream sends a comment."""
+LIFETIME = 600.0
+"""Seconds after which a stream ends. The page then reconnects, and its permission is checked again."""
+RECONNECT = 3_000
+"""Milliseconds after which a page reconnects."""
 RETRY_AFTER = 60
-"""Seconds after which a page that found no room may ask again."""
-LOOK = 10.0
-"""Seconds after which a look ends whose query PostgreSQL has not answered."""
+"""Seconds after which a page may retry when the limit is reached."""
+READ_LIMIT = 10.0
+"""Seconds after which a read that PostgreSQL does not answer ends."""
 NOTE_EVERY = 5_000
-"""Milliseconds after which numbers that stop at 10,000 count as others: what is above cannot be seen."""
+"""Milliseconds after which counts that stop at 10,000 are treated as changed, because larger changes are not
+visible."""
 
 
 class StreamSubscriber:
-    """One open stream: of everything, or of one queue."""
+    """An open stream, of all queues or of one."""
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
-        self.told = asyncio.Event()
+        self.changed = asyncio.Event()
         self.is_new = True
-        """Whether it has been told nothing yet: what the page shows may be older than what is known."""
-        self.is_over = False
-        """Whether the process is about to end."""
+        """Whether the stream has sent no event yet: the page may be older than the board."""
+        self.is_closing = False
+        """Whether the process is shutting down."""
         self._loop = asyncio.get_running_loop()
 
-    def tell(self, *, over: bool = False) -> None:
-        """Have the stream say that something has changed; from any thread."""
+    def notify(self, *, over: bool = False) -> None:
+        """Let the stream send an event. May be called from any thread."""
         try:
-            self._loop.call_soon_threadsafe(self._told, over)
-        except RuntimeError:  # its loop has ended, and it with it
+            self._loop.call_soon_threadsafe(self._notify, over)
+        except RuntimeError:  # the event loop has ended, and the stream with it
             pass
 
-    def _told(self, over: bool) -> None:
-        self.is_over = self.is_over or over
-        self.told.set()
+    def _notify(self, over: bool) -> None:
+        self.is_closing = self.is_closing or over
+        self.changed.set()
 
 
 class Watcher:
-    """The thread that looks, once a second, for as long as somebody follows."""
+    """The thread that reads the board once per second while streams are open."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._followers: set[StreamSubscriber] = set()
+        self._subscribers: set[StreamSubscriber] = set()
         self._thread: threading.Thread | None = None
-        self._nobody = threading.Event()
+        self._idle = threading.Event()
 
     @property
     def has_room(self) -> bool:
-        """Whether another may follow."""
-        return len(self._followers) < MOST
+        """Whether another stream can be opened."""
+        return len(self._subscribers) < LIMIT
 
     @property
-    def followers(self) -> int:
-        """Streams that are open."""
-        return len(self._followers)
+    def subscribers(self) -> int:
+        """The number of open streams."""
+        return len(self._subscribers)
 
     @property
     def is_watching(self) -> bool:
-        """Whether there is a thread."""
+        """Whether the thread is running."""
         return self._thread is not None
 
     def join(self, queue: str) -> StreamSubscriber | None:
-        """Begin to follow; None: there is no room."""
-        follower = StreamSubscriber(queue)
+        """Open a stream; None if the limit is reached."""
+        subscriber = StreamSubscriber(queue)
         with self._lock:
             if not self.has_room:
                 return None
-            self._followers.add(follower)
-            self._nobody.clear()
+            self._subscribers.add(subscriber)
+            self._idle.clear()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="djqueue-dashboard", daemon=True)
                 self._thread.start()
-        return follower
+        return subscriber
 
-    def leave(self, follower: StreamSubscriber) -> None:
-        """Follow no more."""
+    def leave(self, subscriber: StreamSubscriber) -> None:
+        """Close a stream."""
         with self._lock:
-            self._followers.discard(follower)
-            if not self._followers:
-                self._nobody.set()
+            self._subscribers.discard(subscriber)
+            if not self._subscribers:
+                self._idle.set()
 
     def _run(self) -> None:
         try:
             seen: dict[str, object] = {}
             while self._is_wanted():
-                self._nobody.wait(FRESH / 1_000)
-                leaving = is_leaving()
-                now = look()
-                for follower in self._all():
-                    if follower.is_new or leaving or now.get(follower.queue) != seen.get(follower.queue):
-                        follower.is_new = False
-                        follower.tell(over=leaving)
+                self._idle.wait(FRESH / 1_000)
+                is_closing = is_shutting_down()
+                now = read_board()
+                for subscriber in self._all():
+                    queue = subscriber.queue
+                    if subscriber.is_new or is_closing or now.get(queue) != seen.get(queue):
+                        subscriber.is_new = False
+                        subscriber.notify(over=is_closing)
                 seen = now
         finally:
             connections.close_all()
 
     def _is_wanted(self) -> bool:
         with self._lock:
-            if self._followers:
+            if self._subscribers:
                 return True
             self._thread = None
             return False
 
     def _all(self) -> list[StreamSubscriber]:
         with self._lock:
-            return list(self._followers)
+            return list(self._subscribers)
 
 
 watcher = Watcher()
-"""That of this process."""
+"""The watcher of this process."""
 
 
-def look() -> dict[str, object]:
-    """What pages show of each queue, and (empty name) of everything, but for what only passes with time."""
+def read_board() -> dict[str, object]:
+    """Return what pages show of each queue, and under "" of everything, without mere changes of time."""
     try:
-        with watchdog.within(LOOK):
+        with watchdog.within(READ_LIMIT):
             cached = snapshots.read("board", queries._board)
     except DjqueueError as error:
         return {"": str(error)}
     except Exception:
-        logger.exception("What the pages share could not be read.")
+        logger.exception("Could not read the board that open pages share.")
         return {}
     finally:
         close_old_connections()
@@ -152,7 +154,7 @@ def look() -> dict[str, object]:
     common = (cached.error, board.at // NOTE_EVERY if board.capped else 0)
     found: dict[str, object] = {}
     for line in board.lines:
-        # A minute that begins moves the charts.
+        # A new minute moves the charts.
         recent = line.buckets[-queries.RECENT :]
         found[line.name] = (line.row._replace(tokens=None), recent, line.workers, common)
     silent = {worker.id for worker in board.workers if board.is_silent(worker)}
@@ -160,55 +162,55 @@ def look() -> dict[str, object]:
     return found
 
 
-def is_leaving() -> bool:
-    """Whether uvicorn has been told to end, and waits for its connections; it says so nowhere else."""
+def is_shutting_down() -> bool:
+    """Return whether uvicorn is shutting down, which it exposes nowhere else."""
     handler = signal.getsignal(signal.SIGTERM)
     return bool(getattr(getattr(handler, "__self__", None), "should_exit", False))
 
 
 class EventStream:
-    """The bytes of a stream, of everything or of one queue. It holds no connection to a database."""
+    """The bytes of a stream. It holds no database connection."""
 
     def __init__(self, queue: str = "") -> None:
         self._queue = queue
-        self._follower: StreamSubscriber | None = None
+        self._subscriber: StreamSubscriber | None = None
 
     def close(self) -> None:
-        """The answer is sent, or nobody hears it any more."""
-        if self._follower is not None:
-            watcher.leave(self._follower)
+        """Close the stream when the response ends."""
+        if self._subscriber is not None:
+            watcher.leave(self._subscriber)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        self._follower = follower = watcher.join(self._queue)
-        if follower is None:
+        self._subscriber = subscriber = watcher.join(self._queue)
+        if subscriber is None:
             return
         try:
-            await sync_to_async(_leave_databases, thread_sensitive=True)()
-            yield b"retry: %d\n\n" % AGAIN
-            async for line in _lines(follower):
+            await sync_to_async(_close_connections, thread_sensitive=True)()
+            yield b"retry: %d\n\n" % RECONNECT
+            async for line in _lines(subscriber):
                 yield line
         finally:
             self.close()
 
 
-async def _lines(follower: StreamSubscriber) -> AsyncIterator[bytes]:
+async def _lines(subscriber: StreamSubscriber) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
-    end = loop.time() + LASTS
+    end = loop.time() + LIFETIME
     while (left := end - loop.time()) > 0:
         try:
             async with asyncio.timeout(min(HEARTBEAT, left)):
-                await follower.told.wait()
+                await subscriber.changed.wait()
         except TimeoutError:
-            yield b": still there\n\n"
+            yield b": heartbeat\n\n"
             continue
-        if follower.is_over:
+        if subscriber.is_closing:
             return
-        follower.told.clear()
-        yield b"event: changed\ndata: %s\n\n" % (b"queue" if follower.queue else b"overview")
+        subscriber.changed.clear()
+        yield b"event: changed\ndata: %s\n\n" % (b"queue" if subscriber.queue else b"overview")
 
 
-def _leave_databases() -> None:
-    """The connections of the request's own thread, which lives as long as the stream."""
+def _close_connections() -> None:
+    """Close the database connections of the request's thread, which lives as long as the stream."""
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close()

@@ -1,4 +1,4 @@
-"""What jobs are about: its page in the admin, and the jobs about it that a viewer may see."""
+"""Objects that jobs are about: their pages in the admin, and their jobs."""
 
 from typing import Any, NamedTuple
 
@@ -17,20 +17,20 @@ from . import rights
 
 
 class Subject(NamedTuple):
-    """What a job is about."""
+    """The object of a job."""
 
     text: str
     url: str | None
-    """Of the object's page on the site; None: it is no object, or has none that the viewer may see."""
+    """URL of the object's admin page; None if the user can't view such a page."""
 
 
 def jobs_of(request: HttpRequest, subject: str, limit: int, cursor: str | None = None) -> JobSummaryPage:
-    """Return up to `limit` jobs about a subject in the queues that the user sees, the newest first.
+    """Return up to `limit` jobs about an object, newest first, in the queues that the user can see.
 
-    Only those queues are read: a cursor names a job of its page, which must not be a hidden one.
+    Only those queues are read, because a cursor names a job of its page, which must not be hidden.
 
     Raises:
-        OptionError: The cursor, or the subject, is not valid.
+        OptionError: The cursor or the subject is not valid.
     """
     check_text("subject", subject)
     storage = get_storage()
@@ -41,7 +41,7 @@ def jobs_of(request: HttpRequest, subject: str, limit: int, cursor: str | None =
 
 
 def shown(request: HttpRequest, site: AdminSite, subject: str) -> Subject:
-    """A subject with a link to its object, if it has a page on this site and the user may view that."""
+    """Return the object of a job, with a link if the user may view its page on this site."""
     parts = parts_of(subject)
     model_admin = None if parts is None else _admin_of(site, *parts[:2])
     if parts is None or model_admin is None or not model_admin.has_view_or_change_permission(request):
@@ -55,7 +55,7 @@ def shown(request: HttpRequest, site: AdminSite, subject: str) -> Subject:
 
 
 def _admin_of(site: AdminSite, app: str, name: str) -> Any:
-    """The site's admin of a model, or of a proxy of it; None if there is none."""
+    """Return the site's admin of a model, or of a proxy of it."""
     try:
         model = apps.get_model(app, name)
     except LookupError:

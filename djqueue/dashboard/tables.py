@@ -1,4 +1,4 @@
-"""Where the tables are: in the database that the storage was given, else where the routers say."""
+"""The database of djqueue's tables: the storage's option, otherwise the routers' choice."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ M = TypeVar("M", bound=Model)
 
 
 def alias_of(model: type[Model]) -> str:
-    """The alias, in DATABASES, of the database with a table."""
+    """Return the alias, in DATABASES, of the database with a table."""
     chosen = get_settings().storage_options.get("database")
     if isinstance(chosen, str) and chosen in connections:
         return chosen
@@ -20,10 +20,10 @@ def alias_of(model: type[Model]) -> str:
 
 
 def select(model: type[Model], sql: str, params: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
-    """Return what a statement selects in the database with a table.
+    """Return the rows of a statement, in the database of a table.
 
-    For the reads of pages that have not changed: building a statement takes Django several times as long as
-    the statement itself.
+    For reads that check whether a page has changed: building a statement with the ORM takes several times as
+    long as running it.
     """
     with connections[alias_of(model)].cursor() as cursor:
         cursor.execute(sql, params)

@@ -4,12 +4,12 @@ import re
 
 FRAME = re.compile(r'  File "(?P<path>[^"]+)", line \d+')
 LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|^<")
-"""Paths of what is installed: packages, Python's own modules, what has no file."""
+"""Paths of installed packages, of Python's own modules, and of frames without a file."""
 CUT = "  …"
 
 
 def of_the_app(text: str) -> str | None:
-    """A traceback with the app's own frames alone; None if there are no others, or none of its own."""
+    """Return a traceback with only the application's frames; None if it has no others, or none."""
     shown: list[str] = []
     kept = cut = 0
     is_left_out = False

@@ -1,4 +1,4 @@
-"""Every address of the dashboard, in the order of its navigation."""
+"""All pages of the dashboard, in the order of their tabs."""
 
 from djqueue.storage import sparktables
 

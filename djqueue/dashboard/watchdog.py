@@ -1,8 +1,8 @@
 """Ends queries that a PostgreSQL server does not answer, so that a page can respond in time.
 
-A query that was sent to a frozen server has no timeout of its own: `statement_timeout` is the server's, and
-`connect_timeout` is over. A thread of the process shuts down the socket of such a query at the page's
-deadline. The driver then raises OperationalError at once in the thread of the request.
+A query sent to a frozen server has no timeout: `statement_timeout` is the server's, and `connect_timeout` is
+over. A thread of the process shuts down the socket of such a query at the page's deadline. The driver then
+raises OperationalError at once in the thread of the request.
 """
 
 import os
@@ -20,24 +20,24 @@ from djqueue.core.forks import after_fork
 ACTIVE = 1
 """Transaction status of libpq: a query was sent and its result has not arrived."""
 AGAIN = 0.05
-"""Seconds between two looks at a request whose deadline is over."""
+"""Seconds between two checks of a request past its deadline."""
 IDLE = 30.0
-"""Seconds after which the thread ends if nothing has to be watched."""
+"""Seconds after which the idle thread ends."""
 
 
 class QueryWatch:
-    """The queries of one thread until `release`, on its connections to PostgreSQL."""
+    """Watches the queries of one thread on its PostgreSQL connections until `release`."""
 
     def __init__(self, owner: "Watchdog", wrappers: list[Any], until: float) -> None:
         self.until = until
         """Monotonic seconds."""
         self.cut: list[str] = []
-        """Aliases of the databases whose connection was shut down."""
+        """Aliases of the databases whose connections were shut down."""
         self._owner = owner
         self._wrappers = wrappers
 
     def release(self) -> None:
-        """Leave the queries of the thread alone from now on."""
+        """Stop watching the thread."""
         self._owner.release(self)
 
     def end_queries(self) -> None:
@@ -48,7 +48,7 @@ class QueryWatch:
 
 
 class Watchdog:
-    """The watched threads of this process, and the thread that watches them while there are any."""
+    """The watched threads of this process, and the thread that watches them."""
 
     def __init__(self) -> None:
         self._begin()
@@ -69,7 +69,7 @@ class Watchdog:
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[QueryWatch]:
-        """End the queries of this thread that are not answered `seconds` from now."""
+        """End queries of this thread that are not answered within `seconds`."""
         watch = QueryWatch(self, postgresql_connections(), _now() + seconds)
         outer: QueryWatch | None = getattr(self._current, "watch", None)
         self._current.watch = watch
@@ -82,13 +82,13 @@ class Watchdog:
             self._current.watch = outer
 
     def release_current(self) -> None:
-        """Let what this thread does from now on take its time."""
+        """Stop watching the current thread."""
         watch: QueryWatch | None = getattr(self._current, "watch", None)
         if watch is not None:
             watch.release()
 
     def release(self, watch: QueryWatch) -> None:
-        """End a watch. When this returns, no connection is shut down for it any more."""
+        """End a watch. No connection is shut down for it after this returns."""
         with self._changed:
             self._watches.discard(watch)
 
@@ -122,7 +122,7 @@ def postgresql_connections() -> list[Any]:
 
 
 def _shut_down(wrapper: Any) -> bool:
-    """Shut the connection down if it waits for a result. Called by another thread than the connection's."""
+    """Shut down a connection that waits for a result. Called from another thread than the connection's."""
     driver = wrapper.connection
     if driver is None:
         return False
@@ -132,10 +132,10 @@ def _shut_down(wrapper: Any) -> bool:
         number = driver.fileno()
         copy = socket.socket(fileno=os.dup(number))
     except (OSError, wrapper.Database.Error):
-        return False  # closed meanwhile
+        return False  # closed in the meantime
     with copy:
         try:
-            # The owner may have closed it before it was duplicated, and the number may be another file's.
+            # If the owner closed it before it was duplicated, the number may belong to another file.
             if driver.fileno() != number:
                 return False
             copy.shutdown(socket.SHUT_RDWR)
@@ -149,4 +149,4 @@ def _now() -> float:
 
 
 watchdog = Watchdog()
-"""That of this process."""
+"""The watchdog of this process."""

@@ -1,4 +1,4 @@
-"""The workers as a viewer may see them: how long silent, of which version, with which jobs."""
+"""Workers as a user sees them: their heartbeats, versions and jobs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,18 +7,18 @@ from typing import NamedTuple
 from django.http import HttpRequest
 
 from djqueue.conf import get_settings
-from djqueue.core.job import RunningJob, WorkerDump, WorkerInfo
+from djqueue.core.job import RunningJob, WorkerInfo
 from djqueue.core.workercontrol import STOPPING
 
 from . import queries, rights
 from .snapshot import CachedRead
 
 LATE = 1_000
-"""Milliseconds that a sign of life may take beyond its interval."""
+"""Milliseconds by which a heartbeat may be late."""
 
 
 class Version(NamedTuple):
-    """What runs on a worker."""
+    """The version that a worker runs."""
 
     project: str
     djqueue: str
@@ -29,79 +29,69 @@ class WorkerRow(NamedTuple):
 
     info: WorkerInfo
     level: str
-    """Of its silence: ok | warn (more than one interval) | bad (more than three)."""
+    """Level of the last heartbeat: ok | warn (one interval overdue) | bad (three)."""
     queues: tuple[str, ...] | None
-    """Those that the viewer may see; None: all."""
+    """Queues that the user can see; None for all queues."""
     jobs: tuple[RunningJob, ...]
-    """Of these queues."""
+    """Active jobs of these queues."""
     others: int
-    """Jobs that it runs beside them."""
+    """The number of other active jobs."""
     is_open: bool
-    """Whether the viewer sees all that it serves, and so may steer it and read its dump."""
+    """Whether the user can see all of its queues, and so control the worker and read its dumps."""
     is_old: bool
-    """Whether the worker that started last has another version."""
+    """Whether the most recently started worker has another version."""
 
     @property
     def id(self) -> str:
-        """The worker's."""
         return self.info.id
 
     @property
     def version(self) -> Version:
-        """What runs there."""
         return Version(self.info.project, self.info.version)
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it ends already."""
         return self.info.state == STOPPING
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it claims no more for now."""
+        """Whether the worker claims no jobs for now."""
         return self.info.state == "quiet"
 
 
 class WorkerRows(NamedTuple):
-    """All workers that a viewer may see."""
+    """All workers that a user can see."""
 
     rows: tuple[WorkerRow, ...]
 
     @property
     def slots(self) -> int:
-        """Of all together."""
         return sum(one.info.concurrency for one in self.rows)
 
     @property
     def active(self) -> int:
-        """Slots that are taken."""
+        """The number of slots in use."""
         return sum(one.info.active for one in self.rows)
 
     @property
     def versions(self) -> list[tuple[Version, int]]:
-        """What runs, on how many workers, the most frequent first; those that do not say are left out."""
+        """Versions with their number of workers, most frequent first. Unknown versions are left out."""
         return Counter(one.version for one in self.rows if one.info.version).most_common()
 
     def find(self, worker_id: str) -> WorkerRow | None:
-        """One of them."""
         return next((one for one in self.rows if one.id == worker_id), None)
 
 
 def worker_rows(request: HttpRequest) -> CachedRead[WorkerRows]:
-    """By host and process."""
+    """Return the workers that the user can see, by host and process."""
     cached = queries.board(request)
     sees_all = queries.sees_all(request)
     infos = sorted(cached.value.workers, key=lambda info: (info.host, info.pid, info.id))
     newest = max(infos, key=lambda info: info.started_at, default=None)
     found = [_seen(request, info, newest, cached.value.at, sees_all=sees_all) for info in infos]
-    # One whose queues are all somebody else's is not there.
+    # A worker of hidden queues only is hidden, too.
     shown = tuple(one for one in found if one.queues != ())
     return CachedRead(WorkerRows(shown), cached.value.at, cached.error)
-
-
-def dump_of(seen: WorkerRow) -> WorkerDump | None:
-    """What a worker told when it was asked where it is, if that is still kept."""
-    return queries.worker_dump(seen.id)
 
 
 def _seen(

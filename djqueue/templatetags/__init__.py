@@ -1,1 +1,1 @@
-"""Tags for the dashboard's templates."""
+"""Template tags of the dashboard."""

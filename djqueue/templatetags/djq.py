@@ -1,4 +1,4 @@
-"""What the dashboard's templates are written with: `{% load djq %}`."""
+"""Tags and filters for the dashboard's templates: `{% load djq %}`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,10 @@ from djqueue.core.limiter import Rate
 from djqueue.core.metrics import Bucket, Histogram
 from djqueue.core.states import State
 from djqueue.dashboard import arguments as job_arguments
-from djqueue.dashboard import drawing, limits, rendering, spans
+from djqueue.dashboard import deletions, drawing, limits, rendering, spans, tracebacks
 from djqueue.dashboard.annotations import ChartAnnotation
 from djqueue.dashboard.converters import QuotedConverter
+from djqueue.dashboard.deletions import Deletion, UndoButton
 from djqueue.models import JobState
 
 register = template.Library()
@@ -30,14 +31,14 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def page_url(context: Context, page: str, *args: Any, **query: Any) -> str:
-    """The address of a page of the dashboard on this site."""
+    """Return the URL of a page of the dashboard on this site."""
     address: str = context["dashboard"].url(page, *args, **query)
     return address
 
 
 @register.simple_tag(takes_context=True)
 def nonce(context: Context) -> str:
-    """The nonce of the site's policy for scripts and styles as an attribute, if it has one."""
+    """Return the nonce attribute for scripts and styles, if the site's content security policy has one."""
     request = context.get("request")
     value = context.get("csp_nonce") or getattr(request, "csp_nonce", "")
     return format_html(' nonce="{}"', value) if value else ""
@@ -45,7 +46,7 @@ def nonce(context: Context) -> str:
 
 @register.simple_tag(takes_context=True)
 def breadcrumbs(context: Context) -> SafeString:
-    """The way to this page, in the words of the Django that is there."""
+    """Return the breadcrumbs, with the markup of the installed Django version."""
     dashboard, crumbs = context["dashboard"], context["crumbs"]
     site = dashboard.site.name
     steps = [(_("Home"), template_url(f"{site}:index"))]
@@ -75,31 +76,31 @@ def breadcrumbs(context: Context) -> SafeString:
 
 
 def template_url(name: str, *args: Any) -> str:
-    """An address of the site, outside of the dashboard."""
+    """Return a URL of the site outside the dashboard."""
     return urls.reverse(name, args=args)
 
 
 @register.filter
 def moment(at: int | None) -> str:
-    """A time in UTC milliseconds, in the viewer's zone."""
+    """Format UTC milliseconds as a time in the user's time zone."""
     return rendering.moment(to_datetime(at)) if at else rendering.NOTHING
 
 
 @register.filter
 def moment_in(at: int | None, zone: str) -> str:
-    """A time in UTC milliseconds, on the clocks of a named zone, with its abbreviation there."""
+    """Format UTC milliseconds as a time in a named time zone."""
     return rendering.moment_in(to_datetime(at), zone) if at else rendering.NOTHING
 
 
 @register.filter
 def ago_in(at: int | None, zone: str) -> str:
-    """As `ago`; without scripts, and when pointed at, on the clocks of a named zone."""
+    """Format a time like `ago`, with the tooltip in a named time zone."""
     return _ago(at, rendering.local_in(to_datetime(at), zone)) if at else rendering.NOTHING
 
 
 @register.filter
 def ago(at: int | None) -> str:
-    """As `moment`; where scripts run, how long ago that is, or how soon."""
+    """Format UTC milliseconds as an age, which scripts keep up to date."""
     return _ago(at, rendering.local(to_datetime(at))) if at else rendering.NOTHING
 
 
@@ -110,25 +111,25 @@ def _ago(at: int, shown: str) -> SafeString:
 
 @register.filter
 def clock(at: int) -> str:
-    """Hours and minutes of a time in UTC milliseconds, in the viewer's zone."""
+    """Format UTC milliseconds as hours and minutes in the user's time zone."""
     return rendering.clock(to_datetime(at))
 
 
 @register.filter
 def day_of(at: int) -> str:
-    """The day of a time in UTC milliseconds, in the viewer's zone."""
+    """Format UTC milliseconds as a day in the user's time zone."""
     return rendering.day(to_datetime(at))
 
 
 @register.filter
 def span(milliseconds: float | None) -> str:
-    """A length of time."""
+    """Format a duration."""
     return rendering.NOTHING if milliseconds is None else spans.shown(milliseconds)
 
 
 @register.filter
 def number(value: float | None, places: int | None = None) -> str:
-    """A number with its thousands apart."""
+    """Format a number with thousands separators."""
     if value is None:
         return rendering.NOTHING
     return number_format(value, decimal_pos=places, force_grouping=True)
@@ -136,49 +137,49 @@ def number(value: float | None, places: int | None = None) -> str:
 
 @register.filter
 def state(value: str) -> SafeString:
-    """A job's state as a label."""
+    """Format a job's state as a badge."""
     return rendering.badge(value, state_label(value))
 
 
 @register.filter
 def state_label(value: str) -> str:
-    """A job's state in words."""
+    """Return the label of a job's state."""
     return str(JobState(State(value).value).label)
 
 
 @register.filter
 def anchor(text: str) -> str:
-    """A short name for what has this name, of letters and digits alone."""
+    """Return a short hash of a name, of letters and digits only."""
     return blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
 @register.filter
 def rate(value: Rate | None) -> str:
-    """Starts per time."""
+    """Format a rate limit."""
     return limits.written(value) or rendering.NOTHING
 
 
 @register.simple_tag
 def sparkline(values: Sequence[float], label: str) -> SafeString:
-    """A small chart of numbers, oldest first."""
+    """Draw a small line chart, oldest value first."""
     return drawing.sparkline(values, label)
 
 
 @register.simple_tag
 def bars(kinds: Sequence[tuple[str, float]], label: str) -> SafeString:
-    """What became of something, again and again, oldest first."""
+    """Draw a small bar chart of outcomes, oldest first."""
     return drawing.bars(kinds, label)
 
 
 @register.simple_tag
 def seconds(at: int) -> str:
-    """A time for a chart: seconds since 1970."""
+    """Return a time for a chart, in seconds since 1970."""
     return str(at // 1_000)
 
 
 @register.simple_tag
 def annotations_in(bucket: Bucket, annotations: Sequence[ChartAnnotation]) -> list[ChartAnnotation]:
-    """Marks of the time that a bucket is of."""
+    """Return the annotations within a bucket."""
     return [
         annotation
         for annotation in annotations or ()
@@ -188,19 +189,19 @@ def annotations_in(bucket: Bucket, annotations: Sequence[ChartAnnotation]) -> li
 
 @register.simple_tag
 def in_seconds(milliseconds: float) -> str:
-    """A length of time for a chart."""
+    """Return a duration for a chart, in seconds."""
     return f"{max(1.0, milliseconds) / 1_000:.3f}"
 
 
 @register.filter
 def outcome(word: str) -> str:
-    """How a run ended."""
+    """Return the label of an attempt's outcome."""
     return _("completed") if word == "completed" else rendering.outcome(word)
 
 
 @register.simple_tag
 def took(run: AttemptRecord | JobRecord) -> int | None:
-    """Milliseconds of a run, or of a job's last run, that has ended."""
+    """Return the duration of a finished attempt, or of a job's last attempt, in milliseconds."""
     if not run.started_at:
         return None
     return run.finished_at - run.started_at if run.finished_at else None
@@ -208,79 +209,103 @@ def took(run: AttemptRecord | JobRecord) -> int | None:
 
 @register.simple_tag
 def percentiles(bucket: Bucket) -> list[tuple[float | None, str]]:
-    """Of waiting and of running, the 50th, 95th and 99th: in milliseconds, and for a chart in seconds."""
+    """Return the 50th, 95th and 99th percentiles of wait and run times, in milliseconds and for a chart."""
     found = [times.percentile(part) for times in (bucket.wait, bucket.run) for part in (0.5, 0.95, 0.99)]
     return [(value, "" if value is None else in_seconds(value)) for value in found]
 
 
 @register.filter
 def error_line(error: JobFailure) -> str:
-    """What was raised, in a line."""
+    """Format an error as one line."""
     return f"{error.type.rpartition('.')[2]}: {rendering.first_line(error.message)}"
 
 
 @register.filter
 def arguments(record: JobRecord) -> str:
-    """What a job is called with, redacted, in a line."""
+    """Format a job's redacted arguments on one line."""
     return job_arguments.one_line(record)
 
 
 @register.filter
 def quoted(text: str) -> str:
-    """A name as a part of an address."""
+    """Return a name quoted as a path segment."""
     return QuotedConverter().to_url(text)
 
 
 @register.filter
 def breakable(dotted: str) -> SafeString:
-    """A dotted name that may go on in the next line behind its dots and underscores."""
+    """Allow line breaks after the dots and underscores of a dotted name."""
     parts = re.split(r"(?<=[._])", dotted)
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
 
 
 @register.filter
 def last_part(dotted: str) -> str:
-    """The last part of a dotted name."""
+    """Return the last part of a dotted name."""
     return dotted.rpartition(".")[2]
 
 
 @register.filter
 def criterion(word: str) -> str:
-    """What dead letters are chosen by, in words."""
+    """Return the label of a filter of dead letters."""
     return rendering.criterion(word)
 
 
 @register.filter
 def reason(word: str) -> str:
-    """A dead letter's reason in words."""
+    """Return the label of a dead letter's reason."""
     return rendering.reason(word)
 
 
 @register.filter
 def of(mapping: Mapping[str, Any], key: str) -> Any:
-    """What a mapping has under a key, if it has it."""
+    """Return the value of a key of a mapping, or None."""
     return mapping.get(key)
 
 
 @register.filter
 def minus(number_: int, other: int) -> int:
-    """What is left."""
+    """Return the difference."""
     return number_ - other
 
 
 @register.filter
 def since(when: datetime | None) -> str:
-    """As `ago`, of a row's time."""
+    """Format a row's time like `ago`."""
     return ago(None if when is None else to_milliseconds(when))
 
 
 @register.filter
 def since_in(when: datetime | None, zone: str) -> str:
-    """As `ago_in`, of a row's time."""
+    """Format a row's time like `ago_in`."""
     return ago_in(None if when is None else to_milliseconds(when), zone)
 
 
 @register.simple_tag
 def percentile(times: Histogram, part: int) -> float | None:
-    """Milliseconds that so many of a hundred took no longer than."""
+    """Return a percentile of a histogram, in milliseconds."""
     return times.percentile(part / 100)
+
+
+@register.filter
+def of_the_app(text: str) -> str | None:
+    """Return a traceback without the frames of libraries; None if there are none to leave out."""
+    return tracebacks.of_the_app(text)
+
+
+@register.simple_tag
+def undo_button(message: Any) -> UndoButton | None:
+    """Return the undo button of a message."""
+    return deletions.undo_button(message)
+
+
+@register.simple_tag(takes_context=True)
+def pending_job_deletion(context: Context, queue: str, job_id: str) -> Deletion | None:
+    """Return the pending deletion of a job."""
+    return deletions.pending_deletions(context["request"]).job(queue, job_id)
+
+
+@register.simple_tag(takes_context=True)
+def pending_queue_deletions(context: Context, name: str) -> list[Deletion]:
+    """Return the pending deletions that cover a queue."""
+    return deletions.pending_deletions(context["request"]).queue(name)

@@ -22,13 +22,13 @@ from django.urls import path  # noqa: E402
 from djqueue.dashboard import streams  # noqa: E402
 from tests import urls  # noqa: E402
 
-streams.MOST = int(os.environ["DJQUEUE_TEST_STREAMS"])
+streams.LIMIT = int(os.environ["DJQUEUE_TEST_STREAMS"])
 streams.HEARTBEAT = 0.5
 
 
 async def followers(_request: object) -> JsonResponse:
     """How many streams there are, and whether a thread looks for them."""
-    return JsonResponse({"streams": streams.watcher.followers, "watching": streams.watcher.is_watching})
+    return JsonResponse({"streams": streams.watcher.subscribers, "watching": streams.watcher.is_watching})
 
 
 urls.urlpatterns.append(path("followers/", followers))

@@ -52,9 +52,9 @@ def errors(response: Any) -> Any:
         ("blackouts", "noon", "'noon' is invalid; expected dates"),
         ("blackouts", "00:00-24:00", "Every run of the schedule is in a blackout."),
         ("timezone", "Europe/Atlantis", "is not the name of a time zone"),
-        ("args", '{"a": 1}', "Expected a list"),
+        ("args", '{"a": 1}', "Enter a JSON list."),
         ("args", "[1", "Invalid JSON at line 1, column 3."),
-        ("kwargs", "[1]", "Expected an object"),
+        ("kwargs", "[1]", "Enter a JSON object."),
     ],
 )
 def test_what_is_wrong_is_said_at_its_field(field: str, value: str, error: str) -> None:

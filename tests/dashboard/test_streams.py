@@ -127,13 +127,13 @@ async def test_a_stream_says_that_something_has_changed_and_no_more(root, told):
 
 @pytest.mark.django_db(transaction=True)
 async def test_a_stream_of_a_queue_tells_of_that_queue_alone(told, monkeypatch):
-    once = streams.look
+    once = streams.read_board
 
     def look():
         # Without the charts, which a minute that begins moves.
         return {name: (said[0], *said[2:]) if name else said for name, said in once().items()}
 
-    monkeypatch.setattr(streams, "look", look)
+    monkeypatch.setattr(streams, "read_board", look)
     Queue("emails").enqueue(1)
     async with (
         aclosing(aiter(streams.EventStream("emails"))) as of_emails,
@@ -167,18 +167,18 @@ async def test_a_storage_that_goes_away_is_a_change(told, monkeypatch):
 @pytest.mark.django_db(transaction=True)
 async def test_a_stream_that_has_nothing_to_say_shows_that_it_is_there_and_ends(told, monkeypatch):
     monkeypatch.setattr(streams, "HEARTBEAT", 0.02)
-    monkeypatch.setattr(streams, "LASTS", 1.0)
+    monkeypatch.setattr(streams, "LIFETIME", 1.0)
     said = [line async for line in streams.EventStream()]
     assert said[0] == OPENED
     assert len(said) > 2
-    assert set(said[1:]) <= {b": still there\n\n", CHANGED}
-    assert b": still there\n\n" in said
-    assert streams.watcher.followers == 0
+    assert set(said[1:]) <= {b": heartbeat\n\n", CHANGED}
+    assert b": heartbeat\n\n" in said
+    assert streams.watcher.subscribers == 0
 
 
 @pytest.mark.django_db(transaction=True)
 async def test_one_too_many_is_told_when_to_come_again(root, told, monkeypatch):
-    monkeypatch.setattr(streams, "MOST", 1)
+    monkeypatch.setattr(streams, "LIMIT", 1)
     async with aclosing(aiter(streams.EventStream())) as lines:
         await anext(lines)
         response = await asked(root, reverse(ALL))
@@ -203,13 +203,13 @@ async def test_a_stream_takes_the_right_to_see_and_a_read_only_dashboard_has_it_
 @pytest.mark.django_db(transaction=True)
 async def test_one_read_a_second_feeds_all_streams(told, monkeypatch):
     looks = []
-    once = streams.look
+    once = streams.read_board
 
     def look():
         looks.append(1)
         return once()
 
-    monkeypatch.setattr(streams, "look", look)
+    monkeypatch.setattr(streams, "read_board", look)
     opened = [aiter(streams.EventStream()) for _ in range(50)]
     await asyncio.gather(*map(begun, opened))
     before = len(looks)
@@ -218,7 +218,7 @@ async def test_one_read_a_second_feeds_all_streams(told, monkeypatch):
     assert len(looks) - before < len(opened) / 2
     for lines in opened:
         await lines.aclose()
-    assert streams.watcher.followers == 0
+    assert streams.watcher.subscribers == 0
 
 
 # A real server.

@@ -1,1 +1,1 @@
-"""The pages, one subject a file."""
+"""Views of the dashboard, one subject per module."""

@@ -1,4 +1,4 @@
-"""Who did what."""
+"""The activity log."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ FILTERS = ("user", "action", "queue", "job_id")
 
 @pages.show("activity", "activity/", rights.VIEW, gettext_lazy("Activity"))
 def activity(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """What was done here, and what was refused, newest first."""
+    """List actions and refused attempts, newest first."""
     query = {name: request.GET[name] for name in FILTERS if request.GET.get(name)}
     rows = rows_of(AuditEvent).filter(**query)
     sees = None
@@ -53,6 +53,6 @@ def _sees(request: HttpRequest, row: AuditEvent) -> bool:
 
 
 def _queues(row: AuditEvent) -> set[str]:
-    """Those that it tells of."""
+    """Return the queues that an event names."""
     found = {row.queue, *row.detail.get("queues", ()), *(queue for queue, _id in row.detail.get("jobs", ()))}
     return found - {""}

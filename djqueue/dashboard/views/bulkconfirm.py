@@ -1,6 +1,6 @@
 """The confirmation page of bulk operations: shows how many jobs match, then starts the operation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
@@ -37,57 +37,26 @@ def confirm(
     site: DashboardSite,
     form: forms.Form,
     found: bulk.Preview | None,
-    *,
     title: str,
     tab: str,
     crumbs: Sequence[Crumb],
-    begin_url: str,
-    button: Any,
-    pairs: Sequence[tuple[str, str]],
-    note: str,
-    nothing: Any,
-    back: tuple[str, str],
-    hidden: Mapping[str, str] | None = None,
-    problem: str = "",
-    able_label: str = "",
-    can_begin: bool | None = None,
-    is_deletion: bool = False,
-    sample_size: int = 0,
+    **context: Any,
 ) -> HttpResponse:
     """Render the page.
 
     Args:
         found: Counts of the matching jobs; None if they could not be counted.
-        pairs: What the jobs are selected by: labels and values.
-        nothing: Text shown if no job matches.
-        back: URL and label of the button that leaves the page.
-        hidden: Hidden fields of the form.
-        problem: Why the filter is not valid.
-        able_label: Label of the number of jobs that can be changed; empty if all matching jobs can.
-        can_begin: Whether the form is shown; by default if at least one job can be changed.
-        sample_size: Number of jobs that were counted, shown if more exist; 0 to leave this out.
+        context: See `live/bulk_confirm.html`.
     """
-    back_url, back_label = back
-    context = {
+    shown = {
         "form": form,
         "found": found,
-        "problem": problem,
-        "begin_url": begin_url,
-        "button": button,
-        "pairs": pairs,
-        "note": note,
-        "nothing": nothing,
-        "back_url": back_url,
-        "back_label": back_label,
-        "hidden": hidden or {},
-        "able_label": able_label,
-        "can_begin": bool(found and found.able) if can_begin is None else can_begin,
-        "is_deletion": is_deletion,
-        "sample_size": sample_size,
+        "can_begin": bool(found and found.able),
         "refused": jobactions.refusals(found.refused) if found else [],
+        **context,
     }
     status = 400 if form.is_bound and form.errors and request.method == "POST" else 200
-    return site.render(request, "bulk_confirm.html", title, context, tab=tab, crumbs=crumbs, status=status)
+    return site.render(request, "bulk_confirm.html", title, shown, tab=tab, crumbs=crumbs, status=status)
 
 
 def begin(

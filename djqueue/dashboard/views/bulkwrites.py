@@ -133,7 +133,8 @@ def _preview(
         pairs=[(_("Bulk write"), rendering.mono(report.app)), (_("Queues"), ", ".join(report.queues))],
         note=note,
         nothing=kind.nothing,
-        back=(page_url, _("Back to bulk write")),
+        back_url=page_url,
+        back_label=_("Back to bulk write"),
         can_begin=bool(found and (found.able or found.capped)),
         sample_size=bulk.COUNTED,
     )

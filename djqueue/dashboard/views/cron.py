@@ -1,4 +1,4 @@
-"""Schedules: when they run next, and whether they do."""
+"""Schedules: the list, one schedule, and actions on schedules."""
 
 import logging
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("djqueue.cron")
 
 @pages.show("cron", "cron/", rights.VIEW, gettext_lazy("Cron"), schedules.parts)
 def cron(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """All schedules, those that run next first."""
+    """List all schedules, by next run."""
     cached = schedules.rows_for(schedules.visible(request))
     found = sorted(
         cached.value, key=lambda one: (not one.row.enabled, one.runs[:1] or [1 << 62], one.row.name)
@@ -38,7 +38,7 @@ def cron(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 
 @pages.show("schedule", "cron/<int:pk>/", rights.VIEW, parts=schedules.parts)
 def schedule(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
-    """One of them, with what became of its last runs."""
+    """Show a schedule with the outcomes of its last runs."""
     crumbs = [site.crumb("cron")]
     row = schedules.one(request, pk)
     if row is None:
@@ -53,7 +53,7 @@ def schedule(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse
 
 @pages.act("cron_run", "cron/<int:pk>/run/", rights.CRON)
 def run(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
-    """A job of the schedule now, whatever it says."""
+    """Enqueue a job of the schedule now."""
     row = schedules.one(request, pk)
     if row is None:
         return _gone(request, site)
@@ -62,7 +62,7 @@ def run(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     except DjqueueError:
         raise
     except Exception as error:
-        # Of the project's own middleware.
+        # Raised by the project's middleware.
         logger.exception("The cron job %s was not enqueued.", row.name)
         messages.error(request, _("The action failed: %(error)s") % {"error": error})
         return site.back(request, "cron")
@@ -76,7 +76,7 @@ def run(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
 
 @pages.act("cron_switch", "cron/<int:pk>/switch/", rights.CRON)
 def switch(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
-    """On, if the form says so; else off. What passed while it was off is not made up for."""
+    """Enable or disable the schedule. Runs missed while disabled are not made up for."""
     row = schedules.one(request, pk)
     if row is None:
         return _gone(request, site)
@@ -101,7 +101,7 @@ def switch(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
 
 @pages.act("cron_delete", "cron/<int:pk>/delete/", rights.CRON)
 def delete(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
-    """Without the schedule; the jobs that it has enqueued stay. Its name, typed, is the confirmation."""
+    """Delete the schedule; its jobs are kept. Entering its name confirms the deletion."""
     row = schedules.one(request, pk)
     if row is None:
         return _gone(request, site)
@@ -121,7 +121,7 @@ def delete(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
 
 
 def _history(one: ScheduleRow) -> list[tuple[schedules.PastRun, JobRecord | None]]:
-    """Its last runs with their jobs, as far as these are kept; oldest first."""
+    """Return the last runs with their jobs, if still kept; oldest first."""
     ids = [run.id for run in one.past]
     records = get_storage().jobs(one.queue, ids) if ids and one.queue else [None] * len(ids)
     return list(zip(one.past, records, strict=True))

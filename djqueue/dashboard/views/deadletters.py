@@ -1,4 +1,4 @@
-"""Dead letters: what went wrong how often, and having it run again."""
+"""Dead letters: grouped by error, listed, retried, deleted and exported."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ from .bulkconfirm import RateForm
 pages = Pages()
 
 GROUPS = 50
-"""Groups that are listed: the largest."""
+"""Maximum groups listed, the largest."""
 
 
 class BeginForm(RateForm):
@@ -39,7 +39,7 @@ class BeginForm(RateForm):
 
 @pages.show("dead_letters", "dead-letters/", rights.VIEW, gettext_lazy("Dead letters"), deletions.parts)
 def letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Groups by error, and the letters of the one that is chosen."""
+    """List groups by error, and the matching dead letters."""
     queue = request.GET.get("queue", "")
     try:
         query, problem = deadletters.read_query(request.GET), ""
@@ -77,13 +77,13 @@ def letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 
 @pages.show("dead_letters_preview", "dead-letters/begin/", rights.DEAD_LETTERS)
 def preview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """What would be done to how many, before it is done."""
+    """Show how many dead letters match."""
     return _preview(request, site, BeginForm(request.GET), request.GET)
 
 
 @pages.act("dead_letters_begin", "dead-letters/begin/now/", rights.DEAD_LETTERS)
 def begin(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Have it done, part by part."""
+    """Start the operation."""
     form = BeginForm(request.POST)
     if not form.is_valid():
         check_hidden(form)
@@ -95,7 +95,7 @@ def begin(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 
 @pages.act("dead_letters_retry", "dead-letters/selected/", rights.RETRY)
 def selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Retry the letters that are ticked."""
+    """Retry the selected dead letters."""
     selection.act(request, "dead_letters_retry", jobactions.RETRY)
     return site.back(request, "dead_letters")
 
@@ -115,7 +115,7 @@ def delete_selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 
 @pages.show("dead_letters_export", "dead-letters/export.ndjson", rights.VIEW)
 def export(request: HttpRequest, _site: DashboardSite) -> HttpResponseBase:
-    """The letters that match, a JSON object a line, without payloads."""
+    """Stream the matching dead letters as NDJSON, without payloads."""
     try:
         query = deadletters.read_query(request.GET)
     except OptionError as error:
@@ -168,7 +168,8 @@ def _preview(
         pairs=pairs,
         note=_("Jobs that fail later are not affected."),
         nothing=_("No matching dead letters."),
-        back=(site.url("dead_letters", queue=queue), _("Back to dead letters")),
+        back_url=site.url("dead_letters", queue=queue),
+        back_label=_("Back to dead letters"),
         hidden={**query, "kind": kind, "queue": queue},
         problem=problem,
         able_label=_("will be deleted") if is_purge else _("can be retried"),

@@ -1,4 +1,4 @@
-"""Editing what a job was given: before it starts, as it is retried, or for a new job made from it."""
+"""Editing a job's arguments: of a pending job, for a retry, or for a copy of a finished job."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,14 +34,14 @@ LABELS = {
 
 @pages.show("edit", "jobs/<djq:queue>/<djq:job_id>/edit/", rights.EDIT)
 def edit(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """The form."""
+    """Show the form."""
     record = get_storage().jobs(queue, [job_id])[0]
     return _page(request, site, queue, job_id, record)
 
 
 @pages.act("edit_now", "jobs/<djq:queue>/<djq:job_id>/edit/now/", rights.EDIT)
 def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """Do it, if the job is still what the form was made for; else say so, with what was typed."""
+    """Apply the form if the job has not changed since; otherwise show it again with the input."""
     storage = get_storage()
     record = storage.jobs(queue, [job_id])[0]
     if record is None:
@@ -79,16 +79,17 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
             word = storage.replace_payload(queue, job_id, payload, record.payload, retry=how == RETRY)
     except DjqueueError as error:
         if isinstance(error, QueueFullError):
-            versions.drop(version)
+            version.delete()
         form.add_error(None, str(error))
         return _page(request, site, queue, job_id, record, form)
     if word not in OUTCOMES:
-        versions.drop(version)
+        version.delete()
         fresh = storage.jobs(queue, [job_id])[0]
         if fresh is None:
             return _page(request, site, queue, job_id, None)
         return _again(request, site, fresh, word)
-    versions.done(version, OUTCOMES[word])
+    version.outcome = OUTCOMES[word]
+    version.save(update_fields=["outcome"])
     detail = {"how": word, "version": version.pk, **({"copy": copy_id} if copy_id else {})}
     audit.note(request, "edit_now", queue=queue, job_id=job_id, count=1, detail=detail)
     done = {
@@ -103,17 +104,17 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
 
 
 def _copy(record: JobRecord, payload: bytes, copy_id: str) -> str:
-    """A new job like one that has ended; what that waited for has ended, too."""
+    """Enqueue a copy of a finished job, without its dependencies, which have finished as well."""
     options = replace(record.options, depends_on=(), dependents=(), rejected=None)
     [answer] = send(get_storage(), [Batch(record.queue, record.name, options, [payload], [copy_id])])
     if answer.status == "queued":
         return "copied"
-    # The form was sent twice; or another job has the unique key.
+    # The form was submitted twice, or another job has the unique key.
     return "copied_already" if answer.id == copy_id else "unique_key_taken"
 
 
 def _again(request: HttpRequest, site: DashboardSite, record: JobRecord, word: str) -> HttpResponse:
-    """The form for the job as it is now, with what was typed, and what has come between."""
+    """Show the form for the job as it is now, with the input and the reason."""
     if word == "copied_already":
         message = _("The new job was already enqueued.")
     elif word == "unique_key_taken":

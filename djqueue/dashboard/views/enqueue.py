@@ -1,4 +1,4 @@
-"""A job by hand: one that is registered here, with arguments that its function takes."""
+"""Enqueueing a registered job by hand."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ pages = Pages()
 
 
 class EnqueueForm(forms.Form):
-    """Which job, with what. There is no box for a dotted path: only what is registered can be chosen."""
+    """A registered job and its arguments. Dotted paths can't be entered, only registered jobs chosen."""
 
     name = forms.ChoiceField(label=gettext_lazy("Job"))
     args = ArgumentsField(
@@ -52,42 +52,27 @@ class EnqueueForm(forms.Form):
         super().__init__(*args, **kwargs)
         self.fields["name"].choices = [(name, name) for name in registry.names()]  # type: ignore[attr-defined]
 
-    def clean_args(self) -> list[Any]:
-        """A list."""
-        value = self.cleaned_data["args"]
-        if not isinstance(value, list):
-            raise forms.ValidationError(_("Enter a JSON list."))
-        return value
-
-    def clean_kwargs(self) -> dict[str, Any]:
-        """An object."""
-        value = self.cleaned_data["kwargs"]
-        if not isinstance(value, dict):
-            raise forms.ValidationError(_("Enter a JSON object."))
-        return value
-
     def clean(self) -> dict[str, Any]:
-        """Arguments that the function takes."""
+        """Check that the function accepts the arguments."""
         found = self.cleaned_data
         if {"name", "args", "kwargs"} <= found.keys():
             check_arguments(found["name"], found["args"], found["kwargs"])
         return found
 
     def options(self) -> dict[str, Any]:
-        """The options that were given."""
         names = ("queue", "delay", "priority", "unique_key")
         return {name: self.cleaned_data[name] for name in names if self.cleaned_data[name] not in (None, "")}
 
 
 @pages.show("enqueue", "enqueue/", rights.ENQUEUE, gettext_lazy("Enqueue"))
 def form(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """The form; an address may bring what it begins with."""
+    """Show the form, with initial values from the query string."""
     return _page(request, site, EnqueueForm(initial=request.GET.dict()))
 
 
 @pages.act("enqueue_now", "enqueue/now/", rights.ENQUEUE)
 def enqueue(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Enqueue it."""
+    """Enqueue the job."""
     form = EnqueueForm(request.POST)
     if not form.is_valid():
         return _page(request, site, form)

@@ -1,4 +1,4 @@
-"""Flows: jobs that depend on one another, how far they are, and those of them that failed."""
+"""Workflows: jobs that depend on one another, and their failed jobs."""
 
 from typing import Any, NamedTuple
 
@@ -24,30 +24,30 @@ LABELS = {
     "completed": gettext_lazy("Completed"),
     "cancelled": gettext_lazy("Cancelled"),
 }
-"""Of `flows.KINDS`."""
+"""Labels of `flows.KINDS`."""
 NAMED = 5
-"""Jobs before one that a row of the table names."""
+"""Maximum dependencies named in a row of the table."""
 FAILED = 50
-"""Failed jobs that are listed where the drawing shows several as one."""
+"""Maximum failed jobs listed if the diagram groups jobs."""
 
 
 class WorkflowRow(NamedTuple):
-    """A box of the drawing in words."""
+    """A box of the diagram as a row of a table."""
 
     step: int
-    """Which layer it is in; 1 is the first."""
+    """Number of the layer, starting at 1."""
     node: FlowNode | None
-    """None: it is several jobs."""
+    """None for several jobs."""
     size: int
     state: State | None
     before: list[FlowNode]
     more: int
-    """How many before it are not named."""
+    """The number of dependencies that are not named."""
 
 
 @pages.show("flows", "flows/", rights.VIEW, gettext_lazy("Workflows"))
 def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Flows of the newest jobs; and that of any job by its id."""
+    """List workflows of the newest jobs, or find the workflow of a job by its ID."""
     term = request.GET.get("id", "").strip()
     found = _named(request, site, term) if term else []
     if len(found) == 1:
@@ -69,7 +69,7 @@ def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 
 @pages.show("flow", "flows/<djq:queue>/<djq:job_id>/", rights.VIEW)
 def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """The flow around a job, drawn and in words."""
+    """Show the workflow of a job as a diagram and a table."""
     crumbs = [site.crumb("flows")]
     whole = get_storage().flow(queue, job_id)
     if whole is None:
@@ -94,7 +94,7 @@ def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> 
 
 @pages.act("flow_retry", "flows/<djq:queue>/<djq:job_id>/retry/", rights.RETRY)
 def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """Retry the failed roots of a workflow; the jobs that failed with them are blocked behind them again."""
+    """Retry the failed jobs of a workflow; those that depend on others are blocked again."""
     graph = get_storage().flow(queue, job_id)
     roots, dependents = flows.failed(request, graph) if graph is not None else ([], [])
     answers = _retried(roots, dependents, dry_run=False)
@@ -111,7 +111,7 @@ def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) ->
 
 
 def _dry_run(roots: list[FlowNode], dependents: list[FlowNode]) -> dict[str, Any]:
-    """What "Retry workflow" would do, and why not with all."""
+    """Return what "Retry workflow" would do, and why it would skip jobs."""
     answers = _retried(roots, dependents, dry_run=True)
     done = {word: answers.pop(word) for word in jobactions.RETRY.done if word in answers}
     count = sum(done.values())
@@ -125,9 +125,9 @@ def _dry_run(roots: list[FlowNode], dependents: list[FlowNode]) -> dict[str, Any
 
 
 def _retried(roots: list[FlowNode], dependents: list[FlowNode], *, dry_run: bool) -> dict[str, int]:
-    """What became of jobs that are retried, by the storage's words.
+    """Retry jobs, and return their number by answer.
 
-    Dependents go first: a root that fails again at once finds them behind it.
+    Dependents go first: they are blocked before the jobs that they wait for can fail again.
     """
     answers: dict[str, int] = {}
     for nodes in (dependents, roots):
@@ -152,7 +152,7 @@ def _rows(graph: FlowGraph, drawing: graphs.Drawing) -> list[WorkflowRow]:
 
 
 def _named(request: HttpRequest, site: DashboardSite, job_id: str) -> list[tuple[str, State, str]]:
-    """Where a whole id is: queue, state, address of its flow."""
+    """Return the queue, the state and the workflow URL of each job with this ID."""
     names = [line.name for line in queries.board(request).value.lines]
     return [
         (queue, state, site.url("flow", queue, job_id)) for queue, state in get_storage().find(job_id, names)

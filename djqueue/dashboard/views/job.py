@@ -1,4 +1,4 @@
-"""One job: where it is in its life, why, and what can be done about it."""
+"""The page of a job, and actions on the job."""
 
 from collections.abc import Hashable
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ from .responses import job_changed, job_not_found, queue_crumbs
 pages = Pages()
 
 LINES = 200
-"""Log lines that are shown: the last, newest first."""
+"""Maximum log lines shown, newest first."""
 STEPS = {
     "enqueued": gettext_lazy("enqueued"),
     "started": gettext_lazy("started"),
@@ -58,42 +58,42 @@ STEPS = {
 }
 BAD = frozenset({"retried", "stalled", "failed"})
 LENGTHS = ("timeout", "ttl", "unique_ttl", "result_ttl", "retention", "delay")
-"""Options that are lengths of time, in milliseconds."""
+"""Options that are durations in milliseconds."""
 ELSEWHERE = frozenset({"subject", "rejected"})
-"""Options that the page tells elsewhere: the second is the error of a dead letter."""
+"""Options that the page shows elsewhere; the second one as the error of a dead letter."""
 
 
 class TimelineStep(NamedTuple):
-    """One thing that has happened to the job."""
+    """An event of the timeline."""
 
     label: str
     at: int
     """UTC milliseconds."""
     after: int | None
-    """Milliseconds since the step before."""
+    """Milliseconds since the previous event."""
     level: str
     note: str
 
 
 class ShownValue(NamedTuple):
-    """A value of the job, as far as it may be seen."""
+    """The visible part of a job's payload or result."""
 
     text: str
     size: int
-    """Bytes that are stored."""
+    """Stored size, in bytes."""
     hides: bool
-    """Whether something of it is hidden."""
+    """Whether part of the value is hidden."""
 
 
 class PayloadRow(NamedTuple):
-    """A payload that the job, or the one that it was made from, had before."""
+    """A previous payload of the job, or of the job that it was copied from."""
 
     row: PayloadVersion
     payload: ShownValue | None
 
 
 class Offer(NamedTuple):
-    """Something that the user may do to the job, in this state or in another one."""
+    """An action that the user may perform, at least in another state of the job."""
 
     page: str
     label: Any
@@ -120,37 +120,34 @@ def _parts(request: HttpRequest) -> Hashable:
 
 @pages.show("job", "jobs/<djq:queue>/<djq:job_id>/", rights.VIEW, parts=_parts)
 def job(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """Everything that is known of it, its secrets hidden."""
-    return _page(request, site, queue, job_id, revealed=False)
+    """Show the job, with secrets hidden."""
+    return _render(request, site, queue, job_id, revealed=False)
 
 
 @pages.act("reveal", "jobs/<djq:queue>/<djq:job_id>/reveal/", rights.VIEW_PAYLOAD)
 def reveal(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """The same with its secrets; that they are shown is kept first."""
-    return _page(request, site, queue, job_id, revealed=True)
+    """Show the job with its secrets, and record this first."""
+    return _render(request, site, queue, job_id, revealed=True)
 
 
-@pages.act("retry", "jobs/<djq:queue>/<djq:job_id>/retry/", rights.RETRY)
-def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """A failed job runs again."""
-    return _act(request, site, "retry", jobactions.RETRY, queue, job_id)
+def _register(page: str, action: JobAction, right: str) -> None:
+    @pages.act(page, f"jobs/<djq:queue>/<djq:job_id>/{page}/", right)
+    def act(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
+        answer = action.call(get_storage(), queue, [job_id])[0]
+        if answer not in action.done:
+            return job_changed(request, site, answer, queue, job_id)
+        audit.note(request, page, queue=queue, job_id=job_id, count=1)
+        messages.success(request, action.done[answer] % 1)
+        return site.back(request, "job", queue, job_id)
 
 
-@pages.act("promote", "jobs/<djq:queue>/<djq:job_id>/promote/", rights.EDIT)
-def promote(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """A delayed job runs now."""
-    return _act(request, site, "promote", jobactions.PROMOTE, queue, job_id)
-
-
-@pages.act("cancel", "jobs/<djq:queue>/<djq:job_id>/cancel/", rights.CANCEL)
-def cancel(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """A pending job never starts, a running one is asked to stop."""
-    return _act(request, site, "cancel", jobactions.CANCEL, queue, job_id)
+for _page, _action, _right in jobactions.IMMEDIATE:
+    _register(_page, _action, _right)
 
 
 @pages.act("remove", "jobs/<djq:queue>/<djq:job_id>/delete/", rights.DELETE)
 def remove(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """The job is forgotten, with everything that is its, when the time to undo that is over."""
+    """Delete the job after the undo period."""
     record = get_storage().jobs(queue, [job_id])[0]
     if record is None or not jobactions.REMOVE.legal(record.state):
         word = "not_found" if record is None else str(record.state)
@@ -165,7 +162,7 @@ def remove(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -
     return site.back(request, "job", queue, job_id)
 
 
-def _page(
+def _render(
     request: HttpRequest, site: DashboardSite, queue: str, job_id: str, *, revealed: bool
 ) -> HttpResponse:
     record = get_storage().jobs(queue, [job_id])[0]
@@ -177,6 +174,7 @@ def _page(
     _limit(request, record)
     info = JobInfo(record)
     payload = _shown(record, record.payload, revealed=revealed, of=redaction.payload)
+    subject = record.options.subject
     result = _shown(record, record.result, revealed=revealed, of=redaction.result)
     old_ones = _versions(request, record, revealed=revealed)
     context = {
@@ -199,7 +197,7 @@ def _page(
         ),
         "progress": progress.shown(record.progress),
         "options": _options(record),
-        "subject": _subject(request, site, record.options.subject),
+        "subject": subject and subjects.shown(request, site.site, subject),
         "flow": flows.around(request, queue, job_id),
         "offers": _offers(request, site, record),
         "reason": rendering.reason(record.reason) if record.reason else "",
@@ -209,18 +207,18 @@ def _page(
 
 
 def _limit(request: HttpRequest, record: JobRecord) -> None:
-    """Tell what of the page changes without a change of the storage's version."""
+    """Limit how long the page is current without a new version of the storage."""
     now, ttl = SYSTEM_CLOCK.now(), record.options.result_ttl
     if record.options.subject is not None:
-        freshness.limit(request, now)  # the object is one of the project's
+        freshness.limit(request, now)  # the project may change the object
     if record.state in PENDING:
-        freshness.limit(request, now + FRESH)  # rates and groups let it start when their time has come
+        freshness.limit(request, now + FRESH)  # rates and groups let the job start as time passes
     elif record.finished_at and ttl is not None:
         freshness.limit(request, max(now, record.finished_at + ttl))
 
 
 def _why(request: HttpRequest, record: JobRecord) -> explanations.Reason | None:
-    """Why it is not running, if that can be asked; without jobs that the user is not to know of."""
+    """Return why the job is not running, without naming jobs that the user can't see."""
     if record.state in TERMINAL:
         return None
     found = get_storage().explain(record.queue, record.id)
@@ -237,23 +235,8 @@ def _options(record: JobRecord) -> dict[str, Any]:
     return found
 
 
-def _subject(request: HttpRequest, site: DashboardSite, subject: str | None) -> subjects.Subject | None:
-    return None if subject is None else subjects.shown(request, site.site, subject)
-
-
-def _act(
-    request: HttpRequest, site: DashboardSite, page: str, action: JobAction, queue: str, job_id: str
-) -> HttpResponse:
-    word = action.call(get_storage(), queue, [job_id])[0]
-    if word in action.done:
-        audit.note(request, page, queue=queue, job_id=job_id, count=1)
-        messages.success(request, action.done[word] % 1)
-        return site.back(request, "job", queue, job_id)
-    return job_changed(request, site, word, queue, job_id)
-
-
 def _life(info: JobInfo) -> str:
-    """Its life as a drawing, whose twin is the list of its steps."""
+    """Return the diagram of the job's lifecycle; the timeline has the same content as text."""
     events = [(moment.event, to_milliseconds(moment.at)) for moment in info.timeline]
     return diagram.draw(diagram.life(info.record.state, events, info.record.run_at))
 
@@ -282,11 +265,11 @@ def _shown(record: JobRecord, data: bytes | None, *, revealed: bool, of: Any) ->
 
 
 def _versions(request: HttpRequest, record: JobRecord, *, revealed: bool) -> list[PayloadRow]:
-    """The payloads that it had, and that of the job that it was made from."""
+    """Return the previous payloads of the job, and of the job that it was copied from."""
     found = []
     rows = requestcache.cached(request, "versions", lambda: versions.of_job(record.queue, record.id))
     for row in rows:
-        was = versions.as_it_was(record, row)
+        was = record._replace(payload=bytes(row.payload))
         found.append(PayloadRow(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
     return found
 

@@ -1,4 +1,4 @@
-"""Jobs of all queues: by state, by what is said of them, by id; and what can be done to those ticked."""
+"""The list of jobs by state, filter and ID, and actions on selected jobs."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -44,18 +44,18 @@ from .job import OFFERS, Offer
 pages = Pages()
 
 LENGTH = 50
-"""Jobs of a page."""
+"""Jobs per page."""
 QUEUES = jobsearch.QUEUES
 ANY = "any"
-"""Of the states, where there are tables to ask."""
+"""Any state, if jobs are stored in tables."""
 BUSY = "busy"
-"""The window of a list that was not made, as another search of the user was under way."""
+"""The window of a list that was not read because another search of the user was running."""
 ALWAYS = ("queue", "id", "error")
-"""Filters that every storage answers."""
+"""Filters that every storage supports."""
 
 
 class FilterForm(forms.Form):
-    """Which jobs are listed."""
+    """The filter of the list."""
 
     queue = forms.CharField(label=gettext_lazy("Queue"), required=False, max_length=255)
     id = forms.CharField(label=gettext_lazy("ID or ID prefix"), required=False, max_length=255)
@@ -88,14 +88,13 @@ class FilterForm(forms.Form):
             self.fields["id"].label = _("Full ID")
 
     def clean_argument(self) -> argumentfilter.Argument | None:
-        """Where a value is, and what it is."""
         try:
             return argumentfilter.read(self.cleaned_data["argument"])
         except OptionError:
             raise forms.ValidationError(_("Use the form order_id:7, order.id:7 or args.0:7.")) from None
 
     def wanted(self, state: State | None) -> JobFilter:
-        """What was filled in; a field that is wrong says nothing."""
+        """Return the filter, ignoring fields that are not valid."""
         given = {name: value for name, value in self.cleaned_data.items() if value not in (None, "")}
         given.pop("error", None)
         for name in ("since", "until"):
@@ -105,12 +104,12 @@ class FilterForm(forms.Form):
 
 
 class Tab(NamedTuple):
-    """A state, with its jobs and its list."""
+    """A state with the number of its jobs and the URL of their list."""
 
     value: str
     label: str
     jobs: int | None
-    """None: it is not known without counting."""
+    """None if unknown without counting."""
     url: str
     capped: bool
 
@@ -120,10 +119,10 @@ class Listed(NamedTuple):
 
     jobs: Sequence[JobRecord]
     newer: str = ""
-    """Where the newer page begins, as `older` the older one."""
+    """Position of the newer page; `older` is that of the older one."""
     older: str = ""
     window: str = "all"
-    """See `jobsearch.Found`; `each`: the newest of every queue; `letters`: dead letters; or `BUSY`."""
+    """See `JobSearchPage.window`; `each`: the newest of every queue; `dead_letters`; or `BUSY`."""
 
 
 def _parts(request: HttpRequest) -> Hashable:
@@ -141,9 +140,9 @@ def _rows_version(request: HttpRequest) -> Hashable:
 
 @pages.show("jobs", "jobs/", rights.VIEW, gettext_lazy("Jobs"), _parts)
 def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Those of one state that match, the newest first."""
+    """List matching jobs of a state, newest first."""
     if subject := request.GET.get("subject"):
-        freshness.limit(request, 0)  # the object is one of the project's
+        freshness.limit(request, 0)  # the project may change the object
         return _object_jobs(request, site, subject)
     cached = queries.board(request)
     board = cached.value
@@ -171,7 +170,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         else _listed(request, board, wanted, has_rows, at)
     )
     if listed.window == BUSY and is_partial(request):
-        return HttpResponse(status=204)  # what the open page shows stays
+        return HttpResponse(status=204)  # the open page stays as it is
     word = ANY if state is None else state.value
     context = {
         "form": form,
@@ -211,27 +210,20 @@ def _object_jobs(request: HttpRequest, site: DashboardSite, subject: str) -> Htt
     return site.render(request, "object_jobs.html", title, context, tab="jobs", crumbs=[site.crumb("jobs")])
 
 
-@pages.act("selected_retry", "selected/retry/", rights.RETRY)
-def retry(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Failed ones run again."""
-    return _act(request, site, "selected_retry", jobactions.RETRY)
+def _register(page: str, action: JobAction, right: str) -> None:
+    @pages.act(f"selected_{page}", f"selected/{page}/", right)
+    def act(request: HttpRequest, site: DashboardSite) -> HttpResponse:
+        selection.act(request, f"selected_{page}", action)
+        return site.back(request, "jobs")
 
 
-@pages.act("selected_promote", "selected/promote/", rights.EDIT)
-def promote(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Delayed ones run now."""
-    return _act(request, site, "selected_promote", jobactions.PROMOTE)
-
-
-@pages.act("selected_cancel", "selected/cancel/", rights.CANCEL)
-def cancel(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Pending ones never start, running ones are asked to stop."""
-    return _act(request, site, "selected_cancel", jobactions.CANCEL)
+for _page, _action, _right in jobactions.IMMEDIATE:
+    _register(_page, _action, _right)
 
 
 @pages.act("selected_remove", "selected/delete/", rights.DELETE)
 def remove(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """They are forgotten, when the time to undo that is over."""
+    """Delete the selected jobs after the undo period."""
     message = ngettext_lazy(
         "%(count)d job of %(queue)s will be deleted in 30 seconds.",
         "%(count)d jobs of %(queue)s will be deleted in 30 seconds.",
@@ -241,13 +233,8 @@ def remove(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     return site.back(request, "jobs")
 
 
-def _act(request: HttpRequest, site: DashboardSite, page: str, action: JobAction) -> HttpResponse:
-    selection.act(request, page, action)
-    return site.back(request, "jobs")
-
-
 def menus(request: HttpRequest, site: DashboardSite) -> Mapping[str, Sequence[Offer]]:
-    """By state: what the user may do to a job that is in it."""
+    """Return the actions that the user may perform on a job, by state."""
     return {
         state.value: [
             Offer(page, label, legal=True, kind=kind)
@@ -259,7 +246,7 @@ def menus(request: HttpRequest, site: DashboardSite) -> Mapping[str, Sequence[Of
 
 
 def _bulk_actions(request: HttpRequest, site: DashboardSite, shown: Sequence[JobRecord]) -> list[Offer]:
-    """What can be done to those of a page that are ticked: what is legal for one of them at least."""
+    """Return the actions on selected jobs that are possible for at least one job of the page."""
     states = {record.state for record in shown}
     return [
         Offer(f"selected_{page}", label, legal=True, kind=kind)
@@ -271,10 +258,10 @@ def _bulk_actions(request: HttpRequest, site: DashboardSite, shown: Sequence[Job
 def _listed(request: HttpRequest, board: queries.Board, wanted: JobFilter, has_rows: bool, at: str) -> Listed:
     storage, state = get_storage(), wanted.state
     if has_rows and is_mirrored(storage) and _rows_version(request) is None:
-        freshness.limit(request, board.at)  # nothing tells when rows come
+        freshness.limit(request, board.at)  # no version tells when rows are written
     if state is None or wanted.needs_rows:
         if not has_rows:
-            return Listed([])  # of a whole id that nobody has
+            return Listed([])  # no job has this ID
         seen = [line.name for line in board.lines] if rights.hides_queues() else None
         if wanted.argument is None:
             found = jobsearch.search(wanted, seen, at)
@@ -299,7 +286,7 @@ def _listed(request: HttpRequest, board: queries.Board, wanted: JobFilter, has_r
 
 
 def _dead_letters(request: HttpRequest, queue: str, error: str, after: str) -> Listed:
-    """Jobs of one error, as far as dead letters are looked at."""
+    """Return the jobs of one error, among the dead letters that are examined."""
     found = deadletters.read(request, queue).value
     matching = list(found.matching(read_filter(fingerprint=error)))
     dead_letters, older = deadletters.page(matching, after)
@@ -321,7 +308,7 @@ def _dead_letters(request: HttpRequest, queue: str, error: str, after: str) -> L
 
 
 def _lines(board: queries.Board, state: State) -> list[queries.QueueRow]:
-    """The queues with most jobs in a state."""
+    """Return the queues with most jobs in a state."""
     lines = [line for line in board.lines if line.count(state)]
     return sorted(lines, key=lambda line: (-line.count(state), line.name))[:QUEUES]
 
@@ -334,7 +321,7 @@ def _tabs(
     tabs = [Tab(ANY, _("any"), None, site.url("jobs", **kept, state=ANY), capped=False)] if has_any else []
     for state in State:
         count = sum(line.count(state) for line in lines)
-        # Without a scheduler a queue's number ends there.
+        # Without a scheduler, counting a queue stops there.
         capped = board.capped and any(line.count(state) >= queries.CAP for line in lines)
         label = str(JobState(state.value).label)
         tabs.append(Tab(state.value, label, count, site.url("jobs", **kept, state=state.value), capped))
@@ -344,7 +331,7 @@ def _tabs(
 def _matching_actions(
     request: HttpRequest, site: DashboardSite, wanted: JobFilter, shown: Sequence[JobRecord]
 ) -> list[tuple[Any, str]]:
-    """What can be done to all that match, with addresses, where queue, state and name alone say which."""
+    """Return the actions on all matching jobs, with URLs, if queue, state and name are the only filters."""
     state = wanted.state
     if state is None or not shown or wanted != JobFilter(queue=wanted.queue, state=state, name=wanted.name):
         return []
@@ -361,7 +348,7 @@ def _matching_actions(
 
 
 def _named(request: HttpRequest, site: DashboardSite, wanted: JobFilter) -> list[tuple[str, State, str]]:
-    """Where a whole id is: queue, state, address."""
+    """Return the queue, the state and the URL of each job with this ID."""
     queues = [wanted.queue] if wanted.queue else None
     return [
         (queue, state, site.url("job", queue, wanted.id))

@@ -1,4 +1,4 @@
-"""How it went: any stretch of time beside the one before it, by queue and by job."""
+"""Metrics of a period and the previous one, by queue and by job."""
 
 import csv
 import io
@@ -26,12 +26,12 @@ MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 
 
 class MetricWindow(NamedTuple):
-    """A stretch of time, and the steps that it is charted in."""
+    """A period, and the step of its charts."""
 
     word: str
     label: object
     length: int
-    """Milliseconds, as `step`."""
+    """Milliseconds, like `step`."""
     step: int
 
 
@@ -47,7 +47,7 @@ COUNTS = ("enqueued", "started", "completed", "retried", "failed", "cancelled", 
 
 
 class MetricRow(NamedTuple):
-    """One queue, or one job name, in this window and the one before."""
+    """A queue or job name in the period and in the previous one."""
 
     label: str
     now: Bucket
@@ -55,19 +55,19 @@ class MetricRow(NamedTuple):
 
     @property
     def change(self) -> float | None:
-        """Percent by which the number of ended jobs has changed."""
+        """Percentage by which the number of finished jobs changed."""
         now, before = ended(self.now), ended(self.before)
         return (now - before) / before * 100 if before else None
 
     @property
     def failing(self) -> float:
-        """Percent of the ended jobs that failed."""
+        """Percentage of finished jobs that failed."""
         total = ended(self.now)
         return self.now.failed / total * 100 if total else 0.0
 
 
 class MetricReport(NamedTuple):
-    """A window and the one before it."""
+    """A period compared with the previous one."""
 
     window: MetricWindow
     start: int
@@ -80,7 +80,7 @@ class MetricReport(NamedTuple):
 
 @pages.show("metrics", "metrics/", rights.VIEW, gettext_lazy("Metrics"))
 def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Charts and tables of a window."""
+    """Show charts and tables of a period."""
     queue = request.GET.get("queue", "")
     cached = _report(request, _window(request), queue)
     report = cached.value
@@ -104,7 +104,7 @@ def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 
 @pages.show("metrics_export", "metrics/export/", rights.VIEW)
 def export(request: HttpRequest, _site: DashboardSite) -> HttpResponse:
-    """The numbers of a window's steps."""
+    """Export the steps of a period as CSV or JSON."""
     report = _report(request, _window(request), request.GET.get("queue", "")).value
     rows = [
         {
@@ -171,15 +171,12 @@ def _rows(
             empty = [nothing("", bucket.start, window.length)]
             sums.setdefault(of(bucket), (empty, [*empty]))[index].append(bucket)
     rows = [MetricRow(label, merged(these), merged(those)) for label, (these, those) in sums.items()]
-    return sorted((row for row in rows if ended(row.now) or row.now.enqueued), key=_order)
-
-
-def _order(row: MetricRow) -> tuple[int, str]:
-    return -ended(row.now), row.label
+    rows = [row for row in rows if ended(row.now) or row.now.enqueued]
+    return sorted(rows, key=lambda row: (-ended(row.now), row.label))
 
 
 def _histogram(total: Bucket) -> list[tuple[int, int | None, int, int]]:
-    """For each class of times: its number, upper bound in milliseconds (None: slower), waits and runs."""
+    """Return number, upper bound in milliseconds (None: slower), waits and runs of each class."""
     bounds = [*BOUNDS, None]
     return [
         (index, bound, waits, runs)

@@ -1,4 +1,4 @@
-"""Bulk operations: how far they are, and ending them."""
+"""Bulk operations: their progress, aborting them, and undoing deletions that have not started."""
 
 from collections.abc import Collection
 from functools import partial
@@ -23,7 +23,7 @@ pages = Pages()
 
 @pages.show("operations", "operations/", rights.VIEW, gettext_lazy("Bulk operations"))
 def operations(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Those about queues that the user sees, newest first."""
+    """List the operations on queues that the user can see, newest first."""
     sees = partial(_sees, request) if rights.hides_queues() else None
     found = keyset.page(rows_of(BulkOperation), request.GET.get("at", ""), sees=sees)
     has_writes = sparktables.are_installed()
@@ -33,7 +33,7 @@ def operations(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 
 @pages.show("operation", "operations/<int:pk>/", rights.VIEW)
 def operation(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
-    """One of them."""
+    """Show an operation."""
     row = rows_of(BulkOperation).filter(pk=pk).first()
     if row is None or not _sees(request, row):
         return _not_found(request, site)
@@ -53,7 +53,7 @@ def operation(request: HttpRequest, site: DashboardSite, pk: int) -> HttpRespons
 def _may_abort(page: str, right: str) -> None:
     @pages.act(page, f"operations/<int:pk>/{page.replace('_', '/')}/", right)
     def abort(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
-        """No more of it is done; before it has begun, it never was."""
+        """Abort the operation."""
         return _abort(request, site, page, pk)
 
 
@@ -66,7 +66,7 @@ ABORTS = {
     BulkKind.CLEAN: "abort_clean",
     BulkKind.OBLITERATE: "abort_clean",
 }
-"""By what is done: the page that ends it. Who may begin it may end it."""
+"""The page that aborts each kind of operation. It requires the same permission as starting one."""
 
 for _page, _right in (
     ("abort", rights.DEAD_LETTERS),

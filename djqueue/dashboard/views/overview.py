@@ -1,4 +1,4 @@
-"""Is it healthy, what is stuck, and where to look."""
+"""The overview: health, counts and problems."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.core.diagnostics import DiagnosticLine
 from djqueue.core.errors import StorageError
 from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import Bucket
@@ -32,15 +31,15 @@ from djqueue.dashboard.snapshot import snapshots
 pages = Pages()
 
 WORST = 5
-"""Queues whose age is charted; groups of errors, schedules and workers that are named."""
+"""Maximum queues charted, and maximum errors, schedules and workers listed."""
 AGES = 10_000
-"""Milliseconds for which a chart may show the same ages of waiting jobs."""
+"""Milliseconds for which the chart may show the same ages of waiting jobs."""
 SELDOM = 15_000
-"""Milliseconds for which what takes longer to read is shown again: the scheduler, the groups of errors."""
+"""Milliseconds before slow reads are repeated: the scheduler's diagnostics and the groups of errors."""
 
 
 class Fact(NamedTuple):
-    """A number, or a word, with where it leads."""
+    """A labeled number or word, with a link."""
 
     label: str
     value: int | str
@@ -48,22 +47,20 @@ class Fact(NamedTuple):
     level: str = "ok"
     """ok | warn | bad"""
     at: int | None = None
-    """UTC milliseconds since when it is so: shown as an age that the browser keeps up to date."""
+    """Time in UTC milliseconds, shown as an age that the browser updates."""
 
     @property
     def shown(self) -> str:
-        """The value for people."""
         value = self.value
         return value if isinstance(value, str) else str(number_format(value, force_grouping=True))
 
 
 class Minute(NamedTuple):
-    """How long jobs waited in the worst queues."""
+    """Wait times of the worst queues in a minute."""
 
     start: int
-    """UTC milliseconds."""
     waits: list[tuple[float | None, str]]
-    """Of each queue: milliseconds, and for the chart seconds."""
+    """Wait of each queue in milliseconds, and in seconds for the chart."""
 
 
 def _parts(request: HttpRequest) -> Hashable:
@@ -72,13 +69,13 @@ def _parts(request: HttpRequest) -> Hashable:
 
 @pages.show("changelist", "", rights.VIEW, gettext_lazy("Overview"), _parts)
 def overview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """The first page."""
+    """Show the overview."""
     cached = queries.board(request)
     board = cached.value
     hour = board.series()
     worst = sorted((line for line in board.lines if line.age), key=lambda line: -line.age)[:WORST]
     if worst:
-        # The last point of the chart is how long the oldest job has waited so far.
+        # The last point of the chart is the current age of the oldest job, which grows.
         freshness.limit(request, board.at + AGES)
     overdue = schedules.overdue(request)
     workers = [one.info for one in workerrows.worker_rows(request).value.rows]
@@ -152,33 +149,24 @@ def _health(
 
 
 def _scheduler(request: HttpRequest, site: DashboardSite) -> list[Fact]:
-    """Whether the storage answers, and who looks after it where one process does: never where that is."""
+    """Return facts about the storage and its scheduler, without addresses."""
     url = site.url("storage") if site.may_open(request, "storage") else ""
     try:
         cached = snapshots.read("diagnostics", lambda: get_storage().diagnostics(), fresh=SELDOM)
     except StorageError:
         return [Fact(_("Storage"), _("unreachable"), url, "bad")]
     lines = {line.key: line for line in cached.value.lines}
-    found = [
-        Fact(_("Storage"), _("unreachable") if cached.error else _("reachable"), url, _level(cached.error))
-    ]
+    storage = (_("unreachable"), url, "bad") if cached.error else (_("reachable"), url, "ok")
+    found = [Fact(_("Storage"), *storage)]
     holder, tick = lines.get("scheduler.holder"), lines.get("scheduler.tick")
     if holder is not None:
         hangs = get_storage().outage is not None
-        there = _("running") if holder.level == "ok" else _("not running")
+        status = _("running") if holder.level == "ok" else _("not running")
         level = "bad" if hangs else holder.level
-        found.append(Fact(_("Scheduler"), _("unreachable") if hangs else there, url, level))
+        found.append(Fact(_("Scheduler"), _("unreachable") if hangs else status, url, level))
     if tick is not None:
-        found.append(_tick(tick, url))
+        found.append(Fact(_("Last sweep"), diagnostics.translated(tick).value, url, tick.level))
     return found
-
-
-def _tick(tick: DiagnosticLine, url: str) -> Fact:
-    return Fact(_("Last sweep"), diagnostics.translated(tick).value, url, tick.level)
-
-
-def _level(away: str) -> str:
-    return "bad" if away else "ok"
 
 
 def _silent(board: queries.Board, seen: Sequence[WorkerInfo]) -> list[WorkerInfo]:
@@ -187,7 +175,7 @@ def _silent(board: queries.Board, seen: Sequence[WorkerInfo]) -> list[WorkerInfo
 
 
 def _groups(request: HttpRequest, board: queries.Board) -> list[deadletters.FailureGroup]:
-    """The errors that most dead letters have."""
+    """Return the errors with most dead letters."""
     if not board.total(State.FAILED):
         return []
     found = deadletters.read(request, fresh=SELDOM).value
@@ -195,7 +183,7 @@ def _groups(request: HttpRequest, board: queries.Board) -> list[deadletters.Fail
 
 
 def _minutes(worst: list[queries.QueueRow]) -> list[Minute]:
-    """What 95 of 100 jobs waited no longer than in each minute; last of all, what the oldest waits now."""
+    """Return the 95th percentile of wait times per minute; the last point is the age of the oldest job."""
     if not worst:
         return []
     found = []

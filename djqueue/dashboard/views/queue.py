@@ -1,6 +1,6 @@
-"""One queue: how it goes, what is in it, what it is told."""
+"""The page of a queue, its limits, and clearing the queue."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from django import forms
@@ -23,18 +23,18 @@ from djqueue.models import BulkKind, JobState
 pages = Pages()
 
 LENGTH = 50
-"""Jobs of a page."""
+"""Jobs per page."""
 FORGOTTEN = {
     "drain": tuple(sorted(PENDING)),
     "completed": (State.COMPLETED,),
     "cancelled": (State.CANCELLED,),
     "failed": (State.FAILED,),
 }
-"""The states of the jobs that are forgotten, by the choice; without one: all of the queue."""
+"""States of the jobs to delete, by choice. Other choices delete the whole queue."""
 
 
 class CleanForm(forms.Form):
-    """Which jobs to forget; the queue's name, typed, is the confirmation."""
+    """Which jobs to delete. Entering the queue's name confirms the deletion."""
 
     what = forms.ChoiceField(
         label=gettext_lazy("Jobs to delete"),
@@ -53,7 +53,6 @@ class CleanForm(forms.Form):
         self._queue = queue
 
     def clean_confirm(self) -> str:
-        """Only this queue's name will do."""
         typed: str = self.cleaned_data["confirm"]
         if typed != self._queue:
             raise forms.ValidationError(_("The name doesn't match the queue."))
@@ -66,33 +65,29 @@ def _parts(request: HttpRequest) -> Hashable:
 
 @pages.show("queue", "queues/<djq:queue>/", rights.VIEW, parts=_parts)
 def queue(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Its numbers, its charts, and the jobs of one state."""
+    """Show the queue, its charts and the jobs of one state."""
     return page(request, site, queue, group=request.GET.get("group", ""))
 
 
 @pages.act("limits", "queues/<djq:queue>/limits/", rights.CONFIGURE)
 def set_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Other limits, from now on."""
-    form = limits.LimitsForm(request.POST)
-    if not form.is_valid():
-        return page(request, site, queue, limits_form=form)
-    given = form.given()
-    if not given:
-        return site.back(request, "queue", queue)
-    before = limits.of_queue(queue)
-    try:
-        Queue(queue).set_limits(**given)
-    except DjqueueError as error:
-        form.add_error(None, str(error))
-        return page(request, site, queue, limits_form=form)
-    audit.note(request, "limits", queue=queue, detail={"old": before, "new": given})
-    messages.success(request, _("Changed the limits of %(queue)s.") % {"queue": queue})
-    return site.back(request, "queue", queue)
+    """Change the limits of the queue."""
+    return change_limits(
+        request,
+        site,
+        queue,
+        "limits",
+        "limits_form",
+        limits.LimitsForm(request.POST),
+        lambda: limits.of_queue(queue),
+        Queue(queue).set_limits,
+        _("Changed the limits of %(queue)s.") % {"queue": queue},
+    )
 
 
 @pages.act("clean", "queues/<djq:queue>/clean/", rights.DRAIN)
 def clean(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Forget jobs of the queue, or all of it."""
+    """Delete jobs of the queue, or the queue itself, after the undo period."""
     form = CleanForm(queue, request.POST)
     if not form.is_valid():
         return page(request, site, queue, clean_form=form)
@@ -117,6 +112,44 @@ def clean(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse
     return site.back(request, "queue", queue)
 
 
+def change_limits(
+    request: HttpRequest,
+    site: DashboardSite,
+    queue: str,
+    action: str,
+    field: str,
+    form: limits.LimitsForm | limits.GroupForm,
+    read: Callable[[], dict[str, Any]],
+    change: Callable[..., object],
+    message: str,
+    detail: Mapping[str, Any] | None = None,
+    **where: str,
+) -> HttpResponse:
+    """Apply a form with limits, record the change and return to the queue.
+
+    Args:
+        field: Name of the form's argument of `page`, which shows a form that is not valid.
+        read: Returns the current limits.
+        change: Sets the limits.
+        where: `group` of the page to return to.
+    """
+    if form.is_valid():
+        given = form.given()
+        if not given:
+            return site.back(request, "queue", queue)
+        before = read()
+        try:
+            change(**given)
+        except DjqueueError as error:
+            form.add_error(None, str(error))
+        else:
+            audit.note(request, action, queue=queue, detail={**(detail or {}), "old": before, "new": given})
+            messages.success(request, message)
+            return site.back(request, "queue", queue, **where)
+    shown: dict[str, Any] = {field: form, **where}
+    return page(request, site, queue, **shown)
+
+
 def page(
     request: HttpRequest,
     site: DashboardSite,
@@ -128,9 +161,10 @@ def page(
     group_form: forms.Form | None = None,
     limiter_form: forms.Form | None = None,
 ) -> HttpResponse:
-    """The page, with forms as they were sent if something is wrong with them.
+    """Render the page. Submitted forms that are not valid are shown with their errors.
 
-    group: the one that was looked for.
+    Args:
+        group: The group that is looked up.
     """
     cached = queries.board(request)
     line = cached.value.line(name) or queries.empty_line(name, cached.value.at)

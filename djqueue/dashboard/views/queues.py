@@ -1,4 +1,4 @@
-"""The queues side by side, and what each can be told."""
+"""The list of queues, and pausing them."""
 
 from collections.abc import Sequence
 from math import inf
@@ -32,28 +32,28 @@ ORDERS = {
     "workers": lambda line: (line.workers, line.name),
     "drain": lambda line: (-_drain(line), line.name),
 }
-"""Of the list: what needs looking at first."""
+"""Sort keys of the list; most orders put the worst queues first."""
 LONG = 1e15
-"""More milliseconds than any estimate has."""
+"""Milliseconds longer than any estimate."""
 TWIN = 5
-"""Minutes of a column of the table beside the small charts."""
+"""Minutes per column of the table that accompanies the small charts."""
 
 
 UNUSED = 50
-"""Queues without jobs that are named."""
+"""Maximum configured queues without jobs that are named."""
 
 
 class ChartNumbers(NamedTuple):
-    """The small charts as numbers."""
+    """The small charts as a table."""
 
     starts: list[int]
-    """UTC milliseconds of each column."""
+    """Start of each column, in UTC milliseconds."""
     rows: list[tuple[str, list[int]]]
 
 
 @pages.show("queues", "queues/", rights.VIEW, gettext_lazy("Queues"), freshness.no_parts)
 def queues(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """All queues."""
+    """List all queues."""
     cached = queries.board(request)
     term = request.GET.get("q", "").strip().lower()
     chosen = request.GET.get("sort", "name")
@@ -78,7 +78,7 @@ def _unused(request: HttpRequest, lines: Sequence[QueueRow], term: str) -> list[
 
 
 def _drain(line: QueueRow) -> float:
-    """Milliseconds until nothing waits; more than any estimate for a queue that has none."""
+    """Return the milliseconds until the queue drains; without an estimate, more than any estimate."""
     left = line.forecast.left
     if left is not None:
         return left

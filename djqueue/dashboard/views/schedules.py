@@ -1,4 +1,4 @@
-"""Schedules are made and changed: with a look at their next runs before they are saved."""
+"""Creating and editing schedules, with a preview of their next runs."""
 
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from djqueue.operations.agenda import shown
 pages = Pages()
 
 HIDDEN = frozenset({"args", "kwargs"})
-"""Fields that are what jobs are given: that they were changed is kept, and not to what."""
+"""Fields whose changes are recorded without their values."""
 
 if TYPE_CHECKING:
     ModelForm = forms.ModelForm[CronJob]
@@ -32,7 +32,7 @@ else:
 
 
 class ScheduleForm(ModelForm):
-    """What the model checks, the admin's form checks too."""
+    """A schedule. The model validates the fields."""
 
     class Meta:
         model = CronJob
@@ -85,15 +85,15 @@ class ScheduleForm(ModelForm):
             self.initial[name] = self._arguments(name).initial
         self.fields["job_name"].widget.attrs["list"] = "djq-names"
         for field in self.fields.values():
-            field.show_hidden_initial = False  # what was there is what the row says, not the browser
+            field.show_hidden_initial = False  # the initial values are those of the row
 
     @property
     def hides(self) -> bool:
-        """Whether something of the arguments is hidden."""
+        """Whether part of the arguments is hidden."""
         return any(self._arguments(name).draft.hidden for name in editing.ARGUMENTS)
 
     def clean(self) -> dict[str, Any] | None:
-        """Refuse a queue that the user may not see, and arguments that would uncover a hidden value."""
+        """Reject queues that the user can't see, and arguments that would expose a hidden value."""
         cleaned = super().clean()
         self._check_queue()
         if not {"job_name", *editing.ARGUMENTS} & self.errors.keys():
@@ -101,7 +101,7 @@ class ScheduleForm(ModelForm):
         return cleaned
 
     def _check_queue(self) -> None:
-        """Check the queue that the jobs would go to, which may be the job's own."""
+        """Check the queue of the jobs, which may be the job's default."""
         row = CronJob(
             queue=self.cleaned_data.get("queue") or "", job_name=self.cleaned_data.get("job_name", "")
         )
@@ -113,7 +113,7 @@ class ScheduleForm(ModelForm):
             self.add_error("queue", _("Enter a queue: this process doesn't know the job's default."))
 
     def _check_kept(self) -> None:
-        """Check that what is hidden, and is kept, stays hidden."""
+        """Check that hidden values that are kept stay hidden."""
         kept = {
             name: self._arguments(name).keeps(self.data.get(self.add_prefix(name), ""))
             for name in editing.ARGUMENTS
@@ -135,10 +135,10 @@ class ScheduleForm(ModelForm):
         return field
 
     def changes(self) -> dict[str, Any]:
-        """By field: the old value and the new one.
+        """Return the old and the new value of each changed field.
 
-        Arguments count as changed if their text is another one: a comparison with the old value would
-        tell whether a hidden one was guessed.
+        Arguments count as changed if their text differs: comparing them with the old values would confirm the
+        guess of a hidden one.
         """
         found: dict[str, Any] = {}
         for name in self.changed_data:
@@ -158,19 +158,19 @@ def shown_arguments(row: CronJob) -> dict[str, Any]:
 
 @pages.show("cron_new", "cron/new/", rights.CRON)
 def new(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """The form of a new one."""
+    """Show the form of a new schedule."""
     return _page(request, site, ScheduleForm(request, instance=CronJob()))
 
 
 @pages.act("cron_create", "cron/create/", rights.CRON)
 def create(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """A new one, or a look at it."""
+    """Create a schedule, or preview its runs."""
     return _save(request, site, CronJob(), "cron_create")
 
 
 @pages.show("cron_edit", "cron/<int:pk>/edit/", rights.CRON)
 def edit(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
-    """The form of one that was made by hand."""
+    """Show the form of a schedule that was created on the dashboard."""
     row = schedules.one(request, pk)
     if row is None or row.source != ScheduleSource.HAND:
         return _refused(request, site, row)
@@ -179,7 +179,7 @@ def edit(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
 
 @pages.act("cron_save", "cron/<int:pk>/save/", rights.CRON)
 def save(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
-    """Another time, another job; or a look at it."""
+    """Save a schedule, or preview its runs."""
     row = schedules.one(request, pk)
     if row is None or row.source != ScheduleSource.HAND:
         return _refused(request, site, row)
@@ -216,7 +216,7 @@ def _page(request: HttpRequest, site: DashboardSite, form: ScheduleForm) -> Http
     if row.pk:
         crumbs.append(Crumb(form.initial["name"], site.url("schedule", row.pk)))
     title = _("Edit schedule") if row.pk else _("Add schedule")
-    # A preview of what is half typed is an answer, not a failure.
+    # The preview of an incomplete form is a regular response.
     status = 400 if form.is_bound and form.errors and not is_partial(request) else 200
     return site.render(
         request, "schedule_form.html", title, context, tab="cron", crumbs=crumbs, status=status
@@ -224,7 +224,7 @@ def _page(request: HttpRequest, site: DashboardSite, form: ScheduleForm) -> Http
 
 
 def _errors(form: ScheduleForm) -> list[tuple[str, list[str]]]:
-    """What is wrong, by the labels of the fields; empty: of the form as a whole."""
+    """Return errors by the label of their field; the label is empty for the whole form."""
     return [
         (str(form[name].label) if name in form.fields else "", list(map(str, problems)))
         for name, problems in form.errors.items()
@@ -232,14 +232,14 @@ def _errors(form: ScheduleForm) -> list[tuple[str, list[str]]]:
 
 
 def _preview(form: ScheduleForm) -> dict[str, Any]:
-    """What a form's schedule says, and its next runs on the clocks of its zone."""
+    """Return the frequency and the next runs in the schedule's time zone."""
     if form.is_bound and not form.is_valid():
         return {}
     row = copy(form.instance)
     if not (row.schedule or row.every):
         return {}
     if form.is_bound:
-        row.next_run_at = None  # it is worked out anew
+        row.next_run_at = None  # computed from the edited fields
     try:
         runs = [shown(row, to_datetime(at)) for at in schedules.upcoming(row)]
         return {"words": schedules.words_of(row), "runs": runs}
@@ -256,5 +256,5 @@ def _refused(request: HttpRequest, site: DashboardSite, row: CronJob | None) -> 
 
 
 def _written(value: Any) -> Any:
-    """As JSON has it."""
+    """Return a value as JSON represents it."""
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)

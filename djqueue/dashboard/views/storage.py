@@ -1,4 +1,4 @@
-"""Where the jobs are, and how that does."""
+"""Diagnostics of the storage."""
 
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
@@ -16,7 +16,7 @@ pages = Pages()
 
 @pages.show("storage", "storage/", rights.STORAGE, gettext_lazy("Storage"))
 def storage(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Its own numbers."""
+    """Show the storage's diagnostics."""
     cached = snapshots.read("diagnostics", lambda: get_storage().diagnostics(), fresh=5_000)
     groups: dict[str, list[DiagnosticLine]] = {}
     for line in cached.value.lines:

@@ -1,4 +1,4 @@
-"""When a job runs: another time, another priority."""
+"""Changing when a job runs, and its priority."""
 
 from typing import Any
 
@@ -26,11 +26,11 @@ from .responses import job_changed
 pages = Pages()
 
 LONGEST = 366 * 86_400
-"""Seconds of a delay."""
+"""Maximum delay, in seconds."""
 
 
 class TimeForm(forms.Form):
-    """A time, or how long from now."""
+    """A time, or a delay from now."""
 
     run_at = TimeField(label=gettext_lazy("Run at"), required=False, widget=DateTimeInput)
     delay = forms.FloatField(
@@ -43,23 +43,23 @@ class TimeForm(forms.Form):
         self.fields["run_at"].help_text = _("Time zone: %(zone)s.") % {"zone": zone}
 
     def clean(self) -> dict[str, Any]:
-        """One of the two."""
+        """Require one of the two."""
         given: dict[str, Any] = self.cleaned_data
         if not self.errors and (given.get("run_at") is None) == (given.get("delay") is None):
             raise forms.ValidationError(_("Enter either a time or a delay."))
         return given
 
     def at(self) -> int:
-        """The time that is meant, in UTC milliseconds."""
+        """Return the time, in UTC milliseconds."""
         run_at = self.cleaned_data["run_at"]
         if run_at is not None:
-            # Without USE_TZ it has no zone.
+            # Without USE_TZ, the time is naive.
             return to_milliseconds(timezone.make_aware(run_at) if timezone.is_naive(run_at) else run_at)
         return SYSTEM_CLOCK.now() + int(self.cleaned_data["delay"] * 1_000)
 
 
 class PriorityForm(forms.Form):
-    """A number."""
+    """The priority of a job."""
 
     priority = forms.IntegerField(
         label=gettext_lazy("Priority"),
@@ -70,13 +70,13 @@ class PriorityForm(forms.Form):
 
 
 def can_reschedule(state: State) -> bool:
-    """Whether a job in this state can be given another time."""
+    """Return whether a job in this state can be rescheduled."""
     return "reschedule" in states.actions(state)
 
 
 def forms_for(record: JobRecord) -> dict[str, Any]:
-    """Forms for a job's page, with what is so now, and whether they can be used."""
-    # A time without a zone is what the viewer's is: what the browser's field takes.
+    """Return the forms of a job's page, with the current values and whether they can be used."""
+    # The browser's input takes a local time.
     run_at = timezone.localtime(to_datetime(record.run_at)) if record.state is State.DELAYED else None
     return {
         "time_form": TimeForm(initial={"run_at": run_at}),
@@ -88,7 +88,7 @@ def forms_for(record: JobRecord) -> dict[str, Any]:
 
 @pages.act("reschedule", "jobs/<djq:queue>/<djq:job_id>/reschedule/", rights.EDIT)
 def reschedule(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """It runs at another time."""
+    """Reschedule the job."""
     form = TimeForm(request.POST)
     if not form.is_valid():
         return _wrong(request, site, form, queue, job_id)
@@ -105,7 +105,7 @@ def reschedule(request: HttpRequest, site: DashboardSite, queue: str, job_id: st
 
 @pages.act("reprioritise", "jobs/<djq:queue>/<djq:job_id>/reprioritise/", rights.EDIT)
 def reprioritise(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    """It goes before others, or behind them."""
+    """Change the job's priority. Among jobs with the same priority it goes last."""
     form = PriorityForm(request.POST)
     if not form.is_valid():
         return _wrong(request, site, form, queue, job_id)

@@ -1,4 +1,4 @@
-"""Who runs jobs, and what each worker can be told."""
+"""Workers, and commands for them."""
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -23,12 +23,12 @@ MESSAGES = {
         "Requested a stack dump of worker %(worker)s. The dump appears on the worker's page."
     ),
 }
-"""After a command."""
+"""Messages after a command."""
 
 
 @pages.show("workers", "workers/", rights.VIEW, gettext_lazy("Workers"))
 def workers(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Each as it last reported itself."""
+    """List the workers with their latest heartbeats."""
     cached = workerrows.worker_rows(request)
     context = {"workers": cached.value}
     return site.render(request, "workers.html", _("Workers"), context, tab="workers", read=cached)
@@ -36,7 +36,7 @@ def workers(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 
 @pages.show("worker", "workers/<djq:worker>/", rights.VIEW)
 def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """One of them: what it runs, and its stacks if somebody has asked for them."""
+    """Show a worker, its jobs, and its stack dump if one was requested."""
     cached = workerrows.worker_rows(request)
     seen = cached.value.find(worker)
     if seen is None:
@@ -47,26 +47,14 @@ def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpRespon
         title = _("Worker not found")
         return site.not_found(request, title, text, tab="workers", crumbs=crumbs, link=link)
     may_read = seen.is_open and rights.may(request, rights.WORKERS)
-    context = {"worker": seen, "dump": workerrows.dump_of(seen) if may_read else None}
+    context = {"worker": seen, "dump": get_storage().worker_dump(worker) if may_read else None}
     crumbs = [site.crumb("workers")]
     return site.render(request, "worker.html", worker, context, tab="workers", crumbs=crumbs, read=cached)
 
 
-@pages.act("worker_quiet", "workers/<djq:worker>/quiet/", rights.WORKERS)
-def quiet(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """It claims no more; what runs goes on."""
-    return _command(request, site, worker, workercontrol.QUIET)
-
-
-@pages.act("worker_resume", "workers/<djq:worker>/resume/", rights.WORKERS)
-def resume(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """It claims again."""
-    return _command(request, site, worker, workercontrol.RESUME)
-
-
 @pages.act("worker_stop", "workers/<djq:worker>/stop/", rights.WORKERS)
 def stop(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """It ends as after a signal; asked once more before."""
+    """Stop the worker like a signal does, after a confirmation."""
     seen = _found(request, worker, workercontrol.STOP)
     if seen is None or request.POST.get("confirm") == "1":
         return _command(request, site, worker, workercontrol.STOP)
@@ -76,10 +64,14 @@ def stop(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse
     return site.render(request, "worker_stop.html", title, context, tab="workers", crumbs=crumbs)
 
 
-@pages.act("worker_dump", "workers/<djq:worker>/dump/", rights.WORKERS)
-def dump(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
-    """It says where its threads and tasks are."""
-    return _command(request, site, worker, workercontrol.DUMP)
+def _register(command: str) -> None:
+    @pages.act(f"worker_{command}", f"workers/<djq:worker>/{command}/", rights.WORKERS)
+    def act(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
+        return _command(request, site, worker, command)
+
+
+for _name in (workercontrol.QUIET, workercontrol.RESUME, workercontrol.DUMP):
+    _register(_name)
 
 
 def _command(request: HttpRequest, site: DashboardSite, worker: str, command: str) -> HttpResponse:

@@ -1,4 +1,4 @@
-"""`manage.py djqueue_spark`."""
+"""Run the Spark pipeline commands with the settings of a project."""
 
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -12,7 +12,7 @@ from djqueue.conf import get_settings
 from djqueue.contrib.spark.pipeline.commands import PipelineContext, run
 from djqueue.contrib.spark.pipeline.main import FAILED, WRONG
 from djqueue.contrib.spark.pipeline.parser import HELP, add_commands
-from djqueue.contrib.spark.project import place_of
+from djqueue.contrib.spark.project import storage_options
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
 from djqueue.core.shown import in_one_line
 from djqueue.management.commands.runworkers import RunworkersHelpFormatter
@@ -21,44 +21,44 @@ from djqueue.storage.database import DatabaseStorage
 
 
 class Command(BaseCommand):
-    """What goes on around the queue of this project, in Spark."""
+    """Run bulk loads, backfills, rollups, archives and replays on Spark."""
 
     help = HELP
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
-        """See `BaseCommand.create_parser`."""
+        """Create a parser that keeps the paragraphs of descriptions."""
         kwargs.setdefault("formatter_class", RunworkersHelpFormatter)
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """See `BaseCommand.add_arguments`."""
+        """Add the pipeline commands."""
         add_commands(parser, is_project=True)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """See `BaseCommand.handle`."""
+        """Run a pipeline command."""
         try:
-            run(Namespace(**options), _place(options), self._tell)
+            run(Namespace(**options), _context(options), self._print_line)
         except OptionError as error:
             raise CommandError(str(error), returncode=WRONG) from error
         except (DjqueueError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=FAILED) from error
         except Error as error:
-            raise CommandError(f"the database cannot be used: {in_one_line(error)}") from error
+            raise CommandError(f"the database is not available: {in_one_line(error)}") from error
 
-    def _tell(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         self.stdout.write(line)
         self.stdout.flush()
 
 
-def _place(options: dict[str, Any]) -> PipelineContext:
-    """Where the command line says, else where the settings say."""
+def _context(options: dict[str, Any]) -> PipelineContext:
+    """Return the locations given on the command line, or else in the settings."""
     storage = get_storage()
-    where = {"url": options["url"]} if options["url"] else place_of(get_settings())
+    where = {"url": options["url"]} if options["url"] else storage_options(get_settings())
     if options["key_prefix"]:
         where["keyPrefix"] = options["key_prefix"]
     if "url" not in where:
         raise ConfigurationError(
-            f"the settings have no URL of {storage.describe()}, which Spark needs: say it by --url"
+            f"the settings define no URL for {storage.describe()}, which Spark requires; pass it with --url"
         )
     alias = storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(Rollup)
     return PipelineContext(where, alias)

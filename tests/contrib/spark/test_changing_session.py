@@ -40,7 +40,7 @@ def test_rows_that_are_no_jobs_are_dead_letters_of_a_write_that_succeeded(spark,
     assert storage.dead_letters(QUEUE) == []
     report = enqueue(rows, QUEUE, "shop.send", options)
 
-    assert (report.inserted, report.letters, report.rejected) == (90, 10, {"id": 10})
+    assert (report.inserted, report.dead_letters, report.rejected) == (90, 10, {"id": 10})
     assert len(storage.dead_letters(QUEUE)) == 10
     assert leftovers(storage) == []
 

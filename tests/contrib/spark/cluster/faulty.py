@@ -99,7 +99,7 @@ class Fault:
             yield
 
     def mark(self, word: str) -> bool:
-        """Tell the test; whether it had not been told before."""
+        """PrintLine the test; whether it had not been told before."""
         try:
             (Path(self.marks) / word).touch(exist_ok=False)
         except FileExistsError:

@@ -11,9 +11,9 @@ from djqueue.contrib.spark.pipeline.archive import (
     archive,
     archived,
     ended,
+    purge,
     written,
 )
-from djqueue.contrib.spark.pipeline.purge import purge
 from djqueue.contrib.spark.pipeline.replay import selected
 from djqueue.contrib.spark.tables import ATTEMPTS
 from djqueue.core.durations import to_datetime

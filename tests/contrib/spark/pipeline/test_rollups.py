@@ -5,8 +5,7 @@ from datetime import timedelta
 import pytest
 from pyspark.sql.types import StructType
 
-from djqueue.contrib.spark.pipeline.rollups import COUNTS, SCHEMA, rollups
-from djqueue.contrib.spark.pipeline.store import store
+from djqueue.contrib.spark.pipeline.rollups import COUNTS, SCHEMA, rollups, store
 from djqueue.models import Rollup
 from tests.contrib.spark.pipeline.frames import NOON, at, job, jobs_of, run, runs_of
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pyarrow
 import pytest
 
-from djqueue.contrib.spark.columns import rows_of
+from djqueue.contrib.spark.rows import rows_of
 
 VALUES = {
     "int8": (pyarrow.int8(), [-128, 127]),

@@ -136,12 +136,12 @@ class JobReader(RowReader):
         column = plan.per_row.get(DEPENDS_ON)
         if self._states is None or (column is None and plan.depends_on is None):
             return set()
-        many = batch.num_rows
-        said = batch.column(column).to_pylist() if column is not None else [None] * many
-        queues = [plan.options.queue] * many
+        count = batch.num_rows
+        values = batch.column(column).to_pylist() if column is not None else [None] * count
+        queues = [plan.options.queue] * count
         if plan.options.queue is None:
             queues = batch.column(plan.options.queue_column).to_pylist()
-        for queue, one in zip(queues, said, strict=True):
+        for queue, one in zip(queues, values, strict=True):
             given = one if one is not None else plan.depends_on
             try:
                 keys = dependencies(queue or "", given) if given is not None else ()
@@ -189,21 +189,21 @@ class JobReader(RowReader):
         except DjqueueError:
             name = UNKNOWN_NAME
         cause = type(error)
-        said = (f"{cause.__module__}.{cause.__qualname__}", str(error)[:MAX_ERROR])
-        job = replace(self._plan.base.job, rejected=said, unique_key=None, unique_ttl=None, depends_on=())
+        failure = (f"{cause.__module__}.{cause.__qualname__}", str(error)[:MAX_ERROR])
+        job = replace(self._plan.base.job, rejected=failure, unique_key=None, unique_ttl=None, depends_on=())
         [job_id] = self._ids.many(1, SYSTEM_CLOCK.now())
         payload = salvage_payload(row, self._plan.options.max_payload)
         return (queue, name), RowJob(job_id, payload, EnqueueOptions(job=job))
 
     def _options(self, queue: str, row: Mapping[str, Any]) -> EnqueueOptions:
         values = [row[column] for column in self._plan.per_row.values()]
-        said = (queue, *map(_frozen, values))
-        found = self._known.get(said)
+        cache_key = (queue, *map(_frozen, values))
+        found = self._known.get(cache_key)
         if found is None:
             found = self._parse_options(queue, dict(zip(self._plan.per_row, values, strict=True)))
             if len(self._known) >= CACHED_OPTIONS:
                 self._known.clear()
-            self._known[said] = found
+            self._known[cache_key] = found
         if found.job.depends_on and self._missing:
             for key in found.job.depends_on:
                 if key in self._missing:

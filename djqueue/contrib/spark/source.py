@@ -211,7 +211,7 @@ def _property(name: str) -> str:
 
 
 def _part() -> str:
-    """The name of this task's part, of this try alone: attempts of different stages have equal numbers."""
+    """Return the part of this task attempt, unique even among the attempts of several stages."""
     context = TaskContext.get()
     assert context is not None
     return f"{context.partitionId()}.{context.taskAttemptId()}"

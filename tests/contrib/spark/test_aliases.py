@@ -1,4 +1,4 @@
-"""Which database a URL names, and which Django it gets, with a project and without one."""
+"""Database aliases for URLs, with and without a project."""
 
 import os
 import subprocess
@@ -140,7 +140,7 @@ def test_a_storage_leaves_no_connection_open(sqlite_url):
     assert connections[alias_of(sqlite_url)].connection is None
 
 
-# In processes of their own.
+# In separate processes.
 
 WITHOUT_A_PROJECT = """
 import sys, time

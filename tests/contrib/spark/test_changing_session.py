@@ -1,4 +1,4 @@
-"""Spark itself: reports, dead letters and operations on jobs that are there. See `test_session`."""
+"""Reports, dead letters and changes of existing jobs, in Spark. See `test_session`."""
 
 import pytest
 
@@ -125,5 +125,5 @@ def test_a_password_is_in_no_plan(spark, storage, redis_server, tmp_path):
 
 
 def _each(found):
-    """The entries of a sequence of Scala's."""
+    """Return the entries of a Scala sequence."""
     return [found.apply(place) for place in range(found.size())]

@@ -1,4 +1,4 @@
-"""Columns whose types cannot be what they are for, by Spark's types alone: no session is needed."""
+"""Checks of column types, which need no Spark session."""
 
 import pytest
 

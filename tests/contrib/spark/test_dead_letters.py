@@ -1,4 +1,4 @@
-"""Rows that are no jobs, as dead letters: on real storages, without Spark."""
+"""Invalid rows as dead letters, on real storages without Spark."""
 
 from contextlib import closing
 from copy import deepcopy
@@ -40,7 +40,7 @@ def run(made, columns=COLUMNS, part="0.0"):
 
 
 def values(storage):
-    """What the dead letters tell of their rows."""
+    """Return the rows in the dead letters' payloads."""
     letters = storage.dead_letters(QUEUE)
     records = storage.jobs(QUEUE, [letter.id for letter in letters])
     return [decode(record.payload, MSGPACK)["kwargs"] for record in records]

@@ -1,4 +1,4 @@
-"""What is said of a write: read, checked, and refused by name."""
+"""Parsing and checking the options of a write."""
 
 import pytest
 

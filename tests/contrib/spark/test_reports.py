@@ -1,4 +1,4 @@
-"""Reports of writes, on a real Redis without Spark: they say what has become of each, whoever dies."""
+"""Reports of writes, also after crashes, without Spark."""
 
 import logging
 
@@ -43,7 +43,7 @@ def test_a_write_leaves_a_report(storage, write):
 @pytest.mark.parametrize("mode", ["staged", "direct"])
 def test_rows_are_jobs_duplicates_and_what_was_rejected(storage, url, mode):
     storage.enqueue([batch(2, queue="b", ids=["a", "b"])])
-    storage.counts("b")  # as a scheduler has it, it is written
+    storage.counts("b")  # Flush it, as a scheduler would.
     given = {"url": url, "queueColumn": "q", "job": "j", "idColumn": "key", "onError": "skip"}
     made = Write(WriteOptions.read({**given, "deliveryMode": mode}), ["q", "key"])
     table = pyarrow.table({"q": list("bbbba"), "key": ["a", "c", None, "c", "d"]})
@@ -250,14 +250,14 @@ def test_a_write_does_not_fail_for_its_report(storage, write, monkeypatch, caplo
 
 
 def commit_batch(url, version):
-    """A micro-batch, as `source` does it."""
+    """Write a micro-batch, as `source` does."""
     made = Write(WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", "batchSize": "10"}), ["n"])
     made.app = made.report = "stream-q1"
     made.commit([made.run_task("0.0", rows(version * ROWS))], version)
 
 
 def fail(patch, storage, step, kind=Died):
-    """Have a step of a publication fail, the one in the midst of its chunks."""
+    """Make a step in the middle of a publication fail."""
     staging = type(storage.staging)
     plain = getattr(staging, step)
 

@@ -1,4 +1,4 @@
-"""Rows as jobs: payloads, options, ids, and rows that are none."""
+"""Conversion of rows to jobs: payloads, options, ids and invalid rows."""
 
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Calls of a storage that is away for a while."""
+"""Retries while the storage is unavailable."""
 
 from contextlib import closing
 
@@ -15,7 +15,7 @@ from tests.contrib.spark.test_writing import take_in
 
 
 class Flaky:
-    """Fails so often, and then answers what it was asked."""
+    """A call that fails a number of times, and then returns its argument."""
 
     def __init__(self, failures, error=None):
         self.failures = failures

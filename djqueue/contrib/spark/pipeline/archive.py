@@ -76,11 +76,11 @@ def archive(spark: "SparkSession", path: str, jobs: "DataFrame", attempts: "Data
         # Write attempts first, so that an archived job always has its attempts.
         _write(spark, path, ATTEMPTS, runs)
         _write(spark, path, JOBS, jobs)
-        wanted, there = _many(jobs), _many(written(spark, path, jobs))
-        if wanted != there:
-            lacking = [name for name, count in wanted.items() if there.get(name, 0) != count]
+        wanted, found = _counts(jobs), _counts(written(spark, path, jobs))
+        if wanted != found:
+            missing = [name for name, count in wanted.items() if found.get(name, 0) != count]
             raise ArchiveError(
-                f"{path}: {', '.join(lacking)}: the archive is incomplete, so no job was removed: run the "
+                f"{path}: {', '.join(missing)}: the archive is incomplete, so no job was removed: run the "
                 "command again"
             )
         return Archived(sum(wanted.values()), runs.count(), len(wanted))
@@ -90,8 +90,8 @@ def archive(spark: "SparkSession", path: str, jobs: "DataFrame", attempts: "Data
 
 def written(spark: "SparkSession", path: str, jobs: "DataFrame") -> "DataFrame":
     """Return those of the jobs that an archive has, read from its files."""
-    there = archived(spark, path).select(*KEYS["jobs"], "date")
-    return there.join(jobs.select(*KEYS["jobs"]), list(KEYS["jobs"]), "left_semi").distinct()
+    stored = archived(spark, path).select(*KEYS["jobs"], "date")
+    return stored.join(jobs.select(*KEYS["jobs"]), list(KEYS["jobs"]), "left_semi").distinct()
 
 
 def purge(storage: Storage, jobs: "DataFrame") -> Counter[str]:
@@ -152,14 +152,14 @@ def _write(spark: "SparkSession", path: str, table: Table, rows: "DataFrame") ->
 def _kept(spark: "SparkSession", path: str, table: Table, rows: "DataFrame") -> list[tuple[str, date]]:
     """Return the queues and days whose archived rows replacing the files would lose."""
     try:
-        there = archived(spark, path, table)
+        stored = archived(spark, path, table)
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return []
     touched = rows.select(*PARTITIONS).distinct()
     key = list(KEYS[table.name])
-    more = there.join(touched, list(PARTITIONS), "left_semi").join(rows.select(*key), key, "left_anti")
+    more = stored.join(touched, list(PARTITIONS), "left_semi").join(rows.select(*key), key, "left_anti")
     return [(row.queue, row.date) for row in more.select(*PARTITIONS).distinct().collect()]
 
 
@@ -170,7 +170,7 @@ def _among(partitions: Sequence[tuple[str, date]]) -> "Column":
     return found
 
 
-def _many(jobs: "DataFrame") -> dict[str, int]:
+def _counts(jobs: "DataFrame") -> dict[str, int]:
     rows = jobs.groupBy(*PARTITIONS).count().collect()
     return {f"{row.queue} of {row.date}": row["count"] for row in rows}
 

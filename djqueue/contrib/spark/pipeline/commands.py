@@ -227,13 +227,13 @@ def table(spark: "SparkSession", context: PipelineContext, name: str, **options:
 
 def _options(args: Namespace, context: PipelineContext) -> dict[str, str]:
     """Return the options of a write."""
-    said = {name: value for name in ("queue", "job") if (value := getattr(args, name, None)) is not None}
+    given = {name: value for name in ("queue", "job") if (value := getattr(args, name, None)) is not None}
     for name, _ in args.option:
-        if key_of(name) in said:
+        if key_of(name) in given:
             raise OptionError(
                 f"--{key_of(name)} and --option {name}=... set the same option: remove one of them"
             )
-    return {**context.options, **said, **dict(args.option), **({"dryRun": "true"} if args.dry_run else {})}
+    return {**context.options, **given, **dict(args.option), **({"dryRun": "true"} if args.dry_run else {})}
 
 
 def summary_of(report: WriteReport | None, *, dry_run: bool = False) -> str:

@@ -71,7 +71,7 @@ def replay_archived(jobs: "DataFrame", name: str, options: Mapping[str, str]) ->
     carried = {
         f"{option}Column": COLUMNS.get(option, option) for option in CARRIED if key_of(option) not in given
     }
-    said = {
+    write_options = {
         "queueColumn": "queue",
         "jobColumn": "name",
         "payloadColumn": "payload",
@@ -85,4 +85,4 @@ def replay_archived(jobs: "DataFrame", name: str, options: Mapping[str, str]) ->
     own = sql.filter("tags", lambda tag: ~tag.startswith(tag_of("")))
     columns = ("queue", "name", "payload", *carried.values())
     rows = jobs.withColumn("tags", own).select(*(f"`{column}`" for column in columns))
-    return write(rows, said)
+    return write(rows, write_options)

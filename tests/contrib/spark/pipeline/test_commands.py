@@ -1,4 +1,4 @@
-"""The commands, in Spark, on a real Redis: what they do, and what they say of it."""
+"""The pipeline commands and their output, in Spark with a real Redis."""
 
 from datetime import timedelta
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 @pytest.fixture
 def does(spark, url, capsys):
-    """Runs a command, which succeeds; answers the lines that it prints."""
+    """Return a function that runs a command successfully, and returns the lines that it prints."""
 
     def run(action, *words, code=0):
         assert main([action, "--url", url, *words]) == code
@@ -35,7 +35,7 @@ def does(spark, url, capsys):
 
 @pytest.fixture
 def project(url, settings):
-    """Settings of a project whose storage is that Redis."""
+    """Settings of a project with that Redis."""
     options = {"URL": url, "MIRROR": False}
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
 
@@ -102,7 +102,7 @@ def test_a_backfill_loads_each_day_once_and_goes_on_where_it_ended(does, storage
         "2026-01-03: 10 new jobs, 0 duplicates.",
         "2 days loaded with 20 new jobs; 0 days skipped.",
     ]
-    # Earlier days come too, although later ones are there.
+    # Earlier days are loaded although later ones are there.
     assert does("backfill", *words, "--since", "2026-01-01")[0] == "2026-01-01: 10 new jobs, 0 duplicates."
     assert (
         does("backfill", *words, "--since", "2026-01-01")[-1]
@@ -165,7 +165,7 @@ def test_archived_jobs_come_back_into_the_tables_as_history(does, storage, proje
     restored = leaderlease.version("default")
     call_command("djqueue_spark", "restore", str(tmp_path))
 
-    # An open list is answered anew after the first, and is unchanged by the second.
+    # A cached page changes after the first restore, and not after the second.
     assert before != restored
     assert leaderlease.version("default") == restored
     [row] = Job.objects.all()

@@ -1,4 +1,4 @@
-"""The command line, and where the settings say that the queue is: without Spark."""
+"""The command line, and the storage that it takes from the settings, without Spark."""
 
 import re
 import subprocess
@@ -125,7 +125,7 @@ def test_of_what_spark_raises_the_reason_is_told():
         raise ZeroDivisionError
 
 
-# Of a project.
+# With a project.
 
 
 @pytest.mark.parametrize(

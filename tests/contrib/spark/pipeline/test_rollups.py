@@ -1,4 +1,4 @@
-"""What happened in each hour, from jobs and runs."""
+"""Rollups by hour, from jobs and attempts."""
 
 from datetime import timedelta
 

@@ -3,9 +3,10 @@
 Further options:
 
 `accident`: the fault of one task, that of partition 1, once and in the middle of its rows: `raise` an
-exception; `exit` its Python process; kill the JVM of its `executor`; `linger` until a copy of the task is
-done. `dies`: the step of the commit, or `stage` in a task, at which the driver's process group `group` is
-killed. `marks`: a directory with marks for the tests.
+exception; `exit` its Python process; kill the JVM of its `executor`; `linger` until a copy of the
+task is done.
+`dies`: the step of the commit, or `stage` in a task, at which the driver's process group `group` is killed.
+`marks`: a directory with marks for the tests.
 """
 
 import os

@@ -110,7 +110,7 @@ def enqueue_claims(claims: "DataFrame", season: str, account: Account) -> None:
         report = write()
         account.inserted, account.duplicates = report.inserted, report.duplicates
         was = "were published by an earlier run" if report.skipped else "are new"
-        tell(f"{report.inserted:,} {was}, {report.duplicates:,} were there")
+        tell(f"{report.inserted:,} {was}, {report.duplicates:,} duplicates")
     with step("The same write again") as tell:
         before = queued_jobs()
         write()
@@ -135,10 +135,8 @@ def work(folder: Path) -> None:
 
 def keep_history(spark: "SparkSession", folder: Path, account: Account) -> None:
     """What has ended as Parquet, and that in numbers by the hour, in the tables."""
-    from djqueue.contrib.spark.pipeline.archive import EARLIEST, archive, archived, ended
-    from djqueue.contrib.spark.pipeline.days import midnight
-    from djqueue.contrib.spark.pipeline.rollups import rollups
-    from djqueue.contrib.spark.pipeline.store import store
+    from djqueue.contrib.spark.pipeline.archive import EARLIEST, archive, archived, ended, start_of_day
+    from djqueue.contrib.spark.pipeline.rollups import rollups, store
     from djqueue.contrib.spark.tables import ATTEMPTS
 
     path = str(folder / "archive")
@@ -149,10 +147,12 @@ def keep_history(spark: "SparkSession", folder: Path, account: Account) -> None:
         runs = spark.read.format("djqueue").options(**source, table="attempts").load()
         done = archive(spark, path, ended(claims, EARLIEST, tomorrow).persist(), runs)
         account.archived = archived(spark, path).count()
-        tell(f"{done.jobs:,} jobs and {done.attempts:,} runs are in {path}")
+        tell(f"{done.jobs:,} jobs and {done.attempts:,} attempts archived in {path}")
     with step("Rolling the archive up, by hours") as tell:
-        until = midnight(tomorrow)
-        numbers = rollups(archived(spark, path), archived(spark, path, ATTEMPTS), midnight(EARLIEST), until)
+        until = start_of_day(tomorrow)
+        numbers = rollups(
+            archived(spark, path), archived(spark, path, ATTEMPTS), start_of_day(EARLIEST), until
+        )
         hours, rows = store(numbers, DEFAULT_DB_ALIAS)
         tell(f"{rows:,} rollups of {hours:,} hours")
 

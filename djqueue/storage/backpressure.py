@@ -1,4 +1,4 @@
-"""Waiting for room in a queue that is full: told by the queue's events, with a slow look behind them."""
+"""Wait for room in a full queue, by its events and, in case one is lost, by polling."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +13,7 @@ from djqueue.core.queue import QueuePolicy
 from .base import EventHandler, Storage
 
 LOOK_EVERY = 1.0
-"""Seconds between tries, should an event have been lost with a connection."""
+"""Seconds between tries, in case an event was lost with a connection."""
 MAKING_ROOM = frozenset({"active", "cancelled", "failed", "removed"})
 
 Policy = Callable[[str], QueuePolicy]
@@ -25,9 +25,13 @@ def enqueue(
     batches: Sequence[Batch],
     once: Callable[[Sequence[Batch]], list[EnqueueResult]],
 ) -> list[EnqueueResult]:
-    """Enqueue batches; if one of them may have to wait, one after the other, each as soon as there is room.
+    """Enqueue batches. If any of them may have to wait, enqueue one at a time, each as soon as there is room.
 
-    once: enqueues, or raises QueueFullError.
+    Args:
+        storage: The storage of the queues.
+        policy: Returns a queue's policy.
+        batches: The jobs.
+        once: Enqueues batches, or raises QueueFullError.
     """
     if not _may_wait(policy, batches):
         return once(batches)
@@ -53,7 +57,7 @@ async def aenqueue(
     batches: Sequence[Batch],
     once: Callable[[Sequence[Batch]], Awaitable[list[EnqueueResult]]],
 ) -> list[EnqueueResult]:
-    """See `enqueue`."""
+    """Async version of `enqueue`."""
     if not _may_wait(policy, batches):
         return await once(batches)
     results: list[EnqueueResult] = []
@@ -133,7 +137,7 @@ def _may_wait(policy: Policy, batches: Sequence[Batch]) -> bool:
 
 def _patience(policy: Policy, batch: Batch) -> int:
     found = policy(batch.queue)
-    # More than a queue ever holds: there is nothing to wait for.
+    # A batch larger than the queue's maximum size would wait in vain.
     fits = found.max_size is not None and len(batch.payloads) <= found.max_size
     return found.block_timeout if found.when_full == "block" and fits else 0
 

@@ -1,8 +1,8 @@
-"""Reports of bulk writes: what came of each, and how far it is, for people and for whoever goes on.
+"""Record the progress and results of bulk writes, for the dashboard and for publishers that resume a write.
 
-A report is written by the one that publishes, each time as a whole, and only over the one that it had seen:
-of two who go on with the same write neither takes anything back that the other has reported. Saying something
-again changes nothing. Of the reports the last 1,000 are kept, for 30 days.
+The publisher replaces the whole report, and only if it has seen the current revision, so two publishers of
+the same write never undo each other's progress. Repeating an update changes nothing. The last 1,000 reports
+are kept, for 30 days.
 """
 
 from abc import ABC, abstractmethod
@@ -14,27 +14,27 @@ from djqueue.core.clock import Clock
 
 PUBLISHING, DONE, FAILED, UNFINISHED = "publishing", "done", "failed", "unfinished"
 MOST = 1_000
-"""Reports that are kept."""
+"""Maximum number of reports to keep."""
 AGE = 30 * 86_400_000
-"""Milliseconds for which a report is kept after its last change."""
+"""Milliseconds to keep a report after its last change."""
 SILENCE = 900_000
-"""Milliseconds after which nobody is thought to publish any more where nothing was reported."""
+"""Milliseconds without an update after which a publisher is considered dead."""
 ERROR = 1_000
-"""Characters of an error that are kept."""
+"""Maximum length of an error, in characters."""
 
 
 class QueueShare(NamedTuple):
-    """What a write brings to one queue."""
+    """A write's results in one queue."""
 
     chunks: int = 0
     published: int = 0
-    """Of those chunks."""
+    """Chunks already published."""
     inserted: int = 0
     duplicates: int = 0
-    """Rows whose jobs were there, or had completed."""
+    """Rows whose jobs existed or had completed."""
     ended: bool = False
     letters: int = 0
-    """Rows that are dead letters."""
+    """Rows that became dead letters."""
 
     def __add__(self, other: "QueueShare") -> "QueueShare":  # type: ignore[override]
         return QueueShare(
@@ -48,80 +48,81 @@ class QueueShare(NamedTuple):
 
 
 class BulkWriteReport(NamedTuple):
-    """The report of a write, or of all writes of a streaming query: `rows` is the sum of `inserted`,
-    `duplicates` and `rejected`.
+    """The report of a write, or of all batches of a streaming query.
+
+    `rows` is the sum of `inserted`, `duplicates` and `rejected`.
     """
 
     write: str
-    """Its name; each of its jobs has the tag `import:` and this."""
+    """The write's name. Its jobs have the tag `import:` followed by this name."""
     app: str
     version: int
-    """Of a streaming query: that of its last batch."""
+    """The version; for a streaming query, that of the last batch."""
     started_at: int
-    """UTC milliseconds, like all times."""
+    """Start time in UTC milliseconds, like all times."""
     state: str = PUBLISHING
-    """publishing | done | failed: nothing was published | unfinished: its publisher has died or given up; the
-    next write of the same app goes on with it."""
+    """publishing | done | failed: nothing was published | unfinished: the publisher died or gave up; the next
+    write of the same app resumes it."""
     shares: Mapping[str, QueueShare] = {}
-    """By queue."""
+    """Results by queue."""
     names: tuple[str, ...] = ()
-    """Of the jobs."""
+    """Names of the jobs."""
     rows: int = 0
     rejected: Mapping[str, int] = {}
-    """Rows that are no jobs, by reason."""
+    """Invalid rows, by reason."""
     parts: int = 0
-    """Tasks that have put something aside, or enqueued it."""
+    """Tasks that staged or enqueued jobs."""
     operation: str = "enqueue"
-    """enqueue | retry | cancel | delete | update: what was done with the rows."""
+    """The operation: enqueue | retry | cancel | delete | update."""
     answers: Mapping[str, int] = {}
-    """What became of jobs that were there, in the words of the storage."""
+    """Results of changes to existing jobs, as the storage returns them."""
     skipped: bool = False
-    """Whether its version had been published before, so that nothing was done."""
+    """Whether this version had already been published, so that nothing was done."""
     resumed: str = ""
-    """The write that had begun with this version, and was finished in place of this one: the jobs are its."""
+    """An earlier write of this version, which was finished instead and whose tag the jobs have."""
     batches: int = 0
-    """Of a streaming query: those that are in the sums; 0: it is none."""
+    """Batches in the totals of a streaming query; 0 for other writes."""
     finished_at: int = 0
     spark: str = ""
     """The id of the Spark application."""
     user: str = ""
-    """Whose it was."""
+    """The user who ran the write."""
     error: str = ""
     updated_at: int = 0
     revision: int = 0
-    """How often it was written."""
+    """Number of times the report was saved."""
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Those that it has jobs for."""
+        """Queues of the jobs."""
         return tuple(sorted(self.shares))
 
     @property
     def total(self) -> QueueShare:
-        """What it brings to all queues."""
+        """Totals of all queues."""
         return sum(self.shares.values(), QueueShare())
 
     @property
     def inserted(self) -> int:
-        """New jobs, so far."""
+        """Number of new jobs so far."""
         return self.total.inserted
 
     @property
     def duplicates(self) -> int:
-        """Rows whose jobs were there, or had completed, so far."""
+        """Number of rows so far whose jobs existed or had completed."""
         return self.total.duplicates
 
     @property
     def tag(self) -> str:
-        """What each of its jobs is tagged with."""
+        """The tag of the write's jobs."""
         return tag_of(self.write)
 
     def state_at(self, now: int) -> str:
-        """The state, in which one of that nothing was heard for long is unfinished."""
+        """Return the state, which is unfinished if the publisher has been silent for too long."""
         return UNFINISHED if self.state == PUBLISHING and self.updated_at + SILENCE < now else self.state
 
     def as_json(self) -> dict[str, Any]:
-        """For a storage."""
+        """Convert the report to JSON values."""
         shares = {queue: list(share) for queue, share in self.shares.items()}
         return {
             **self._asdict(),
@@ -133,7 +134,7 @@ class BulkWriteReport(NamedTuple):
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "BulkWriteReport":
-        """From `as_json`; one of another version of this package may have said more."""
+        """Convert the result of `as_json`, and ignore fields of newer versions of djqueue."""
         known = {name: value for name, value in stored.items() if name in cls._fields}
         known["shares"] = {queue: QueueShare(*share) for queue, share in stored["shares"].items()}
         known["names"] = tuple(stored["names"])
@@ -141,26 +142,28 @@ class BulkWriteReport(NamedTuple):
 
 
 class BulkWriteReportPage(NamedTuple):
-    """Some reports."""
+    """A page of reports."""
 
     imports: list[BulkWriteReport]
     next: str | None
-    """The write behind which the next ones come; None: these were the last."""
+    """The write to pass as `after` for the next page; None on the last page."""
 
 
 class BulkWriteReports(ABC):
-    """Where a storage keeps reports.
+    """The bulk write reports of a storage.
 
-    clock: whose time is noted.
+    Args:
+        clock: The source of times.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
     def keep(self, report: BulkWriteReport) -> BulkWriteReport:
-        """Note how a write stands now; answers what is known of it then.
+        """Save a write's progress, and return the merged report.
 
-        One that is done stays so, but for a streaming query's. What was said of a queue is not taken back.
+        A finished write stays finished, except that of a streaming query. Progress in a queue never
+        decreases.
         """
         while True:
             there = self.get(report.write)
@@ -173,9 +176,9 @@ class BulkWriteReports(ABC):
                 return found._replace(revision=found.revision + 1)
 
     def add(self, report: BulkWriteReport) -> BulkWriteReport:
-        """Note a batch of a streaming query, whose sums are kept; answers them.
+        """Add a batch to the totals of a streaming query, and return them.
 
-        A version that was noted, or an earlier one, is in them already, and changes nothing.
+        A version that was already added, or an earlier one, changes nothing.
         """
         while True:
             there = self.get(report.write)
@@ -189,30 +192,35 @@ class BulkWriteReports(ABC):
 
     @abstractmethod
     def get(self, write: str) -> BulkWriteReport | None:
-        """The report of a write; None if there is none, or no more."""
+        """Return the report of a write, or None if it does not exist or has expired."""
 
     @abstractmethod
     def page(self, limit: int, after: str | None = None) -> BulkWriteReportPage:
-        """Reports, the one that was changed last first.
+        """Return a page of reports, the most recently changed first.
 
-        after: the write behind which they come: the `next` of the page before.
+        Args:
+            limit: Maximum number of reports.
+            after: The `next` of the previous page.
         """
 
     @abstractmethod
     def _swap(self, report: BulkWriteReport) -> bool:
-        """Keep a report in place of the one of its revision, as the next one; of revision 0: as the first.
+        """Replace the report of the given revision, or create the report if its revision is 0.
 
-        Returns False if that one is there no more. Sees to it that there are not too many.
+        Deletes the oldest reports if there are too many.
+
+        Returns:
+            False if the stored revision is another one.
         """
 
 
 def tag_of(write: str) -> str:
-    """What the jobs of a write are tagged with."""
+    """Return the tag of a write's jobs."""
     return f"import:{write}"
 
 
 def _is_final(there: BulkWriteReport, report: BulkWriteReport) -> bool:
-    """Whether nothing that a report says is newer."""
+    """Return whether a report has nothing newer than the stored one."""
     return there.batches > report.batches if there.batches else there.state == DONE
 
 
@@ -249,5 +257,5 @@ def _summed(there: BulkWriteReport, batch: BulkWriteReport) -> BulkWriteReport:
 
 
 def _short(error: str) -> str:
-    """An error in one line; no database keeps a text with a NUL in it."""
+    """Shorten an error to one line without NULs, which databases cannot store."""
     return " ".join(error.replace("\0", " ").split())[:ERROR]

@@ -1,4 +1,4 @@
-"""What else is done where a storage's upkeep is, for layers above this one."""
+"""Register periodic work for upper layers, which runs along with a storage's sweeps."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 MakeChore = Callable[["Storage"], Callable[[], object]]
 
 makers: dict[str, MakeChore] = {}
-"""By name, what makes a chore for a storage. It is called about once a second, from one thread."""
+"""Factories by name. Each returns a function for a storage, which one thread calls about once a second."""
 
 
 def chores_of(storage: "Storage") -> dict[str, Callable[[], object]]:
-    """The chores of a worker, by name."""
+    """Return a storage's chores, by name."""
     return {name: make(storage) for name, make in makers.items()}

@@ -1,4 +1,4 @@
-"""Jobs that were enqueued in an open transaction, known for as long as it is open."""
+"""Track jobs enqueued in a transaction that is still open."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from djqueue.core.job import EnqueueResult
 
 
 class AfterCommit:
-    """A callback for after the commit. Django drops it when the transaction, or its savepoint, rolls back."""
+    """An on-commit callback. Django drops it when the transaction or its savepoint rolls back."""
 
     def __init__(self, results: Sequence[EnqueueResult], then: Callable[[], object] | None) -> None:
         self._results = results
@@ -16,23 +16,23 @@ class AfterCommit:
         self.__qualname__ = type(self).__qualname__  # Django logs it if the callback fails.
 
     def __call__(self) -> None:
-        """Call what was to follow the commit."""
+        """Call the function registered for the commit."""
         if self._then is not None:
             self._then()
 
     def has(self, queue: str, id: str) -> bool:
-        """Whether the job is one of those."""
+        """Return whether the job is one of the tracked jobs."""
         return any(result.id == id and result.queue == queue for result in self._results)
 
 
 def note(alias: str, results: Sequence[EnqueueResult], then: Callable[[], object] | None = None) -> None:
-    """Remember jobs until the current transaction ends, and call `then` after its commit."""
-    # What goes wrong with the callback is no failure of the enqueue, which is committed by then.
+    """Track jobs until the current transaction ends, and call `then` after its commit."""
+    # An error in the callback must not look like a failed enqueue: the jobs are committed by then.
     transaction.on_commit(AfterCommit(results, then), using=alias, robust=True)
 
 
 def has_uncommitted(alias: str, queue: str, id: str) -> bool:
-    """Whether the caller enqueued the job in a transaction of this database that is still open."""
+    """Return whether the caller enqueued the job in a transaction of this database that is still open."""
     connection = connections[alias]
     if not connection.in_atomic_block:
         return False

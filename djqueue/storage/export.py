@@ -1,9 +1,8 @@
-"""Reading a storage as a whole: in parts that processes of their own read, and in pages of columns, quickly.
+"""Read a whole storage quickly: in parts, for parallel readers, and in pages of columns.
 
-A page is a look at one moment, several pages are several: a job that changes meanwhile is in the state of
-the moment at which its page was read. A job that is there from the first to the last page, in one of the
-states that are asked for, is told once; one that comes or goes meanwhile, or whose state is asked for only
-for a part of that time, once or not at all.
+Each page shows one moment, so a job that changes during the export has the state of the moment when its page
+was read. A job that exists in one of the requested states from the first page to the last is returned once. A
+job that appears, disappears, or enters or leaves these states meanwhile is returned at most once.
 """
 
 from abc import ABC, abstractmethod
@@ -14,60 +13,60 @@ from djqueue.core.job import JobRecord
 from djqueue.core.states import TERMINAL, State
 
 Page = Mapping[str, Sequence[Any]]
-"""Values by the names of columns, each as long as the others: texts, bytes, numbers, tuples of texts, and
-times in UTC milliseconds. None is what does not concern a row; a column that a storage does not know is left
-out."""
+"""Lists of values of equal length, by column name: strings, bytes, numbers, tuples of strings, and times in
+UTC milliseconds. None means that the column does not apply to a row. Columns that a storage lacks are
+omitted."""
 
 
 class ExportFilter(NamedTuple):
-    """What is to be read."""
+    """The rows and columns to read."""
 
     table: str
-    """jobs | results | attempts | dead | cron | bulk: for their columns, see docs/spark.md."""
+    """jobs | results | attempts | dead | cron | bulk; docs/spark.md lists their columns."""
     columns: frozenset[str]
-    """What may be left out of a page is left out, unless it is one of these."""
+    """Columns that pages must contain; others may be omitted."""
     queues: tuple[str, ...] | None = None
-    """None: of all."""
+    """Queues; None for all."""
     states: frozenset[State] | None = None
-    """Of jobs and results; None: all."""
+    """States of jobs and results; None for all."""
     since: int | None = None
-    """UTC milliseconds: rows whose time is not before that; see `time` in the tables."""
+    """Start of the time range, in UTC milliseconds; see `time` in the tables."""
     until: int | None = None
-    """UTC milliseconds: rows whose time is before that."""
+    """End of the time range, in UTC milliseconds; exclusive."""
 
     def has_time(self, at: int) -> bool:
-        """Whether a row of this time is wanted."""
+        """Return whether a time is in the range."""
         return (self.since is None or at >= self.since) and (self.until is None or at < self.until)
 
 
 class ExportPart(NamedTuple):
-    """What one process reads."""
+    """The rows that one reader reads."""
 
     place: str
-    """What it is a part of, in the storage's own words, as the next two."""
+    """The source of the rows; its format, and that of `first` and `last`, depends on the storage."""
     first: int
     last: int
     rows: int
-    """About how many rows there are."""
+    """Estimated number of rows."""
 
 
 class Export(ABC):
-    """What a storage offers that can be read as a whole."""
+    """The export of a storage."""
 
     tables: frozenset[str]
-    """The tables that it has."""
+    """Tables that the storage has."""
 
     @abstractmethod
     def parts(self, wanted: ExportFilter, many: int) -> list[ExportPart]:
-        """All that is wanted, in about so many parts that take about as long."""
+        """Divide the rows into about `many` parts of similar size."""
 
     @abstractmethod
     def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
-        """A part, in pages of about `size` rows at most; a page may be empty."""
+        """Return a part in pages of at most about `size` rows. A page may be empty."""
 
 
 def error_columns(record: JobRecord) -> tuple[str | None, str | None]:
-    """Type and message of a job's last error."""
+    """Return type and message of a job's last error."""
     return (None, None) if record.error is None else (record.error.type, record.error.message)
 
 
@@ -94,7 +93,7 @@ JOB_COLUMNS = (
     "error_message",
     "content_type",
 )
-"""And, behind them, `payload`."""
+"""Columns of jobs; `payload` may follow them."""
 DEAD_COLUMNS = (
     "queue",
     "id",
@@ -137,7 +136,7 @@ ATTEMPT_COLUMNS = (
 
 
 def result_rows(record: JobRecord) -> Iterator[tuple[Any, ...]]:
-    """What came of a job, as `RESULT_COLUMNS`; nothing if it has not ended."""
+    """Yield the result of a job as `RESULT_COLUMNS`, if the job has ended."""
     if record.state in TERMINAL:
         yield (
             record.queue,
@@ -153,7 +152,7 @@ def result_rows(record: JobRecord) -> Iterator[tuple[Any, ...]]:
 
 
 def attempt_rows(record: JobRecord) -> Iterator[tuple[Any, ...]]:
-    """A job's ended runs, as `ATTEMPT_COLUMNS`."""
+    """Yield a job's ended attempts as `ATTEMPT_COLUMNS`."""
     for attempt in record.all_attempts():
         is_last = record.state in TERMINAL and attempt.started_at == record.started_at
         due_at = max(record.created_at, record.run_at)
@@ -174,12 +173,12 @@ def attempt_rows(record: JobRecord) -> Iterator[tuple[Any, ...]]:
 
 
 def seconds(start: int, end: int) -> float:
-    """From one time to another in milliseconds, by clocks that may differ a little."""
+    """Return the seconds between two times in milliseconds; 0 if skewed clocks reverse them."""
     return max(0, end - start) / 1_000
 
 
 def page_of(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Page:
-    """Rows as columns."""
+    """Transpose rows to columns."""
     found = list(rows)
     turned = zip(*found, strict=True) if found else [()] * len(columns)
     return dict(zip(columns, turned, strict=True))

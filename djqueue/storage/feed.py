@@ -1,7 +1,7 @@
-"""What has happened to jobs, to be read once and in order by somebody who remembers a place in it.
+"""Read the changes of jobs in order, as a change feed whose readers remember their position.
 
-A place is a text in the storage's own words, one for each of its streams. Between two places there are the
-same rows whenever they are read, as long as they are kept.
+A position is an opaque string, one for each stream of the storage. The rows between two positions are always
+the same, until they expire.
 """
 
 from abc import ABC, abstractmethod
@@ -13,44 +13,47 @@ from djqueue.core.errors import StorageError
 from .export import Page
 
 Places = Mapping[str, str]
-"""A place by the stream's name."""
+"""Positions by stream name."""
 
 
 class EventsLostError(StorageError):
-    """Events that were to be read are not kept any more."""
+    """Events expired before they were read."""
 
 
 class FeedRange(NamedTuple):
-    """What one process reads: what is behind `start`, up to `end`."""
+    """The events after `start`, up to and including `end`."""
 
     stream: str
     start: str
-    """"": its beginning."""
+    """The empty string is the beginning of the stream."""
     end: str
 
 
 class Feed(ABC):
-    """What a storage offers that can be followed."""
+    """The change feed of a storage."""
 
     @abstractmethod
     def first(self, queues: tuple[str, ...] | None) -> Places:
-        """The places before what is kept of these queues (None: of all)."""
+        """Return the positions before the oldest stored events of these queues, or of all queues if None."""
 
     @abstractmethod
     def last(self, queues: tuple[str, ...] | None) -> Places:
-        """The places behind all that has happened until now."""
+        """Return the positions after the latest events."""
 
     @abstractmethod
     def ahead(self, places: Places, until: Places, most: int) -> Places:
-        """The places up to `until` behind which there are at most so many rows, shared among the streams; at
-        least one row, if there is one.
+        """Return positions between `places` and `until` with at most `most` rows, shared among the streams.
 
-        A stream that `places` does not name is read from its beginning.
+        They advance by at least one row, if there is one. A stream missing from `places` starts at its
+        beginning.
         """
 
     @abstractmethod
     def read(self, stretch: FeedRange, size: int, *, complete: bool) -> Iterator[Page]:
-        """The rows of a stretch, in pages of about so many.
+        """Return the rows of a range, in pages of about `size` rows.
 
-        complete: whether to raise EventsLostError if some are not kept any more; else the others come.
+        Args:
+            stretch: The range.
+            size: Approximate number of rows in a page.
+            complete: Whether to raise EventsLostError if some rows have expired; otherwise, they are skipped.
         """

@@ -1,12 +1,13 @@
-"""Jobs that are put aside first and come all together, or not at all: for many writers and one publisher.
+"""Stage jobs from many writers, and publish them as a whole or not at all.
 
-Writers `stage` chunks of jobs, privately; each writer, also one that does another's work again, is a part of
-its own. The publisher says in a manifest which parts count, and publishes them chunk by chunk. Storing the
-manifest is the point from which the write will be there: whoever comes next finds and finishes it. Every step
-may be repeated, by anybody, after any crash: a chunk's jobs come in the step in which the chunk goes.
+Writers `stage` chunks of jobs that no worker can see. Each writer is a part of its own, including one that
+repeats the work of another. The publisher lists the valid parts in a manifest, and publishes them chunk by
+chunk. Once the manifest is stored, the write is committed: any later publisher finds and finishes it. Any
+process can repeat any step after a crash, because a chunk is deleted in the same transaction that enqueues
+its jobs.
 
-A write belongs to an application, and has a version: a version that was published before, or an earlier one,
-is published no more. This is how Delta Lake makes writes idempotent (its `txnAppId` and `txnVersion`).
+A write belongs to an application and has a version. A version that was already published, or an earlier one,
+is not published again. Delta Lake makes writes idempotent in the same way, with `txnAppId` and `txnVersion`.
 """
 
 from abc import ABC, abstractmethod
@@ -18,25 +19,25 @@ from djqueue.core.errors import StorageError
 from djqueue.core.job import Batch
 
 STAGE_TTL = 86_400_000
-"""Milliseconds after which what was put aside and never published goes."""
+"""Milliseconds after which staged jobs that were never published expire."""
 CHUNK = 1_000
-"""The most jobs of a chunk."""
+"""Maximum number of jobs in a chunk."""
 
 
 class Counts(NamedTuple):
-    """What became of the jobs of a write."""
+    """Results of the jobs of a write."""
 
     queued: int = 0
     duplicates: int = 0
-    """Whose ids or unique keys live jobs had."""
+    """Jobs whose id or unique key a live job already had."""
     completed: int = 0
-    """Whose ids had completed, and are remembered."""
+    """Jobs whose id belongs to a completed job that is still retained."""
     rejected: int = 0
-    """That are dead letters from the start."""
+    """Jobs stored as dead letters."""
 
     @classmethod
     def of(cls, statuses: Iterable[str]) -> "Counts":
-        """The counts of `EnqueueResult.status`."""
+        """Count the values of `EnqueueResult.status`."""
         found = Counter(statuses)
         return cls(found["queued"], found["duplicate"], found["completed"], found["rejected"])
 
@@ -45,85 +46,98 @@ class Counts(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What one write brings to one queue."""
+    """The contribution of one write to one queue."""
 
     queue: str
     app: str
-    """Whose write it is; one that is nobody's has an `app` of its own."""
+    """The application; a write without one has a unique `app`."""
     version: int
     write: str
-    """The name under which its parts were put aside."""
+    """The name under which its parts were staged."""
     parts: Mapping[str, str]
-    """For each chunk of each part the letter that `stage` answered."""
+    """For each part, the letters that `stage` returned for its chunks."""
 
 
 class PublicationState(NamedTuple):
-    """How the publication of a manifest stands."""
+    """The progress of a manifest's publication."""
 
     status: str
-    """new | resumed: this version had been begun | done: it, or a later one, was published | unfinished: an
-    earlier version has been begun, and comes first."""
+    """new | resumed: this version was already started | done: it, or a later one, was published | unfinished:
+    an earlier version was started, and must be finished first."""
     manifest: Manifest
-    """What is to be published: the one that was begun first, which need not be the caller's."""
+    """The manifest to publish: the one started first, which may not be the caller's."""
     counts: Counts = Counts()
-    """Of one that is done, if it is still known."""
+    """Counts of a finished publication, if still recorded."""
 
 
 class ChunkMissingError(StorageError):
-    """A chunk that a manifest names is gone: it expired, or the server has dropped it."""
+    """A chunk in a manifest is missing, because it expired or the server lost it."""
 
 
 class Staging(ABC):
-    """What a storage offers that can be staged in."""
+    """The staging area of a storage that supports bulk writes."""
 
     @abstractmethod
     def stage(
         self, write: str, part: str, number: int, batches: Sequence[Batch], lifetime: int = STAGE_TTL
     ) -> str:
-        """Put a chunk of a part aside: see `check_chunk`. Saying it again changes nothing.
+        """Stage a chunk of a part, idempotently. See `check_chunk` for its requirements.
 
-        lifetime: milliseconds from the part's first chunk until all of it expires.
+        Args:
+            write: The write's name.
+            part: The part's name.
+            number: The chunk's number in its part, from 0.
+            batches: The jobs.
+            lifetime: Milliseconds from the part's first chunk until all of it expires.
 
-        Returns a letter, for the manifest: the kind of the chunk.
+        Returns:
+            A letter for the manifest: the kind of the chunk.
         """
 
     @abstractmethod
     def begin(self, manifest: Manifest, lifetime: int | None) -> PublicationState:
-        """Store a manifest, unless one of its version is there.
+        """Store a manifest, unless one of its version is already stored.
 
-        lifetime: milliseconds for which it is known that it was published; None: for ever.
+        Args:
+            manifest: The manifest.
+            lifetime: Milliseconds to remember that it was published; None for ever.
         """
 
     @abstractmethod
     def publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> list[Counts]:
-        """Enqueue chunks, each named by its part and number, in order.
+        """Enqueue chunks in order, each identified by part and number.
 
-        Those that had been published answer as they did then.
-        Raises ChunkMissingError, and QueueFullError if there is no room; earlier chunks are published then.
+        A chunk that was already published returns its original counts. If an error is raised, the chunks
+        before it are published.
+
+        Raises:
+            ChunkMissingError: A chunk expired or was lost.
+            QueueFullError: The queue has no room for a chunk.
         """
 
     @abstractmethod
     def end(self, manifest: Manifest) -> Counts:
-        """Note that all of a manifest's chunks are published."""
+        """Record that all chunks of a manifest are published. Returns the totals."""
 
     @abstractmethod
     def forget(self, queue: str, app: str, write: str) -> int:
-        """Let go of what is left of a write, unless its publication has begun and not ended.
+        """Delete the rest of a write, unless its publication has started and not ended.
 
-        Returns the number of its parts.
+        Returns:
+            The number of deleted parts.
         """
 
 
 def check_chunk(batches: Sequence[Batch]) -> None:
-    """Raise ValueError unless these are at most `CHUNK` jobs of one queue and name, all of them with ids."""
+    """Raise ValueError unless these are at most `CHUNK` jobs with ids and the same queue and name."""
     if len({(batch.queue, batch.name) for batch in batches}) != 1:
-        raise ValueError("the jobs of a chunk have one queue and one name")
+        raise ValueError("all jobs of a chunk must have the same queue and name")
     if sum(len(batch.payloads) for batch in batches) > CHUNK:
-        raise ValueError(f"a chunk has at most {CHUNK} jobs")
+        raise ValueError(f"a chunk can have at most {CHUNK} jobs")
     if any(batch.ids is None or len(batch.ids) != len(batch.payloads) for batch in batches):
-        raise ValueError("the jobs of a chunk have ids")
+        raise ValueError("all jobs of a chunk must have ids")
 
 
 def chunks_of(manifest: Manifest) -> list[tuple[str, int]]:
-    """All chunks that a manifest names, in the order in which they are published."""
+    """Return all chunks of a manifest, in the order of publication."""
     return [(part, number) for part, kinds in manifest.parts.items() for number in range(len(kinds))]

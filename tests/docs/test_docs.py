@@ -24,7 +24,7 @@ import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, signals
 from djqueue.client import get_storage, registry
 from djqueue.contrib.spark.pipeline.main import parser as spark_parser
-from djqueue.contrib.spark.read_options import NOT_OF_STREAMS, OF_STREAMS
+from djqueue.contrib.spark.read_options import BATCH_OPTIONS, STREAM_OPTIONS
 from djqueue.contrib.spark.read_options import OPTIONS as READ_OPTIONS
 from djqueue.contrib.spark.tables import TABLES
 from djqueue.core import errors
@@ -339,8 +339,8 @@ def test_the_options_of_a_read_and_of_a_stream_are_complete():
         for kind in ("read", "stream")
     }
 
-    assert said["read"] == set(READ_OPTIONS) - OF_STREAMS
-    assert said["stream"] == set(READ_OPTIONS) - NOT_OF_STREAMS
+    assert said["read"] == set(READ_OPTIONS) - STREAM_OPTIONS
+    assert said["stream"] == set(READ_OPTIONS) - BATCH_OPTIONS
 
 
 def words(cell):

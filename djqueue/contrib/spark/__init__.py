@@ -1,7 +1,7 @@
-"""Spark: jobs from the rows of a DataFrame, many at a time and each once. See docs/spark.md.
+"""Enqueue the rows of Spark DataFrames as jobs, exactly once, and change existing jobs.
 
-Importing this needs neither pyspark nor a Django project. As an app in INSTALLED_APPS it is imported whenever
-Django starts, so its parts are imported when they are used.
+See docs/spark.md. Importing this package requires neither pyspark nor a Django project. Django imports it at start-up if it is in
+INSTALLED_APPS, so it imports its modules when they are used.
 """
 
 import json
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("djqueue")` known to a session, where it does not find it by itself."""
+    """Register `format("djqueue")` with a session that does not discover it."""
     from .source import DjqueueDataSource
 
     spark.dataSource.register(DjqueueDataSource)
@@ -37,14 +37,22 @@ def register(spark: "SparkSession") -> None:
 def enqueue(
     df: "DataFrame", queue: str, job: str, options: Mapping[str, Any] | None = None, **more: Any
 ) -> "WriteReport | None":
-    """Write a DataFrame's rows as jobs of one queue; answers what became of them.
+    """Enqueue each row of a DataFrame as a job, and return a report.
 
-    options, more: those of `format("djqueue")`, see docs/spark.md, also as `max_attempts=3`. Where a Django
-        project is configured, what it says of its storage, of the queue and of the job counts for those that
-        are missing.
+    Args:
+        df: The rows.
+        queue: The queue.
+        job: The job's name.
+        options: Options of `format("djqueue")`; see docs/spark.md. Inside a Django project, its settings
+            provide defaults for the storage, the queue and the job.
+        more: Further options, which may be in snake case, such as `max_attempts=3`.
 
-    None: all is written, and only its report could not be kept.
-    Raises OptionError for what is wrong, and what Spark raises, with the reason in its message.
+    Returns:
+        The report, or None if the jobs were written but the report could not be saved.
+
+    Raises:
+        OptionError: An option or a column is invalid.
+        PySparkException: The write failed; the message ends with the reason.
     """
     return write(df, {**_texts(options, more), "queue": queue, "job": job})
 
@@ -52,24 +60,24 @@ def enqueue(
 def change(
     df: "DataFrame", operation: str, options: Mapping[str, Any] | None = None, **more: Any
 ) -> "WriteReport | None":
-    """Do something to the jobs whose ids a DataFrame has: retry, cancel, delete or update. See `enqueue`."""
+    """Retry, cancel, delete or update the jobs whose ids are in a DataFrame. Like `enqueue`."""
     return write(df, {**_texts(options, more), "operation": operation})
 
 
 def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
-    """Do with a DataFrame's rows what the options say, written as Spark has them. See `enqueue`."""
+    """Write a DataFrame with options in Spark's spelling. Like `enqueue`."""
     from .locations import storage_at
     from .options import WriteOptions
     from .project import with_defaults
     from .writing import WriteReport
 
-    said = {"writeId": token_hex(8), **with_defaults(options)}
-    known = WriteOptions.read(said)
-    if known.dry_run:
-        return _tried(df, known)
-    df.write.format("djqueue").options(**said).mode("append").save()
-    with closing(storage_at(known.url, known.prefix)) as storage:
-        found = storage.imports.get(str(known.write)) if storage.imports is not None else None
+    all_options = {"writeId": token_hex(8), **with_defaults(options)}
+    checked = WriteOptions.read(all_options)
+    if checked.dry_run:
+        return _dry_run(df, checked)
+    df.write.format("djqueue").options(**all_options).mode("append").save()
+    with closing(storage_at(checked.url, checked.prefix)) as storage:
+        found = storage.imports.get(str(checked.write)) if storage.imports is not None else None
     return None if found is None else WriteReport.of(found)
 
 
@@ -81,18 +89,21 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _tried(df: "DataFrame", options: "WriteOptions") -> "WriteReport":
-    """The report of what writes nothing, and so leaves none: what the tasks say comes as rows."""
+def _dry_run(df: "DataFrame", options: "WriteOptions") -> "WriteReport":
+    """Validate the rows, and return the report.
+
+    A dry run saves no report with the storage, so the tasks return their reports as rows.
+    """
     from .writing import TaskReport, Write
 
     write = Write(options, df.columns)
 
-    def told(batches: Iterable[Any]) -> Iterator[Any]:
+    def run_tasks(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow
 
-        said = write.run_task("0.0", batches)
-        text = json.dumps({"rows": said.rows, "rejected": said.rejected, "changed": said.changed})
-        yield pyarrow.record_batch({"told": [text]})
+        report = write.run_task("0.0", batches)
+        text = json.dumps({"rows": report.rows, "rejected": report.rejected, "changed": report.changed})
+        yield pyarrow.record_batch({"report": [text]})
 
-    found = df.mapInArrow(told, "told string").collect()
-    return write.commit([TaskReport(part="0.0", **json.loads(row.told)) for row in found])
+    found = df.mapInArrow(run_tasks, "report string").collect()
+    return write.commit([TaskReport(part="0.0", **json.loads(row.report)) for row in found])

@@ -1,4 +1,4 @@
-"""`python -m djqueue.contrib.spark`: what goes on around the queue, without a project."""
+"""Run the pipeline commands without a Django project: `python -m djqueue.contrib.spark`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Django's alias of the database that a URL names, in a process that may have no project."""
+"""Find or add the Django database alias for a URL, in processes with or without a project."""
 
 import os
 import threading
@@ -20,25 +20,26 @@ from .project import has_project
 POSTGRESQL, SQLITE = "django.db.backends.postgresql", "django.db.backends.sqlite3"
 VENDORS = {POSTGRESQL: "postgresql", SQLITE: "sqlite"}
 SQLITE_PATIENCE, CONNECT_TIMEOUT = 60, 10
-"""Seconds for which a task waits: while others write to its SQLite; for a server."""
-PLACES = {"host": "HOST", "port": "PORT", "user": "USER", "dbname": "NAME"}
-"""What may be said behind the `?` instead, as libpq has it."""
+"""Seconds that a task waits: for other writers of an SQLite file; for a connection to a server."""
+SETTINGS_BY_PARAMETER = {"host": "HOST", "port": "PORT", "user": "USER", "dbname": "NAME"}
+"""Django settings by the libpq parameters that may follow the `?`."""
 COMPARED = ("NAME", "USER", "PASSWORD", "HOST", "PORT")
 
 _lock = threading.Lock()
 _added: dict[str, dict[str, Any]] = {}
-"""What was said of aliases that are no project's."""
+"""Settings of the added aliases."""
 
 
 def alias_of(url: str) -> str:
-    """The project's alias of a database, if it has one; else a further one, named by the URL without secrets.
+    """Return the project's alias for a database, or add one named by the URL without its credentials.
 
-    Raises OptionError.
+    Raises:
+        OptionError: The URL is invalid, or its database driver is missing.
     """
     wanted = parse(url)
     with _lock:
         _set_up()
-        alias = _of_project(wanted)
+        alias = _project_alias(wanted)
         if alias is None:
             alias = _add(wanted)
     try:
@@ -46,18 +47,18 @@ def alias_of(url: str) -> str:
     except ImproperlyConfigured as error:
         reason = in_one_line(error)
         raise OptionError(
-            f"url: {place_of(wanted)} needs psycopg: pip install psycopg[binary] ({reason})"
+            f"url: {location_of(wanted)} needs psycopg: pip install psycopg[binary] ({reason})"
         ) from None
     return alias
 
 
 def is_added(alias: str) -> bool:
-    """Whether an alias is no project's."""
+    """Return whether an alias was added here rather than configured by the project."""
     return alias in _added
 
 
 def parse(url: str) -> dict[str, Any]:
-    """What Django's `DATABASES` would say. Raises OptionError, without the URL's password."""
+    """Convert a URL to an entry of `DATABASES`. Raises OptionError, without the URL's password."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -73,8 +74,8 @@ def parse(url: str) -> dict[str, Any]:
     return _parse_postgresql(parts, port)
 
 
-def place_of(wanted: dict[str, Any]) -> str:
-    """Where a database is, for messages: a URL without user, password and options."""
+def location_of(wanted: dict[str, Any]) -> str:
+    """Return a URL without user, password and options, for messages."""
     if wanted["ENGINE"] == SQLITE:
         return f"sqlite://{wanted['NAME']}"
     host = f"[{wanted['HOST']}]" if ":" in wanted["HOST"] else wanted["HOST"]
@@ -122,8 +123,8 @@ def _parse_postgresql(parts: SplitResult, port: int | None) -> dict[str, Any]:
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name == "password":
             raise OptionError("url: put the password before the host: postgresql://user:password@host/name")
-        if name in PLACES:
-            wanted[PLACES[name]] = value
+        if name in SETTINGS_BY_PARAMETER:
+            wanted[SETTINGS_BY_PARAMETER[name]] = value
         else:
             wanted["OPTIONS"][name] = value
     if not wanted["NAME"]:
@@ -134,7 +135,7 @@ def _parse_postgresql(parts: SplitResult, port: int | None) -> dict[str, Any]:
 
 
 def _set_up() -> None:
-    """Have Django ready, with the project's settings if there are such."""
+    """Set up Django, with the project's settings if available."""
     if not settings.configured and not has_project():
         settings.configure(
             INSTALLED_APPS=["djqueue", "djqueue.contrib.spark"],
@@ -149,28 +150,28 @@ def _set_up() -> None:
         raise OptionError("url: the Django settings of this process do not have djqueue in INSTALLED_APPS")
 
 
-def _of_project(wanted: dict[str, Any]) -> str | None:
+def _project_alias(wanted: dict[str, Any]) -> str | None:
     engine = wanted["ENGINE"]
-    for alias, said in connections.settings.items():
-        is_same = alias not in _added and _compared(said, engine) == _compared(wanted, engine)
+    for alias, configured in connections.settings.items():
+        is_same = alias not in _added and _compared(configured, engine) == _compared(wanted, engine)
         if is_same and connections[alias].vendor == VENDORS[engine]:
             return str(alias)
     return None
 
 
-def _compared(said: dict[str, Any], engine: str) -> tuple[str, ...]:
-    found = {name: str(said.get(name) or "") for name in COMPARED}
+def _compared(configured: dict[str, Any], engine: str) -> tuple[str, ...]:
+    found = {name: str(configured.get(name) or "") for name in COMPARED}
     if engine == SQLITE:
         return (os.path.realpath(found["NAME"]),)
     return (*(found[name] for name in COMPARED[:-1]), found["PORT"] or "5432")
 
 
 def _add(wanted: dict[str, Any]) -> str:
-    place = place_of(wanted)
-    alias, number = place, 1
+    location = location_of(wanted)
+    alias, number = location, 1
     while _added.get(alias, wanted) != wanted:
         number += 1
-        alias = f"{place} ({number})"
+        alias = f"{location} ({number})"
     if alias not in _added:
         _added[alias] = wanted
         connections.settings[alias] = connections.configure_settings({"default": {}, alias: dict(wanted)})[

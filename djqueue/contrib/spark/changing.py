@@ -1,7 +1,7 @@
-"""What a DataFrame's rows do to jobs that are there, by their ids: retry, cancel, delete, update.
+"""Retry, cancel, delete or update the jobs whose ids are in a DataFrame.
 
-By the storage's own verbs, whose words are counted. A task that is run again does it again, which changes
-nothing more; only its words differ then.
+The storage's results are counted. Repeating a task is safe: it changes nothing more, and only the results
+differ.
 """
 
 from collections import Counter
@@ -12,18 +12,19 @@ from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.options import check_text
 from djqueue.storage.base import Storage
 
+from .columns import Columns
 from .options import CANCEL, DELETE, RETRY, UPDATE, WriteOptions, parse
-from .rows import Columns, RowReader
+from .rows import RowReader
 
-READ_AT_ONCE = 200
-"""Jobs whose payloads are looked at together."""
+READ_BATCH = 200
+"""Maximum number of jobs to read at once."""
 
 Send = Callable[..., Any]
-"""Calls a storage's verb with arguments: see `Sending`."""
+"""Calls a storage operation, and retries it; see `StorageRetry`."""
 
 
 class JobChange(NamedTuple):
-    """What one row says of one job."""
+    """The change of a job that one row requests."""
 
     id: str
     priority: int | None = None
@@ -32,28 +33,31 @@ class JobChange(NamedTuple):
 
 
 class ChangeColumns(Columns):
-    """What each column is for in an operation on jobs that are there."""
+    """The role of each column in an operation on existing jobs."""
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
-        self.said = {name: parse(name, value) for name, value in options.constants.items()}
+        self.constants = {name: parse(name, value) for name, value in options.constants.items()}
         self.payload_columns = [one for one in (self.payload, self.args, self.kwargs) if one is not None]
-        is_said = bool(self.payload_columns or options.include)
-        self.has_payload = options.operation in (RETRY, UPDATE) and is_said
+        is_given = bool(self.payload_columns or options.include)
+        self.has_payload = options.operation in (RETRY, UPDATE) and is_given
         if options.operation == RETRY and options.dry_run and self.has_payload:
             raise OptionError("dryRun can't be combined with a payload: remove one of them.")
-        says = self.has_payload or self.said or self.per_row
-        if options.operation == UPDATE and not says:
+        has_change = self.has_payload or self.constants or self.per_row
+        if options.operation == UPDATE and not has_change:
             raise OptionError(
                 "update: no change was given; set priority, runAt or a payload, as options or columns"
             )
 
 
-class Changing(RowReader):
-    """Does what the rows of one task say.
+class JobChanger(RowReader):
+    """Apply the changes that the rows of one task request.
 
-    send: how the storage's verbs are called.
-    wait: called with a queue and a number of jobs before these are sent.
+    Args:
+        plan: The columns.
+        storage: The storage of the jobs.
+        send: Calls a storage operation.
+        wait: Called with a queue and a number of jobs before each call.
     """
 
     def __init__(
@@ -66,11 +70,11 @@ class Changing(RowReader):
         self._wait = wait
         self._payload = plan.payload_reader() if plan.has_payload else None
         self.answers: dict[str, Counter[str]] = {}
-        """What became of the jobs of each queue, in the storage's words."""
+        """Results as the storage returns them, by queue."""
 
     def run(self, batches: Iterable[Any]) -> None:
-        """Work off record batches, each queue's rows together."""
-        verb = VERBS[self._plan.options.operation]
+        """Apply the changes in record batches, grouped by queue."""
+        operation = OPERATIONS[self._plan.options.operation]
         size = self._plan.options.batch_size
         open_: dict[str, list[JobChange]] = {}
         for batch in batches:
@@ -78,50 +82,50 @@ class Changing(RowReader):
                 try:
                     queue, change = self._plan.queue_of(row), self._change(row)
                 except DjqueueError as error:
-                    self.refuse(error)
+                    self.reject(error)
                     continue
                 changes = open_.setdefault(queue, [])
                 changes.append(change)
                 if len(changes) == size:
-                    self._do(verb, queue, open_.pop(queue))
+                    self._do(operation, queue, open_.pop(queue))
         for queue, changes in open_.items():
-            self._do(verb, queue, changes)
+            self._do(operation, queue, changes)
 
     def _change(self, row: Mapping[str, Any]) -> JobChange:
         plan = self._plan
-        said = dict(plan.said)
+        values = dict(plan.constants)
         for name, column in plan.per_row.items():
             if row[column] is not None:
-                said[name] = parse(name, row[column])
+                values[name] = parse(name, row[column])
         payload = None
         if self._payload is not None and not _are_null(row, plan.payload_columns):
             payload = self._payload(row)
-        return JobChange(check_text("id", row[plan.id_column or ""]), payload=payload, **said)
+        return JobChange(check_text("id", row[plan.id_column or ""]), payload=payload, **values)
 
-    def _do(self, verb: "Verb", queue: str, changes: Sequence[JobChange]) -> None:
+    def _do(self, operation: "Operation", queue: str, changes: Sequence[JobChange]) -> None:
         self._wait(queue, len(changes))
         answers = self.answers.setdefault(queue, Counter())
         if self._plan.options.dry_run:
             ids = [change.id for change in changes]
             answers.update(self._send(self._storage.retry, queue, ids, dry_run=True))
         else:
-            answers.update(verb(self._storage, self._send, queue, changes))
+            answers.update(operation(self._storage, self._send, queue, changes))
 
 
 def _are_null(row: Mapping[str, Any], columns: Sequence[str]) -> bool:
     return bool(columns) and all(row[column] is None for column in columns)
 
 
-Verb = Callable[[Storage, Send, str, Sequence[JobChange]], Iterable[str]]
+Operation = Callable[[Storage, Send, str, Sequence[JobChange]], Iterable[str]]
 
 
 def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
     unchanged = [change.id for change in changes if change.payload is None]
     if unchanged:
         yield from send(storage.retry, queue, unchanged)
-    revised = [change for change in changes if change.payload is not None]
-    for first in range(0, len(revised), READ_AT_ONCE):
-        some = revised[first : first + READ_AT_ONCE]
+    edited = [change for change in changes if change.payload is not None]
+    for first in range(0, len(edited), READ_BATCH):
+        some = edited[first : first + READ_BATCH]
         found = send(storage.jobs, queue, [change.id for change in some])
         for change, record in zip(some, found, strict=True):
             if record is None:
@@ -141,32 +145,34 @@ def _delete(storage: Storage, send: Send, queue: str, changes: Sequence[JobChang
 
 
 def _update(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
-    """Those that get the same together; the time comes last, as a job whose time has come may start."""
+    """Update jobs, equal changes in one call. Set `run_at` last, because a due job may start at once."""
     done = dict.fromkeys(range(len(changes)), True)
-    said = _alike(changes, lambda change: (change.priority, change.payload))
-    said.pop((None, None), None)
-    for (priority, payload), places in said.items():
-        ids = [changes[place].id for place in places]
-        for place, was in zip(places, send(storage.update, queue, ids, priority, payload), strict=True):
-            done[place] = was
-    times = _alike(changes, lambda change: change.run_at)
+    updates = _grouped_by(changes, lambda change: (change.priority, change.payload))
+    updates.pop((None, None), None)
+    for (priority, payload), indexes in updates.items():
+        ids = [changes[index].id for index in indexes]
+        for index, is_updated in zip(
+            indexes, send(storage.update, queue, ids, priority, payload), strict=True
+        ):
+            done[index] = is_updated
+    times = _grouped_by(changes, lambda change: change.run_at)
     times.pop(None, None)
-    for run_at, places in times.items():
-        ids = [changes[place].id for place in places]
-        for place, was in zip(places, send(storage.reschedule, queue, ids, run_at), strict=True):
-            done[place] = done[place] and was
-    for place, change in enumerate(changes):
-        says_nothing = change == JobChange(change.id)
-        yield "unchanged" if says_nothing else "updated" if done[place] else "not_updated"
+    for run_at, indexes in times.items():
+        ids = [changes[index].id for index in indexes]
+        for index, is_updated in zip(indexes, send(storage.reschedule, queue, ids, run_at), strict=True):
+            done[index] = done[index] and is_updated
+    for index, change in enumerate(changes):
+        is_empty = change == JobChange(change.id)
+        yield "unchanged" if is_empty else "updated" if done[index] else "not_updated"
 
 
-def _alike(changes: Sequence[JobChange], what: Callable[[JobChange], Any]) -> dict[Any, list[int]]:
-    """The places of those that say the same."""
+def _grouped_by(changes: Sequence[JobChange], key: Callable[[JobChange], Any]) -> dict[Any, list[int]]:
+    """Return the indexes of the changes by key."""
     found: dict[Hashable, list[int]] = {}
-    for place, change in enumerate(changes):
-        found.setdefault(what(change), []).append(place)
+    for index, change in enumerate(changes):
+        found.setdefault(key(change), []).append(index)
     return found
 
 
-VERBS: Mapping[str, Verb] = {RETRY: _retry, CANCEL: _cancel, DELETE: _delete, UPDATE: _update}
-"""What is done for each operation."""
+OPERATIONS: Mapping[str, Operation] = {RETRY: _retry, CANCEL: _cancel, DELETE: _delete, UPDATE: _update}
+"""Implementations by operation."""

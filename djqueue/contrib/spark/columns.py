@@ -1,28 +1,230 @@
-"""Arrow's columns as rows of Python's own values."""
+"""Map DataFrame columns to job options and payloads, and check their types on the driver.
 
-from collections.abc import Iterator
-from typing import Any
+Types are checked by passing a sample value of each column's Spark type to the option's own parser.
+"""
 
-NUMBERS = frozenset({"int8", "int16", "int32", "int64", "float", "double", "bool"})
-"""Types whose values NumPy turns into Python's at once, if none is missing."""
-TEXTS = frozenset({"string", "large_string", "binary", "large_binary"})
-"""The same, also if some are missing."""
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from djqueue.codecs import MSGPACK, get_encoder
+from djqueue.core.errors import OptionError
+from djqueue.core.options import EnqueueOptions, check_text, parse_options
+from djqueue.core.suggest import nearest
+
+from .options import DEPENDS_ON, WriteOptions, camel, dependencies, parse
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+SAMPLES: dict[str, Any] = {
+    "string": "a",
+    "binary": b"a",
+    "boolean": True,
+    **dict.fromkeys(("byte", "short", "integer", "long"), 1),
+    **dict.fromkeys(("float", "double"), 1.0),
+    "decimal": Decimal(1),
+    "date": date(2026, 1, 1),
+    **dict.fromkeys(("timestamp", "timestamp_ntz"), datetime(2026, 1, 1, tzinfo=UTC)),
+    "daytimeinterval": timedelta(seconds=1),
+}
+"""A sample value for each of Spark's type names."""
+TYPE_ERROR = "expected"
+"""In messages of parsers that reject a type; the others reject a value."""
 
 
-def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a record batch; a map is a dict."""
-    if not batch.num_columns:
-        return iter([{} for _ in range(batch.num_rows)])
-    names = batch.schema.names
-    return (dict(zip(names, row, strict=True)) for row in zip(*map(_values, batch.columns), strict=True))
+class UnknownType(Exception):
+    """A type without a sample value, such as that of a column of nulls."""
 
 
-def _values(column: Any) -> list[Any]:
-    # `to_pylist` makes an object of Arrow's for each value first: ten times as long.
-    kind = str(column.type)
-    values: list[Any]
-    if kind in TEXTS or (kind in NUMBERS and not column.null_count):
-        values = column.to_numpy(zero_copy_only=False).tolist()
-    else:
-        values = column.to_pylist(maps_as_pydicts="strict")
-    return values
+class Columns:
+    """The role of each column, checked on the driver and used in every task.
+
+    Raises:
+        OptionError: A column is missing, or options contradict each other.
+    """
+
+    def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
+        self.options = options
+        wanted = {
+            "queueColumn": options.queue_column,
+            "jobColumn": options.job_column,
+            "payloadColumn": options.payload_column,
+            "argsColumn": options.args_column,
+            "kwargsColumn": options.kwargs_column,
+            **{f"{camel(name)}Column": column for name, column in options.columns.items()},
+        }
+        for option, column in wanted.items():
+            if column is not None and column not in columns:
+                raise OptionError(f"{option}: no column {column!r}{nearest(column, columns)}")
+        for option, names in (("includeColumns", options.include or ()), ("excludeColumns", options.exclude)):
+            for column in names:
+                if column not in columns:
+                    raise OptionError(f"{option}: no column {column!r}{nearest(column, columns)}")
+        self.payload = options.payload_column or _own("payload", columns)
+        self.args = options.args_column or _own("args", columns)
+        self.kwargs = options.kwargs_column or _own("kwargs", columns)
+        if self.payload is not None and (options.args_column or options.kwargs_column):
+            raise OptionError(
+                "payloadColumn can't be combined with argsColumn or kwargsColumn: remove one of them"
+            )
+        taken = {column for column in wanted.values() if column is not None}
+        self.others: tuple[str, ...] = ()
+        if self.payload is None and self.args is None and self.kwargs is None:
+            chosen = options.include if options.include is not None else columns
+            self.others = tuple(
+                name
+                for name in chosen
+                if name not in options.exclude and (options.include is not None or name not in taken)
+            )
+        self.all_others = self.others == tuple(columns)
+        """Whether the whole row is its job's keyword arguments."""
+        self.per_row = {name: column for name, column in options.columns.items() if name != "id"}
+        self.id_column = options.columns.get("id")
+
+    def queue_of(self, row: Mapping[str, Any]) -> str:
+        """Return the queue of a row. Raises OptionError."""
+        return self.options.queue or check_text("queue", row[self.options.queue_column or ""])
+
+    def payload_reader(self) -> Callable[[Mapping[str, Any]], bytes]:
+        """Return a function that encodes a row's payload."""
+        encode = get_encoder(MSGPACK, self.options.max_payload, "payload")
+        if self.payload is not None:
+            return _payload_reader(self.payload, self.options.payload_format, encode)
+        if self.args is None and self.kwargs is None:
+            names = self.others
+            if self.all_others:
+                return lambda row: encode({"args": [], "kwargs": row})
+            return lambda row: encode({"args": [], "kwargs": {name: row[name] for name in names}})
+        args, kwargs = self.args, self.kwargs
+
+        def call(row: Mapping[str, Any]) -> bytes:
+            positional = [] if args is None else row[args]
+            named = {} if kwargs is None else row[kwargs]
+            if not isinstance(positional, list | type(None)):
+                raise OptionError(f"{args}: expected an array, got {type(positional).__name__}")
+            if not isinstance(named, dict | type(None)):
+                raise OptionError(f"{kwargs}: expected a map or a struct, got {type(named).__name__}")
+            return encode({"args": positional or [], "kwargs": named or {}})
+
+        return call
+
+
+class JobColumns(Columns):
+    """The role of each column in rows that are enqueued as jobs."""
+
+    def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
+        super().__init__(options, columns)
+        constants = dict(options.constants)
+        self.depends_on = constants.pop(DEPENDS_ON, None)
+        self.base = with_given_backoff(parse_options(constants, EnqueueOptions()), constants)
+        if self.depends_on is not None and options.queue is not None:
+            depends_on = dependencies(options.queue, self.depends_on)
+            self.base = replace(self.base, job=replace(self.base.job, depends_on=depends_on))
+            self.depends_on = None
+
+    def needs_group(self) -> bool:
+        """Return whether neither an option nor a column sets a group."""
+        return "group" not in self.per_row and self.base.job.group is None
+
+
+def with_given_backoff(options: EnqueueOptions, given: Mapping[str, Any]) -> EnqueueOptions:
+    """Mark an explicit backoff, which takes precedence over the job's backoff function."""
+    return replace(options, job=replace(options.job, backoff_given=True)) if "backoff" in given else options
+
+
+def _own(name: str, columns: Sequence[str]) -> str | None:
+    return name if name in columns else None
+
+
+def check_kinds(columns: Columns, schema: "StructType") -> None:
+    """Raise OptionError, with option, column and type, if a column's type can't hold what it is used for."""
+    for option, column, check in _uses(columns.options, columns):
+        kind = schema[column].dataType
+        try:
+            value = _sample(kind)
+        except UnknownType:
+            continue
+        try:
+            check(value)
+        except OptionError as error:
+            is_plain = not isinstance(value, (str, list, dict))
+            if is_plain or TYPE_ERROR in str(error):
+                raise OptionError(
+                    f"{option}: column {column!r} has type {kind.simpleString()}: {error}"
+                ) from None
+
+
+def _uses(options: WriteOptions, columns: Columns) -> Iterator[tuple[str, str, Callable[[Any], object]]]:
+    if options.queue_column is not None and options.queue is None:
+        yield "queueColumn", options.queue_column, lambda value: check_text("queue", value)
+    if options.job_column is not None and options.job is None:
+        yield "jobColumn", options.job_column, lambda value: check_text("job", value)
+    if columns.id_column is not None:
+        yield "idColumn", columns.id_column, lambda value: check_text("id", value)
+    for name, column in columns.per_row.items():
+        yield f"{camel(name)}Column", column, _parser(name)
+    if columns.args is not None:
+        yield "argsColumn", columns.args, _instance(list, "an array")
+    if columns.kwargs is not None:
+        yield "kwargsColumn", columns.kwargs, _instance(dict, "a map or a struct")
+    if columns.payload is not None and options.payload_format == "msgpack":
+        yield "payloadColumn", columns.payload, _instance(bytes, "binary MessagePack")
+    if columns.payload is not None and options.payload_format == "json":
+        yield "payloadColumn", columns.payload, _instance((str, bytes), "JSON text")
+
+
+def _parser(name: str) -> Callable[[Any], object]:
+    if name == DEPENDS_ON:
+        return lambda value: dependencies("a", value)
+    return lambda value: parse(name, value)
+
+
+def _instance(kinds: type | tuple[type, ...], expected: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if not isinstance(value, kinds):
+            raise OptionError(f"expected {expected}")
+
+    return check
+
+
+def _sample(kind: Any) -> Any:
+    """Return a sample value of a Spark type. Raises UnknownType."""
+    name = kind.typeName()
+    if name == "array":
+        return [_sample(kind.elementType)]
+    if name == "map":
+        return {_sample(kind.keyType): _sample(kind.valueType)}
+    if name == "struct":
+        return {field.name: _sample(field.dataType) for field in kind.fields}
+    try:
+        return SAMPLES[name]
+    except KeyError:
+        raise UnknownType(name) from None
+
+
+def _payload_reader(
+    column: str, form: str, encode: Callable[[Any], bytes]
+) -> Callable[[Mapping[str, Any]], bytes]:
+    if form == "value":
+        return lambda row: encode(row[column])
+    if form == "msgpack":
+
+        def checked(row: Mapping[str, Any]) -> bytes:
+            data = row[column]
+            if not isinstance(data, bytes):
+                raise OptionError(f"{column}: expected binary MessagePack, got {type(data).__name__}")
+            return data
+
+        return checked
+
+    def parsed(row: Mapping[str, Any]) -> bytes:
+        try:
+            return encode(json.loads(row[column]))
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"{column}: not JSON: {error}") from error
+
+    return parsed

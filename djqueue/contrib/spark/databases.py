@@ -1,4 +1,4 @@
-"""The database storage that a URL names. To be imported when Django is set up: see `aliases`."""
+"""Connect to a database storage by URL. Import this module only after Django is set up; see `aliases`."""
 
 from django.apps import apps
 from django.db import Error, connections
@@ -11,28 +11,28 @@ from .aliases import is_added
 
 
 class UrlDatabase(DatabaseStorage):
-    """Enqueues, stages and reads; never the scheduler, however often it is connected.
+    """Database storage that enqueues, stages and reads, but never becomes the scheduler.
 
-    Queues have the modes that are recorded with them: there need be no settings here.
+    Group modes come from the queues' records, so no settings are needed.
     """
 
     _lacks_spark_tables = False
 
     def connect(self) -> None:
-        """See whether the database answers, and has its tables. Raises StorageUnavailableError."""
+        """Check that the database responds and has djqueue's tables. Raises StorageUnavailableError."""
         connection = connections[self.alias]
         try:
-            there = set(connection.introspection.table_names())
+            existing = set(connection.introspection.table_names())
         except Error as error:
             raise StorageUnavailableError(
                 f"{self.describe()} does not answer: {in_one_line(error)}"
             ) from None
-        if missing := sorted(_tables("djqueue") - there):
+        if missing := sorted(_tables("djqueue") - existing):
             raise StorageUnavailableError(
                 f"{self.describe()} has no table {missing[0]}: run manage.py migrate with this version of "
                 "djqueue"
             )
-        self._lacks_spark_tables = super().has_spark_tables and not _tables("djqueue_spark") <= there
+        self._lacks_spark_tables = super().has_spark_tables and not _tables("djqueue_spark") <= existing
 
     @property
     def has_spark_tables(self) -> bool:
@@ -40,13 +40,13 @@ class UrlDatabase(DatabaseStorage):
         return super().has_spark_tables and not self._lacks_spark_tables
 
     def close(self) -> None:
-        """See `Storage.close`. A project's own connection stays open."""
+        """Close the storage. A connection of the project itself stays open."""
         super().close()
         if is_added(self.alias):
             connections[self.alias].close()
 
     def describe(self) -> str:
-        """See `Storage.describe`."""
+        """Return the database's location without credentials."""
         return f"database {self.alias}" if is_added(self.alias) else super().describe()
 
 

@@ -1,4 +1,4 @@
-"""The storage that a URL names: made anew in every process, without a Django project."""
+"""Create the storage that a URL points to, in any process, without a Django project."""
 
 from collections.abc import Mapping
 
@@ -13,14 +13,20 @@ DATABASES = ("postgresql", "postgres", "sqlite")
 
 
 def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] | None = None) -> Storage:
-    """A storage for the caller alone, who closes it. Raises OptionError, without the URL's password.
+    """Return a new storage, which the caller must close.
 
-    policies: of queues of which more is known than that they are there.
+    Args:
+        url: The address; see docs/spark.md.
+        prefix: The key prefix of a Redis storage.
+        policies: Known policies by queue.
+
+    Raises:
+        OptionError: The URL is invalid. The message does not contain its password.
     """
     scheme, sign, _ = url.lower().partition("://")
     known = ", ".join(f"{one}://" for one in REDIS + DATABASES)
     if not sign or not scheme:
-        # What is there instead may have a password in it.
+        # Don't echo the URL: it may contain a password.
         raise OptionError(f"url: must start with one of {known}")
     if "mysql" in scheme or "mariadb" in scheme:
         raise OptionError(f"url: {scheme}:// is not supported; only PostgreSQL and SQLite databases are")
@@ -32,7 +38,7 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
         from .aliases import alias_of
 
         alias = alias_of(url)
-        # Only now: its models want Django to be set up.
+        # Import late: the models require Django to be set up.
         from .databases import UrlDatabase
 
         return UrlDatabase(database=alias, policies=policies or None)  # type: ignore[abstract]
@@ -45,7 +51,7 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
 
 
 def staging_of(storage: Storage) -> Staging:
-    """Where jobs can be put aside. Raises OptionError if there is no such place."""
+    """Return the storage's staging area. Raises OptionError if it has none."""
     staging = storage.staging
     if staging is None:
         raise OptionError(f"url: {storage.describe()} lacks the tables for bulk writes: {sparktables.REMEDY}")

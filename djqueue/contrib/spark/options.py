@@ -1,4 +1,4 @@
-"""What is said of a write by `.option(…)`: read and checked on the driver, before any task."""
+"""Parse and check the options of a write, on the driver before any task."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,30 +14,30 @@ from djqueue.core.suggest import nearest
 STAGED, DIRECT = "staged", "direct"
 FAIL, SKIP, DEAD = "fail", "skip", "dead"
 ENQUEUE, RETRY, CANCEL, DELETE, UPDATE = "enqueue", "retry", "cancel", "delete", "update"
-SPARKS_OWN = frozenset({"checkpointlocation"})
-"""Options of a stream that Spark passes on."""
+SPARK_OPTIONS = frozenset({"checkpointlocation"})
+"""Options of a stream that are meant for Spark itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """See docs/spark.md, which has them all."""
+    """The options of a write; docs/spark.md describes them."""
 
     url: str = field(repr=False)
-    """With its password, perhaps: it is in no text that anybody is shown."""
+    """The storage's address. It may contain a password, so it is never shown."""
     prefix: str = ""
     operation: str = ENQUEUE
     write: str | None = None
-    """The write's name, if whoever begins it wants to know it."""
+    """The write's name, if the caller wants to know it."""
     queue: str | None = None
     queue_column: str | None = None
     job: str | None = None
     job_column: str | None = None
     group_mode: str | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Job options that all jobs have, checked, as Python code says them: durations are seconds; of
-    `depends_on` only the ids."""
+    """Options of all jobs, checked, with the values that Python code would pass: durations are in seconds.
+    `depends_on` has only the ids."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Names of columns by the job option, or `id`, that they hold."""
+    """Column names by job option, or by `id`."""
     payload_column: str | None = None
     payload_format: str = "value"
     args_column: str | None = None
@@ -59,25 +59,25 @@ class WriteOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> "WriteOptions":
-        """The options of a write. Names are not case-sensitive. Raises OptionError naming a wrong one."""
+        """Parse the options of a write. Names are case-insensitive. Raises OptionError for an invalid one."""
         values: dict[str, Any] = {"constants": {}, "columns": {}}
-        said: dict[str, str] = {}
+        spelled: dict[str, str] = {}
         for name, text in given.items():
             plain = key_of(name)
-            if plain in SPARKS_OWN:
+            if plain in SPARK_OPTIONS:
                 continue
             known = _KNOWN.get(plain)
             if known is None:
                 raise OptionError(f"unknown option {name!r}{nearest(name, _SPELLED)}")
-            if plain in said:
-                raise OptionError(f"{name}: the option is set twice, also as {said[plain]}")
-            said[plain] = name
+            if plain in spelled:
+                raise OptionError(f"{name}: the option is set twice, also as {spelled[plain]}")
+            spelled[plain] = name
             known(values, text)
         if "url" not in values:
             raise OptionError("url: set the storage to write to: redis://…, postgresql://…, sqlite:///…")
         operation = values.get("operation", ENQUEUE)
         if operation != ENQUEUE:
-            _check_change(operation, values, said)
+            _check_change(operation, values, spelled)
             return cls(**values)
         for needed, instead in (("queue", "queue_column"), ("job", "job_column")):
             if needed not in values and instead not in values:
@@ -89,7 +89,7 @@ class WriteOptions:
         return cls(**values)
 
 
-OF_CHANGES = frozenset(
+CHANGE_OPTIONS = frozenset(
     {
         "url",
         "keyPrefix",
@@ -104,7 +104,7 @@ OF_CHANGES = frozenset(
         "onError",
     }
 )
-"""Options of all operations on jobs that are there."""
+"""Options of all operations on existing jobs."""
 PAYLOAD = frozenset(
     {
         "payloadColumn",
@@ -117,18 +117,18 @@ PAYLOAD = frozenset(
     }
 )
 CHANGES: Mapping[str, frozenset[str]] = {
-    RETRY: OF_CHANGES | PAYLOAD | {"maxQueueDepth", "backpressureTimeout", "dryRun"},
-    CANCEL: OF_CHANGES,
-    DELETE: OF_CHANGES,
-    UPDATE: OF_CHANGES | PAYLOAD | {"priority", "priorityColumn", "runAt", "runAtColumn"},
+    RETRY: CHANGE_OPTIONS | PAYLOAD | {"maxQueueDepth", "backpressureTimeout", "dryRun"},
+    CANCEL: CHANGE_OPTIONS,
+    DELETE: CHANGE_OPTIONS,
+    UPDATE: CHANGE_OPTIONS | PAYLOAD | {"priority", "priorityColumn", "runAt", "runAtColumn"},
 }
-"""The options of each."""
+"""The options of each operation on existing jobs."""
 
 
-def _check_change(operation: str, values: dict[str, Any], said: Mapping[str, str]) -> None:
-    """Raise OptionError for what an operation on jobs that are there does not take."""
+def _check_change(operation: str, values: dict[str, Any], spelled: Mapping[str, str]) -> None:
+    """Raise OptionError for an option that an operation on existing jobs does not take."""
     takes = {key_of(name) for name in CHANGES[operation]}
-    for plain, name in said.items():
+    for plain, name in spelled.items():
         if plain not in takes:
             raise OptionError(f"{name}: not supported by the operation {operation}; remove the option")
     if values.get("on_error") == DEAD:
@@ -139,7 +139,7 @@ def _check_change(operation: str, values: dict[str, Any], said: Mapping[str, str
 
 
 def key_of(name: str) -> str:
-    """An option's name as it is compared: `maxAttempts`, `maxattempts` and `max_attempts` are one."""
+    """Normalize an option's name: `maxAttempts`, `maxattempts` and `max_attempts` are the same option."""
     return name.replace("_", "").lower()
 
 
@@ -167,15 +167,15 @@ def _names(field_name: str) -> Callable[[dict[str, Any], str], None]:
 
 
 def _number(
-    field_name: str, spelled: str, convert: Callable[[str], Any], least: float
+    field_name: str, spelled: str, convert: Callable[[str], Any], minimum: float
 ) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
         try:
             number = convert(text)
         except ValueError:
             raise OptionError(f"{spelled}: {text!r} is not a number") from None
-        if not least <= number < float("inf"):
-            raise OptionError(f"{spelled}: must be a number of at least {least:g}; got {text}")
+        if not minimum <= number < float("inf"):
+            raise OptionError(f"{spelled}: must be a number of at least {minimum:g}; got {text}")
         values[field_name] = number
 
     return read
@@ -204,7 +204,7 @@ def _flag(field_name: str, spelled: str) -> Callable[[dict[str, Any], str], None
 
 def _constant(option: str) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
-        value = of_text(option, text)
+        value = value_of_text(option, text)
         if option != DEPENDS_ON:
             parse(option, value)
         values["constants"][option] = value
@@ -220,17 +220,19 @@ def _column(option: str) -> Callable[[dict[str, Any], str], None]:
 
 
 DEPENDS_ON = "depends_on"
-"""What it names depends on the row's queue."""
+"""Parsed separately, because ids refer to the row's queue."""
 DURATIONS = frozenset({"delay", "timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
 WHOLE = frozenset({"priority", "max_attempts", "max_stalls", "weight"})
-SAID_OTHERWISE = frozenset({"queue", "content_type", "durable", "executor"})
-"""Options of jobs that a write does not take: the queue is the target; payloads are written as MessagePack;
-how one enqueue is committed says nothing of many; how a function is run is said where it is defined."""
-PER_JOB = tuple(name for name in PARSERS if name not in SAID_OTHERWISE)
+NOT_PER_JOB = frozenset({"queue", "content_type", "durable", "executor"})
+"""Job options that a write does not take.
+
+The queue is the target of the write. Payloads are written as MessagePack. `durable` affects only how a single
+enqueue is committed. `executor` belongs to the function."""
+PER_JOB = tuple(name for name in PARSERS if name not in NOT_PER_JOB)
 
 
-def of_text(option: str, text: str) -> Any:
-    """The value that a text is meant to be: seconds, a whole number, true or false, texts and commas."""
+def value_of_text(option: str, text: str) -> Any:
+    """Convert the text of an option to its value: seconds, an integer, a boolean or a list."""
     try:
         if option in WHOLE:
             return int(text)
@@ -255,7 +257,7 @@ def of_text(option: str, text: str) -> Any:
 
 
 def _backoff(text: str) -> Any:
-    """Seconds, a kind's name, or an object of JSON."""
+    """Convert a backoff: seconds, the name of a kind, or a JSON object."""
     try:
         return float(text)
     except ValueError:
@@ -269,20 +271,21 @@ def _backoff(text: str) -> Any:
 
 
 def parse(option: str, value: Any) -> Any:
-    """A job option's value, checked. Raises OptionError, with the name as it is written here."""
+    """Check a job option's value. Raises OptionError, with the name in Spark's spelling."""
     try:
         return PARSERS[option](option, value)
     except OptionError as error:
         raise OptionError(str(error).replace(option, camel(option), 1)) from None
 
 
-def dependencies(queue: str, said: Any) -> tuple[tuple[str, str], ...]:
-    """What a job of a queue depends on: each an id of that queue, or a struct of queue and id.
+def dependencies(queue: str, value: Any) -> tuple[tuple[str, str], ...]:
+    """Return the keys of a job's dependencies: ids in its queue, or structs of queue and id.
 
-    Raises OptionError.
+    Raises:
+        OptionError: A dependency is neither.
     """
     found = []
-    for one in said if isinstance(said, list | tuple) else [said]:
+    for one in value if isinstance(value, list | tuple) else [value]:
         if isinstance(one, Mapping) and set(one) == {"queue", "id"}:
             found.append((one["queue"], one["id"]))
         elif isinstance(one, str):
@@ -294,7 +297,7 @@ def dependencies(queue: str, said: Any) -> tuple[tuple[str, str], ...]:
 
 
 def camel(name: str) -> str:
-    """An option's name as Spark's own are written."""
+    """Convert an option's name to camel case, as in Spark's options."""
     head, *rest = name.split("_")
     return head + "".join(part.title() for part in rest)
 

@@ -1,6 +1,6 @@
-"""What a Django project says of a queue and of a job, for writes that begin where it is configured.
+"""Take the defaults of a write from the settings of a Django project.
 
-Spark's own processes have no settings: what they are to know is among the options by then.
+Spark's processes have no settings, so the defaults are passed to them as options.
 """
 
 import json
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from djqueue.conf import Settings
     from djqueue.core.backoff import Backoff
 
-INSTEAD = {"delay": ("runAt", "runAtColumn"), "runAt": ("delay", "delayColumn")}
-"""Options that leave no room for another."""
+CONFLICTS = {"delay": ("runAt", "runAtColumn"), "runAt": ("delay", "delayColumn")}
+"""Options that make a default inapplicable."""
 
 
 def with_defaults(given: Mapping[str, str]) -> dict[str, str]:
-    """Options, and what the project says where they say nothing; the same if there is no project."""
+    """Return the options with the project's defaults added, or unchanged without a project."""
     settings = _settings()
     if settings is None:
         return dict(given)
-    said = {key_of(name): value for name, value in given.items()}
-    found = place_of(settings)
-    if said.get("operation", ENQUEUE) == ENQUEUE:
-        found |= _of_queue(settings, said.get("queue"))
-        found |= _of_job(settings, said.get("job"))
-    return {**{name: text for name, text in found.items() if not _is_said(name, said)}, **given}
+    given_options = {key_of(name): value for name, value in given.items()}
+    found = storage_options(settings)
+    if given_options.get("operation", ENQUEUE) == ENQUEUE:
+        found |= _of_queue(settings, given_options.get("queue"))
+        found |= _of_job(settings, given_options.get("job"))
+    return {**{name: text for name, text in found.items() if not _is_given(name, given_options)}, **given}
 
 
-def _is_said(name: str, said: Mapping[str, str]) -> bool:
-    if name == "keyPrefix" and "url" in said:
-        return True  # it belongs to the project's own storage
-    others = (name, f"{name}Column", *INSTEAD.get(name, ()))
-    return any(key_of(other) in said for other in others)
+def _is_given(name: str, given_options: Mapping[str, str]) -> bool:
+    if name == "keyPrefix" and "url" in given_options:
+        return True  # The prefix belongs to the project's own storage.
+    others = (name, f"{name}Column", *CONFLICTS.get(name, ()))
+    return any(key_of(other) in given_options for other in others)
 
 
 def _settings() -> "Settings | None":
-    """The project's, if one is configured here that has `DJQUEUE`."""
+    """Return the project's settings if they define `DJQUEUE`."""
     if not has_project():
         return None
     import django
@@ -58,7 +58,9 @@ def _settings() -> "Settings | None":
 
 
 def has_project() -> bool:
-    """Whether the settings that the environment names are here: it may be handed on from elsewhere."""
+    """Return whether `DJANGO_SETTINGS_MODULE` names a module that exists in this process.
+
+    Spark may pass the variable on to machines without the project."""
     module = os.environ.get("DJANGO_SETTINGS_MODULE", "")
     try:
         return bool(module) and find_spec(module) is not None
@@ -66,8 +68,8 @@ def has_project() -> bool:
         return False
 
 
-def place_of(settings: "Settings") -> dict[str, str]:
-    """Where the project's storage is, if a URL says all of it."""
+def storage_options(settings: "Settings") -> dict[str, str]:
+    """Return the options `url` and `keyPrefix` of the project's storage, if a URL can express it."""
     given = settings.storage_options
     found: dict[str, str] = {}
     if settings.backend.endswith("DatabaseStorage"):
@@ -84,15 +86,19 @@ def place_of(settings: "Settings") -> dict[str, str]:
 
 
 def _cache(alias: str) -> str | None:
-    """The URL of a cache, if that is all that is said of where it is."""
+    """Return a cache's URL, or None if its location needs more than a URL."""
     from django.conf import settings
 
-    said: Mapping[str, Any] = settings.CACHES.get(alias, {})
-    location = said.get("LOCATION")
+    cache: Mapping[str, Any] = settings.CACHES.get(alias, {})
+    location = cache.get("LOCATION")
     if isinstance(location, list | tuple) and len(location) == 1:
         [location] = location
-    aside = said.get("OPTIONS", {}).keys() & {"PASSWORD", "CONNECTION_POOL_KWARGS", "SENTINELS"}
-    if aside or not isinstance(location, str) or any(sign in location for sign in ",;"):
+    unsupported = cache.get("OPTIONS", {}).keys() & {
+        "PASSWORD",
+        "CONNECTION_POOL_KWARGS",
+        "SENTINELS",
+    }
+    if unsupported or not isinstance(location, str) or any(sign in location for sign in ",;"):
         return None
     return location
 
@@ -100,18 +106,20 @@ def _cache(alias: str) -> str | None:
 def _database(alias: str) -> str | None:
     from django.conf import settings
 
-    said: Mapping[str, Any] = settings.DATABASES.get(alias, {})
-    engine, name = str(said.get("ENGINE", "")), str(said.get("NAME", ""))
+    database: Mapping[str, Any] = settings.DATABASES.get(alias, {})
+    engine, name = str(database.get("ENGINE", "")), str(database.get("NAME", ""))
     if engine.endswith("sqlite3"):
         return f"sqlite://{quote(os.path.abspath(name))}"
     if not engine.endswith("postgresql"):
         return None
-    user, password, port = (str(said.get(key) or "") for key in ("USER", "PASSWORD", "PORT"))
+    user, password, port = (str(database.get(key) or "") for key in ("USER", "PASSWORD", "PORT"))
     who = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
-    options = {key: value for key, value in said.get("OPTIONS", {}).items() if isinstance(value, str | int)}
-    host = str(said.get("HOST") or "")
+    options = {
+        key: value for key, value in database.get("OPTIONS", {}).items() if isinstance(value, str | int)
+    }
+    host = str(database.get("HOST") or "")
     if "/" in host:
-        options["host"], host = host, ""  # a socket's folder
+        options["host"], host = host, ""  # The directory of a Unix socket.
     where = (f"{who}@" if who else "") + host + (f":{port}" if port else "")
     more = f"?{urlencode(options)}" if options else ""
     return f"postgresql://{where}/{quote(name, safe='')}{more}"
@@ -128,14 +136,14 @@ def _of_queue(settings: "Settings", queue: str | None) -> dict[str, str]:
 
 
 def _of_job(settings: "Settings", job: str | None) -> dict[str, str]:
-    """The options of a registered job, or the settings' own."""
+    """Return the options of a registered job, or the defaults of the settings."""
     from djqueue.client.registered import registry
 
     job_type = registry.find(job) if job is not None else None
     options = settings.defaults if job_type is None else job_type.options
     values: dict[str, Any] = {name: value for name, value in options.job.as_dict().items() if name in PER_JOB}
     if job_type is not None and job_type.backoff_function is not None:
-        values.pop("backoff", None)  # its workers know it
+        values.pop("backoff", None)  # The workers know the function.
     if options.delay is not None:
         values["delay"] = options.delay
     if "backoff" in values:

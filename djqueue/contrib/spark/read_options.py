@@ -1,4 +1,4 @@
-"""What is said of a read by `.option(…)`: read and checked on the driver, before any task."""
+"""Parse and check the options of a read, on the driver before any task."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from djqueue.storage.export import ExportFilter
 from .tables import EVENTS, JOBS, PAYLOAD, RESULTS, TABLES, Column, Table
 
 EARLIEST, LATEST = "earliest", "latest"
-SPARKS_OWN = frozenset({"checkpointlocation"})
-"""Options of a stream that Spark passes on."""
-MOST_ROWS = 3_000
-"""Of a page: a call for more would keep Redis from others for too long."""
+SPARK_OPTIONS = frozenset({"checkpointlocation"})
+"""Options of a stream that are meant for Spark itself."""
+MAX_BATCH_SIZE = 3_000
+"""Maximum rows per call. A larger call would block Redis for too long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """See docs/spark.md, which has them all."""
+    """The options of a read; docs/spark.md describes them."""
 
     url: str
     prefix: str = ""
@@ -31,8 +31,9 @@ class ReadOptions:
     queues: tuple[str, ...] | None = None
     states: frozenset[State] | None = None
     since: int | None = None
-    """UTC milliseconds, as `until`."""
+    """Start of the time range, in UTC milliseconds."""
     until: int | None = None
+    """End of the time range, in UTC milliseconds; exclusive."""
     columns: tuple[str, ...] | None = None
     payload: bool = False
     partitions: int = 8
@@ -43,20 +44,21 @@ class ReadOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> "ReadOptions":
-        """The options of a read, or, of the table events, of a stream. Names are not case-sensitive.
+        """Parse the options of a read, or of a stream of events. Names are case-insensitive.
 
-        Raises OptionError naming a wrong one.
+        Raises:
+            OptionError: An option is unknown, invalid, or not supported for the table.
         """
         values: dict[str, Any] = {}
-        said: set[str] = set()
+        given_names: set[str] = set()
         for name, text in given.items():
-            if name.lower() in SPARKS_OWN:
+            if name.lower() in SPARK_OPTIONS:
                 continue
             known = _KNOWN.get(name.lower())
             if known is None:
                 raise OptionError(f"unknown option {name!r}{nearest(name, _SPELLED)}")
             spelled, parse = known
-            said.add(spelled)
+            given_names.add(spelled)
             parse(values, text)
         if "url" not in values:
             raise OptionError("url: set the storage to read from: redis://…, postgresql://…, sqlite:///…")
@@ -65,7 +67,7 @@ class ReadOptions:
         if "queue" in values:
             values["queues"] = values.pop("queue")
         options = cls(**values)
-        foreign = said & (NOT_OF_STREAMS if options.table is EVENTS else OF_STREAMS)
+        foreign = given_names & (BATCH_OPTIONS if options.table is EVENTS else STREAM_OPTIONS)
         for name in sorted(foreign):
             raise OptionError(f"{name}: not an option for reading {options.table.name}")
         options._check()
@@ -88,7 +90,7 @@ class ReadOptions:
         self.schema()
 
     def schema(self) -> list[Column]:
-        """The columns of the rows. Raises OptionError for one that is not there."""
+        """Return the columns to read. Raises OptionError for an unknown one."""
         try:
             return self.table.chosen(self.columns, payload=self.payload)
         except KeyError as error:
@@ -101,7 +103,7 @@ class ReadOptions:
             ) from None
 
     def wanted(self) -> ExportFilter:
-        """What a storage is asked for."""
+        """Return the filter to pass to the storage."""
         return ExportFilter(
             self.table.name,
             frozenset(column.name for column in self.schema()),
@@ -168,7 +170,7 @@ def _time(field: str) -> Parser:
                 f"{field}: {text!r} is neither a date, such as {date(2026, 1, 31)}, nor a time, such as "
                 "2026-01-31T12:00:00+01:00"
             ) from None
-        # Without a zone it is in UTC, as all times of the tables are.
+        # Without a time zone, it is UTC, as are all times of the tables.
         values[field] = to_milliseconds(found if found.tzinfo else found.replace(tzinfo=UTC))
 
     return read
@@ -183,14 +185,14 @@ def _flag(field: str, spelled: str) -> Parser:
     return read
 
 
-def _number(field: str, spelled: str, most: int) -> Parser:
+def _number(field: str, spelled: str, limit: int) -> Parser:
     def read(values: dict[str, Any], text: str) -> None:
         try:
             number = int(text)
         except ValueError:
             raise OptionError(f"{spelled}: {text!r} is not a whole number") from None
-        if not 1 <= number <= most:
-            raise OptionError(f"{spelled}: must be from 1 to {most:,}; got {text}")
+        if not 1 <= number <= limit:
+            raise OptionError(f"{spelled}: must be from 1 to {limit:,}; got {text}")
         values[field] = number
 
     return read
@@ -202,8 +204,8 @@ def _start(values: dict[str, Any], text: str) -> None:
     values["starting"] = text.lower()
 
 
-OF_STREAMS = frozenset({"startingOffsets", "maxRowsPerTrigger", "failOnDataLoss"})
-NOT_OF_STREAMS = frozenset({"state", "since", "until", "includePayload", "numPartitions"})
+STREAM_OPTIONS = frozenset({"startingOffsets", "maxRowsPerTrigger", "failOnDataLoss"})
+BATCH_OPTIONS = frozenset({"state", "since", "until", "includePayload", "numPartitions"})
 OPTIONS: Mapping[str, Parser] = {
     "url": _text("url", "url"),
     "keyPrefix": _text("prefix", "keyPrefix"),
@@ -216,7 +218,7 @@ OPTIONS: Mapping[str, Parser] = {
     "columns": _columns,
     "includePayload": _flag("payload", "includePayload"),
     "numPartitions": _number("partitions", "numPartitions", 1_000),
-    "batchSize": _number("batch_size", "batchSize", MOST_ROWS),
+    "batchSize": _number("batch_size", "batchSize", MAX_BATCH_SIZE),
     "startingOffsets": _start,
     "maxRowsPerTrigger": _number("max_rows", "maxRowsPerTrigger", 2**31 - 1),
     "failOnDataLoss": _flag("fail_on_data_loss", "failOnDataLoss"),

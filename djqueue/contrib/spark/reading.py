@@ -1,4 +1,4 @@
-"""What a read does, on the driver and in its tasks: plain Python, without Spark."""
+"""Read a storage's tables, on the driver and in tasks, without depending on Spark."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from djqueue.core.errors import OptionError
 from djqueue.storage.base import Storage
-from djqueue.storage.export import Export, ExportPart, Page
+from djqueue.storage.bulkwrites import BulkWriteReport, BulkWriteReports
+from djqueue.storage.export import Export, ExportFilter, ExportPart, Page
 
 from .locations import storage_at
 from .read_options import ReadOptions
-from .reports import ReportExport
 from .tables import Column
 
 if TYPE_CHECKING:
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 class Read:
-    """One read. Made, and checked, on the driver; its copies work in tasks.
+    """One read, created and checked on the driver and copied to tasks.
 
-    Raises OptionError for what cannot be, and StorageUnavailableError if nobody answers at the URL.
+    Raises:
+        OptionError: An option is invalid.
+        StorageUnavailableError: The server does not respond.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -28,26 +30,26 @@ class Read:
         self.columns = options.schema()
 
     def storage(self) -> Storage:
-        """For the caller, who closes it."""
+        """Return a new storage, which the caller must close."""
         return storage_at(self.options.url, self.options.prefix)
 
     def partitions(self) -> list[list[ExportPart]]:
-        """What each task reads: at most `numPartitions`, of about as many rows each."""
-        many = self.options.partitions
+        """Return what each task reads: at most `numPartitions` lists of about equal numbers of rows."""
+        count = self.options.partitions
         with closing(self.storage()) as storage:
             storage.connect()
-            parts = export_of(storage, self.options.table.name).parts(self.options.wanted(), many)
-        # At least one: Spark takes no partition at all for one of its own making.
-        tasks: list[list[ExportPart]] = [[] for _ in range(min(many, len(parts)) or 1)]
+            parts = export_of(storage, self.options.table.name).parts(self.options.wanted(), count)
+        # At least one partition: Spark replaces an empty list with a partition of its own.
+        tasks: list[list[ExportPart]] = [[] for _ in range(min(count, len(parts)) or 1)]
         sizes = [0] * len(tasks)
         for part in sorted(parts, key=lambda part: part.rows, reverse=True):
-            place = sizes.index(min(sizes))
-            tasks[place].append(part)
-            sizes[place] += part.rows + 1
+            index = sizes.index(min(sizes))
+            tasks[index].append(part)
+            sizes[index] += part.rows + 1
         return tasks
 
     def run_task(self, parts: Sequence[ExportPart]) -> "Iterator[RecordBatch]":
-        """The rows of a task's parts."""
+        """Return the rows of a task's parts."""
         wanted = self.options.wanted()
         with closing(self.storage()) as storage:
             export = export_of(storage, self.options.table.name)
@@ -59,7 +61,7 @@ class Read:
 
 
 def export_of(storage: Storage, table: str) -> Export:
-    """What can be read of a storage. Raises OptionError if it has no such table."""
+    """Return the export that reads a table. Raises OptionError if the storage has no such table."""
     if table == "imports" and storage.imports is not None:
         return ReportExport(storage.imports)
     export = storage.export
@@ -75,29 +77,29 @@ def export_of(storage: Storage, table: str) -> Export:
 
 
 def batch_of(columns: Sequence[Column], page: Page) -> "RecordBatch":
-    """A page as Arrow; a column that it has not is null."""
+    """Convert a page to Arrow; missing columns are null."""
     import pyarrow
 
-    many = len(next(iter(page.values()), ()))
-    arrays = [_array(page.get(column.name), _type(column.type), many) for column in columns]
+    count = len(next(iter(page.values()), ()))
+    arrays = [_array(page.get(column.name), _type(column.type), count) for column in columns]
     return pyarrow.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
 
 
-def _array(values: Sequence[Any] | None, kind: "DataType", many: int) -> "Array":
+def _array(values: Sequence[Any] | None, kind: "DataType", count: int) -> "Array":
     import pyarrow
 
     if values is None:
-        return pyarrow.nulls(many, kind)
+        return pyarrow.nulls(count, kind)
     if pyarrow.types.is_timestamp(kind):
-        return _array(values, pyarrow.int64(), many).cast(pyarrow.timestamp("ms", "UTC")).cast(kind)
-    if many > 1 and values[0] == values[-1] and values.count(values[0]) == many:
-        # As most columns of most pages: a name, a state, or nothing.
-        return pyarrow.repeat(_array(values[:1], kind, 1)[0], many)
+        return _array(values, pyarrow.int64(), count).cast(pyarrow.timestamp("ms", "UTC")).cast(kind)
+    if count > 1 and values[0] == values[-1] and values.count(values[0]) == count:
+        # Most columns have a single value per page, such as a name or a state.
+        return pyarrow.repeat(_array(values[:1], kind, 1)[0], count)
     if kind == pyarrow.string():
         try:
             return pyarrow.array(values, kind)
         except UnicodeEncodeError:
-            # Names of files may have halves of surrogate pairs, for which Spark has no place.
+            # File names may contain lone surrogates, which Spark cannot represent.
             return pyarrow.array([_encodable(value) for value in values], kind)
     return pyarrow.array(values, kind)
 
@@ -119,3 +121,48 @@ def _type(name: str) -> "DataType":
         "timestamp": pyarrow.timestamp("us", "UTC"),
         "array<string>": pyarrow.list_(pyarrow.string()),
     }[name]
+
+
+class ReportExport(Export):
+    """Export of bulk write reports. They are at most a thousand, so one part has them all."""
+
+    tables = frozenset({"imports"})
+
+    def __init__(self, imports: BulkWriteReports) -> None:
+        self._imports = imports
+
+    def parts(self, wanted: ExportFilter, count: int) -> list[ExportPart]:
+        """See `Export`."""
+        return [ExportPart("", 0, 0, 0)]
+
+    def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
+        """See `Export`."""
+        after: str | None = None
+        while True:
+            found, after = self._imports.page(size, after)
+            yield _page(found)
+            if after is None:
+                return
+
+
+def _page(found: list[BulkWriteReport]) -> Page:
+    return {
+        "write": [one.write for one in found],
+        "app": [one.app for one in found],
+        "version": [one.version for one in found],
+        "state": [one.state for one in found],
+        "operation": [one.operation for one in found],
+        "queues": [one.queues for one in found],
+        "names": [one.names for one in found],
+        "started_at": [one.started_at for one in found],
+        "updated_at": [one.updated_at for one in found],
+        "finished_at": [one.finished_at or None for one in found],
+        "rows": [one.rows for one in found],
+        "inserted": [one.inserted for one in found],
+        "duplicates": [one.duplicates for one in found],
+        "rejected": [sum(one.rejected.values()) for one in found],
+        "batches": [one.batches or None for one in found],
+        "spark": [one.spark or None for one in found],
+        "user": [one.user or None for one in found],
+        "error": [one.error or None for one in found],
+    }

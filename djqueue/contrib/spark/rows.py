@@ -1,184 +1,93 @@
-"""From rows to jobs: plain Python over Arrow's record batches, without Spark."""
+"""Convert rows of Arrow record batches to jobs, without depending on Spark."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from djqueue.codecs import MSGPACK, get_encoder
+from djqueue.codecs import MSGPACK, encode
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.errors import DjqueueError, OptionError
+from djqueue.core.errors import DjqueueError, OptionError, SerializationError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch
 from djqueue.core.options import EnqueueOptions, JobKey, check_text, parse_options
-from djqueue.core.suggest import nearest
 from djqueue.storage.staging import CHUNK
 
-from .columns import rows_of
-from .options import DEAD, DEPENDS_ON, FAIL, WriteOptions, camel, dependencies, parse
-from .salvage import salvaged
+from .columns import Columns, JobColumns, with_given_backoff
+from .options import DEAD, DEPENDS_ON, FAIL, dependencies, parse
 
-REMEMBERED = 10_000
-"""Combinations of options whose checked form is kept."""
-NAMELESS = "rejected"
-"""The name of what has none, among the dead letters."""
-SAID = 1_000
-"""Characters of an error that a dead letter tells."""
-
+CACHED_OPTIONS = 10_000
+"""Maximum number of parsed combinations of options to cache."""
+UNKNOWN_NAME = "rejected"
+"""Job name of dead letters whose row has none."""
+MAX_ERROR = 1_000
+"""Maximum length of a dead letter's error, in characters."""
+NUMBER_TYPES = frozenset({"int8", "int16", "int32", "int64", "float", "double", "bool"})
+"""Arrow types that NumPy converts to Python values at once, unless a value is null."""
+TEXT_TYPES = frozenset({"string", "large_string", "binary", "large_binary"})
+"""Arrow types that NumPy converts at once, with or without nulls."""
+MIN_SALVAGED = 64 * 1024
+"""Minimum size limit of a dead letter's payload, in bytes."""
+MAX_TEXT = 200
+"""Maximum length of a value stored as text, in characters."""
 
 States = Callable[[str, Sequence[str]], Sequence[Any]]
-"""Answers the states of jobs of a queue, by their ids; None for one that is not there."""
+"""Return the states of a queue's jobs by their ids; None for a job that does not exist."""
 
 
 class RowError(DjqueueError):
-    """A row that is no job: where it is, and why."""
+    """An invalid row, with its number and the reason."""
 
 
 class RowJob(NamedTuple):
-    """One row as a job."""
+    """A row converted to a job."""
 
     job_id: str
     payload: bytes
     options: EnqueueOptions
 
 
-class Columns:
-    """What each column is for. Made on the driver, where it refuses what cannot be; used in every task.
-
-    Raises OptionError naming the option, or the column.
-    """
-
-    def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
-        self.options = options
-        wanted = {
-            "queueColumn": options.queue_column,
-            "jobColumn": options.job_column,
-            "payloadColumn": options.payload_column,
-            "argsColumn": options.args_column,
-            "kwargsColumn": options.kwargs_column,
-            **{f"{camel(name)}Column": column for name, column in options.columns.items()},
-        }
-        for said, column in wanted.items():
-            if column is not None and column not in columns:
-                raise OptionError(f"{said}: no column {column!r}{nearest(column, columns)}")
-        for said, names in (("includeColumns", options.include or ()), ("excludeColumns", options.exclude)):
-            for column in names:
-                if column not in columns:
-                    raise OptionError(f"{said}: no column {column!r}{nearest(column, columns)}")
-        self.payload = options.payload_column or _own("payload", columns)
-        self.args = options.args_column or _own("args", columns)
-        self.kwargs = options.kwargs_column or _own("kwargs", columns)
-        if self.payload is not None and (options.args_column or options.kwargs_column):
-            raise OptionError(
-                "payloadColumn can't be combined with argsColumn or kwargsColumn: remove one of them"
-            )
-        taken = {column for column in wanted.values() if column is not None}
-        self.others: tuple[str, ...] = ()
-        if self.payload is None and self.args is None and self.kwargs is None:
-            chosen = options.include if options.include is not None else columns
-            self.others = tuple(
-                name
-                for name in chosen
-                if name not in options.exclude and (options.include is not None or name not in taken)
-            )
-        self.all_others = self.others == tuple(columns)
-        """Whether a row is its job's arguments as it is."""
-        self.per_row = {name: column for name, column in options.columns.items() if name != "id"}
-        self.id_column = options.columns.get("id")
-
-    def queue_of(self, row: Mapping[str, Any]) -> str:
-        """The queue that a row is for. Raises OptionError."""
-        return self.options.queue or check_text("queue", row[self.options.queue_column or ""])
-
-    def payload_reader(self) -> Callable[[Mapping[str, Any]], bytes]:
-        """How a row's payload is made."""
-        encode = get_encoder(MSGPACK, self.options.max_payload, "payload")
-        if self.payload is not None:
-            return _payload_reader(self.payload, self.options.payload_format, encode)
-        if self.args is None and self.kwargs is None:
-            names = self.others
-            if self.all_others:
-                return lambda row: encode({"args": [], "kwargs": row})
-            return lambda row: encode({"args": [], "kwargs": {name: row[name] for name in names}})
-        args, kwargs = self.args, self.kwargs
-
-        def call(row: Mapping[str, Any]) -> bytes:
-            positional = [] if args is None else row[args]
-            named = {} if kwargs is None else row[kwargs]
-            if not isinstance(positional, list | type(None)):
-                raise OptionError(f"{args}: expected an array, got {type(positional).__name__}")
-            if not isinstance(named, dict | type(None)):
-                raise OptionError(f"{kwargs}: expected a map or a struct, got {type(named).__name__}")
-            return encode({"args": positional or [], "kwargs": named or {}})
-
-        return call
-
-
-class JobColumns(Columns):
-    """What each column is for in jobs that are enqueued."""
-
-    def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
-        super().__init__(options, columns)
-        constants = dict(options.constants)
-        self.depends_on = constants.pop(DEPENDS_ON, None)
-        self.base = _stated(parse_options(constants, EnqueueOptions()), constants)
-        if self.depends_on is not None and options.queue is not None:
-            depends_on = dependencies(options.queue, self.depends_on)
-            self.base = replace(self.base, job=replace(self.base.job, depends_on=depends_on))
-            self.depends_on = None
-
-    def needs_group(self) -> bool:
-        """Whether no job would have a group."""
-        return "group" not in self.per_row and self.base.job.group is None
-
-
-def _stated(options: EnqueueOptions, given: Mapping[str, Any]) -> EnqueueOptions:
-    """A backoff that is said counts more than a function of the job's."""
-    return replace(options, job=replace(options.job, backoff_given=True)) if "backoff" in given else options
-
-
-def _own(name: str, columns: Sequence[str]) -> str | None:
-    return name if name in columns else None
-
-
 class Chunk(NamedTuple):
-    """Jobs of one queue and name, in the order of their rows."""
+    """Jobs with the same queue and name, in the order of their rows."""
 
     queue: str
     name: str
     batches: list[Batch]
-    many: int
+    size: int
 
 
 class RowReader:
-    """Reads rows one by one, and counts what cannot be used."""
+    """Read rows one by one, and count the invalid ones."""
 
     def __init__(self, plan: Columns) -> None:
         self.read = 0
-        """Rows so far."""
+        """Rows read so far."""
         self.rejected: Counter[str] = Counter()
-        """Rows that cannot be used, by reason."""
+        """Invalid rows, by reason."""
         self._on_error = plan.options.on_error
 
     def rows(self, batch: Any) -> Iterator[dict[str, Any]]:
-        """The rows of a record batch."""
+        """Return the rows of a record batch."""
         for row in rows_of(batch):
             self.read += 1
             yield row
 
-    def refuse(self, error: DjqueueError) -> None:
-        """Note that the last row cannot be used. Raises RowError if that is not to be."""
+    def reject(self, error: DjqueueError) -> None:
+        """Count the last row as invalid. Raises RowError if `onError` is `fail`."""
         if self._on_error == FAIL:
             raise RowError(f"row {self.read} of its partition: {error}") from error
-        self.rejected[_kind(error)] += 1
+        self.rejected[_reason(error)] += 1
 
 
-class Rows(RowReader):
-    """Reads rows, and makes chunks of them; what is no job is refused, or a dead letter.
+class JobReader(RowReader):
+    """Read rows and collect them in chunks of jobs. Invalid rows are rejected, or become dead letters.
 
-    is_keyed: whether each job of a queue needs a group.
-    states: with it, it is seen whether what jobs depend on is there.
+    Args:
+        plan: The columns.
+        size: Jobs in a chunk.
+        ids: The source of ids for jobs without one.
+        is_keyed: Returns whether all jobs of a queue require a group.
+        states: Looks up dependencies; None to skip checking that they exist.
     """
 
     def __init__(
@@ -196,20 +105,20 @@ class Rows(RowReader):
         self._is_keyed = is_keyed
         self._states = states
         self._missing: set[JobKey] = set()
-        """What jobs of the present record batch are to depend on, and is not there."""
+        """Missing dependencies of jobs of the current record batch."""
         self._known: dict[tuple[Hashable, ...], EnqueueOptions] = {}
         self._open: dict[tuple[str, str], list[RowJob]] = {}
         self._payload = plan.payload_reader()
 
     def chunks(self, batches: Iterable[Any]) -> Iterator[Chunk]:
-        """The chunks of record batches; each as soon as it is full, the others at the end."""
+        """Return the chunks of record batches: each once it is full, the rest at the end."""
         for batch in batches:
             fresh = None
             if self._plan.id_column is None:
                 fresh = iter(self._ids.many(batch.num_rows, SYSTEM_CLOCK.now()))
-            self._missing = self._not_there(batch)
+            self._missing = self._missing_dependencies(batch)
             for row in self.rows(batch):
-                found = self._found(row, next(fresh) if fresh is not None else None)
+                found = self._job_or_none(row, next(fresh) if fresh is not None else None)
                 if found is None:
                     continue
                 key, entry = found
@@ -221,23 +130,23 @@ class Rows(RowReader):
             yield self._chunk(key, entries)
         self._open = {}
 
-    def _not_there(self, batch: Any) -> set[JobKey]:
-        """Looked for together, as each look is a round trip."""
+    def _missing_dependencies(self, batch: Any) -> set[JobKey]:
+        """Find missing dependencies, one call for each queue, as each call is a round trip."""
         plan, wanted = self._plan, dict[str, dict[str, None]]()
         column = plan.per_row.get(DEPENDS_ON)
         if self._states is None or (column is None and plan.depends_on is None):
             return set()
-        many = batch.num_rows
-        said = batch.column(column).to_pylist() if column is not None else [None] * many
-        queues = [plan.options.queue] * many
+        count = batch.num_rows
+        values = batch.column(column).to_pylist() if column is not None else [None] * count
+        queues = [plan.options.queue] * count
         if plan.options.queue is None:
             queues = batch.column(plan.options.queue_column).to_pylist()
-        for queue, one in zip(queues, said, strict=True):
+        for queue, one in zip(queues, values, strict=True):
             given = one if one is not None else plan.depends_on
             try:
                 keys = dependencies(queue or "", given) if given is not None else ()
             except OptionError:
-                continue  # said of the row, when it is its turn
+                continue  # Reported later, as the error of its row.
             for key in keys:
                 wanted.setdefault(key[0], {})[key[1]] = None
         return {
@@ -247,14 +156,16 @@ class Rows(RowReader):
             if state is None
         }
 
-    def _found(self, row: Mapping[str, Any], fresh: str | None) -> tuple[tuple[str, str], RowJob] | None:
+    def _job_or_none(
+        self, row: Mapping[str, Any], fresh: str | None
+    ) -> tuple[tuple[str, str], RowJob] | None:
         try:
-            return self._entry(row, fresh)
+            return self._job(row, fresh)
         except DjqueueError as error:
-            self.refuse(error)
-            return self._letter(row, error) if self._on_error == DEAD else None
+            self.reject(error)
+            return self._dead_letter(row, error) if self._on_error == DEAD else None
 
-    def _entry(self, row: Mapping[str, Any], fresh: str | None) -> tuple[tuple[str, str], RowJob]:
+    def _job(self, row: Mapping[str, Any], fresh: str | None) -> tuple[tuple[str, str], RowJob]:
         queue, name = self._plan.queue_of(row), self._name_of(row)
         job_id = fresh
         if job_id is None:
@@ -265,8 +176,10 @@ class Rows(RowReader):
         options = self._plan.options
         return options.job or check_text("job", row[options.job_column or ""])
 
-    def _letter(self, row: Mapping[str, Any], error: DjqueueError) -> tuple[tuple[str, str], RowJob] | None:
-        """What is no job as a dead letter; nothing if it is not known of which queue."""
+    def _dead_letter(
+        self, row: Mapping[str, Any], error: DjqueueError
+    ) -> tuple[tuple[str, str], RowJob] | None:
+        """Convert an invalid row to a dead letter, or return None if its queue is unknown."""
         try:
             queue = self._plan.queue_of(row)
         except DjqueueError:
@@ -274,43 +187,43 @@ class Rows(RowReader):
         try:
             name = self._name_of(row)
         except DjqueueError:
-            name = NAMELESS
+            name = UNKNOWN_NAME
         cause = type(error)
-        said = (f"{cause.__module__}.{cause.__qualname__}", str(error)[:SAID])
-        job = replace(self._plan.base.job, rejected=said, unique_key=None, unique_ttl=None, depends_on=())
+        failure = (f"{cause.__module__}.{cause.__qualname__}", str(error)[:MAX_ERROR])
+        job = replace(self._plan.base.job, rejected=failure, unique_key=None, unique_ttl=None, depends_on=())
         [job_id] = self._ids.many(1, SYSTEM_CLOCK.now())
-        payload = salvaged(row, self._plan.options.max_payload)
+        payload = salvage_payload(row, self._plan.options.max_payload)
         return (queue, name), RowJob(job_id, payload, EnqueueOptions(job=job))
 
     def _options(self, queue: str, row: Mapping[str, Any]) -> EnqueueOptions:
         values = [row[column] for column in self._plan.per_row.values()]
-        said = (queue, *map(_frozen, values))
-        found = self._known.get(said)
+        cache_key = (queue, *map(_frozen, values))
+        found = self._known.get(cache_key)
         if found is None:
-            found = self._said(queue, dict(zip(self._plan.per_row, values, strict=True)))
-            if len(self._known) >= REMEMBERED:
+            found = self._parse_options(queue, dict(zip(self._plan.per_row, values, strict=True)))
+            if len(self._known) >= CACHED_OPTIONS:
                 self._known.clear()
-            self._known[said] = found
+            self._known[cache_key] = found
         if found.job.depends_on and self._missing:
             for key in found.job.depends_on:
                 if key in self._missing:
                     raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
         return found
 
-    def _said(self, queue: str, values: Mapping[str, Any]) -> EnqueueOptions:
+    def _parse_options(self, queue: str, values: Mapping[str, Any]) -> EnqueueOptions:
         given = {name: _without_nulls(value) for name, value in values.items() if value is not None}
         depends_on = given.pop(DEPENDS_ON, self._plan.depends_on)
         for name, value in given.items():
             parse(name, value)
         if depends_on is not None:
             given[DEPENDS_ON] = dependencies(queue, depends_on)
-        found = _stated(parse_options(given, self._plan.base), given)
+        found = with_given_backoff(parse_options(given, self._plan.base), given)
         if found.job.group is None and self._is_keyed is not None and self._is_keyed(queue):
             raise OptionError(f"group: jobs of queue {queue!r} require a group")
         return found
 
     def _chunk(self, key: tuple[str, str], entries: Sequence[RowJob]) -> Chunk:
-        """Neighbours with the same options are one batch."""
+        """Combine adjacent jobs with the same options into one batch."""
         queue, name = key
         batches: list[Batch] = []
         last: EnqueueOptions | None = None
@@ -328,28 +241,98 @@ class Rows(RowReader):
         return Chunk(queue, name, batches, len(entries))
 
 
-def _payload_reader(
-    column: str, form: str, encode: Callable[[Any], bytes]
-) -> Callable[[Mapping[str, Any]], bytes]:
-    if form == "value":
-        return lambda row: encode(row[column])
-    if form == "msgpack":
+class UniformJobReader(JobReader):
+    """Read rows that differ only in their payloads, which is faster than `JobReader`.
 
-        def checked(row: Mapping[str, Any]) -> bytes:
-            data = row[column]
-            if not isinstance(data, bytes):
-                raise OptionError(f"{column}: expected binary MessagePack, got {type(data).__name__}")
-            return data
+    The jobs have the same queue, name and options, and new ids.
+    """
 
-        return checked
+    def chunks(self, batches: Iterable[Any]) -> Iterator[Chunk]:
+        """Return the chunks of record batches: each once it is full, the rest at the end."""
+        payloads: list[bytes] = []
+        for batch in batches:
+            for first in range(0, batch.num_rows, self._size):
+                part = batch.slice(first, self._size)
+                try:
+                    found = self._payloads(part)
+                except DjqueueError:  # Read one by one to find the invalid row.
+                    if payloads:
+                        yield self._chunk_of(payloads)
+                        payloads = []
+                    yield from super().chunks([part])
+                    continue
+                self.read += len(found)
+                payloads += found
+                if len(payloads) >= self._size:
+                    yield self._chunk_of(payloads[: self._size])
+                    payloads = payloads[self._size :]
+        if payloads:
+            yield self._chunk_of(payloads)
 
-    def parsed(row: Mapping[str, Any]) -> bytes:
+    def _payloads(self, part: Any) -> list[bytes]:
+        return list(map(self._payload, rows_of(part)))
+
+    def _chunk_of(self, payloads: list[bytes]) -> Chunk:
+        queue, name, options = self._plan.options.queue, self._plan.options.job, self._plan.base
+        assert queue is not None
+        assert name is not None
+        ids = self._ids.many(len(payloads), SYSTEM_CLOCK.now())
+        batch = Batch(queue, name, options.job, payloads, ids, options.delay, options.run_at, True)
+        return Chunk(queue, name, [batch], len(payloads))
+
+
+def job_reader(
+    plan: JobColumns, size: int, is_keyed: Callable[[str], bool], states: States | None = None
+) -> JobReader:
+    """Return the fastest reader that supports the columns."""
+    queue = plan.options.queue
+    are_alike = queue and plan.options.job and plan.id_column is None and not plan.per_row
+    if are_alike and (plan.base.job.group is not None or not is_keyed(queue or "")):
+        return UniformJobReader(plan, size, is_keyed=is_keyed)
+    return JobReader(plan, size, is_keyed=is_keyed, states=states)
+
+
+def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
+    """Return the rows of a record batch. A map becomes a dict."""
+    if not batch.num_columns:
+        return iter([{} for _ in range(batch.num_rows)])
+    names = batch.schema.names
+    return (dict(zip(names, row, strict=True)) for row in zip(*map(_values, batch.columns), strict=True))
+
+
+def _values(column: Any) -> list[Any]:
+    # `to_pylist` first creates an Arrow object for each value, which takes ten times as long.
+    kind = str(column.type)
+    values: list[Any]
+    if kind in TEXT_TYPES or (kind in NUMBER_TYPES and not column.null_count):
+        values = column.to_numpy(zero_copy_only=False).tolist()
+    else:
+        values = column.to_pylist(maps_as_pydicts="strict")
+    return values
+
+
+def salvage_payload(row: Mapping[str, Any], limit: int) -> bytes:
+    """Encode as much of an invalid row as fits in about `limit` bytes, as keyword arguments.
+
+    Values that cannot be encoded are stored as text. The largest values are replaced by their size if the row
+    is too large.
+    """
+    limit = max(limit, MIN_SALVAGED)
+    kept: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
+    for name, value in row.items():
         try:
-            return encode(json.loads(row[column]))
-        except (TypeError, ValueError) as error:
-            raise OptionError(f"{column}: not JSON: {error}") from error
-
-    return parsed
+            sizes[name], kept[name] = len(encode(value, MSGPACK)), value
+        except SerializationError:
+            kept[name] = repr(value)[:MAX_TEXT]
+            sizes[name] = len(kept[name])
+    total = sum(sizes.values())
+    for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        if total <= limit:
+            break
+        kept[name] = f"({sizes[name]} bytes, omitted)"
+        total -= sizes[name] - len(kept[name])
+    return encode({"args": [], "kwargs": kept}, MSGPACK)
 
 
 def _frozen(value: Any) -> Hashable:
@@ -362,12 +345,12 @@ def _frozen(value: Any) -> Hashable:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A struct has all of its fields in every row."""
+    """Remove the null fields of a struct, which has all of its fields in every row."""
     if isinstance(value, dict):
         return {name: one for name, one in value.items() if one is not None}
     return value
 
 
-def _kind(error: DjqueueError) -> str:
-    """The reason of a rejection without what is the row's own."""
+def _reason(error: DjqueueError) -> str:
+    """Return the part of an error that is the same for all rows: the option, or the class of the error."""
     return str(error).partition(":")[0] if ":" in str(error) else type(error).__name__

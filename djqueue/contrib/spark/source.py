@@ -1,4 +1,4 @@
-"""The Python Data Source `djqueue`: what Spark calls, which passes it on to what does not know Spark."""
+"""Implement Spark's data source `djqueue` by delegating to code that does not depend on Spark."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from pyspark.sql.datasource import (
 
 from djqueue.core.errors import OptionError
 
-from .following import Following
-from .kinds import check_kinds
+from .columns import check_kinds
 from .options import WriteOptions
 from .read_options import ReadOptions
 from .reading import Read
+from .streaming import JobEventStream
 from .tables import EVENTS, ddl
 from .writing import TaskReport, Write
 
@@ -37,45 +37,45 @@ else:
     Limited = SupportsTriggerAvailableNow
 
 QUERY = "sql.streaming.queryId"
-"""The local property that names a streaming query; the same after a restart from its checkpoint."""
+"""Local property with a streaming query's id, which survives a restart from the checkpoint."""
 APPLICATION = "spark.app.id"
-"""The local property that names the application."""
+"""Local property with the application's id."""
 
 
 class DjqueueDataSource(DataSource):
-    """`format("djqueue")`."""
+    """The data source behind `format("djqueue")`."""
 
     @classmethod
     def name(cls) -> str:
-        """See `DataSource`."""
+        """Return the format's name."""
         return "djqueue"
 
     def schema(self) -> str:
-        """See `DataSource`: that of the table. Raises OptionError."""
+        """Return the schema of the table that the options select. Raises OptionError."""
         return ddl(ReadOptions.read(self.options).schema())
 
     def reader(self, schema: "StructType") -> "BatchReader":
-        """See `DataSource`. Raises OptionError on the driver, before any task."""
+        """Return a reader for `load()`. Raises OptionError on the driver, before any task."""
         options = _read_options(self.options, schema)
         if options.table is EVENTS:
             raise OptionError("table: read events with spark.readStream")
         return BatchReader(Read(options))
 
     def streamReader(self, schema: "StructType") -> "StreamReader":  # noqa: N802
-        """See `DataSource`. Raises OptionError on the driver, before any task."""
+        """Return a reader for a stream. Raises OptionError on the driver, before any task."""
         options = _read_options(self.options, schema)
         if options.table is not EVENTS:
             raise OptionError("table: only events can be streamed: use .option('table', 'events')")
-        return StreamReader(Following(options))
+        return StreamReader(JobEventStream(options))
 
     def writer(self, schema: "StructType", overwrite: bool) -> "BatchWriter":
-        """See `DataSource`. Raises OptionError on the driver, before any task."""
+        """Return a writer for `save()`. Raises OptionError on the driver, before any task."""
         write = Write(_options(self.options, overwrite=overwrite), schema.names)
         check_kinds(write.plan, schema)
         return BatchWriter(write)
 
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "StreamWriter":  # noqa: N802
-        """See `DataSource`."""
+        """Return a writer for a streaming query. Raises OptionError on the driver."""
         options = _options(self.options, overwrite=overwrite)
         if options.write is not None:
             raise OptionError("writeId: not supported by streams, because each batch has its own id")
@@ -85,130 +85,133 @@ class DjqueueDataSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """Of one `load()`: made on the driver, copied to tasks.
+    """The reader of one `load()`, created on the driver and copied to tasks.
 
-    There is no `pushFilters`: with one, Spark 4 shares what is left of a filter with reads that have none.
+    It has no `pushFilters`: with one, Spark 4 applies a read's remaining filters to other reads without any.
     """
 
     def __init__(self, read: Read) -> None:
         self._read = read
 
     def partitions(self) -> list[InputPartition]:
-        """See `DataSourceReader`."""
+        """Return one partition for each task."""
         return [InputPartition(parts) for parts in self._read.partitions()]
 
     def read(self, partition: InputPartition) -> "Iterator[RecordBatch]":
-        """See `DataSourceReader`."""
+        """Return the rows of a partition."""
         return self._read.run_task(partition.value)
 
 
 class StreamReader(DataSourceStreamReader, Limited):
-    """Of one stream: made on the driver, copied to tasks."""
+    """The reader of one stream, created on the driver and copied to tasks."""
 
-    def __init__(self, following: Following) -> None:
-        self._following = following
+    def __init__(self, stream: JobEventStream) -> None:
+        self._stream = stream
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
-        """See `DataSourceStreamReader`."""
-        return self._following.begin()
+        """Return the offset where a new stream starts."""
+        return self._stream.start()
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, str]:  # noqa: N802
-        """See `DataSourceStreamReader`; before Spark 4.2 without arguments, and then without a limit."""
-        most = getattr(limit, "max_rows", None)
-        return self._following.latest() if start is None else self._following.ahead(start, most)
+        """Return where the next batch ends. Spark before 4.2 passes no arguments."""
+        limit = getattr(limit, "max_rows", None)
+        return self._stream.latest() if start is None else self._stream.next_end(start, limit)
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
-        """See `DataSourceStreamReader`."""
+        """Return the limit that `maxRowsPerTrigger` sets."""
         from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-        most = self._following.options.max_rows
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        limit = self._stream.options.max_rows
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def reportLatestOffset(self) -> dict[str, str]:  # noqa: N802
-        """See `DataSourceStreamReader`."""
-        return self._following.latest()
+        """Return the offset after the latest event."""
+        return self._stream.latest()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """See `SupportsTriggerAvailableNow`."""
-        self._following.stop_here()
+        """End the stream at the events that exist now."""
+        self._stream.stop_at_current_end()
 
     def partitions(self, start: Any, end: Any) -> list[InputPartition]:
-        """See `DataSourceStreamReader`."""
-        return [InputPartition(stretch) for stretch in self._following.stretches(start, end)]
+        """Return one partition for each queue with new events."""
+        return [InputPartition(part) for part in self._stream.ranges(start, end)]
 
     def read(self, partition: InputPartition) -> "Iterator[RecordBatch]":
-        """See `DataSourceStreamReader`."""
-        return self._following.run_task(partition.value)
+        """Return the rows of a partition."""
+        return self._stream.run_task(partition.value)
 
 
 @dataclass
 class Message(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The message from a task to the driver."""
 
-    told: TaskReport
+    report: TaskReport
     write: Write | None = None
-    """Of a stream: in which name its tasks have worked."""
+    """For a stream, the write that the task belonged to."""
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Of one `save()`: made on the driver, copied to tasks, and to the process that commits."""
+    """The writer of one `save()`, copied to the tasks and to the committing process."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
 
     def write(self, iterator: "Iterator[RecordBatch]") -> Message:
-        """See `DataSourceArrowWriter`."""
+        """Write a task's rows."""
         return Message(self._write.run_task(_part(), iterator, _property(APPLICATION)))
 
     def commit(self, messages: "list[Message | None]") -> None:
-        """See `DataSourceArrowWriter`."""
-        self._write.commit([message.told for message in messages if message is not None])
+        """Publish the rows of all tasks."""
+        self._write.commit([message.report for message in messages if message is not None])
 
     def abort(self, messages: "list[Message | None]") -> None:
-        """See `DataSourceArrowWriter`."""
-        self._write.abort([message.told for message in messages if message is not None])
+        """Discard the rows of all tasks."""
+        self._write.abort([message.report for message in messages if message is not None])
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Of one micro-batch; the object that commits is another one than that whose copies were the tasks'."""
+    """The writer of one micro-batch.
+
+    Spark commits with another instance than the one that it copied to the tasks.
+    """
 
     def __init__(self, options: WriteOptions, columns: list[str]) -> None:
         self._checked = Write(options, columns)
         self.plan = self._checked.plan
 
     def write(self, iterator: "Iterator[RecordBatch]") -> Message:
-        """See `DataSourceStreamArrowWriter`."""
+        """Write a task's rows."""
         write = self._checked
         write.app = write.report = f"stream-{_property(QUERY)}"
         return Message(write.run_task(_part(), iterator, _property(APPLICATION)), write)
 
     def commit(self, messages: "list[Message | None]", batchId: int) -> None:  # noqa: N803
-        """See `DataSourceStreamArrowWriter`: what was committed before is not committed again."""
+        """Publish the rows of all tasks. A batch that was already committed is skipped."""
         by_write: dict[str, list[Message]] = {}
         for message in messages:
             if message is not None and message.write is not None:
                 by_write.setdefault(message.write.id, []).append(message)
-        for found in by_write.values():
-            write = found[0].write
+        for group in by_write.values():
+            write = group[0].write
             assert write is not None
-            write.commit([message.told for message in found], batchId)
+            write.commit([message.report for message in group], batchId)
 
     def abort(self, messages: "list[Message | None]", batchId: int) -> None:  # noqa: N803
-        """See `DataSourceStreamArrowWriter`."""
+        """Discard the rows of all tasks."""
         for message in messages:
             if message is not None and message.write is not None:
-                message.write.abort([message.told])
+                message.write.abort([message.report])
 
 
 def _property(name: str) -> str:
-    """What Spark tells a task of itself."""
+    """Return a local property of the running task."""
     context = TaskContext.get()
     assert context is not None
     return context.getLocalProperty(name) or ""
 
 
 def _part() -> str:
-    """The name of this task's part, of this try alone: attempts of different stages have equal numbers."""
+    """Return the part of this task attempt, unique even among the attempts of several stages."""
     context = TaskContext.get()
     assert context is not None
     return f"{context.partitionId()}.{context.taskAttemptId()}"

@@ -1,16 +1,16 @@
-"""The tables that `format("djqueue")` reads, as plain data: their columns, Spark's types, and what they mean.
+"""Declare the tables that `format("djqueue")` reads: columns, Spark types and descriptions.
 
-Times are timestamps in UTC. What does not concern a row is null, such as `finished_at` of a job that waits;
-and so is what its storage does not know: `name` of a run, or of an event, whose job is forgotten;
-`wait_seconds` of other runs than a job's last one; `result` when its time is over; `attempts` of a dead
-letter without its job.
+Times are timestamps in UTC. A value that does not apply to a row is null, such as `finished_at` of a waiting
+job. So is a value that the storage does not have: `name` of an attempt or event whose job no longer exists,
+`wait_seconds` of any attempt but a job's last, an expired `result`, or `attempts` of a dead letter whose job
+no longer exists.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 REDIS, DATABASE = "redis", "database"
-"""The kinds of storages. A mirror is read by its database's URL, and is one of the second kind."""
+"""Kinds of storages. A mirror is read by its database's URL, so it counts as a database."""
 
 
 class Column(NamedTuple):
@@ -18,45 +18,50 @@ class Column(NamedTuple):
 
     name: str
     type: str
-    """As it is written in Spark's DDL."""
+    """The type in Spark's DDL."""
     meaning: str
-    """For docs/spark.md."""
+    """The description in docs/spark.md."""
 
 
 class Table(NamedTuple):
-    """What `option("table", …)` names."""
+    """A table, selected with `option("table", …)`."""
 
     name: str
     meaning: str
     columns: tuple[Column, ...]
     time: str | None
-    """The column that `since` and `until` look at; None: the table has none, and they are refused."""
+    """The column that `since` and `until` filter by; None if the table supports neither."""
     kinds: frozenset[str]
-    """The kinds of storages that have it."""
+    """Kinds of storages that have this table."""
     is_by_queue: bool = True
-    """Whether `queue` may choose among its rows."""
+    """Whether `queue` can filter the rows."""
     is_by_state: bool = False
-    """Whether `state` may."""
+    """Whether `state` can filter the rows."""
 
     def names(self, *, payload: bool = False) -> list[str]:
-        """The columns' names. payload: whether `includePayload` is said."""
+        """Return the column names, with the payload's if `includePayload` is set."""
         return [column.name for column in self.chosen(payload=payload)]
 
     def chosen(self, only: Iterable[str] | None = None, *, payload: bool = False) -> list[Column]:
-        """Its columns: those named, in the order in which they are named; else all.
+        """Return the columns named in `only`, in that order, or all columns.
 
-        payload: whether there is one. Raises KeyError for a name that is not a column's.
+        Args:
+            only: Column names.
+            payload: Whether to include the payload column.
+
+        Raises:
+            KeyError: A name is not a column of this table.
         """
         found = {column.name: column for column in self.columns if payload or column.name != PAYLOAD}
         return list(found.values()) if only is None else [found[name] for name in only]
 
     def ddl(self, only: Iterable[str] | None = None, *, payload: bool = False) -> str:
-        """The schema for Spark: see `chosen`."""
+        """Return the schema of the chosen columns as Spark DDL."""
         return ddl(self.chosen(only, payload=payload))
 
 
 def ddl(columns: Iterable[Column]) -> str:
-    """Columns as Spark's DDL, names in backticks: `group` is a word of SQL's own."""
+    """Return columns as Spark DDL, with names in backticks because `group` is an SQL keyword."""
     return ", ".join(f"`{column.name}` {column.type}" for column in columns)
 
 
@@ -64,40 +69,40 @@ PAYLOAD = "payload"
 _EVERYWHERE = frozenset({REDIS, DATABASE})
 
 _QUEUE = Column("queue", "string", "the queue")
-_ID = Column("id", "string", "the job's id, which is one job's in its queue")
+_ID = Column("id", "string", "the job's id, unique in its queue")
 _NAME = Column("name", "string", "the job's name")
 _STATE = Column("state", "string", "waiting, delayed, blocked, active, completed, failed or cancelled")
 _ERROR = (
-    Column("error_type", "string", "of the last error: the exception's class"),
-    Column("error_message", "string", "what it said"),
+    Column("error_type", "string", "the exception class of the last error"),
+    Column("error_message", "string", "the message of the last error"),
 )
-_CONTENT_TYPE = Column("content_type", "string", "how payload and result are encoded")
+_CONTENT_TYPE = Column("content_type", "string", "the encoding of payload and result")
 
 JOBS = Table(
     "jobs",
-    "every job that the storage has, as it is now",
+    "every job that the storage has, in its current state",
     (
         _QUEUE,
         _ID,
         _NAME,
         _STATE,
         Column("priority", "int", "higher runs first"),
-        Column("attempts", "int", "runs begun"),
-        Column("failures", "int", "runs that failed"),
-        Column("stalls", "int", "runs that were lost with their worker"),
-        Column("enqueued_at", "timestamp", "when it came"),
-        Column("run_at", "timestamp", "not before; after a retry, that of the next run"),
-        Column("started_at", "timestamp", "when its last run began"),
+        Column("attempts", "int", "attempts started"),
+        Column("failures", "int", "attempts that failed"),
+        Column("stalls", "int", "attempts lost with their worker"),
+        Column("enqueued_at", "timestamp", "when it was enqueued"),
+        Column("run_at", "timestamp", "the earliest start; after a retry, that of the next attempt"),
+        Column("started_at", "timestamp", "when its last attempt started"),
         Column("finished_at", "timestamp", "when it ended"),
         Column("group", "string", "the group that it runs in"),
         Column("unique_key", "string", "no other live job of the queue has it"),
-        Column("subject", "string", "what it is about"),
-        Column("tags", "array<string>", "words to find it by"),
-        Column("worker", "string", "who had it last"),
+        Column("subject", "string", "the object it is about"),
+        Column("tags", "array<string>", "its tags"),
+        Column("worker", "string", "the last worker that ran it"),
         Column("reason", "string", "why it failed or was cancelled"),
         *_ERROR,
         _CONTENT_TYPE,
-        Column(PAYLOAD, "binary", "what it was enqueued with; only with `includePayload`"),
+        Column(PAYLOAD, "binary", "the payload; only with `includePayload`"),
     ),
     "enqueued_at",
     _EVERYWHERE,
@@ -105,14 +110,16 @@ JOBS = Table(
 )
 RESULTS = Table(
     "results",
-    "jobs that have ended, and what came of them",
+    "jobs that have ended, with their results",
     (
         _QUEUE,
         _ID,
         _NAME,
         _STATE,
         Column("finished_at", "timestamp", "when it ended"),
-        Column("result", "binary", "what it returned; null if nothing, or for longer than its `result_ttl`"),
+        Column(
+            "result", "binary", "the return value; null if there is none, or if its `result_ttl` has passed"
+        ),
         _CONTENT_TYPE,
         Column("reason", "string", "why it failed or was cancelled"),
         *_ERROR,
@@ -123,40 +130,40 @@ RESULTS = Table(
 )
 ATTEMPTS = Table(
     "attempts",
-    "runs that have ended, those that completed their jobs among them",
+    "attempts that have ended, including successful ones",
     (
         _QUEUE,
         _ID,
-        Column("name", "string", "the job's name; null if the job is forgotten"),
-        Column("number", "int", "1 is the job's first run"),
-        Column("started_at", "timestamp", "when it began"),
+        Column("name", "string", "the job's name; null if the job no longer exists"),
+        Column("number", "int", "1 for the job's first attempt"),
+        Column("started_at", "timestamp", "when it started"),
         Column("finished_at", "timestamp", "when it ended"),
         Column(
             "wait_seconds",
             "double",
-            "for how long it could have been claimed before; known of the last run of a job that has ended",
+            "how long the job had been claimable before; known for the last attempt of an ended job",
         ),
-        Column("run_seconds", "double", "from its begin to its end"),
+        Column("run_seconds", "double", "its duration"),
         Column("outcome", "string", "completed, failed, retried, released, stalled or cancelled"),
         *_ERROR,
-        Column("worker", "string", "who had it"),
+        Column("worker", "string", "the worker that ran it"),
     ),
     "finished_at",
     _EVERYWHERE,
 )
 DEAD = Table(
     "dead",
-    "dead letters: jobs that failed for good",
+    "dead letters: jobs that failed permanently",
     (
         _QUEUE,
         _ID,
         _NAME,
         Column("reason", "string", "such as max_attempts_exceeded, timeout, stalled, ttl_expired"),
-        Column("died_at", "timestamp", "when it became one"),
-        Column("expires_at", "timestamp", "when it is forgotten"),
-        Column("attempts", "int", "runs of the job"),
-        Column("retries", "int", "how often it was retried by itself"),
-        Column("next_retry_at", "timestamp", "when it will be"),
+        Column("died_at", "timestamp", "when it became a dead letter"),
+        Column("expires_at", "timestamp", "when it expires"),
+        Column("attempts", "int", "the job's attempts"),
+        Column("retries", "int", "how often it was retried automatically"),
+        Column("next_retry_at", "timestamp", "when it will be retried next"),
         *_ERROR,
     ),
     "died_at",
@@ -164,26 +171,26 @@ DEAD = Table(
 )
 CRON = Table(
     "cron",
-    "schedules; they are in the project's database",
+    "schedules, which are in the project's database",
     (
-        Column("name", "string", "the schedule's"),
-        Column("queue", "string", "where its jobs go; null: the job's own"),
+        Column("name", "string", "the schedule's name"),
+        Column("queue", "string", "the queue of its jobs; null: the job's own"),
         Column("job", "string", "the name of its jobs"),
-        Column("schedule", "string", "a line of cron; null if it has an interval"),
-        Column("every_seconds", "double", "its interval"),
-        Column("timezone", "string", "in which it is meant"),
-        Column("enabled", "boolean", "whether it runs"),
+        Column("schedule", "string", "the cron expression; null if it has an interval"),
+        Column("every_seconds", "double", "the interval"),
+        Column("timezone", "string", "the time zone of the schedule"),
+        Column("enabled", "boolean", "whether it is switched on"),
         Column("source", "string", "hand, code or withdrawn"),
         Column("start_at", "timestamp", "no run is earlier"),
         Column("end_at", "timestamp", "no run is later"),
-        Column("max_executions", "bigint", "it is over after so many"),
-        Column("executions", "bigint", "how many there were"),
-        Column("next_run_at", "timestamp", "the next one"),
-        Column("last_run_at", "timestamp", "the last one"),
-        Column("skipped_at", "timestamp", "the last one that was left out"),
-        Column("skip_reason", "string", "why"),
-        Column("overlap", "string", "what becomes of a run while a job is unfinished"),
-        Column("missed", "string", "what becomes of runs that were missed"),
+        Column("max_executions", "bigint", "the number of runs after which it ends"),
+        Column("executions", "bigint", "the number of runs so far"),
+        Column("next_run_at", "timestamp", "the next run"),
+        Column("last_run_at", "timestamp", "the last run"),
+        Column("skipped_at", "timestamp", "the last skipped run"),
+        Column("skip_reason", "string", "why it was skipped"),
+        Column("overlap", "string", "what to do with a run while a job is unfinished"),
+        Column("missed", "string", "what to do with missed runs"),
     ),
     None,
     frozenset({DATABASE}),
@@ -191,14 +198,14 @@ CRON = Table(
 )
 EVENTS = Table(
     "events",
-    "what has happened to jobs, for streams",
+    "changes of jobs, for streams",
     (
-        Column("offset", "string", "its place among those of the queue"),
-        Column("at", "timestamp", "when it was"),
+        Column("offset", "string", "the event's position in its queue"),
+        Column("at", "timestamp", "when it happened"),
         _QUEUE,
         _ID,
-        Column("name", "string", "the job's name; null if the job is forgotten when it is read"),
-        Column("event", "string", "the state in which the job was after it, `updated` or `removed`"),
+        Column("name", "string", "the job's name; null if the job no longer exists when the event is read"),
+        Column("event", "string", "the job's state after it, `updated` or `removed`"),
     ),
     None,
     frozenset({REDIS}),
@@ -210,17 +217,17 @@ BULK = Table(
         Column("id", "string", "the operation's number"),
         Column("kind", "string", "retry, purge, cancel, delete, promote, clean or obliterate"),
         Column("state", "string", "planned, running, done or aborted"),
-        Column("queue", "string", "the only one that it concerns"),
+        Column("queue", "string", "the queue, if it concerns only one"),
         Column("user", "string", "who began it"),
-        Column("begun_at", "timestamp", "when it was asked for"),
+        Column("begun_at", "timestamp", "when it was requested"),
         Column("started_at", "timestamp", "when it started"),
         Column("finished_at", "timestamp", "when it ended"),
         Column("expected", "bigint", "jobs that matched"),
-        Column("looked_at", "bigint", "jobs that were looked at"),
-        Column("done", "bigint", "jobs with which it was done"),
-        Column("refused", "bigint", "jobs with which it was not"),
-        Column("error", "string", "why it did not end"),
-        Column("filter", "string", "which jobs, as JSON"),
+        Column("looked_at", "bigint", "jobs processed"),
+        Column("done", "bigint", "jobs for which it succeeded"),
+        Column("refused", "bigint", "jobs for which it did not"),
+        Column("error", "string", "why it did not finish"),
+        Column("filter", "string", "the filter, as JSON"),
     ),
     None,
     frozenset({DATABASE}),
@@ -228,26 +235,26 @@ BULK = Table(
 )
 IMPORTS = Table(
     "imports",
-    "writes of Spark: their reports",
+    "reports of Spark's bulk writes",
     (
-        Column("write", "string", "its name"),
+        Column("write", "string", "the write's name"),
         Column("app", "string", "its `txnAppId`, or another name"),
-        Column("version", "bigint", "its `txnVersion`; of a streaming query, that of the last batch"),
+        Column("version", "bigint", "its `txnVersion`; for a streaming query, that of the last batch"),
         Column("state", "string", "publishing, done, failed or unfinished"),
         Column("operation", "string", "enqueue, retry, cancel, delete or update"),
-        Column("queues", "array<string>", "where its jobs are"),
+        Column("queues", "array<string>", "the queues of its jobs"),
         Column("names", "array<string>", "the names of its jobs"),
-        Column("started_at", "timestamp", "when it began"),
-        Column("updated_at", "timestamp", "when it last told of itself"),
+        Column("started_at", "timestamp", "when it started"),
+        Column("updated_at", "timestamp", "when the report was last updated"),
         Column("finished_at", "timestamp", "when it ended"),
-        Column("rows", "bigint", "rows that were read"),
+        Column("rows", "bigint", "rows read"),
         Column("inserted", "bigint", "new jobs"),
-        Column("duplicates", "bigint", "rows whose jobs were there"),
-        Column("rejected", "bigint", "rows that are no jobs"),
-        Column("batches", "bigint", "of a streaming query"),
+        Column("duplicates", "bigint", "rows whose jobs already existed"),
+        Column("rejected", "bigint", "invalid rows"),
+        Column("batches", "bigint", "batches of a streaming query"),
         Column("spark", "string", "the Spark application's id"),
-        Column("user", "string", "whose it was"),
-        Column("error", "string", "why it did not end"),
+        Column("user", "string", "the user who ran it"),
+        Column("error", "string", "why it did not finish"),
     ),
     None,
     _EVERYWHERE,

@@ -1,76 +1,72 @@
-"""What a write does, on the driver and in its tasks: plain Python, without Spark.
+"""Write rows as jobs, on the driver and in tasks, without depending on Spark.
 
-Tasks stage chunks, the driver publishes them: see `djqueue.storage.staging`. In direct mode tasks enqueue,
-and the driver only counts.
+Tasks stage chunks, and the driver publishes them; see `djqueue.storage.staging`. In direct mode, tasks
+enqueue the jobs, and the driver only counts them.
 """
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from hashlib import blake2b
 from secrets import token_hex
-from typing import Any, TypeVar
+from typing import Any
 
-from djqueue.core.errors import OptionError, QueueFullError, StorageUnavailableError
+from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import KEYED, QueuePolicy
-from djqueue.core.states import PENDING
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import BulkWriteReport, QueueShare, tag_of
 from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, PublicationState, Staging, chunks_of
 
-from .alike import reader
-from .changing import ChangeColumns, Changing
+from .changing import ChangeColumns, JobChanger
+from .columns import JobColumns
 from .locations import staging_of, storage_at
 from .options import DIRECT, ENQUEUE, STAGED, WriteOptions
-from .reporting import Reporting, aborted, begun, share
-from .rows import Chunk, JobColumns
-from .sending import Sending
+from .reporting import WriteReporter, aborted, new_report, share
+from .rows import Chunk, job_reader
+from .throttling import StorageRetry, WriteThrottle
 
-T = TypeVar("T")
-
-AT_ONCE = 64
-"""Chunks that are published between two looks at the queue."""
-NOBODYS = 7 * 86_400_000
-"""Milliseconds for which it is known that a write was published that has no name of its own."""
-FIRST_WAIT, LAST_WAIT = 0.05, 2.0
-"""Seconds between looks at a queue that is too long, doubling."""
+CHUNKS_PER_STEP = 64
+"""Chunks to publish between two checks of the queue's depth."""
+ANONYMOUS_TTL = 7 * 86_400_000
+"""Milliseconds to remember that a write without `txnAppId` was published."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """What one task says of its work."""
+    """The report of one task to the driver."""
 
     part: str
-    """The number of the partition, and, behind a full stop, what tells tries apart."""
+    """The partition's number, a dot, and an id of the task attempt."""
     chunks: dict[str, str] = field(default_factory=dict)
-    """By queue, a letter for each chunk that was put aside."""
+    """By queue, one letter for each staged chunk."""
     rows: int = 0
     enqueued: dict[str, Counts] = field(default_factory=dict)
-    """By queue, of jobs that were enqueued directly."""
+    """Counts of directly enqueued jobs, by queue."""
     rejected: dict[str, int] = field(default_factory=dict)
-    """Rows that are no jobs, by reason."""
+    """Invalid rows, by reason."""
     changed: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By queue, what became of jobs that were there."""
+    """Results of changes to existing jobs, by queue."""
     names: tuple[str, ...] = ()
-    """Of the jobs."""
+    """Names of the jobs."""
     spark: str = ""
     """The id of the Spark application."""
 
     @property
     def counts(self) -> Counts:
-        """Of jobs that were enqueued directly, to all queues."""
+        """Counts of directly enqueued jobs in all queues."""
         return sum(self.enqueued.values(), Counts())
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteReport:
-    """What became of a write: `rows` is the sum of `inserted`, `duplicates` and `rejected`; where jobs that
-    were there were changed, of `answers` and `rejected`.
+    """The result of a write.
+
+    `rows` is the sum of `inserted`, `duplicates` and `rejected`, or, if existing jobs were changed, of
+    `answers` and `rejected`.
     """
 
     write: str
@@ -81,14 +77,14 @@ class WriteReport:
     counts: Counts
     rejected: dict[str, int]
     skipped: bool = False
-    """Whether this version had been published before, so that nothing was done."""
+    """Whether this version had already been published, so that nothing was done."""
     operation: str = ENQUEUE
     answers: dict[str, int] = field(default_factory=dict)
-    """What became of jobs that were there, in the words of the storage: retried, not_failed, cancelled …"""
+    """Results of changes to existing jobs, as the storage returns them, such as retried or not_failed."""
 
     @classmethod
     def of(cls, found: BulkWriteReport) -> "WriteReport":
-        """From the report that the storage keeps."""
+        """Convert the report that the storage saved."""
         total = found.total
         return cls(
             write=found.write,
@@ -104,41 +100,43 @@ class WriteReport:
         )
 
     @property
-    def letters(self) -> int:
-        """Rejected rows that are dead letters now."""
+    def dead_letters(self) -> int:
+        """Rejected rows that became dead letters."""
         return self.counts.rejected
 
     @property
     def inserted(self) -> int:
-        """New jobs."""
+        """Number of new jobs."""
         return self.counts.queued
 
     @property
     def duplicates(self) -> int:
-        """Rows whose jobs were there, or had completed."""
+        """Number of rows whose jobs existed or had completed."""
         return self.counts.duplicates + self.counts.completed
 
     def __str__(self) -> str:
-        """In a line or two, for people."""
+        """Return a summary in one line."""
         done = {"inserted": self.inserted, "duplicates": self.duplicates}
         if self.operation != ENQUEUE:
             done = dict(sorted(self.answers.items()))
-        said = [f"{self.rows:,} rows", *(f"{number:,} {word}" for word, number in done.items() if number)]
+        words = [f"{self.rows:,} rows", *(f"{number:,} {word}" for word, number in done.items() if number)]
         if self.rejected:
             reasons = ", ".join(f"{reason}: {number:,}" for reason, number in sorted(self.rejected.items()))
-            said.append(f"{sum(self.rejected.values()):,} rejected ({reasons})")
-        if self.letters:
-            said.append(f"{self.letters:,} of these are dead letters")
+            words.append(f"{sum(self.rejected.values()):,} rejected ({reasons})")
+        if self.dead_letters:
+            words.append(f"{self.dead_letters:,} of these are dead letters")
         if self.skipped:
-            said.append(f"version {self.version} of {self.app} was published before")
+            words.append(f"version {self.version} of {self.app} had already been published")
         where = f" in {', '.join(self.queues)}" if self.queues else ""
-        return f"{self.operation}{where}: {'; '.join(said)} (write {self.write})"
+        return f"{self.operation}{where}: {'; '.join(words)} (write {self.write})"
 
 
 class Write:
-    """One write. Made, and checked, on the driver; its copies work in tasks.
+    """One write, created and checked on the driver and copied to tasks.
 
-    Raises OptionError for what cannot be, and StorageUnavailableError if nobody answers at the URL.
+    Raises:
+        OptionError: An option or a column is invalid.
+        StorageUnavailableError: The server does not respond.
     """
 
     def __init__(self, options: WriteOptions, columns: Sequence[str], app: str | None = None) -> None:
@@ -146,7 +144,7 @@ class Write:
         is_change = options.operation != ENQUEUE
         self.plan = ChangeColumns(options, columns) if is_change else JobColumns(options, columns)
         self.id = self.report = options.write or token_hex(8)
-        """`report`: under which name its report is kept; a streaming query has one for all of its writes."""
+        """The write's id. `report` is its report's id, which all writes of a streaming query share."""
         self.app = app or options.app or self.id
         self._modes: dict[str, str] = {}
         if options.queue is not None and options.group_mode is not None:
@@ -159,12 +157,12 @@ class Write:
                 self._check(storage, self.plan, options.queue)
 
     def storage(self) -> Storage:
-        """For the caller, who closes it."""
+        """Return a new storage, which the caller must close."""
         policies = {queue: QueuePolicy(group_mode=mode) for queue, mode in self._modes.items()}
         return storage_at(self.options.url, self.options.prefix, policies)
 
     def _check(self, storage: Storage, plan: JobColumns, queue: str) -> None:
-        # What is recorded with the queue counts: there may be no settings here.
+        # Use the mode recorded with the queue, since executors have no settings.
         self._modes[queue] = mode = storage.groups(queue, 0, ()).mode
         if mode == KEYED and plan.needs_group():
             raise OptionError(
@@ -176,15 +174,15 @@ class Write:
                 raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
 
     def run_task(self, part: str, batches: Iterable[Any], spark: str = "") -> TaskReport:
-        """What one task does with its record batches. Another run of the same task is another part."""
+        """Write the rows of one task. Each attempt of a task needs a `part` of its own."""
         with closing(self.storage()) as storage:
             if isinstance(self.plan, ChangeColumns):
                 return replace(self._change(self.plan, storage, part, batches), spark=spark)
-            rows = reader(
+            rows = job_reader(
                 self.plan,
                 self.options.batch_size,
                 is_keyed=_keyed(storage),
-                states=lambda queue, ids: self._sending()(storage.states, queue, ids),
+                states=lambda queue, ids: self._retrying()(storage.states, queue, ids),
             )
             names = dict[str, None]()
             if self.options.dry_run:
@@ -193,25 +191,27 @@ class Write:
                 return TaskReport(part=part, rows=rows.read, rejected=dict(rows.rejected))
             if self.options.delivery == DIRECT:
                 enqueued = self._enqueue(storage, rows.chunks(batches), names)
-                told = TaskReport(part=part, rows=rows.read, enqueued=enqueued, rejected=dict(rows.rejected))
-                return replace(told, names=tuple(names), spark=spark)
+                report = TaskReport(
+                    part=part, rows=rows.read, enqueued=enqueued, rejected=dict(rows.rejected)
+                )
+                return replace(report, names=tuple(names), spark=spark)
             chunks = self._stage(staging_of(storage), part, rows.chunks(batches), names)
-        told = TaskReport(part=part, chunks=chunks, rows=rows.read, rejected=dict(rows.rejected))
-        return replace(told, names=tuple(names), spark=spark)
+        report = TaskReport(part=part, chunks=chunks, rows=rows.read, rejected=dict(rows.rejected))
+        return replace(report, names=tuple(names), spark=spark)
 
     def _change(self, plan: ChangeColumns, storage: Storage, part: str, batches: Iterable[Any]) -> TaskReport:
-        changing = Changing(plan, storage, self._sending(), WriteThrottle(self.options, storage).wait)
+        changing = JobChanger(plan, storage, self._retrying(), WriteThrottle(self.options, storage).wait)
         changing.run(batches)
         changed = {queue: dict(answers) for queue, answers in changing.answers.items()}
         return TaskReport(part=part, rows=changing.read, rejected=dict(changing.rejected), changed=changed)
 
-    def _sending(self) -> Sending:
-        return Sending(self.options.max_retries)
+    def _retrying(self) -> StorageRetry:
+        return StorageRetry(self.options.max_retries)
 
     def _stage(
         self, staging: Staging, part: str, chunks: Iterable[Chunk], names: dict[str, None]
     ) -> dict[str, str]:
-        send, lifetime = self._sending(), int(self.options.stage_ttl * 1_000)
+        send, lifetime = self._retrying(), int(self.options.stage_ttl * 1_000)
         kinds: dict[str, str] = {}
         for chunk in chunks:
             names[chunk.name] = None
@@ -222,26 +222,28 @@ class Write:
     def _enqueue(
         self, storage: Storage, chunks: Iterable[Chunk], names: dict[str, None]
     ) -> dict[str, Counts]:
-        pace, send = WriteThrottle(self.options, storage), self._sending()
+        throttle, send = WriteThrottle(self.options, storage), self._retrying()
         counts, seen = dict[str, Counts](), Counter[bytes]()
         for chunk in chunks:
             names[chunk.name] = None
-            pace.wait(chunk.queue, chunk.many)
+            throttle.wait(chunk.queue, chunk.size)
             batches = [self._named(batch, seen) if batch.fresh else batch for batch in chunk.batches]
-            came = Counts.of(answer.status for answer in send(storage.enqueue, self._tagged(batches)))
-            counts[chunk.queue] = counts.get(chunk.queue, Counts()) + came
+            added = Counts.of(answer.status for answer in send(storage.enqueue, self._tagged(batches)))
+            counts[chunk.queue] = counts.get(chunk.queue, Counts()) + added
         return counts
 
     def _tagged(self, batches: Sequence[Batch]) -> list[Batch]:
-        """With the tag by which a write's jobs are found; ids are made without it."""
+        """Add the tag that identifies the write's jobs. Ids do not depend on it."""
         tag = tag_of(self.report)
         return [batch._replace(options=_with_tag(batch.options, tag)) for batch in batches]
 
     def _named(self, batch: Batch, seen: Counter[bytes]) -> Batch:
-        """With ids made of what the jobs are, the same ones in every try; equal rows are told apart."""
-        spoken = repr((self.app, self.options.version, batch.queue, batch.name, batch.options.as_dict()))
+        """Derive ids from the jobs' contents, so that each attempt generates the same ids.
+
+        Equal rows get different ids."""
+        identity = repr((self.app, self.options.version, batch.queue, batch.name, batch.options.as_dict()))
         when = repr((batch.delay, batch.run_at))
-        key = blake2b((spoken + when).encode(), digest_size=32).digest()
+        key = blake2b((identity + when).encode(), digest_size=32).digest()
         ids: list[str] = []
         for payload in batch.payloads:
             digest = blake2b(payload, digest_size=16, key=key).digest()
@@ -249,36 +251,36 @@ class Write:
             ids.append(f"{digest.hex()}-{seen[digest]}")
         return batch._replace(ids=ids, fresh=False)
 
-    def commit(self, told: Sequence[TaskReport], version: int | None = None) -> WriteReport:
-        """Publish what the tasks have put aside, each queue in one write; answers what became of it."""
-        rows, rejected = sum(one.rows for one in told), Counter[str]()
+    def commit(self, tasks: Sequence[TaskReport], version: int | None = None) -> WriteReport:
+        """Publish the staged rows, each queue as a whole, and return the report."""
+        rows, rejected = sum(task.rows for task in tasks), Counter[str]()
         counts, answers = Counts(), Counter[str]()
-        queues = {queue for one in told for queue in (*one.chunks, *one.enqueued, *one.changed)}
+        queues = {queue for task in tasks for queue in (*task.chunks, *task.enqueued, *task.changed)}
         parts: dict[str, dict[str, str]] = {}
-        for one in sorted(told, key=_place):
-            rejected.update(one.rejected)
-            counts += one.counts
-            for found in one.changed.values():
+        for task in sorted(tasks, key=_partition_order):
+            rejected.update(task.rejected)
+            counts += task.counts
+            for found in task.changed.values():
                 answers.update(found)
-            for queue, kinds in one.chunks.items():
-                parts.setdefault(queue, {})[one.part] = kinds
+            for queue, kinds in task.chunks.items():
+                parts.setdefault(queue, {})[task.part] = kinds
         number = version if version is not None else self.options.version or 0
         skipped = False
         with closing(self.storage()) as storage:
-            report = self._reported(told, number)._replace(
+            report = self._initial_report(tasks, number)._replace(
                 rows=rows,
                 rejected=dict(rejected),
                 answers=dict(answers),
             )
-            reporting = Reporting(storage, self.id, report, is_batch=version is not None)
-            with reporting.of_write() if not self.options.dry_run else nullcontext():
+            reporter = WriteReporter(storage, self.id, report, is_batch=version is not None)
+            with reporter.recording() if not self.options.dry_run else nullcontext():
                 for queue, mine in sorted(parts.items()):
                     manifest = Manifest(queue, self.app, number, self.id, mine)
-                    published, was_there = self._publish(storage, manifest, reporting)
+                    published, was_published = self._publish(storage, manifest, reporter)
                     counts += published
-                    skipped = skipped or was_there
+                    skipped = skipped or was_published
                 if not self.options.dry_run:
-                    reporting.done()
+                    reporter.done()
         return WriteReport(
             write=self.id,
             app=self.app,
@@ -292,32 +294,32 @@ class Write:
             answers=dict(answers),
         )
 
-    def _reported(self, told: Sequence[TaskReport], version: int) -> BulkWriteReport:
+    def _initial_report(self, tasks: Sequence[TaskReport], version: int) -> BulkWriteReport:
         shares = dict[str, QueueShare]()
-        for one in told:
-            for queue, kinds in one.chunks.items():
+        for task in tasks:
+            for queue, kinds in task.chunks.items():
                 shares[queue] = shares.get(queue, QueueShare()) + QueueShare(len(kinds))
-            for queue, counts in one.enqueued.items():
+            for queue, counts in task.enqueued.items():
                 shares[queue] = shares.get(queue, QueueShare()) + share(counts, ended=True)
-            for queue in one.changed:
+            for queue in task.changed:
                 shares[queue] = QueueShare(ended=True)
-        names = tuple(dict.fromkeys(name for one in told for name in one.names))
-        spark = next((one.spark for one in told if one.spark), "")
-        report = begun(self.report, self.app, version, shares)
-        return report._replace(names=names, parts=len(told), spark=spark, operation=self.options.operation)
+        names = tuple(dict.fromkeys(name for task in tasks for name in task.names))
+        spark = next((task.spark for task in tasks if task.spark), "")
+        report = new_report(self.report, self.app, version, shares)
+        return report._replace(names=names, parts=len(tasks), spark=spark, operation=self.options.operation)
 
-    def _publish(self, storage: Storage, manifest: Manifest, reporting: Reporting) -> tuple[Counts, bool]:
-        staging, send = staging_of(storage), self._sending()
-        lifetime = NOBODYS if manifest.app == self.id else None
+    def _publish(self, storage: Storage, manifest: Manifest, reporter: WriteReporter) -> tuple[Counts, bool]:
+        staging, send = staging_of(storage), self._retrying()
+        lifetime = ANONYMOUS_TTL if manifest.app == self.id else None
         while True:
             found = send(staging.begin, manifest, lifetime)
             if found.status == "done":
                 send(staging.forget, manifest.queue, self.app, self.id)
-                was = found.counts if found.manifest.version == manifest.version else Counts()
-                reporting.skipped(found.manifest, was)
-                return was, True
+                counted = found.counts if found.manifest.version == manifest.version else Counts()
+                reporter.skipped(found.manifest, counted)
+                return counted, True
             try:
-                counts = self._finish(storage, found, reporting)
+                counts = self._finish(storage, found, reporter)
             except ChunkMissingError as error:
                 if found.manifest.write == self.id:
                     raise
@@ -328,28 +330,34 @@ class Write:
             send(staging.forget, manifest.queue, self.app, found.manifest.write)
             if found.status != "unfinished":
                 if found.manifest.write != self.id:
-                    reporting.resumed(found.manifest, share(counts, ended=True))
+                    reporter.resumed(found.manifest, share(counts, ended=True))
                 send(staging.forget, manifest.queue, self.app, self.id)
                 return counts, False
 
-    def _finish(self, storage: Storage, found: PublicationState, reporting: Reporting) -> Counts:
-        staging, pace, send = staging_of(storage), WriteThrottle(self.options, storage), self._sending()
+    def _finish(self, storage: Storage, found: PublicationState, reporter: WriteReporter) -> Counts:
+        staging, throttle, send = staging_of(storage), WriteThrottle(self.options, storage), self._retrying()
         chunks, counts = chunks_of(found.manifest), Counts()
-        most = self.options.max_queue_depth
-        at_once = AT_ONCE if most is None else max(1, min(AT_ONCE, most // self.options.batch_size))
-        for first in range(0, len(chunks), at_once):
-            some = chunks[first : first + at_once]
-            pace.wait(found.manifest.queue, len(some) * self.options.batch_size)
-            counts = sum(pace.until_room(partial(send, staging.publish, found.manifest, some)), counts)
-            reporting.published(found.manifest, share(counts, len(chunks), first + len(some)))
+        limit = self.options.max_queue_depth
+        step = (
+            CHUNKS_PER_STEP
+            if limit is None
+            else max(1, min(CHUNKS_PER_STEP, limit // self.options.batch_size))
+        )
+        for first in range(0, len(chunks), step):
+            some = chunks[first : first + step]
+            throttle.wait(found.manifest.queue, len(some) * self.options.batch_size)
+            counts = sum(
+                throttle.publish_when_possible(partial(send, staging.publish, found.manifest, some)), counts
+            )
+            reporter.published(found.manifest, share(counts, len(chunks), first + len(some)))
         counts = send(staging.end, found.manifest)
-        reporting.published(found.manifest, share(counts, len(chunks), len(chunks), ended=True))
+        reporter.published(found.manifest, share(counts, len(chunks), len(chunks), ended=True))
         return counts
 
-    def abort(self, told: Iterable[TaskReport]) -> None:
-        """Let go of what the tasks have put aside, but for what is being published."""
-        told = list(told)
-        queues = {queue for one in told for queue in (*one.chunks, *one.enqueued)}
+    def abort(self, tasks: Iterable[TaskReport]) -> None:
+        """Discard the staged rows, except those being published."""
+        tasks = list(tasks)
+        queues = {queue for task in tasks for queue in (*task.chunks, *task.enqueued)}
         if self.options.queue is not None:
             queues.add(self.options.queue)
         with closing(self.storage()) as storage:
@@ -358,7 +366,7 @@ class Write:
                 for queue in queues:
                     staging_of(storage).forget(queue, self.app, self.id)
             if not self.options.dry_run:
-                report = self._reported(told, self.options.version or 0)
+                report = self._initial_report(tasks, self.options.version or 0)
                 shares = {queue: report.shares.get(queue, QueueShare()) for queue in queues}
                 aborted(storage, report._replace(shares=shares))
 
@@ -369,66 +377,11 @@ def _with_tag(options: JobOptions, tag: str) -> JobOptions:
 
 
 def _keyed(storage: Storage) -> Callable[[str], bool]:
-    """Whether each job of a queue needs a group, asked once of each queue."""
+    """Return a cached function that says whether all jobs of a queue require a group."""
     return cache(lambda queue: storage.groups(queue, 0, ()).mode == KEYED)
 
 
-def _place(told: TaskReport) -> tuple[int, str]:
-    """Where a part's jobs come: in the order of partitions."""
-    partition, _, rest = told.part.partition(".")
+def _partition_order(report: TaskReport) -> tuple[int, str]:
+    """Return a sort key that orders reports by partition."""
+    partition, _, rest = report.part.partition(".")
     return int(partition), rest
-
-
-class WriteThrottle:
-    """Keeps a load from drowning the workers: `maxQueueDepth` and `rateLimit`."""
-
-    def __init__(
-        self,
-        options: WriteOptions,
-        storage: Storage,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._options = options
-        self._storage = storage
-        self._clock = clock
-        self._sleep = sleep
-        self._next = clock()
-
-    def wait(self, queue: str, count: int) -> None:
-        """Wait until so many jobs may come. Raises StorageUnavailableError after `backpressureTimeout`."""
-        rate = self._options.rate_limit
-        if rate is not None:
-            now = self._clock()
-            if self._next > now:
-                self._sleep(self._next - now)
-            self._next = max(now, self._next) + count / rate
-        most = self._options.max_queue_depth
-        if most is None:
-            return
-        for _ in self._looks(f"queue {queue!r} has more than maxQueueDepth={most} jobs"):
-            counts = self._storage.counts(queue)
-            if sum(counts[state] for state in PENDING) < most:
-                return
-
-    def until_room(self, publish: Callable[[], T]) -> T:
-        """Publish, and again as long as the queue is full: what came already does not come twice."""
-        for _ in self._looks("the queue stayed full"):
-            try:
-                return publish()
-            except QueueFullError:
-                continue
-        raise AssertionError("the looks end with an error")
-
-    def _looks(self, what: str) -> Iterator[None]:
-        """Once, and then again after longer and longer waits."""
-        until = self._clock() + self._options.backpressure_timeout
-        wait = FIRST_WAIT
-        while True:
-            yield
-            if self._clock() >= until:
-                raise StorageUnavailableError(
-                    f"{what}, for backpressureTimeout={self._options.backpressure_timeout:g} s"
-                )
-            self._sleep(wait)
-            wait = min(2 * wait, LAST_WAIT)

@@ -1,4 +1,4 @@
-"""Where the scheduler's socket is."""
+"""Parse and choose the address of the scheduler's socket."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """`unix:///run/djqueue.sock` or `tcp://host:port`. Raises ConfigurationError."""
+    """Parse `unix:///run/djqueue.sock` or `tcp://host:port`. Raises ConfigurationError."""
     if text.startswith("unix://") and len(text) > len("unix://"):
         return Address(path=text.removeprefix("unix://"))
     if text.startswith("tcp://"):
@@ -34,11 +34,11 @@ def parse_address(text: str) -> Address:
 
 
 def default_address(alias: str) -> Address:
-    """A socket of this user's, in a folder that only this user enters, one for each database."""
+    """Return the path of a socket for a database, in a directory that only this user can access."""
     settings = connections[alias].settings_dict
     name = str(settings["NAME"])
     if connections[alias].vendor == "sqlite":
-        name = os.path.abspath(name)  # another project's may be called the same
+        name = os.path.abspath(name)  # Other projects may use the same relative path.
     identity = "\n".join((*(str(settings.get(key, "")) for key in ("ENGINE", "HOST", "PORT")), name))
     label = hashlib.sha256(identity.encode()).hexdigest()[:16]
     folder = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()

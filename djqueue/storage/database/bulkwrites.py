@@ -1,4 +1,4 @@
-"""Reports of bulk writes in the tables: any process writes and reads them, with no word to the scheduler."""
+"""Store the reports of bulk writes in the tables, where every process reads and writes them directly."""
 
 from typing import Any
 
@@ -15,9 +15,10 @@ from .rows import chunked
 
 
 class DatabaseBulkWriteReports(BulkWriteReports):
-    """See `BulkWriteReports`.
+    """Bulk write reports in the tables.
 
-    alias: of the database, in DATABASES.
+    Args:
+        alias: The database's alias in DATABASES.
     """
 
     def __init__(self, alias: str, clock: Clock) -> None:
@@ -25,13 +26,13 @@ class DatabaseBulkWriteReports(BulkWriteReports):
         self._alias = alias
 
     def get(self, write: str) -> BulkWriteReport | None:
-        """See `BulkWriteReports`."""
+        """Return the report of a write, or None if it does not exist."""
         with named(self._alias):
             found = self._rows().filter(write=write).values_list("report", flat=True).first()
         return None if found is None else BulkWriteReport.from_json(found)
 
     def page(self, limit: int, after: str | None = None) -> BulkWriteReportPage:
-        """See `BulkWriteReports`."""
+        """Return a page of reports, the most recently changed first."""
         with named(self._alias):
             rows = self._rows()
             if after is not None:

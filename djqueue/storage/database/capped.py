@@ -1,6 +1,6 @@
-"""What the tables alone say of queues and of what keeps jobs waiting, for as long as no scheduler lives.
+"""Answer reads from the tables alone while no scheduler is running.
 
-No statement looks at more than so many jobs of a queue and state, however many there are.
+Each statement reads a bounded number of jobs for each queue and state.
 """
 
 from collections import Counter
@@ -25,26 +25,27 @@ from .groups import recorded_modes
 from .inspector import DatabaseInspector
 
 CAP = 10_000
-"""Jobs of a queue and state that are counted at most."""
+"""Maximum jobs to count in a queue and state."""
 BLOCKED = 200
-"""Blocked jobs of a queue that are looked at for what they wait for."""
+"""Maximum blocked jobs of a queue to search for dependents."""
 AT_ONCE = 50
-"""Queues of one statement: SQLite takes 500 parts of a union, and there are seven for each queue."""
+"""Queues in one statement: SQLite allows 500 parts in a union, and each queue needs seven."""
 
 
 class JobCountPart(NamedTuple):
-    """The jobs of a queue that have one state and one name."""
+    """The count of a queue's jobs with one state and name."""
 
     queue: str
     state: State
     name: str
     jobs: int
     since: int | None
-    """The earliest time at which one of them came or was due, in UTC milliseconds."""
+    """The earliest time at which one was enqueued or due, in UTC milliseconds."""
 
 
 def overview(alias: str, queues: Sequence[str], now: int, policy: Callable[[str], QueuePolicy]) -> Overview:
-    """See `Storage.overview`: waiting jobs count as claimable, as the tables do not know better."""
+    """Return the overview of queues. Waiting jobs count as claimable, because the tables have no more
+    detail."""
     parts: dict[str, list[JobCountPart]] = {}
     for start in range(0, len(queues), AT_ONCE):
         for part in _parts(alias, list(dict.fromkeys(queues[start : start + AT_ONCE]))):
@@ -60,7 +61,7 @@ def overview(alias: str, queues: Sequence[str], now: int, policy: Callable[[str]
 
 
 def groups(alias: str, queue: str, limit: int, names: Sequence[str], policy: QueuePolicy) -> GroupsOverview:
-    """See `Storage.groups`: of a bounded number of the queue's jobs, whichever those are."""
+    """Return a queue's groups, from a bounded number of its jobs."""
     told = DatabaseInspector(alias).group_limits(queue)
     common = told.get(None, NO_LIMIT)
     waiting, whole = _by_group(alias, queue, State.WAITING)
@@ -92,14 +93,14 @@ def groups(alias: str, queue: str, limit: int, names: Sequence[str], policy: Que
 
 
 def _by_group(alias: str, queue: str, state: State) -> tuple[dict[str, int], bool]:
-    """Jobs in a state by group, and whether that was all of them."""
+    """Return the numbers of jobs in a state by group, and whether all jobs were counted."""
     jobs = models.Job.objects.using(alias).filter(queue=queue, state=state.value)
     some = list(jobs.values_list("group", flat=True)[: CAP + 1])
     return dict(Counter(group for group in some if group is not None)), len(some) <= CAP
 
 
 def facts(alias: str, queue: str, job_id: str, now: int, policy: QueuePolicy) -> Facts | None:
-    """What keeps a job from running beside there being no worker."""
+    """Return the facts that explain why a job is not running, apart from missing workers."""
     inspector = DatabaseInspector(alias)
     record = rows.records(alias, queue, [job_id], belongings=False).get(job_id)
     if record is None:
@@ -126,7 +127,7 @@ def facts(alias: str, queue: str, job_id: str, now: int, policy: QueuePolicy) ->
 
 
 def flow(alias: str, root: JobKey, limit: int) -> FlowGraph | None:
-    """See `Storage.flow`: what waits for a job is known of flows, and of the newest blocked jobs."""
+    """Return the graph of a workflow. Dependents are found in flows and among the newest blocked jobs."""
     inspector = DatabaseInspector(alias)
     waiting: dict[JobKey, list[JobKey]] = {}
     for queue in inspector.queues()[:AT_ONCE]:
@@ -169,7 +170,7 @@ def _of(
 
 
 def limits(said: models.QueueState | None, policy: QueuePolicy) -> tuple[Rate | None, int | None]:
-    """Rate and concurrency: as the queue was told while it ran, or as it is configured."""
+    """Return rate and concurrency: the queue's override at run time, or the configured values."""
     if said is None or not (said.rate_capacity or said.concurrency):
         return policy.rate, policy.concurrency
     rate = Rate(said.rate_capacity, said.rate_per or 1_000) if said.rate_capacity else None
@@ -199,7 +200,7 @@ def _parts(alias: str, queues: Sequence[str]) -> Iterator[JobCountPart]:
 
 
 def _first(alias: str, queue: str, state: State) -> tuple[str, Sequence[Any]]:
-    """The statement for a bounded number of a queue's jobs in one state: their names and times."""
+    """Return SQL and parameters that select names and times of a bounded number of jobs in a state."""
     since = Case(When(run_at__gt=F("created_at"), then=F("run_at")), default=F("created_at"))
     jobs = models.Job.objects.using(alias).filter(queue=queue, state=state.value)
     wanted = jobs.values_list("name").annotate(since=since)[: CAP + 1]

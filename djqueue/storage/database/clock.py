@@ -1,4 +1,4 @@
-"""The database server's clock: the one that all processes share."""
+"""Follow the clock of the database server, which all processes share."""
 
 import time
 
@@ -7,13 +7,13 @@ from django.db import connections
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 
 MEASURE_EVERY = 60_000
-"""Milliseconds for which the difference between two machines' clocks is taken as known."""
+"""Milliseconds between measurements of the difference between the clocks."""
 
 
 class DatabaseClock:
-    """This machine's clock, corrected by what a database server on another machine says.
+    """This machine's clock, corrected by that of a database server.
 
-    An embedded database has no clock of its own.
+    An embedded database has no clock, so its times are not corrected.
     """
 
     def __init__(self, alias: str) -> None:
@@ -22,19 +22,19 @@ class DatabaseClock:
         self._measured: int | None = None
 
     def now(self) -> int:
-        """See `djqueue.core.clock.Clock`."""
+        """Return the UTC time in milliseconds."""
         return SYSTEM_CLOCK.now() + self._offset
 
     def monotonic(self) -> int:
-        """See `djqueue.core.clock.Clock`."""
+        """Return the monotonic time in milliseconds."""
         return SYSTEM_CLOCK.monotonic()
 
     def elapsed(self) -> int:
-        """See `djqueue.core.clock.Clock`."""
+        """Return the milliseconds since the machine started, including suspended time."""
         return SYSTEM_CLOCK.elapsed()
 
     def measure(self) -> None:
-        """Ask the server, unless that was done lately. Raises DatabaseError."""
+        """Measure the difference to the server's clock, unless done recently. Raises DatabaseError."""
         tick = SYSTEM_CLOCK.monotonic()
         if self._measured is not None and tick - self._measured < MEASURE_EVERY:
             return
@@ -50,6 +50,6 @@ class DatabaseClock:
 
 
 def set_right(clock: Clock) -> None:
-    """Have a clock that follows the database's ask it for the time."""
+    """Synchronize a `DatabaseClock`; other clocks are left alone."""
     if isinstance(clock, DatabaseClock):
         clock.measure()

@@ -1,4 +1,4 @@
-"""What a user reads when the database cannot be used."""
+"""Convert database errors to errors that name the database and the remedy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,12 +21,12 @@ from djqueue.core.shown import in_one_line
 from .remedies import remedy
 
 AWAY = (OperationalError, InterfaceError, InternalError, ProgrammingError)
-"""The server cannot be reached, or the tables are not there."""
+"""Errors of an unreachable server or missing tables."""
 
 
 @contextmanager
 def named(alias: str) -> Iterator[None]:
-    """Make the database's errors ones that name it and the remedy."""
+    """Convert database errors in the block to errors that name the database and the remedy."""
     try:
         yield
     except Error as error:
@@ -34,8 +34,8 @@ def named(alias: str) -> Iterator[None]:
 
 
 def raise_named(alias: str, error: Error) -> NoReturn:
-    """Raise the error that a user gets for one of the database's."""
-    # A broken transaction is the caller's own.
+    """Raise the user's error for a database error."""
+    # A broken transaction is the caller's responsibility.
     if not isinstance(error, AWAY) or isinstance(error, TransactionManagementError):
         raise error
     drop_if_broken(alias)
@@ -43,7 +43,7 @@ def raise_named(alias: str, error: Error) -> NoReturn:
 
 
 def drop_if_broken(alias: str) -> None:
-    """Have this thread's next use of the database begin with a new connection, if it needs one."""
+    """Close this thread's connection if it is broken, so that the next use opens a new one."""
     connection = connections[alias]
     if connection.in_atomic_block or connection.connection is None:
         return
@@ -54,7 +54,13 @@ def drop_if_broken(alias: str) -> None:
 
 
 def unavailable(alias: str, error: Error, consequence: str = "") -> StorageUnavailableError:
-    """The error for a user. consequence: what that means for what was asked."""
+    """Return the error for a user.
+
+    Args:
+        alias: The database.
+        error: The database error.
+        consequence: Text on what it means for the operation.
+    """
     reason = in_one_line(error)
     end = "" if reason.endswith((".", "?", "!")) else "."
     return StorageUnavailableError(

@@ -1,4 +1,4 @@
-"""How the database, its tables and the scheduler are."""
+"""Diagnose the database, its tables and the scheduler."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,16 +15,16 @@ from .journal import BACKLOG
 from .lease import NAME
 
 LATE = 10_000
-"""Milliseconds without a sign of life after which something is wrong."""
+"""Milliseconds without activity after which a component is considered stuck."""
 
 
 def of_database(alias: str, now: int) -> list[DiagnosticLine]:
-    """What any process can see."""
+    """Return the facts that every process can read."""
     return [*_server(alias), *_scheduler(alias, now), *_tables(alias), workers_line(_workers(alias, now))]
 
 
 def of_journal(backlog: int, flushed_at: int | None, ticked_at: int | None, now: int) -> list[DiagnosticLine]:
-    """What only the scheduler knows: unwritten jobs, and when it last wrote and did its upkeep."""
+    """Return the facts that only the scheduler has: unwritten jobs, and its last write and sweep."""
     level = BAD if backlog > BACKLOG else WARN if backlog > BACKLOG // 2 else OK
     note = "Enqueue calls wait until the database has caught up." if backlog > BACKLOG else ""
     return [
@@ -96,7 +96,7 @@ def _tables(alias: str) -> Iterator[DiagnosticLine]:
 
 
 def _estimate(alias: str, table: str) -> tuple[int | None, int | None]:
-    """Rows, as the planner takes it, and bytes with indexes; None: nobody has looked."""
+    """Return the planner's estimate of rows, and the bytes including indexes; None if unknown."""
     connection: Any = connections[alias]
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":

@@ -1,7 +1,7 @@
-"""The three statements of the journal (insert, update and delete of many rows) for each database.
+"""Insert, update and delete many rows, for the journal, in the fastest way of each database.
 
-SQLite and PostgreSQL take a whole batch in one statement, by forms that the ORM does not write; any
-other database gets the ORM. Table and column names come from the models.
+On SQLite and PostgreSQL, a batch is one statement in a form that the ORM cannot generate. Other databases use
+the ORM. Table and column names come from the models.
 """
 
 import math
@@ -19,37 +19,38 @@ from djqueue.core.deadline import remaining
 Row = tuple[Any, ...]
 
 SQLITE_UPDATES_FROM = (3, 33)
-"""The first SQLite that knows UPDATE … FROM."""
+"""The first version of SQLite with UPDATE … FROM."""
 
 
 class Dialect(ABC):
     """Statements over rows given as tuples in the order of `fields`."""
 
     jobs_per_second = 10_000
-    """Jobs of one enqueue for which it gets another second."""
+    """Jobs that extend the time limit of an enqueue by one second."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
-        """The calling thread's connection."""
+        """Return the calling thread's connection."""
         return connections[self.alias]
 
-    def tune(self) -> None:  # noqa: B027 - for those that need it
-        """Prepare a connection of this package's own for transactions of many writes."""
+    def tune(self) -> None:  # noqa: B027 - optional
+        """Prepare a connection that only djqueue uses for transactions of many writes."""
 
     @contextmanager
     def transaction(self, *, durable: bool = False) -> Iterator[None]:
-        """A transaction that will write, or a part of the one that is open.
+        """Open a transaction that will write, or a savepoint in the open one.
 
-        durable: on the disk when it is committed, whatever is usual for the connection.
+        Args:
+            durable: Whether the commit must be on disk, regardless of the connection's settings.
         """
         with transaction.atomic(using=self.alias):
             yield
 
-    def take_turns(self, queue: str, key: str) -> None:  # noqa: B027 - for those that need it
-        """Wait until no other transaction that called this for a unique key is open."""
+    def take_turns(self, queue: str, key: str) -> None:  # noqa: B027 - optional
+        """Wait until no other open transaction has called this for the same unique key."""
 
     @abstractmethod
     def insert(
@@ -61,9 +62,14 @@ class Dialect(ABC):
         constants: Mapping[str, Any] | None = None,
         key: Sequence[str] = (),
     ) -> None:
-        """Add rows; where `key`, if one is given, is taken they overwrite what is there.
+        """Insert rows, and overwrite existing rows with the same `key`, if given.
 
-        constants: fields that are the same for all rows.
+        Args:
+            model: The table.
+            fields: The names of a row's values.
+            rows: The rows.
+            key: Fields that identify a row.
+            constants: Values of further fields, the same for all rows.
         """
 
     def insert_new(
@@ -75,7 +81,7 @@ class Dialect(ABC):
         constants: Mapping[str, Any] | None = None,
         key: Sequence[str],
     ) -> list[Row]:
-        """Add those rows, in `fields` of which `key` comes first, whose key is free; returns their keys."""
+        """Insert the rows whose key is free, and return their keys. `fields` starts with `key`."""
         written = []
         for row in rows:
             try:
@@ -90,11 +96,11 @@ class Dialect(ABC):
     def update(
         self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
     ) -> None:
-        """Change the rows with these keys; each row holds its key, then the values of `fields`."""
+        """Update rows by key. Each row has its key, then the values of `fields`."""
 
     @abstractmethod
     def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> int:
-        """Take away the rows with these keys; returns how many there were."""
+        """Delete rows by key, and return their number."""
 
     def _table(self, model: type[Model]) -> str:
         return self.connection.ops.quote_name(model._meta.db_table)
@@ -113,13 +119,13 @@ class Dialect(ABC):
 
 
 class OnSqlite(Dialect):
-    """What SQLite needs, whatever the statements."""
+    """Transactions and settings of SQLite, for any kind of statements."""
 
     PRAGMAS = ("synchronous=NORMAL", "temp_store=MEMORY", "cache_size=-64000", "mmap_size=268435456")
-    """Of a connection, and lost with it. See docs/decisions.md for what was measured."""
+    """Settings of each connection. docs/decisions.md has the measurements."""
 
     def tune(self) -> None:
-        """See `Dialect.tune`."""
+        """Prepare the connection for transactions of many writes."""
         if self.connection.connection is None:
             with self.connection.cursor() as cursor:
                 for pragma in self.PRAGMAS:
@@ -127,8 +133,9 @@ class OnSqlite(Dialect):
 
     @contextmanager
     def transaction(self, *, durable: bool = False) -> Iterator[None]:
-        """See `Dialect.transaction`. One that reads first and writes then would fail, not wait, if another
-        wrote in between: so it takes the lock when it begins.
+        """Open a transaction that takes the write lock at once.
+
+        A transaction that reads and then writes would fail instead of waiting if another wrote in between.
         """
         connection: Any = self.connection
         if connection.in_atomic_block:
@@ -150,12 +157,12 @@ class OnSqlite(Dialect):
 
     @contextmanager
     def _patient_until_deadline(self) -> Iterator[None]:
-        """Wait for another process's lock no longer than the current call may take, if it has a deadline."""
+        """Limit the wait for another process's lock to the current call's deadline, if it has one."""
         left = remaining(math.inf)
         if left == math.inf:
             yield
             return
-        # Not by Django's cursor: it refuses statements in a transaction that has failed.
+        # Bypass Django's cursor, which rejects statements in a failed transaction.
         driver = self.connection.connection
         (usual,) = driver.execute("PRAGMA busy_timeout").fetchone()
         limit = max(1, int(left * 1_000))
@@ -178,7 +185,8 @@ class OnSqlite(Dialect):
         constants: Mapping[str, Any] | None = None,
         key: Sequence[str],
     ) -> list[Row]:
-        """See `Dialect.insert_new`. Nobody else has written since the transaction's first look."""
+        """Insert the rows whose key is free. The write lock excludes other writers since the transaction
+        began."""
         self.insert(model, fields, rows, constants=constants)
         return [row[: len(key)] for row in rows]
 
@@ -196,10 +204,10 @@ class OnSqlite(Dialect):
 
 
 class SqliteDialect(OnSqlite):
-    """Rows as VALUES: one step of the statement for a batch, during which other threads run."""
+    """SQLite with batches as VALUES: one call per batch, during which other threads run."""
 
     BATCH = 100
-    """Rows of one statement, which the driver then has prepared: more were slower."""
+    """Rows in one prepared statement; more were slower."""
 
     def insert(
         self,
@@ -210,7 +218,7 @@ class SqliteDialect(OnSqlite):
         constants: Mapping[str, Any] | None = None,
         key: Sequence[str] = (),
     ) -> None:
-        """See `Dialect.insert`."""
+        """Insert or overwrite rows."""
         constants = constants or {}
         every = [*fields, *constants]
         fixed = "".join(f",{_literal(value)}" for value in constants.values())
@@ -221,7 +229,7 @@ class SqliteDialect(OnSqlite):
     def update(
         self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
     ) -> None:
-        """See `Dialect.update`."""
+        """Update rows by key."""
         columns = self._columns(model, fields)
         table = self._table(model)
         first = len(key) + 1
@@ -232,7 +240,7 @@ class SqliteDialect(OnSqlite):
         self._run(head, one, tail, rows)
 
     def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> int:
-        """See `Dialect.delete`."""
+        """Delete rows by key, and return their number."""
         table = self._table(model)
         one = f"({','.join('?' * len(key))})"
         columns = ", ".join(self._columns(model, key))
@@ -245,7 +253,7 @@ class SqliteDialect(OnSqlite):
 
     def _run(self, head: str, one: str, tail: str, rows: Sequence[Row]) -> int:
         written = 0
-        # The driver's own cursor: Django's would turn every ? of 10,000 into another form first.
+        # Use the driver's cursor: Django's would first convert each of 10,000 placeholders.
         connection = self.connection
         connection.ensure_connection()
         cursor = connection.connection.cursor()
@@ -262,13 +270,13 @@ class SqliteDialect(OnSqlite):
 
 
 class PostgresDialect(Dialect):
-    """A batch as arrays, one for each column, which `unnest` makes rows of again."""
+    """PostgreSQL with batches as one array per column, which `unnest` turns into rows."""
 
     BATCH = 5_000
 
     @contextmanager
     def transaction(self, *, durable: bool = False) -> Iterator[None]:
-        """See `Dialect.transaction`."""
+        """Open a transaction that will write, or a savepoint."""
         with super().transaction():
             if durable:
                 with self.connection.cursor() as cursor:
@@ -276,7 +284,7 @@ class PostgresDialect(Dialect):
             yield
 
     def take_turns(self, queue: str, key: str) -> None:
-        """See `Dialect.take_turns`."""
+        """Wait for other transactions that called this for the same unique key."""
         with self.connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, hashtext(%s)))", [key, queue])
 
@@ -289,7 +297,7 @@ class PostgresDialect(Dialect):
         constants: Mapping[str, Any] | None = None,
         key: Sequence[str] = (),
     ) -> None:
-        """See `Dialect.insert`."""
+        """Insert or overwrite rows."""
         every = [*fields, *(constants or ())]
         self._run(self._insert(model, fields, constants) + self._overwriting(model, every, key), rows)
 
@@ -302,7 +310,7 @@ class PostgresDialect(Dialect):
         constants: Mapping[str, Any] | None = None,
         key: Sequence[str],
     ) -> list[Row]:
-        """See `Dialect.insert_new`."""
+        """Insert the rows whose key is free, and return their keys."""
         named = ", ".join(self._columns(model, key))
         statement = (
             f"{self._insert(model, fields, constants)} ON CONFLICT ({named}) DO NOTHING RETURNING {named}"
@@ -314,7 +322,7 @@ class PostgresDialect(Dialect):
     def update(
         self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
     ) -> None:
-        """See `Dialect.update`."""
+        """Update rows by key."""
         every = [*key, *fields]
         names = [f"c{at}" for at in range(len(every))]
         columns = self._columns(model, every)
@@ -334,7 +342,7 @@ class PostgresDialect(Dialect):
         )
 
     def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> int:
-        """See `Dialect.delete`."""
+        """Delete rows by key, and return their number."""
         columns = ", ".join(self._columns(model, key))
         arrays = self._arrays(model, key)
         statement = f"DELETE FROM {self._table(model)} WHERE ({columns}) IN (SELECT * FROM unnest({arrays}))"
@@ -368,7 +376,7 @@ class PostgresDialect(Dialect):
 
 
 class OrmDialect(Dialect):
-    """Any database that Django supports, several times slower."""
+    """Any database that Django supports; several times slower."""
 
     jobs_per_second = 1_000
 
@@ -381,7 +389,7 @@ class OrmDialect(Dialect):
         constants: Mapping[str, Any] | None = None,
         key: Sequence[str] = (),
     ) -> None:
-        """See `Dialect.insert`."""
+        """Insert or overwrite rows."""
         constants = constants or {}
         objects = [model(**dict(zip(fields, row, strict=True)), **constants) for row in rows]
         manager = model._default_manager.using(self.alias)
@@ -400,7 +408,7 @@ class OrmDialect(Dialect):
     def update(
         self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
     ) -> None:
-        """See `Dialect.update`."""
+        """Update rows by key."""
         manager = model._default_manager.using(self.alias)
         split = len(key)
         for row in rows:
@@ -408,7 +416,7 @@ class OrmDialect(Dialect):
             manager.filter(**mine).update(**dict(zip(fields, row[split:], strict=True)))
 
     def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> int:
-        """See `Dialect.delete`."""
+        """Delete rows by key, and return their number."""
         manager = model._default_manager.using(self.alias)
         deleted = 0
         for start in range(0, len(rows), 100):
@@ -420,11 +428,16 @@ class OrmDialect(Dialect):
 
 
 class SqliteOrmDialect(OnSqlite, OrmDialect):
-    """SQLite, by the ORM alone."""
+    """SQLite with the ORM only."""
 
 
 def dialect_for(alias: str, *, orm: bool = False) -> Dialect:
-    """The dialect of a configured database; `orm`: without statements of its own."""
+    """Return the dialect of a configured database.
+
+    Args:
+        alias: The database.
+        orm: Whether to use the ORM only.
+    """
     connection: Any = connections[alias]
     if connection.vendor == "sqlite":
         too_old = connection.Database.sqlite_version_info < SQLITE_UPDATES_FROM
@@ -435,7 +448,7 @@ def dialect_for(alias: str, *, orm: bool = False) -> Dialect:
 
 
 def _literal(value: Any) -> str:
-    """A constant of this package's own, in SQL."""
+    """Convert a trusted constant to an SQL literal."""
     if value is None:
         return "NULL"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""Reading the tables as a whole, by ranges of their rows' numbers: see `djqueue.storage.export`.
+"""Export the tables by ranges of primary keys; see `djqueue.storage.export`.
 
-A page is one statement, of the rows behind the last one's number: no transaction is open between two pages,
-and what is forgotten meanwhile can be swept.
+Each page is one statement with keyset pagination. No transaction is open between two pages, so sweeps can
+delete expired rows meanwhile.
 """
 
 import json
@@ -30,9 +30,9 @@ from . import rows
 from .dberrors import named
 
 LEAST = 5_000
-"""Rows of a part: of fewer, there is nothing to gain."""
+"""Minimum rows in a part; smaller parts gain nothing."""
 FINER = 32
-"""Stretches of numbers for a part: where many rows are gone, it has more of them."""
+"""Key ranges per part: parts with many deleted rows get more of them, so that sizes are similar."""
 JOB = (
     "id",
     "queue",
@@ -83,7 +83,7 @@ COMPLETED = (
 )
 ATTEMPT = ("id", *rows.ATTEMPT[:-1])
 OF_JOB = ("job_id", "name", "state", "created_at", "run_at", "started_at")
-"""What an attempt does not say itself."""
+"""Columns of the job that complete a row of its attempt."""
 LETTER = ("id", *rows.LETTER[:-1])
 CRON = (
     "name",
@@ -124,9 +124,10 @@ Row = tuple[Any, ...]
 
 
 class DatabaseExport(Export):
-    """See `Export`.
+    """The export of the tables.
 
-    flush: writes what is not in the tables yet.
+    Args:
+        flush: Writes changes that are not in the tables yet.
     """
 
     def __init__(self, alias: str, flush: Callable[[], None] | None = None) -> None:
@@ -144,7 +145,7 @@ class DatabaseExport(Export):
         self.tables = frozenset(self._read) - {COMPLETING}
 
     def parts(self, wanted: ExportFilter, many: int) -> list[ExportPart]:
-        """See `Export`."""
+        """Divide the rows into ranges of primary keys."""
         with named(self._alias):
             if self._flush is not None:
                 self._flush()
@@ -152,7 +153,7 @@ class DatabaseExport(Export):
             return [part for source in sources for part in self._parts(source, many)]
 
     def _parts(self, source: str, many: int) -> Iterator[ExportPart]:
-        # The whole table's, whatever is wanted of it: an index says this.
+        # Use the range of the whole table, which an index answers, regardless of the filter.
         ends = self._all(source).aggregate(first=Min("id"), last=Max("id"))
         if ends["first"] is None:
             return
@@ -171,7 +172,7 @@ class DatabaseExport(Export):
             yield ExportPart(source, start, ends["last"] + 1, gathered)
 
     def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
-        """See `Export`."""
+        """Return a part in pages, one statement for each."""
         read, chosen = self._read[part.place][2], self._chosen(wanted, part)
         after = part.first - 1
         while True:
@@ -284,9 +285,9 @@ class DatabaseExport(Export):
 
 
 COMPLETING = "completing"
-"""The runs that completed their jobs: they have no rows of their own."""
+"""Source of successful attempts, which have no rows of their own."""
 Read = tuple[int | None, Page]
-"""The number of the last row, if there may be more behind it, and the page."""
+"""The last primary key, or None if no rows follow, and the page."""
 
 
 def _states(wanted: ExportFilter) -> list[str] | None:
@@ -310,7 +311,7 @@ def _by_queue(found: Sequence[Row]) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _job(row: Row) -> Row:
-    """A row of `JOB`, and maybe a payload, as `JOB_COLUMNS`."""
+    """Convert a row of `JOB`, with an optional payload, to `JOB_COLUMNS`."""
     state, started, finished, options, reason = row[4], row[11], row[12], row[16], row[18]
     if state == State.ACTIVE.value and reason == rows.CANCEL_REQUESTED:
         reason = None
@@ -331,7 +332,7 @@ def _job(row: Row) -> Row:
 
 
 def _attempt(row: Row, job: Row | None) -> Row:
-    """A row of `ATTEMPT` as `ATTEMPT_COLUMNS`; job: behind the id, as `OF_JOB`, if it is there."""
+    """Convert a row of `ATTEMPT`, with `OF_JOB` of its job if it exists, to `ATTEMPT_COLUMNS`."""
     _, queue, job_id, number, worker, started, finished, outcome, kind, message = row
     name = wait = None
     if job is not None:
@@ -345,7 +346,7 @@ def _attempt(row: Row, job: Row | None) -> Row:
 
 
 def _completed(row: Row) -> Row:
-    """A row of `COMPLETED` as `ATTEMPT_COLUMNS`."""
+    """Convert a row of `COMPLETED` to `ATTEMPT_COLUMNS`."""
     _, queue, job_id, name, number, created_at, run_at, started, finished, worker = row
     wait, run = seconds(max(created_at, run_at), started), seconds(started, finished)
     return (*(queue, job_id, name, number, started, finished, wait, run, "completed"), None, None, worker)

@@ -17,7 +17,7 @@ from pathlib import Path
 from djqueue.core.errors import ConfigurationError
 
 MOST_LINKS = 40
-"""Symbolic links that are followed on the way to the folder, as on Linux."""
+"""Maximum number of symbolic links to follow, as on Linux."""
 ELSEWHERE = "set DJQUEUE['STORAGE']['OPTIONS']['ADDRESS'] to a socket in a private folder of this user"
 ONE_USER = (
     "run the scheduler and its clients as one user, or give the scheduler a tcp:// ADDRESS and a TOKEN in "
@@ -60,7 +60,7 @@ def connect_privately(path: str, timeout: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with private_folder(Path(path).parent):
-            # A time limit of Python's would make it fail at once while others wait to be accepted.
+            # With a Python timeout, connecting would fail at once while the backlog is full.
             seconds, part = divmod(timeout, 1)
             limit = struct.pack("@ll", int(seconds), int(part * 1_000_000))
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -77,7 +77,7 @@ def connect_privately(path: str, timeout: float) -> socket.socket:
 
 
 def refusal_of(connection: socket.socket) -> str | None:
-    """Say why the process at the other end of an accepted connection is refused; None if it is welcome."""
+    """Return why the peer of an accepted connection is rejected, or None if it is accepted."""
     if (uid := peer_uid(connection)) == os.geteuid():
         return None
     return f"this process runs as {_named(uid)}, and the scheduler as {_named(os.geteuid())}; {ONE_USER}"
@@ -86,14 +86,14 @@ def refusal_of(connection: socket.socket) -> str | None:
 def peer_uid(connection: socket.socket) -> int:
     """Return the user of the process at the other end of a Unix socket, as the kernel knows it.
 
-    Raises OSError where the platform does not tell.
+    Raises OSError if the platform does not report it.
     """
     if sys.platform == "linux":
         size = struct.calcsize("iII")
         _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         return int(uid)
     if sys.platform == "darwin" or sys.platform.startswith("freebsd"):
-        # LOCAL_PEERCRED of SOL_LOCAL: struct xucred begins with a version and the user.
+        # LOCAL_PEERCRED of SOL_LOCAL: struct xucred starts with a version and the user.
         _, uid = struct.unpack_from("II", connection.getsockopt(0, 1, 128))
         return int(uid)
     raise OSError(
@@ -113,12 +113,12 @@ def remove_stale_socket(name: str, descriptor: int) -> None:
 
 
 def _check_path(path: str, *, create: bool) -> None:
-    """Check each folder on the way to `path`, and that `path` itself is no symbolic link."""
+    """Check each folder on the way to `path`, and that `path` itself is not a symbolic link."""
     parts = [part for part in path.split("/") if part]
     here, links = "/", 0
     while parts:
         part = parts.pop(0)
-        is_last = not parts  # what a link adds comes before the last name of `path`
+        is_last = not parts  # The parts of links come before the last name of `path`.
         here = os.path.normpath(os.path.join(here, part))
         found = _look(here, create=create, private=is_last)
         if not stat.S_ISLNK(found.st_mode):
@@ -152,7 +152,7 @@ def _look(path: str, *, create: bool, private: bool) -> os.stat_result:
     try:
         os.mkdir(path, 0o700 if private else 0o755)
     except FileExistsError:
-        pass  # another process of this user was faster, or another user: the check below tells
+        pass  # Another process was faster; the check below rejects other users.
     return os.lstat(path)
 
 
@@ -181,7 +181,7 @@ def _check_parent(path: str, parent: str, found: os.stat_result) -> None:
             f"process runs as {_named(os.geteuid())}; {ONE_USER}, or {ELSEWHERE}"
         )
     mode = stat.S_IMODE(found.st_mode)
-    # In a sticky folder, as /tmp is, only its owner and an entry's owner can replace the entry.
+    # In a sticky folder such as /tmp, only its owner and an entry's owner can replace the entry.
     is_open = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid()))
     if is_open and not mode & stat.S_ISVTX:
         raise ConfigurationError(
@@ -191,7 +191,7 @@ def _check_parent(path: str, parent: str, found: os.stat_result) -> None:
 
 
 def _trusted() -> tuple[int, ...]:
-    """Users who may own folders on the way: this one, and those who can change everything anyway."""
+    """Return the users who may own folders on the way: root, this one, and the owner of /."""
     return 0, os.geteuid(), os.lstat("/").st_uid
 
 

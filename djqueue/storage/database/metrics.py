@@ -1,4 +1,4 @@
-"""Buckets of metrics in the tables: kept by the scheduler while they grow, written with its journal."""
+"""Store metric buckets in the tables. The scheduler keeps them in memory while they grow."""
 
 from collections.abc import Iterator, Sequence
 from threading import Lock
@@ -30,12 +30,14 @@ from .rows import Row, chunked, raw_values
 Key = tuple[str, str, int, int]
 """(queue, name, length, start)."""
 GROWING = 60_000
-"""Milliseconds for which a bucket is kept in memory after its end."""
+"""Milliseconds to keep a bucket in memory after its end."""
 
 
 class DatabaseMetrics:
-    """What is added goes into the buckets of each length at once; each is written as a whole, so that writing
-    it twice is as good as once.
+    """The scheduler's metric buckets, written with its journal.
+
+    Values are added to the buckets of all lengths at once. A bucket is written as a whole, so that writing it
+    again is idempotent.
     """
 
     def __init__(self, alias: str, journal: DatabaseJournal) -> None:
@@ -46,12 +48,12 @@ class DatabaseMetrics:
         self._names: dict[str, set[str]] = {}
 
     def count(self, queue: str, counts: Sequence[int], now: int) -> None:
-        """See `MetricKeeper`."""
+        """Add to the counts of a queue."""
         with self._lock:
             self._add([(queue, "", counts)], now)
 
     def record(self, stats: Sequence[RunStats], now: int) -> None:
-        """See `MetricKeeper`."""
+        """Add the statistics that workers reported."""
         with self._lock:
             changes: list[tuple[str, str, Sequence[int]]] = []
             for one in stats:
@@ -60,11 +62,11 @@ class DatabaseMetrics:
             self._add(changes, now)
 
     def rows(self, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterator[Found]:
-        """See `MetricKeeper`."""
+        """Return the values in a span of time, by queue or by job name."""
         return read(self._alias, queues, span, by_name=by_name)
 
     def forget(self, queue: str) -> None:
-        """See `MetricKeeper`."""
+        """Delete a queue's buckets."""
         with self._lock:
             self._names.pop(queue, None)
             self._growing = {key: values for key, values in self._growing.items() if key[0] != queue}
@@ -83,7 +85,7 @@ class DatabaseMetrics:
                 del self._growing[key]
 
     def _load(self, missing: set[Key]) -> None:
-        """An earlier scheduler may have begun with these."""
+        """Load buckets that an earlier scheduler may have started."""
         wanted: dict[tuple[int, int], set[str]] = {}
         for key in missing:
             wanted.setdefault(key[2:], set()).add(key[0])
@@ -108,7 +110,7 @@ class DatabaseMetrics:
 
 
 def read(alias: str, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterator[Found]:
-    """Buckets of a stretch of time, by queue or by job name."""
+    """Return the buckets in a span of time, by queue or by job name."""
     found = _buckets(alias).filter(tier=span.tier, start__gte=span.start, start__lt=span.end)
     found = found.exclude(name="") if by_name else found.filter(name="")
     if queues is None:
@@ -119,7 +121,7 @@ def read(alias: str, queues: Sequence[str] | None, span: Span, *, by_name: bool)
 
 
 def purge(alias: str, tiers: Tiers, now: int, limit: int) -> int:
-    """Forget some of the buckets whose time is over, and say how many."""
+    """Delete at most `limit` expired buckets. Returns their number."""
     removed = 0
     for tier, kept in tiers.kept().items():
         old = _buckets(alias).filter(tier=tier, start__lt=now - kept).order_by("start")
@@ -145,7 +147,7 @@ def _row(key: Key, values: Values) -> Row:
 
 
 def _pack(counts: Sequence[int]) -> bytes:
-    """The parts of a histogram up to the last that is not empty."""
+    """Encode a histogram without its trailing empty parts."""
     many = max((part for part, count in enumerate(counts, 1) if count), default=0)
     packed: bytes = msgpack.packb(list(counts[:many]))
     return packed

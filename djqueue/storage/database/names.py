@@ -1,4 +1,4 @@
-"""The queues that a table names, found without reading all of its rows."""
+"""Find the queues in a table without reading all of its rows."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from django.db.models import Min, Model
 
 
 def used_queues(alias: str, model: type[Model], most: int | None = None) -> list[str]:
-    """The first queues, in order, that a table names; None: all.
+    """Return the distinct queues in a table, in order, at most `most`.
 
-    One probe of the index for each queue: 0.6 ms where a SELECT DISTINCT of ten million rows takes half
-    a second.
+    Each queue is one probe of the index: 0.6 ms where a SELECT DISTINCT of ten million rows takes half a
+    second.
     """
-    if connections[alias].vendor == "oracle":  # which writes recursion in words of its own
+    if connections[alias].vendor == "oracle":  # Oracle has another syntax for recursion.
         return probed(alias, model, most)
     quote = connections[alias].ops.quote_name
     field: Any = model._meta.get_field("queue")
@@ -33,7 +33,7 @@ def used_queues(alias: str, model: type[Model], most: int | None = None) -> list
 
 
 def probed(alias: str, model: type[Model], most: int | None = None) -> list[str]:
-    """The same, with a query for each queue."""
+    """Like `used_queues`, with one query for each queue."""
     found: list[str] = []
     rows = model._default_manager.using(alias)
     while most is None or len(found) < most:

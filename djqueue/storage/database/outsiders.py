@@ -1,7 +1,7 @@
-"""The mark of programs that write rows of jobs beside the storage and the mirror.
+"""Mark changes to job rows by programs other than the storage and the mirror.
 
-A page that shows mirrored rows is unchanged as long as their version is. The mirror changes that version with
-each of its transactions; other programs change it with this mark.
+A page of mirrored rows is cached until their version changes. Each transaction of the mirror changes the
+version; other programs change it with this mark.
 """
 
 from secrets import token_hex
@@ -10,11 +10,11 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.models import SchedulerLease
 
 NAME = "mirror:outsiders"
-"""The row whose holder is another one after each such transaction."""
+"""Name of the row whose holder changes with each such transaction."""
 
 
 def mark(alias: str) -> None:
-    """Note that rows of jobs change. Call it in the transaction that changes them."""
+    """Record that job rows change. Call this in the transaction that changes them."""
     now = SYSTEM_CLOCK.now()
     values = {"host": "", "pid": 0, "address": "", "renewed_at": now, "expires_at": now}
     rows = SchedulerLease.objects.using(alias)

@@ -1,4 +1,4 @@
-"""How long an enqueue may take."""
+"""Compute the time limit of an enqueue."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from djqueue.core.job import Batch
 from .dialects import Dialect
 
 TIMEOUT = 2.0
-"""Seconds, unless the option TIMEOUT says otherwise."""
+"""Default of the option TIMEOUT, in seconds."""
 
 
 def patience(timeout: float, batches: Sequence[Batch], dialect: Dialect) -> float:
-    """Return the seconds that these jobs may take."""
+    """Return the time limit in seconds for enqueueing these jobs."""
     return timeout + sum(len(batch.payloads) for batch in batches) / dialect.jobs_per_second

@@ -1,4 +1,4 @@
-"""Times in which this process did not run: frozen, starved, or held up by one long call."""
+"""Detect periods in which this process did not run: suspended, starved, or blocked by a long call."""
 
 import threading
 from collections.abc import Callable
@@ -6,16 +6,16 @@ from collections.abc import Callable
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 
 BEAT = 0.25
-"""Seconds between looks at the clock."""
+"""Seconds between checks of the clock."""
 PAUSE = 1_000
-"""Milliseconds between two looks from which on this process counts as paused."""
+"""Milliseconds between two checks from which the process counts as paused."""
 
 
 class PauseWatch:
-    """Calls `paused` with the milliseconds for which this process did not run.
+    """Call `paused` with the milliseconds for which this process did not run.
 
-    A thread looks at the monotonic clock again and again. `check` does the same at once: whoever acts on the
-    time that has passed calls it first, since that thread may not have run yet.
+    A thread checks the monotonic clock regularly. Code that acts on elapsed time must call `check` first,
+    because the thread may not have run yet.
     """
 
     def __init__(self, paused: Callable[[int], None], clock: Clock = SYSTEM_CLOCK) -> None:
@@ -27,18 +27,18 @@ class PauseWatch:
         self._thread = threading.Thread(target=self._watch, name="djqueue-pauses", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._seen = self._clock.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
-        """End."""
+        """Stop watching."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def check(self) -> None:
-        """Report a pause that has just ended; nothing unless this was started."""
+        """Report a pause that has just ended, if the watch was started."""
         if self._thread.ident is None:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""What a user can do about an error of the database: told from what the driver says."""
+"""Suggest a remedy for a database error, based on the driver's message."""
 
 import pkgutil
 import re
@@ -24,7 +24,7 @@ MIGRATING = "django.db.migrations.executor"
 
 
 def remedy(alias: str, error: Error) -> str:
-    """A sentence that says what to do."""
+    """Return a sentence that says what to do."""
     text = str(error)
     if NO_TABLE.search(text):
         return _migrate(alias)
@@ -60,5 +60,5 @@ def _is_migrating() -> bool:
 
 
 def latest_migration() -> str:
-    """The name of the last migration of djqueue, which makes all of its tables."""
+    """Return the name of djqueue's last migration, after which all tables exist."""
     return max(found.name for found in pkgutil.iter_modules(migrations.__path__))

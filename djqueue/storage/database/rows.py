@@ -1,4 +1,4 @@
-"""Jobs as rows: the columns of each table, and both ways between them and the engine's records."""
+"""Convert between the engine's records and rows of the tables."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ Row = tuple[Any, ...]
 
 KEY = ("queue", "job_id")
 JOB_KEY = (*KEY, "created_at")
-"""Columns that identify a job's row, but not one that a producer has since put in place of an ended job's."""
+"""Columns that identify a job's row, but not that of a newer job with the same id."""
 NEW_JOB = (
     *KEY,
     "name",
@@ -47,7 +47,7 @@ NEW_JOB = (
     "run_at",
     "inbox",
 )
-"""Fields of a job that has just been enqueued; the others have their defaults."""
+"""Fields of a new job; the others have their defaults."""
 UNTOUCHED = {
     "started_at": None,
     "finished_at": None,
@@ -66,7 +66,7 @@ UNTOUCHED = {
     "process": "",
     "leased_until": None,
 }
-"""Those others."""
+"""Fields with their defaults in a new job."""
 CHANGED_JOB = (
     *JOB_KEY,
     "state",
@@ -101,7 +101,7 @@ ATTEMPT = (
     "traceback",
 )
 ATTEMPT_NAMED = 6
-"""How many of these name one attempt."""
+"""How many of these fields identify an attempt."""
 LOG = (*KEY, "at", "line")
 LETTER = (
     *KEY,
@@ -120,17 +120,17 @@ ITEM = (*KEY, "number", "run", "item")
 ITEM_KEY = (*KEY, "number")
 
 MENTION = (*KEY, "name", "state", "created_at", "run_at", "started_at", "finished_at", "reason")
-"""What `JobSummary` tells of a job."""
+"""Fields of `JobSummary`."""
 UPDATE = (*JOB_KEY, "priority", "payload", "options")
 
 NO_ERROR = JobFailure("", "", "")
 KEEP, KEEP_RESULTS = Keep(), KeepResults()
 STEPPED = "stepped"
-"""Among a job's packed options: `EngineJob.stepped`."""
+"""Key of `EngineJob.stepped` in a job's packed options."""
 TEXT_LIMIT = 255
-"""Characters of the columns that hold a name."""
+"""Maximum length of columns with a name, in characters."""
 CANCEL_REQUESTED = "cancel_requested"
-"""Reason of an active job that has been asked to stop."""
+"""Reason of an active job whose cancellation was requested."""
 REPLACES_CANCELLED = "replaces_cancelled"
 """Process of a row in the inbox whose producer deleted the row of a cancelled job with the same id. With it
 the scheduler corrects its count of cancelled jobs; nothing else reads it, and taking the row in clears it."""
@@ -138,19 +138,19 @@ the scheduler corrects its count of cancelled jobs; nothing else reads it, and t
 
 @lru_cache(maxsize=256)
 def limits(row: models.QueueState | models.LimiterState) -> tuple[Rate | None, int | None]:
-    """Rate and concurrency of a row."""
+    """Return rate and concurrency of a row."""
     rate = Rate(row.rate_capacity, row.rate_per or 1_000) if row.rate_capacity else None
     return rate, row.concurrency
 
 
 def pack_options(options: JobOptions) -> bytes:
-    """The options that differ from their defaults."""
+    """Pack the options that differ from their defaults."""
     packed: bytes = msgpack.packb(options.as_dict())
     return packed
 
 
 def pack_job_options(job: EngineJob) -> bytes:
-    """Pack a job's options, with the steps of the wall clock that it has followed: see `clocksteps`."""
+    """Pack a job's options, with the wall clock steps already applied; see `clocksteps`."""
     if not job.stepped:
         return pack_options(job.options)
     packed: bytes = msgpack.packb({**job.options.as_dict(), STEPPED: job.stepped})
@@ -159,7 +159,7 @@ def pack_job_options(job: EngineJob) -> bytes:
 
 @lru_cache(maxsize=4096)
 def unpack_job_options(data: bytes) -> tuple[JobOptions, int]:
-    """Unpack what `pack_job_options` packed: options, of which equal ones are one object, and steps."""
+    """Unpack the result of `pack_job_options`. Equal options share one object."""
     values = msgpack.unpackb(data)
     return JobOptions.from_dict(values), values.get(STEPPED, 0)
 
@@ -170,7 +170,7 @@ def unpack_options(data: bytes) -> JobOptions:
 
 
 def new_rows(jobs: Iterable[EngineJob], *, inbox: bool = False) -> dict[tuple[str, str], Row]:
-    """Jobs that have just been enqueued, as `NEW_JOB`, by key."""
+    """Return new jobs as `NEW_JOB`, by key."""
     found = {}
     options, stepped, packed = None, 0, b""
     for job in jobs:
@@ -197,10 +197,13 @@ def new_rows(jobs: Iterable[EngineJob], *, inbox: bool = False) -> dict[tuple[st
 
 
 def changed_row(job: EngineJob, keep: Keep = KEEP, lag: int = 0, own: str = "") -> Row:
-    """A job's changing fields, as `CHANGED_JOB`; `keep` are its queue's bounds, should it have ended.
+    """Return a job's changing fields as `CHANGED_JOB`.
 
-    lag: milliseconds from the engine's monotonic time to UTC.
-    own: the process whose claims name none.
+    Args:
+        job: The job.
+        keep: Its queue's retention, if it has ended.
+        lag: Milliseconds from the engine's monotonic time to UTC.
+        own: The process of claims that name none.
     """
     error = job.error or NO_ERROR
     reason = job.reason
@@ -232,12 +235,12 @@ def changed_row(job: EngineJob, keep: Keep = KEEP, lag: int = 0, own: str = "") 
 
 
 def lease_row(job: EngineJob, lag: int) -> Row:
-    """Until when an active job is leased, as `LEASE`; `lag` as for `changed_row`."""
+    """Return the lease of an active job as `LEASE`; `lag` as for `changed_row`."""
     return (*job_key(job), job.lease_until + lag)
 
 
 def expiry(job: EngineJob, keep: Keep) -> int | None:
-    """When the record of a completed or cancelled job is over; None: never, or it is another job's."""
+    """Return when the record of a completed or cancelled job expires; None for never or for other states."""
     if job.state is not State.COMPLETED and job.state is not State.CANCELLED:
         return None
     kept = keep.shorten(job.options.kept)
@@ -245,24 +248,24 @@ def expiry(job: EngineJob, keep: Keep) -> int | None:
 
 
 def update_row(job: EngineJob) -> Row:
-    """What a caller may change of a pending job, as `UPDATE`."""
+    """Return the fields of a pending job that callers can change, as `UPDATE`."""
     return (*job_key(job), job.options.priority, job.payload, pack_job_options(job))
 
 
 def result_row(job: EngineJob, keep: KeepResults = KEEP_RESULTS) -> Row:
-    """What a completed job returned, as `RESULT`; `keep` are its queue's bounds."""
+    """Return the result of a completed job as `RESULT`, with its queue's retention `keep`."""
     expires_at = result_expiry(job, keep)
     return (job.queue, job.id, job.options.content_type, job.result, job.finished_at, expires_at)
 
 
 def result_expiry(job: EngineJob, keep: KeepResults) -> int | None:
-    """When the result of a completed job is over; None: never."""
+    """Return when the result of a completed job expires; None for never."""
     readable = keep.shorten(job.options.result_ttl)
     return None if readable is None else job.finished_at + readable
 
 
 def attempt_row(job: EngineJob, attempt: AttemptRecord) -> Row:
-    """A run that did not complete its job, as `ATTEMPT`."""
+    """Return an attempt that did not complete its job as `ATTEMPT`."""
     error = attempt.error or NO_ERROR
     return (
         job.queue,
@@ -279,7 +282,7 @@ def attempt_row(job: EngineJob, attempt: AttemptRecord) -> Row:
 
 
 def letter_row(job: EngineJob, letter: DeadLetterRecord) -> Row:
-    """A dead letter, as `LETTER`."""
+    """Return a dead letter as `LETTER`."""
     error = job.error or NO_ERROR
     return (
         job.queue,
@@ -297,33 +300,33 @@ def letter_row(job: EngineJob, letter: DeadLetterRecord) -> Row:
 
 
 def progress_row(job: EngineJob) -> Row:
-    """What a handler reported last, as `PROGRESS`."""
+    """Return the last reported progress as `PROGRESS`."""
     return (*job_key(job), encode(job.progress, MSGPACK))
 
 
 def items_row(job: EngineJob) -> Row:
-    """How many items its last run has sent: `JOB_KEY`, then the number."""
+    """Return `JOB_KEY` and the number of items that the last attempt has sent."""
     return (*job_key(job), 0 if job.stream is None else job.stream.count)
 
 
 def item_rows(job: EngineJob, items: Sequence[bytes]) -> list[Row]:
-    """The last items that its run has sent, as `ITEM`."""
+    """Return the last items of the attempt as `ITEM`."""
     assert job.stream is not None
     run, first = job.stream.run, job.stream.count - len(items)
     return [(job.queue, job.id, number, run, item) for number, item in enumerate(items, first)]
 
 
 def log_rows(job: EngineJob, lines: Iterable[tuple[int, str]]) -> list[Row]:
-    """What a handler logged, as `LOG`."""
+    """Return log lines as `LOG`."""
     return [(job.queue, job.id, at, clean(line)) for at, line in lines]
 
 
 WORKER = WorkerInfo._fields[: WorkerInfo._fields.index("kind")]
-"""What of a worker has a column of its own; the rest is together in one."""
+"""Fields of a worker with columns of their own; one column has the others."""
 
 
 def worker_row(info: WorkerInfo) -> tuple[str, dict[str, Any]]:
-    """A worker's id, and the other fields of its row."""
+    """Return a worker's id, and the other fields of its row."""
     values = {name: getattr(info, name) for name in WORKER[1:]}
     values["host"] = clean(info.host, TEXT_LIMIT)
     values["queues"] = None if info.queues is None else list(info.queues)
@@ -334,7 +337,7 @@ def worker_row(info: WorkerInfo) -> tuple[str, dict[str, Any]]:
 
 
 def worker_from_row(row: models.WorkerState) -> WorkerInfo:
-    """See `worker_row`; what another version of djqueue said besides is left out."""
+    """Convert a row to a worker, and ignore fields of other versions of djqueue."""
     values = {name: getattr(row, name) for name in WORKER[1:]}
     values["queues"] = None if row.queues is None else tuple(row.queues)
     values["names"] = tuple(row.names)
@@ -346,7 +349,7 @@ def worker_from_row(row: models.WorkerState) -> WorkerInfo:
 
 
 def clean(text: str, limit: int | None = None) -> str:
-    """A text that any database takes: without NUL and halves of surrogate pairs, and not too long."""
+    """Make a text storable in any database: replace NULs and lone surrogates, and truncate it."""
     if not text:
         return text
     if limit is not None and len(text) > limit:
@@ -357,21 +360,21 @@ def clean(text: str, limit: int | None = None) -> str:
 
 
 def job_key(job: EngineJob) -> tuple[str, str, int]:
-    """What names the job's row, as `JOB_KEY`."""
+    """Return the key of a job's row, as `JOB_KEY`."""
     return job.queue, job.id, job.created_at
 
 
 JOB_FIELDS = (*NEW_JOB, *UNTOUCHED)
-"""Every field of a job's row but its number."""
+"""All fields of a job's row except its primary key."""
 
 
 def job_rows(rows: QuerySet[Any]) -> Iterable[Row]:
-    """The rows as `JOB_FIELDS`, in their integers and bytes."""
+    """Return rows as `JOB_FIELDS`, with raw integers and bytes."""
     return raw_values(rows, JOB_FIELDS)
 
 
 def raw_values(rows: QuerySet[Any], names: Sequence[str]) -> Iterable[Row]:
-    """Field values as the database has them: milliseconds stay integers."""
+    """Return field values as stored: times remain integer milliseconds."""
     compiler = rows.values_list(*names).query.get_compiler(rows.db)
     for chunk in compiler.execute_sql(result_type="multi") or ():
         for row in chunk:
@@ -379,7 +382,7 @@ def raw_values(rows: QuerySet[Any], names: Sequence[str]) -> Iterable[Row]:
 
 
 def job_from_row(row: Row) -> EngineJob:
-    """The engine's job of a row of `JOB_FIELDS`. The lease of an active one is in UTC milliseconds."""
+    """Convert a row of `JOB_FIELDS` to an engine job. An active job's lease is in UTC milliseconds."""
     (
         queue,
         job_id,
@@ -438,7 +441,7 @@ def job_from_row(row: Row) -> EngineJob:
 
 
 def mention_of(row: Row) -> JobSummary:
-    """A job in short, of a row of `MENTION`."""
+    """Convert a row of `MENTION` to a job summary."""
     queue, job_id, name, state, created_at, run_at, started_at, finished_at, reason = row
     if state == State.ACTIVE.value and reason == CANCEL_REQUESTED:
         reason = ""
@@ -448,7 +451,7 @@ def mention_of(row: Row) -> JobSummary:
 
 
 def records(alias: str, queue: str, ids: Sequence[str], *, belongings: bool = True) -> dict[str, JobRecord]:
-    """Jobs of a queue, read from the tables: with all that belongs to them, or their rows alone."""
+    """Read jobs of a queue by id: complete, or without the rows of other tables."""
     found: dict[str, EngineJob] = {}
     for chunk in chunked(ids):
         mine = {"queue": queue, "job_id__in": chunk}
@@ -461,7 +464,7 @@ def records(alias: str, queue: str, ids: Sequence[str], *, belongings: bool = Tr
 
 
 def read_belongings(alias: str, queue: str, jobs: dict[str, EngineJob], *, logs: bool = True) -> None:
-    """Give jobs of one queue their results, ended runs and log lines."""
+    """Load results, ended attempts and log lines of a queue's jobs."""
     for chunk in chunked(list(jobs)):
         mine = {"queue": queue, "job_id__in": chunk}
         for row in raw_values(_of(models.JobResult, alias).filter(**mine), RESULT):
@@ -478,7 +481,7 @@ def read_belongings(alias: str, queue: str, jobs: dict[str, EngineJob], *, logs:
 
 
 def letter_from_row(row: Row) -> DeadLetterRecord:
-    """The dead letter of a row of `LETTER`."""
+    """Convert a row of `LETTER` to a dead letter."""
     queue, job_id, name, reason, error_type, message, entered_at, expires_at, retries, next_retry, unmet = row
     again = next_retry or 0
     keys = tuple((other, one) for other, one in json.loads(unmet)) if unmet else ()
@@ -488,7 +491,7 @@ def letter_from_row(row: Row) -> DeadLetterRecord:
 
 
 def chunked(values: Sequence[Any], size: int = 500) -> Iterable[Sequence[Any]]:
-    """Slices small enough for a statement's parameters."""
+    """Return slices small enough for a statement's parameters."""
     return (values[start : start + size] for start in range(0, len(values), size))
 
 

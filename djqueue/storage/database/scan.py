@@ -1,8 +1,8 @@
-"""How many values a frame holds, before any of them is made.
+"""Count the values in a MessagePack frame before decoding it.
 
-MessagePack's values follow one another: a list is its length and then its items. So one loop over the heads
-counts them all. The bodies of extension types are frames again, or are read as such, which may count too
-many values but never too few.
+MessagePack values are consecutive: a list is its length followed by its items, so one loop over the type
+bytes counts them all. The bodies of extension types are scanned as frames, which may count too many values
+but never too few.
 """
 
 from struct import unpack_from
@@ -22,7 +22,7 @@ FIXED = {
     0xD1: 2,
     0xD2: 4,
     0xD3: 8,
-    # Of arrays and maps, what follows are values of their own.
+    # The items of arrays and maps are values of their own.
     0xDC: 2,
     0xDD: 4,
     0xDE: 2,
@@ -35,7 +35,7 @@ EXTENSIONS = {0xC7: ">B", 0xC8: ">H", 0xC9: ">I"}
 
 
 def _skips() -> list[int]:
-    """For each first byte: how many bytes to the next value; negative: it has to be looked at."""
+    """Return, for each type byte, the number of bytes to the next value; negative if it needs decoding."""
     skips = []
     for head in range(256):
         if 0xA0 <= head <= 0xBF:
@@ -55,16 +55,16 @@ SKIPS = _skips()
 def has_more_values(body: bytes, limit: int) -> bool:
     """Return whether a frame's body may hold more than `limit` values. Never reads more than that many."""
     if len(body) <= limit:
-        return False  # a value has at least one byte
+        return False  # A value has at least one byte.
     skips = SKIPS
     place, end, count = 0, len(body), 0
     ends: list[int] = []
-    """Where the extensions end that are being read, the innermost last."""
+    """Ends of the enclosing extensions, the innermost last."""
     while count <= limit:
         if place >= end:
             if not ends:
                 return False
-            # A body that is no MessagePack must not hide what comes after it.
+            # A body that isn't MessagePack must not hide the values after it.
             place, end = end, ends.pop()
             continue
         count += 1
@@ -73,7 +73,7 @@ def has_more_values(body: bytes, limit: int) -> bool:
         if skip > 0:
             place += skip
         elif place + 6 > len(body):
-            return False  # at most five more values
+            return False  # At most five more values.
         elif (form := SIZED.get(head)) is not None:
             [size] = unpack_from(form, body, place + 1)
             place += 1 + WIDTHS[form] + size

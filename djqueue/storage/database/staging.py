@@ -1,4 +1,4 @@
-"""Staging in the database: chunks in a table, enqueued in the transaction that notes what became of them."""
+"""Stage chunks in a table, and enqueue each in the transaction that records its results."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,19 +30,20 @@ from .dialects import Dialect
 from .rows import chunked
 
 RESUMABLE = 7 * 86_400_000
-"""Milliseconds that somebody has to go on with what was begun."""
+"""Milliseconds for which an interrupted publication can be resumed."""
 AT_ONCE = 100
-"""Chunks that are let go of in one transaction."""
+"""Chunks to delete in one transaction."""
 KIND = "j"
-"""The letter of every chunk."""
+"""The kind of every chunk."""
 COUNTS = Counts._fields
 
 
 class DatabaseStaging(Staging):
-    """See `Staging`.
+    """The staging area in the database.
 
-    enqueue: the storage's, which inserts rows in the transaction that is open.
-    settle: sees that the tables know what has become of jobs of a queue, if that is not what they say.
+    Args:
+        enqueue: The storage's function that inserts rows in the open transaction.
+        settle: Brings the tables up to date for jobs of a queue whose states may be outdated.
     """
 
     def __init__(
@@ -61,12 +62,12 @@ class DatabaseStaging(Staging):
     def stage(
         self, write: str, part: str, number: int, batches: Sequence[Batch], lifetime: int = STAGE_TTL
     ) -> str:
-        """See `Staging`."""
+        """Stage a chunk of a part."""
         check_chunk(batches)
         jobs = wire.pack_body([_alike(batch) for batch in batches])
         mine = {"queue": batches[0].queue, "write": write, "part": part}
         with self._writing() as now:
-            # Held, so that whoever takes it away takes all of it.
+            # Lock the part, so that deleting it meanwhile deletes all of its chunks.
             place = self._parts(**mine).select_for_update()
             there = place.first()
             if there is None:
@@ -78,7 +79,7 @@ class DatabaseStaging(Staging):
         return KIND
 
     def begin(self, manifest: Manifest, lifetime: int | None) -> PublicationState:
-        """See `Staging`."""
+        """Store a manifest, unless one of its version is already stored."""
         with self._writing() as now:
             there = self._publication(manifest, now)
             if there is None or (there.done and there.version < manifest.version):
@@ -98,13 +99,13 @@ class DatabaseStaging(Staging):
             return PublicationState("resumed" if there.version == manifest.version else "unfinished", found)
 
     def publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> list[Counts]:
-        """See `Staging`."""
+        """Enqueue chunks in order, each in a transaction of its own."""
         with named(self._alias):
             places = self._places(manifest, sorted({part for part, _ in chunks}))
             return [self._published(manifest, places, chunk) for chunk in chunks]
 
     def end(self, manifest: Manifest) -> Counts:
-        """See `Staging`."""
+        """Record that all chunks of a manifest are published."""
         with self._writing() as now:
             there = self._publication(manifest, now)
             if there is None or there.version != manifest.version:
@@ -121,11 +122,11 @@ class DatabaseStaging(Staging):
             return _counts(there)
 
     def forget(self, queue: str, app: str, write: str) -> int:
-        """See `Staging`."""
+        """Delete the rest of a write, unless it is being published."""
         mine = {"queue": queue, "write": write}
         try:
             with self._writing():
-                # First: a publication that begins meanwhile has its parts, or is seen behind this.
+                # Expire the parts first: a publication that starts meanwhile keeps them, or is seen below.
                 parts: int = self._parts(**mine).update(expires_at=0)
                 if self._publications(queue=queue, app=app, write=write, done=False).exists():
                     raise _Begun
@@ -136,18 +137,16 @@ class DatabaseStaging(Staging):
                 pass
         return parts
 
-    # Inside.
-
     @contextmanager
     def _writing(self) -> Iterator[int]:
-        """A transaction, and the time."""
+        """Open a transaction, and yield the time."""
         with named(self._alias):
             set_right(self._clock)
             with self._dialect.transaction():
                 yield self._clock.now()
 
     def _publication(self, manifest: Manifest, now: int) -> Any:
-        """What the application publishes to the queue, or has published; nobody else changes it meanwhile."""
+        """Return and lock the application's last publication to the queue."""
         place = self._publications(queue=manifest.queue, app=manifest.app)
         there = place.select_for_update().first()
         if there is not None and there.expires_at is not None and there.expires_at <= now:
@@ -156,7 +155,7 @@ class DatabaseStaging(Staging):
         return there
 
     def _keep(self, manifest: Manifest, now: int) -> None:
-        """Have what a manifest names not expire soon. Raises ChunkMissingError if it has."""
+        """Extend the lifetime of a manifest's parts. Raises ChunkMissingError if any has expired."""
         place = self._parts(queue=manifest.queue, write=manifest.write, expires_at__gt=now)
         kept = 0
         for names in chunked(sorted(manifest.parts)):
@@ -165,14 +164,14 @@ class DatabaseStaging(Staging):
             raise _gone(manifest)
 
     def _open(self, manifest: Manifest, lifetime: int | None, now: int) -> None:
-        """Note that it is published, in the place of an earlier one, unless another has begun meanwhile."""
+        """Record the publication in place of an earlier one, unless another has started meanwhile."""
         said = {
             "version": manifest.version,
             "write": manifest.write,
             "parts": msgpack.packb(dict(manifest.parts)),
             "done": False,
             "lifetime": lifetime,
-            # What nobody can name nobody goes on with.
+            # A publication without an application can't be resumed later.
             "expires_at": None if lifetime is None else now + RESUMABLE,
             **Counts()._asdict(),
         }
@@ -182,7 +181,7 @@ class DatabaseStaging(Staging):
             rows.bulk_create([rows.model(**mine, **said)], ignore_conflicts=True)
 
     def _places(self, manifest: Manifest, names: Sequence[str]) -> dict[str, int]:
-        """The numbers of parts, by name."""
+        """Return the primary keys of parts, by name."""
         place = self._parts(queue=manifest.queue, write=manifest.write)
         found: dict[str, int] = {}
         for some in chunked(names):
@@ -190,11 +189,13 @@ class DatabaseStaging(Staging):
         return found
 
     def _published(self, manifest: Manifest, places: Mapping[str, int], chunk: tuple[str, int]) -> Counts:
-        """Publish one chunk. The tables are a moment behind the scheduler: what they call a duplicate, or too
-        much, is looked at again when they are not, which they cannot be brought to while they are locked.
+        """Publish one chunk.
+
+        The tables lag behind the scheduler. If they report duplicates or a full queue, bring them up to date
+        and try again, which is possible only outside the transaction.
         """
         try:
-            # In a transaction of the caller's nobody can write, so there is nothing to be looked at again.
+            # In the caller's transaction, the tables can't be brought up to date.
             locked = self._dialect.connection.in_atomic_block
             return self._enqueued(manifest, places, chunk, certain=locked)
         except _UncertainError as error:
@@ -221,7 +222,7 @@ class DatabaseStaging(Staging):
             except QueueFullError:
                 if certain:
                     raise
-                # That a new job waits is not what the scheduler knows.
+                # The queue seems full, but the scheduler may know that jobs have left it.
                 raise _UncertainError({batches[0].ids[0]: State.WAITING}) from None
             believed = {one.id: one.existing_state for one in answers if one.status == "duplicate"}
             if believed and not certain:
@@ -231,8 +232,10 @@ class DatabaseStaging(Staging):
         return counts
 
     def _inserted(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """Answers for all jobs: what one depends on may have gone since it was put aside, and then it is a
-        dead letter from the start; nobody is there who could say something else.
+        """Insert jobs, and return their results.
+
+        A job whose dependency was deleted since it was staged becomes a dead letter, because its producer is
+        no longer there to handle an error.
         """
         try:
             return self._enqueue(batches)
@@ -259,7 +262,7 @@ class DatabaseStaging(Staging):
 
 
 def purge(dialect: Dialect, now: int, limit: int) -> int:
-    """Delete some expired rows; return their number. Without `djqueue.contrib.spark` there are none."""
+    """Delete expired chunks, parts and publications, at most about `limit`. Returns the number of rows."""
     if not sparktables.are_installed():
         return 0
     gone = _drop(dialect, _rows("StagedPart", dialect.alias).filter(expires_at__lte=now))
@@ -269,7 +272,7 @@ def purge(dialect: Dialect, now: int, limit: int) -> int:
 
 
 def _drop(dialect: Dialect, parts: Any) -> int:
-    """Take away some chunks of these parts, and parts that have no more; returns how many rows there were."""
+    """Delete chunks of these parts, and parts without chunks. Returns the number of rows."""
     with dialect.transaction():
         mine = list(parts.select_for_update().order_by("pk").values_list("pk", flat=True)[:AT_ONCE])
         chunks = _rows("StagedChunk", dialect.alias)
@@ -281,11 +284,11 @@ def _drop(dialect: Dialect, parts: Any) -> int:
 
 
 class _Begun(Exception):
-    """What was to be forgotten is being published."""
+    """The write to forget is being published."""
 
 
 class _UncertainError(Exception):
-    """Some jobs of a chunk have no place, if the tables are right; it undoes the transaction."""
+    """The tables reject jobs of a chunk, but may be outdated; raised to roll back the transaction."""
 
     def __init__(self, believed: dict[str, State | None]) -> None:
         super().__init__(believed)
@@ -293,7 +296,7 @@ class _UncertainError(Exception):
 
 
 def _alike(batch: Batch) -> Batch:
-    """As it is kept. Also what need not be on the disk comes in the transaction."""
+    """Normalize a batch for storage. `durable=False` has no effect here, so drop it."""
     options = batch.options if batch.options.durable is not False else replace(batch.options, durable=None)
     return batch._replace(payloads=list(batch.payloads), ids=list(batch.ids or ()), options=options)
 

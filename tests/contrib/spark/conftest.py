@@ -1,4 +1,4 @@
-"""Places to write to and read from: Redis, and databases that are no project's, with their tables."""
+"""Storages to write to and read from: Redis, and databases without a project."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ PLACES = ("redis", "sqlite", "postgresql")
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
-    """A session of two threads that runs a failed task again. No test stops it: it takes ten seconds."""
+    """Return a session with two threads that retries failed tasks. Tests share it, as it starts slowly."""
     pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
     with session(LOCAL, tmp_path_factory.mktemp("spark")) as found:
         yield found
@@ -35,7 +35,7 @@ def redis_url(redis_server):
 
 @pytest.fixture(scope="session")
 def migrated_sqlite(tmp_path_factory, django_db_blocker):
-    """A file with tables, to be copied."""
+    """Return a database file with tables, to be copied."""
     path = tmp_path_factory.mktemp("sqlite") / "migrated.db"
     path.touch()
     with django_db_blocker.unblock():
@@ -67,7 +67,7 @@ def postgresql_url(migrated_postgresql, django_db_blocker):
     with django_db_blocker.unblock():
         yield migrated_postgresql
         alias = alias_of(migrated_postgresql)
-        connections[alias].close()  # a test may have left it in any state
+        connections[alias].close()  # A test may have left it in any state.
         empty_tables(alias)
         forget_aliases()
 
@@ -84,7 +84,7 @@ def storage(url):
 
 
 def open_storage(url, **options):
-    """One that hands out jobs, as the workers' does."""
+    """Return a storage that runs as the scheduler."""
     if url.startswith("redis"):
         return RedisStorage(url=url, **options)
     storage = DatabaseStorage(database=alias_of(url), **options)
@@ -93,7 +93,7 @@ def open_storage(url, **options):
 
 
 def leftovers(storage):
-    """What was put aside, and is there."""
+    """Return the staged rows."""
     if isinstance(storage, RedisStorage):
         return storage._connections.sync().keys("*:stage:*")
     parts = spark_models.StagedPart.objects.using(storage.alias).values_list("write", "part")
@@ -102,7 +102,7 @@ def leftovers(storage):
 
 
 def failing_once(marker):
-    """For `mapInArrow`: rows as they are, but one task fails in their midst, and makes this folder."""
+    """Return a function for `mapInArrow` that fails once in a task, and then creates this directory."""
 
     def once(batches):
         for batch in batches:

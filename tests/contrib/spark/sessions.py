@@ -1,4 +1,4 @@
-"""Sessions of Spark for the tests: one at a time in a process, in the one JVM that it has."""
+"""Spark sessions for tests: one at a time, in the single JVM of the process."""
 
 import os
 import sys
@@ -18,10 +18,11 @@ LOCAL = "local[2,4]"
 
 @contextmanager
 def session(master: str, folder: Path, more: Mapping[str, Any] | None = None) -> Iterator[Any]:
-    """A session that knows djqueue, and is stopped in the end.
+    """Start a session with djqueue for the block.
 
-    folder: for what Spark leaves.
-    more: settings of Spark.
+    Args:
+        folder: The directory for Spark's files.
+        more: Spark properties.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -31,11 +32,11 @@ def session(master: str, folder: Path, more: Mapping[str, Any] | None = None) ->
     assert SparkContext._active_spark_context is None, (
         "there is another session: tests marked spark_cluster run by themselves, as `make test-spark` does it"
     )
-    # Its processes have the environment that the first of them was started with.
+    # Spark's Python workers inherit the environment of the first one.
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment().items():
             patch.setenv(name, value)
-        patch.delenv("DJANGO_SETTINGS_MODULE", raising=False)  # executors have no project
+        patch.delenv("DJANGO_SETTINGS_MODULE", raising=False)  # Executors have no project.
         builder = SparkSession.builder.master(master)
         for name, value in {**settings(folder), **(more or {})}.items():
             builder = builder.config(name, value)
@@ -48,13 +49,13 @@ def session(master: str, folder: Path, more: Mapping[str, Any] | None = None) ->
 
 
 def environment() -> dict[str, str]:
-    """What Spark's own processes need to find these tests, and the package."""
+    """Environment in which Spark's processes find these tests and the package."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path, "TZ": "UTC"}
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """Of every session; those of one that was stopped stay in the JVM, so they are few."""
+    """Properties of every session. Those of a stopped session stay in the JVM, so there are few."""
     return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

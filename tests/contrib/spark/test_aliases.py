@@ -1,4 +1,4 @@
-"""Which database a URL names, and which Django it gets, with a project and without one."""
+"""Database aliases for URLs, with and without a project."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 from django.db import connections
 
-from djqueue.contrib.spark.aliases import alias_of, parse, place_of
+from djqueue.contrib.spark.aliases import alias_of, location_of, parse
 from djqueue.contrib.spark.locations import storage_at
 from djqueue.core.errors import OptionError, StorageUnavailableError
 
@@ -42,7 +42,7 @@ def test_a_url_says_what_databases_would(url, expected, place):
     said = parse(url)
 
     assert said == {**said, **expected}
-    assert place_of(said) == place
+    assert location_of(said) == place
 
 
 @pytest.mark.parametrize("slashes", ["/", "//"])
@@ -54,7 +54,7 @@ def test_a_file_is_named_by_its_whole_path(tmp_path, slashes):
 
     assert said["NAME"] == str(path)
     assert said["OPTIONS"] == {"timeout": 7, "transaction_mode": "IMMEDIATE"}
-    assert place_of(said) == f"sqlite://{path}"
+    assert location_of(said) == f"sqlite://{path}"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_storage_leaves_no_connection_open(sqlite_url):
     assert connections[alias_of(sqlite_url)].connection is None
 
 
-# In processes of their own.
+# In separate processes.
 
 WITHOUT_A_PROJECT = """
 import sys, time

@@ -1,4 +1,4 @@
-"""Jobs that are there, changed by the rows of a DataFrame: on real storages, without Spark."""
+"""Changing existing jobs by the rows of a DataFrame, on real storages without Spark."""
 
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ ERROR = ("djqueue.core.errors.OptionError", "priority: 'high' is not a number")
 
 @pytest.fixture
 def change(url):
-    """Does an operation with columns as rows of two record batches; answers the report."""
+    """Return a function that runs an operation on two record batches, and returns the report."""
 
     def do(operation, columns, again=False, **options):
         table = pyarrow.table(columns)
@@ -119,7 +119,7 @@ def test_a_value_may_be_one_for_all(storage, change):
 
     assert report.answers == {"updated": 2}
     assert [one.options.priority for one in storage.jobs(QUEUE, ["a", "b"])] == [5, 5]
-    # Other columns are no payload by themselves here.
+    # Other columns don't become the payload here.
     assert job(storage, "a", QUEUE).payload == PAYLOAD
 
 

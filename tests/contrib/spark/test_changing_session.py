@@ -1,4 +1,4 @@
-"""Spark itself: reports, dead letters and operations on jobs that are there. See `test_session`."""
+"""Reports, dead letters and changes of existing jobs, in Spark. See `test_session`."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_rows_that_are_no_jobs_are_dead_letters_of_a_write_that_succeeded(spark,
     assert storage.dead_letters(QUEUE) == []
     report = enqueue(rows, QUEUE, "shop.send", options)
 
-    assert (report.inserted, report.letters, report.rejected) == (90, 10, {"id": 10})
+    assert (report.inserted, report.dead_letters, report.rejected) == (90, 10, {"id": 10})
     assert len(storage.dead_letters(QUEUE)) == 10
     assert leftovers(storage) == []
 
@@ -125,5 +125,5 @@ def test_a_password_is_in_no_plan(spark, storage, redis_server, tmp_path):
 
 
 def _each(found):
-    """The entries of a sequence of Scala's."""
+    """Return the entries of a Scala sequence."""
     return [found.apply(place) for place in range(found.size())]

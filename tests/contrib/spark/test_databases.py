@@ -1,4 +1,4 @@
-"""Spark writes to databases: each task in a process of its own, which has no project's settings."""
+"""Spark writes to databases, from task processes without a project."""
 
 import os
 from contextlib import closing
@@ -27,7 +27,7 @@ def storage(url):
 
 def test_a_dataframe_becomes_jobs_though_a_task_fails(spark, storage, url, tmp_path):
     marker = str(tmp_path / "failed")
-    # Four tasks, two at a time: all of them write.
+    # Four tasks, two at a time; all of them write.
     rows = spark.range(0, 6_000, 1, 4).toDF("n").mapInArrow(failing_once(marker), "n long")
     enqueue(rows, "emails", "shop.send", {"url": url})
 

@@ -1,4 +1,4 @@
-"""Jobs that depend on others, on real storages: what is not there is said of the row."""
+"""Dependencies of jobs, and rows with missing ones, on real storages."""
 
 import pyarrow
 import pytest
@@ -16,7 +16,7 @@ AFTER = [["first"], None, ["first", "nobody"], [], ["nobody"]]
 
 
 def there(storage, queue, job_id):
-    """A job that everybody sees."""
+    """Enqueue a job, and wait until it is visible."""
     a_waiting_job(storage, queue=queue, id=job_id)
     if isinstance(storage, DatabaseStorage):
         storage._active._flush()

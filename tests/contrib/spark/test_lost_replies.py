@@ -1,4 +1,4 @@
-"""Answers and requests are lost on their way, at every step of a write: each row is a job, and one only."""
+"""Lost requests and responses at every step of a write: each row becomes exactly one job."""
 
 from contextlib import closing
 from copy import deepcopy
@@ -36,7 +36,7 @@ def storage(redis_server):
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
 @pytest.mark.parametrize("direction", [ANSWERS, REQUESTS])
 def test_wherever_a_connection_ends(storage, redis_server, direction, delivery):
-    for _ in range(2):  # then the server knows the scripts
+    for _ in range(2):  # Load the scripts into the server.
         redis_server.clean()
         with LossyProxy(redis_server.port) as proxy:
             load(proxy, deliveryMode=delivery)

@@ -1,8 +1,8 @@
-"""What is said of a write: read, checked, and refused by name."""
+"""Parsing and checking the options of a write."""
 
 import pytest
 
-from djqueue.contrib.spark.options import PER_JOB, SAID_OTHERWISE, WriteOptions, parse
+from djqueue.contrib.spark.options import NOT_PER_JOB, PER_JOB, WriteOptions, parse
 from djqueue.core.backoff import Backoff
 from djqueue.core.errors import OptionError
 from djqueue.core.options import PARSERS
@@ -144,7 +144,7 @@ def test_what_says_nothing_to_an_operation_is_refused(operation, more, message):
 
 
 def test_every_option_of_a_job_is_offered_or_left_out_for_a_reason():
-    assert {*PER_JOB} | SAID_OTHERWISE == {*PARSERS}
+    assert {*PER_JOB} | NOT_PER_JOB == {*PARSERS}
 
 
 def test_a_url_is_in_no_text_of_the_options():

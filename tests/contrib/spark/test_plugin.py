@@ -1,4 +1,4 @@
-"""`pyspark_djqueue`: Spark imports it before anybody has asked for djqueue."""
+"""The package `pyspark_djqueue`, which Spark imports whenever it looks up a data source."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a project says of a write that begins where it is configured."""
+"""Defaults of a write inside a Django project."""
 
 import pytest
 
@@ -29,13 +29,13 @@ def project(settings, monkeypatch):
 
 @pytest.fixture
 def send():
-    """Registers a job for the time of a test."""
+    """Register a job for a test."""
     names = []
 
     def register(**options):
         @job(name="shop.send", **options)
         def sends():
-            """Nothing."""
+            """Do nothing."""
 
         names.append("shop.send")
 

@@ -1,4 +1,4 @@
-"""What may be said of a read."""
+"""Parsing and checking the options of a read."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Spark itself reads: `make test-spark` installs it."""
+"""Reading in Spark; `make test-spark` installs it."""
 
 from contextlib import closing
 

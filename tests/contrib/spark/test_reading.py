@@ -17,14 +17,14 @@ from djqueue.testing.factories import a_completed_job, a_failed_job, a_waiting_j
 
 
 def write_down(storage):
-    """Have in the tables of a database what its scheduler knows: a moment later it would be there."""
+    """Flush a database's journal, which would otherwise be written a moment later."""
     if isinstance(storage, DatabaseStorage):
         storage._active._flush()
 
 
 @pytest.fixture
 def read(url, storage):
-    """The rows of a read, as dicts, each task with a copy of its own."""
+    """Return the rows of a read as dicts, each task with a copy of the read."""
 
     def rows(**given):
         write_down(storage)

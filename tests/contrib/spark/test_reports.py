@@ -1,4 +1,4 @@
-"""Reports of writes, on a real Redis without Spark: they say what has become of each, whoever dies."""
+"""Reports of writes, also after crashes, without Spark."""
 
 import logging
 
@@ -7,7 +7,7 @@ import pytest
 
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.reporting import TASKS_FAILED
-from djqueue.contrib.spark.writing import AT_ONCE, Write
+from djqueue.contrib.spark.writing import CHUNKS_PER_STEP, Write
 from djqueue.core.errors import StorageError
 from djqueue.core.states import State
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, QueueShare
@@ -43,7 +43,7 @@ def test_a_write_leaves_a_report(storage, write):
 @pytest.mark.parametrize("mode", ["staged", "direct"])
 def test_rows_are_jobs_duplicates_and_what_was_rejected(storage, url, mode):
     storage.enqueue([batch(2, queue="b", ids=["a", "b"])])
-    storage.counts("b")  # as a scheduler has it, it is written
+    storage.counts("b")  # Flush it, as a scheduler would.
     given = {"url": url, "queueColumn": "q", "job": "j", "idColumn": "key", "onError": "skip"}
     made = Write(WriteOptions.read({**given, "deliveryMode": mode}), ["q", "key"])
     table = pyarrow.table({"q": list("bbbba"), "key": ["a", "c", None, "c", "d"]})
@@ -82,7 +82,7 @@ def test_a_direct_write_with_a_name_makes_the_same_jobs_again_under_another_tag(
 
 def test_a_report_is_there_before_the_jobs_and_says_how_far_it_is(storage, write, monkeypatch):
     made = write(batchSize="1")
-    told = [made.run_task("0.0", rows(many=AT_ONCE + 6))]
+    told = [made.run_task("0.0", rows(many=CHUNKS_PER_STEP + 6))]
     staging, seen = type(storage.staging), []
     plain = staging.publish
 
@@ -95,7 +95,10 @@ def test_a_report_is_there_before_the_jobs_and_says_how_far_it_is(storage, write
 
     made.commit(told)
 
-    assert seen == [(PUBLISHING, 0, AT_ONCE + 6, 0), (PUBLISHING, AT_ONCE, AT_ONCE + 6, AT_ONCE)]
+    assert seen == [
+        (PUBLISHING, 0, CHUNKS_PER_STEP + 6, 0),
+        (PUBLISHING, CHUNKS_PER_STEP, CHUNKS_PER_STEP + 6, CHUNKS_PER_STEP),
+    ]
 
 
 @pytest.mark.parametrize("step", ["begin", "publish", "end"])
@@ -240,18 +243,21 @@ def test_a_write_does_not_fail_for_its_report(storage, write, monkeypatch, caplo
         made.commit(tasks(made))
 
     assert numbers(storage) == [*range(3 * ROWS)]
-    assert f"The report of write {made.id} could not be saved: no room" in caplog.text
+    assert (
+        f"Could not save the report of write {made.id}; the write itself is not affected: no room"
+        in caplog.text
+    )
 
 
 def commit_batch(url, version):
-    """A micro-batch, as `source` does it."""
+    """Write a micro-batch, as `source` does."""
     made = Write(WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", "batchSize": "10"}), ["n"])
     made.app = made.report = "stream-q1"
     made.commit([made.run_task("0.0", rows(version * ROWS))], version)
 
 
 def fail(patch, storage, step, kind=Died):
-    """Have a step of a publication fail, the one in the midst of its chunks."""
+    """Make a step in the middle of a publication fail."""
     staging = type(storage.staging)
     plain = getattr(staging, step)
 

@@ -1,4 +1,4 @@
-"""Rows as jobs: payloads, options, ids, and rows that are none."""
+"""Conversion of rows to jobs: payloads, options, ids and invalid rows."""
 
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -7,9 +7,8 @@ import pyarrow
 import pytest
 
 from djqueue.codecs import MSGPACK, decode
-from djqueue.contrib.spark.alike import AlikeRows, reader
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.rows import JobColumns, RowError, Rows
+from djqueue.contrib.spark.rows import JobColumns, JobReader, RowError, UniformJobReader, job_reader
 from djqueue.core.backoff import Backoff
 from djqueue.core.errors import OptionError
 
@@ -19,7 +18,7 @@ GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send
 def chunks_of(columns, size=1_000, rows_of=None, **options):
     table = pyarrow.table(columns)
     plan = JobColumns(WriteOptions.read({**GIVEN, **options}), table.column_names)
-    rows = reader(plan, size, lambda queue: False)
+    rows = job_reader(plan, size, lambda queue: False)
     found = list(rows.chunks(table.to_batches()))
     if rows_of is not None:
         rows_of.append(rows)
@@ -139,7 +138,7 @@ def test_each_queue_and_job_has_chunks_of_its_own_in_the_order_of_their_rows():
     table = pyarrow.table({"q": ["a", "b", "a", "a", "b"], "j": ["x"] * 5, "n": range(5)})
     options = WriteOptions.read({"url": GIVEN["url"], "queueColumn": "q", "jobColumn": "j"})
 
-    found = list(Rows(JobColumns(options, table.column_names), 2).chunks(table.to_batches()))
+    found = list(JobReader(JobColumns(options, table.column_names), 2).chunks(table.to_batches()))
 
     assert [(chunk.queue, [value["kwargs"]["n"] for value in values([chunk])]) for chunk in found] == [
         ("a", [0, 2]),
@@ -169,7 +168,7 @@ def test_jobs_may_depend_on_others_of_their_queue_or_of_another():
     def dependencies(**options):
         given = {"url": GIVEN["url"], "queueColumn": "q", "job": "j", **options}
         plan = JobColumns(WriteOptions.read(given), table.column_names)
-        return [chunk.batches[0].options.depends_on for chunk in Rows(plan).chunks(table.to_batches())]
+        return [chunk.batches[0].options.depends_on for chunk in JobReader(plan).chunks(table.to_batches())]
 
     assert dependencies(dependsOnColumn="after") == [(("a", "x"), ("a", "y")), ()]
     assert dependencies(dependsOnColumn="others") == [(("orders", "order:1"),), ()]
@@ -227,11 +226,11 @@ def test_rows_that_are_alike_are_read_as_all_others_are(size):
     options = WriteOptions.read({**GIVEN, "payloadFormat": "msgpack", "onError": "skip"})
     plan = JobColumns(options, table.column_names)
     found = []
-    for kind in (Rows, AlikeRows):
+    for kind in (JobReader, UniformJobReader):
         rows = kind(plan, size)
         chunks = list(rows.chunks([*table.to_batches(max_chunksize=5), *table.to_batches()]))
         found.append((values(chunks), rows.read, rows.rejected))
-        assert all(chunk.many <= size for chunk in chunks)
+        assert all(chunk.size <= size for chunk in chunks)
         assert all(len({*batch.ids}) == len(batch.payloads) for chunk in chunks for batch in chunk.batches)
 
     assert found[0] == found[1]
@@ -241,15 +240,15 @@ def test_rows_that_are_alike_are_read_as_all_others_are(size):
 def test_rows_that_differ_in_more_than_their_payloads_are_read_one_by_one():
     def kind(is_keyed=False, **options):
         return type(
-            reader(JobColumns(WriteOptions.read({**GIVEN, **options}), ["n"]), 10, lambda queue: is_keyed)
+            job_reader(JobColumns(WriteOptions.read({**GIVEN, **options}), ["n"]), 10, lambda queue: is_keyed)
         )
 
-    assert kind() is AlikeRows
-    assert kind(priority="5", delay="1", group="g") is AlikeRows
-    assert kind(is_keyed=True, group="g") is AlikeRows
-    assert kind(is_keyed=True) is Rows
-    assert kind(idColumn="n") is Rows
-    assert kind(priorityColumn="n") is Rows
+    assert kind() is UniformJobReader
+    assert kind(priority="5", delay="1", group="g") is UniformJobReader
+    assert kind(is_keyed=True, group="g") is UniformJobReader
+    assert kind(is_keyed=True) is JobReader
+    assert kind(idColumn="n") is JobReader
+    assert kind(priorityColumn="n") is JobReader
 
 
 def test_a_row_that_is_no_job_is_named_among_many():

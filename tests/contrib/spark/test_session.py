@@ -1,4 +1,4 @@
-"""Spark itself writes: `make test-spark` installs it."""
+"""Writing in Spark; `make test-spark` installs it."""
 
 import os
 
@@ -87,7 +87,7 @@ def test_a_stream_that_is_started_again_goes_on(spark, storage, redis_server, tm
     for first in (0, 1_000):
         spark.range(first, first + 1_000, 1, 2).toDF("n").write.mode("append").parquet(str(source))
         run()
-    # The last batch is made again, as if its driver had died before it noted that it was done.
+    # Repeat the last batch, as if its driver had died before recording that it was done.
     done = [path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()]
     last = max(done, key=lambda path: int(path.name))
     last.unlink()

@@ -1,4 +1,4 @@
-"""The tables that Spark reads: their columns, without Spark."""
+"""Columns of the tables that Spark reads, without Spark."""
 
 import re
 

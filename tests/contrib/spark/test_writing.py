@@ -1,4 +1,4 @@
-"""Writes, their tasks and their driver, on real storages without Spark: what a fault leaves is there once."""
+"""Writes, on the driver and in tasks, with faults, on real storages without Spark."""
 
 from contextlib import closing
 from copy import deepcopy
@@ -24,12 +24,12 @@ SIZE = 10
 
 
 class Died(Exception):
-    """In the place of a process that ends."""
+    """Raised to simulate the end of a process."""
 
 
 @pytest.fixture
 def write(url):
-    """Makes writes of one column `n`."""
+    """Return a function that creates writes of one column `n`."""
 
     def make(**more):
         given = {"url": url, "queue": QUEUE, "job": "shop.send", "batchSize": str(SIZE), **more}
@@ -43,12 +43,12 @@ def rows(first=0, many=ROWS):
 
 
 def tasks(made, parts=3):
-    """What the tasks of a write say, each with a copy of its own."""
+    """Return the reports of a write's tasks, each with a copy of the write."""
     return [deepcopy(made).run_task(f"{at}.{at}", rows(at * ROWS)) for at in range(parts)]
 
 
 def take_in(storage):
-    """Let the scheduler of a database see at once what it would see soon."""
+    """Make a database's scheduler read the inbox at once."""
     if isinstance(storage, DatabaseStorage):
         storage._active._take_in_all()
 
@@ -117,7 +117,7 @@ def test_a_driver_that_dies_is_followed_by_another(storage, write, monkeypatch, 
     plain = getattr(staging, step)
 
     def dies(self, *args, **kwargs):
-        if step == "publish":  # in the midst of it
+        if step == "publish":  # In the middle of it.
             plain(self, args[0], args[1][:7])
         elif when == "after":
             plain(self, *args, **kwargs)
@@ -207,7 +207,7 @@ def test_a_direct_write_run_again_brings_nothing_new(storage, write):
     named = {"deliveryMode": "direct", "txnAppId": "nightly", "txnVersion": "7"}
     first = write(**named)
     told = [first.run_task("0.0", rows()), first.run_task("1.0", rows(ROWS))]
-    # The same rows in another order, and in other parts, as behind a shuffle.
+    # The same rows in another order and other parts, as after a shuffle.
     mixed = [*reversed(rows(ROWS)), *reversed(rows())]
     second = write(**named).run_task("0.1", mixed)
 
@@ -241,7 +241,7 @@ def test_a_queue_that_wants_groups_gets_jobs_with_groups(url, delivery):
 
 
 def write_groups(url, **more):
-    """Write a job of each of two groups; answers how many came."""
+    """Write a job of each of two groups, and return the number of new jobs."""
     made = Write(
         WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", "groupColumn": "n", **more}), ["n"]
     )

@@ -1,5 +1,5 @@
-"""What goes on around the queue, in Spark: bulk enqueue, rollups, archive, replay, backfill.
+"""Run bulk loads, backfills, rollups, archives and replays on Spark. See docs/spark-pipeline.md.
 
-Functions here take a session and DataFrames; `commands` is what `python -m djqueue.contrib.spark` and
-`manage.py djqueue_spark` run. See docs/spark-pipeline.md. Importing this needs no pyspark.
+The functions take a session and DataFrames. `commands` implements `python -m djqueue.contrib.spark` and
+`manage.py djqueue_spark`. Importing this package does not require pyspark.
 """

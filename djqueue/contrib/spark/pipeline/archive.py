@@ -1,8 +1,9 @@
-"""Jobs that have ended, as Parquet by queue and day: `PATH/jobs` and, of the same jobs, `PATH/attempts`."""
+"""Archive ended jobs and their attempts as Parquet, by queue and day, and purge archived jobs."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
@@ -12,70 +13,74 @@ from djqueue.contrib.spark.tables import ATTEMPTS, JOBS, Table, ddl
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageError
 from djqueue.core.states import TERMINAL
-
-from .days import midnight
+from djqueue.storage.base import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 PARTITIONS = ("queue", "date")
 KEYS = {"jobs": ("queue", "id", "finished_at"), "attempts": ("queue", "id", "number", "finished_at")}
-"""What makes a row another one: an id may end more than once, with a retry between."""
+"""Columns that identify a row. A job that was retried may end more than once."""
 ENDED = tuple(sorted(state.value for state in TERMINAL))
 DAY = 86_400_000
 EARLIEST = date(1970, 1, 1)
+PURGE_BATCH = 500
 
 
 class ArchiveError(StorageError):
-    """What is in the archive is not what was to be written."""
+    """The archive does not contain all of the jobs."""
 
 
 @dataclass(frozen=True)
 class Archived:
-    """What became of an archive's run."""
+    """Numbers of jobs and attempts archived."""
 
     jobs: int
-    """That were in the storage, and are in the archive now."""
+    """Jobs that were in the storage and are now in the archive."""
     attempts: int
     partitions: int
-    """Queues and days that they are of."""
+    """Combinations of queue and day."""
 
 
 def archived(spark: "SparkSession", path: str, table: Table = JOBS) -> "DataFrame":
-    """A table of an archive, with the columns of `spark.read.format("djqueue")`, and `date`."""
+    """Return a table of an archive, with the columns of `spark.read.format("djqueue")` and `date`."""
     schema = f"{ddl(table.chosen(payload=True))}, `date` date"
     return spark.read.schema(schema).parquet(f"{path.rstrip('/')}/{table.name}")
 
 
 def ended(jobs: "DataFrame", since: date, until: date, states: Sequence[str] = ENDED) -> "DataFrame":
-    """The jobs that ended from one day to before another, with `date`, the day of their end in UTC."""
+    """Return the jobs that ended in a range of days, with `date`, the day on which they ended in UTC."""
     at = sql.unix_millis("finished_at")
-    first, last = (to_milliseconds(midnight(day)) for day in (since, until))
+    first, last = (to_milliseconds(start_of_day(day)) for day in (since, until))
     chosen = jobs.where(sql.col("state").isin(*states) & (at >= first) & (at < last))
     return chosen.withColumn("date", _date(at))
 
 
 def archive(spark: "SparkSession", path: str, jobs: "DataFrame", attempts: "DataFrame") -> Archived:
-    """Write ended jobs, with their runs, and check that they are there.
+    """Write ended jobs with their attempts, and verify that they were written.
 
-    jobs: with `date`, and kept: what is read twice must not change. See `ended`.
-    attempts: of these and of any other jobs.
+    Files of the same queues and days are replaced. If an archive has rows whose jobs are no longer in the
+    storage, the new rows are added next to them instead.
 
-    Files of the same queues and days are replaced. Where an archive has rows that are not to be written
-    again, as their jobs are no longer in the storage, what is new comes beside them instead.
+    Args:
+        spark: The session.
+        path: The archive's directory.
+        jobs: Jobs with `date`, from `ended`. Persist it, because it is read twice and must not change.
+        attempts: Attempts of these and any other jobs.
 
-    Raises ArchiveError if the archive lacks some of the jobs afterwards.
+    Raises:
+        ArchiveError: Some jobs are missing from the archive.
     """
     runs = attempts.join(jobs.select("queue", "id", "date"), ["queue", "id"]).persist()
     try:
-        # Runs first: a job that is in the archive has its runs there.
+        # Write attempts first, so that an archived job always has its attempts.
         _write(spark, path, ATTEMPTS, runs)
         _write(spark, path, JOBS, jobs)
-        wanted, there = _many(jobs), _many(written(spark, path, jobs))
-        if wanted != there:
-            lacking = [name for name, many in wanted.items() if there.get(name, 0) != many]
+        wanted, found = _counts(jobs), _counts(written(spark, path, jobs))
+        if wanted != found:
+            missing = [name for name, count in wanted.items() if found.get(name, 0) != count]
             raise ArchiveError(
-                f"{path}: {', '.join(lacking)}: the archive is incomplete, so no job was removed: run the "
+                f"{path}: {', '.join(missing)}: the archive is incomplete, so no job was removed: run the "
                 "command again"
             )
         return Archived(sum(wanted.values()), runs.count(), len(wanted))
@@ -84,9 +89,44 @@ def archive(spark: "SparkSession", path: str, jobs: "DataFrame", attempts: "Data
 
 
 def written(spark: "SparkSession", path: str, jobs: "DataFrame") -> "DataFrame":
-    """Of these jobs those that an archive has, as read from its files."""
-    there = archived(spark, path).select(*KEYS["jobs"], "date")
-    return there.join(jobs.select(*KEYS["jobs"]), list(KEYS["jobs"]), "left_semi").distinct()
+    """Return those of the jobs that an archive has, read from its files."""
+    stored = archived(spark, path).select(*KEYS["jobs"], "date")
+    return stored.join(jobs.select(*KEYS["jobs"]), list(KEYS["jobs"]), "left_semi").distinct()
+
+
+def purge(storage: Storage, jobs: "DataFrame") -> Counter[str]:
+    """Remove archived jobs from the storage. Returns how many were removed, changed or gone.
+
+    A job that has changed since it was archived, for example because it was retried, is not removed.
+
+    Args:
+        storage: The storage of the jobs.
+        jobs: Jobs by queue, id and finished_at, read back from the archive with `written`.
+    """
+    done: Counter[str] = Counter()
+    for some in rows_of(jobs, PURGE_BATCH):
+        queue = some[0][0]
+        records = storage.jobs(queue, [id for _, id, _ in some])
+        same = []
+        last = 0
+        for (_, id, at), record in zip(some, records, strict=True):
+            if record is None:
+                done["gone"] += 1
+            elif record.state not in TERMINAL or record.finished_at != at:
+                done["changed"] += 1
+            else:
+                same.append(id)
+                last = max(last, at)
+        # A job retried since it was read has not ended, or ended later.
+        removed = storage.remove(queue, same, ended_before=last + 1) if same else []
+        done["removed"] += sum(removed)
+        done["changed"] += len(removed) - sum(removed)
+    return done
+
+
+def start_of_day(day: date) -> datetime:
+    """Return midnight UTC of a day."""
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
 
 
 def _write(spark: "SparkSession", path: str, table: Table, rows: "DataFrame") -> None:
@@ -110,16 +150,16 @@ def _write(spark: "SparkSession", path: str, table: Table, rows: "DataFrame") ->
 
 
 def _kept(spark: "SparkSession", path: str, table: Table, rows: "DataFrame") -> list[tuple[str, date]]:
-    """The queues and days, of those to be written, of which the archive has what would be lost."""
+    """Return the queues and days whose archived rows replacing the files would lose."""
     try:
-        there = archived(spark, path, table)
+        stored = archived(spark, path, table)
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return []
     touched = rows.select(*PARTITIONS).distinct()
     key = list(KEYS[table.name])
-    more = there.join(touched, list(PARTITIONS), "left_semi").join(rows.select(*key), key, "left_anti")
+    more = stored.join(touched, list(PARTITIONS), "left_semi").join(rows.select(*key), key, "left_anti")
     return [(row.queue, row.date) for row in more.select(*PARTITIONS).distinct().collect()]
 
 
@@ -130,7 +170,7 @@ def _among(partitions: Sequence[tuple[str, date]]) -> "Column":
     return found
 
 
-def _many(jobs: "DataFrame") -> dict[str, int]:
+def _counts(jobs: "DataFrame") -> dict[str, int]:
     rows = jobs.groupBy(*PARTITIONS).count().collect()
     return {f"{row.queue} of {row.date}": row["count"] for row in rows}
 
@@ -140,7 +180,7 @@ def _date(at: "Column") -> "Column":
 
 
 def rows_of(df: "DataFrame", size: int) -> Iterator[list[tuple[str, str, int]]]:
-    """Queue, id and end (UTC milliseconds) of jobs: of one queue at a time, at most so many at once."""
+    """Yield queue, id and end (UTC milliseconds) of jobs, at most `size` of one queue at a time."""
     some: list[tuple[str, str, int]] = []
     chosen = df.select("queue", "id", sql.unix_millis("finished_at").alias("at")).orderBy("queue", "id")
     for row in chosen.toLocalIterator():

@@ -1,10 +1,10 @@
-"""What the commands do: see `parser` for what they are told."""
+"""Implement the pipeline commands. `parser` defines their arguments."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from djqueue.contrib.spark import write
@@ -18,38 +18,36 @@ from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.storage.base import Storage
 
 from .backfill import backfill
-from .days import whole_hour
-from .errors import plainly
-from .session import session
+from .session import readable_errors, session
 from .sources import KINDS, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Tell = Callable[[str], None]
-UNKNOWN = "all of it is done; its report could not be kept, so there are no numbers."
+PrintLine = Callable[[str], None]
+NO_REPORT = "Done. The report could not be saved, so the numbers are unknown."
 
 
 @dataclass(frozen=True)
 class PipelineContext:
-    """Where the queue is, and the project's tables."""
+    """The locations of the storage and of the project's tables."""
 
     options: Mapping[str, str] = field(repr=False)
-    """`url`, and what else says where the storage is."""
+    """`url`, and `keyPrefix` if set."""
     alias: str | None = None
-    """In DATABASES, of the database with the tables, where there is a project."""
+    """Inside a project, the alias of the database with the tables."""
     database: str | None = field(default=None, repr=False)
-    """The URL of that database, where there is no project and it is not the storage's."""
+    """Without a project, the URL of that database, if it is not the storage's."""
 
     @contextmanager
     def storage(self) -> Iterator[Storage]:
-        """The storage, for the block."""
+        """Open the storage for the block."""
         with closing(storage_at(self.options["url"], self.options.get("keyPrefix", ""))) as storage:
             yield storage
 
     @contextmanager
     def tables(self) -> Iterator[str]:
-        """The alias of the database with the tables, for the block. Raises ConfigurationError."""
+        """Yield the alias of the database with the tables. Raises ConfigurationError if there is none."""
         if self.alias is not None:
             yield self.alias
             return
@@ -69,18 +67,20 @@ class PipelineContext:
                 connections[alias].close()
 
 
-def run(args: Namespace, place: PipelineContext, tell: Tell) -> None:
-    """Do what the command line says; `tell` gets a line for what was done.
+def run(args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
+    """Run a command, and report its results with `print_line`.
 
-    Raises OptionError for what is wrong in the command line, and other DjqueueErrors.
+    Raises:
+        OptionError: The arguments are invalid.
+        DjqueueError: The command failed.
     """
     check(args)
-    with session(f"djqueue {args.action}", args.master, dict(args.conf)) as spark, plainly():
-        COMMANDS[args.action](spark, args, place, tell)
+    with session(f"djqueue {args.action}", args.master, dict(args.conf)) as spark, readable_errors():
+        COMMANDS[args.action](spark, args, context, print_line)
 
 
 def check(args: Namespace) -> None:
-    """Raise OptionError for flags that do not go together."""
+    """Raise OptionError for arguments that contradict each other."""
     if args.action == "replay":
         if args.archive is None and args.name is not None:
             raise OptionError("--name requires --archive: dead letters are retried only once in any case")
@@ -95,7 +95,7 @@ def check(args: Namespace) -> None:
 
 
 def source_of(args: Namespace) -> Source:
-    """The rows that are loaded."""
+    """Return the source of the rows to load."""
     [(kind, where)] = [(kind, getattr(args, kind)) for kind in KINDS if getattr(args, kind) is not None]
     return Source(
         kind=kind,
@@ -107,98 +107,100 @@ def source_of(args: Namespace) -> Source:
     )
 
 
-def _enqueue(spark: "SparkSession", args: Namespace, place: PipelineContext, tell: Tell) -> None:
-    report = write(source_of(args).read(spark), _options(args, place))
-    tell(said_of(report, dry_run=args.dry_run))
+def _enqueue(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
+    report = write(source_of(args).read(spark), _options(args, context))
+    print_line(summary_of(report, dry_run=args.dry_run))
 
 
-def _backfill(spark: "SparkSession", args: Namespace, place: PipelineContext, tell: Tell) -> None:
-    options = _options(args, place)
+def _backfill(
+    spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine
+) -> None:
+    options = _options(args, context)
     if args.max_queue_depth is not None:
         options["maxQueueDepth"] = str(args.max_queue_depth)
     loaded = skipped = jobs = 0
     for day, report in backfill(spark, source_of(args), args.name, args.since, args.until, options):
-        tell(f"{day}: {said_of(report, dry_run=args.dry_run)}")
+        print_line(f"{day}: {summary_of(report, dry_run=args.dry_run)}")
         if report is not None and report.skipped:
             skipped += 1
             continue
         loaded += 1
         jobs += report.inserted if report is not None else 0
-    tell(f"{loaded:,} days, {jobs:,} new jobs; {skipped:,} days were there.")
+    print_line(f"{loaded:,} days loaded with {jobs:,} new jobs; {skipped:,} days skipped.")
 
 
-def _rollups(spark: "SparkSession", args: Namespace, place: PipelineContext, tell: Tell) -> None:
+def _rollups(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
     from djqueue.contrib.spark.tables import ATTEMPTS, JOBS
 
     from .archive import archived
-    from .rollups import rollups
-    from .store import store
+    from .rollups import rollups, store
 
-    until = args.until or whole_hour(to_datetime(SYSTEM_CLOCK.now()))
+    until = args.until or start_of_hour(to_datetime(SYSTEM_CLOCK.now()))
     since = args.since or until - timedelta(hours=1)
     if until <= since:
         raise OptionError(f"the range from {since:%Y-%m-%dT%H} until {until:%Y-%m-%dT%H} contains no hour")
-    with place.tables() as alias:
+    with context.tables() as alias:
         if args.archive is not None:
             jobs, attempts = archived(spark, args.archive), archived(spark, args.archive, ATTEMPTS)
             if args.queue is not None:
                 jobs, attempts = (rows.where(rows.queue == args.queue) for rows in (jobs, attempts))
         else:
             only = {} if args.queue is None else {"queue": args.queue}
-            jobs = table(spark, place, JOBS.name, **only)
+            jobs = table(spark, context, JOBS.name, **only)
             when = {"since": since.isoformat(), "until": until.isoformat()}
-            attempts = table(spark, place, ATTEMPTS.name, **only, **when)
+            attempts = table(spark, context, ATTEMPTS.name, **only, **when)
         hours, rows = store(rollups(jobs, attempts, since, until), alias)
-    tell(f"{rows:,} rollups of {hours:,} hours, {since:%Y-%m-%d %H:00} to {until:%Y-%m-%d %H:00} UTC.")
+    print_line(
+        f"{rows:,} rollups of {hours:,} hours from {since:%Y-%m-%d %H:00} until {until:%Y-%m-%d %H:00} UTC."
+    )
 
 
-def _archive(spark: "SparkSession", args: Namespace, place: PipelineContext, tell: Tell) -> None:
-    from .archive import EARLIEST, archive, ended, written
-    from .purge import purge
+def _archive(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
+    from .archive import EARLIEST, archive, ended, purge, written
 
     until = args.until or to_datetime(SYSTEM_CLOCK.now()).astimezone(UTC).date()
     only = {} if args.queue is None else {"queue": args.queue}
-    everything = table(spark, place, "jobs", includePayload="true", **only)
+    everything = table(spark, context, "jobs", includePayload="true", **only)
     jobs = ended(everything, args.since or EARLIEST, until, args.states).persist()
     try:
-        done = archive(spark, args.path, jobs, table(spark, place, "attempts", **only))
-        tell(
-            f"{done.jobs:,} jobs and {done.attempts:,} runs are in {args.path}: "
-            f"{done.partitions:,} days of queues, until {until}, which is not in it."
+        done = archive(spark, args.path, jobs, table(spark, context, "attempts", **only))
+        print_line(
+            f"{done.jobs:,} jobs and {done.attempts:,} attempts archived in {args.path}: "
+            f"{done.partitions:,} queue days before {until}."
         )
         if args.purge:
-            with place.storage() as storage:
+            with context.storage() as storage:
                 purged = purge(storage, written(spark, args.path, jobs))
-            tell(_counted(purged, PURGED))
+            print_line(_counts_text(purged, PURGED))
     finally:
         jobs.unpersist()
 
 
-def _restore(spark: "SparkSession", args: Namespace, place: PipelineContext, tell: Tell) -> None:
+def _restore(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
     from .replay import selected
     from .restore import restore
 
     jobs = selected(spark, args.path, args.where, args.since, args.until)
-    with place.tables() as alias:
+    with context.tables() as alias:
         done = restore(spark, args.path, jobs, alias, args.keep)
-    tell(f"{done.inserted:,} jobs are in the tables for {args.keep:,} days, {done.there:,} were there.")
+    print_line(f"{done.inserted:,} jobs restored for {args.keep:,} days; {done.skipped:,} already existed.")
 
 
-def _replay(spark: "SparkSession", args: Namespace, place: PipelineContext, tell: Tell) -> None:
+def _replay(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
     from .replay import replay_archived, replay_dead, selected
 
     if args.archive is not None:
         jobs = selected(spark, args.archive, args.where, args.since, args.until)
-        report = replay_archived(jobs, args.name, _options(args, place))
-        tell(said_of(report, dry_run=args.dry_run))
+        report = replay_archived(jobs, args.name, _options(args, context))
+        print_line(summary_of(report, dry_run=args.dry_run))
         return
     days = {name: day.isoformat() for name in ("since", "until") if (day := getattr(args, name)) is not None}
-    letters = table(spark, place, "dead", **days).where(args.where)
-    report = replay_dead(letters, _options(args, place))
-    tell(UNKNOWN if report is None else _counted(report.answers, RETRIED))
+    letters = table(spark, context, "dead", **days).where(args.where)
+    report = replay_dead(letters, _options(args, context))
+    print_line(NO_REPORT if report is None else _counts_text(report.answers, RETRIED))
 
 
-COMMANDS: "Mapping[str, Callable[[SparkSession, Namespace, PipelineContext, Tell], None]]" = {
+COMMANDS: "Mapping[str, Callable[[SparkSession, Namespace, PipelineContext, PrintLine], None]]" = {
     "enqueue": _enqueue,
     "rollups": _rollups,
     "archive": _archive,
@@ -206,50 +208,55 @@ COMMANDS: "Mapping[str, Callable[[SparkSession, Namespace, PipelineContext, Tell
     "replay": _replay,
     "backfill": _backfill,
 }
-PURGED = {"removed": "removed", "changed": "left, as they have changed", "gone": "gone"}
+PURGED = {"removed": "removed", "changed": "changed since and kept", "gone": "already gone"}
 RETRIED = {
     "retried": "retried",
-    "not_found": "gone",
-    "not_failed": "retried by others",
-    "unique_key_taken": "left, as their unique key is taken",
-    "rejected": "left, as they need another payload",
+    "not_found": "not found",
+    "not_failed": "no longer failed",
+    "unique_key_taken": "kept because their unique key is taken",
+    "rejected": "kept because they need a valid payload",
     "blocked_again": "blocked until their dependencies complete",
-    "dependency_gone": "left, as a dependency was cancelled or removed",
+    "dependency_gone": "kept because a dependency was cancelled or removed",
 }
 
 
-def table(spark: "SparkSession", place: PipelineContext, name: str, **options: str) -> "DataFrame":
-    """A table of the storage."""
-    return spark.read.format("djqueue").options(table=name, **place.options, **options).load()
+def table(spark: "SparkSession", context: PipelineContext, name: str, **options: str) -> "DataFrame":
+    """Return a table of the storage as a DataFrame."""
+    return spark.read.format("djqueue").options(table=name, **context.options, **options).load()
 
 
-def _options(args: Namespace, place: PipelineContext) -> dict[str, str]:
-    """Those of a write."""
-    said = {name: value for name in ("queue", "job") if (value := getattr(args, name, None)) is not None}
+def _options(args: Namespace, context: PipelineContext) -> dict[str, str]:
+    """Return the options of a write."""
+    given = {name: value for name in ("queue", "job") if (value := getattr(args, name, None)) is not None}
     for name, _ in args.option:
-        if key_of(name) in said:
+        if key_of(name) in given:
             raise OptionError(
                 f"--{key_of(name)} and --option {name}=... set the same option: remove one of them"
             )
-    return {**place.options, **said, **dict(args.option), **({"dryRun": "true"} if args.dry_run else {})}
+    return {**context.options, **given, **dict(args.option), **({"dryRun": "true"} if args.dry_run else {})}
 
 
-def said_of(report: WriteReport | None, *, dry_run: bool = False) -> str:
-    """What became of a write, in a line."""
+def summary_of(report: WriteReport | None, *, dry_run: bool = False) -> str:
+    """Describe the result of a write in one line."""
     if report is None:
-        return UNKNOWN
+        return NO_REPORT
     rejected = sum(report.rejected.values())
-    why = ", ".join(f"{many:,} {reason}" for reason, many in sorted(report.rejected.items()))
-    lost = f"; {rejected:,} rows are no jobs ({why})" if rejected else ""
-    lost += f", {report.letters:,} of which are dead letters" if report.letters else ""
+    why = ", ".join(f"{count:,} {reason}" for reason, count in sorted(report.rejected.items()))
+    invalid = f"; {rejected:,} invalid rows ({why})" if rejected else ""
+    invalid += f", {report.dead_letters:,} of which became dead letters" if report.dead_letters else ""
     if dry_run:
-        return f"{report.rows - rejected:,} jobs would come{lost}; nothing was enqueued."
+        return f"Dry run: {report.rows - rejected:,} jobs would be enqueued{invalid}."
     if report.skipped:
-        return f"this was published before: nothing was enqueued{lost}."
-    return f"{report.inserted:,} new jobs, {report.duplicates:,} were there{lost}."
+        return f"Already published: nothing was enqueued{invalid}."
+    return f"{report.inserted:,} new jobs, {report.duplicates:,} duplicates{invalid}."
 
 
-def _counted(done: Mapping[str, int], words: Mapping[str, str]) -> str:
+def _counts_text(done: Mapping[str, int], words: Mapping[str, str]) -> str:
     first = next(iter(words))
-    told = [f"{done.get(word, 0):,} {words[word]}" for word in words if done.get(word) or word == first]
-    return ", ".join(told) + "."
+    counts = [f"{done.get(word, 0):,} {words[word]}" for word in words if done.get(word) or word == first]
+    return ", ".join(counts) + "."
+
+
+def start_of_hour(at: datetime) -> datetime:
+    """Return the start of the hour that contains a time, in UTC."""
+    return at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)

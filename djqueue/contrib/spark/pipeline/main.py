@@ -1,4 +1,4 @@
-"""From a command line to an exit code."""
+"""Run a command line, and return its exit code."""
 
 import sys
 from argparse import ArgumentParser
@@ -13,21 +13,21 @@ DONE, FAILED, WRONG = 0, 1, 2
 
 
 def parser() -> ArgumentParser:
-    """Of `python -m djqueue.contrib.spark`."""
-    made = ArgumentParser(
+    """Return the parser of `python -m djqueue.contrib.spark`."""
+    parser = ArgumentParser(
         prog="python -m djqueue.contrib.spark", description=HELP, formatter_class=PipelineHelpFormatter
     )
-    add_commands(made, is_project=False)
-    return made
+    add_commands(parser, is_project=False)
+    return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what a command line says; returns the exit code."""
+    """Run a command line. Returns the exit code."""
     args = parser().parse_args(argv)
     prefix = {"keyPrefix": args.key_prefix} if args.key_prefix else {}
-    place = PipelineContext({"url": args.url, **prefix}, database=getattr(args, "database", None))
+    context = PipelineContext({"url": args.url, **prefix}, database=getattr(args, "database", None))
     try:
-        run(args, place, _print)
+        run(args, context, _print)
     except OptionError as error:
         sys.stderr.write(f"{error}\n")
         return WRONG

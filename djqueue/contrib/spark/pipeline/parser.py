@@ -1,4 +1,4 @@
-"""The command line: one parser for `python -m djqueue.contrib.spark` and `manage.py djqueue_spark`."""
+"""Define the command line of `python -m djqueue.contrib.spark` and `manage.py djqueue_spark`."""
 
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable
@@ -12,150 +12,178 @@ from .sources import DAY, KINDS
 
 MASTER = "local[*]"
 
-HELP = """What goes on around the queue, in Spark: see the help of each command.
+HELP = """Run bulk loads, backfills, metrics rollups, archives and replays on Spark.
 
-Each ends with what it did, in numbers. Exit codes: 0 it did it, 1 it could not, 2 wrong usage.
+Each command prints a summary of its results. Exit codes: 0 success, 1 failure, 2 invalid arguments.
 """
 
-ENQUEUE = """Enqueue a job for each row of files, of a table, or of a query.
+ENQUEUE = """Enqueue a job for each row of files, a table or a query.
 
-All columns are the job's arguments, by their names, but for those that an option uses: --option takes each
-option of format("djqueue"), such as idColumn=order_id, priority=5, delayColumn=wait, onError=skip. All jobs
-come, or none. With --option txnAppId=orders --option txnVersion=7 a second run brings nothing more.
+Columns become the job's keyword arguments, except those that an option uses. --option sets any option of
+format("djqueue"), such as idColumn=order_id, priority=5, delayColumn=wait or onError=skip. Either all
+jobs are enqueued, or none. With --option txnAppId=orders --option txnVersion=7, repeating the command
+enqueues nothing more.
 """
 
-ROLLUPS = """Reckon what happened in each hour, and write it into the table of the dashboard's charts.
+ROLLUPS = """Compute hourly metrics, and write them to the table behind the dashboard's charts.
 
-For each hour, queue and job: jobs enqueued, completed, failed, cancelled; runs retried and stalled; the 50th,
-95th and 99th percentile of waiting and running; the reasons of failures. A second run replaces the same rows.
+For each hour, queue and job name: jobs enqueued, completed, failed and cancelled; attempts retried and
+stalled; the 50th, 95th and 99th percentiles of wait time and run time; failures by reason. Running an
+hour again replaces its rows.
 
-Unless told otherwise it is the last whole hour: run it once an hour. Jobs that the storage has forgotten do
-not count: let jobs be kept (retention) for longer than an hour and the wait for this command, or read an
-archive.
+The default is the last full hour: run the command once an hour. Only jobs that the storage still has are
+counted: set retention to two hours or more, or read an archive.
 """
 
-ARCHIVE = """Write jobs that have ended, with their runs, as Parquet by queue and day (UTC).
+ARCHIVE = """Write ended jobs and their attempts to Parquet files, by queue and day (UTC).
 
-A second run replaces the same days; what an archive has of jobs that the storage has forgotten stays.
-With --purge the storage forgets the jobs, when they have been read back from the files and counted.
+Running a day again replaces its files. Archived jobs that the storage no longer has are kept. With
+--purge, the storage deletes the jobs after they have been read back from the files and counted.
 """
 
-RESTORE = """Put archived jobs back into the tables of the project's database, as what they were: history.
+RESTORE = """Insert archived jobs into the tables of the project's database, as history.
 
-They are seen in the admin and the dashboard again, with their runs, until --keep days are over; none of them
-runs. Jobs that the tables have are left alone, and failed ones are left out: those are dead letters, which
-`replay` enqueues anew. For a storage in Redis these are the tables of its mirror.
+The admin and the dashboard show the jobs with their attempts for --keep days. Nothing runs. Jobs already
+in the tables are left alone. Failed jobs are skipped: they are dead letters; use `replay` for these. For
+a Redis storage, these are the tables of its mirror.
 """
 
-REPLAY = """Run jobs once more: dead letters are retried, archived jobs (--archive) enqueued anew.
+REPLAY = """Run jobs again: retry dead letters, or enqueue archived jobs (--archive) as new jobs.
 
---where is a condition of SQL over the columns of table "dead", or of table "jobs" with an archive.
-Dead letters go back to waiting as they are, each once. Archived jobs become new jobs with new ids, with
-payload, priority, group, unique key, subject and tags as they were; other options are the defaults, unless
---option says them. A second replay of the same --name brings nothing more.
+--where is an SQL condition on the columns of the table "dead", or of the table "jobs" with --archive.
+Each dead letter is retried once, unchanged. Archived jobs become new jobs with new ids, and keep their
+payload, priority, group, unique key, subject and tags. Other options have their defaults, unless --option
+sets them. A second replay with the same --name enqueues nothing more.
 """
 
-BACKFILL = f"""Enqueue the rows of a range of days, one day after the other, each once.
+BACKFILL = f"""Enqueue the rows of a range of days, one day at a time and each day once.
 
-Each day comes as a whole, or not at all; a second run of the same --name skips the days that are there, so
-that one that was interrupted goes on. Jobs have priority {PRIORITY}, behind what comes meanwhile, unless
---option priority=... says another one. --max-queue-depth waits while so many jobs are pending.
+Each day is loaded completely or not at all. A second run with the same --name skips the days already
+loaded, so an interrupted backfill continues where it stopped. Jobs have priority {PRIORITY}, behind new
+jobs, unless --option priority=... sets another. --max-queue-depth waits while that many jobs are pending.
 
-The rows of a day: {DAY} in the path or query stands for it, as 2026-01-31; or --date-column names its column.
+To select the rows of a day, use {DAY} in the path or query, which is replaced by a date such as
+2026-01-31, or name the column with the date with --date-column.
 """
 
 
 class PipelineHelpFormatter(RawDescriptionHelpFormatter):
-    """Keeps the description's paragraphs."""
+    """Help formatter that keeps the paragraphs of descriptions."""
 
 
 def add_commands(parser: ArgumentParser, *, is_project: bool) -> None:
-    """Add what there is to do, as subcommands.
+    """Add the pipeline commands as subcommands.
 
-    is_project: whether settings say where the storage is.
+    Args:
+        parser: The parser.
+        is_project: Whether the settings of a project define the storage.
     """
     commands = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
 
     def add(name: str, brief: str, description: str) -> ArgumentParser:
-        made: ArgumentParser = commands.add_parser(
+        parser: ArgumentParser = commands.add_parser(
             name, help=brief, description=description, formatter_class=PipelineHelpFormatter
         )
-        _add_place(made, is_project=is_project)
-        return made
+        _add_place(parser, is_project=is_project)
+        return parser
 
-    enqueue = add("enqueue", "a job for each row", ENQUEUE)
+    enqueue = add("enqueue", "enqueue a job for each row", ENQUEUE)
     _add_source(enqueue)
     _add_jobs(enqueue)
-    _add_dry_run(enqueue, "Read and check the rows, and enqueue nothing.")
+    _add_dry_run(enqueue, "Read and validate the rows without enqueueing jobs.")
 
-    rollups = add("rollups", "what happened in each hour, for the dashboard", ROLLUPS)
-    rollups.add_argument("--since", type=hour, metavar="HOUR", help="The first hour (UTC), as 2026-01-31T05.")
+    rollups = add("rollups", "compute hourly metrics for the dashboard", ROLLUPS)
     rollups.add_argument(
-        "--until", type=hour, metavar="HOUR", help="The hour behind the last one; this one unless given."
+        "--since",
+        type=hour,
+        metavar="HOUR",
+        help="The first hour (UTC), such as 2026-01-31T05. Default: the last full hour.",
     )
-    rollups.add_argument("--queue", metavar="NAME", help="One queue; all of them unless given.")
-    rollups.add_argument("--archive", metavar="PATH", help="Read an archive, and not the storage.")
+    rollups.add_argument(
+        "--until", type=hour, metavar="HOUR", help="The hour after the last one. Default: the current hour."
+    )
+    rollups.add_argument("--queue", metavar="NAME", help="Only this queue. Default: all queues.")
+    rollups.add_argument("--archive", metavar="PATH", help="Read an archive instead of the storage.")
     _add_database(rollups, is_project=is_project)
 
-    archive = add("archive", "ended jobs to Parquet", ARCHIVE)
-    archive.add_argument("path", metavar="PATH", help="A folder, also s3a://... and the like.")
+    archive = add("archive", "write ended jobs to Parquet", ARCHIVE)
+    archive.add_argument(
+        "path", metavar="PATH", help="The archive's directory, which may be a URL such as s3a://..."
+    )
     _add_days(archive, needed=False)
-    archive.add_argument("--queue", metavar="NAME", help="One queue; all of them unless given.")
+    archive.add_argument("--queue", metavar="NAME", help="Only this queue. Default: all queues.")
     archive.add_argument(
         "--states",
         type=states,
         metavar="STATE,STATE",
         default=tuple(ENDED),
-        help=f"Of {', '.join(ENDED)}; all of them unless given. Failed jobs are the dead letters.",
+        help=f"Any of {', '.join(ENDED)}. Default: all. Failed jobs are the dead letters.",
     )
-    archive.add_argument("--purge", action="store_true", help="Then have the storage forget these jobs.")
+    archive.add_argument(
+        "--purge", action="store_true", help="Delete the archived jobs from the storage afterwards."
+    )
 
-    restore = add("restore", "archived jobs back into the tables, as history", RESTORE)
-    restore.add_argument("path", metavar="PATH", help="Of the archive.")
+    restore = add("restore", "insert archived jobs into the tables, as history", RESTORE)
+    restore.add_argument("path", metavar="PATH", help="The archive's directory.")
     _add_days(restore, needed=False)
-    restore.add_argument("--where", metavar="SQL", default="true", help="Which of them.")
-    restore.add_argument("--keep", type=count, metavar="DAYS", default=7, help="For how many days (7).")
+    restore.add_argument(
+        "--where", metavar="SQL", default="true", help="An SQL condition on the jobs. Default: all."
+    )
+    restore.add_argument(
+        "--keep", type=count, metavar="DAYS", default=7, help="Days until the jobs expire. Default: 7."
+    )
     _add_database(restore, is_project=is_project)
 
-    replay = add("replay", "dead or archived jobs once more", REPLAY)
+    replay = add("replay", "run dead letters or archived jobs again", REPLAY)
     replay.add_argument(
-        "--where", metavar="SQL", required=True, help="Such as \"queue = 'mail' and reason = 'timeout'\"."
+        "--where",
+        metavar="SQL",
+        required=True,
+        help="An SQL condition, such as \"queue = 'mail' and reason = 'timeout'\".",
     )
-    replay.add_argument("--archive", metavar="PATH", help="Archived jobs, and not dead letters.")
-    replay.add_argument("--name", metavar="NAME", help="What this replay of an archive is called.")
+    replay.add_argument(
+        "--archive", metavar="PATH", help="Replay jobs of this archive instead of dead letters."
+    )
+    replay.add_argument("--name", metavar="NAME", help="The replay's name; required with --archive.")
     _add_days(replay, needed=False)
     _add_options(replay)
-    _add_dry_run(replay, "Say how many it would be.")
+    _add_dry_run(replay, "Print the number of jobs without running them.")
 
-    backfill = add("backfill", "rows of a range of days, each day once", BACKFILL)
-    backfill.add_argument("--name", metavar="NAME", required=True, help="What this backfill is called.")
+    backfill = add("backfill", "enqueue the rows of a range of days", BACKFILL)
+    backfill.add_argument("--name", metavar="NAME", required=True, help="The backfill's name.")
     _add_days(backfill, needed=True)
     _add_source(backfill)
-    backfill.add_argument("--date-column", metavar="NAME", help="The column with the day, or time, of a row.")
+    backfill.add_argument("--date-column", metavar="NAME", help="The column with a row's date or time.")
     _add_jobs(backfill)
     backfill.add_argument(
-        "--max-queue-depth", type=count, metavar="N", help="Wait while so many jobs are pending in the queue."
+        "--max-queue-depth",
+        type=count,
+        metavar="N",
+        help="Wait while this many jobs are pending in the queue.",
     )
-    _add_dry_run(backfill, "Read and check the rows, and enqueue nothing.")
+    _add_dry_run(backfill, "Read and validate the rows without enqueueing jobs.")
 
 
 def _add_place(parser: ArgumentParser, *, is_project: bool) -> None:
-    place = parser.add_argument_group("where")
-    instead = " That of the settings unless given." if is_project else ""
-    place.add_argument(
-        "--url", metavar="URL", required=not is_project, help=f"The storage, as executors reach it.{instead}"
+    context = parser.add_argument_group("storage and Spark")
+    instead = " Default: the storage of the settings." if is_project else ""
+    context.add_argument(
+        "--url",
+        metavar="URL",
+        required=not is_project,
+        help=f"The storage's URL, reachable from the executors.{instead}",
     )
-    place.add_argument("--key-prefix", metavar="TEXT", help="The PREFIX of a storage in Redis.")
-    place.add_argument(
-        "--master", metavar="URL", default=MASTER, help=f"The Spark that does it ({MASTER}: this machine)."
+    context.add_argument("--key-prefix", metavar="TEXT", help="The PREFIX of a Redis storage.")
+    context.add_argument(
+        "--master", metavar="URL", default=MASTER, help=f"The Spark master. Default: {MASTER}, this machine."
     )
-    place.add_argument(
+    context.add_argument(
         "--conf",
         type=pair,
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="Of Spark, such as spark.jars.packages=...; as often as need be.",
+        help="A Spark property, such as spark.jars.packages=...; can be repeated.",
     )
 
 
@@ -164,37 +192,41 @@ def _add_database(parser: ArgumentParser, *, is_project: bool) -> None:
         parser.add_argument(
             "--database",
             metavar="URL",
-            help="Where the project's tables are, if the storage is not there: postgresql://..., sqlite:///...",
+            help="The project's database, if it is not the storage: postgresql://... or sqlite:///...",
         )
 
 
 def _add_source(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("rows").add_mutually_exclusive_group(required=True)
     meanings = {
-        "parquet": "Files of Parquet.",
-        "csv": "Files of CSV, the first line being names; values are texts unless --schema says more.",
-        "json": "Files with an object in each line.",
-        "table": "A table that Spark's catalog knows.",
-        "sql": 'A query, such as "select * from parquet.`/data/orders` where total > 100".',
+        "parquet": "Parquet files.",
+        "csv": "CSV files with column names in the first line. Values are strings unless --schema is set.",
+        "json": "JSON files with one object per line.",
+        "table": "A table of Spark's catalog.",
+        "sql": 'An SQL query, such as "select * from parquet.`/data/orders` where total > 100".',
     }
     for kind in KINDS:
         of = {"table": "NAME", "sql": "QUERY"}.get(kind, "PATH")
         group.add_argument(f"--{kind}", metavar=of, help=meanings[kind])
-    parser.add_argument("--schema", metavar="DDL", help='Of CSV and JSON, such as "id bigint, total double".')
-    parser.add_argument("--columns", type=names, metavar="NAME,NAME", default=(), help="Only these columns.")
+    parser.add_argument(
+        "--schema", metavar="DDL", help='The schema of CSV or JSON files, such as "id bigint, total double".'
+    )
+    parser.add_argument(
+        "--columns", type=names, metavar="NAME,NAME", default=(), help="The columns to use. Default: all."
+    )
     parser.add_argument(
         "--rename",
         type=pair,
         action="append",
         default=[],
         metavar="OLD=NEW",
-        help="Another name for a column; as often as need be.",
+        help="Rename a column; can be repeated.",
     )
 
 
 def _add_jobs(parser: ArgumentParser) -> None:
-    parser.add_argument("--queue", metavar="NAME", help="Where the jobs go; or --option queueColumn=...")
-    parser.add_argument("--job", metavar="NAME", help="Which job it is; or --option jobColumn=...")
+    parser.add_argument("--queue", metavar="NAME", help="The queue of the jobs; or --option queueColumn=...")
+    parser.add_argument("--job", metavar="NAME", help="The name of the jobs; or --option jobColumn=...")
     _add_options(parser)
 
 
@@ -205,16 +237,16 @@ def _add_options(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help='An option of format("djqueue"); as often as need be.',
+        help='An option of format("djqueue"); can be repeated.',
     )
 
 
 def _add_days(parser: ArgumentParser, *, needed: bool) -> None:
     parser.add_argument(
-        "--since", type=day, metavar="DATE", required=needed, help="The first day, as 2026-01-31."
+        "--since", type=day, metavar="DATE", required=needed, help="The first day, such as 2026-01-31."
     )
     parser.add_argument(
-        "--until", type=day, metavar="DATE", required=needed, help="The day behind the last one."
+        "--until", type=day, metavar="DATE", required=needed, help="The day after the last one."
     )
 
 
@@ -226,13 +258,13 @@ ENDED = sorted(state.value for state in TERMINAL)
 
 
 def day(text: str) -> date:
-    """A date."""
+    """Parse a date."""
     found: date = _read(text, date.fromisoformat, "expected a day like 2026-01-31")
     return found
 
 
 def hour(text: str) -> datetime:
-    """A whole hour, in UTC unless it says more."""
+    """Parse a whole hour, in UTC unless it has an offset."""
     at: datetime = _read(text, datetime.fromisoformat, "expected an hour like 2026-01-31T05")
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     if (at.minute, at.second, at.microsecond) != (0, 0, 0):
@@ -241,7 +273,7 @@ def hour(text: str) -> datetime:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """A name and a value."""
+    """Parse NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise ArgumentTypeError(f"{text!r} does not have the form NAME=VALUE")
@@ -249,12 +281,12 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names between commas."""
+    """Parse comma-separated names."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def states(text: str) -> tuple[str, ...]:
-    """States in which jobs have ended."""
+    """Parse comma-separated states of ended jobs."""
     found = names(text)
     for name in found:
         if name not in ENDED:
@@ -263,7 +295,7 @@ def states(text: str) -> tuple[str, ...]:
 
 
 def count(text: str) -> int:
-    """A whole number from 1 on."""
+    """Parse a positive integer."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)

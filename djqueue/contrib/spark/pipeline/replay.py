@@ -1,4 +1,4 @@
-"""Jobs once more: dead letters are retried, archived jobs enqueued anew."""
+"""Run jobs again: retry dead letters, or enqueue archived jobs as new ones."""
 
 from collections.abc import Mapping
 from datetime import date
@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CARRIED = ("priority", "group", "uniqueKey", "subject", "tags")
-"""Options that an archived job has in columns of its own, unless all are given another one."""
+"""Options taken from the columns of an archived job, unless set for all jobs."""
 COLUMNS = {"uniqueKey": "unique_key"}
 
 
 def replay_dead(letters: "DataFrame", options: Mapping[str, str]) -> WriteReport | None:
-    """Retry dead letters, named by queue and id; `answers` says what became of how many.
+    """Retry dead letters, identified by queue and id. The report's `answers` has the results.
 
-    options: of the write: `url`, and what else there is to say.
+    Args:
+        letters: The dead letters.
+        options: Options of the write, such as `url`.
     """
     return change(letters.select("queue", "id"), "retry", options)
 
@@ -34,7 +36,7 @@ def replay_dead(letters: "DataFrame", options: Mapping[str, str]) -> WriteReport
 def selected(
     spark: "SparkSession", path: str, where: str, since: date | None = None, until: date | None = None
 ) -> "DataFrame":
-    """The archived jobs of these days that a condition of SQL chooses, each as it ended last."""
+    """Return the archived jobs of these days that match an SQL condition, as they last ended."""
     everything = archived(spark, path)
     jobs = everything
     if since is not None:
@@ -42,19 +44,22 @@ def selected(
     if until is not None:
         jobs = jobs.where(sql.col("date") < sql.lit(until))
     jobs = jobs.where(where)
-    # With a retry between, a job is there twice: one that failed, and completed then, has completed.
+    # A retried job is archived more than once: a job that failed and then completed counts as completed.
     again = everything.join(jobs.select("queue", "id"), ["queue", "id"], "left_semi")
     last = again.groupBy("queue", "id").agg(sql.max("finished_at").alias("finished_at"))
     return jobs.join(last, ["queue", "id", "finished_at"], "left_semi").dropDuplicates(["queue", "id"])
 
 
 def replay_archived(jobs: "DataFrame", name: str, options: Mapping[str, str]) -> WriteReport | None:
-    """Enqueue archived jobs anew, each in its queue and by its name: new jobs, with ids of their own.
+    """Enqueue archived jobs as new jobs with new ids, in their queues and with their names.
 
-    name: of this replay: a second one of this name brings nothing more, whatever it selects.
-    options: of the write: `url`, and what else all jobs are to have.
+    Args:
+        jobs: The jobs, from `selected`.
+        name: The replay's name. A second replay with the same name enqueues nothing.
+        options: Options of the write: `url`, and options of all jobs.
 
-    Raises OptionError for jobs whose payload is in another encoding than djqueue's own.
+    Raises:
+        OptionError: A payload is not encoded as MessagePack.
     """
     others = jobs.where(sql.col("content_type") != MSGPACK).select("queue", "name", "content_type").head()
     if others is not None:
@@ -66,7 +71,7 @@ def replay_archived(jobs: "DataFrame", name: str, options: Mapping[str, str]) ->
     carried = {
         f"{option}Column": COLUMNS.get(option, option) for option in CARRIED if key_of(option) not in given
     }
-    said = {
+    write_options = {
         "queueColumn": "queue",
         "jobColumn": "name",
         "payloadColumn": "payload",
@@ -76,8 +81,8 @@ def replay_archived(jobs: "DataFrame", name: str, options: Mapping[str, str]) ->
         **carried,
         **options,
     }
-    # Of which write it once came is no more true.
+    # Remove the tag of the write that first enqueued the job.
     own = sql.filter("tags", lambda tag: ~tag.startswith(tag_of("")))
     columns = ("queue", "name", "payload", *carried.values())
     rows = jobs.withColumn("tags", own).select(*(f"`{column}`" for column in columns))
-    return write(rows, said)
+    return write(rows, write_options)

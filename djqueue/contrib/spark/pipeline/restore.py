@@ -1,4 +1,4 @@
-"""Archived jobs back into the tables: as history to look at, which no worker ever runs."""
+"""Restore archived jobs to the tables as history, which no worker runs."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -18,26 +18,30 @@ if TYPE_CHECKING:
 
     from djqueue.models import Job, JobAttempt
 
-AT_ONCE = 500
+BATCH = 500
 STATES = ("completed", "cancelled")
-"""Failed ones are dead letters, which are more than history: somebody may retry them."""
+"""Failed jobs are excluded: they are dead letters, which could be retried."""
 
 Row = Mapping[str, Any]
 
 
 class RestoreReport(NamedTuple):
-    """What became of jobs."""
+    """Numbers of restored and skipped jobs."""
 
     inserted: int
-    there: int
-    """Whose ids the tables have."""
+    skipped: int
+    """Jobs that were skipped, because their ids are in the tables."""
 
 
 def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, keep: int) -> RestoreReport:
-    """Insert the completed and cancelled ones of archived jobs, with their runs, into a database's tables.
+    """Insert completed and cancelled jobs of an archive, with their attempts, into a database's tables.
 
-    jobs: of the archive at `path`, each once: see `replay.selected`.
-    keep: days from now on after which they are forgotten again.
+    Args:
+        spark: The session.
+        path: The archive's directory.
+        jobs: Jobs of this archive, each once, from `replay.selected`.
+        alias: The database.
+        keep: Days until the jobs expire.
     """
     from django.db import transaction
 
@@ -52,8 +56,8 @@ def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, kee
         .join(of_job, ["queue", "id"], "left")
     )
     until = SYSTEM_CLOCK.now() + keep * DAY
-    inserted = there = 0
-    for some in _parts(rows, AT_ONCE):
+    inserted = skipped = 0
+    for some in _parts(rows, BATCH):
         with transaction.atomic(using=alias):
             taken = _taken(alias, some)
             new = [row for row in some if (row["queue"], row["id"]) not in taken]
@@ -61,14 +65,14 @@ def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, kee
                 outsiders.mark(alias)
             Job.objects.using(alias).bulk_create([_job(row, until) for row in new])
             ended = [_attempt(run.asDict()) for row in new for run in row["runs"] or ()]
-            JobAttempt.objects.using(alias).bulk_create(ended, batch_size=AT_ONCE)
+            JobAttempt.objects.using(alias).bulk_create(ended, batch_size=BATCH)
         inserted += len(new)
-        there += len(some) - len(new)
-    return RestoreReport(inserted, there)
+        skipped += len(some) - len(new)
+    return RestoreReport(inserted, skipped)
 
 
 def _columns(table: Table) -> "list[Column]":
-    """Of a table, times as UTC milliseconds: as timestamps they would come in the driver's own time zone."""
+    """Return a table's columns, with times as UTC milliseconds: timestamps would be in the driver's zone."""
     return [
         (sql.unix_millis(f"`{name}`") if kind == "timestamp" else sql.col(f"`{name}`")).alias(name)
         for name, kind, *_ in table.chosen(payload=True)
@@ -96,7 +100,7 @@ def _job(row: Row, until: int) -> "Job":
     from djqueue.models import Job
     from djqueue.storage.database.rows import pack_options
 
-    # Its unique key is another's to have: it is told, and not held.
+    # Record the unique key without holding it, so that other jobs can use it.
     options = JobOptions(
         priority=row["priority"] or 0,
         unique_key=row["unique_key"],

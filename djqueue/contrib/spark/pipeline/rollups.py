@@ -1,14 +1,21 @@
-"""Rollups: what happened in each hour, of each queue and job, as one row."""
+"""Compute hourly metrics for each queue and job name, and store them for the dashboard's charts."""
 
+from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sql
 
-from djqueue.core.durations import to_milliseconds
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.errors import OptionError
+from djqueue.storage import sparktables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from djqueue.contrib.spark.models import Rollup
 
 HOUR = 3_600_000
 KEY = ("hour", "queue", "name")
@@ -24,21 +31,25 @@ SCHEMA = ", ".join(
         "reasons map<string,bigint>",
     ]
 )
-"""Of what `rollups` returns: percentiles are milliseconds, null where there was nothing to measure."""
+"""The schema of rollups. Percentiles are in milliseconds, and null without attempts."""
+WRITTEN = (*COUNTS, *PERCENTILES, "reasons", "written_at")
 ENDED = ("completed", "failed", "cancelled")
-"""States in which jobs end."""
+"""States of ended jobs."""
 RAN = ("completed", "failed", "retried")
-"""Outcomes of runs that went on to their end."""
+"""Outcomes of attempts that were not interrupted."""
 
 
 def rollups(jobs: "DataFrame", attempts: "DataFrame", since: datetime, until: datetime) -> "DataFrame":
-    """One row for each hour, queue and job in which something happened: see `SCHEMA`.
+    """Return one row for each hour, queue and job name with any activity; see `SCHEMA`.
 
-    jobs, attempts: the tables of that name, as `spark.read.format("djqueue")` or an archive has them.
-    since, until: whole hours; what happened from the first to before the second counts.
+    A job counts as enqueued in the hour in which it was enqueued, and as completed, failed or cancelled in
+    the hour in which it ended. An attempt counts in the hour in which it ended.
 
-    A job counts as enqueued in the hour in which it came, and as completed, failed or cancelled in that in
-    which it ended, for the reason that it has; a run counts in the hour in which it ended.
+    Args:
+        jobs: The table of jobs, from `spark.read.format("djqueue")` or an archive.
+        attempts: The table of attempts.
+        since: The first hour.
+        until: The hour after the last one.
     """
     first, last = to_milliseconds(since), to_milliseconds(until)
 
@@ -87,9 +98,11 @@ def rollups(jobs: "DataFrame", attempts: "DataFrame", since: datetime, until: da
         *(sql.sum(name).alias(name) for name in COUNTS),
         *(sql.percentile(name, parts).alias(name) for name in TIMES),
     )
-    by_reason = happened.where("reason is not null").groupBy(*KEY, "reason").agg(sql.count("*").alias("many"))
+    by_reason = (
+        happened.where("reason is not null").groupBy(*KEY, "reason").agg(sql.count("*").alias("count"))
+    )
     reasons = by_reason.groupBy(*KEY).agg(
-        sql.map_from_entries(sql.sort_array(sql.collect_list(sql.struct("reason", "many")))).alias("reasons")
+        sql.map_from_entries(sql.sort_array(sql.collect_list(sql.struct("reason", "count")))).alias("reasons")
     )
     none = sql.create_map().cast("map<string,bigint>")
     return sums.join(reasons, list(KEY), "left").select(
@@ -102,3 +115,43 @@ def rollups(jobs: "DataFrame", attempts: "DataFrame", since: datetime, until: da
         ),
         sql.coalesce("reasons", none).alias("reasons"),
     )
+
+
+def store(rollups: "DataFrame", alias: str) -> tuple[int, int]:
+    """Write rollups to a database of the project. Returns the numbers of hours and of rows.
+
+    Each hour is one transaction. It replaces the rows of the same hour, queue and job name, and keeps the
+    others, so an hour does not lose the metrics of jobs that no longer exist.
+    """
+    from django.db import connections, transaction
+
+    if not sparktables.are_installed():
+        raise OptionError(f"rollups: the project lacks their table: {sparktables.REMEDY}")
+    from djqueue.contrib.spark.models import Rollup
+
+    named = connections[alias].features.supports_update_conflicts_with_target
+    hours = count = 0
+    for _, rows in groupby(_rows(rollups), key=lambda row: row.hour):
+        some = list(rows)
+        with transaction.atomic(using=alias):
+            Rollup.objects.using(alias).bulk_create(
+                some,
+                batch_size=500,
+                update_conflicts=True,
+                update_fields=WRITTEN,
+                unique_fields=KEY if named else None,
+            )
+        hours += 1
+        count += len(some)
+    return hours, count
+
+
+def _rows(rollups: "DataFrame") -> "Iterator[Rollup]":
+    from djqueue.contrib.spark.models import Rollup
+
+    now = to_datetime(SYSTEM_CLOCK.now())
+    # Read times as numbers: timestamps would be in the driver's time zone.
+    rows = rollups.withColumn("hour", sql.unix_millis("hour")).orderBy(*KEY)
+    for row in rows.toLocalIterator():
+        values: dict[str, Any] = row.asDict()
+        yield Rollup(**{**values, "hour": to_datetime(values["hour"]), "written_at": now})

@@ -1,12 +1,13 @@
-"""The Spark that a command runs in."""
+"""Start the Spark session of a command, and shorten Spark's errors."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from djqueue.core.errors import ConfigurationError
+from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,13 +17,20 @@ DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }
+DJQUEUE_ERROR = re.compile(r"^(?:djqueue\.[\w.]+\.)?(\w+Error): (.+)$", re.MULTILINE)
+MAX_MESSAGE = 2_000
+
+
+class SparkError(DjqueueError):
+    """A Spark operation failed."""
 
 
 @contextmanager
 def session(app: str, master: str, conf: Mapping[str, str]) -> "Iterator[SparkSession]":
-    """A session, which ends with the block; one that runs already is used, and left running.
+    """Start a session for the block, or use the active one and leave it running.
 
-    Raises ConfigurationError if there is no Spark, or it does not start.
+    Raises:
+        ConfigurationError: Spark is not installed, or fails to start.
     """
     try:
         from pyspark.errors import PySparkException
@@ -35,7 +43,7 @@ def session(app: str, master: str, conf: Mapping[str, str]) -> "Iterator[SparkSe
     if running is not None:
         yield running
         return
-    # The Python of the tasks: where they run on this machine, this one.
+    # Tasks on this machine use the same Python.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app).master(master)
     for name, value in {**DEFAULTS, **conf}.items():
@@ -51,3 +59,24 @@ def session(app: str, master: str, conf: Mapping[str, str]) -> "Iterator[SparkSe
         yield spark
     finally:
         spark.stop()
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Convert Spark's exceptions in the block to OptionError or SparkError, with only the reason."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        raise error_of(str(error)) from error
+
+
+def error_of(text: str) -> DjqueueError:
+    """Return the error in a message of Spark, which may contain Python and Java stack traces."""
+    found = DJQUEUE_ERROR.findall(text)
+    if found:
+        # The last one is the original error, in the process that raised it.
+        name, reason = found[-1]
+        return OptionError(reason) if name == OptionError.__name__ else SparkError(reason)
+    return SparkError(text.partition("\nJVM stacktrace")[0].strip()[:MAX_MESSAGE])

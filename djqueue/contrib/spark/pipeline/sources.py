@@ -1,4 +1,4 @@
-"""What is loaded: files, tables or queries, with the columns chosen and renamed; whole, or day by day."""
+"""Read files, tables or queries, whole or day by day, and select and rename columns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,35 +13,35 @@ if TYPE_CHECKING:
 
 PARQUET, CSV, JSON, TABLE, SQL = KINDS = ("parquet", "csv", "json", "table", "sql")
 DAY = "{date}"
-"""In a path or a query: the day that is loaded, as 2026-01-31."""
+"""Placeholder for the day in a path or query, such as 2026-01-31."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where rows are, and which of their columns are taken."""
+    """The location of rows, and their selected columns."""
 
     kind: str
     """One of `KINDS`."""
     where: str
-    """A path, a table's name, or a query; the day goes where `{date}` stands."""
+    """A path, a table name, or a query. A backfill replaces `{date}` with the day."""
     schema: str | None = None
-    """Of CSV and JSON, as DDL; without it CSV is texts under the names of its first line, and JSON is as
-    Spark finds it."""
+    """The DDL schema of CSV and JSON. By default, CSV values are strings, with names in the first line, and
+    Spark infers the schema of JSON."""
     columns: tuple[str, ...] = ()
-    """All of them unless some are named."""
+    """Selected columns; all if empty."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """New names by the old ones."""
+    """New column names by old name."""
     day_column: str | None = None
-    """The column with the day, or time, of a row; if the days are not told apart by `{date}`."""
+    """The column with a row's date or time, for backfills without `{date}`."""
 
     def read(self, spark: "SparkSession") -> "DataFrame":
-        """All rows. Raises OptionError for a column that is not there."""
+        """Return all rows. Raises OptionError for a missing column."""
         if DAY in self.where:
             raise OptionError(f"{self.kind}: {DAY} is supported only by a backfill")
         return self._shaped(self._rows(spark, self.where))
 
     def of_day(self, spark: "SparkSession", day: date) -> "DataFrame":
-        """The rows of one day. Raises OptionError for a column that is not there."""
+        """Return the rows of one day. Raises OptionError for a missing column."""
         if self.day_column is None:
             return self._shaped(self._rows(spark, self.where.replace(DAY, day.isoformat())))
         from pyspark.sql import functions as sql
@@ -51,7 +51,7 @@ class Source:
         return self._shaped(rows.where(sql.to_date(_named(self.day_column)) == sql.lit(day)))
 
     def check_days(self) -> None:
-        """Raise OptionError unless the rows of one day can be told from the others'."""
+        """Raise OptionError unless the source can select the rows of one day."""
         if (self.day_column is None) == (DAY not in self.where):
             raise OptionError(
                 f"a backfill must select the rows of one day: use {DAY} in the path or query, or "
@@ -63,7 +63,7 @@ class Source:
             return spark.sql(where)
         if self.kind == TABLE:
             return spark.table(where)
-        # What cannot be read fails the load, and is not passed over as nothing.
+        # Fail on malformed records instead of dropping them.
         reader = spark.read.option("mode", "FAILFAST")
         if self.schema is not None:
             reader = reader.schema(self.schema)
@@ -86,5 +86,5 @@ def _check(wanted: list[str], columns: list[str]) -> None:
 
 
 def _named(column: str) -> str:
-    """For Spark: dots and the like are a part of the name."""
+    """Quote a column name, so that dots are part of it."""
     return "`" + column.replace("`", "``") + "`"

@@ -1,4 +1,4 @@
-"""What the tests that harm Spark have in common."""
+"""Fixtures of the tests that kill parts of Spark."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.contrib.spark.sessions import ROOT, environment
 
 @pytest.fixture
 def storage(redis_server: Any) -> Iterator[RedisStorage]:
-    """On an empty server."""
+    """Return a storage on an empty server."""
     redis_server.clean()
     with closing(RedisStorage(url=redis_server.url)) as storage:
         yield storage
@@ -26,7 +26,7 @@ def storage(redis_server: Any) -> Iterator[RedisStorage]:
 
 @pytest.fixture
 def drive(tmp_path: Path) -> Callable[..., int]:
-    """Runs a driver to its end: see `driver`. Returns its exit code."""
+    """Return a function that runs a driver to its end, and returns its exit code; see `driver`."""
 
     def run(*loads: dict[str, Any]) -> int:
         command = [sys.executable, "-m", "tests.contrib.spark.cluster.driver"]

@@ -1,7 +1,7 @@
-"""A driver that can be killed: a process of its own, which does what the JSON on its command line says.
+"""Run loads in a driver process that tests can kill. The command line has the loads as JSON.
 
-A list of loads: `rows`, the end of the range that they are, or `source` and `checkpoint` of a stream of
-Parquet files, and `options`. Those of the last one may say that it dies.
+Each load has `options`, and either `rows`, the end of the range to write, or `source` and `checkpoint` of a
+stream of Parquet files. The options of the last one may make the driver die.
 """
 
 import json

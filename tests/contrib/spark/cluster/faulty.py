@@ -1,12 +1,12 @@
-"""`format("faulty")`: djqueue's data source, whose tasks and driver meet with accidents.
+"""`format("faulty")`: djqueue's data source with faults injected into tasks and the driver.
 
-Options besides djqueue's own:
+Further options:
 
-`accident`: what befalls one task, that of the partition 1, once and in the midst of its rows: `raise`;
-`exit`, of its Python process; `executor`, whose JVM is killed; `linger`: it goes on when a copy of it is
-done.
-`dies`: the step of the commit, or `stage` in a task, in which the driver's process group `group` is killed.
-`marks`: a folder for what tests want to know.
+`accident`: the fault of one task, that of partition 1, once and in the middle of its rows: `raise` an
+exception; `exit` its Python process; kill the JVM of its `executor`; `linger` until a copy of the
+task is done.
+`dies`: the step of the commit, or `stage` in a task, at which the driver's process group `group` is killed.
+`marks`: a directory with marks for the tests.
 """
 
 import os
@@ -34,7 +34,7 @@ STEPS = ("before begin", "after begin", "amid publish", "before end", "after end
 
 
 class FaultySource(DjqueueDataSource):
-    """See above."""
+    """The data source with faults."""
 
     def __init__(self, options: Any) -> None:
         given = dict(options)
@@ -54,7 +54,7 @@ class FaultySource(DjqueueDataSource):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is to happen."""
+    """The faults to inject."""
 
     accident: str = ""
     dies: str = ""
@@ -62,22 +62,22 @@ class Fault:
     marks: str = ""
 
     def strikes(self) -> bool:
-        """Whether this is the task that it befalls: a stage that is run again counts tries from 0 again."""
+        """Return whether this task gets the fault. A repeated stage counts its attempts from 0 again."""
         return bool(self.accident) and _partition() == STRUCK and self.mark("struck")
 
     def among(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches of a task, with an accident in their midst."""
+        """Yield the batches of a task, with the fault in the middle."""
         for number, batch in enumerate(batches):
             if number == 1:
                 ACCIDENTS[self.accident](self)
             yield batch
 
     def in_task(self) -> Any:
-        """While a task puts its rows aside."""
+        """Inject a fault while a task stages its rows."""
         return self._dying("after stage") if self.dies == "after stage" else nullcontext()
 
     def in_commit(self) -> Any:
-        """While the driver publishes."""
+        """Inject a fault while the driver publishes."""
         return self._dying(self.dies) if self.dies in STEPS else nullcontext()
 
     @contextmanager
@@ -99,7 +99,7 @@ class Fault:
             yield
 
     def mark(self, word: str) -> bool:
-        """Tell the test; whether it had not been told before."""
+        """Set a mark. Returns False if it was already set."""
         try:
             (Path(self.marks) / word).touch(exist_ok=False)
         except FileExistsError:
@@ -107,7 +107,7 @@ class Fault:
         return True
 
     def marked(self, word: str) -> bool:
-        """Whether that was told."""
+        """Return whether a mark is set."""
         return (Path(self.marks) / word).exists()
 
 
@@ -126,7 +126,7 @@ def _exit(fault: Fault) -> None:
 
 
 def _kill_executor(fault: Fault) -> None:
-    """The JVM above the process that starts Python's workers, of which this is one."""
+    """Return the process id of the executor's JVM, this worker's grandparent."""
     executor = int(_ps(os.getppid(), "ppid"))
     assert "CoarseGrainedExecutorBackend" in _ps(executor, "command")
     os.kill(executor, signal.SIGKILL)
@@ -151,7 +151,7 @@ ACCIDENTS: dict[str, Callable[[Fault], None]] = {
 
 
 class Writer(DataSourceArrowWriter):
-    """Of one `save()`."""
+    """The writer of one `save()`."""
 
     def __init__(self, writer: Any, fault: Fault) -> None:
         self._writer = writer
@@ -175,7 +175,7 @@ class Writer(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Of one micro-batch."""
+    """The writer of one micro-batch."""
 
     def __init__(self, writer: Any, fault: Fault) -> None:
         self._writer = writer

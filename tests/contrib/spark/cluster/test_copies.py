@@ -1,4 +1,4 @@
-"""Spark runs a second copy of a slow task on another host, and the slow one goes on writing."""
+"""Speculative copies of a slow task, while the slow one continues to write."""
 
 import os
 import socket
@@ -34,7 +34,7 @@ SPECULATION = {
 
 
 class Daemon(Server):
-    """A master, or a worker of one, on a host of its own: Spark runs no copy of a task on the same host."""
+    """Start a master or worker with its own host name, since Spark runs copies of a task on other hosts."""
 
     def __init__(self, host: str, master: str = "") -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Daemon(Server):
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: Any) -> Iterator[Any]:
-    """Two workers of one core each, on two hosts."""
+    """Start two workers with one core each, on two hosts."""
     from tests.contrib.spark.cluster.faulty import FaultySource
 
     with closing(socket.socket()) as probe:

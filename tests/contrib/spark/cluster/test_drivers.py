@@ -1,4 +1,4 @@
-"""Drivers are killed, processes and all: the same load again brings each row once."""
+"""Killed drivers: repeating the load enqueues each row once."""
 
 import os
 import signal
@@ -35,12 +35,12 @@ def test_a_driver_that_dies_in_a_step_of_its_commit_is_followed_by_another(
     storage: Any, redis_server: Any, drive: Callable[..., int], tmp_path: Any
 ) -> None:
     url, before = redis_server.url, []
-    steps = STEPS if SOAKS else ["amid publish"]  # in the others, drivers of a stream die
+    steps = STEPS if SOAKS else ["amid publish"]  # In the others, drivers of a stream die.
     for number, step in enumerate(steps):
         queue = f"emails-{number}"
         deadly = load(url, queue, dies=step, marks=str(tmp_path))
 
-        # One driver brings to an end what the last has left, and dies itself, of the next cause.
+        # Each driver finishes the previous load, and then dies at the next step.
         assert drive(*before, deadly) == -signal.SIGKILL
 
         assert (tmp_path / f"died {step}").exists()

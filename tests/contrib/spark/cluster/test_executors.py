@@ -1,4 +1,4 @@
-"""Executors, and the Python processes of their tasks, die while they put rows aside, behind a shuffle."""
+"""Killed executors and Python workers, while they stage rows behind a shuffle."""
 
 import shutil
 from contextlib import closing
@@ -28,7 +28,7 @@ NUMBERS = 1_500
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: Any) -> Any:
-    """Two executors, processes of their own, of one core each."""
+    """Start two executor processes with one core each."""
     from tests.contrib.spark.cluster.faulty import FaultySource
 
     memory = {"spark.executor.memory": "768m"}
@@ -36,12 +36,12 @@ def spark(tmp_path_factory: Any) -> Any:
         spark.dataSource.register(FaultySource)
         left = Path(pyspark.__file__).parent / "work" / spark.sparkContext.applicationId
         yield spark
-    # Executors of a local-cluster keep what they say beside Spark itself, wherever they are told to.
+    # Executors of a local-cluster write their logs next to Spark itself, whatever the configuration.
     shutil.rmtree(left, ignore_errors=True)
 
 
 def of_each_number_some(spark: Any) -> Any:
-    """Rows behind a shuffle, whose order is another one each time."""
+    """Return rows behind a shuffle, whose order differs each time."""
     return spark.range(0, ROWS, 1, 4).selectExpr(f"id % {NUMBERS} as n").repartition(3)
 
 

@@ -1,4 +1,4 @@
-"""A Redis of one's own, and how records of its jobs look as a table."""
+"""Fixtures with a private Redis, and its jobs as a table."""
 
 from contextlib import closing
 from importlib.util import find_spec
@@ -7,7 +7,7 @@ import pytest
 
 from djqueue.storage.redis import RedisStorage
 
-# Without Spark, `make test-spark` has the command that installs it; what needs it cannot be imported then.
+# Without Spark, these modules can't be imported; `make test-spark` installs it.
 collect_ignore = [] if find_spec("pyspark") else ["test_archive.py", "test_commands.py", "test_rollups.py"]
 
 

@@ -1,4 +1,4 @@
-"""DataFrames with the tables' schemas, of rows that say only what matters."""
+"""Create DataFrames with the tables' schemas from the relevant columns."""
 
 from datetime import UTC, datetime, timedelta
 

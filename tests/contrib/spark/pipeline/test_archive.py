@@ -1,4 +1,4 @@
-"""Ended jobs in Parquet, and what the storage may forget then."""
+"""Archiving ended jobs as Parquet, and purging them."""
 
 from datetime import date
 
@@ -11,9 +11,9 @@ from djqueue.contrib.spark.pipeline.archive import (
     archive,
     archived,
     ended,
+    purge,
     written,
 )
-from djqueue.contrib.spark.pipeline.purge import purge
 from djqueue.contrib.spark.pipeline.replay import selected
 from djqueue.contrib.spark.tables import ATTEMPTS
 from djqueue.core.durations import to_datetime
@@ -71,7 +71,7 @@ def test_a_second_run_replaces_a_day_and_keeps_what_the_storage_has_forgotten(sp
     put(spark, path, [a, b], [run("a"), run("b")])
     assert found(spark, path, "id") == [("a",), ("b",), ("c",)]
 
-    # "a" is forgotten; "d" ends on the same day, as does "b" once more, after a retry.
+    # "a" no longer exists; "d" ends on the same day, as does "b" again, after a retry.
     put(spark, path, [b, job("d"), job("b", finished_at=at(5))], [run("b"), run("d")])
 
     assert found(spark, path, "id", "finished_at") == sorted(

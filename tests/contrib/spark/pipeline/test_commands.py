@@ -1,4 +1,4 @@
-"""The commands, in Spark, on a real Redis: what they do, and what they say of it."""
+"""The pipeline commands and their output, in Spark with a real Redis."""
 
 from datetime import timedelta
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 @pytest.fixture
 def does(spark, url, capsys):
-    """Runs a command, which succeeds; answers the lines that it prints."""
+    """Return a function that runs a command successfully, and returns the lines that it prints."""
 
     def run(action, *words, code=0):
         assert main([action, "--url", url, *words]) == code
@@ -36,7 +36,7 @@ def does(spark, url, capsys):
 
 @pytest.fixture
 def project(url, settings):
-    """Settings of a project whose storage is that Redis."""
+    """Settings of a project with that Redis."""
     options = {"URL": url, "MIRROR": False}
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
 
@@ -58,9 +58,9 @@ def test_rows_of_files_are_enqueued_with_columns_chosen_and_renamed(does, storag
     words = ["--csv", str(tmp_path), "--queue", "orders", "--job", "shop.bill"]
     words += ["--columns", "total", "--rename", "Order Id=order_id", "--option", "priority=3"]
 
-    assert does("enqueue", *words, "--dry-run") == ["2 jobs would come; nothing was enqueued."]
+    assert does("enqueue", *words, "--dry-run") == ["Dry run: 2 jobs would be enqueued."]
     assert storage.queues() == []
-    assert does("enqueue", *words) == ["2 new jobs, 0 were there."]
+    assert does("enqueue", *words) == ["2 new jobs, 0 duplicates."]
     assert arguments(storage) == [{"total": "12.5", "order_id": "007"}, {"total": "3", "order_id": "008"}]
     assert storage.page("orders", None, 1)[0].options.priority == 3
 
@@ -73,7 +73,7 @@ def test_rows_that_are_no_jobs_are_counted_or_fail_the_write(does, storage):
     assert "id: expected a string, got None" in told
     assert storage.queues() == []
     [told] = does("enqueue", *words, "--option", "onError=skip")
-    assert told.startswith("4 new jobs, 0 were there; 1 rows are no jobs (1 ")
+    assert told.startswith("4 new jobs, 0 duplicates; 1 invalid rows (1 ")
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,16 @@ def test_a_backfill_loads_each_day_once_and_goes_on_where_it_ended(does, storage
     words += ["--queue", "orders", "--job", "shop.bill", "--until", "2026-01-04"]
 
     assert does("backfill", *words, "--since", "2026-01-02") == [
-        "2026-01-02: 10 new jobs, 0 were there.",
-        "2026-01-03: 10 new jobs, 0 were there.",
-        "2 days, 20 new jobs; 0 days were there.",
+        "2026-01-02: 10 new jobs, 0 duplicates.",
+        "2026-01-03: 10 new jobs, 0 duplicates.",
+        "2 days loaded with 20 new jobs; 0 days skipped.",
     ]
-    # Earlier days come too, although later ones are there.
-    assert does("backfill", *words, "--since", "2026-01-01")[0] == "2026-01-01: 10 new jobs, 0 were there."
-    assert does("backfill", *words, "--since", "2026-01-01")[-1] == "0 days, 0 new jobs; 3 days were there."
+    # Earlier days are loaded although later ones are there.
+    assert does("backfill", *words, "--since", "2026-01-01")[0] == "2026-01-01: 10 new jobs, 0 duplicates."
+    assert (
+        does("backfill", *words, "--since", "2026-01-01")[-1]
+        == "0 days loaded with 0 new jobs; 3 days skipped."
+    )
     assert sorted(row["n"] for row in arguments(storage)) == [*range(30)]
     assert {job.options.priority for job in storage.page("orders", None, 100)} == {-10}
 
@@ -129,15 +132,15 @@ def test_ended_jobs_go_to_an_archive_and_come_back_as_new_jobs(does, storage, sp
     tomorrow = (to_datetime(record.finished_at) + timedelta(days=1)).date().isoformat()
 
     first, second = does("archive", path, "--until", tomorrow, "--purge")
-    assert first.startswith("2 jobs and 2 runs are in")
+    assert first.startswith("2 jobs and 2 attempts archived in")
     assert second == "2 removed."
     assert storage.states("mail", ["a", "b", "waits"]) == [None, None, State.WAITING]
-    assert does("archive", path, "--until", tomorrow)[0].startswith("0 jobs and 0 runs are in")
+    assert does("archive", path, "--until", tomorrow)[0].startswith("0 jobs and 0 attempts archived in")
     assert sorted(row.id for row in archived(spark, path).collect()) == ["a", "b"]
 
     words = ["--archive", path, "--name", "again", "--where", "state = 'completed'"]
-    assert does("replay", *words) == ["1 new jobs, 0 were there."]
-    assert does("replay", *words) == ["this was published before: nothing was enqueued."]
+    assert does("replay", *words) == ["1 new jobs, 0 duplicates."]
+    assert does("replay", *words) == ["Already published: nothing was enqueued."]
     [job] = [job for job in storage.page("mail", State.WAITING, 10) if job.id != "waits"]
     assert (job.name, job.payload, job.options.priority, job.options.group) == (
         "handler",
@@ -163,7 +166,7 @@ def test_archived_jobs_come_back_into_the_tables_as_history(does, storage, proje
     restored = leaderlease.version("default")
     call_command("djqueue_spark", "restore", str(tmp_path))
 
-    # An open list is answered anew after the first, and is unchanged by the second.
+    # A cached page changes after the first restore, and not after the second.
     assert before != restored
     assert leaderlease.version("default") == restored
     [row] = Job.objects.all()
@@ -244,7 +247,7 @@ def test_a_project_on_its_database_needs_no_url(spark, settings, tmp_path, capsy
         return capsys.readouterr().out.strip().splitlines()
 
     rows = ["--sql", "select id n from range(30)", "--queue", "orders", "--job", "handler"]
-    assert does("enqueue", *rows) == ["30 new jobs, 0 were there."]
+    assert does("enqueue", *rows) == ["30 new jobs, 0 duplicates."]
     assert drain(get_storage(), handlers={"handler": lambda _job: None}).completed == 30
     get_storage().close()
     tomorrow = (now() + timedelta(days=1)).date().isoformat()
@@ -254,8 +257,8 @@ def test_a_project_on_its_database_needs_no_url(spark, settings, tmp_path, capsy
     does("rollups", *hours)
     assert sum(row.completed for row in Rollup.objects.all()) == 30
     first, second = does("archive", path, "--until", tomorrow, "--purge")
-    assert first.startswith("30 jobs and 30 runs are in")
+    assert first.startswith("30 jobs and 30 attempts archived in")
     assert second == "30 removed."
     assert Job.objects.count() == 0
-    assert does("restore", path) == ["30 jobs are in the tables for 7 days, 0 were there."]
+    assert does("restore", path) == ["30 jobs restored for 7 days; 0 already existed."]
     assert Job.objects.filter(state="completed").count() == 30

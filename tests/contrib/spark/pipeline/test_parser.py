@@ -1,4 +1,4 @@
-"""The command line, and where the settings say that the queue is: without Spark."""
+"""The command line, and the storage that it takes from the settings, without Spark."""
 
 import re
 import subprocess
@@ -12,10 +12,10 @@ from django.core.management import CommandError, call_command
 
 from djqueue.conf import get_settings
 from djqueue.contrib.spark.pipeline import commands, session
-from djqueue.contrib.spark.pipeline.errors import SparkError, plainly
 from djqueue.contrib.spark.pipeline.main import main, parser
 from djqueue.contrib.spark.pipeline.parser import add_commands
-from djqueue.contrib.spark.project import place_of
+from djqueue.contrib.spark.pipeline.session import SparkError, readable_errors
+from djqueue.contrib.spark.project import storage_options
 from djqueue.core.errors import OptionError
 
 ROOT = Path(__file__).parents[4]
@@ -41,7 +41,7 @@ def test_help_needs_no_spark_and_no_project():
     code = "import sys; sys.modules['pyspark'] = None; import runpy; sys.argv[1:] = ['archive', '--help']\n"
     code += "runpy.run_module('djqueue.contrib.spark', run_name='__main__')"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "A second run replaces the same days" in shown
+    assert "Running a day again replaces its files" in shown
 
 
 def test_days_and_hours_are_utc():
@@ -118,14 +118,14 @@ def test_of_what_spark_raises_the_reason_is_told():
         (option, OptionError, "row 3: no text"),
         (java, SparkError, "[PATH_NOT_FOUND] no /a."),
     ):
-        with pytest.raises(kind) as raised, plainly():
+        with pytest.raises(kind) as raised, readable_errors():
             raise Raised(text)
         assert str(raised.value) == message
-    with pytest.raises(ZeroDivisionError), plainly():
+    with pytest.raises(ZeroDivisionError), readable_errors():
         raise ZeroDivisionError
 
 
-# Of a project.
+# With a project.
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,14 @@ def test_the_place_is_that_of_the_settings(settings, options):
     }
     settings.DJQUEUE = {"STORAGE": {"BACKEND": REDIS, "OPTIONS": {**options, "MIRROR": False}}}
 
-    assert place_of(get_settings()) == {"url": "rediss://:secret@redis.example/1", "keyPrefix": "shop"}
+    assert storage_options(get_settings()) == {"url": "rediss://:secret@redis.example/1", "keyPrefix": "shop"}
 
 
 def test_a_place_that_no_url_names_is_to_be_named(settings):
     options = {"SENTINELS": [("127.0.0.1", 1)], "MASTER_NAME": "m", "MIRROR": False}
     settings.DJQUEUE = {"STORAGE": {"BACKEND": REDIS, "OPTIONS": options}}
 
-    with pytest.raises(CommandError, match="say it by --url") as raised:
+    with pytest.raises(CommandError, match="pass it with --url") as raised:
         call_command("djqueue_spark", "rollups")
     assert raised.value.returncode == 1
 

@@ -1,4 +1,4 @@
-"""What happened in each hour, from jobs and runs."""
+"""Rollups by hour, from jobs and attempts."""
 
 from datetime import timedelta
 
@@ -6,8 +6,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from djqueue.contrib.spark.models import Rollup
-from djqueue.contrib.spark.pipeline.rollups import COUNTS, SCHEMA, rollups
-from djqueue.contrib.spark.pipeline.store import store
+from djqueue.contrib.spark.pipeline.rollups import COUNTS, SCHEMA, rollups, store
 from tests.contrib.spark.pipeline.frames import NOON, at, job, jobs_of, run, runs_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default"), pytest.mark.django_db]

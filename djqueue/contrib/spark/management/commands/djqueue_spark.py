@@ -1,4 +1,4 @@
-"""`manage.py djqueue_spark`."""
+"""Run the Spark pipeline commands with the settings of a project."""
 
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -13,55 +13,55 @@ from djqueue.contrib.spark.models import Rollup
 from djqueue.contrib.spark.pipeline.commands import PipelineContext, run
 from djqueue.contrib.spark.pipeline.main import FAILED, WRONG
 from djqueue.contrib.spark.pipeline.parser import HELP, PipelineHelpFormatter, add_commands
-from djqueue.contrib.spark.project import place_of
+from djqueue.contrib.spark.project import storage_options
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
 from djqueue.core.shown import in_one_line
 from djqueue.storage.database import DatabaseStorage
 
 
 class SparkCommandHelpFormatter(PipelineHelpFormatter, DjangoHelpFormatter):
-    """Django's formatter, keeping the paragraphs of the description."""
+    """Django's help formatter, but with the paragraphs of the description."""
 
 
 class Command(BaseCommand):
-    """Run the Spark pipelines on the queue of this project."""
+    """Run bulk loads, backfills, rollups, archives and replays on Spark."""
 
     help = HELP
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
-        """Return a parser that keeps the paragraphs of the description."""
+        """Create a parser that keeps the paragraphs of descriptions."""
         kwargs.setdefault("formatter_class", SparkCommandHelpFormatter)
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the pipelines as subcommands."""
+        """Add the pipeline commands."""
         add_commands(parser, is_project=True)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run one pipeline."""
+        """Run a pipeline command."""
         try:
-            run(Namespace(**options), _place(options), self._tell)
+            run(Namespace(**options), _context(options), self._print_line)
         except OptionError as error:
             raise CommandError(str(error), returncode=WRONG) from error
         except (DjqueueError, ImproperlyConfigured) as error:
             raise CommandError(str(error), returncode=FAILED) from error
         except Error as error:
-            raise CommandError(f"The database failed: {in_one_line(error)}") from error
+            raise CommandError(f"the database is not available: {in_one_line(error)}") from error
 
-    def _tell(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         self.stdout.write(line)
         self.stdout.flush()
 
 
-def _place(options: dict[str, Any]) -> PipelineContext:
-    """Return the storage and the database that the command line names, or else the settings."""
+def _context(options: dict[str, Any]) -> PipelineContext:
+    """Return the locations given on the command line, or else in the settings."""
     storage = get_storage()
-    where = {"url": options["url"]} if options["url"] else place_of(get_settings())
+    where = {"url": options["url"]} if options["url"] else storage_options(get_settings())
     if options["key_prefix"]:
         where["keyPrefix"] = options["key_prefix"]
     if "url" not in where:
         raise ConfigurationError(
-            f"the settings have no URL of {storage.describe()}, which Spark needs: say it by --url"
+            f"the settings define no URL for {storage.describe()}, which Spark requires; pass it with --url"
         )
     alias = storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(Rollup)
     return PipelineContext(where, alias)

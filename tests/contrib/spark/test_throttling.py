@@ -1,13 +1,13 @@
-"""Calls of a storage that is away for a while."""
+"""Retries while the storage is unavailable."""
 
 from contextlib import closing
 
 import pyarrow
 import pytest
 
-from djqueue.contrib.spark import sending
+from djqueue.contrib.spark import throttling
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.sending import LAST_WAIT, Sending
+from djqueue.contrib.spark.throttling import LAST_RETRY_WAIT, StorageRetry
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.states import State
@@ -15,7 +15,7 @@ from tests.contrib.spark.test_writing import take_in
 
 
 class Flaky:
-    """Fails so often, and then answers what it was asked."""
+    """A call that fails a number of times, and then returns its argument."""
 
     def __init__(self, failures, error=None):
         self.failures = failures
@@ -32,7 +32,7 @@ class Flaky:
 def test_what_is_away_is_asked_again_with_the_same_words():
     naps, storage = [], Flaky(3)
 
-    assert Sending(5, naps.append)(storage, "queue", ids=["a"]) == "answer"
+    assert StorageRetry(5, naps.append)(storage, "queue", ids=["a"]) == "answer"
 
     assert storage.asked == [(("queue",), {"ids": ["a"]})] * 4
     assert [wait <= nap <= 2 * wait for wait, nap in zip((0.5, 1, 2), naps, strict=True)] == [True] * 3
@@ -42,17 +42,17 @@ def test_at_last_its_error_is_the_answer():
     naps, storage = [], Flaky(99)
 
     with pytest.raises(StorageUnavailableError, match="loads its data"):
-        Sending(7, naps.append)(storage)
+        StorageRetry(7, naps.append)(storage)
 
     assert (len(storage.asked), len(naps)) == (8, 7)
-    assert max(naps) <= 2 * LAST_WAIT
+    assert max(naps) <= 2 * LAST_RETRY_WAIT
 
 
 def test_other_errors_are_not_tried_again():
     storage = Flaky(1, OptionError("priority: 'high' is not a number"))
 
     with pytest.raises(OptionError):
-        Sending(5, pytest.fail)(storage)
+        StorageRetry(5, pytest.fail)(storage)
 
     assert len(storage.asked) == 1
 
@@ -62,7 +62,7 @@ ROWS = 50
 
 @pytest.mark.parametrize("step", ["stage", "begin", "publish", "end", "forget", "enqueue"])
 def test_an_answer_that_was_lost_brings_no_row_twice(url, storage, monkeypatch, step):
-    monkeypatch.setattr(sending, "FIRST_WAIT", 0.0)
+    monkeypatch.setattr(throttling, "FIRST_RETRY_WAIT", 0.0)
     given = {"url": url, "queue": "emails", "job": "j", "batchSize": "10", "idColumn": "key"}
     delivery = "direct" if step == "enqueue" else "staged"
     made = Write(WriteOptions.read({**given, "deliveryMode": delivery}), ["key"])
@@ -90,7 +90,7 @@ def test_an_answer_that_was_lost_brings_no_row_twice(url, storage, monkeypatch, 
 
 
 def test_a_storage_that_stays_away_fails_the_task(url, storage, monkeypatch):
-    monkeypatch.setattr(sending, "FIRST_WAIT", 0.0)
+    monkeypatch.setattr(throttling, "FIRST_RETRY_WAIT", 0.0)
     given = {"url": url, "queue": "emails", "job": "j", "maxRetries": "2"}
     made = Write(WriteOptions.read(given), ["n"])
     with closing(made.storage()) as one:

@@ -1,4 +1,4 @@
-"""Rows that are no jobs, as dead letters: on real storages, without Spark."""
+"""Invalid rows as dead letters, on real storages without Spark."""
 
 from contextlib import closing
 from copy import deepcopy
@@ -8,7 +8,7 @@ import pytest
 
 from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.salvage import LEAST, salvaged
+from djqueue.contrib.spark.rows import MIN_SALVAGED, salvage_payload
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.job import REJECTED
@@ -40,7 +40,7 @@ def run(made, columns=COLUMNS, part="0.0"):
 
 
 def values(storage):
-    """What the dead letters tell of their rows."""
+    """Return the rows in the dead letters' payloads."""
     letters = storage.dead_letters(QUEUE)
     records = storage.jobs(QUEUE, [letter.id for letter in letters])
     return [decode(record.payload, MSGPACK)["kwargs"] for record in records]
@@ -56,7 +56,7 @@ def test_rows_that_are_no_jobs_are_dead_letters_with_their_values(storage, write
     report = made.commit([told])
     take_in(storage)
 
-    assert (report.rows, report.inserted, report.duplicates, report.letters) == (4, 2, 0, 2)
+    assert (report.rows, report.inserted, report.duplicates, report.dead_letters) == (4, 2, 0, 2)
     assert report.rejected == {"id": 1, "priority": 1}
     letters = storage.dead_letters(QUEUE)
     assert [(letter.reason, letter.name) for letter in letters] == [(REJECTED, "shop.send")] * 2
@@ -94,7 +94,7 @@ def test_the_same_write_again_brings_no_second_letter(storage, write, delivery):
 
     assert len(storage.dead_letters(QUEUE)) == 2
     assert reports[1].skipped is (delivery == "staged")
-    assert [report.letters for report in reports] == [2, 2]
+    assert [report.dead_letters for report in reports] == [2, 2]
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
@@ -105,7 +105,7 @@ def test_a_task_that_is_run_again_brings_its_letters_once(storage, write, delive
     report = made.commit([run(made, part="0.1")])
 
     assert len(storage.dead_letters(QUEUE)) == 2
-    assert (report.letters, sum(report.rejected.values())) == (2, 2)
+    assert (report.dead_letters, sum(report.rejected.values())) == (2, 2)
 
 
 def test_a_row_without_a_queue_is_counted_and_no_letter(storage, url):
@@ -115,7 +115,7 @@ def test_a_row_without_a_queue_is_counted_and_no_letter(storage, url):
 
     report = made.commit([run(made, columns)])
 
-    assert (report.inserted, report.rejected, report.letters) == (1, {"queue": 1, "job": 1}, 1)
+    assert (report.inserted, report.rejected, report.dead_letters) == (1, {"queue": 1, "job": 1}, 1)
     assert [letter.name for letter in storage.dead_letters(QUEUE)] == ["rejected"]
 
 
@@ -157,7 +157,7 @@ def test_a_queue_that_wants_groups_rejects_what_has_none(url, delivery, target):
         report = made.commit([run(made, columns)])
         take_in(owner)
 
-        assert (report.inserted, report.rejected, report.letters) == (1, {"group": 1}, 1)
+        assert (report.inserted, report.rejected, report.dead_letters) == (1, {"group": 1}, 1)
         assert len(owner.dead_letters(QUEUE)) == 1
 
 
@@ -173,10 +173,10 @@ def test_a_new_queue_of_redis_is_used_in_the_mode_that_is_said(redis_url):
 
 
 def test_what_cannot_be_packed_is_kept_as_a_text():
-    row = {"n": 1, "odd": {1.5: object}, "huge": "x" * (LEAST + 1), "small": "y"}
+    row = {"n": 1, "odd": {1.5: object}, "huge": "x" * (MIN_SALVAGED + 1), "small": "y"}
 
-    kept = decode(salvaged(row, 100), MSGPACK)["kwargs"]
+    kept = decode(salvage_payload(row, 100), MSGPACK)["kwargs"]
 
     assert (kept["n"], kept["small"]) == (1, "y")
     assert kept["odd"] == repr(row["odd"])
-    assert kept["huge"] == f"({LEAST + 6} bytes, left out)"
+    assert kept["huge"] == f"({MIN_SALVAGED + 6} bytes, omitted)"

@@ -1,4 +1,4 @@
-"""Rows of record batches: the same values as Arrow's own, sooner."""
+"""Rows of record batches, with the same values as Arrow's slower conversion."""
 
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -6,7 +6,7 @@ from decimal import Decimal
 import pyarrow
 import pytest
 
-from djqueue.contrib.spark.columns import rows_of
+from djqueue.contrib.spark.rows import rows_of
 
 VALUES = {
     "int8": (pyarrow.int8(), [-128, 127]),
@@ -42,7 +42,7 @@ def test_values_are_those_of_python(kind, missing):
 
 
 def wide(values, arrow):
-    """With a value more at either end, so that a part of it begins in its midst."""
+    """Return an array sliced from a longer one, so that it has an offset."""
     return pyarrow.array([values[0], *values, values[0]], arrow)
 
 

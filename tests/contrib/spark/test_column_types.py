@@ -1,9 +1,9 @@
-"""Columns whose types cannot be what they are for, by Spark's types alone: no session is needed."""
+"""Checks of column types, which need no Spark session."""
 
 import pytest
 
 from djqueue.contrib.spark.changing import ChangeColumns
-from djqueue.contrib.spark.kinds import check_kinds
+from djqueue.contrib.spark.columns import check_kinds
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.rows import JobColumns
 from djqueue.core.errors import OptionError

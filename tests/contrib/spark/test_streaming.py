@@ -4,8 +4,8 @@ from copy import deepcopy
 
 import pytest
 
-from djqueue.contrib.spark.following import Following
 from djqueue.contrib.spark.read_options import ReadOptions
+from djqueue.contrib.spark.streaming import JobEventStream
 from djqueue.contrib.spark.tables import EVENTS
 from djqueue.testing.factories import batch
 
@@ -18,66 +18,64 @@ def url(redis_url):
 @pytest.fixture
 def follow(url):
     def follow(**given):
-        return Following(ReadOptions.read({"url": url, "table": "events", **given}))
+        return JobEventStream(ReadOptions.read({"url": url, "table": "events", **given}))
 
     return follow
 
 
-def rows(following, start, end):
-    found = [
-        one for stretch in following.stretches(start, end) for one in deepcopy(following).run_task(stretch)
-    ]
+def rows(stream, start, end):
+    found = [one for part in stream.ranges(start, end) for one in deepcopy(stream).run_task(part)]
     return [row for one in found for row in one.to_pylist()]
 
 
 def test_a_stream_starts_at_its_end_unless_told_otherwise(follow, storage):
     storage.enqueue([batch(3)])
     late, early = follow(), follow(startingOffsets="earliest")
-    begin = late.begin()
+    begin = late.start()
     [answer] = storage.enqueue([batch()])
 
-    assert [row["id"] for row in rows(late, begin, late.ahead(begin, None))] == [answer.id]
-    assert len(rows(early, early.begin(), early.latest())) == 4
+    assert [row["id"] for row in rows(late, begin, late.next_end(begin, None))] == [answer.id]
+    assert len(rows(early, early.start(), early.latest())) == 4
 
 
 def test_a_row_has_the_columns_of_the_table(follow, storage):
-    following = follow()
-    begin = following.begin()
+    stream = follow()
+    begin = stream.start()
     [answer] = storage.enqueue([batch()])
 
-    [row] = rows(following, begin, following.latest())
+    [row] = rows(stream, begin, stream.latest())
 
     assert list(row) == EVENTS.names()
     assert (row["id"], row["event"], row["name"]) == (answer.id, "waiting", "handler")
 
 
 def test_a_stream_that_is_to_stop_reads_no_more_than_was_there(follow, storage):
-    following = follow(startingOffsets="earliest")
-    place = following.begin()
+    stream = follow(startingOffsets="earliest")
+    place = stream.start()
     storage.enqueue([batch(5)])
-    following.stop_here()
+    stream.stop_at_current_end()
     storage.enqueue([batch(5)])
     storage.enqueue([batch(5, queue="new")])
     sizes = []
-    while (end := following.ahead(place, 2)) != place:
-        sizes.append(len(rows(following, place, end)))
+    while (end := stream.next_end(place, 2)) != place:
+        sizes.append(len(rows(stream, place, end)))
         place = end
 
     assert sizes == [2, 2, 1]
 
 
 def test_of_a_queue_alone_nothing_else_is_told(follow, storage):
-    following = follow(queue="mail")
-    place = following.begin()
+    stream = follow(queue="mail")
+    place = stream.start()
     storage.enqueue([batch(2), batch(1, queue="mail")])
 
-    assert [row["queue"] for row in rows(following, place, following.ahead(place, 10))] == ["mail"]
+    assert [row["queue"] for row in rows(stream, place, stream.next_end(place, 10))] == ["mail"]
 
 
 def test_where_nothing_has_happened_there_is_no_task(follow, storage):
     storage.enqueue([batch()])
-    following = follow()
-    begin = following.begin()
+    stream = follow()
+    begin = stream.start()
 
-    assert following.stretches(begin, following.ahead(begin, None)) == []
-    assert following.stretches(begin, following.ahead(begin, 5)) == []
+    assert stream.ranges(begin, stream.next_end(begin, None)) == []
+    assert stream.ranges(begin, stream.next_end(begin, 5)) == []

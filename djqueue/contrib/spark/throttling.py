@@ -1,0 +1,102 @@
+"""Retry storage calls and slow down writes, so that a load survives an outage and does not flood a queue."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
+from djqueue.core.errors import QueueFullError, StorageUnavailableError
+from djqueue.core.states import PENDING
+from djqueue.storage.base import Storage
+
+from .options import WriteOptions
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+FIRST_RETRY_WAIT, LAST_RETRY_WAIT = 0.5, 15.0
+"""Seconds between retries of a call, doubling. Up to as much is added at random, to spread the tasks."""
+FIRST_CHECK_WAIT, LAST_CHECK_WAIT = 0.05, 2.0
+"""Seconds between checks of a full queue, doubling."""
+
+
+class StorageRetry:
+    """Repeat storage calls while the storage is unavailable.
+
+    A storage itself retries for a few seconds. This covers longer outages: a failover, a restart that loads
+    data, a network failure. Ids are generated before the first try, so no job is enqueued twice.
+    """
+
+    def __init__(self, retries: int, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._retries = retries
+        self._sleep = sleep
+
+    def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of the call. Raises StorageUnavailableError if every try fails."""
+        wait = FIRST_RETRY_WAIT
+        for _ in range(self._retries):
+            try:
+                return call(*args, **kwargs)
+            except StorageUnavailableError:
+                self._sleep(wait * (1 + random.random()))
+                wait = min(2 * wait, LAST_RETRY_WAIT)
+        return call(*args, **kwargs)
+
+
+class WriteThrottle:
+    """Slow down a write according to `maxQueueDepth` and `rateLimit`."""
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        storage: Storage,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options = options
+        self._storage = storage
+        self._clock = clock
+        self._sleep = sleep
+        self._next = clock()
+
+    def wait(self, queue: str, count: int) -> None:
+        """Wait until `count` jobs may be enqueued.
+
+        Raises:
+            StorageUnavailableError: The queue was still full after `backpressureTimeout`.
+        """
+        rate = self._options.rate_limit
+        if rate is not None:
+            now = self._clock()
+            if self._next > now:
+                self._sleep(self._next - now)
+            self._next = max(now, self._next) + count / rate
+        limit = self._options.max_queue_depth
+        if limit is None:
+            return
+        for _ in self._checks(f"queue {queue!r} has more than maxQueueDepth={limit} jobs"):
+            counts = self._storage.counts(queue)
+            if sum(counts[state] for state in PENDING) < limit:
+                return
+
+    def publish_when_possible(self, publish: Callable[[], T]) -> T:
+        """Call `publish` until the queue has room for it. Jobs already published are not added twice."""
+        for _ in self._checks("the queue stayed full"):
+            try:
+                return publish()
+            except QueueFullError:
+                continue
+        raise AssertionError("unreachable: _checks ends with an error")
+
+    def _checks(self, problem: str) -> Iterator[None]:
+        """Yield at once, and then after each of increasing waits."""
+        until = self._clock() + self._options.backpressure_timeout
+        wait = FIRST_CHECK_WAIT
+        while True:
+            yield
+            if self._clock() >= until:
+                raise StorageUnavailableError(
+                    f"{problem}, for backpressureTimeout={self._options.backpressure_timeout:g} s"
+                )
+            self._sleep(wait)
+            wait = min(2 * wait, LAST_CHECK_WAIT)

@@ -38,7 +38,7 @@ def enqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -
 
 
 async def aenqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
-    """See `enqueued`."""
+    """Async version of `enqueued`."""
     new = _new(answers)
     alias = await storage.atransaction_of(batch) if new else None
     if alias is None:
@@ -81,7 +81,7 @@ class Announcer:
 
     @property
     def is_behind(self) -> bool:
-        """Whether receivers are so slow that no more is to be begun."""
+        """True if receivers are so slow that no more is to be begun."""
         return self._waiting.qsize() >= MOST
 
     def announce(self, signal: Signal, name: str, **about: Any) -> None:

@@ -24,7 +24,7 @@ class BatchRule:
 
 
 def parse_batch(given: Any) -> BatchRule:
-    """A rule as users write it: a size, or a mapping of `size`, `min_size`, `wait`. Raises OptionError."""
+    """Return a rule as users write it: a size, or a mapping of `size`, `min_size`, `wait`. Raises OptionError."""
     named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"size": given}
     unknown = set(named) - {"size", "min_size", "wait"}
     if unknown:

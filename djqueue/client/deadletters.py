@@ -90,7 +90,7 @@ class DeadLetterFilter:
     newer_than: int | None = None
 
     def matches(self, letter: DeadLetterRecord, at: int) -> bool:
-        """Whether one is meant, looked at at a time."""
+        """Return whether one is meant, looked at at a time."""
         age = at - letter.entered_at
         return (
             (self.reason is None or letter.reason == self.reason)
@@ -111,7 +111,7 @@ def read_filter(
     older_than: float | timedelta | None = None,
     newer_than: float | timedelta | None = None,
 ) -> DeadLetterFilter:
-    """A filter as a caller gives it. Raises OptionError, naming what is wrong."""
+    """Return a filter as a caller gives it. Raises OptionError, naming what is wrong."""
     if reason is not None and reason not in DEAD_LETTER_REASONS:
         raise OptionError(f"reason: unknown reason {reason!r}{nearest(str(reason), DEAD_LETTER_REASONS)}")
     return DeadLetterFilter(
@@ -133,7 +133,7 @@ def _age(name: str, value: float | timedelta | None) -> int | None:
 
 
 def read_limit(limit: Any) -> int | None:
-    """A limit as a caller gives it. Raises OptionError."""
+    """Return a limit as a caller gives it. Raises OptionError."""
     if limit is None:
         return None
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MAX_INTEGER:
@@ -142,7 +142,7 @@ def read_limit(limit: Any) -> int | None:
 
 
 def letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
-    """The dead letters that are meant, oldest first, until there comes one of a job that has died again."""
+    """Yield the dead letters that are meant, oldest first, until there comes one of a job that has died again."""
     seen: set[str] = set()
     after = None
     while True:
@@ -236,12 +236,12 @@ def _would_move(storage: Storage, queue: str, ids: Sequence[str], to: str) -> It
 
 
 def fingerprint(letter: DeadLetterRecord) -> str:
-    """The same for dead letters of the same error, whichever numbers its message has."""
+    """Return the same for dead letters of the same error, whichever numbers its message has."""
     line = VARIABLE.sub("#", letter.error_message[:MESSAGE].partition("\n")[0])
     data = f"{letter.error_type}\0{line}".encode(errors="surrogatepass")
     return blake2b(data, digest_size=6).hexdigest()
 
 
 def is_of_type(there: str, wanted: str) -> bool:
-    """Whether an error's type is the one that is meant, by its dotted name or by the last part of it."""
+    """Return whether an error's type is the one that is meant, by its dotted name or by the last part of it."""
     return there == wanted or there.rpartition(".")[2] == wanted

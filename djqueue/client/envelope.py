@@ -27,7 +27,7 @@ ROOM_FOR_OPTIONS = 8 * 1024
 
 
 def resolve(given: Mapping[str, Any], queue: str | None = None) -> EnqueueOptions:
-    """A caller's options over the settings' defaults, checked; with the queue that is meant."""
+    """Return a caller's options over the settings' defaults, checked; with the queue that is meant."""
     settings = get_settings()
     try:
         return _resolved(tuple((key, type(value), value) for key, value in given.items()), queue, settings)
@@ -138,7 +138,7 @@ def _size_of(options: JobOptions) -> int:
 
 @lru_cache(maxsize=64)
 def encoder(content_type: str, settings: Settings) -> Callable[[Any], bytes]:
-    """The encoder of payloads of a content type, with the settings' limits."""
+    """Return the encoder of payloads of a content type, with the settings' limits."""
     if content_type not in settings.accept_content:
         accepted = ", ".join(sorted(settings.accept_content))
         raise OptionError(f"content_type: {content_type!r} is not in DJQUEUE['ACCEPT_CONTENT'] ({accepted})")

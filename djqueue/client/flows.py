@@ -49,7 +49,7 @@ class Node:
         self.value = value
         self.storage = storage
         self.is_fresh = job_id is None
-        """Whether no earlier job can have its id: until it is enqueued."""
+        """True if no earlier job can have its id: until it is enqueued."""
         self.waits_for: list[Node | str | EnqueueResult | JobKey] = []
         """What was said to `after`; of a flow its last nodes."""
 
@@ -121,7 +121,7 @@ class Flow:
         return plan.result(send_together(plan.storage, plan.batches))
 
     async def aenqueue(self) -> "FlowResult":
-        """See `enqueue`."""
+        """Async version of `enqueue`."""
         plan = _Plan(self.nodes)
         return plan.result(await asend_together(plan.storage, plan.batches))
 
@@ -233,7 +233,7 @@ class _Plan:
             node.is_fresh = False
 
     def result(self, answers: Sequence[EnqueueResult]) -> FlowResult:
-        """The storage's answers, node by node."""
+        """Return the storage's answers, node by node."""
         return FlowResult(dict(zip(self._order, answers, strict=True)))
 
     def _add(self, options: EnqueueOptions, name: str, nodes: list[Node]) -> None:
@@ -265,7 +265,7 @@ def _alike(
     needs: Mapping[Node, Iterable[Node]],
     followers: Mapping[Node, tuple[JobKey, ...]],
 ) -> dict[_Kind, list[Node]]:
-    """The nodes of a level by what they have in common: those of one list may be one batch."""
+    """Return the nodes of a level by what they have in common: those of one list may be one batch."""
     found: dict[_Kind, list[Node]] = {}
     for node in level:
         kind = (node.options, node.name, _dependencies(node, needs[node]), followers.get(node, ()))
@@ -328,7 +328,7 @@ def _check_part(where: str, part: object) -> None:
 
 
 def _hint(where: str, part: object) -> str:
-    """What to pass instead of something that cannot be a part of a flow."""
+    """Return what to pass instead of something that cannot be a part of a flow."""
     if isinstance(part, EnqueueResult):
         return ", but the result of an enqueue: use .node(...) instead of .enqueue(...)"
     if hasattr(type(part), "node"):

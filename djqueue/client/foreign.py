@@ -55,7 +55,7 @@ QUEUE_HERE = {
 
 
 def explain_queue_attribute(name: str) -> str:
-    """The text of an AttributeError for an attribute that a queue does not have."""
+    """Return the text of an AttributeError for an attribute that a queue does not have."""
     here = QUEUE_HERE.get(name)
     if here is None:
         return f"'Queue' object has no attribute {name!r}"
@@ -63,7 +63,7 @@ def explain_queue_attribute(name: str) -> str:
 
 
 def explain_attribute(kind: str, job: object, name: str) -> str:
-    """The text of an AttributeError for an attribute that a job type does not have."""
+    """Return the text of an AttributeError for an attribute that a job type does not have."""
     here = HERE.get(name)
     if here is None or not isinstance(job, str):
         return f"{kind!r} object has no attribute {name!r}"

@@ -6,12 +6,12 @@ from typing import Any
 
 
 def is_generator(function: Callable[..., Any]) -> bool:
-    """Whether what is called, a function or an object, yields."""
+    """Return whether what is called, a function or an object, yields."""
     return is_async_generator(function) or _is(inspect.isgeneratorfunction, function)
 
 
 def is_async_generator(function: Callable[..., Any]) -> bool:
-    """Whether it does so on an event loop."""
+    """Return whether it does so on an event loop."""
     return _is(inspect.isasyncgenfunction, function)
 
 

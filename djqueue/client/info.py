@@ -153,13 +153,13 @@ class JobInfo:
         return None if self.record.result is None else _decode(self.record, self.record.result)
 
     def status(self) -> JobStatus:
-        """The job in short."""
+        """Return the job in short."""
         error = self.error.message if self.error is not None and self.state is State.FAILED else None
         return JobStatus(self.id, self.state, self.created_at, self.attempts, self.result, error)
 
 
 def outcome(record: JobRecord | None, job_id: str) -> Any:
-    """What an ended job returned. Raises the error that tells how it ended otherwise."""
+    """Return what an ended job returned. Raises the error that tells how it ended otherwise."""
     if record is None:
         raise JobNotFoundError(f"job {job_id!r} does not exist, or its record has expired", job_id=job_id)
     if record.state is State.COMPLETED:

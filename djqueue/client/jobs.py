@@ -216,7 +216,7 @@ class JobType(Generic[P, R]):
     def stream(
         self, result: EnqueueResult, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
     ) -> Generator[Any, None, Any]:
-        """What a job that was enqueued yields, from its first item on: see `enqueue_and_stream`."""
+        """Return what a job that was enqueued yields, from its first item on: see `enqueue_and_stream`."""
         return Streaming(get_storage(), wait, on_restart).of(result.queue, result.id)
 
     def astream(
@@ -226,7 +226,7 @@ class JobType(Generic[P, R]):
         return Streaming(get_storage(), wait, on_restart).aof(result.queue, result.id)
 
     def node(self, *args: P.args, **kwargs: P.kwargs) -> Node:
-        """A job of a flow with these arguments: see `djqueue.flow`."""
+        """Return a job of a flow with these arguments: see `djqueue.flow`."""
         if self.arguments is not None:
             self.arguments.check(self.name, args, kwargs)
         return Node(self.options, self.name, _value(args, kwargs), self._id, get_storage)
@@ -289,7 +289,7 @@ class JobType(Generic[P, R]):
         return chosen[0], chosen[1]
 
     def _accepts(self, name: str, given: Any) -> bool:
-        """Whether an argument that the caller could mean, too, is the function's."""
+        """Return whether an argument that the caller could mean, too, is the function's."""
         assert self.arguments is not None
         is_own = self.arguments.has_parameter(name)
         if name in self._calling:

@@ -16,7 +16,7 @@ UNCHANGED: Any = object()
 
 
 def read_limits(call: str, rate: Any, concurrency: Any) -> dict[str, Any]:
-    """The limits that were given, checked. Raises OptionError, ConfigurationError."""
+    """Return the limits that were given, checked. Raises OptionError, ConfigurationError."""
     given: dict[str, Any] = {}
     if rate is not UNCHANGED:
         given["rate"] = None if rate is None else parse_rate(rate)
@@ -61,13 +61,13 @@ class Limiter:
         self.storage.set_limiter(self.name, **read_limits("set", rate, concurrency))
 
     async def aset(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
-        """See `set`."""
+        """Async version of `set`."""
         await self.storage.acall(self.set, rate=rate, concurrency=concurrency)
 
     def state(self) -> LimiterState:
-        """What is allowed, and what is used and free at the moment."""
+        """Return what is allowed, and what is used and free at the moment."""
         return self.storage.limiter_state(self.name)
 
     async def astate(self) -> LimiterState:
-        """See `state`."""
+        """Async version of `state`."""
         return await self.storage.acall(self.state)

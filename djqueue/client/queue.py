@@ -106,7 +106,7 @@ class Queue:
         name: str | None = None,
         **options: Any,
     ) -> EnqueueResult:
-        """See `enqueue`."""
+        """Async version of `enqueue`."""
         batch = self._batch([payload], id, name, options, more)
         return self._results(await asend(self.storage, [batch]))[0]
 
@@ -134,7 +134,7 @@ class Queue:
         name: str | None = None,
         **options: Any,
     ) -> list[EnqueueResult]:
-        """See `enqueue_many`."""
+        """Async version of `enqueue_many`."""
         return self._results(await asend(self.storage, list(self._batches(payloads, ids, name, options))))
 
     def enqueue_and_wait(
@@ -159,7 +159,7 @@ class Queue:
         name: str | None = None,
         **options: Any,
     ) -> Any:
-        """See `enqueue_and_wait`."""
+        """Async version of `enqueue_and_wait`."""
         batch = self._batch([payload], id, name, options, more)
         return await waiting.aenqueue_and_wait(self.storage, batch, wait)
 
@@ -197,38 +197,38 @@ class Queue:
     def stream(
         self, id: str, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
     ) -> Generator[Any, None, Any]:
-        """What the job yields, from its first item on, be it over or not: see `enqueue_and_stream`."""
+        """Return what the job yields, from its first item on, be it over or not: see `enqueue_and_stream`."""
         return Streaming(self.storage, wait, on_restart).of(self.name, id)
 
     def astream(self, id: str, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise") -> AsyncIterator[Any]:
-        """See `stream`."""
+        """Async version of `stream`."""
         return Streaming(self.storage, wait, on_restart).aof(self.name, id)
 
     def node(
         self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
     ) -> Node:
-        """A job of a flow, as `enqueue` would add it: see `djqueue.flow`."""
+        """Return a job of a flow, as `enqueue` would add it: see `djqueue.flow`."""
         batch_options = self._options(options)
         return Node(batch_options, self._label(name, [payload]), payload, id, lambda: self.storage)
 
     # Single jobs.
 
     def get_job(self, id: str) -> JobInfo | None:
-        """The job as it is now; None if there is none of this id."""
+        """Return the job as it is now; None if there is none of this id."""
         record = self.storage.jobs(self.name, [check_id(id)])[0]
         return None if record is None else JobInfo(record)
 
     async def aget_job(self, id: str) -> JobInfo | None:
-        """See `get_job`."""
+        """Async version of `get_job`."""
         return await self._acall(self.get_job, id)
 
     def get_status(self, id: str) -> JobStatus | None:
-        """The job in short; None if there is none of this id."""
+        """Return the job in short; None if there is none of this id."""
         info = self.get_job(id)
         return None if info is None else info.status()
 
     async def aget_status(self, id: str) -> JobStatus | None:
-        """See `get_status`."""
+        """Async version of `get_status`."""
         return await self._acall(self.get_status, id)
 
     def get_states(self, ids: Iterable[str]) -> dict[str, State | None]:
@@ -237,11 +237,11 @@ class Queue:
         return dict(zip(wanted, self.storage.states(self.name, wanted), strict=True))
 
     async def aget_states(self, ids: Iterable[str]) -> dict[str, State | None]:
-        """See `get_states`."""
+        """Async version of `get_states`."""
         return await self._acall(self.get_states, ids)
 
     def get_result(self, id: str) -> Any:
-        """What the job returned; None if it has not ended.
+        """Return what the job returned; None if it has not ended.
 
         Raises JobNotFoundError, JobFailedError, JobCancelledError.
         """
@@ -251,7 +251,7 @@ class Queue:
         return outcome(record, id)
 
     async def aget_result(self, id: str) -> Any:
-        """See `get_result`."""
+        """Async version of `get_result`."""
         return await self._acall(self.get_result, id)
 
     def cancel(self, id: str) -> CancelResult:
@@ -259,7 +259,7 @@ class Queue:
         return self.storage.cancel(self.name, [check_id(id)])[0]
 
     async def acancel(self, id: str) -> CancelResult:
-        """See `cancel`."""
+        """Async version of `cancel`."""
         return await self._acall(self.cancel, id)
 
     def promote(self, id: str) -> bool:
@@ -267,7 +267,7 @@ class Queue:
         return self.storage.promote(self.name, [check_id(id)])[0]
 
     async def apromote(self, id: str) -> bool:
-        """See `promote`."""
+        """Async version of `promote`."""
         return await self._acall(self.promote, id)
 
     def reschedule(
@@ -285,7 +285,7 @@ class Queue:
     async def areschedule(
         self, id: str, *, delay: float | timedelta | None = None, run_at: datetime | None = None
     ) -> bool:
-        """See `reschedule`."""
+        """Async version of `reschedule`."""
         return await self._acall(self.reschedule, id, delay=delay, run_at=run_at)
 
     def move(self, ids: str | Iterable[str], to: str) -> dict[str, str]:
@@ -311,7 +311,7 @@ class Queue:
             raise OptionError(f"to: the jobs are already in queue {to!r}; name another queue")
 
     async def amove(self, ids: str | Iterable[str], to: str) -> dict[str, str]:
-        """See `move`."""
+        """Async version of `move`."""
         return await self._acall(self.move, ids, to)
 
     def update(self, id: str, *, payload: Any = UNCHANGED, priority: int | None = None) -> bool:
@@ -335,7 +335,7 @@ class Queue:
         return self.storage.update(self.name, [id], checked, encoded)[0]
 
     async def aupdate(self, id: str, *, payload: Any = UNCHANGED, priority: int | None = None) -> bool:
-        """See `update`."""
+        """Async version of `update`."""
         return await self._acall(self.update, id, payload=payload, priority=priority)
 
     def retry(self, id: str) -> bool:
@@ -346,7 +346,7 @@ class Queue:
         return self.storage.retry(self.name, [check_id(id)])[0] in ("retried", "blocked_again")
 
     async def aretry(self, id: str) -> bool:
-        """See `retry`."""
+        """Async version of `retry`."""
         return await self._acall(self.retry, id)
 
     def remove(self, id: str) -> bool:
@@ -354,13 +354,13 @@ class Queue:
         return self.storage.remove(self.name, [check_id(id)])[0]
 
     async def aremove(self, id: str) -> bool:
-        """See `remove`."""
+        """Async version of `remove`."""
         return await self._acall(self.remove, id)
 
     # Dead letters. The filters are those of `djqueue.client.deadletters.read_filter`.
 
     def dead_letters(self, *, limit: int | None = None, **filters: Any) -> list[DeadLetterRecord]:
-        """The queue's dead letters, oldest first.
+        """Return the queue's dead letters, oldest first.
 
         filters: reason, name (the job's), error_type, fingerprint, older_than, newer_than.
 
@@ -370,16 +370,16 @@ class Queue:
         return list(islice(self._letters(filters), most))
 
     async def adead_letters(self, *, limit: int | None = None, **filters: Any) -> list[DeadLetterRecord]:
-        """See `dead_letters`."""
+        """Async version of `dead_letters`."""
         return await self._acall(self.dead_letters, limit=limit, **filters)
 
     def count_dead(self, **filters: Any) -> DeadLetterCounts:
-        """How many dead letters there are, by reason, job name, error type and fingerprint of the error."""
+        """Return how many dead letters there are, by reason, job name, error type and fingerprint of the error."""
         wanted = self._letter_filter(filters)
         return deadletters.count_letters(self.storage, self.name, wanted)
 
     async def acount_dead(self, **filters: Any) -> DeadLetterCounts:
-        """See `count_dead`."""
+        """Async version of `count_dead`."""
         return await self._acall(self.count_dead, **filters)
 
     def retry_dead(
@@ -422,7 +422,7 @@ class Queue:
         progress: Callable[[RetriedDead], object] | None = None,
         **filters: Any,
     ) -> RetriedDead:
-        """See `retry_dead`."""
+        """Async version of `retry_dead`."""
         return await self._acall(
             self.retry_dead, ids, limit=limit, dry_run=dry_run, progress=progress, **filters
         )
@@ -462,7 +462,7 @@ class Queue:
         progress: Callable[[MovedDead], object] | None = None,
         **filters: Any,
     ) -> MovedDead:
-        """See `move_dead`."""
+        """Async version of `move_dead`."""
         return await self._acall(
             self.move_dead, to, limit=limit, dry_run=dry_run, progress=progress, **filters
         )
@@ -470,11 +470,11 @@ class Queue:
     # The queue.
 
     def counts(self) -> dict[str, int]:
-        """How many jobs are in each state."""
+        """Return how many jobs are in each state."""
         return {str(state): count for state, count in self.storage.counts(self.name).items()}
 
     async def acounts(self) -> dict[str, int]:
-        """See `counts`."""
+        """Async version of `counts`."""
         return await self._acall(self.counts)
 
     def pause(self) -> None:
@@ -482,7 +482,7 @@ class Queue:
         self.storage.pause(self.name)
 
     async def apause(self) -> None:
-        """See `pause`."""
+        """Async version of `pause`."""
         await self._acall(self.pause)
 
     def resume(self) -> None:
@@ -490,15 +490,15 @@ class Queue:
         self.storage.resume(self.name)
 
     async def aresume(self) -> None:
-        """See `resume`."""
+        """Async version of `resume`."""
         await self._acall(self.resume)
 
     def is_paused(self) -> bool:
-        """Whether the queue is paused."""
+        """Return whether the queue is paused."""
         return self.storage.is_paused(self.name)
 
     async def ais_paused(self) -> bool:
-        """See `is_paused`."""
+        """Async version of `is_paused`."""
         return await self._acall(self.is_paused)
 
     def set_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
@@ -515,7 +515,7 @@ class Queue:
         self.storage.set_limits(self.name, **given)
 
     async def aset_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
-        """See `set_limits`."""
+        """Async version of `set_limits`."""
         await self._acall(self.set_limits, rate=rate, concurrency=concurrency)
 
     def set_group_limit(
@@ -561,7 +561,7 @@ class Queue:
         rate: Any = UNCHANGED,
         weight: Any = UNCHANGED,
     ) -> None:
-        """See `set_group_limit`."""
+        """Async version of `set_group_limit`."""
         await self._acall(self.set_group_limit, group, concurrency, rate=rate, weight=weight)
 
     def pause_group(self, group: str) -> None:
@@ -569,7 +569,7 @@ class Queue:
         self.storage.pause_group(self.name, check_text("group", group))
 
     async def apause_group(self, group: str) -> None:
-        """See `pause_group`."""
+        """Async version of `pause_group`."""
         await self._acall(self.pause_group, group)
 
     def resume_group(self, group: str) -> None:
@@ -577,7 +577,7 @@ class Queue:
         self.storage.resume_group(self.name, check_text("group", group))
 
     async def aresume_group(self, group: str) -> None:
-        """See `resume_group`."""
+        """Async version of `resume_group`."""
         await self._acall(self.resume_group, group)
 
     def group_limits(self) -> dict[str | None, GroupLimit]:
@@ -585,7 +585,7 @@ class Queue:
         return self.storage.group_limits(self.name)
 
     async def agroup_limits(self) -> dict[str | None, GroupLimit]:
-        """See `group_limits`."""
+        """Async version of `group_limits`."""
         return await self._acall(self.group_limits)
 
     def drain(self, *, delayed: bool = True) -> int:
@@ -597,7 +597,7 @@ class Queue:
         return self.storage.clean(self.name, states, SYSTEM_CLOCK.now() + AHEAD)
 
     async def adrain(self, *, delayed: bool = True) -> int:
-        """See `drain`."""
+        """Async version of `drain`."""
         return await self._acall(self.drain, delayed=delayed)
 
     def clean(
@@ -628,7 +628,7 @@ class Queue:
         states: Iterable[str] = ("completed", "failed", "cancelled"),
         limit: int | None = None,
     ) -> int:
-        """See `clean`."""
+        """Async version of `clean`."""
         return await self._acall(self.clean, older_than, states, limit)
 
     def obliterate(self, *, force: bool = False) -> int:
@@ -639,7 +639,7 @@ class Queue:
         return self.storage.obliterate(self.name, force=force)
 
     async def aobliterate(self, *, force: bool = False) -> int:
-        """See `obliterate`."""
+        """Async version of `obliterate`."""
         return await self._acall(self.obliterate, force=force)
 
     def on(self, event: str, handler: Callable[[Event], None]) -> Unsubscribe:
@@ -659,7 +659,7 @@ class Queue:
         return self.storage.subscribe(self.name, filtered)
 
     async def aon(self, event: str, handler: Callable[[Event], None]) -> Unsubscribe:
-        """See `on`."""
+        """Async version of `on`."""
         return await self._acall(self.on, event, handler)
 
     # Inside.

@@ -29,7 +29,7 @@ def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
 
 
 async def asend(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
-    """See `send`."""
+    """Async version of `send`."""
     results: list[EnqueueResult] = []
     for batch in batches:
         answers = await aenqueue(storage, batch)
@@ -62,7 +62,7 @@ def send_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueRes
 
 
 async def asend_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueResult]:
-    """See `send_together`."""
+    """Async version of `send_together`."""
     together = BatchCollector(batches)
     layers = layers_of(get_settings()).aenqueue
     for place, batch in enumerate(batches):
@@ -90,7 +90,7 @@ def enqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
 
 
 async def aenqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
-    """See `enqueue`."""
+    """Async version of `enqueue`."""
     layers = layers_of(get_settings()).aenqueue
     if not layers:
         return await _aaccepted(storage, batch)
@@ -122,7 +122,7 @@ class BatchCollector:
         return take
 
     def ataking(self, place: int) -> Callable[[Batch], Awaitable[list[EnqueueResult]]]:
-        """See `taking`."""
+        """Async version of `taking`."""
         taking = self.taking(place)
 
         async def take(batch: Batch) -> list[EnqueueResult]:
@@ -141,7 +141,7 @@ class BatchCollector:
             self._answers[place] = list(islice(left, len(batch.payloads)))
 
     def each(self) -> Iterable[tuple[Batch, list[EnqueueResult], bool]]:
-        """The batches, their answers, and whether these are the storage's."""
+        """Yield the batches, their answers, and whether these are the storage's."""
         for place, given in enumerate(self._given):
             yield self._passed.get(place, given), self._answers[place], place in self._passed
 

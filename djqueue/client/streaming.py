@@ -52,7 +52,7 @@ class Streaming:
         self._raises = on_restart == "raise"
 
     def of(self, queue: str, job_id: str) -> Generator[Any, None, Any]:
-        """A job's items; the generator returns what the job returns."""
+        """Return a job's items; the generator returns what the job returns."""
 
         def begin() -> str:
             refuse_uncommitted(queue, job_id, self._storage.uncommitted_in(queue, job_id))
@@ -61,7 +61,7 @@ class Streaming:
         return self._read(queue, job_id, begin)
 
     def aof(self, queue: str, job_id: str) -> AsyncIterator[Any]:
-        """See `of`."""
+        """Async version of `of`."""
 
         async def begin() -> str:
             refuse_uncommitted(queue, job_id, await self._storage.auncommitted_in(queue, job_id))
@@ -81,7 +81,7 @@ class Streaming:
         return self._read(batch.queue, batch.ids[0], begin)
 
     def aenqueue(self, batch: Batch) -> AsyncIterator[Any]:
-        """See `enqueue`."""
+        """Async version of `enqueue`."""
         batch = with_id(batch)
         assert batch.ids is not None
 
@@ -179,7 +179,7 @@ class StreamPosition:
         self._raises = raises
 
     def take(self, page: ItemPage | None) -> Iterator[Any]:
-        """The values of a page that was read behind the mark, which moves on.
+        """Yield the values of a page that was read behind the mark, which moves on.
 
         Raises StreamRestartedError, and JobNotFoundError if items are missing for good.
         """
@@ -205,12 +205,12 @@ class StreamPosition:
 
 
 def _is_last(page: ItemPage | None) -> bool:
-    """Whether nothing comes behind a page."""
+    """Return whether nothing comes behind a page."""
     return page is None or (page.state in TERMINAL and page.start + len(page.items) >= page.sent)
 
 
 def _has_more(page: ItemPage | None) -> bool:
-    """Whether there is something behind a page already."""
+    """Return whether there is something behind a page already."""
     return page is not None and bool(page.items) and page.start + len(page.items) < page.sent
 
 

@@ -84,7 +84,7 @@ def _enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, d
 
 
 async def aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) -> Any:
-    """See `enqueue_and_wait`."""
+    """Async version of `enqueue_and_wait`."""
     deadline = _deadline(wait)
     with within(_left(deadline) + LAST_LOOK):
         return await _aenqueue_and_wait(storage, batch, wait, deadline)
@@ -151,7 +151,7 @@ def _subscribe(storage: Storage, queue: str, handler: EventHandler, job_id: str)
 
 
 def with_id(batch: Batch) -> Batch:
-    """The batch of one job, with the id that it is waited for by."""
+    """Return the batch of one job, with the id that it is waited for by."""
     if batch.ids is not None:
         return batch
     return batch._replace(ids=[_ids.new(SYSTEM_CLOCK.now())], fresh=True)
@@ -187,7 +187,7 @@ def _on_ending(done: Callable[[], None]) -> Callable[[Event], None]:
 
 
 def has_ended(record: JobRecord | None) -> bool:
-    """Whether nothing more is to be waited for."""
+    """Return whether nothing more is to be waited for."""
     return record is None or record.state in TERMINAL
 
 

@@ -64,7 +64,7 @@ def next_runs(row: CronJob) -> Iterator[datetime]:
 
 
 def shown(row: CronJob, at: datetime) -> str:
-    """A time on the clocks of the schedule's zone."""
+    """Return a time on the clocks of the schedule's zone."""
     try:
         at = at.astimezone(parse_timezone(row.timezone))
     except OptionError:

@@ -105,7 +105,7 @@ class Preview(NamedTuple):
     refused: dict[str, int]
     """Reasons, with the number of jobs."""
     capped: bool
-    """Whether there are more than were looked at."""
+    """True if there are more than were looked at."""
 
 
 class BulkPart(NamedTuple):
@@ -280,7 +280,7 @@ class Bulk:
         return words, place
 
     def _allowed(self, row: BulkOperation) -> int:
-        """How many jobs the next part may have."""
+        """Return how many jobs the next part may have."""
         if row.rate is None:
             return PART
         assert row.started_at is not None
@@ -316,7 +316,7 @@ def _part(
     before: int,
     most: int = PART,
 ) -> BulkPart:
-    """The next jobs from a place on: up to `most` of one page, or of the ids that were given."""
+    """Return the next jobs from a place on: up to `most` of one page, or of the ids that were given."""
     index, after = place["queue"], place["after"]
     if selection.ids:
         queue, start = selection.queues[index], after or 0

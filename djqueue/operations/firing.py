@@ -81,7 +81,7 @@ class FiringAttempt(NamedTuple):
     """Of one job for each slot."""
 
     def key(self, slot: int) -> JobKey:
-        """What names the job of a slot."""
+        """Return what names the job of a slot."""
         return self.batch.queue, job_id(self.row, slot)
 
     @property
@@ -263,7 +263,7 @@ class Firing:
         )
 
     def _may_begin(self, row: CronJob, now: int) -> bool:
-        """Whether nobody is at this row, or whoever was has had the time."""
+        """Return whether nobody is at this row, or whoever was has had the time."""
         began = _instant(row.firing_at)
         if began is None or self._mine.get(row.pk) == began:
             return True
@@ -273,7 +273,7 @@ class Firing:
     # One after the other.
 
     def _fire(self, attempts: Sequence[FiringAttempt]) -> list[int]:
-        """How many jobs each had, of those that are done with."""
+        """Return how many jobs each had, of those that are done with."""
         known = self._known(attempts)
         tick = self.clock.monotonic()
         begun = self._begin(attempts)
@@ -292,7 +292,7 @@ class Firing:
         return list(map(len, new))
 
     def _known(self, attempts: Iterable[FiringAttempt]) -> Known:
-        """The states of the jobs that are there for these slots, and of those that may be unfinished."""
+        """Return the states of the jobs that are there for these slots, and of those that may be unfinished."""
         wanted: dict[str, dict[str, None]] = {}
         for attempt in attempts:
             for queue, one in (*map(attempt.key, attempt.slots), *attempt.earlier):
@@ -415,7 +415,7 @@ class Firing:
         return FiredSlots(attempt, jobs, unfinished, wanted, skipped)
 
     def _is_in_doubt(self, attempt: FiringAttempt, slot: int) -> bool:
-        """Whether the job may have been enqueued so long ago that it is not known any more."""
+        """Return whether the job may have been enqueued so long ago that it is not known any more."""
         began = _instant(attempt.row.firing_at)
         if began is None or slot > began or self.clock.now() - began <= self._sure:
             return False
@@ -508,7 +508,7 @@ def _this_process() -> str:
 
 
 def _is_gone(process: str) -> bool:
-    """Whether it was a process of this machine that is no more; a stopped one is still there."""
+    """Return whether it was a process of this machine that is no more; a stopped one is still there."""
     pid, _, host = process.partition("@")
     return pid.isdecimal() and died_here(LeaseHolder("", host, int(pid), ""))
 

@@ -60,7 +60,7 @@ class LeaderLease:
         self._written = 0
 
     def take(self, *, by_force: bool = False) -> bool:
-        """Whether it is this process's turn from now on, or still.
+        """Return whether it is this process's turn from now on, or still.
 
         It becomes so if the last holder has given it back, was silent too long, or died on this machine.
 

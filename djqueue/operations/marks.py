@@ -57,7 +57,7 @@ def _forget_old(alias: str, now: int) -> None:
 
 
 def _last(alias: str) -> Mark | None:
-    """The version that was noted last."""
+    """Return the version that was noted last."""
     return Mark.objects.using(alias).filter(follows__isnull=False).order_by("-id").first()
 
 

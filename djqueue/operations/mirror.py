@@ -112,7 +112,7 @@ class Mirror:
             self.close()
 
     def has_lost(self, queue: str) -> bool:
-        """Whether the tables may know jobs of the queue that Redis has lost."""
+        """Return whether the tables may know jobs of the queue that Redis has lost."""
         listed, followed = self._changes.queues()
         return queue not in listed or followed.get(queue) != 0
 
@@ -176,7 +176,7 @@ class Mirror:
         return self._changes.queues()[1].get(queue)
 
     def _is_older(self, queue: str, reading: "ChangeBatch") -> bool:
-        """Whether Redis has gone back to an older state of its data."""
+        """Return whether Redis has gone back to an older state of its data."""
         mark = self._marks.get(queue)
         return bool(mark and reading.before) and _numbers(reading.before) < _numbers(mark or b"")
 
@@ -276,5 +276,5 @@ def _named(queue: str, progress: Progress) -> Counted:
 
 
 def _numbers(entry: bytes) -> tuple[int, ...]:
-    """The id of an entry as numbers, which rise from entry to entry."""
+    """Return the id of an entry as numbers, which rise from entry to entry."""
     return tuple(map(int, entry.split(b"-")))

@@ -29,10 +29,10 @@ def mirroring(storage: Storage) -> Iterator[None]:
 
 
 def is_mirrored(storage: Storage) -> bool:
-    """Whether the storage's jobs are copied to the tables."""
+    """Return whether the storage's jobs are copied to the tables."""
     return getattr(storage, "changes", None) is not None
 
 
 def mirror_of(storage: Storage) -> Mirror:
-    """The mirror in the database that the routers name. Raises ConfigurationError if there is none."""
+    """Return the mirror in the database that the routers name. Raises ConfigurationError if there is none."""
     return Mirror(storage, router.db_for_write(models.Job))

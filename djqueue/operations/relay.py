@@ -155,7 +155,7 @@ class Relay:
 
 
 def _kind(row: OutboxJob) -> tuple[Any, ...]:
-    """What jobs of one batch have in common."""
+    """Return what jobs of one batch have in common."""
     options = bytes(row.options)
     since = None if unpack_options(options).ttl is None else row.created_at
     return row.queue, row.name, options, row.run_at, row.fresh, since
@@ -179,5 +179,5 @@ def relaying(storage: Storage) -> Iterator[None]:
 
 
 def relay_of(storage: Any) -> Relay:
-    """The relay of the database that the routers name."""
+    """Return the relay of the database that the routers name."""
     return Relay(storage, router.db_for_write(OutboxJob))

@@ -215,13 +215,13 @@ class RestoredDependency(NamedTuple):
     """A job that another one waits for."""
 
     is_there: bool
-    """Whether Redis knows it."""
+    """True if Redis knows it."""
     state: State | None
     """According to the tables."""
 
 
 def _is_open(dependency: RestoredDependency, options: JobOptions) -> bool:
-    """Whether the job is still to wait for it. Raises OptionError if it cannot be known, or met."""
+    """Return whether the job is still to wait for it. Raises OptionError if it cannot be known, or met."""
     if dependency.is_there:
         return True
     state = dependency.state

@@ -69,7 +69,7 @@ def declare_now(storage: Storage) -> None:
 
 
 def firing_of(storage: Storage) -> Firing:
-    """A `Firing` for a storage, with what is known of its kind."""
+    """Return a `Firing` for a storage, with what is known of its kind."""
     lock = _locks.setdefault(storage, Lock())
     alias = alias_of(storage)
     if isinstance(storage, DatabaseStorage):
@@ -82,7 +82,7 @@ def firing_of(storage: Storage) -> Firing:
 
 
 def alias_of(storage: Storage) -> str:
-    """The alias of the database with the rows for a storage."""
+    """Return the alias of the database with the rows for a storage."""
     return storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(CronJob)
 
 

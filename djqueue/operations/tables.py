@@ -201,7 +201,7 @@ class Tables:
         return found
 
     def pages(self, queue: str) -> Iterator[list[MirroredRows]]:
-        """What there is of the queue's jobs, a part at a time."""
+        """Yield what there is of the queue's jobs, a part at a time."""
         last = ""
         while True:
             mine = self._jobs().filter(queue=queue, job_id__gt=last).order_by("job_id")[:PAGE]
@@ -212,7 +212,7 @@ class Tables:
             last = page[-1].job_id
 
     def unfinished(self, queue: str, states: Iterable[State], size: int) -> Iterator[list[EngineJob]]:
-        """The queue's jobs in some states, oldest first, so many at a time."""
+        """Yield the queue's jobs in some states, oldest first, so many at a time."""
         wanted = [state.value for state in states]
         mine = self._jobs().filter(queue=queue, state__in=wanted).order_by("created_at", "id")
         numbers = list(mine.values_list("id", flat=True))
@@ -222,7 +222,7 @@ class Tables:
             yield [jobs[number] for number in chunk if number in jobs]
 
     def states(self, queue: str, ids: Sequence[str]) -> dict[str, State]:
-        """The states of those of the jobs that have rows."""
+        """Return the states of those of the jobs that have rows."""
         return {row.job_id: State(row.state) for row in self._there(queue, ids).values()}
 
     def purge(self, now: int) -> int:
@@ -252,12 +252,12 @@ class Tables:
         return self._jobs().filter(expires_at__lte=now, state__in=ENDED).order_by("expires_at")
 
     def behind(self, queue: str, state: State, count: int) -> "QuerySet[models.Job]":
-        """The newest of a queue's jobs with an outcome that so many others are newer than."""
+        """Return the newest of a queue's jobs with an outcome that so many others are newer than."""
         mine = self._jobs().filter(queue=queue, state=state.value, finished_at__isnull=False)
         return mine.order_by("-finished_at", "-id")[count : count + 1]
 
     def before(self, queue: str, state: State, finished_at: int, number: int) -> "QuerySet[models.Job]":
-        """A queue's jobs with an outcome up to one, by its end and its row's number, in order."""
+        """Return a queue's jobs with an outcome up to one, by its end and its row's number, in order."""
         end = to_datetime(finished_at)
         mine = self._jobs().filter(queue=queue, state=state.value, finished_at__lte=end)
         return mine.exclude(finished_at=end, id__gt=number).order_by("finished_at", "id")
@@ -273,11 +273,11 @@ class Tables:
     # Queues and workers.
 
     def queues(self) -> list[str]:
-        """The names of the queues that have rows."""
+        """Return the names of the queues that have rows."""
         return DatabaseInspector(self._alias).queues()
 
     def count_unfinished(self, queue: str) -> int:
-        """How many jobs of the queue have not ended."""
+        """Return how many jobs of the queue have not ended."""
         return self._jobs().filter(queue=queue, state__in=UNFINISHED).count()
 
     def controls(self) -> dict[str, Row]:
@@ -330,7 +330,7 @@ class Tables:
 
 
 def any_of(job: JobRecord) -> Any:
-    """The record where an engine's job is expected: what is asked of it there, both have."""
+    """Return the record where an engine's job is expected: what is asked of it there, both have."""
     return job
 
 

@@ -39,6 +39,6 @@ def options_of(row: CronJob) -> EnqueueOptions:
 
 
 def _kept(options: JobOptions) -> JobOptions:
-    """Written before the row is moved on, and known for as long as somebody may ask."""
+    """Write the job before the row moves on, and keep its record long enough to find it again."""
     is_kept = options.kept is None or options.kept >= KEPT
     return replace(options, durable=True, retention=options.retention if is_kept else KEPT)

@@ -65,14 +65,14 @@ class Mirror:
         self._begun = 0
         """The number of the turn that the fields below are of."""
         self._controls: dict[str, Row] = {}
-        """What the tables say that queues were told."""
+        """The controls of queues according to the tables."""
         self._said: dict[str, int] = {}
-        """How often groups had been told something when that was last copied, by queue."""
+        """The version of each queue's group limits when they were last copied."""
         self._marks: dict[str, Mark] = {}
-        """How far each queue's stream was read."""
+        """The position in each queue's stream."""
         self._tidied = 0
         self._warned: set[str] = set()
-        """Queues of which it was said that Redis does not know them."""
+        """Queues for which a warning was logged that Redis does not know them."""
 
     def copy_once(self) -> int:
         """Copy what has changed, a part of it if that is much; returns how many jobs were looked at.
@@ -268,7 +268,7 @@ class Mirror:
             # What is no error of Redis's or the database's is one of this package: it needs its traceback.
             unexpected = None if isinstance(error, DjqueueError | Error | OSError) else error
             reason = in_one_line(error)
-            logger.warning("The mirror stands still, and is tried again: %s", reason, exc_info=unexpected)
+            logger.warning("Mirroring paused, retrying: %s", reason, exc_info=unexpected)
 
 
 def _named(queue: str, progress: Progress) -> Counted:

@@ -1,4 +1,4 @@
-"""The mirror of a process that runs jobs: a thread beside the worker."""
+"""Run the mirror of a process that runs jobs, on a thread beside the worker."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from .mirror import Mirror
 
 @contextmanager
 def mirroring(storage: Storage) -> Iterator[None]:
-    """Meanwhile a thread copies what changes, if the storage has a mirror; in the end all that is left."""
+    """Copy changes on a thread within the block, if the storage has a mirror; finish copying at the end."""
     if not is_mirrored(storage):
         yield
         return

@@ -151,7 +151,7 @@ class Relay:
             # What is no error of Redis's or the database's is one of this package: it needs its traceback.
             unexpected = None if isinstance(error, DjqueueError | Error | OSError) else error
             reason = in_one_line(error)
-            logger.warning("The relay stands still, and is tried again: %s", reason, exc_info=unexpected)
+            logger.warning("The outbox relay paused, retrying: %s", reason, exc_info=unexpected)
 
 
 def _kind(row: OutboxJob) -> tuple[Any, ...]:

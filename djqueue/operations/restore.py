@@ -27,7 +27,7 @@ STARTED = (State.WAITING, State.DELAYED, State.ACTIVE)
 
 @dataclass(slots=True)
 class RestoreCounts:
-    """What became of the unfinished jobs of one queue."""
+    """The outcomes of the unfinished jobs of one queue."""
 
     restored: Counter[State] = field(default_factory=Counter)
     """By the state in which they were."""
@@ -118,7 +118,7 @@ class Restoration:
         return unknown
 
     def _options(self, job: EngineJob) -> JobOptions | None:
-        """Those that it is enqueued with; None if it has expired."""
+        """Return the options to enqueue a job with; None if it has expired."""
         options = job.options
         age = self._now - job.created_at
         if options.ttl is not None:

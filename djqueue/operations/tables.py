@@ -32,7 +32,7 @@ UNFINISHED = frozenset(state.value for state in LIVE)
 
 
 class MirroredRows(NamedTuple):
-    """What the tables have of a job."""
+    """The rows of a job."""
 
     job_id: str
     state: str
@@ -68,9 +68,11 @@ class Tables:
         letters: Mapping[str, DeadLetterRecord],
         now: int,
     ) -> None:
-        """Make the rows of some jobs what they are now, in one transaction.
+        """Write the current state of some jobs, in one transaction.
 
-        found: by id; None for one that Redis does not know. letters: the dead letters of the failed ones.
+        Args:
+            found: Records by id; None for a job that Redis does not know.
+            letters: The dead letters of failed jobs.
         """
         write = self._dialect
         write.tune()
@@ -281,11 +283,11 @@ class Tables:
         return self._jobs().filter(queue=queue, state__in=UNFINISHED).count()
 
     def controls(self) -> dict[str, Row]:
-        """What queues were told, as `QUEUE_STATE`, by name."""
+        """Return the controls of queues, as `QUEUE_STATE`, by name."""
         return {row[0]: row for row in rows.raw_values(self._of(models.QueueState), QUEUE_STATE)}
 
     def write_controls(self, queue: str, row: Row | None) -> None:
-        """Note what a queue was told; None: it is gone."""
+        """Write the controls of a queue; None deletes them."""
         with self._dialect.transaction():
             self._hold()
             if row is None:
@@ -294,24 +296,24 @@ class Tables:
                 self._dialect.insert(models.QueueState, QUEUE_STATE, [row], key=("name",))
 
     def group_limits(self, queue: str) -> Mapping[str | None, GroupLimit]:
-        """What was said to groups of a queue; under None, to every group."""
+        """Return the limits of a queue's groups; None is the key of the default."""
         return DatabaseInspector(self._alias).group_limits(queue)
 
     def write_groups(self, queue: str, limits: Mapping[str | None, GroupLimit]) -> None:
-        """Note what was said to the groups of a queue: that, and nothing else."""
+        """Replace the limits of a queue's groups."""
         there = self.group_limits(queue)
         gone = [(queue, group or "") for group in there.keys() - limits.keys()]
-        new = [(group, said) for group, said in limits.items() if there.get(group) != said]
+        new = [(group, limit) for group, limit in limits.items() if there.get(group) != limit]
         if not gone and not new:
             return
-        rows = [row for group, said in new if (row := row_of(queue, group, said)) is not None]
+        rows = [row for group, limit in new if (row := row_of(queue, group, limit)) is not None]
         with self._dialect.transaction():
             self._hold()
             self._dialect.delete(models.GroupState, GROUP_STATE[:2], gone)
             self._dialect.insert(models.GroupState, GROUP_STATE, rows, key=GROUP_STATE[:2])
 
     def write_workers(self, infos: Iterable[WorkerInfo]) -> None:
-        """Note which workers there are."""
+        """Write the live workers."""
         there = self._of(models.WorkerState)
         with self._dialect.transaction():
             self._hold()
@@ -339,7 +341,7 @@ UNCLAIMED = (0, "", None)
 
 
 def job_rows(records: Iterable[JobRecord], expiries: Mapping[str, int | None]) -> list[Row]:
-    """As `rows.JOB_FIELDS`."""
+    """Return rows with the fields of `rows.JOB_FIELDS`."""
     found = []
     options: JobOptions | None = None
     packed = b""

@@ -44,8 +44,6 @@ TEXT_ALLOWED: dict[str, set[str]] = {}
 PENDING = (
     "djqueue/admin",
     "djqueue/checks.py",
-    "djqueue/client",
-    "djqueue/codecs",
     "djqueue/conf.py",
     "djqueue/contrib",
     "djqueue/core",
@@ -54,7 +52,6 @@ PENDING = (
     "djqueue/management",
     "djqueue/middleware.py",
     "djqueue/models.py",
-    "djqueue/operations",
     "djqueue/runtime",
     "djqueue/schedules",
     "djqueue/signals.py",

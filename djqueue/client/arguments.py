@@ -13,7 +13,7 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 class Arguments:
-    """What one function accepts. The signature is read once; checking a call compares sets of names."""
+    """The parameters of a function. The signature is read once; a check compares sets of names."""
 
     __slots__ = ("_named", "_rules", "signature", "takes_any_name")
 

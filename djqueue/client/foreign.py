@@ -24,7 +24,7 @@ HERE = {
     "chunks": "{job}.enqueue_many(((value,), {{}}) for value in values)",
     "submit": "{job}.enqueue(...)",
 }
-"""What Celery, Dramatiq, Huey, Procrastinate and Sidekiq call it, and what to call here."""
+"""Attributes of the tasks of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, and their equivalents."""
 
 
 QUEUE_HERE = {
@@ -51,7 +51,7 @@ QUEUE_HERE = {
     "send_task": "enqueue(payload, name=...)",
     "size": "counts()",
 }
-"""What the queues of RQ, BullMQ, Celery, Huey and Django Q call it, and what to call here."""
+"""Attributes of the queues of RQ, BullMQ, Celery, Huey and Django Q, and their equivalents."""
 
 
 def explain_queue_attribute(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Warnings about jobs that no worker would run: logged once per process, for the job or the queue."""
+"""Warn of jobs that no worker would run, once per process for each job and queue."""
 
 import logging
 
@@ -16,7 +16,7 @@ from .registered import registry
 logger = logging.getLogger("djqueue.client")
 
 MAX_CHECKED = 10_000
-"""Queues and jobs that are remembered as checked; the ones after that are not checked."""
+"""Maximum number of queues and jobs that are checked."""
 
 checked_queues: set[str] = set()
 checked_jobs: set[str] = set()
@@ -67,7 +67,7 @@ async def acheck(storage: Storage, batch: Batch) -> None:
 
 
 def suspect_name(name: str) -> str | None:
-    """Return the job that a job's name may be a typing error of; None if it is not suspicious.
+    """Return the job that an unknown name may be a typo of, or None.
 
     Called once per process and name.
     """
@@ -86,7 +86,7 @@ def check_name(storage: Storage, name: str) -> None:
 
 
 def suspect(queue: str) -> str | None:
-    """Return the declared queue that a queue's name may be a typing error of; None if it is not suspicious.
+    """Return the declared queue that an unknown name may be a typo of, or None.
 
     Called once per process and queue.
     """
@@ -111,7 +111,7 @@ def declared_queues() -> set[str]:
 
 
 def is_served(storage: Storage, queue: str) -> bool:
-    """Return whether a live worker was started for this queue by name; True if the storage does not answer."""
+    """Return whether a live worker serves this queue by name; True if the storage does not answer."""
     try:
         return any(queue in (worker.queues or ()) for worker in storage.workers())
     except DjqueueError as error:

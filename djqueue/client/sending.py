@@ -138,7 +138,7 @@ class BatchCollector:
             self._answers[index] = list(islice(left, len(batch.payloads)))
 
     def each(self) -> Iterable[tuple[Batch, list[EnqueueResult], bool]]:
-        """Yield each batch, its answers, and whether the storage gave them."""
+        """Yield each batch, its answers, and whether the storage gave the answers."""
         for index, given in enumerate(self._given):
             yield self._passed.get(index, given), self._answers[index], index in self._passed
 

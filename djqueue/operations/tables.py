@@ -64,26 +64,26 @@ class Tables:
     def write(
         self,
         queue: str,
-        found: Mapping[str, JobRecord | None],
-        letters: Mapping[str, DeadLetterRecord],
+        records: Mapping[str, JobRecord | None],
+        dead_letters: Mapping[str, DeadLetterRecord],
         now: int,
     ) -> None:
         """Write the current state of some jobs, in one transaction.
 
         Args:
-            found: Records by id; None for a job that Redis does not know.
-            letters: The dead letters of failed jobs.
+            records: Records by id; None for a job that Redis does not know.
+            dead_letters: The dead letters of failed jobs.
         """
         write = self._dialect
         write.tune()
         with write.transaction():
             self._hold(changes_jobs=True)
-            there = self._there(queue, list(found))
-            kept = [job for job in found.values() if job is not None and job.state in self._states]
-            self._clear(queue, there, found, kept, now)
+            there = self._there(queue, list(records))
+            kept = [job for job in records.values() if job is not None and job.state in self._states]
+            self._clear(queue, there, records, kept, now)
             if not kept:
                 return
-            expiries = {job.id: self._expiry(job, letters) for job in kept}
+            expiries = {job.id: self._expiry(job, dead_letters) for job in kept}
             write.insert(models.Job, rows.JOB_FIELDS, job_rows(kept, expiries), key=rows.KEY)
             if self._keep:
                 self._grown.update((queue, job.state) for job in kept if job.state in TERMINAL)
@@ -93,7 +93,9 @@ class Tables:
                 if job.result is not None
             ]
             write.insert(models.JobResult, rows.RESULT, results, key=rows.KEY)
-            dead = [rows.letter_row(any_of(job), letters[job.id]) for job in kept if job.id in letters]
+            dead = [
+                rows.letter_row(any_of(job), dead_letters[job.id]) for job in kept if job.id in dead_letters
+            ]
             write.insert(models.DeadLetter, rows.LETTER, dead, key=rows.KEY)
             runs = {
                 job.id: [rows.attempt_row(any_of(job), run) for run in job.history]

@@ -91,7 +91,7 @@ def test_what_is_off_left_out_or_not_readable_says_so() -> None:
 def test_a_name_that_there_is_not_is_refused_with_the_nearest() -> None:
     a_row()
 
-    with pytest.raises(CommandError, match=r"no schedule 'nigt'; did you mean 'night'\?"):
+    with pytest.raises(CommandError, match=r"unknown schedule 'nigt'; did you mean 'night'\?"):
         run("nigt")
 
 

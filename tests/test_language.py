@@ -1,15 +1,17 @@
-"""The language of docs and pages: standard terms, and sentences that name their subject."""
+"""The language of the docs and the package: standard terms, and sentences that name their subject."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import messages
+from tests import messages, texts
 from tests.docs.pages import FENCE, PAGES
 
 NOT_PUBLISHED = {"checklist.md"}
 PROSE = [page for page in PAGES if page.name not in NOT_PUBLISHED]
+SOURCES = (messages.ROOT / "djqueue", messages.ROOT / "templates")
 
 HOUSE_WORDS = re.compile(
     r"\b(bells?|desks?|crew|deeds?|tellers?|stations?|upkeep|ticked|hung up on|stands still|"
@@ -26,6 +28,40 @@ ALLOWED = {
     "docs/flows.md": {"What remains if an enqueue is interrupted depends on the storage:\n"},
 }
 
+MORE_HOUSE_WORDS = re.compile(
+    r"\b(nobody|somebody|anybody|said|told|tells? of|(?<!dead )(?<!dead-)letters?|on (?:its|their) way|"
+    r"expected a text|is not known; there (?:is|are)|jobs about it)\b",
+    re.IGNORECASE,
+)
+"""More of them, which the docs may use in prose, but no text in the package."""
+DOCSTRING_OPENING = re.compile(
+    r"\A(?:What|Those|Of|Whether|Who|Somebody|Anybody|Have|Say|How|As|One who)\b[^\n?]*(?:\n|\Z)"
+)
+TWIN = re.compile(r"\ASee `[^`]+`\.?\Z")
+"""A docstring that only points elsewhere: on a twin write "Async version of `x`."."""
+TEXT_ALLOWED: dict[str, set[str]] = {}
+"""Uses that are right, by file."""
+PENDING = (
+    "djqueue/admin",
+    "djqueue/checks.py",
+    "djqueue/conf.py",
+    "djqueue/contrib",
+    "djqueue/core",
+    "djqueue/dashboard",
+    "djqueue/fields.py",
+    "djqueue/management",
+    "djqueue/middleware.py",
+    "djqueue/models.py",
+    "djqueue/runtime",
+    "djqueue/schedules",
+    "djqueue/signals.py",
+    "djqueue/storage",
+    "djqueue/templatetags",
+    "djqueue/testing",
+    "templates",
+)
+"""Files and folders of the package that are not checked yet."""
+
 
 def without_code(text: str) -> str:
     return re.sub(r"`[^`\n]*`", "`…`", FENCE.sub("", text))
@@ -39,3 +75,69 @@ def test_a_page_has_no_house_words_and_names_its_subjects(page: Path) -> None:
 
     assert found - allowed == set()
     assert allowed - found == set(), "no longer there: take it out of the list"
+
+
+def findings(path: Path) -> Iterator[str]:
+    """Yield what is wrong with a file's texts, one line each."""
+    name = path.relative_to(messages.ROOT).as_posix()
+    extract = texts.in_python if path.suffix == ".py" else texts.in_template
+    for text in extract(path):
+        plain = without_code(text.text).strip()
+        found = [match[0] for pattern in (HOUSE_WORDS, MORE_HOUSE_WORDS) for match in pattern.finditer(plain)]
+        if TWIN.match(text.text.strip()):
+            found.append(text.text.strip())
+        elif match := (DOCSTRING_OPENING if text.kind == "docstring" else OPENING).search(plain):
+            found.append(match[0].strip())
+        for one in found:
+            if one not in TEXT_ALLOWED.get(name, ()):
+                yield f"{name}:{text.line}: {text.kind}: {one}"
+
+
+def source_files(root: Path) -> list[Path]:
+    """Return the files below a path, or the file itself, that have texts to check."""
+    files = [root] if root.is_file() else [one for one in root.rglob("*") if one.is_file()]
+    return sorted(
+        one for one in files if one.suffix in (".py", ".html", ".txt") and "migrations" not in one.parts
+    )
+
+
+def is_pending(path: Path) -> bool:
+    names = [path.relative_to(messages.ROOT), *path.relative_to(messages.ROOT).parents]
+    return any(name.as_posix() in PENDING for name in names)
+
+
+def test_the_texts_of_the_package_use_standard_terms_and_name_their_subjects() -> None:
+    files = [path for root in SOURCES for path in source_files(root) if not is_pending(path)]
+    found = [one for path in files for one in findings(path)]
+
+    assert found == []
+
+
+@pytest.mark.parametrize("entry", PENDING)
+def test_a_pending_entry_is_not_clean_yet(entry: str) -> None:
+    files = source_files(messages.ROOT / entry)
+
+    assert any(any(findings(path)) for path in files), "it is clean: take it out of PENDING"
+
+
+def test_a_text_is_extracted_wherever_people_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "example.py"
+    path.write_text(
+        '"""Module."""\n'
+        "LIMIT = 1\n"
+        '"""Attribute."""\n'
+        "def check(name):\n"
+        '    """Function."""\n'
+        '    logger.info("Log of %s.", name)\n'
+        '    label = gettext("Label")\n'
+        '    raise OptionError(f"{name}: wrong " "value")\n'
+    )
+
+    assert sorted((one.kind, one.text) for one in texts.in_python(path)) == [
+        ("docstring", "Attribute."),
+        ("docstring", "Function."),
+        ("docstring", "Module."),
+        ("error", "…: wrong value"),
+        ("label", "Label"),
+        ("log", "Log of %s."),
+    ]

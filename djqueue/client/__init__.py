@@ -1,4 +1,4 @@
-"""What producers use: `@job`, `Queue`, and waiting for results."""
+"""The API of producers: `@job`, `Queue`, and waiting for results."""
 
 from . import results  # noqa: F401 - installs what results of enqueues ask
 from .flows import Flow, FlowResult, Node, chain, chord, flow, group

@@ -1,4 +1,4 @@
-"""Telling Django's signals what has happened: at once in producers, from a thread of its own elsewhere."""
+"""Send Django's signals: at once in producers, from a separate thread elsewhere."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ from djqueue.storage.base import Storage
 from .registered import registry
 
 MOST = 10_000
-"""Signals that wait: a worker that has so many claims nothing more until its receivers have caught up."""
+"""Pending signals after which a worker claims no more jobs until its receivers have caught up."""
 IDLE = 10.0
 """Seconds after which the thread ends, with its database connections."""
 
@@ -28,7 +28,7 @@ IDLE = 10.0
 
 
 def enqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
-    """Send `job_enqueued` for the jobs that are new, when the transaction commits if they are part of one."""
+    """Send `job_enqueued` for new jobs: at once, or when their transaction commits."""
     new = _new(answers)
     alias = storage.transaction_of(batch) if new else None
     if alias is None:
@@ -38,7 +38,7 @@ def enqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -
 
 
 async def aenqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
-    """See `enqueued`."""
+    """Async version of `enqueued`."""
     new = _new(answers)
     alias = await storage.atransaction_of(batch) if new else None
     if alias is None:
@@ -68,28 +68,28 @@ def _about(batch: Batch, new: list[EnqueueResult]) -> Iterable[dict[str, Any]]:
 
 
 class Announcer:
-    """Sends signals one after the other, in the order in which things happened."""
+    """Sends signals one after the other, in the order of the events."""
 
     def __init__(self) -> None:
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
-        """With nothing to tell, and no thread; after a fork, what the parent had of both is its own."""
+    def reset(self) -> None:
+        """Reset the queue and the thread, which after a fork belong to the parent."""
         self._waiting: SimpleQueue[Callable[[], object] | Event] = SimpleQueue()
         self._lock = Lock()
         self._thread: Thread | None = None
 
     @property
     def is_behind(self) -> bool:
-        """Whether receivers are so slow that no more is to be begun."""
+        """True if receivers are so slow that no more jobs should start."""
         return self._waiting.qsize() >= MOST
 
     def announce(self, signal: Signal, name: str, **about: Any) -> None:
-        """Have a signal sent. From any thread; a receiver's code never runs on that."""
+        """Send a signal later, on the announcer's thread. May be called from any thread."""
         self._put(partial(signal.send_robust, sender=registry.find(name), name=name, **about))
 
     def flush(self, timeout: float) -> bool:
-        """Wait, up to `timeout` seconds, until all that was announced has been sent; whether it was."""
+        """Wait, up to `timeout` seconds, until all signals are sent; return whether they were."""
         done = Event()
         with self._lock:
             if self._thread is None:
@@ -119,7 +119,7 @@ class Announcer:
             found()
 
     def _ends(self, done: Event | None) -> bool:
-        """Let the connections go, and the thread if nothing waits: the next signal starts another."""
+        """Close the connections, and end the thread if no signal is pending; the next one starts another."""
         if has_django():
             connections.close_all()
         with self._lock:
@@ -132,12 +132,12 @@ class Announcer:
 
 
 announcer = Announcer()
-"""The one of this process."""
-os.register_at_fork(after_in_child=announcer.begin_anew)
+"""The announcer of this process."""
+os.register_at_fork(after_in_child=announcer.reset)
 
 
 def told(incidents: Sequence[Incident]) -> None:
-    """What a storage calls with what it has done to jobs by itself, or because somebody cancelled them."""
+    """Announce incidents: what a storage did to jobs by itself, or because a user cancelled them."""
     for incident in incidents:
         signal, words = OF_INCIDENTS[incident.event]
         if signal.receivers:
@@ -151,4 +151,4 @@ OF_INCIDENTS: dict[str, tuple[Signal, dict[str, str]]] = {
     "cancelled": (job_cancelled, {"reason": "reason"}),
     "fired": (schedule_fired, {"schedule": "reason"}),
 }
-"""The signal of each incident, and where the words that it says are found."""
+"""The signal of each incident, and the incident's fields for its arguments."""

@@ -13,7 +13,7 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 class Arguments:
-    """What one function accepts. The signature is read once; checking a call compares sets of names."""
+    """The parameters of a function. The signature is read once; a check compares sets of names."""
 
     __slots__ = ("_named", "_rules", "signature", "takes_any_name")
 
@@ -50,7 +50,7 @@ class Arguments:
             ) from None
 
     def has_parameter(self, name: str) -> bool:
-        """Whether the function declares a parameter that can be given by this name."""
+        """Return whether the function declares a parameter that can be given by this name."""
         return name in self._named
 
     def _rule(self, count: int) -> tuple[frozenset[str], frozenset[str]] | None:
@@ -66,7 +66,7 @@ class Arguments:
         return frozenset(p.name for p in required), frozenset(p.name for p in rest if p.kind in NAMED)
 
     def _explain(self, error: TypeError, kwargs: Mapping[str, Any]) -> str:
-        """The error with the unexpected arguments, which a missing one hides."""
+        """Return the error with the unexpected arguments, which a missing one hides."""
         unknown = [] if self.takes_any_name else [name for name in kwargs if name not in self._named]
         missing = [name for name in unknown if repr(name) not in str(error)]
         return f"{error}; unexpected {', '.join(map(repr, missing))}" if missing else str(error)
@@ -84,7 +84,7 @@ class Arguments:
 
 
 def read_arguments(function: Callable[..., Any]) -> Arguments | None:
-    """What a function accepts; None for one that does not say, as some written in C."""
+    """Return what a function accepts; None for one that does not say, as some written in C."""
     try:
         return Arguments(inspect.signature(function))
     except (TypeError, ValueError):

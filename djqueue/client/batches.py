@@ -7,31 +7,31 @@ from typing import Any
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import OptionError
 
-MOST = 10_000
-"""Jobs of one call."""
+LIMIT = 10_000
+"""Jobs per call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRule:
-    """When a worker calls the function with the jobs that it has gathered."""
+    """The rule by which a worker calls the function with the jobs that it has collected."""
 
     size: int
-    """At most so many."""
+    """Maximum number of jobs per call."""
     min_size: int
-    """As soon as there are so many ..."""
+    """The worker calls the function as soon as it has this many jobs ..."""
     wait: int
-    """... or the first has waited for so many milliseconds."""
+    """... or as soon as the first job has waited for this many milliseconds."""
 
 
 def parse_batch(given: Any) -> BatchRule:
-    """A rule as users write it: a size, or a mapping of `size`, `min_size`, `wait`. Raises OptionError."""
+    """Parse a size, or a mapping of `size`, `min_size` and `wait`. Raises OptionError."""
     named: Mapping[str, Any] = given if isinstance(given, Mapping) else {"size": given}
     unknown = set(named) - {"size", "min_size", "wait"}
     if unknown:
         raise OptionError(f"batch: unknown key {min(unknown, key=str)!r}; expected size, min_size or wait")
     if "size" not in named:
         raise OptionError("batch: size is required")
-    size = _count("batch.size", named["size"], MOST)
+    size = _count("batch.size", named["size"], LIMIT)
     wait = milliseconds("batch.wait", named.get("wait", 0))
     least = _count("batch.min_size", named.get("min_size", size if wait else 1), size)
     if least > 1 and not wait:
@@ -39,7 +39,7 @@ def parse_batch(given: Any) -> BatchRule:
     return BatchRule(size=size, min_size=least, wait=wait)
 
 
-def _count(name: str, value: Any, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise OptionError(f"{name}: must be a whole number from 1 to {most}; got {value!r}")
+def _count(name: str, value: Any, maximum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+        raise OptionError(f"{name}: must be a whole number from 1 to {maximum}; got {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""Dead letters of a queue by what they say: listed, counted, retried, a page at a time."""
+"""List, count, retry and move the dead letters of a queue by their contents, a page at a time."""
 
 import re
 from collections import Counter
@@ -20,46 +20,46 @@ from djqueue.storage.base import Storage
 from .jobs import chunks
 
 PAGE = 500
-"""Dead letters of one call."""
+"""Dead letters per call."""
 MESSAGE = 500
-"""Characters of a message that make its fingerprint."""
+"""Characters of the message that count for its fingerprint."""
 VARIABLE = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+", re.IGNORECASE)
-"""What differs between two messages of one error: addresses, UUIDs, numbers."""
+"""The parts in which two messages of one error differ: addresses, UUIDs, numbers."""
 
 Progress = Callable[["RetriedDead"], object]
 
 
 class RetriedDead(NamedTuple):
-    """What became of dead letters that were retried, or would become of them."""
+    """The outcomes of a retry of dead letters, in numbers."""
 
     retried: int = 0
     unique_key_taken: int = 0
-    """Left where they were: a live job has their unique key."""
+    """Left alone: a live job has their unique key."""
     not_failed: int = 0
-    """Retried, or enqueued anew, by somebody else meanwhile."""
+    """Already retried or enqueued again."""
     not_found: int = 0
     rejected: int = 0
-    """Left where they were: they were never fit to run, and need another payload first."""
+    """Left alone: they could never run, and need another payload first."""
     blocked_again: int = 0
-    """Retried, and blocked again until the dependencies that had not completed do."""
+    """Retried, and blocked until their unmet dependencies complete."""
     dependency_gone: int = 0
-    """Left where they were: a dependency that had not completed was cancelled or removed."""
+    """Left alone: an unmet dependency was cancelled or removed."""
 
 
 class MovedDead(NamedTuple):
-    """What became of dead letters that were moved to another queue, or would become of them."""
+    """The outcomes of a move of dead letters to another queue, in numbers."""
 
     moved: int = 0
     duplicate: int = 0
-    """Left where they were: the other queue has a job of this id."""
+    """Left alone: the other queue has a job with this id."""
     not_found: int = 0
-    """Gone, or moved by somebody else, meanwhile."""
+    """Gone, or already moved."""
     refused: int = 0
-    """Retried or enqueued anew meanwhile, and so run or have ended; or that queue does not take them."""
+    """Already retried or enqueued again, or refused by the other queue."""
 
 
 class ErrorCount(NamedTuple):
-    """Dead letters with one fingerprint, and what the newest of them says."""
+    """The number of dead letters with one fingerprint, and the newest error."""
 
     letters: int
     error_type: str
@@ -67,7 +67,7 @@ class ErrorCount(NamedTuple):
 
 
 class DeadLetterCounts(NamedTuple):
-    """A queue's dead letters in numbers. Each mapping begins with what there is most of."""
+    """Counts of a queue's dead letters. Each mapping is sorted by count, largest first."""
 
     total: int
     reasons: dict[str, int]
@@ -79,18 +79,18 @@ class DeadLetterCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFilter:
-    """Which dead letters are meant; None is any. Built by `read_filter`."""
+    """A filter of dead letters; None matches any. Built by `read_filter`."""
 
     reason: str | None = None
     name: str | None = None
     error_type: str | None = None
     fingerprint: str | None = None
     older_than: int | None = None
-    """Milliseconds since its death, as `newer_than`."""
+    """Milliseconds since the job failed, as for `newer_than`."""
     newer_than: int | None = None
 
     def matches(self, letter: DeadLetterRecord, at: int) -> bool:
-        """Whether one is meant, looked at at a time."""
+        """Return whether a dead letter matches at a time."""
         age = at - letter.entered_at
         return (
             (self.reason is None or letter.reason == self.reason)
@@ -111,7 +111,7 @@ def read_filter(
     older_than: float | timedelta | None = None,
     newer_than: float | timedelta | None = None,
 ) -> DeadLetterFilter:
-    """A filter as a caller gives it. Raises OptionError, naming what is wrong."""
+    """Check the options of a filter, and return it. Raises OptionError."""
     if reason is not None and reason not in DEAD_LETTER_REASONS:
         raise OptionError(f"reason: unknown reason {reason!r}{nearest(str(reason), DEAD_LETTER_REASONS)}")
     return DeadLetterFilter(
@@ -133,7 +133,7 @@ def _age(name: str, value: float | timedelta | None) -> int | None:
 
 
 def read_limit(limit: Any) -> int | None:
-    """A limit as a caller gives it. Raises OptionError."""
+    """Check a limit, and return it. Raises OptionError."""
     if limit is None:
         return None
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MAX_INTEGER:
@@ -142,7 +142,7 @@ def read_limit(limit: Any) -> int | None:
 
 
 def letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
-    """The dead letters that are meant, oldest first, until there comes one of a job that has died again."""
+    """Yield the dead letters that match, oldest first, up to the first one that failed again meanwhile."""
     seen: set[str] = set()
     after = None
     while True:
@@ -159,7 +159,7 @@ def letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> Iterator[
 
 
 def count_letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> DeadLetterCounts:
-    """Count what there is of each."""
+    """Count the dead letters that match."""
     reasons: Counter[str] = Counter()
     names: Counter[str] = Counter()
     types: Counter[str] = Counter()
@@ -193,15 +193,15 @@ def retry_letters(
     dry_run: bool,
     progress: Progress | None,
 ) -> RetriedDead:
-    """Retry jobs by id, so many at a time; `progress` is told after each part how it stands."""
+    """Retry dead letters by id, a part at a time; `progress` is called with the counts after each part."""
     answers: Counter[str] = Counter()
-    told = RetriedDead()
+    counts = RetriedDead()
     for some in chunks(islice(ids, limit), PAGE):
         answers.update(storage.retry(queue, some, dry_run=dry_run))
-        told = RetriedDead(**answers)
+        counts = RetriedDead(**answers)
         if progress is not None:
-            progress(told)
-    return told
+            progress(counts)
+    return counts
 
 
 def move_letters(
@@ -214,15 +214,15 @@ def move_letters(
     dry_run: bool,
     progress: Callable[[MovedDead], object] | None,
 ) -> MovedDead:
-    """Move jobs by id, so many at a time; `progress` is told after each part how it stands."""
-    told = MovedDead()
+    """Move dead letters by id, a part at a time; `progress` is called with the counts after each part."""
+    counts = MovedDead()
     for some in chunks(islice(ids, limit), PAGE):
         answers = _would_move(storage, queue, some, to) if dry_run else storage.move(queue, some, to)
         found = Counter(answer if answer in MovedDead._fields else "refused" for answer in answers)
-        told = MovedDead(*(before + found[name] for name, before in told._asdict().items()))
+        counts = MovedDead(*(before + found[name] for name, before in counts._asdict().items()))
         if progress is not None:
-            progress(told)
-    return told
+            progress(counts)
+    return counts
 
 
 def _would_move(storage: Storage, queue: str, ids: Sequence[str], to: str) -> Iterator[str]:
@@ -236,12 +236,12 @@ def _would_move(storage: Storage, queue: str, ids: Sequence[str], to: str) -> It
 
 
 def fingerprint(letter: DeadLetterRecord) -> str:
-    """The same for dead letters of the same error, whichever numbers its message has."""
+    """Return a hash that is equal for dead letters of the same error, whatever numbers its message has."""
     line = VARIABLE.sub("#", letter.error_message[:MESSAGE].partition("\n")[0])
     data = f"{letter.error_type}\0{line}".encode(errors="surrogatepass")
     return blake2b(data, digest_size=6).hexdigest()
 
 
 def is_of_type(there: str, wanted: str) -> bool:
-    """Whether an error's type is the one that is meant, by its dotted name or by the last part of it."""
+    """Return whether an error's type matches a dotted name, or its last part."""
     return there == wanted or there.rpartition(".")[2] == wanted

@@ -26,7 +26,7 @@ class Declared:
 
 
 class Declarations:
-    """What the modules imported so far declare, by name."""
+    """The schedules that imported modules declare, by name."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Declared] = {}
@@ -39,7 +39,7 @@ class Declarations:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Declared:
-        """A schedule to add. Raises OptionError, naming what is wrong, or if another job's has the name."""
+        """Check a schedule. Raises OptionError if it is wrong, or if another job's schedule has its name."""
         if len(check_text("name", name)) > MAX_NAME:
             raise OptionError(
                 f"name: a schedule's name must have at most {MAX_NAME} characters; got {len(name)}"
@@ -66,7 +66,7 @@ class Declarations:
         self._entries[entry.name] = entry
 
     def of(self, job_names: Iterable[str]) -> dict[str, Declared]:
-        """Those of some jobs, by name."""
+        """Return the schedules of some jobs, by name."""
         names = set(job_names)
         return {name: entry for name, entry in self._entries.items() if entry.job_name in names}
 
@@ -82,7 +82,7 @@ def split_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """As it comes back from the row."""
+    """Return a value as the row will return it."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""From what a caller says to a batch for the storage."""
+"""Turn a caller's options and payloads into a batch for the storage."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,11 +23,11 @@ from djqueue.core.suggest import nearest
 
 DEFAULT_QUEUE = "default"
 ROOM_FOR_OPTIONS = 8 * 1024
-"""More bytes than a job's encoded options have without tags and dependencies."""
+"""Upper bound, in bytes, of a job's encoded options without tags and dependencies."""
 
 
 def resolve(given: Mapping[str, Any], queue: str | None = None) -> EnqueueOptions:
-    """A caller's options over the settings' defaults, checked; with the queue that is meant."""
+    """Return a caller's options, checked, with the settings' defaults and the queue."""
     settings = get_settings()
     try:
         return _resolved(tuple((key, type(value), value) for key, value in given.items()), queue, settings)
@@ -36,11 +36,11 @@ def resolve(given: Mapping[str, Any], queue: str | None = None) -> EnqueueOption
 
 
 def check(given: Mapping[str, Any], queue: str | None = None) -> None:
-    """Check the options of a job type, or a queue's, where it is declared.
+    """Check the options of a job type or a queue where it is declared.
 
-    A wrong setting is none of its faults: `manage.py check` tells of that (E001), which it could not do if
-    importing a project's modules failed. For the same reason a queue that STRICT_QUEUES refuses is left to
-    the check while Django starts (E009), and to the enqueue.
+    A wrong setting must not fail here: `manage.py check` reports it (E001), which requires that the project's
+    modules can be imported. For the same reason, a queue that STRICT_QUEUES refuses is left to the system
+    check (E009) and to the enqueue while Django starts.
 
     Raises OptionError, UnknownQueueError.
     """
@@ -57,7 +57,7 @@ def check(given: Mapping[str, Any], queue: str | None = None) -> None:
 def _resolved(
     given: tuple[tuple[str, type, Any], ...], queue: str | None, settings: Settings
 ) -> EnqueueOptions:
-    """The same options are given again and again; checking them takes longer than the rest."""
+    """Resolve options that can be hashed. They repeat, and checking them takes longer than the rest."""
     return _resolve({key: value for key, _, value in given}, queue, settings)
 
 
@@ -88,7 +88,7 @@ def check_queue(name: str, settings: Settings) -> None:
 def batch(
     options: EnqueueOptions, name: str, values: Sequence[Any], ids: Sequence[str] | None = None
 ) -> Batch:
-    """Payloads encoded, ids checked: ready for the storage."""
+    """Return a batch for the storage, with encoded payloads and checked ids."""
     assert options.queue is not None
     encode_payload = encoder(options.job.content_type, get_settings())
     if ids is not None:
@@ -138,7 +138,7 @@ def _size_of(options: JobOptions) -> int:
 
 @lru_cache(maxsize=64)
 def encoder(content_type: str, settings: Settings) -> Callable[[Any], bytes]:
-    """The encoder of payloads of a content type, with the settings' limits."""
+    """Return the encoder of payloads of a content type, with the settings' limits."""
     if content_type not in settings.accept_content:
         accepted = ", ".join(sorted(settings.accept_content))
         raise OptionError(f"content_type: {content_type!r} is not in DJQUEUE['ACCEPT_CONTENT'] ({accepted})")

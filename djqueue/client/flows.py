@@ -17,17 +17,17 @@ from . import envelope
 from .sending import asend_together, send_together
 
 BULK = 1_000
-"""Jobs of one batch."""
+"""Jobs per batch."""
 FOLLOWERS = 20
-"""Jobs behind it that a job of a flow knows by itself: from any of them the others are found."""
+"""Dependents that a job of a flow stores: the rest of the flow can be found from any of them."""
 MORE_BATCHES = 100
-"""What that may cost in each step of a flow; jobs of a step that would take more do without."""
+"""Batches that `FOLLOWERS` may add to each level of a flow; jobs of larger levels do without them."""
 
 _ids = IdSource()
 
 
 class Node:
-    """One job of a flow, before it is enqueued. Made by `JobType.node` and `Queue.node`."""
+    """A job of a flow before it is enqueued, made by `JobType.node` and `Queue.node`."""
 
     def __init__(
         self,
@@ -40,18 +40,18 @@ class Node:
         assert options.queue is not None
         self.options = options
         self.name = name
-        """The job's name, by which a handler is found."""
+        """The job's name, which selects its handler."""
         self.queue = options.queue
         self.id = check_text("id", job_id) if job_id is not None else _ids.new(SYSTEM_CLOCK.now())
-        """Known before the job is enqueued; the same node is the same job each time."""
+        """The job's id, known before the enqueue: a node is the same job each time."""
         self.label: str | None = None
         """Its name in the flow."""
         self.value = value
         self.storage = storage
         self.is_fresh = job_id is None
-        """Whether no earlier job can have its id: until it is enqueued."""
+        """True until the node is enqueued, if its id was generated and so is unique."""
         self.waits_for: list[Node | str | EnqueueResult | JobKey] = []
-        """What was said to `after`; of a flow its last nodes."""
+        """The arguments of `after`; for a flow, its last nodes."""
 
     def __repr__(self) -> str:
         return f"<node {self}>"
@@ -60,10 +60,11 @@ class Node:
         return self.label if self.label is not None else f"{self.name} {self.id}"
 
     def after(self, *others: "Other") -> "Node":
-        """Have it start when the others have completed; returns the node itself.
+        """Start the job when the others have completed, and return the node itself.
 
-        others: nodes, names of nodes, flows (that is, the last of their nodes); for jobs that are there
-            already the results of enqueue, or (queue, id).
+        Args:
+            others: Nodes, names of nodes, or flows (their last nodes); for existing jobs, results of
+                `enqueue` or (queue, id).
         """
         for other in others:
             if not isinstance(other, Node | Flow | str | EnqueueResult) and not _is_key(other):
@@ -76,7 +77,7 @@ class Node:
 
 
 class Flow:
-    """Jobs that wait for one another. Made by `flow`, `chain`, `group` and `chord`."""
+    """A graph of jobs, made by `flow`, `chain`, `group` and `chord`."""
 
     def __init__(self, parts: "Iterable[Part]", made_by: str = "flow") -> None:
         self._nodes: dict[Node, None] = {}
@@ -89,7 +90,7 @@ class Flow:
 
     @property
     def nodes(self) -> list[Node]:
-        """All nodes, those included that others were said to come after."""
+        """All nodes, including those that only `after` names."""
         found: dict[Node, None] = {}
         left = list(reversed(self._nodes))
         while left:
@@ -112,22 +113,23 @@ class Flow:
         return [node for node in nodes if node not in needed and node.label not in needed]
 
     def enqueue(self) -> "FlowResult":
-        """Enqueue all jobs in one step.
+        """Enqueue all jobs in one step. A second call enqueues the same jobs, to complete the first.
 
-        Again: the same jobs, so that a flow which was cut short is completed. Raises OptionError, also for
-        jobs that wait for each other and for unknown names; SerializationError, StorageError.
+        Raises:
+            OptionError: An option is wrong, a name is unknown, or jobs wait for each other.
+            SerializationError, StorageError: Nothing, or on Redis only a part, was enqueued.
         """
         plan = _Plan(self.nodes)
         return plan.result(send_together(plan.storage, plan.batches))
 
     async def aenqueue(self) -> "FlowResult":
-        """See `enqueue`."""
+        """Async version of `enqueue`."""
         plan = _Plan(self.nodes)
         return plan.result(await asend_together(plan.storage, plan.batches))
 
 
 class FlowResult:
-    """What became of the jobs of a flow, by node or name; one after the other in the order of the enqueue."""
+    """The results of a flow by node or name, iterable in the order of the enqueue."""
 
     def __init__(self, found: dict[Node, EnqueueResult]) -> None:
         self._found = found
@@ -165,10 +167,11 @@ Other: TypeAlias = Node | Flow | str | EnqueueResult | JobKey
 
 
 def flow(*parts: Part, **named: Node) -> Flow:
-    """Jobs that wait for one another, in any way.
+    """Return a flow of jobs with any dependencies.
 
-    parts: nodes and flows; nodes that these come after need not be named.
-    named: nodes that `after` may name, and that the result is asked for by these names.
+    Args:
+        parts: Nodes and flows; nodes that these depend on are included.
+        named: Nodes with names for `after` and for the result.
     """
     for label, node in named.items():
         if not isinstance(node, Node):
@@ -182,12 +185,12 @@ def flow(*parts: Part, **named: Node) -> Flow:
 
 
 def chain(*parts: Part) -> Flow:
-    """One after the other."""
+    """Return a flow whose parts run one after the other."""
     for part in parts:
         _check_part("chain", part)
     before: list[Node] = []
     for part in parts:
-        # Both, before the one changes what the other is.
+        # Compute both before `after` changes them.
         first, last = ([part], [part]) if isinstance(part, Node) else (part.first, part.last)
         for node in first:
             node.after(*before)
@@ -196,19 +199,19 @@ def chain(*parts: Part) -> Flow:
 
 
 def group(*parts: Part) -> Flow:
-    """All at once, as far as each part allows it."""
+    """Return a flow whose parts run in parallel."""
     return Flow(parts, "group")
 
 
 def chord(parts: Iterable[Part], *, then: Part) -> Flow:
-    """All at once, and `then` when all of them have completed."""
+    """Return a flow whose parts run in parallel, and `then` when all of them have completed."""
     if not isinstance(parts, Iterable) or isinstance(parts, (str, bytes)):
         raise OptionError(f"chord: expected a list of nodes, got {parts!r}")
     return chain(group(*parts), then)
 
 
 class _Plan:
-    """A flow's batches for the storage, each behind those that it depends on."""
+    """The batches of a flow, in the order of their dependencies."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         if not nodes:
@@ -223,17 +226,17 @@ class _Plan:
             alike = _alike(level, needs, followers)
             if len(alike) > len({kind[:3] for kind in alike}) + MORE_BATCHES:
                 alike = _alike(level, needs, {})
-            for (options, name, wanted, following), found in alike.items():
+            for (options, name, wanted, following), grouped in alike.items():
                 if wanted != options.job.depends_on or following:
                     job = replace(options.job, depends_on=wanted, dependents=following)
                     options = replace(options, job=job)
-                for start in range(0, len(found), BULK):
-                    self._add(options, name, found[start : start + BULK])
+                for start in range(0, len(grouped), BULK):
+                    self._add(options, name, grouped[start : start + BULK])
         for node in nodes:
             node.is_fresh = False
 
     def result(self, answers: Sequence[EnqueueResult]) -> FlowResult:
-        """The storage's answers, node by node."""
+        """Return the storage's answers by node."""
         return FlowResult(dict(zip(self._order, answers, strict=True)))
 
     def _add(self, options: EnqueueOptions, name: str, nodes: list[Node]) -> None:
@@ -244,7 +247,7 @@ class _Plan:
 
 
 def _needs(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    """For each node those that it comes after. Raises OptionError for a name that no node has."""
+    """Return the nodes that each node depends on. Raises OptionError for an unknown name."""
     labels = {node.label: node for node in nodes if node.label is not None}
     found = {}
     for node in nodes:
@@ -265,7 +268,7 @@ def _alike(
     needs: Mapping[Node, Iterable[Node]],
     followers: Mapping[Node, tuple[JobKey, ...]],
 ) -> dict[_Kind, list[Node]]:
-    """The nodes of a level by what they have in common: those of one list may be one batch."""
+    """Group the nodes of a level by their options; each group can be one batch."""
     found: dict[_Kind, list[Node]] = {}
     for node in level:
         kind = (node.options, node.name, _dependencies(node, needs[node]), followers.get(node, ()))
@@ -274,7 +277,7 @@ def _alike(
 
 
 def _followers(needs: Mapping[Node, Iterable[Node]]) -> dict[Node, tuple[JobKey, ...]]:
-    """For each node the first of those that come after it."""
+    """Return the first dependents of each node."""
     found: dict[Node, tuple[JobKey, ...]] = {}
     for node, needed in needs.items():
         for other in needed:
@@ -328,7 +331,7 @@ def _check_part(where: str, part: object) -> None:
 
 
 def _hint(where: str, part: object) -> str:
-    """What to pass instead of something that cannot be a part of a flow."""
+    """Return a hint on what to pass instead of a wrong part."""
     if isinstance(part, EnqueueResult):
         return ", but the result of an enqueue: use .node(...) instead of .enqueue(...)"
     if hasattr(type(part), "node"):

@@ -24,7 +24,7 @@ HERE = {
     "chunks": "{job}.enqueue_many(((value,), {{}}) for value in values)",
     "submit": "{job}.enqueue(...)",
 }
-"""What Celery, Dramatiq, Huey, Procrastinate and Sidekiq call it, and what to call here."""
+"""Attributes of the tasks of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, and their equivalents."""
 
 
 QUEUE_HERE = {
@@ -51,11 +51,11 @@ QUEUE_HERE = {
     "send_task": "enqueue(payload, name=...)",
     "size": "counts()",
 }
-"""What the queues of RQ, BullMQ, Celery, Huey and Django Q call it, and what to call here."""
+"""Attributes of the queues of RQ, BullMQ, Celery, Huey and Django Q, and their equivalents."""
 
 
 def explain_queue_attribute(name: str) -> str:
-    """The text of an AttributeError for an attribute that a queue does not have."""
+    """Return the text of an AttributeError for an attribute that a queue does not have."""
     here = QUEUE_HERE.get(name)
     if here is None:
         return f"'Queue' object has no attribute {name!r}"
@@ -63,7 +63,7 @@ def explain_queue_attribute(name: str) -> str:
 
 
 def explain_attribute(kind: str, job: object, name: str) -> str:
-    """The text of an AttributeError for an attribute that a job type does not have."""
+    """Return the text of an AttributeError for an attribute that a job type does not have."""
     here = HERE.get(name)
     if here is None or not isinstance(job, str):
         return f"{kind!r} object has no attribute {name!r}"

@@ -1,4 +1,4 @@
-"""What makes a function a generator: its job has items, which those who wait get as they come."""
+"""Recognize generator functions, whose jobs stream items."""
 
 import inspect
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def is_generator(function: Callable[..., Any]) -> bool:
-    """Whether what is called, a function or an object, yields."""
+    """Return whether a function or a callable object is a generator, sync or async."""
     return is_async_generator(function) or _is(inspect.isgeneratorfunction, function)
 
 
 def is_async_generator(function: Callable[..., Any]) -> bool:
-    """Whether it does so on an event loop."""
+    """Return whether it is an async generator."""
     return _is(inspect.isasyncgenfunction, function)
 
 

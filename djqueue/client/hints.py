@@ -1,4 +1,4 @@
-"""Warnings about jobs that no worker would run: logged once per process, for the job or the queue."""
+"""Warn of jobs that no worker would run, once per process for each job and queue."""
 
 import logging
 
@@ -16,7 +16,7 @@ from .registered import registry
 logger = logging.getLogger("djqueue.client")
 
 MAX_CHECKED = 10_000
-"""Queues and jobs that are remembered as checked; the ones after that are not checked."""
+"""Maximum number of queues and jobs that are checked."""
 
 checked_queues: set[str] = set()
 checked_jobs: set[str] = set()
@@ -44,7 +44,7 @@ def check_job(storage: Storage, name: str) -> None:
 
 
 def is_new(batch: Batch) -> bool:
-    """Whether the queue or the job name of a batch has not been checked yet."""
+    """Return whether the queue or the job name of a batch has not been checked yet."""
     return batch.queue not in checked_queues or batch.name not in checked_names
 
 
@@ -67,7 +67,7 @@ async def acheck(storage: Storage, batch: Batch) -> None:
 
 
 def suspect_name(name: str) -> str | None:
-    """The job that a job's name may be a typing error of; None if it is not suspicious.
+    """Return the job that an unknown name may be a typo of, or None.
 
     Called once per process and name.
     """
@@ -86,7 +86,7 @@ def check_name(storage: Storage, name: str) -> None:
 
 
 def suspect(queue: str) -> str | None:
-    """The declared queue that a queue's name may be a typing error of; None if it is not suspicious.
+    """Return the declared queue that an unknown name may be a typo of, or None.
 
     Called once per process and queue.
     """
@@ -111,7 +111,7 @@ def declared_queues() -> set[str]:
 
 
 def is_served(storage: Storage, queue: str) -> bool:
-    """Whether a live worker was started for this queue by name; True if the storage does not answer."""
+    """Return whether a live worker serves this queue by name; True if the storage does not answer."""
     try:
         return any(queue in (worker.queues or ()) for worker in storage.workers())
     except DjqueueError as error:
@@ -120,7 +120,7 @@ def is_served(storage: Storage, queue: str) -> bool:
 
 
 def is_handled(storage: Storage, name: str) -> bool:
-    """Whether a live worker has a handler of this name; True if the storage does not answer."""
+    """Return whether a live worker has a handler of this name; True if the storage does not answer."""
     try:
         return any(name in worker.names for worker in storage.workers())
     except DjqueueError as error:

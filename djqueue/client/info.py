@@ -23,9 +23,9 @@ class JobStatus(NamedTuple):
     created_at: datetime
     attempts: int
     result: Any = None
-    """What it returned, if it has completed and its result is kept."""
+    """The job's result, if it has completed and the result is kept."""
     error: str | None = None
-    """What it raised last, if it has failed."""
+    """The last exception, if the job has failed."""
 
 
 class JobInfo:
@@ -59,12 +59,12 @@ class JobInfo:
 
     @property
     def options(self) -> JobOptions:
-        """How it is to be run."""
+        """The job's options."""
         return self.record.options
 
     @property
     def subject(self) -> str | None:
-        """What it is about: `app_label.model:pk`, or another text."""
+        """The subject of the job: `app_label.model:pk`, or any other string."""
         return self.options.subject
 
     @property
@@ -94,17 +94,17 @@ class JobInfo:
 
     @property
     def error(self) -> JobFailure | None:
-        """What the handler raised last: type, message, traceback."""
+        """The handler's last exception: type, message, traceback."""
         return self.record.error
 
     @property
     def progress(self) -> Any:
-        """What the handler reported last."""
+        """The last progress that the handler reported."""
         return self.record.progress
 
     @property
     def items(self) -> int:
-        """How many items its last run has sent, if its handler is a generator."""
+        """Number of items that the last attempt has sent, if the handler is a generator."""
         return self.record.items
 
     @property
@@ -139,27 +139,27 @@ class JobInfo:
 
     @property
     def timeline(self) -> tuple[Moment, ...]:
-        """What has happened to it, in order: enqueued, each run's start and end, its own end."""
+        """The job's history, in order: enqueue, start and end of each attempt, end of the job."""
         return timeline(self.record)
 
     @cached_property
     def payload(self) -> Any:
-        """What it was given. Raises SerializationError if its content type is not accepted here."""
+        """The job's payload. Raises SerializationError if its content type is not accepted here."""
         return _decode(self.record, self.record.payload)
 
     @cached_property
     def result(self) -> Any:
-        """What it returned; None if it has not completed, or if its result is over."""
+        """The job's result; None if it has not completed, or the result has expired."""
         return None if self.record.result is None else _decode(self.record, self.record.result)
 
     def status(self) -> JobStatus:
-        """The job in short."""
+        """Return a short form of the job."""
         error = self.error.message if self.error is not None and self.state is State.FAILED else None
         return JobStatus(self.id, self.state, self.created_at, self.attempts, self.result, error)
 
 
 def outcome(record: JobRecord | None, job_id: str) -> Any:
-    """What an ended job returned. Raises the error that tells how it ended otherwise."""
+    """Return the result of an ended job, or raise the error of its other outcomes."""
     if record is None:
         raise JobNotFoundError(f"job {job_id!r} does not exist, or its record has expired", job_id=job_id)
     if record.state is State.COMPLETED:

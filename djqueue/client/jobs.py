@@ -29,7 +29,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DEFAULT_WAIT = 30.0
-"""Seconds that `enqueue_and_wait` waits unless told."""
+"""Default seconds that `enqueue_and_wait` waits."""
 BULK = 1_000
 """Jobs of `enqueue_many` in one call of the storage."""
 
@@ -64,11 +64,11 @@ class JobType(Generic[P, R]):
         self.backoff_function = backoff
         """A backoff of the user's own, which only the worker knows."""
         self.batch = batch
-        """How many jobs the function takes in one call; None: it is called with the arguments of one."""
+        """The rule for several jobs per call; None if each call runs one job."""
         self.redact_function = redact
-        """What of its jobs' values the dashboard may show; None: what the settings say."""
+        """Selects the values that the dashboard may show; None applies the settings."""
         self.arguments = arguments
-        """What the function accepts; None if the arguments of its jobs are not checked."""
+        """The parameters of the function; None if its jobs' arguments are not checked."""
         self._given = given
         self._calling = calling or {}
         """`wait` and `on_restart` as given to `using`, for the calls that wait."""
@@ -152,7 +152,7 @@ class JobType(Generic[P, R]):
         return changed
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
-        """Have a worker call the function with these arguments.
+        """Enqueue one job that calls the function with these arguments.
 
         Raises:
             ArgumentsError: The function does not accept the arguments.
@@ -180,7 +180,7 @@ class JobType(Generic[P, R]):
         return await asend(self._storage(), list(self._many(calls)))
 
     def enqueue_and_wait(self, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
-        """Enqueue one job, and return what it returns: see `djqueue.client.waiting`.
+        """Enqueue one job, wait for it, and return its result: see `djqueue.client.waiting`.
 
         Args:
             wait: Seconds to wait at most, or a timedelta; 30 seconds unless given. A function with a
@@ -200,7 +200,7 @@ class JobType(Generic[P, R]):
     ) -> Generator[Any, None, Any]:
         """Enqueue one job, a generator, and yield its items as they come: see `djqueue.client.streaming`.
 
-        The job is enqueued when the first item is asked for. `wait` and `on_restart` are told from
+        The job is enqueued when the first item is requested. `wait` and `on_restart` are distinguished from
         parameters of the function as in `enqueue_and_wait`.
         """
         streaming = Streaming(self._storage(), *self._waiting(wait, on_restart, kwargs))
@@ -216,7 +216,7 @@ class JobType(Generic[P, R]):
     def stream(
         self, result: EnqueueResult, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
     ) -> Generator[Any, None, Any]:
-        """What a job that was enqueued yields, from its first item on: see `enqueue_and_stream`."""
+        """Yield the items of an enqueued job, from its first, as `enqueue_and_stream` does."""
         return Streaming(get_storage(), wait, on_restart).of(result.queue, result.id)
 
     def astream(
@@ -226,7 +226,7 @@ class JobType(Generic[P, R]):
         return Streaming(get_storage(), wait, on_restart).aof(result.queue, result.id)
 
     def node(self, *args: P.args, **kwargs: P.kwargs) -> Node:
-        """A job of a flow with these arguments: see `djqueue.flow`."""
+        """Return a node of a flow with these arguments: see `djqueue.flow`."""
         if self.arguments is not None:
             self.arguments.check(self.name, args, kwargs)
         return Node(self.options, self.name, _value(args, kwargs), self._id, get_storage)
@@ -289,7 +289,7 @@ class JobType(Generic[P, R]):
         return chosen[0], chosen[1]
 
     def _accepts(self, name: str, given: Any) -> bool:
-        """Whether an argument that the caller could mean, too, is the function's."""
+        """Return whether an argument of the waiting calls belongs to the function."""
         assert self.arguments is not None
         is_own = self.arguments.has_parameter(name)
         if name in self._calling:
@@ -304,9 +304,9 @@ class JobType(Generic[P, R]):
 
 
 ONLY_JOB = frozenset({"name", "cron", "every"})
-"""What `@job` takes, and `using` does not."""
+"""Options of `@job` that `using` does not have."""
 CALLING: dict[str, Any] = {"wait": DEFAULT_WAIT, "on_restart": "raise"}
-"""What the calls that wait take besides the function's arguments, and what they do without it."""
+"""Arguments of the calls that wait, in addition to the function's, with their defaults."""
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`Limiter`: what several queues share."""
+"""`Limiter`: limits that several queues share."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from djqueue.storage.base import Storage
 from .storages import get_storage
 
 UNCHANGED: Any = object()
-"""An argument that was not given: what it stands for stays as it is."""
+"""An argument that was not given, whose value stays as it is."""
 
 
 def read_limits(call: str, rate: Any, concurrency: Any) -> dict[str, Any]:
-    """The limits that were given, checked. Raises OptionError, ConfigurationError."""
+    """Return the limits that were given, checked. Raises OptionError, ConfigurationError."""
     given: dict[str, Any] = {}
     if rate is not UNCHANGED:
         given["rate"] = None if rate is None else parse_rate(rate)
@@ -30,9 +30,9 @@ def read_limits(call: str, rate: Any, concurrency: Any) -> dict[str, Any]:
 
 
 class Limiter:
-    """One of `DJQUEUE["LIMITERS"]`, in a storage (the settings' one unless given).
+    """A limiter of `DJQUEUE["LIMITERS"]`, in a storage (by default the configured one).
 
-    Raises OptionError if it is not one of them.
+    Raises OptionError if the settings have no limiter with this name.
     """
 
     def __init__(self, name: str, *, storage: Storage | None = None) -> None:
@@ -47,27 +47,27 @@ class Limiter:
 
     @property
     def storage(self) -> Storage:
-        """Where its queues are."""
+        """The storage of its queues."""
         return self._storage if self._storage is not None else get_storage()
 
     def set(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
-        """Limit what its queues together start (`"100/s"`, or (count, seconds)) and have active at once.
+        """Limit the starts (`"100/s"`, or (count, seconds)) and the active jobs of all its queues together.
 
-        A limit that is not given stays as it is; None removes it. It counts at once, for all processes, and
-        after a restart.
+        A limit that is not given stays; None removes it. Changes apply to all processes at once, and survive
+        restarts.
 
         Raises OptionError, ConfigurationError, StorageError.
         """
         self.storage.set_limiter(self.name, **read_limits("set", rate, concurrency))
 
     async def aset(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
-        """See `set`."""
+        """Async version of `set`."""
         await self.storage.acall(self.set, rate=rate, concurrency=concurrency)
 
     def state(self) -> LimiterState:
-        """What is allowed, and what is used and free at the moment."""
+        """Return the limits, and what is in use and free now."""
         return self.storage.limiter_state(self.name)
 
     async def astate(self) -> LimiterState:
-        """See `state`."""
+        """Async version of `state`."""
         return await self.storage.acall(self.state)

@@ -35,7 +35,7 @@ class Registry:
         self._types[job_type.name] = job_type
 
     def get(self, name: str) -> "JobType[..., Any]":
-        """The job type of a name. Raises UnknownJobError."""
+        """Return the job type of a name. Raises UnknownJobError."""
         try:
             return self._types[name]
         except KeyError:
@@ -46,7 +46,7 @@ class Registry:
             ) from None
 
     def find(self, name: str) -> "JobType[..., Any] | None":
-        """The job type of a name; None if there is none here."""
+        """Return the job type of a name; None if there is none here."""
         return self._types.get(name)
 
     def names(self) -> list[str]:

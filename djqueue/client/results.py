@@ -1,4 +1,4 @@
-"""From the result of an enqueue to its job: what `EnqueueResult.wait`, `refresh` and `job` do."""
+"""Implement `EnqueueResult.wait`, `refresh` and `job`."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,7 +16,7 @@ from .storages import get_storage
 
 
 class StoredResult(EnqueueResult):
-    """A result that remembers its storage, because that is not the one of the settings."""
+    """A result of a storage other than the configured one."""
 
     storage: Storage
 
@@ -25,14 +25,14 @@ class StoredResult(EnqueueResult):
 
 
 def of_storage(results: Sequence[EnqueueResult], storage: Storage | None) -> list[EnqueueResult]:
-    """Results that ask this storage later; None: the one of the settings, as plain results do."""
+    """Return results that read from this storage later; with None, from the configured one."""
     if storage is None:
         return list(results)
     return [_stored(result, storage) for result in results]
 
 
 class StorageResultReader(ResultReader):
-    """See `ResultReader`."""
+    """Reads results from the storage."""
 
     def wait(self, result: EnqueueResult, timeout: float | timedelta) -> Any:
         return waiting.wait_for(_storage(result), result, timeout)

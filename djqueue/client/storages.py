@@ -21,7 +21,7 @@ _storage: Storage | None = None
 
 
 def get_storage() -> Storage:
-    """The configured storage, made on first use and shared by all threads."""
+    """Return the configured storage, made on first use and shared by all threads."""
     global _storage
     if _storage is None:
         with _lock:
@@ -31,7 +31,7 @@ def get_storage() -> Storage:
 
 
 def make_storage(settings: Settings) -> Storage:
-    """A storage as the settings describe it. Raises ConfigurationError naming what is wrong."""
+    """Return a storage as the settings describe it. Raises ConfigurationError naming what is wrong."""
     try:
         backend = import_string(settings.backend)
     except ImportError as error:

@@ -1,10 +1,9 @@
-"""The items of a generator's job as they come: subscribed first, then read, and read on at each event."""
+"""Stream the items of a generator's job: subscribe first, then read, and read on at each event."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from datetime import timedelta
 from threading import Event as ThreadEvent
-from typing import Any
+from typing import Any, NamedTuple
 
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
@@ -22,7 +21,8 @@ from djqueue.storage.base import Storage
 
 from .info import outcome
 from .sending import aenqueue, enqueue
-from .timeouts import atoo_late, too_late
+from .steps import LoopSignal, Signal, Step, Steps, in_thread
+from .timeouts import timed_out
 from .waiting import CHECK_EVERY, ENDINGS, RETRY, has_ended, refuse_in_vain, refuse_uncommitted, with_id
 
 ON_RESTART = ("raise", "continue")
@@ -32,156 +32,161 @@ NEWS = ENDINGS | {"item", "active"}
 Wait = float | timedelta | None
 
 
+class Items(NamedTuple):
+    """Values for the caller, between two steps of a stream."""
+
+    values: Iterator[Any]
+
+
+StreamSteps = Generator[Step | Items, Any, Any]
+
+
 class Streaming:
-    """How a caller wants a stream: what is wrong with that is said at once, raising OptionError.
+    """The options of a stream, and the streams with them. Raises OptionError if an option is wrong.
 
-    wait: seconds, or a timedelta, within which the job has to end; None: as long as it takes.
-    on_restart: `raise` StreamRestartedError when the job begins anew after items of it were given, or
-        `continue` with the items of the new run, from its first.
+    Args:
+        wait: Seconds, or a timedelta, within which the job has to end; None waits without a limit.
+        on_restart: `raise` StreamRestartedError when the job restarts after some of its items were
+            returned, or `continue` with the items of the new attempt, from its first.
 
-    What is returned begins when its first item is asked for. It raises, after the items that came: what
-    `enqueue_and_wait` raises, and JobNotFoundError for items that are no longer kept.
+    A stream begins when its first item is requested. After the items, it raises the errors of
+    `enqueue_and_wait`, and JobNotFoundError for items that have expired.
     """
 
     def __init__(self, storage: Storage, wait: Wait, on_restart: str) -> None:
         if on_restart not in ON_RESTART:
             raise OptionError(f"on_restart: {on_restart!r} is not one of {', '.join(ON_RESTART)}")
         self._storage = storage
-        self._patience = None if wait is None else milliseconds("wait", wait)
+        self._limit = None if wait is None else milliseconds("wait", wait)
         self._wait = wait
         self._raises = on_restart == "raise"
 
     def of(self, queue: str, job_id: str) -> Generator[Any, None, Any]:
-        """A job's items; the generator returns what the job returns."""
-
-        def begin() -> str:
-            refuse_uncommitted(queue, job_id, self._storage.uncommitted_in(queue, job_id))
-            return job_id
-
-        return self._read(queue, job_id, begin)
+        """Yield a job's items, and return its result."""
+        return _run(lambda signal: self._read(queue, job_id, self._find(queue, job_id), signal))
 
     def aof(self, queue: str, job_id: str) -> AsyncIterator[Any]:
-        """See `of`."""
-
-        async def begin() -> str:
-            refuse_uncommitted(queue, job_id, await self._storage.auncommitted_in(queue, job_id))
-            return job_id
-
-        return self._aread(queue, job_id, begin)
+        """Async version of `of`."""
+        return _arun(lambda signal: self._read(queue, job_id, self._find(queue, job_id), signal))
 
     def enqueue(self, batch: Batch) -> Generator[Any, None, Any]:
-        """Enqueue one job, and give its items; those of the job that is there, if this is a duplicate."""
-        batch = with_id(batch)
-        assert batch.ids is not None
-
-        def begin() -> str:
-            refuse_in_vain(batch, self._storage.transaction_of(batch))
-            return enqueue(self._storage, batch)[0].id
-
-        return self._read(batch.queue, batch.ids[0], begin)
+        """Enqueue one job, and yield its items; those of the existing job if this is a duplicate."""
+        return _run(self._enqueueing(batch))
 
     def aenqueue(self, batch: Batch) -> AsyncIterator[Any]:
-        """See `enqueue`."""
+        """Async version of `enqueue`."""
+        return _arun(self._enqueueing(batch))
+
+    def _enqueueing(self, batch: Batch) -> Callable[[Signal], StreamSteps]:
         batch = with_id(batch)
         assert batch.ids is not None
+        queue, job_id = batch.queue, batch.ids[0]
+        return lambda signal: self._read(queue, job_id, self._enqueue(batch), signal)
 
-        async def begin() -> str:
-            refuse_in_vain(batch, await self._storage.atransaction_of(batch))
-            return (await aenqueue(self._storage, batch))[0].id
+    def _find(self, queue: str, job_id: str) -> Steps[str]:
+        storage = self._storage
+        alias = yield Step(storage.uncommitted_in, storage.auncommitted_in, (queue, job_id))
+        refuse_uncommitted(queue, job_id, alias)
+        return job_id
 
-        return self._aread(batch.queue, batch.ids[0], begin)
+    def _enqueue(self, batch: Batch) -> Steps[str]:
+        storage = self._storage
+        refuse_in_vain(batch, (yield Step(storage.transaction_of, storage.atransaction_of, (batch,))))
+        [result] = yield Step(enqueue, aenqueue, (storage, batch))
+        found: str = result.id
+        return found
 
-    def _read(self, queue: str, job_id: str, begin: Callable[[], str]) -> Generator[Any, None, Any]:
-        storage, news, deadline = self._storage, ThreadEvent(), self._deadline()
-        handler = _on_news(news.set)
-        unsubscribe = storage.subscribe(queue, handler, job_id)
+    def _read(self, queue: str, job_id: str, begin: Steps[str], signal: Signal) -> StreamSteps:
+        storage, deadline = self._storage, self._deadline()
+        handler = _on_news(signal.set)
+        unsubscribe = yield in_thread(storage, storage.subscribe, queue, handler, job_id)
         try:
-            if (found := begin()) != job_id:
+            if (actual := (yield from begin)) != job_id:
                 unsubscribe()
-                job_id = found
-                unsubscribe = storage.subscribe(queue, handler, job_id)
-            place = StreamPosition(job_id, raises=self._raises)
+                job_id = actual
+                unsubscribe = yield in_thread(storage, storage.subscribe, queue, handler, job_id)
+            position = StreamPosition(job_id, raises=self._raises)
             while True:
-                news.clear()
+                signal.clear()
                 away = page = record = None
                 try:
-                    [page] = storage.items(queue, [place.mark])
+                    [page] = yield Step(storage.items, storage.aitems, (queue, [position.mark]))
                     if _is_last(page):
-                        [record] = storage.jobs(queue, [job_id])
+                        [record] = yield Step(storage.jobs, storage.ajobs, (queue, [job_id]))
                 except StorageUnavailableError as error:
                     away = error
                 else:
-                    yield from place.take(page)
+                    yield Items(position.take(page))
                     if _is_last(page) and has_ended(record):
                         return outcome(record, job_id)
                     if _has_more(page):
                         continue
                 if _is_over(deadline):
-                    raise too_late(storage, queue, job_id, self._wait or 0, away) from away
-                news.wait(_patience(deadline, away))
-        finally:
-            unsubscribe()
-
-    async def _aread(
-        self, queue: str, job_id: str, begin: Callable[[], Awaitable[str]]
-    ) -> AsyncIterator[Any]:
-        storage, news, deadline = self._storage, asyncio.Event(), self._deadline()
-        loop = asyncio.get_running_loop()
-
-        def wake() -> None:
-            # The loop may be gone by the time that a late event comes in on another thread.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(news.set)
-
-        handler = _on_news(wake)
-        unsubscribe = await storage.acall(storage.subscribe, queue, handler, job_id)
-        try:
-            if (found := await begin()) != job_id:
-                unsubscribe()
-                job_id = found
-                unsubscribe = await storage.acall(storage.subscribe, queue, handler, job_id)
-            place = StreamPosition(job_id, raises=self._raises)
-            while True:
-                news.clear()
-                away = page = record = None
-                try:
-                    [page] = await storage.aitems(queue, [place.mark])
-                    if _is_last(page):
-                        [record] = await storage.ajobs(queue, [job_id])
-                except StorageUnavailableError as error:
-                    away = error
-                else:
-                    for item in place.take(page):
-                        yield item
-                    if _is_last(page) and has_ended(record):
-                        outcome(record, job_id)
-                        return
-                    if _has_more(page):
-                        continue
-                if _is_over(deadline):
-                    raise await atoo_late(storage, queue, job_id, self._wait or 0, away) from away
-                try:
-                    await asyncio.wait_for(news.wait(), _patience(deadline, away))
-                except TimeoutError:
-                    continue
+                    raise (yield from timed_out(storage, queue, job_id, self._wait or 0, away)) from away
+                yield Step(signal.wait, signal.wait, (_patience(deadline, away),))
         finally:
             unsubscribe()
 
     def _deadline(self) -> int | None:
-        return None if self._patience is None else SYSTEM_CLOCK.monotonic() + self._patience
+        return None if self._limit is None else SYSTEM_CLOCK.monotonic() + self._limit
+
+
+def _run(begin: Callable[[Signal], StreamSteps]) -> Generator[Any, None, Any]:
+    """Run a stream on this thread."""
+    steps = begin(ThreadEvent())
+    try:
+        step = next(steps)
+        while True:
+            if isinstance(step, Items):
+                yield from step.values
+                step = next(steps)
+                continue
+            try:
+                answer = step.call(*step.args)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        return end.value
+    finally:
+        steps.close()
+
+
+async def _arun(begin: Callable[[Signal], StreamSteps]) -> AsyncIterator[Any]:
+    """Run a stream on the running event loop."""
+    steps = begin(LoopSignal())
+    try:
+        step = next(steps)
+        while True:
+            if isinstance(step, Items):
+                for value in step.values:
+                    yield value
+                step = next(steps)
+                continue
+            try:
+                answer = await step.acall(*step.args)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration:
+        return
+    finally:
+        steps.close()
 
 
 class StreamPosition:
-    """How far a reader has come."""
+    """A reader's position in a stream."""
 
     def __init__(self, job_id: str, *, raises: bool) -> None:
         self.mark = ItemMark(job_id)
         self._raises = raises
 
     def take(self, page: ItemPage | None) -> Iterator[Any]:
-        """The values of a page that was read behind the mark, which moves on.
+        """Yield the values of a page that was read after the mark, and move the mark.
 
-        Raises StreamRestartedError, and JobNotFoundError if items are missing for good.
+        Raises StreamRestartedError, and JobNotFoundError if items have expired.
         """
         if page is None:
             return
@@ -205,19 +210,19 @@ class StreamPosition:
 
 
 def _is_last(page: ItemPage | None) -> bool:
-    """Whether nothing comes behind a page."""
+    """Return whether no page follows this one."""
     return page is None or (page.state in TERMINAL and page.start + len(page.items) >= page.sent)
 
 
 def _has_more(page: ItemPage | None) -> bool:
-    """Whether there is something behind a page already."""
+    """Return whether the next page can be read at once."""
     return page is not None and bool(page.items) and page.start + len(page.items) < page.sent
 
 
-def _on_news(tell: Callable[[], None]) -> Callable[[Event], None]:
+def _on_news(wake: Callable[[], None]) -> Callable[[Event], None]:
     def handler(event: Event) -> None:
         if event.event in NEWS:
-            tell()
+            wake()
 
     return handler
 
@@ -227,7 +232,7 @@ def _is_over(deadline: int | None) -> bool:
 
 
 def _patience(deadline: int | None, away: StorageUnavailableError | None) -> float:
-    """Seconds until the next look, should no event come: one may have been lost with a connection."""
+    """Return the seconds until the next read if no event comes: one may be lost with a connection."""
     patience = CHECK_EVERY if away is None else RETRY
     if deadline is None:
         return patience

@@ -1,4 +1,4 @@
-"""What has happened to a job, in the order in which it did."""
+"""The history of a job, in order."""
 
 from datetime import datetime
 from typing import NamedTuple
@@ -18,12 +18,12 @@ class Moment(NamedTuple):
     """Which run; 0: it concerns none."""
     worker: str = ""
     reason: str = ""
-    """Of an end: the dead letter's reason, or why it was cancelled."""
+    """The reason of an end: that of the dead letter, or of the cancel."""
     error: JobFailure | None = None
 
 
 def timeline(record: JobRecord) -> tuple[Moment, ...]:
-    """See `JobInfo.timeline`."""
+    """Return the history of a job, as `JobInfo.timeline` has it."""
     moments = [Moment(to_datetime(record.created_at), "enqueued")]
     ended = record.finished_at if record.state in TERMINAL else 0
     for run in record.all_attempts():

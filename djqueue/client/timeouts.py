@@ -1,4 +1,4 @@
-"""What a caller that waited in vain is told: where its job is, and what would help."""
+"""Errors for callers whose time to wait is over: where the job is, and what would help."""
 
 import logging
 from collections.abc import Callable
@@ -12,30 +12,24 @@ from djqueue.core.job import JobRecord
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.storage.base import Storage
 
+from .steps import Steps, in_thread
+
 logger = logging.getLogger("djqueue.client")
 
 LOOKING = 0.25
-"""Seconds that it may take to find out where the job is."""
+"""Seconds that the search for the job may take."""
 NO_ANSWER = "The storage did not return the job's state."
 
 
-def too_late(
+def timed_out(
     storage: Storage, queue: str, job_id: str, wait: float | timedelta, away: StorageUnavailableError | None
-) -> JobTimeoutError:
+) -> Steps[JobTimeoutError]:
     """Return the error for a caller whose time to wait is over.
 
     Args:
-        away: The error of the last look at the job, if the storage did not answer.
+        away: The error of the last read of the job, if the storage did not answer.
     """
-    text = NO_ANSWER if away is not None else _look(storage, queue, job_id)
-    return _error(queue, job_id, wait, text)
-
-
-async def atoo_late(
-    storage: Storage, queue: str, job_id: str, wait: float | timedelta, away: StorageUnavailableError | None
-) -> JobTimeoutError:
-    """Async version of `too_late`."""
-    text = NO_ANSWER if away is not None else await storage.acall(_look, storage, queue, job_id)
+    text = NO_ANSWER if away is not None else (yield in_thread(storage, _look, storage, queue, job_id))
     return _error(queue, job_id, wait, text)
 
 
@@ -48,16 +42,16 @@ def _error(queue: str, job_id: str, wait: float | timedelta, text: str) -> JobTi
 
 
 def _look(storage: Storage, queue: str, job_id: str) -> str:
-    """Where the job is, as far as the storage says so at once."""
-    record = found = None
+    """Return where the job is, if the storage answers at once."""
+    record = explanation = None
     try:
         with within(LOOKING):
             record = storage.jobs(queue, [job_id])[0]
             if record is not None and record.state in PENDING:
-                found = storage.explain(queue, job_id)
+                explanation = storage.explain(queue, job_id)
     except DjqueueError as error:
         logger.debug("Could not explain why job %s of queue %r has not ended: %s", job_id, queue, error)
-    return NO_ANSWER if record is None else _where(record, found)
+    return NO_ANSWER if record is None else _where(record, explanation)
 
 
 def _where(record: JobRecord, found: Explanation | None) -> str:

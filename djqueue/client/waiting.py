@@ -1,6 +1,5 @@
-"""Waiting for what a job returns: subscribed before the enqueue, so that no answer is missed."""
+"""Wait for the result of a job: subscribe before the enqueue, so that no event is missed."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,121 +17,125 @@ from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
 from .info import outcome
 from .sending import aenqueue, enqueue
-from .timeouts import atoo_late, too_late
+from .steps import LoopSignal, Signal, Step, Steps, arun, in_thread, run
+from .timeouts import timed_out
 
 logger = logging.getLogger("djqueue.client")
 
 CHECK_EVERY = 2.0
-"""Seconds between looks at the job itself, should an event have been lost with a connection."""
+"""Seconds between reads of the job, in case an event was lost with a connection."""
 RETRY = 0.25
-"""The same while the storage is away."""
+"""Seconds between reads while the storage is unavailable."""
 SUBSCRIPTION_TIMEOUT = 1.0
 """Seconds to wait for a subscription before the job is enqueued without one."""
 UNSUBSCRIBED = 0.5
-"""Seconds between looks at a job whose events do not arrive."""
+"""Seconds between reads of a job whose events could not be subscribed to."""
 LAST_LOOK = 0.25
-"""Seconds that the last look at the job may take when the time to wait is over."""
+"""Seconds that the last read of the job may take after the deadline."""
 ENDINGS = frozenset({"completed", "failed", "cancelled", "removed"})
 
 _ids = IdSource()
 
 
 def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) -> Any:
-    """Enqueue one job, and return what it returns. A job that is there already is waited for.
+    """Enqueue one job, wait for it, and return its result. A duplicate waits for the existing job.
 
-    Raises JobFailedError, MaxRetriesError, JobCancelledError; JobTimeoutError after `wait` seconds,
-    while the job goes on; WaitInTransactionError at once where that would be in vain.
+    Raises:
+        JobFailedError, MaxRetriesError, JobCancelledError: The job ended without a result.
+        JobTimeoutError: It did not end within `wait` seconds; it continues.
+        WaitInTransactionError: The job would start only after the caller's transaction.
     """
     deadline = _deadline(wait)
     with within(_left(deadline) + LAST_LOOK):
-        return _enqueue_and_wait(storage, batch, wait, deadline)
-
-
-def _enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, deadline: int) -> Any:
-    batch = with_id(batch)
-    assert batch.ids is not None
-    refuse_in_vain(batch, storage.transaction_of(batch))
-    done = ThreadEvent()
-    handler = _on_ending(done.set)
-    unsubscribe = _subscribe(storage, batch.queue, handler, batch.ids[0])
-    try:
-        result = enqueue(storage, batch)[0]
-        if result.id != batch.ids[0]:
-            if unsubscribe is not None:
-                unsubscribe()
-            unsubscribe = _subscribe(storage, batch.queue, handler, result.id)
-        if result.status != "queued":
-            done.set()
-        usual = patience = UNSUBSCRIBED if unsubscribe is None else CHECK_EVERY
-        while True:
-            done.wait(min(patience, _left(deadline)))
-            done.clear()
-            away = None
-            try:
-                record = storage.jobs(batch.queue, [result.id])[0]
-            except StorageUnavailableError as error:
-                patience, away = RETRY, error
-            else:
-                patience = usual
-                if has_ended(record):
-                    return outcome(record, result.id)
-            if not _left(deadline):
-                raise too_late(storage, result.queue, result.id, wait, away) from away
-    finally:
-        if unsubscribe is not None:
-            unsubscribe()
+        return run(_enqueue_and_wait(storage, batch, wait, deadline, ThreadEvent()))
 
 
 async def aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) -> Any:
-    """See `enqueue_and_wait`."""
+    """Async version of `enqueue_and_wait`."""
     deadline = _deadline(wait)
     with within(_left(deadline) + LAST_LOOK):
-        return await _aenqueue_and_wait(storage, batch, wait, deadline)
+        return await arun(_enqueue_and_wait(storage, batch, wait, deadline, LoopSignal()))
 
 
-async def _aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, deadline: int) -> Any:
+def wait_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -> Any:
+    """Wait for the end of an enqueued job, and return its result.
+
+    Raises the errors of `enqueue_and_wait`, and JobNotFoundError.
+    """
+    deadline = _deadline(wait)
+    with within(_left(deadline) + LAST_LOOK):
+        return run(_wait_for(storage, result, wait, deadline, ThreadEvent()))
+
+
+async def await_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -> Any:
+    """Async version of `wait_for`."""
+    deadline = _deadline(wait)
+    with within(_left(deadline) + LAST_LOOK):
+        return await arun(_wait_for(storage, result, wait, deadline, LoopSignal()))
+
+
+def _enqueue_and_wait(
+    storage: Storage, batch: Batch, wait: float | timedelta, deadline: int, signal: Signal
+) -> Steps[Any]:
     batch = with_id(batch)
     assert batch.ids is not None
-    refuse_in_vain(batch, await storage.atransaction_of(batch))
-    loop = asyncio.get_running_loop()
-    done = asyncio.Event()
-
-    def wake() -> None:
-        # The loop may be gone by the time that a late event comes in on another thread.
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(done.set)
-
-    handler = _on_ending(wake)
-    unsubscribe = await storage.acall(_subscribe, storage, batch.queue, handler, batch.ids[0])
+    refuse_in_vain(batch, (yield Step(storage.transaction_of, storage.atransaction_of, (batch,))))
+    handler = _on_ending(signal.set)
+    unsubscribe = yield in_thread(storage, _subscribe, storage, batch.queue, handler, batch.ids[0])
     try:
-        result = (await aenqueue(storage, batch))[0]
+        [result] = yield Step(enqueue, aenqueue, (storage, batch))
         if result.id != batch.ids[0]:
             if unsubscribe is not None:
                 unsubscribe()
-            unsubscribe = await storage.acall(_subscribe, storage, batch.queue, handler, result.id)
-        if result.status != "queued":
-            done.set()
-        usual = patience = UNSUBSCRIBED if unsubscribe is None else CHECK_EVERY
-        while True:
-            try:
-                await asyncio.wait_for(done.wait(), min(patience, _left(deadline)))
-            except TimeoutError:
-                pass
-            done.clear()
-            away = None
-            try:
-                record = (await storage.ajobs(batch.queue, [result.id]))[0]
-            except StorageUnavailableError as error:
-                patience, away = RETRY, error
-            else:
-                patience = usual
-                if has_ended(record):
-                    return outcome(record, result.id)
-            if not _left(deadline):
-                raise await atoo_late(storage, result.queue, result.id, wait, away) from away
+            unsubscribe = yield in_thread(storage, _subscribe, storage, batch.queue, handler, result.id)
+        interval = UNSUBSCRIBED if unsubscribe is None else CHECK_EVERY
+        if result.status == "queued":
+            yield _wait(signal, interval, deadline)
+        return (yield from _watch(storage, result, wait, deadline, signal, interval))
     finally:
         if unsubscribe is not None:
             unsubscribe()
+
+
+def _wait_for(
+    storage: Storage, result: EnqueueResult, wait: float | timedelta, deadline: int, signal: Signal
+) -> Steps[Any]:
+    queue, job_id = result.queue, result.id
+    alias = yield Step(storage.uncommitted_in, storage.auncommitted_in, (queue, job_id))
+    refuse_uncommitted(queue, job_id, alias)
+    unsubscribe = yield in_thread(storage, storage.subscribe, queue, _on_ending(signal.set), job_id)
+    try:
+        return (yield from _watch(storage, result, wait, deadline, signal, CHECK_EVERY))
+    finally:
+        unsubscribe()
+
+
+def _watch(
+    storage: Storage,
+    result: EnqueueResult,
+    wait: float | timedelta,
+    deadline: int,
+    signal: Signal,
+    interval: float,
+) -> Steps[Any]:
+    """Read the job now, after each signal, and every `interval` seconds, until it has ended."""
+    while True:
+        signal.clear()
+        away, patience = None, interval
+        try:
+            [record] = yield Step(storage.jobs, storage.ajobs, (result.queue, [result.id]))
+        except StorageUnavailableError as error:
+            away, patience = error, RETRY
+        else:
+            if has_ended(record):
+                return outcome(record, result.id)
+        if not _left(deadline):
+            raise (yield from timed_out(storage, result.queue, result.id, wait, away)) from away
+        yield _wait(signal, patience, deadline)
+
+
+def _wait(signal: Signal, seconds: float, deadline: int) -> Step:
+    return Step(signal.wait, signal.wait, (min(seconds, _left(deadline)),))
 
 
 def _subscribe(storage: Storage, queue: str, handler: EventHandler, job_id: str) -> Unsubscribe | None:
@@ -151,7 +154,7 @@ def _subscribe(storage: Storage, queue: str, handler: EventHandler, job_id: str)
 
 
 def with_id(batch: Batch) -> Batch:
-    """The batch of one job, with the id that it is waited for by."""
+    """Return the batch of one job, with an id to wait for."""
     if batch.ids is not None:
         return batch
     return batch._replace(ids=[_ids.new(SYSTEM_CLOCK.now())], fresh=True)
@@ -187,7 +190,7 @@ def _on_ending(done: Callable[[], None]) -> Callable[[Event], None]:
 
 
 def has_ended(record: JobRecord | None) -> bool:
-    """Whether nothing more is to be waited for."""
+    """Return whether the job has ended, or is gone."""
     return record is None or record.state in TERMINAL
 
 
@@ -197,74 +200,3 @@ def _deadline(wait: float | timedelta) -> int:
 
 def _left(deadline: int) -> float:
     return max(0, deadline - SYSTEM_CLOCK.monotonic()) / 1_000
-
-
-def wait_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -> Any:
-    """Wait for the end of a job that was enqueued, and return what it returned.
-
-    Raises as `enqueue_and_wait` does, and JobNotFoundError.
-    """
-    deadline = _deadline(wait)
-    with within(_left(deadline) + LAST_LOOK):
-        return _wait_for(storage, result, wait, deadline)
-
-
-def _wait_for(storage: Storage, result: EnqueueResult, wait: float | timedelta, deadline: int) -> Any:
-    refuse_uncommitted(result.queue, result.id, storage.uncommitted_in(result.queue, result.id))
-    done = ThreadEvent()
-    unsubscribe = storage.subscribe(result.queue, _on_ending(done.set), result.id)
-    try:
-        while True:
-            away, patience = None, CHECK_EVERY
-            try:
-                record = storage.jobs(result.queue, [result.id])[0]
-            except StorageUnavailableError as error:
-                away, patience = error, RETRY
-            else:
-                if has_ended(record):
-                    return outcome(record, result.id)
-            if not _left(deadline):
-                raise too_late(storage, result.queue, result.id, wait, away) from away
-            done.wait(min(patience, _left(deadline)))
-            done.clear()
-    finally:
-        unsubscribe()
-
-
-async def await_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -> Any:
-    """Async version of `wait_for`."""
-    deadline = _deadline(wait)
-    with within(_left(deadline) + LAST_LOOK):
-        return await _await_for(storage, result, wait, deadline)
-
-
-async def _await_for(storage: Storage, result: EnqueueResult, wait: float | timedelta, deadline: int) -> Any:
-    refuse_uncommitted(result.queue, result.id, await storage.auncommitted_in(result.queue, result.id))
-    loop = asyncio.get_running_loop()
-    done = asyncio.Event()
-
-    def wake() -> None:
-        # A late event may come in on another thread after the loop has been closed.
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(done.set)
-
-    unsubscribe = await storage.acall(storage.subscribe, result.queue, _on_ending(wake), result.id)
-    try:
-        while True:
-            away, patience = None, CHECK_EVERY
-            try:
-                record = (await storage.ajobs(result.queue, [result.id]))[0]
-            except StorageUnavailableError as error:
-                away, patience = error, RETRY
-            else:
-                if has_ended(record):
-                    return outcome(record, result.id)
-            if not _left(deadline):
-                raise await atoo_late(storage, result.queue, result.id, wait, away) from away
-            try:
-                await asyncio.wait_for(done.wait(), min(patience, _left(deadline)))
-            except TimeoutError:
-                pass
-            done.clear()
-    finally:
-        unsubscribe()

@@ -22,7 +22,7 @@ NAMES = {"msgpack": MSGPACK}
 
 
 def encode(value: Any, content_type: str, *, limit: int | None = None, what: str = "payload") -> bytes:
-    """The bytes of a value.
+    """Return the bytes of a value.
 
     limit: the most bytes that it may have.
     what: what the value is called in error messages: the root of the path to what is wrong.
@@ -48,7 +48,7 @@ def decode(
     *,
     accept: Collection[str] | None = None,
 ) -> Any:
-    """The value of bytes.
+    """Return the value of bytes.
 
     accept: content types or names that may be decoded; None is MessagePack, and what
         DJQUEUE["ACCEPT_CONTENT"] lists.
@@ -67,7 +67,7 @@ def decode(
 
 
 def content_id(value: Any) -> str:
-    """An id made from a value: equal values have equal ids, whatever the order of their keys.
+    """Return an id made from a value: equal values have equal ids, whatever the order of their keys.
 
     The first 16 hexadecimal digits of the SHA-256 of its JSON text, with sorted keys and without
     white space.

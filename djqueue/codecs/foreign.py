@@ -18,7 +18,7 @@ LONGEST_REASON = 200
 
 
 def encoder(content_type: str, limit: int | None, what: str) -> Callable[[Any], bytes]:
-    """See `djqueue.codecs.get_encoder`."""
+    """Return an encoder: see `djqueue.codecs.get_encoder`."""
     name = _accepted(content_type, None)
 
     def encode(value: Any) -> bytes:
@@ -35,7 +35,7 @@ def encoder(content_type: str, limit: int | None, what: str) -> Callable[[Any], 
 
 
 def decode(data: bytes, content_type: str, accept: Collection[str] | None) -> Any:
-    """See `djqueue.codecs.decode`."""
+    """Decode a value: see `djqueue.codecs.decode`."""
     name = _accepted(content_type, accept)
     if not data:
         # kombu gives nothing back for nothing, but no codec encodes a value so.

@@ -44,7 +44,7 @@ LARGEST_BUFFER = 1 << 20
 
 
 def encoder(limit: int | None, what: str) -> Callable[[Any], bytes]:
-    """See `djqueue.codecs.get_encoder`."""
+    """Return an encoder: see `djqueue.codecs.get_encoder`."""
 
     def encode(value: Any) -> bytes:
         # One call has a packer to itself. One for each thread would not do: a finalizer, run in the
@@ -74,7 +74,7 @@ _packers: list[Packer] = []
 
 
 def decode(data: bytes) -> Any:
-    """See `djqueue.codecs.decode`."""
+    """Decode a value: see `djqueue.codecs.decode`."""
     tuples = _Tuples() if MARK_BYTES in data else None
     try:
         if tuples is None:

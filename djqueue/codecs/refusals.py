@@ -25,7 +25,7 @@ LONGEST_PATH = 200
 
 
 def refusal(value: Any, what: str, cause: Exception | None = None) -> SerializationError:
-    """The error about the first part of a value that cannot be encoded."""
+    """Return the error about the first part of a value that cannot be encoded."""
     path: list[str] = []
     holders: list[int] = []
     open_parts: list[Iterator[tuple[str, Any]]] = [iter([("", value)])]
@@ -53,7 +53,7 @@ def refusal(value: Any, what: str, cause: Exception | None = None) -> Serializat
 
 
 def too_large(size: int, limit: int, what: str) -> PayloadTooLargeError:
-    """The error about too many bytes."""
+    """Return the error about too many bytes."""
     return PayloadTooLargeError(
         f'{what}: {size} bytes, but DJQUEUE["MAX_PAYLOAD"] allows {limit}; store large data elsewhere and '
         "pass a reference"
@@ -61,7 +61,7 @@ def too_large(size: int, limit: int, what: str) -> PayloadTooLargeError:
 
 
 def not_accepted(content_type: str, accept: Collection[str]) -> SerializationError:
-    """The error about a content type that is not known, or not accepted."""
+    """Return the error about a content type that is not known, or not accepted."""
     listed = ", ".join(sorted(accept)) or "none"
     return SerializationError(
         f'content type {content_type!r} is not accepted; DJQUEUE["ACCEPT_CONTENT"] allows: {listed}'

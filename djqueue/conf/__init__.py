@@ -9,7 +9,7 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
 from djqueue.core.errors import ConfigurationError, OptionError
-from djqueue.core.hiding import NAME, shown_name, without_credentials
+from djqueue.core.hiding import shown_name, without_credentials
 from djqueue.core.suggest import nearest
 
 from .readers import RATE_UNITS, READERS, default_policy, parse_rate, read_queues

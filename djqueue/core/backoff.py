@@ -56,7 +56,7 @@ DEFAULT_BACKOFF = Backoff()
 
 
 def parse_backoff(value: Any) -> Backoff:
-    """A backoff as users write it: seconds, a timedelta, a kind's name, a mapping, or a `Backoff`."""
+    """Return a backoff as users write it: seconds, a timedelta, a kind's name, a mapping, or a `Backoff`."""
     if isinstance(value, Backoff):
         return _checked(value)
     if isinstance(value, str):

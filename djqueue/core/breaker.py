@@ -22,7 +22,7 @@ class Outage(NamedTuple):
 
 
 class CircuitBreaker:
-    """Whether a server may be asked. Methods may be called from any thread.
+    """True if a server may be asked. Methods may be called from any thread.
 
     Closed, everybody may ask. After a missed deadline it is open, and nobody may, until a pause is over:
     then one caller may, the probe, and the others wait for what becomes of that, or do without.

@@ -15,7 +15,7 @@ COMPACT_FROM = 64
 
 
 def full_error(queue: str, most: int | None, count: int) -> QueueFullError:
-    """What a caller gets whose jobs have no room."""
+    """Return what a caller gets whose jobs have no room."""
     return QueueFullError(
         f"queue {queue!r} is full: its MAX_SIZE allows {most} pending jobs, and {count} more do not fit; "
         "none of them was enqueued"
@@ -51,7 +51,7 @@ class DropOrder:
         heapq.heapify(self._heap)
 
     def first(self, priority: int) -> EngineJob | None:
-        """The job that goes for one with this priority; None if none may."""
+        """Return the job that goes for one with this priority; None if none may."""
         while self._heap and not self._counts(self._heap[0]):
             heapq.heappop(self._heap)
         if not self._heap or (self._by_priority and self._heap[0][0] > priority):

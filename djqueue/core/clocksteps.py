@@ -34,7 +34,7 @@ class StepDetector:
         return self._offset - self._suspended
 
     def look(self, now: int, tick: int) -> bool:
-        """Whether the wall clock was set since the last `follow`; cheap enough for every claim."""
+        """Return whether the wall clock was set since the last `follow`; cheap enough for every claim."""
         change = now - tick - self._offset
         if -STEP < change < STEP:
             self._offset += change
@@ -74,7 +74,7 @@ def keep_lengths(job: EngineJob, step: int) -> bool:
 
 
 def is_relative(job: EngineJob) -> bool:
-    """Whether a delayed job waits for a length of time to pass, and not for a point in time."""
+    """Return whether a delayed job waits for a length of time to pass, and not for a point in time."""
     if job.state is not State.DELAYED and job.state is not State.BLOCKED:
         return False
     if job.attempts or job.stalls:

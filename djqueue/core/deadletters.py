@@ -106,7 +106,7 @@ class DeadLetters:
             self._sizes[job_id] = size
 
     def retries_of(self, job_id: str) -> int:
-        """How often a job that lives again has been retried by itself."""
+        """Return how often a job that lives again has been retried by itself."""
         return self._retries.get(job_id, 0)
 
     def note_retries(self, job_id: str, retries: int) -> None:
@@ -119,7 +119,7 @@ class DeadLetters:
         self._retries.pop(job_id, None)
 
     def is_due(self, job_id: str, now: int) -> bool:
-        """Whether this one's time for a retry by itself has come."""
+        """Return whether this one's time for a retry by itself has come."""
         letter = self._letters.get(job_id)
         return letter is not None and 0 < letter.next_retry_at <= now
 

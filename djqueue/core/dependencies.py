@@ -61,7 +61,7 @@ class DependencyTracker:
         self.holders.pop(dependency, None)
 
     def of(self, dependency: JobKey) -> list[EngineJob]:
-        """The jobs that wait for this one."""
+        """Return the jobs that wait for this one."""
         return list(self._dependents.get(dependency, ()))
 
     def known(self, dependency: JobKey, most: int) -> list[JobKey]:

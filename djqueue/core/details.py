@@ -37,7 +37,7 @@ class Details:
             heapq.heapify(self._due)
 
     def _counts(self, due: int, job_id: str) -> bool:
-        """Whether an entry is of the last end of a job that is there."""
+        """Return whether an entry is of the last end of a job that is there."""
         job = self._jobs.get(job_id)
         ages = (self._retention.attempts.age, self._retention.logs.age)
         return job is not None and due - job.finished_at in ages

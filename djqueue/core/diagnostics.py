@@ -41,7 +41,7 @@ def size(number: float) -> str:
 
 
 def workers_line(count: int) -> DiagnosticLine:
-    """How many workers have been heard of lately."""
+    """Return how many workers have been heard of lately."""
     if count:
         return DiagnosticLine("workers.alive", "Workers", "Live", f"{count:,}")
     return DiagnosticLine(

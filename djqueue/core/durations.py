@@ -50,7 +50,7 @@ def to_milliseconds(value: datetime) -> int:
 
 
 def to_datetime(value: int) -> datetime:
-    """The aware datetime, in UTC, of UTC milliseconds."""
+    """Return the aware datetime, in UTC, of UTC milliseconds."""
     return EPOCH + timedelta(milliseconds=value)
 
 

@@ -244,7 +244,7 @@ class ItemError(UnrecoverableError):
 
 
 def by_code(code: str, message: str) -> DjqueueError:
-    """The error that a code names, as received from another process."""
+    """Return the error that a code names, as received from another process."""
     return _BY_CODE.get(code, DjqueueError)(message)
 
 

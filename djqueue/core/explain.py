@@ -95,7 +95,7 @@ class Facts(NamedTuple):
     state: State
     run_at: int
     paused: bool = False
-    """Whether the queue is."""
+    """True if the queue is."""
     worker: str = ""
     """Who runs it, or ran it last."""
     lease_until: int | None = None
@@ -110,7 +110,7 @@ class Facts(NamedTuple):
     group_next_at: int | None = None
     """When the group's rate lets another job begin; None: it does now."""
     is_parked: bool = False
-    """Whether its group holds it back."""
+    """True if its group holds it back."""
     next_token_at: int | None = None
     """When the queue's rate lets another job begin; None: it does now."""
     weight: int = 1

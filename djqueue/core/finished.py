@@ -57,7 +57,7 @@ class FinishedJobs:
         """jobs: the queue's records by id, for a queue that keeps attempts or log lines for a time."""
         self._lock = Lock()
         self._keeps = keeps
-        """Whether records expire here; else whoever keeps them elsewhere evicts them."""
+        """True if records expire here; else whoever keeps them elsewhere evicts them."""
         self._records: Fifos = {}
         self._results: Fifos = {}
         """Of completed jobs whose results expire before their records, of all where the bytes of results
@@ -386,7 +386,7 @@ def _compact(fifos: Fifos) -> int:
 
 
 def _next_of(fifos: Fifos) -> int:
-    """The one whose first entry's time is over first."""
+    """Return the one whose first entry's time is over first."""
     return min(fifos, key=lambda key: (fifos[key][0][0], key))
 
 
@@ -403,7 +403,7 @@ GONE = -(1 << 61)
 
 
 def _has_more(job: EngineJob) -> bool:
-    """Whether there is anything of a job that goes before its record."""
+    """Return whether there is anything of a job that goes before its record."""
     return job.state is State.COMPLETED and (job.result is not None or job.stream is not None)
 
 

@@ -57,7 +57,7 @@ def _circle(left: dict[Node, set[Node]], places: dict[Node, int]) -> list[Node]:
 
 
 def outside(batches: Sequence[Batch]) -> list[JobKey]:
-    """What jobs of a call depend on, apart from jobs of earlier batches of the same call.
+    """Return what jobs of a call depend on, apart from jobs of earlier batches of the same call.
 
     Raises OptionError for a job that would wait for itself.
     """
@@ -77,7 +77,7 @@ def outside(batches: Sequence[Batch]) -> list[JobKey]:
 
 
 def waves(batches: Sequence[Batch]) -> list[list[int]]:
-    """The places of a call's batches: what a batch depends on is in an earlier list."""
+    """Return the places of a call's batches: what a batch depends on is in an earlier list."""
     if len(batches) == 1 or not any(batch.options.depends_on for batch in batches):
         return [list(range(len(batches)))]
     wave_of: dict[JobKey, int] = {}
@@ -107,7 +107,7 @@ class Substitutes:
                     self._keys[batch.queue, job_id] = (batch.queue, answer.id)
 
     def in_(self, batch: Batch) -> Batch:
-        """A later batch as it is to be enqueued."""
+        """Return a later batch as it is to be enqueued."""
         wanted = batch.options.depends_on
         if not wanted or self._keys.keys().isdisjoint(wanted):
             return batch

@@ -50,7 +50,7 @@ def install(follower: ResultReader) -> None:
 
 
 def follower() -> ResultReader:
-    """What results ask. Raises ConfigurationError where the client has not been imported."""
+    """Return what results ask. Raises ConfigurationError where the client has not been imported."""
     if not _installed:
         raise ConfigurationError(
             "this result cannot read its job, because djqueue.client is not imported: import djqueue.client, "

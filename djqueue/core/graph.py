@@ -22,9 +22,9 @@ class FlowNode(NamedTuple):
     reason: str = ""
     """Why it failed or was cancelled."""
     unmet: bool = False
-    """Whether it waits for one of the others."""
+    """True if it waits for one of the others."""
     ignores: bool = False
-    """Whether it runs however those end that it depends on."""
+    """True if it runs however those end that it depends on."""
     created_at: int = 0
     """UTC milliseconds, as `finished_at`."""
     finished_at: int = 0
@@ -41,7 +41,7 @@ class FlowEdge(NamedTuple):
     before: int
     after: int
     unmet: bool
-    """Whether `after` waits for it now."""
+    """True if `after` waits for it now."""
 
 
 class FlowGraph(NamedTuple):
@@ -52,7 +52,7 @@ class FlowGraph(NamedTuple):
     nodes: list[FlowNode]
     edges: list[FlowEdge]
     cut: bool = False
-    """Whether there are more jobs than were looked at."""
+    """True if there are more jobs than were looked at."""
 
     def before(self, place: int) -> list[FlowNode]:
         """Those that a node depends on."""
@@ -110,7 +110,7 @@ Exploring = Generator[list[JobKey], Mapping[JobKey, JobLink], FlowGraph | None]
 
 
 def link(node: FlowNode, options: JobOptions, waiting: Iterable[JobKey] = ()) -> JobLink:
-    """The link of a job with these options; waiting: live jobs that are known to depend on it."""
+    """Return the link of a job with these options; waiting: live jobs that are known to depend on it."""
     ignores = options.on_dependency_failure == "ignore"
     dependents = tuple(dict.fromkeys((*waiting, *options.dependents)))
     return JobLink(node._replace(ignores=ignores), options.depends_on, dependents)
@@ -141,7 +141,7 @@ def explore(root: JobKey, limit: int = MOST) -> Exploring:
 
 
 def walked(steps: Exploring, look: Callable[[list[JobKey]], Mapping[JobKey, JobLink]]) -> FlowGraph | None:
-    """What `explore` returns, when `look` says what is found at each step."""
+    """Return what `explore` returns, when `look` says what is found at each step."""
     try:
         wanted = next(steps)
         while True:
@@ -152,7 +152,7 @@ def walked(steps: Exploring, look: Callable[[list[JobKey]], Mapping[JobKey, JobL
 
 
 def _assembled(root: JobKey, found: Mapping[JobKey, JobLink], seen: set[JobKey], *, cut: bool) -> FlowGraph:
-    """The jobs that are connected with the first one by what they say themselves that they depend on."""
+    """Return the jobs that are connected with the first one by what they say themselves that they depend on."""
     pairs = [(other, key) for key, one in found.items() for other in one.depends_on if other in seen]
     near: dict[JobKey, list[JobKey]] = {}
     for before, after in pairs:

@@ -41,11 +41,11 @@ class Times(Generic[K]):
             self._compact()
 
     def of(self, name: K) -> int | None:
-        """The time of a name."""
+        """Return the time of a name."""
         return self._at.get(name)
 
     def next(self) -> int | None:
-        """The earliest time."""
+        """Return the earliest time."""
         while self._heap:
             at, _, name = self._heap[0]
             if self._at.get(name) == at:
@@ -54,7 +54,7 @@ class Times(Generic[K]):
         return None
 
     def due(self, tick: int) -> list[K]:
-        """The names whose time has come, the earliest first; they have none any more."""
+        """Return the names whose time has come, the earliest first; they have none any more."""
         names = []
         while (at := self.next()) is not None and at <= tick:
             name = heapq.heappop(self._heap)[2]

@@ -99,7 +99,7 @@ class Groups:
         """Jobs that wait for their group, over all groups."""
 
     def admit(self, job: EngineJob, *, front: bool = False) -> bool:
-        """Whether a job may be ready now; else it is parked, before the others or behind them."""
+        """Return whether a job may be ready now; else it is parked, before the others or behind them."""
         name = self._name(job)
         group = self._groups.get(name)
         if group is None:
@@ -161,7 +161,7 @@ class Groups:
         return self.advance(name)
 
     def advance(self, name: str) -> list[EngineJob]:
-        """The next jobs of a group that may be ready."""
+        """Return the next jobs of a group that may be ready."""
         group = self._groups.get(name)
         if group is None:
             return []
@@ -227,7 +227,7 @@ class Groups:
         )
 
     def busiest(self, limit: int, most: int) -> list[str]:
-        """The groups with most waiting jobs, of `most` that are looked at."""
+        """Return the groups with most waiting jobs, of `most` that are looked at."""
         looked_at = islice(self._groups.items(), most)
         found = ((-group.waiting, name) for name, group in looked_at if group.waiting)
         return [name for _, name in heapq.nsmallest(limit, found)]
@@ -237,7 +237,7 @@ class Groups:
         return dict(self._own)
 
     def names(self) -> list[str]:
-        """The groups that have jobs."""
+        """Return the groups that have jobs."""
         return list(self._groups)
 
     def forget_full(self) -> None:
@@ -257,11 +257,11 @@ class Groups:
         self.parked += 1
 
     def _share(self, name: str, group: Group) -> int:
-        """How many jobs of a group may be ready, so that it has the turns that are its own."""
+        """Return how many jobs of a group may be ready, so that it has the turns that are its own."""
         return min(self._weight_of(name), self._room(name, group))
 
     def _room(self, name: str, group: Group) -> int:
-        """How many jobs of a group may be ready, so that all of them may start."""
+        """Return how many jobs of a group may be ready, so that all of them may start."""
         own = self.own(name)
         if own.paused:
             return 0

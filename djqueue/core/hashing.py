@@ -8,7 +8,7 @@ FNV_PRIME = 0x01000193
 
 @lru_cache(maxsize=4096)
 def fnv1a32(text: str) -> int:
-    """The 32-bit FNV-1a hash of a text's UTF-8 bytes, unsigned.
+    """Return the 32-bit FNV-1a hash of a text's UTF-8 bytes, unsigned.
 
     Source: Fowler, Noll, Vo, http://www.isthe.com/chongo/tech/comp/fnv/
     """
@@ -19,7 +19,7 @@ def fnv1a32(text: str) -> int:
 
 
 def shard_count(cores: int | None) -> int:
-    """How many shards an engine has on a machine with so many cores: a power of two, 4 to 64."""
+    """Return how many shards an engine has on a machine with so many cores: a power of two, 4 to 64."""
     cores = cores or 4
     for limit, shards in ((4, 4), (8, 8), (16, 16), (32, 32)):
         if cores <= limit:

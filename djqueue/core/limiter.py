@@ -69,7 +69,7 @@ class QueueLimiter:
         self.bucket: TokenBucket | None = None
         self.concurrency: int | None = None
         self.full = False
-        """Whether the last claim may have left no place, so that somebody is to be told of a free one."""
+        """True if the last claim may have left no place, so that somebody is to be told of a free one."""
 
     def set(self, rate: SetRate, concurrency: SetConcurrency, tick: int) -> None:
         """Change the limits; an unchanged rate keeps its tokens."""
@@ -81,7 +81,7 @@ class QueueLimiter:
             self.concurrency = concurrency
 
     def allowance(self, wanted: int, active: int, tick: int) -> int:
-        """How many of `wanted` jobs may start, with so many active."""
+        """Return how many of `wanted` jobs may start, with so many active."""
         if self.bucket is not None:
             wanted = min(wanted, self.bucket.available(tick))
         if self.concurrency is not None:

@@ -125,7 +125,7 @@ def _sweep_queue(engine: Engine, name: str) -> tuple[int, int, int, int]:
 
 
 def _is_barred(queue: JobQueue, job_id: str, now: int) -> bool:
-    """Whether a job cannot be retried, as another one has its unique key."""
+    """Return whether a job cannot be retried, as another one has its unique key."""
     key = queue.jobs[job_id].options.unique_key
     return key is not None and queue.unique.owner(key, now) is not None
 

@@ -67,7 +67,7 @@ NO_TIMES = Histogram((0,) * PARTS)
 
 
 def part_of(milliseconds: int) -> int:
-    """The part of a histogram that a time belongs to."""
+    """Return the part of a histogram that a time belongs to."""
     return bisect_right(BOUNDS, milliseconds)
 
 
@@ -140,14 +140,14 @@ def new_values() -> Values:
 
 
 def values_of(stats: RunStats) -> Values:
-    """What runs add to the bucket of their name."""
+    """Return what runs add to the bucket of their name."""
     _, _, completed, retried, failed, cancelled, wait, run = stats
     ended = completed + retried + failed + cancelled
     return [0, ended, completed, retried, failed, cancelled, 0, *wait.counts, *run.counts]
 
 
 def times_of(stats: RunStats) -> Values:
-    """What runs add to the bucket of their queue, whose counts are exact without them."""
+    """Return what runs add to the bucket of their queue, whose counts are exact without them."""
     return [0] * COUNTS + [*stats.wait.counts, *stats.run.counts]
 
 
@@ -173,7 +173,7 @@ class Span(NamedTuple):
 
 
 def span_of(start: int, end: int, step: int) -> Span:
-    """The buckets that touch [start, end). Raises OptionError."""
+    """Return the buckets that touch [start, end). Raises OptionError."""
     tier = next((tier for tier in reversed(STEPS) if step > 0 and step % tier == 0), None)
     if tier is None:
         raise OptionError(f"step: must be a multiple of 60,000 ms (one minute); got {step!r}")

@@ -34,7 +34,7 @@ class MetricKeeper(Protocol):
         """Add what workers tell."""
 
     def rows(self, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterable[Row]:
-        """What was added in a stretch of time: of queues (None: all), or of their job names."""
+        """Return what was added in a stretch of time: of queues (None: all), or of their job names."""
 
     def forget(self, queue: str) -> None:
         """Nothing has ever happened in a queue."""

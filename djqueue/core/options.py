@@ -41,7 +41,7 @@ class JobOptions:
     backoff: Backoff = DEFAULT_BACKOFF
     """The wait before the next run after a failure."""
     backoff_given: bool = False
-    """Whether the caller gave it: then it counts more than a function of the job type's."""
+    """True if the caller gave it: then it counts more than a function of the job type's."""
     timeout: int | None = None
     """Milliseconds that one run may take."""
     ttl: int | None = None
@@ -88,7 +88,7 @@ class JobOptions:
     """The type and the message of the error for which it is a dead letter from the start, and never waits.
     Set by imports for what is no job; it has no unique key, and depends on nothing."""
     plain: bool = field(init=False, default=True, compare=False, repr=False)
-    """Whether its end concerns no key, no group, nothing that it depends on: it needs no lock of a queue."""
+    """True if its end concerns no key, no group, nothing that it depends on: it needs no lock of a queue."""
     kept: int | None = field(init=False, default=None, compare=False, repr=False)
     """Milliseconds for which the record of a finished job is kept; None is for ever."""
 
@@ -101,7 +101,7 @@ class JobOptions:
             object.__setattr__(self, "kept", max(self.result_ttl, self.retention or 0))
 
     def as_dict(self) -> dict[str, Any]:
-        """The options that differ from their defaults, as plain values, for storing."""
+        """Return the options that differ from their defaults, as plain values, for storing."""
         found = {}
         for name, default in _DEFAULTS.items():
             value = getattr(self, name)

@@ -79,7 +79,7 @@ class GroupsOverview(NamedTuple):
     named: list[GroupOverview]
     """Those that were asked for, in that order."""
     whole: bool
-    """Whether there were not too many groups to look at all of them."""
+    """True if there were not too many groups to look at all of them."""
 
 
 class Overview(NamedTuple):
@@ -89,4 +89,4 @@ class Overview(NamedTuple):
     """The storage's time, in UTC milliseconds."""
     queues: list[QueueOverview]
     capped: bool = False
-    """Whether these are numbers of the tables, which count 10,000 jobs of a kind at most."""
+    """True if these are numbers of the tables, which count 10,000 jobs of a kind at most."""

@@ -27,13 +27,13 @@ class PagePosition(NamedTuple):
     mark: str | None
     """Of the job next to it; None: at the end of the order."""
     is_descending: bool
-    """Whether to read from the newer to the older."""
+    """True if to read from the newer to the older."""
     is_backward: bool
-    """Whether what is read is the page before the mark, from its end on."""
+    """True if what is read is the page before the mark, from its end on."""
 
 
 def place_of(cursor: str | None, *, newest_first: bool) -> PagePosition:
-    """What a cursor says. Raises OptionError for what is none."""
+    """Return what a cursor says. Raises OptionError for what is none."""
     if cursor is None:
         return PagePosition(None, newest_first, is_backward=False)
     if cursor[:1] not in (FORWARD, BACKWARD):
@@ -43,7 +43,7 @@ def place_of(cursor: str | None, *, newest_first: bool) -> PagePosition:
 
 
 def mark_of(mark: str) -> tuple[int, str]:
-    """The number and the id that a mark is made of. Raises OptionError."""
+    """Return the number and the id that a mark is made of. Raises OptionError."""
     number, colon, job_id = mark.partition(":")
     if not (colon and number.isdecimal()):
         raise OptionError(f"cursor: {mark!r} is invalid; pass the cursor of an earlier page")
@@ -51,7 +51,7 @@ def mark_of(mark: str) -> tuple[int, str]:
 
 
 def page_of(found: Sequence[Marked], limit: int, place: PagePosition) -> JobPage:
-    """A page of up to `limit` jobs; found: as many and one more, if there are, as they were read."""
+    """Return a page of up to `limit` jobs; found: as many and one more, if there are, as they were read."""
     has_more = len(found) > limit
     some = list(found[:limit])
     if place.is_backward:

@@ -71,7 +71,7 @@ class ReadyJobs:
         return names.union(name + STALLED for name in names) if self.stalled else names
 
     def head(self, names: frozenset[str]) -> EngineJob | None:
-        """The job that `pop` would give first."""
+        """Return the job that `pop` would give first."""
         heads = [found for name in names & self._by_name.keys() if (found := self._by_name[name].first())]
         return min(heads)[2] if heads else None
 
@@ -89,7 +89,7 @@ class ReadyJobs:
             del self._by_name[key]
 
     def has(self, names: frozenset[str]) -> bool:
-        """Whether a job with one of the names waits."""
+        """Return whether a job with one of the names waits."""
         return not self._by_name.keys().isdisjoint(names)
 
     def oldest_at(self) -> int | None:

@@ -57,17 +57,17 @@ class Retention:
     logs: KeepOfJob = KeepOfJob()
 
     def of(self, state: State) -> Keep:
-        """The bounds for jobs that ended in this state."""
+        """Return the bounds for jobs that ended in this state."""
         return self.completed if state is State.COMPLETED else self.cancelled
 
     @property
     def counts(self) -> bool:
-        """Whether the number of records, or their bytes, is bounded."""
+        """True if the number of records, or their bytes, is bounded."""
         return self.measures or self.completed.count is not None or self.cancelled.count is not None
 
     @property
     def measures(self) -> bool:
-        """Whether the bytes of records count."""
+        """True if the bytes of records count."""
         bounds = (self.completed.bytes, self.cancelled.bytes, self.results.bytes)
         return any(bound is not None for bound in bounds)
 

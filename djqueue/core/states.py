@@ -76,10 +76,10 @@ _ALLOWED = {(row.name, row.source, target) for row in TRANSITIONS for target in 
 
 
 def allows(name: str, source: State, target: State | None = None) -> bool:
-    """Whether the transition may be made from this state (and, if given, to that one)."""
+    """Return whether the transition may be made from this state (and, if given, to that one)."""
     return any((name, source, state) in _ALLOWED for state in ([target] if target else State))
 
 
 def actions(source: State) -> tuple[str, ...]:
-    """The names of the transitions that a job in this state can make, in the table's order."""
+    """Return the names of the transitions that a job in this state can make, in the table's order."""
     return tuple(dict.fromkeys(row.name for row in TRANSITIONS if row.source is source))

@@ -102,7 +102,7 @@ def nearest_option(name: str, known: Iterable[str]) -> str:
 
 
 def similar(name: str, known: Iterable[str]) -> str | None:
-    """The known name that this one may be a typing error of.
+    """Return the known name that this one may be a typing error of.
 
     Names that differ in their digits alone, as `shard-1` and `shard-2`, are different on purpose.
     """

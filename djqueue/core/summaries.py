@@ -38,7 +38,7 @@ class JobSummaryPage(NamedTuple):
 
 
 def mention(record: EngineJob | JobRecord) -> JobSummary:
-    """A job in short."""
+    """Return a job in short."""
     return JobSummary(
         record.queue,
         record.id,
@@ -53,7 +53,7 @@ def mention(record: EngineJob | JobRecord) -> JobSummary:
 
 
 def mark_in(cursor: str | None) -> str | None:
-    """The mark of the job before a page. Raises OptionError for what is no cursor of `about`."""
+    """Return the mark of the job before a page. Raises OptionError for what is no cursor of `about`."""
     if cursor is None:
         return None
     if cursor[:1] != FORWARD:
@@ -62,12 +62,12 @@ def mark_in(cursor: str | None) -> str | None:
 
 
 def mark_at(created_at: int, queue: str, last: str) -> str:
-    """A mark in the order of all queues' jobs: by time, then by queue, then by what orders a queue's own."""
+    """Return a mark in the order of all queues' jobs: by time, then by queue, then by what orders a queue's own."""
     return f"{created_at}:{quote(queue, safe='')}:{last}"
 
 
 def mark_before(mark: str) -> tuple[int, str, str]:
-    """The three that a mark is made of. Raises OptionError."""
+    """Return the three that a mark is made of. Raises OptionError."""
     created_at, queue, last = [*mark.split(":", 2), "", ""][:3]
     if not (created_at.isdecimal() and queue and last):
         raise OptionError(f"cursor: {mark!r} is invalid; pass the cursor of an earlier page")
@@ -75,7 +75,7 @@ def mark_before(mark: str) -> tuple[int, str, str]:
 
 
 def first_of(found: list[tuple[str, JobSummary]], limit: int) -> JobSummaryPage:
-    """A page of up to `limit` jobs; found: their marks and they, and one more if there are more."""
+    """Return a page of up to `limit` jobs; found: their marks and they, and one more if there are more."""
     some = found[:limit]
     following = FORWARD + some[-1][0] if some and len(found) > limit else None
     return JobSummaryPage([one for _, one in some], following)
@@ -102,9 +102,9 @@ class SubjectIndex:
             del self._jobs[subject]
 
     def about(self, subject: str) -> list[EngineJob]:
-        """The jobs about a subject, in no order."""
+        """Return the jobs about a subject, in no order."""
         return list(self._jobs.get(subject, {}).values())
 
     def __len__(self) -> int:
-        """How many subjects there are."""
+        """Return how many subjects there are."""
         return len(self._jobs)

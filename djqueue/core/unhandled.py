@@ -17,7 +17,7 @@ class Unhandled(NamedTuple):
 
 
 def unhandled(queues: Iterable[QueueOverview], workers: Sequence[WorkerInfo]) -> list[Unhandled]:
-    """The names that no live worker of their queue knows, most jobs first.
+    """Return the names that no live worker of their queue knows, most jobs first.
 
     A queue that no worker serves at all is left out: there, the missing worker is the problem.
     """

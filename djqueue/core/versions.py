@@ -1,4 +1,4 @@
-"""Whether anything that a page shows has changed, without looking at it."""
+"""True if anything that a page shows has changed, without looking at it."""
 
 from collections.abc import Iterable, Sequence
 from functools import wraps
@@ -99,7 +99,7 @@ def _counting(operation: Any, when: str | int) -> Any:
 
 
 def version_of(parts: Iterable[Any], workers: Sequence[WorkerInfo]) -> str:
-    """A word for these parts, and for what pages other than that of the workers show of the workers."""
+    """Return a word for these parts, and for what pages other than that of the workers show of the workers."""
     digest = blake2b(repr([*parts]).encode(errors="surrogatepass"), digest_size=12)
     for one in sorted(workers, key=lambda info: info.id):
         shown = one._replace(seen_at=0, rss=0, jobs=())

@@ -1,1 +1,1 @@
-"""What runs over many jobs at once: the mirror in the tables, and what is put back from it."""
+"""Operations on many jobs: bulk operations, the mirror in the tables, restores, schedules."""

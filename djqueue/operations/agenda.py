@@ -1,4 +1,4 @@
-"""What schedules there are, and when they run next, for people."""
+"""Lines for people about the schedules and their next runs."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -15,16 +15,16 @@ from djqueue.schedules.zones import parse_timezone
 
 
 def agenda(alias: str, names: Sequence[str], runs: int) -> Iterator[str]:
-    """Lines about schedules, those of these names if some are given, each with its next runs.
+    """Yield lines about all schedules, or those with these names, each with its next runs.
 
-    Raises OptionError for a name that there is not.
+    Raises OptionError for an unknown name.
     """
     rows = {row.name: row for row in CronJob.objects.using(alias).order_by("name")}
     waiting = declared.of(registry.names()).keys() - rows.keys()
     known = sorted({*rows, *waiting})
     for name in names:
         if name not in known:
-            raise OptionError(f"there is no schedule {name!r}{nearest(name, known)}")
+            raise OptionError(f"unknown schedule {name!r}{nearest(name, known)}")
     for name in known:
         if not names or name in names:
             yield from about(rows[name], runs) if name in rows else (f"{name}: {UNSEEN}",)
@@ -33,14 +33,14 @@ def agenda(alias: str, names: Sequence[str], runs: int) -> Iterator[str]:
 
 
 def about(row: CronJob, runs: int) -> Iterator[str]:
-    """One schedule: what it enqueues and when, what has become of it, its next runs."""
+    """Yield lines about one schedule: what it enqueues and when, its past and its next runs."""
     when = row.schedule or f"every {row.every}"
     queue = f" in queue {row.queue}" if row.queue else ""
     yield f"{row.name}: {when} ({row.timezone}), {row.job_name}{queue}"
-    done = f"    {row.executions:,} executions"
+    done = f"    {row.executions:,} {'execution' if row.executions == 1 else 'executions'}"
     yield f"{done}, the last {shown(row, row.last_run_at)}" if row.last_run_at is not None else done
     if row.skipped_at is not None:
-        yield f"    left out {shown(row, row.skipped_at)}: {row.skip_reason}"
+        yield f"    skipped {shown(row, row.skipped_at)}: {row.skip_reason}"
     if not row.enabled:
         yield "    switched off"
         return
@@ -48,11 +48,11 @@ def about(row: CronJob, runs: int) -> Iterator[str]:
         for at in islice(next_runs(row), runs):
             yield f"    next {shown(row, at)}"
     except DjqueueError as error:
-        yield f"    not readable: {error}"
+        yield f"    invalid: {error}"
 
 
 def next_runs(row: CronJob) -> Iterator[datetime]:
-    """When its next jobs are enqueued, with the jitter; those first that are overdue. Raises OptionError."""
+    """Yield the times of its next jobs, with jitter; overdue ones first. Raises OptionError."""
     schedule = row.timing()
     known = row.next_run_at
     slot = row.next_slot(SYSTEM_CLOCK.now()) if known is None else to_milliseconds(known)
@@ -64,13 +64,13 @@ def next_runs(row: CronJob) -> Iterator[datetime]:
 
 
 def shown(row: CronJob, at: datetime) -> str:
-    """A time on the clocks of the schedule's zone."""
+    """Return a time in the schedule's time zone."""
     try:
         at = at.astimezone(parse_timezone(row.timezone))
     except OptionError:
-        pass  # in UTC, then: `about` says what is wrong with it
+        pass  # shown in UTC; `about` reports the error
     return at.isoformat(" ", "seconds")
 
 
-UNSEEN = "declared by this code, and not in the table yet: runworkers puts it there when it starts"
+UNSEEN = "declared in code, but not in the table yet; runworkers adds it when it starts"
 NONE = "There are no schedules."

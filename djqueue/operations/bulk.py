@@ -1,9 +1,9 @@
-"""Bulk operations: what is done to all jobs that match, part by part, by whoever runs jobs.
+"""Bulk operations: do something to all jobs that match, part by part, in processes that run jobs.
 
-A row says what is to be done to which jobs, as they were when it was begun; any number of processes may look
-at the rows. One of them holds a row at a time, does a part, and notes in one conditional step what came of it
-and where to go on. One that dies does so between two parts, or in one that is then done again: a job that was
-retried, or is gone, refuses to be so a second time.
+A row says what to do to which jobs, as they were at its creation; any number of processes may read the
+rows. One process at a time holds a row, does a part, and notes the result and the next position in one
+conditional update. If it dies within a part, that part is done again: a job that was retried or removed cannot
+be retried or removed a second time.
 """
 
 import logging
@@ -25,21 +25,21 @@ from djqueue.storage.base import Storage
 logger = logging.getLogger("djqueue.bulk")
 
 PART = 500
-"""Jobs of one call of the storage."""
+"""Jobs per call of the storage."""
 PARTS = 20
-"""Parts of one look, after which other chores have their turn."""
+"""Parts per sweep, after which other work has its turn."""
 HOLD = 30_000
-"""Milliseconds for which a process holds a row without a sign of life."""
+"""Milliseconds for which a process holds a row without renewing it."""
 COUNTED = 10_000
-"""Jobs that a preview looks at."""
+"""Jobs that a preview examines."""
 UNDO = 30_000
 """Milliseconds before a deletion begins."""
 DELETIONS = frozenset({BulkKind.PURGE, BulkKind.DELETE, BulkKind.CLEAN, BulkKind.OBLITERATE})
-"""Kinds that begin after a time in which they can be undone."""
+"""Kinds that begin with a delay, in which they can be undone."""
 WHOLE = frozenset({BulkKind.CLEAN, BulkKind.OBLITERATE})
-"""Kinds that are about a queue, and ask for no job by its id."""
+"""Kinds that apply to a queue, and not to single jobs."""
 DONE = frozenset({"retried", "blocked_again", "removed", "cancelled", "requested", "promoted"})
-"""Words of the storage that say that it was done."""
+"""Outcomes that count as done."""
 
 Words = list[str]
 
@@ -57,29 +57,29 @@ def _verb(kind: str) -> Callable[[Storage, str, Sequence[str]], Words]:
 
 
 class Selection(NamedTuple):
-    """Which jobs are meant: dead letters by what they say, or jobs of one state."""
+    """The jobs of a bulk operation: dead letters by their contents, or jobs of one state."""
 
     queues: tuple[str, ...]
     letters: Mapping[str, Any] = {}
     """Filters of dead letters, as `Queue.retry_dead` takes them."""
     state: str = ""
-    """Of the jobs, where it is not about dead letters."""
+    """State of the jobs, unless they are chosen as dead letters."""
     ids: tuple[str, ...] = ()
-    """If given: these of the one queue, and no others. Of those of dead letters the ones that still are."""
+    """If given: only these jobs of the one queue; of dead letters, those that still are dead letters."""
     states: tuple[str, ...] = ()
-    """Jobs in these, in this order, in place of the one `state`; so of a queue that is cleaned."""
+    """States of the jobs, in this order, in place of the single `state`."""
     name: str = ""
-    """Of the jobs of a state: only those of this name."""
+    """Only jobs with this name, if they are chosen by state."""
     tag: str = ""
-    """Of jobs, and dead letters: only those with this tag."""
+    """Only jobs, or dead letters of jobs, with this tag."""
 
     def as_json(self) -> dict[str, Any]:
-        """For a row."""
+        """Return a value for the row's JSON column."""
         return {**self._asdict(), "letters": dict(self.letters)}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Selection":
-        """From `as_json`."""
+        """Return the selection that `as_json` stored."""
         return cls(
             tuple(stored["queues"]),
             stored["letters"],
@@ -92,37 +92,37 @@ class Selection(NamedTuple):
 
 
 Place = dict[str, Any]
-"""Where an operation goes on."""
+"""The position where an operation continues."""
 Done = tuple[Counter[str], Place | None]
-"""What became of the jobs of a part, in words, and where the next is; None: that was the last."""
+"""The outcomes of a part, and the position of the next part; None: this was the last."""
 
 
 class Preview(NamedTuple):
-    """What would be done."""
+    """The expected result of a bulk operation."""
 
     matching: int
     able: int
     refused: dict[str, int]
-    """Reasons, with the number of jobs."""
+    """The number of jobs by reason."""
     capped: bool
-    """Whether there are more than were looked at."""
+    """True if more jobs match than were examined."""
 
 
 class BulkPart(NamedTuple):
-    """Some of the jobs that are meant, all of one queue, and where the next ones are."""
+    """Some of the jobs, all of one queue, and the position of the next ones."""
 
     queue: str
     ids: list[str]
     place: dict[str, Any] | None
-    """None: these were the last."""
+    """None for the last part."""
     looked_at: int = 0
-    """Jobs that were looked at to find these."""
+    """Jobs that were examined to find these."""
 
 
 def preview(storage: Storage, kind: str, selection: Selection, clock: Clock = SYSTEM_CLOCK) -> Preview:
-    """Look at the first 10,000 jobs that match, and change nothing. Raises OptionError for a wrong filter.
+    """Count the first 10,000 jobs that match, and change nothing. Raises OptionError for a wrong filter.
 
-    Of a tag: at the first 10,000 jobs, whether they have it or not.
+    With a tag, the first 10,000 jobs are examined, whether they have the tag or not.
     """
     before = clock.now()
     place: dict[str, Any] | None = _beginning(selection)
@@ -150,14 +150,15 @@ def begin(
     expected: int = 0,
     clock: Clock = SYSTEM_CLOCK,
 ) -> BulkOperation:
-    """Have it done, by whoever runs jobs; what deletes begins after a time in which it can be undone.
+    """Plan a bulk operation, which a process that runs jobs does; a deletion can be undone for a while.
 
-    rate: the most jobs a second; None: as fast as it goes.
+    Args:
+        rate: Maximum number of jobs per second; None means no limit.
 
     Raises OptionError for a wrong filter.
     """
     if rate is not None and rate < 1:
-        raise OptionError(f"rate: {rate!r} is not a positive number of jobs a second")
+        raise OptionError(f"rate: {rate!r} must be a positive number of jobs per second")
     _letter_filter(selection)
     now = clock.now()
     delay = UNDO if kind in DELETIONS else 0
@@ -174,19 +175,19 @@ def begin(
 
 
 def undo(alias: str, pk: int, clock: Clock = SYSTEM_CLOCK) -> bool:
-    """Have nothing of it done; False if it has begun, or is not there."""
+    """Cancel a bulk operation that has not begun; return False if it has begun or does not exist."""
     ended = {"state": BulkState.ABORTED, "finished_at": clock.now()}
     return bool(_open(alias).filter(pk=pk, state=BulkState.PLANNED).update(**ended))
 
 
 def abort(alias: str, pk: int, clock: Clock = SYSTEM_CLOCK) -> bool:
-    """Do no more of it; False if it has ended."""
+    """Stop a bulk operation; return False if it has ended."""
     ended = {"state": BulkState.ABORTED, "finished_at": clock.now(), "holder": "", "held_until": 0}
     return bool(_open(alias).filter(pk=pk).update(**ended))
 
 
 class Bulk:
-    """Does what the rows of one database say, in a storage."""
+    """Runs the bulk operations of one database in a storage."""
 
     def __init__(self, storage: Storage, alias: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._storage = storage
@@ -195,7 +196,7 @@ class Bulk:
         self._holder = token_hex(8)
 
     def work(self) -> int:
-        """Some parts of what there is to do; returns the number of jobs that were looked at."""
+        """Do some parts of the due operations, and return the number of jobs examined."""
         now = self._clock.now()
         looked_at = 0
         due = _open(self._alias).filter(Q(held_until__lte=now) | Q(holder=self._holder), start_at__lte=now)
@@ -205,7 +206,7 @@ class Bulk:
         return looked_at
 
     def leave(self) -> None:
-        """Hold nothing any more: others may go on at once."""
+        """Release all rows, so that other processes can continue at once."""
         _open(self._alias).filter(holder=self._holder).update(holder="", held_until=0)
 
     def _take(self, row: BulkOperation) -> bool:
@@ -223,30 +224,30 @@ class Bulk:
         selection = Selection.from_json(row.filter)
         total = 0
         for _ in range(PARTS):
-            most = self._allowed(row)
-            if not most:
+            limit = self._allowed(row)
+            if not limit:
                 break
-            words, place = self._do_part(row, selection, most)
+            words, place = self._do_part(row, selection, limit)
             total += sum(words.values())
             if not self._note(row, words, place) or place is None:
                 break
         return total
 
-    def _do_part(self, row: BulkOperation, selection: Selection, most: int) -> Done:
+    def _do_part(self, row: BulkOperation, selection: Selection, limit: int) -> Done:
         before = to_milliseconds(row.created_at)
         if row.kind == BulkKind.CLEAN:
-            return self._clean(selection.queues[0], map(State, selection.states), before, most)
+            return self._clean(selection.queues[0], map(State, selection.states), before, limit)
         if row.kind == BulkKind.OBLITERATE:
             assert row.started_at is not None
-            return self._obliterate(row, selection.queues[0], to_milliseconds(row.started_at), most)
-        part = _part(self._storage, row.kind, selection, row.place, before, most)
+            return self._obliterate(row, selection.queues[0], to_milliseconds(row.started_at), limit)
+        part = _part(self._storage, row.kind, selection, row.place, before, limit)
         if selection.ids and row.kind in DELETIONS:
             return Counter(self._remove(part, selection, before)), part.place
         verb = _verb(row.kind)
         return Counter(verb(self._storage, part.queue, part.ids) if part.ids else ()), part.place
 
     def _remove(self, part: BulkPart, selection: Selection, before: int) -> Words:
-        """What became of jobs of these ids: one that came later, or was retried meanwhile, is not meant."""
+        """Remove jobs by id, and return the outcomes; jobs that came later or were retried are skipped."""
         records = self._storage.jobs(part.queue, part.ids)
         must_be_dead = selection.state == State.FAILED
         meant = [
@@ -262,16 +263,16 @@ class Bulk:
             for job_id, record in zip(part.ids, records, strict=True)
         ]
 
-    def _clean(self, queue: str, states: Iterable[State], before: int, most: int) -> Done:
-        count = self._storage.clean(queue, frozenset(states), before + 1, most)
+    def _clean(self, queue: str, states: Iterable[State], before: int, limit: int) -> Done:
+        count = self._storage.clean(queue, frozenset(states), before + 1, limit)
         return Counter(removed=count), {"queue": 0, "after": None} if count else None
 
-    def _obliterate(self, row: BulkOperation, queue: str, before: int, most: int) -> Done:
-        """A part of a queue; with the last one the queue itself, if nothing has come since this began."""
+    def _obliterate(self, row: BulkOperation, queue: str, before: int, limit: int) -> Done:
+        """Remove a part of a queue, and finally the queue itself if no job has arrived since the start."""
         active = self._storage.counts(queue).get(State.ACTIVE, 0)
         if active and not row.looked_at:
             return Counter(active=active), None
-        words, place = self._clean(queue, set(State) - {State.ACTIVE}, before, most)
+        words, place = self._clean(queue, set(State) - {State.ACTIVE}, before, limit)
         if place is None:
             left = sum(self._storage.counts(queue).values())
             if left:
@@ -280,7 +281,7 @@ class Bulk:
         return words, place
 
     def _allowed(self, row: BulkOperation) -> int:
-        """How many jobs the next part may have."""
+        """Return how many jobs the next part may have."""
         if row.rate is None:
             return PART
         assert row.started_at is not None
@@ -288,14 +289,14 @@ class Bulk:
         return max(0, min(PART, row.rate + elapsed * row.rate // 1_000 - row.looked_at))
 
     def _note(self, row: BulkOperation, words: Counter[str], place: Place | None) -> bool:
-        """What came of a part; False if the row is another process's by now, or was aborted."""
+        """Note the result of a part; return False if another process has the row, or it was aborted."""
         now = self._clock.now()
         row.looked_at += sum(words.values())
         row.done += sum(count for word, count in words.items() if word in DONE)
         refused = Counter(row.refused)
         refused.update({word: count for word, count in words.items() if word not in DONE})
         row.refused, row.place = dict(refused), place or {}
-        said: dict[str, Any] = {
+        changes: dict[str, Any] = {
             "looked_at": row.looked_at,
             "done": row.done,
             "refused": row.refused,
@@ -303,9 +304,9 @@ class Bulk:
             "held_until": now + HOLD,
         }
         if place is None:
-            said |= {"state": BulkState.DONE, "finished_at": now, "holder": "", "held_until": 0}
+            changes |= {"state": BulkState.DONE, "finished_at": now, "holder": "", "held_until": 0}
         mine = BulkOperation.objects.using(self._alias).filter(pk=row.pk, holder=self._holder)
-        return bool(mine.update(**said))
+        return bool(mine.update(**changes))
 
 
 def _part(
@@ -314,17 +315,19 @@ def _part(
     selection: Selection,
     place: Mapping[str, Any],
     before: int,
-    most: int = PART,
+    limit: int = PART,
 ) -> BulkPart:
-    """The next jobs from a place on: up to `most` of one page, or of the ids that were given."""
+    """Return the next jobs from a position: up to `limit` of one page, or of the given ids."""
     index, after = place["queue"], place["after"]
     if selection.ids:
         queue, start = selection.queues[index], after or 0
-        ids = list(selection.ids[start : start + most])
-        return BulkPart(queue, ids, _next(selection, index, start + most, start + most < len(selection.ids)))
+        ids = list(selection.ids[start : start + limit])
+        return BulkPart(
+            queue, ids, _next(selection, index, start + limit, start + limit < len(selection.ids))
+        )
     if kind in (BulkKind.RETRY, BulkKind.PURGE):
         queue = selection.queues[index]
-        page = storage.dead_letter_page(queue, most, after)
+        page = storage.dead_letter_page(queue, limit, after)
         wanted = _letter_filter(selection)
         ids = [
             letter.id
@@ -332,15 +335,15 @@ def _part(
             if letter.entered_at <= before and wanted.matches(letter, page.at)
         ]
         if selection.tag and ids:
-            # A letter does not say its job's tags.
+            # A dead letter does not have its job's tags.
             records = storage.jobs(queue, ids)
             ids = [one.id for one in records if one is not None and selection.tag in one.options.tags]
         following = _next(selection, index, page.next, page.next is not None)
         return BulkPart(queue, ids, following, len(page.letters))
-    # `queue` of a place counts queues, each in every state that is meant.
+    # `queue` of a position counts queues times states.
     states = selection.states or (selection.state,)
     queue, state = selection.queues[index // len(states)], states[index % len(states)]
-    jobs = storage.cursor_page(queue, State(state), most, after, newest_first=False)
+    jobs = storage.cursor_page(queue, State(state), limit, after, newest_first=False)
     ids = [
         record.id
         for record in jobs.jobs

@@ -1,4 +1,4 @@
-"""Bulk operations of a process that runs jobs: looked at beside each round of its worker's upkeep."""
+"""Run the bulk operations of a process that runs jobs, along with its worker's sweeps."""
 
 import logging
 from collections.abc import Callable
@@ -17,7 +17,7 @@ logger = logging.getLogger("djqueue.bulk")
 
 
 def bulking(storage: Storage) -> Callable[[], None]:
-    """What does the bulk operations of a storage; quiet where there are no tables to look at."""
+    """Return a function that runs a storage's bulk operations; it does nothing without the tables."""
     alias = storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(BulkOperation)
     bulk = Bulk(storage, alias)
     has_worked = False
@@ -31,8 +31,8 @@ def bulking(storage: Storage) -> Callable[[], None]:
         except Error as error:
             if has_worked:
                 raise_named(alias, error)
-            # A project whose jobs are elsewhere need not have the tables.
-            logger.debug("Bulk operations are not looked at: %s", in_one_line(error))
+            # A project without database storage need not have the tables.
+            logger.debug("Could not read the bulk operations: %s", in_one_line(error))
         else:
             has_worked = True
 

@@ -22,7 +22,7 @@ logger = logging.getLogger("djqueue.mirror")
 BATCH = 1_000
 """Jobs of one transaction."""
 BAD = (DataError, SerializationError, OverflowError, ValueError)
-"""What a job raises that cannot be read or written, however often that is tried."""
+"""Errors of jobs that can never be read or written, however often that is retried."""
 NOT_KNOWN = (
     "Redis does not know %d unfinished jobs of queue %r that are in the tables, and may have lost them: "
     "`manage.py djqueue restore-from-mirror` enqueues them again, `manage.py djqueue resync` forgets them."
@@ -33,7 +33,7 @@ Counted = Callable[[int, int], None]
 
 
 class UnknownJobs(NamedTuple):
-    """What became of the jobs of a queue that the tables have and Redis does not know."""
+    """The outcomes of a queue's jobs that the tables have and Redis does not know."""
 
     forgotten: int
     kept: int

@@ -13,7 +13,7 @@ KEPT = 60 * 60_000
 
 
 def job_id(row: CronJob, slot: int) -> str:
-    """The id of the job of a slot."""
+    """Return the id of the job of a slot."""
     return f"cron:{row.name}:{slot}"
 
 
@@ -28,7 +28,7 @@ def batch_of(row: CronJob, ids: list[str] | None) -> Batch:
 
 
 def options_of(row: CronJob) -> EnqueueOptions:
-    """The options of a row's jobs."""
+    """Return the options of a row's jobs."""
     try:
         options = registry.get(row.job_name).options
     except UnknownJobError:
@@ -39,6 +39,6 @@ def options_of(row: CronJob) -> EnqueueOptions:
 
 
 def _kept(options: JobOptions) -> JobOptions:
-    """Written before the row is moved on, and known for as long as somebody may ask."""
+    """Write the job before the row moves on, and keep its record long enough to find it again."""
     is_kept = options.kept is None or options.kept >= KEPT
     return replace(options, durable=True, retention=options.retention if is_kept else KEPT)

@@ -1,4 +1,4 @@
-"""Schedules that code declares become rows, and rows that it declares no more are switched off."""
+"""Turn schedules declared in code into rows, and switch off rows that are no longer declared."""
 
 import logging
 from datetime import timedelta
@@ -16,9 +16,9 @@ logger = logging.getLogger("djqueue.cron")
 
 
 def declare(alias: str, now: int) -> None:
-    """Make the rows equal to what this process's code declares. Those made by hand are left alone.
+    """Bring the rows up to date with this process's code; rows made by hand are left alone.
 
-    A row stays switched off if somebody has done that; not if it was over, or was declared no more.
+    A row that was switched off by hand stays off, unless it was over or no longer declared.
     """
     rows = CronJob.objects.using(alias)
     wanted = declared.of(registry.names())
@@ -30,7 +30,9 @@ def declare(alias: str, now: int) -> None:
         if row is None:
             new.append(CronJob(name=name, **_fields(entry)))
         elif row.source == ScheduleSource.HAND:
-            logger.error("The schedule %s of the code is not kept: there is one made by hand.", name)
+            logger.error(
+                "Schedule %s: ignored the one declared in code, because one made by hand has this name.", name
+            )
         else:
             changed = {
                 field: value for field, value in _fields(entry).items() if getattr(row, field) != value
@@ -42,7 +44,7 @@ def declare(alias: str, now: int) -> None:
     rows.bulk_create(new, ignore_conflicts=True)
     gone = rows.filter(source=ScheduleSource.CODE).exclude(name__in=wanted)
     for name in gone.values_list("name", flat=True):
-        logger.warning("The schedule %s is declared no more: it is switched off.", name)
+        logger.warning("Schedule %s: switched off, because the code no longer declares it.", name)
     gone.update(enabled=False, source=ScheduleSource.WITHDRAWN)
 
 

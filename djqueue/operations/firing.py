@@ -1,28 +1,26 @@
-"""Schedules fire: a job for each slot of each row, once, whoever looks and whenever one of them dies.
+"""Fire schedules: enqueue one job per slot of each row exactly once, even if processes die at any point.
 
-The rows of `CronJob` are the truth, whatever the storage. Any number of processes may look at them. A slot
-is fired in three steps, each of which whoever comes next can tell from the others:
+The rows of `CronJob` are the truth, for every storage. Any number of processes may fire them. A slot is fired
+in three steps, and another process can tell from the row which one was reached:
 
-1. `firing_at` is set, if it is as it was read: of several who look, one goes on;
+1. `firing_at` is set, if it is unchanged since it was read: only one of several processes goes on;
 2. the job is enqueued, with the slot in its id;
-3. the row is moved on to the next slot, and the execution counted, unless somebody has done so.
+3. the row moves on to the next slot, and the execution is counted, unless another process has done so.
 
-One who dies behind the first step leaves a row that is taken over after `GRACE`; after `DEAD` if its process
-was one of this machine, which can be seen to be gone. Whether the job was enqueued then, its id says, for
-as long as the record of a job is kept. Behind that nobody can know, and the slot is left out: at most one
-job for each.
+If a process dies after the first step, another takes the row over after `GRACE`, or after `DEAD` if the
+process ran on the same machine and is known to be gone. The job's id tells whether it was enqueued, as long
+as its record is kept. After that it cannot be known, and the slot is skipped: at most one job per slot.
 
-The jobs go through the middleware, as all others do. What that refuses is left out, with the reason in the
-row.
+The jobs pass the middleware like all others. A slot that the middleware refuses is skipped, with the reason
+in the row.
 """
 
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
@@ -30,20 +28,30 @@ from django.db.models import F, Q, QuerySet
 from djqueue.client.announcing import announcer
 from djqueue.conf import get_settings
 from djqueue.core.clock import Clock
-from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError, StorageUnavailableError
 from djqueue.core.job import Batch, EnqueueResult, Incident
-from djqueue.core.options import JobKey, JobOptions
+from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, PENDING, State
 from djqueue.middleware import layers_of
 from djqueue.models import CronJob
-from djqueue.schedules import Schedule
 from djqueue.schedules.plan import plan
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.database.clock import DatabaseClock, set_right
 from djqueue.storage.database.lease import LeaseHolder, died_here, host_name, start_mark
 
+from .attempts import (
+    IN_DOUBT,
+    NOT_PASSED,
+    UNFINISHED,
+    Enqueued,
+    FiredSlots,
+    FiringAttempt,
+    Known,
+    Skipped,
+    instant_of,
+)
 from .cron import batch_of, job_id
 from .declaring import declare
 from .middleware import passed
@@ -51,115 +59,29 @@ from .middleware import passed
 logger = logging.getLogger("djqueue.cron")
 
 ROWS = 500
-"""Schedules of one call of the storage."""
+"""Schedules per call of the storage."""
 ROUNDS = 100
-"""Looks of one round: what is due then is left to the next one."""
+"""Passes of one `fire`; slots that are due after them wait for the next."""
 GRACE = 75_000
-"""Milliseconds that one who has begun with a slot has for it: more than the longest call of a storage."""
+"""Milliseconds that a process has for a slot: more than the longest call of a storage."""
 DEAD = 5_000
-"""The same if the process is known to be gone: a word of its own may still be on its way to the storage."""
+"""Milliseconds before a dead process's slot is taken over: its last request may still reach the storage."""
 HASTE = 5_000
-"""Milliseconds after which one who has begun does not enqueue any more."""
+"""Milliseconds after `firing_at` within which a process still enqueues."""
 SURE = 25 * 60_000
-"""Milliseconds for which an id that is not known was not enqueued."""
+"""Milliseconds for which an unknown id means that the job was not enqueued."""
 SET_BACK = 60_000
-"""Milliseconds by which a clock has to be set back for the next runs to be worked out anew."""
-
-
-Known = dict[JobKey, State]
-"""Jobs that are there."""
-
-
-class FiringAttempt(NamedTuple):
-    """Slots of one row that are to be fired now."""
-
-    row: CronJob
-    schedule: Schedule
-    slots: tuple[int, ...]
-    following: int | None
-    batch: Batch
-    """Of one job for each slot."""
-
-    def key(self, slot: int) -> JobKey:
-        """What names the job of a slot."""
-        return self.batch.queue, job_id(self.row, slot)
-
-    @property
-    def earlier(self) -> list[JobKey]:
-        """Jobs of the schedule that may be unfinished; none if it does not matter."""
-        if self.schedule.overlap == "allow":
-            return []
-        earlier = {(str(queue), str(one)) for queue, one in self.row.unfinished}
-        last = _instant(self.row.last_run_at)
-        if last is not None:
-            earlier.add(self.key(last))
-        return sorted(earlier)
-
-
-class Enqueued(NamedTuple):
-    """The job of a slot."""
-
-    queue: str
-    id: str
-    options: JobOptions
-
-
-class Skipped(NamedTuple):
-    """A slot that is left out."""
-
-    slot: int
-    reason: str
-
-
-class FiredSlots(NamedTuple):
-    """What becomes of an attempt."""
-
-    attempt: FiringAttempt
-    jobs: dict[int, Enqueued]
-    """By slot."""
-    unfinished: list[JobKey]
-    """If runs may not overlap: the jobs of earlier slots that have not ended."""
-    wanted: list[int]
-    """Slots whose jobs are still to be enqueued."""
-    skipped: Skipped | None
-    """The last that is left out."""
-
-    @property
-    def missing(self) -> Batch:
-        """The jobs that are still to be enqueued."""
-        batch, ids = self.attempt.batch, [self.attempt.key(slot)[1] for slot in self.wanted]
-        return batch._replace(payloads=batch.payloads[: len(ids)], ids=ids)
-
-    def answered(self, answers: Sequence[tuple[Batch, EnqueueResult]], reason: str) -> "FiredSlots":
-        """With the storage's answers to the batches that it was given.
-
-        reason: why a slot has none.
-        """
-        jobs, skipped = dict(self.jobs), self.skipped
-        by_id = {answer.id: (batch, answer) for batch, answer in answers}
-        for at, slot in enumerate(self.wanted):
-            _, job = self.attempt.key(slot)
-            # Middleware may have given it another id.
-            batch, answer = by_id.get(job) or (answers[at] if len(answers) == len(self.wanted) else NOTHING)
-            if answer is not None and (answer.id == job or answer.status == "queued"):
-                jobs[slot] = Enqueued(answer.queue, answer.id, batch.options)
-            else:
-                skipped = Skipped(slot, reason if answer is None else f"kept out by the job {answer.id}")
-        unfinished = self.unfinished
-        if self.attempt.schedule.overlap != "allow":
-            unfinished = [*unfinished, *(jobs[slot][:2] for slot in self.wanted if slot in jobs)]
-        return self._replace(
-            jobs=dict(sorted(jobs.items())), unfinished=unfinished, wanted=[], skipped=skipped
-        )
+"""Milliseconds that the clock must be set back for the next runs to be recomputed."""
 
 
 class Firing:
-    """Fires what is due, in a storage. Any number of processes and threads may do so at once.
+    """Fires the due schedules of a storage. Any number of processes and threads may do so at once.
 
-    alias: of the database with the rows.
-    grace: milliseconds after which what another one has begun is taken over.
-    sure: milliseconds for which the storage is known to know every job that it got.
-    lock: shared by those who fire in the same storage in one process.
+    Args:
+        alias: The database with the rows.
+        grace: Milliseconds after which another process's slot is taken over.
+        sure: Milliseconds for which the storage knows every job that was enqueued.
+        lock: Shared by all that fire in the same storage in one process.
     """
 
     def __init__(
@@ -180,14 +102,14 @@ class Firing:
         self._lock = lock or Lock()
         self._is_declared = False
         self._mine: dict[int, int] = {}
-        """`firing_at` by number of the row: where this process's own attempt has failed, and is over."""
+        """`firing_at` of this process's own attempts, by primary key of the row."""
         self._refused: set[int] = set()
-        """Numbers of rows whose jobs the storage does not take."""
+        """Primary keys of rows whose jobs the storage refuses."""
         self._seen: tuple[int, int] | None = None
-        """What the clock said last, both ways."""
+        """The last wall-clock and monotonic times."""
 
     def fire(self) -> int:
-        """Enqueue what is due; returns how many jobs that was.
+        """Enqueue the jobs of all due slots, and return their number.
 
         Raises StorageError and the database's errors.
         """
@@ -195,7 +117,7 @@ class Firing:
             if not self._is_declared:
                 self.declare()
             set_right(self.clock)
-            self._look_at_the_clock()
+            self._check_clock()
             fired = 0
             for _ in range(ROUNDS):
                 attempts = list(self._due())
@@ -210,7 +132,7 @@ class Firing:
             return fired
 
     def declare(self) -> None:
-        """Make the rows equal to what this process's code declares, which `fire` does otherwise.
+        """Bring the rows up to date with this process's code. The first `fire` does it otherwise.
 
         Raises the database's errors.
         """
@@ -225,7 +147,7 @@ class Firing:
     # What is due.
 
     def _due(self) -> Iterator[FiringAttempt]:
-        """Rows to be fired; those that are only to be moved on are."""
+        """Yield the rows to fire, and move the others on."""
         now = self.clock.now()
         rows = self._enabled().filter(Q(next_run_at__isnull=True) | Q(next_run_at__lte=now))
         for row in rows.order_by("id"):
@@ -239,13 +161,13 @@ class Firing:
 
     def _attempt(self, row: CronJob, now: int) -> FiringAttempt | None:
         schedule = row.timing()
-        slot, last = _instant(row.next_run_at), _instant(row.last_run_at)
+        slot, last = instant_of(row.next_run_at), instant_of(row.last_run_at)
         if slot is None or (last is not None and slot <= last):
-            # A new one, or one that was changed, or whose clock was set back.
+            # The row is new or was changed, or the clock was set back.
             self._move(row, row.next_slot(now))
             return None
-        began = _instant(row.firing_at)
-        # What somebody has begun with is judged as it was then, and so is not missed by now.
+        began = instant_of(row.firing_at)
+        # A slot that a process has begun is judged by that time, so that it does not count as missed.
         due = plan(schedule, row.name, slot, now if began is None else min(began, now))
         due = due or plan(schedule, row.name, slot, now)
         if due is None or not self._may_begin(row, now):
@@ -255,7 +177,7 @@ class Firing:
             slots = slots[: max(0, schedule.max_executions - row.executions)]
             following = following if slots else None
         if not slots:
-            logger.info("The cron job %s leaves out what it has missed.", row.name)
+            logger.info("Schedule %s: skipped its missed runs.", row.name)
             self._move(row, following)
             return None
         return FiringAttempt(
@@ -263,22 +185,22 @@ class Firing:
         )
 
     def _may_begin(self, row: CronJob, now: int) -> bool:
-        """Whether nobody is at this row, or whoever was has had the time."""
-        began = _instant(row.firing_at)
+        """Return whether no process is firing the row, or its time is over."""
+        began = instant_of(row.firing_at)
         if began is None or self._mine.get(row.pk) == began:
             return True
         age = now - began
         return not 0 <= age < self._grace or (age >= DEAD and _is_gone(row.firing_by))
 
-    # One after the other.
+    # Firing.
 
     def _fire(self, attempts: Sequence[FiringAttempt]) -> list[int]:
-        """How many jobs each had, of those that are done with."""
+        """Return the number of new jobs of each finished attempt."""
         known = self._known(attempts)
         tick = self.clock.monotonic()
         begun = self._begin(attempts)
         if self.clock.monotonic() - tick > HASTE:
-            # Whoever comes next may take it for abandoned.
+            # Another process may take the attempt for abandoned.
             return []
         sent = self._send(begun, known)
         with transaction.atomic(using=self._alias):
@@ -288,11 +210,11 @@ class Firing:
         new = [list(one.jobs.values()) if is_its else [] for one, is_its in zip(sent, is_new, strict=True)]
         for one, jobs in zip(sent, new, strict=True):
             for job in jobs:
-                self._tell(one.attempt.row, job)
+                self._announce(one.attempt.row, job)
         return list(map(len, new))
 
     def _known(self, attempts: Iterable[FiringAttempt]) -> Known:
-        """The states of the jobs that are there for these slots, and of those that may be unfinished."""
+        """Return the states of the existing jobs of these slots, and of earlier ones."""
         wanted: dict[str, dict[str, None]] = {}
         for attempt in attempts:
             for queue, one in (*map(attempt.key, attempt.slots), *attempt.earlier):
@@ -305,7 +227,7 @@ class Firing:
         }
 
     def _begin(self, attempts: Sequence[FiringAttempt]) -> list[FiringAttempt]:
-        """Those that are this process's to fire from here on."""
+        """Mark the rows, and return the attempts that this process may continue."""
         now = self.clock.now()
         begun = []
         with transaction.atomic(using=self._alias):
@@ -318,8 +240,8 @@ class Firing:
         return begun
 
     def _send(self, attempts: Sequence[FiringAttempt], known: Known) -> list[FiredSlots]:
-        """Enqueue the jobs that are not there yet."""
-        sent = [self._sorted_out(attempt, known) for attempt in attempts]
+        """Enqueue the jobs that do not exist yet."""
+        sent = [self._divided(attempt, known) for attempt in attempts]
         if layers_of(get_settings()).enqueue:
             return self._send_apart(sent)
         batches = [one.missing for one in sent if one.wanted]
@@ -338,7 +260,7 @@ class Firing:
         return answered
 
     def _send_apart(self, sent: Sequence[FiredSlots]) -> list[FiredSlots]:
-        """Each by itself: one that is refused, by a full queue say, is tried again, and keeps up no other."""
+        """Enqueue each attempt by itself: one that a full queue refuses must not hold up the rest."""
         accepted = []
         for one in sent:
             row = one.attempt.row
@@ -347,21 +269,23 @@ class Firing:
             except StorageUnavailableError:
                 raise
             except TakenOverError:
-                logger.warning("The cron job %s: the middleware took so long that another goes on.", row.name)
+                logger.warning(
+                    "Schedule %s: the middleware took too long; another process took over.", row.name
+                )
             except DjqueueError as error:
                 if row.pk not in self._refused:
                     self._refused.add(row.pk)
-                    logger.error("The cron job %s is refused, and tried again: %s", row.name, error)
+                    logger.error("Schedule %s: enqueueing was refused, retrying: %s", row.name, error)
             else:
                 self._refused.discard(row.pk)
         return accepted
 
     def _send_one(self, sent: FiredSlots) -> FiredSlots:
-        """Through the middleware: it has the last word on a slot, as it has on every enqueue."""
+        """Enqueue the jobs of an attempt through the middleware, which may refuse or change them."""
         row = sent.attempt.row
 
         def enqueue(batch: Batch) -> list[EnqueueResult]:
-            # Also those before it have taken their time since it was marked.
+            # The attempts before this one, too, have taken time since the row was marked.
             if not 0 <= self.clock.now() - self._mine[row.pk] <= HASTE:
                 self._renew(sent.attempt)
             return self._enqueue([batch])
@@ -371,7 +295,7 @@ class Firing:
         answered = sent.answered(answers, reason)
         if error is not None:
             logger.error(
-                "The cron job %s: the middleware raised %s; %d of %d jobs were enqueued.",
+                "Schedule %s: the middleware raised %s; %d of %d jobs were enqueued.",
                 row.name,
                 reason,
                 len(answered.jobs) - len(sent.jobs),
@@ -381,7 +305,7 @@ class Firing:
         return answered
 
     def _renew(self, attempt: FiringAttempt) -> None:
-        """Mark the row anew. Raises TakenOverError if it is not this process's any more."""
+        """Renew the mark of the row. Raises TakenOverError if another process has it."""
         row, now = attempt.row, self.clock.now()
         began = to_datetime(self._mine[row.pk])
         mine = self._enabled().filter(pk=row.pk, next_run_at=row.next_run_at, firing_at=began)
@@ -390,12 +314,12 @@ class Firing:
         self._mine[row.pk] = now
 
     def _enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        # Not to the table of the jobs on their way to Redis, where no id is known.
+        # Not through the outbox, which does not know the ids of existing jobs.
         enqueue = getattr(self._storage, "enqueue_directly", self._storage.enqueue)
         answers: list[EnqueueResult] = enqueue(batches)
         return answers
 
-    def _sorted_out(self, attempt: FiringAttempt, known: Known) -> FiredSlots:
+    def _divided(self, attempt: FiringAttempt, known: Known) -> FiredSlots:
         """The slots that have a job or get one, and those that do not."""
         overlap = attempt.schedule.overlap
         unfinished = [key for key in attempt.earlier if known.get(key) in LIVE]
@@ -415,21 +339,21 @@ class Firing:
         return FiredSlots(attempt, jobs, unfinished, wanted, skipped)
 
     def _is_in_doubt(self, attempt: FiringAttempt, slot: int) -> bool:
-        """Whether the job may have been enqueued so long ago that it is not known any more."""
-        began = _instant(attempt.row.firing_at)
+        """Return whether the job may have been enqueued so long ago that its record is gone."""
+        began = instant_of(attempt.row.firing_at)
         if began is None or slot > began or self.clock.now() - began <= self._sure:
             return False
         logger.warning(
-            "Whether the cron job %s was enqueued for %s cannot be known any more: it is left out.",
+            "Schedule %s: skipped its run at %s, which may have been enqueued already.",
             attempt.row.name,
             to_datetime(slot).isoformat(),
         )
         return True
 
     def _finish(self, sent: FiredSlots) -> bool:
-        """Count, unless that is done, and move the row on, unless it was changed meanwhile.
+        """Count the executions once, and move the row on unless it was changed in the meantime.
 
-        Whether its jobs are to be told of: once for each, and also if nobody counts them any more.
+        Returns whether to announce the jobs: once for each, and also if the row is gone.
         """
         row, slots = sent.attempt.row, list(sent.jobs)
         executions, is_new = row.executions, False
@@ -447,7 +371,7 @@ class Firing:
         return is_new
 
     def _move(self, row: CronJob, following: int | None, skipped: Skipped | None = None) -> None:
-        """Set the next slot, if the present one still is; a schedule without one is over."""
+        """Set the next slot if the current one is unchanged; without a next slot the schedule is over."""
         more: dict[str, Any] = {} if following is not None else {"enabled": False}
         if skipped is not None:
             more.update(skipped_at=skipped.slot, skip_reason=skipped.reason[:LONGEST_REASON])
@@ -455,25 +379,25 @@ class Firing:
             next_run_at=following, firing_at=None, firing_by="", **more
         )
 
-    def _switch_off(self, row: CronJob, why: DjqueueError) -> None:
-        logger.error("The cron job %s is switched off: %s", row.name, why)
+    def _switch_off(self, row: CronJob, error: DjqueueError) -> None:
+        logger.error("Schedule %s was switched off: %s", row.name, error)
         self._enabled().filter(pk=row.pk).update(enabled=False)
 
-    # Clocks that are set.
+    # Clock changes.
 
-    def _look_at_the_clock(self) -> None:
+    def _check_clock(self) -> None:
         now, tick = self.clock.now(), self.clock.monotonic()
         seen, self._seen = self._seen, (now, tick)
         if seen is not None and (now - seen[0]) - (tick - seen[1]) < -SET_BACK:
-            logger.warning("The clock was set back: next runs are worked out anew.")
-            self._work_out_again(now)
+            logger.warning("The clock was set back; recomputing the next runs.")
+            self._recompute(now)
 
-    def _work_out_again(self, now: int) -> None:
-        """What was next by a clock that was ahead may be years away. What has run does not run again."""
+    def _recompute(self, now: int) -> None:
+        """Recompute the next runs: by a clock that was ahead they may be years away. No slot runs twice."""
         for row in self._enabled().filter(next_run_at__gt=now, firing_at__isnull=True).order_by("id"):
-            with suppress(DjqueueError):  # `_due` tells of it when its time comes
+            with suppress(DjqueueError):  # `_due` logs it when the row is due
                 slot = row.next_slot(now)
-                if slot is not None and slot < (_instant(row.next_run_at) or 0):
+                if slot is not None and slot < (instant_of(row.next_run_at) or 0):
                     self._move(row, slot)
 
     def _enabled(self) -> "QuerySet[CronJob]":
@@ -482,8 +406,8 @@ class Firing:
     def _rows(self) -> "QuerySet[CronJob]":
         return CronJob.objects.using(self._alias)
 
-    def _tell(self, row: CronJob, job: Enqueued) -> None:
-        logger.info("The cron job %s has enqueued %s in queue %s.", row.name, job.id, job.queue)
+    def _announce(self, row: CronJob, job: Enqueued) -> None:
+        logger.info("Schedule %s: enqueued job %s in queue %s.", row.name, job.id, job.queue)
         if job_enqueued.receivers:
             announcer.announce(
                 job_enqueued, row.job_name, queue=job.queue, job_id=job.id, options=job.options
@@ -492,15 +416,11 @@ class Firing:
 
 
 class TakenOverError(DjqueueError):
-    """Another process has begun with the slot."""
+    """Another process has taken over the slot."""
 
 
-NOTHING: tuple[Any, None] = (None, None)
 LONGEST_REASON = 1_000
 """Characters."""
-NOT_PASSED = "the middleware has not passed it on"
-IN_DOUBT = "whether it was enqueued cannot be known any more"
-UNFINISHED = "a job of an earlier run is unfinished"
 
 
 def _this_process() -> str:
@@ -508,17 +428,13 @@ def _this_process() -> str:
 
 
 def _is_gone(process: str) -> bool:
-    """Whether it was a process of this machine that is no more; a stopped one is still there."""
+    """Return whether a process of this machine has ended; a suspended one has not."""
     pid, _, host = process.partition("@")
     return pid.isdecimal() and died_here(LeaseHolder("", host, int(pid), ""))
 
 
 def _overlaps(overlap: str, unfinished: list[JobKey], known: Known) -> bool:
     if overlap == "one_pending":
-        # One that is not known is about to be enqueued.
+        # An unknown job is about to be enqueued.
         return any(known.get(key, State.WAITING) in PENDING for key in unfinished)
     return overlap == "skip" and bool(unfinished)
-
-
-def _instant(value: datetime | None) -> int | None:
-    return None if value is None else to_milliseconds(value)

@@ -1,4 +1,4 @@
-"""Whose turn it is to write the mirror: a row that one process holds."""
+"""The lease of the process that writes the mirror: a row of one holder."""
 
 import os
 import secrets
@@ -18,9 +18,9 @@ from djqueue.storage.database.lease import LeaseHolder, died_here, host_name, st
 
 NAME = "mirror"
 TTL = 10_000
-"""Milliseconds for which the row holds unless renewed."""
+"""Milliseconds for which the lease holds unless renewed."""
 RENEW_EVERY = 3_000
-"""Milliseconds for which it is not looked at outside of transactions."""
+"""Milliseconds after which the lease is renewed outside of transactions."""
 
 
 def version(alias: str) -> Hashable:
@@ -39,21 +39,21 @@ def version(alias: str) -> Hashable:
 
 
 class LeaderLeaseLostError(StorageError):
-    """Another process has begun to write the mirror."""
+    """Another process has taken over the mirror."""
 
 
 class LeaderLease:
-    """This process's claim to be the one that writes.
+    """This process's lease on the mirror.
 
-    Its `number` is raised by each new holder, and each transaction of the mirror begins with `hold`, which
-    fails if it is another one by now. A job is read from Redis after the turn was taken and written before
-    it is lost: so what is older is never written over what is newer, however long a process was asleep.
+    Each new holder raises its `number`, and each transaction of the mirror begins with `hold`, which fails if
+    the number has changed. A job is read from Redis after the lease was taken and written before it is lost,
+    so an older state never overwrites a newer one, however long a process was suspended.
     """
 
     def __init__(self, alias: str, clock: Clock, name: str = NAME) -> None:
         self._name = name
         self.number = 0
-        """0: it is not this process's turn."""
+        """0 if this process does not hold the lease."""
         self._alias = alias
         self._clock = clock
         self._holder = secrets.token_hex(8)
@@ -61,11 +61,12 @@ class LeaderLease:
         self._written = 0
 
     def take(self, *, by_force: bool = False) -> bool:
-        """Whether it is this process's turn from now on, or still.
+        """Return whether this process may write from now on.
 
-        It becomes so if the last holder has given it back, was silent too long, or died on this machine.
+        It takes over if the last holder has released the lease, let it expire, or died on this machine.
 
-        by_force: also if somebody else is at it, who will notice with the next transaction.
+        Args:
+            by_force: Take over from a live holder, too, which notices with its next transaction.
         """
         if self.number and not by_force:
             try:
@@ -82,14 +83,15 @@ class LeaderLease:
         elif by_force or self._is_free(there):
             self.number = self._succeed(there)
         else:
-            self.number = 0  # and nothing was written: many processes may look
+            self.number = 0  # nothing was written: any number of processes may look
         self._held = tick
         return bool(self.number)
 
     def hold(self, *, changes_jobs: bool = False) -> None:
-        """Renew the claim. Raises TurnLostError if another process has it.
+        """Renew the lease. Raises LeaderLeaseLostError if another process has it.
 
-        changes_jobs: whether the transaction changes rows of jobs, so that `version` becomes another one.
+        Args:
+            changes_jobs: The transaction changes rows of jobs, so `version` must change.
         """
         set_right(self._clock)
         tick = self._clock.monotonic()
@@ -104,7 +106,7 @@ class LeaderLease:
         self._held = tick
 
     def release(self) -> None:
-        """Give the turn back, if it is still this process's."""
+        """Release the lease if this process still holds it."""
         if self.number:
             self._mine().update(expires_at=0)
             self.number = 0

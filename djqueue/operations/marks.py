@@ -1,4 +1,4 @@
-"""Marks in the dashboard's charts: another version of the project that runs, or what somebody noted."""
+"""Annotations in the dashboard's charts: a new version of the project, or a user's note."""
 
 import logging
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("djqueue.marks")
 
 
 def mark(alias: str, label: str, now: int | None = None) -> Annotation:
-    """Note that something has happened now, or at a time in UTC milliseconds. Raises OptionError."""
+    """Add an annotation now, or at a time in UTC milliseconds. Raises OptionError."""
     at = SYSTEM_CLOCK.now() if now is None else now
     row = Annotation(at=to_datetime(at), label=_checked(label))
     row.save(using=alias)
@@ -28,9 +28,9 @@ def mark(alias: str, label: str, now: int | None = None) -> Annotation:
 
 
 def mark_version(storage: Storage, now: int | None = None) -> None:
-    """Note that the project's VERSION runs from now on, if another one did before; of many, one notes it.
+    """Annotate the start of a new VERSION of the project; of many processes, one does so.
 
-    Quiet where there is no such setting, or no table.
+    Without the setting or the table, nothing happens.
     """
     version = get_settings().version
     if not version:
@@ -41,13 +41,13 @@ def mark_version(storage: Storage, now: int | None = None) -> None:
     try:
         last = _last(alias)
         while last is None or last.label != version:
-            # Of those who find the same last one, one is next; another version comes behind that.
+            # Of several processes that find the same last version, one succeeds.
             follows = 0 if last is None else last.pk
             last, _ = rows.get_or_create(follows=follows, defaults={"at": to_datetime(at), "label": version})
         _forget_old(alias, at)
     except Error as error:
-        # A project whose jobs are elsewhere need not have the tables.
-        logger.debug("The version is not noted: %s", in_one_line(error))
+        # A project without database storage need not have the tables.
+        logger.debug("Could not annotate the version: %s", in_one_line(error))
 
 
 def _forget_old(alias: str, now: int) -> None:
@@ -57,7 +57,7 @@ def _forget_old(alias: str, now: int) -> None:
 
 
 def _last(alias: str) -> Annotation | None:
-    """The version that was noted last."""
+    """Return the version that was noted last."""
     return Annotation.objects.using(alias).filter(follows__isnull=False).order_by("-id").first()
 
 

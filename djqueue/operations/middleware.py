@@ -1,4 +1,4 @@
-"""Jobs of schedules on their way through the middleware."""
+"""Pass the jobs of schedules through the middleware."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -8,21 +8,21 @@ from djqueue.middleware import Layer, through
 
 
 class EnqueuedBatch(NamedTuple):
-    """What the storage has taken of a batch."""
+    """The storage's answers to a batch."""
 
     answers: list[tuple[Batch, EnqueueResult]]
-    """With the batch that it was given, in order."""
+    """Each with its batch, in order."""
     error: Exception | None
-    """What the middleware raised."""
+    """The exception that the middleware raised."""
 
 
 def passed(
     layers: Iterable[Layer], batch: Batch, enqueue: Callable[[Batch], list[EnqueueResult]]
 ) -> EnqueuedBatch:
-    """Have a batch go through the middleware to the storage.
+    """Enqueue a batch through the middleware.
 
-    What the middleware answers is not asked for: what counts is what the storage has. Raises what `enqueue`
-    raises, whatever the middleware makes of it.
+    The storage's answers count, not those of the middleware. Raises the errors of `enqueue`, even if the
+    middleware handles them.
     """
     answers: list[tuple[Batch, EnqueueResult]] = []
     failures: list[Exception] = []

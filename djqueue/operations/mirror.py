@@ -65,14 +65,14 @@ class Mirror:
         self._begun = 0
         """The number of the turn that the fields below are of."""
         self._controls: dict[str, Row] = {}
-        """What the tables say that queues were told."""
+        """The controls of queues according to the tables."""
         self._said: dict[str, int] = {}
-        """How often groups had been told something when that was last copied, by queue."""
+        """The version of each queue's group limits when they were last copied."""
         self._marks: dict[str, Mark] = {}
-        """How far each queue's stream was read."""
+        """The position in each queue's stream."""
         self._tidied = 0
         self._warned: set[str] = set()
-        """Queues of which it was said that Redis does not know them."""
+        """Queues for which a warning was logged that Redis does not know them."""
 
     def copy_once(self) -> int:
         """Copy what has changed, a part of it if that is much; returns how many jobs were looked at.
@@ -112,7 +112,7 @@ class Mirror:
             self.close()
 
     def has_lost(self, queue: str) -> bool:
-        """Whether the tables may know jobs of the queue that Redis has lost."""
+        """Return whether the tables may know jobs of the queue that Redis has lost."""
         listed, followed = self._changes.queues()
         return queue not in listed or followed.get(queue) != 0
 
@@ -176,7 +176,7 @@ class Mirror:
         return self._changes.queues()[1].get(queue)
 
     def _is_older(self, queue: str, reading: "ChangeBatch") -> bool:
-        """Whether Redis has gone back to an older state of its data."""
+        """Return whether Redis has gone back to an older state of its data."""
         mark = self._marks.get(queue)
         return bool(mark and reading.before) and _numbers(reading.before) < _numbers(mark or b"")
 
@@ -268,7 +268,7 @@ class Mirror:
             # What is no error of Redis's or the database's is one of this package: it needs its traceback.
             unexpected = None if isinstance(error, DjqueueError | Error | OSError) else error
             reason = in_one_line(error)
-            logger.warning("The mirror stands still, and is tried again: %s", reason, exc_info=unexpected)
+            logger.warning("Mirroring paused, retrying: %s", reason, exc_info=unexpected)
 
 
 def _named(queue: str, progress: Progress) -> Counted:
@@ -276,5 +276,5 @@ def _named(queue: str, progress: Progress) -> Counted:
 
 
 def _numbers(entry: bytes) -> tuple[int, ...]:
-    """The id of an entry as numbers, which rise from entry to entry."""
+    """Return the id of an entry as numbers, which rise from entry to entry."""
     return tuple(map(int, entry.split(b"-")))

@@ -1,4 +1,4 @@
-"""The mirror of a process that runs jobs: a thread beside the worker."""
+"""Run the mirror of a process that runs jobs, on a thread beside the worker."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from .mirror import Mirror
 
 @contextmanager
 def mirroring(storage: Storage) -> Iterator[None]:
-    """Meanwhile a thread copies what changes, if the storage has a mirror; in the end all that is left."""
+    """Copy changes on a thread within the block, if the storage has a mirror; finish copying at the end."""
     if not is_mirrored(storage):
         yield
         return
@@ -29,10 +29,10 @@ def mirroring(storage: Storage) -> Iterator[None]:
 
 
 def is_mirrored(storage: Storage) -> bool:
-    """Whether the storage's jobs are copied to the tables."""
+    """Return whether the storage's jobs are copied to the tables."""
     return getattr(storage, "changes", None) is not None
 
 
 def mirror_of(storage: Storage) -> Mirror:
-    """The mirror in the database that the routers name. Raises ConfigurationError if there is none."""
+    """Return the mirror in the database that the routers name. Raises ConfigurationError if there is none."""
     return Mirror(storage, router.db_for_write(models.Job))

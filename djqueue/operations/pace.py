@@ -1,20 +1,21 @@
-"""How fast the mirror may go where jobs are run in the same process."""
+"""Throttle the mirror in processes that also run jobs."""
 
 import time
 from threading import Event
 
 REST = 3.0
-"""How much longer than a copy the rest after it is, where the other threads are busy all the time."""
+"""Duration of the rest after a copy, relative to the copy, if the other threads are always busy."""
 LONGEST = 1.0
 """Seconds."""
 
 
 class CopyThrottle:
-    """Rests after each copy, as long as the other threads of the process need the processor.
+    """Rests after each copy while the other threads of the process need the processor.
 
-    All of them share one interpreter: without rests they would lose half their speed while much is copied.
+    All threads share one interpreter: without rests they would run at half speed while much is copied.
 
-    stop: ends rests when it is set.
+    Args:
+        stop: Ends a rest when it is set.
     """
 
     def __init__(self, stop: Event) -> None:
@@ -23,7 +24,7 @@ class CopyThrottle:
         self._others = self._of_others()
 
     def rest(self) -> None:
-        """After a copy."""
+        """Rest after a copy."""
         now, others = time.monotonic(), self._of_others()
         share = (others - self._others) / max(now - self._began, 1e-6)
         seconds = REST * (now - self._rested) * min(share, 1.0)
@@ -32,11 +33,11 @@ class CopyThrottle:
         self._rested = time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """Because there is nothing to copy."""
+        """Wait when there is nothing to copy."""
         self._stop.wait(seconds)
         self._began = self._rested = time.monotonic()
         self._others = self._of_others()
 
     def _of_others(self) -> float:
-        """Seconds of the processor that the other threads have had."""
+        """Return the processor seconds of the other threads."""
         return time.process_time() - time.thread_time()

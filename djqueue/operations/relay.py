@@ -151,11 +151,11 @@ class Relay:
             # What is no error of Redis's or the database's is one of this package: it needs its traceback.
             unexpected = None if isinstance(error, DjqueueError | Error | OSError) else error
             reason = in_one_line(error)
-            logger.warning("The relay stands still, and is tried again: %s", reason, exc_info=unexpected)
+            logger.warning("The outbox relay paused, retrying: %s", reason, exc_info=unexpected)
 
 
 def _kind(row: OutboxJob) -> tuple[Any, ...]:
-    """What jobs of one batch have in common."""
+    """Return what jobs of one batch have in common."""
     options = bytes(row.options)
     since = None if unpack_options(options).ttl is None else row.created_at
     return row.queue, row.name, options, row.run_at, row.fresh, since
@@ -179,5 +179,5 @@ def relaying(storage: Storage) -> Iterator[None]:
 
 
 def relay_of(storage: Any) -> Relay:
-    """The relay of the database that the routers name."""
+    """Return the relay of the database that the routers name."""
     return Relay(storage, router.db_for_write(OutboxJob))

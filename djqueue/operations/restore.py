@@ -27,7 +27,7 @@ STARTED = (State.WAITING, State.DELAYED, State.ACTIVE)
 
 @dataclass(slots=True)
 class RestoreCounts:
-    """What became of the unfinished jobs of one queue."""
+    """The outcomes of the unfinished jobs of one queue."""
 
     restored: Counter[State] = field(default_factory=Counter)
     """By the state in which they were."""
@@ -118,7 +118,7 @@ class Restoration:
         return unknown
 
     def _options(self, job: EngineJob) -> JobOptions | None:
-        """Those that it is enqueued with; None if it has expired."""
+        """Return the options to enqueue a job with; None if it has expired."""
         options = job.options
         age = self._now - job.created_at
         if options.ttl is not None:
@@ -215,13 +215,13 @@ class RestoredDependency(NamedTuple):
     """A job that another one waits for."""
 
     is_there: bool
-    """Whether Redis knows it."""
+    """True if Redis knows it."""
     state: State | None
     """According to the tables."""
 
 
 def _is_open(dependency: RestoredDependency, options: JobOptions) -> bool:
-    """Whether the job is still to wait for it. Raises OptionError if it cannot be known, or met."""
+    """Return whether the job is still to wait for it. Raises OptionError if it cannot be known, or met."""
     if dependency.is_there:
         return True
     state = dependency.state

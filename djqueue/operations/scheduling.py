@@ -1,4 +1,4 @@
-"""Schedules of a process that runs jobs: looked at beside each round of its worker's upkeep."""
+"""Fire the schedules of a process that runs jobs, along with its worker's sweeps."""
 
 import logging
 import os
@@ -21,11 +21,11 @@ from .firing import Firing
 logger = logging.getLogger("djqueue.cron")
 
 ASLEEP = 60_000
-"""Milliseconds between two looks for tables that are not there."""
+"""Milliseconds between checks for missing tables."""
 
 
 def scheduling(storage: Storage) -> Callable[[], None]:
-    """What fires the schedules that are due in a storage; quiet where there are no tables to look at."""
+    """Return a function that fires a storage's due schedules; it does nothing without the tables."""
     firing = firing_of(storage)
     has_worked, asleep_until = False, firing.clock.monotonic()
 
@@ -41,8 +41,8 @@ def scheduling(storage: Storage) -> Callable[[], None]:
                 raise_named(alias_of(storage), error)
             if has_worked or isinstance(error, DjqueueError):
                 raise
-            # A project whose jobs are elsewhere need not have the tables.
-            logger.debug("Schedules are not looked at: %s", in_one_line(error))
+            # A project without database storage need not have the tables.
+            logger.debug("Could not read the schedules: %s", in_one_line(error))
             asleep_until = firing.clock.monotonic() + ASLEEP
         else:
             has_worked = True
@@ -51,9 +51,9 @@ def scheduling(storage: Storage) -> Callable[[], None]:
 
 
 def declare_now(storage: Storage) -> None:
-    """Make the rows of schedules equal to this code, before the first job runs, and where none runs for long.
+    """Bring the rows of schedules up to date with this code, before the first job runs.
 
-    Only by a process that would fire them; quiet where there are no tables, as `scheduling`.
+    Only a process that would fire them does so. Without the tables nothing happens.
     """
     if not getattr(storage, "is_scheduler", True):
         return
@@ -63,26 +63,26 @@ def declare_now(storage: Storage) -> None:
     except DjqueueError:
         raise
     except Exception as error:
-        # A project whose jobs are elsewhere need not have the tables.
+        # A project without database storage need not have the tables.
         firing.leave()
-        logger.debug("Schedules are not declared: %s", in_one_line(error))
+        logger.debug("Could not declare the schedules: %s", in_one_line(error))
 
 
 def firing_of(storage: Storage) -> Firing:
-    """A `Firing` for a storage, with what is known of its kind."""
+    """Return a `Firing` with the guarantees of a kind of storage."""
     lock = _locks.setdefault(storage, Lock())
     alias = alias_of(storage)
     if isinstance(storage, DatabaseStorage):
-        # There is one scheduler: whoever has begun with a slot is gone.
+        # There is one scheduler, so a process that has begun with a slot is gone.
         return Firing(storage, alias, clock=storage.clock, grace=0, lock=lock)
     if isinstance(storage, MemoryStorage):
-        # Another process's jobs are not known here, and gone with it.
+        # The jobs of another process are unknown here, and gone with it.
         return Firing(storage, alias, sure=0, lock=lock)
     return Firing(storage, alias, lock=lock)
 
 
 def alias_of(storage: Storage) -> str:
-    """The alias of the database with the rows for a storage."""
+    """Return the alias of the database with the rows for a storage."""
     return storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(CronJob)
 
 

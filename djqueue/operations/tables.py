@@ -32,7 +32,7 @@ UNFINISHED = frozenset(state.value for state in LIVE)
 
 
 class MirroredRows(NamedTuple):
-    """What the tables have of a job."""
+    """The rows of a job."""
 
     job_id: str
     state: str
@@ -64,24 +64,26 @@ class Tables:
     def write(
         self,
         queue: str,
-        found: Mapping[str, JobRecord | None],
-        letters: Mapping[str, DeadLetterRecord],
+        records: Mapping[str, JobRecord | None],
+        dead_letters: Mapping[str, DeadLetterRecord],
         now: int,
     ) -> None:
-        """Make the rows of some jobs what they are now, in one transaction.
+        """Write the current state of some jobs, in one transaction.
 
-        found: by id; None for one that Redis does not know. letters: the dead letters of the failed ones.
+        Args:
+            records: Records by id; None for a job that Redis does not know.
+            dead_letters: The dead letters of failed jobs.
         """
         write = self._dialect
         write.tune()
         with write.transaction():
             self._hold(changes_jobs=True)
-            there = self._there(queue, list(found))
-            kept = [job for job in found.values() if job is not None and job.state in self._states]
-            self._clear(queue, there, found, kept, now)
+            there = self._there(queue, list(records))
+            kept = [job for job in records.values() if job is not None and job.state in self._states]
+            self._clear(queue, there, records, kept, now)
             if not kept:
                 return
-            expiries = {job.id: self._expiry(job, letters) for job in kept}
+            expiries = {job.id: self._expiry(job, dead_letters) for job in kept}
             write.insert(models.Job, rows.JOB_FIELDS, job_rows(kept, expiries), key=rows.KEY)
             if self._keep:
                 self._grown.update((queue, job.state) for job in kept if job.state in TERMINAL)
@@ -91,7 +93,9 @@ class Tables:
                 if job.result is not None
             ]
             write.insert(models.JobResult, rows.RESULT, results, key=rows.KEY)
-            dead = [rows.letter_row(any_of(job), letters[job.id]) for job in kept if job.id in letters]
+            dead = [
+                rows.letter_row(any_of(job), dead_letters[job.id]) for job in kept if job.id in dead_letters
+            ]
             write.insert(models.DeadLetter, rows.LETTER, dead, key=rows.KEY)
             runs = {
                 job.id: [rows.attempt_row(any_of(job), run) for run in job.history]
@@ -201,7 +205,7 @@ class Tables:
         return found
 
     def pages(self, queue: str) -> Iterator[list[MirroredRows]]:
-        """What there is of the queue's jobs, a part at a time."""
+        """Yield what there is of the queue's jobs, a part at a time."""
         last = ""
         while True:
             mine = self._jobs().filter(queue=queue, job_id__gt=last).order_by("job_id")[:PAGE]
@@ -212,7 +216,7 @@ class Tables:
             last = page[-1].job_id
 
     def unfinished(self, queue: str, states: Iterable[State], size: int) -> Iterator[list[EngineJob]]:
-        """The queue's jobs in some states, oldest first, so many at a time."""
+        """Yield the queue's jobs in some states, oldest first, so many at a time."""
         wanted = [state.value for state in states]
         mine = self._jobs().filter(queue=queue, state__in=wanted).order_by("created_at", "id")
         numbers = list(mine.values_list("id", flat=True))
@@ -222,7 +226,7 @@ class Tables:
             yield [jobs[number] for number in chunk if number in jobs]
 
     def states(self, queue: str, ids: Sequence[str]) -> dict[str, State]:
-        """The states of those of the jobs that have rows."""
+        """Return the states of those of the jobs that have rows."""
         return {row.job_id: State(row.state) for row in self._there(queue, ids).values()}
 
     def purge(self, now: int) -> int:
@@ -252,12 +256,12 @@ class Tables:
         return self._jobs().filter(expires_at__lte=now, state__in=ENDED).order_by("expires_at")
 
     def behind(self, queue: str, state: State, count: int) -> "QuerySet[models.Job]":
-        """The newest of a queue's jobs with an outcome that so many others are newer than."""
+        """Return the newest of a queue's jobs with an outcome that so many others are newer than."""
         mine = self._jobs().filter(queue=queue, state=state.value, finished_at__isnull=False)
         return mine.order_by("-finished_at", "-id")[count : count + 1]
 
     def before(self, queue: str, state: State, finished_at: int, number: int) -> "QuerySet[models.Job]":
-        """A queue's jobs with an outcome up to one, by its end and its row's number, in order."""
+        """Return a queue's jobs with an outcome up to one, by its end and its row's number, in order."""
         end = to_datetime(finished_at)
         mine = self._jobs().filter(queue=queue, state=state.value, finished_at__lte=end)
         return mine.exclude(finished_at=end, id__gt=number).order_by("finished_at", "id")
@@ -273,19 +277,19 @@ class Tables:
     # Queues and workers.
 
     def queues(self) -> list[str]:
-        """The names of the queues that have rows."""
+        """Return the names of the queues that have rows."""
         return DatabaseInspector(self._alias).queues()
 
     def count_unfinished(self, queue: str) -> int:
-        """How many jobs of the queue have not ended."""
+        """Return how many jobs of the queue have not ended."""
         return self._jobs().filter(queue=queue, state__in=UNFINISHED).count()
 
     def controls(self) -> dict[str, Row]:
-        """What queues were told, as `QUEUE_STATE`, by name."""
+        """Return the controls of queues, as `QUEUE_STATE`, by name."""
         return {row[0]: row for row in rows.raw_values(self._of(models.QueueState), QUEUE_STATE)}
 
     def write_controls(self, queue: str, row: Row | None) -> None:
-        """Note what a queue was told; None: it is gone."""
+        """Write the controls of a queue; None deletes them."""
         with self._dialect.transaction():
             self._hold()
             if row is None:
@@ -294,24 +298,24 @@ class Tables:
                 self._dialect.insert(models.QueueState, QUEUE_STATE, [row], key=("name",))
 
     def group_limits(self, queue: str) -> Mapping[str | None, GroupLimit]:
-        """What was said to groups of a queue; under None, to every group."""
+        """Return the limits of a queue's groups; None is the key of the default."""
         return DatabaseInspector(self._alias).group_limits(queue)
 
     def write_groups(self, queue: str, limits: Mapping[str | None, GroupLimit]) -> None:
-        """Note what was said to the groups of a queue: that, and nothing else."""
+        """Replace the limits of a queue's groups."""
         there = self.group_limits(queue)
         gone = [(queue, group or "") for group in there.keys() - limits.keys()]
-        new = [(group, said) for group, said in limits.items() if there.get(group) != said]
+        new = [(group, limit) for group, limit in limits.items() if there.get(group) != limit]
         if not gone and not new:
             return
-        rows = [row for group, said in new if (row := row_of(queue, group, said)) is not None]
+        rows = [row for group, limit in new if (row := row_of(queue, group, limit)) is not None]
         with self._dialect.transaction():
             self._hold()
             self._dialect.delete(models.GroupState, GROUP_STATE[:2], gone)
             self._dialect.insert(models.GroupState, GROUP_STATE, rows, key=GROUP_STATE[:2])
 
     def write_workers(self, infos: Iterable[WorkerInfo]) -> None:
-        """Note which workers there are."""
+        """Write the live workers."""
         there = self._of(models.WorkerState)
         with self._dialect.transaction():
             self._hold()
@@ -330,7 +334,7 @@ class Tables:
 
 
 def any_of(job: JobRecord) -> Any:
-    """The record where an engine's job is expected: what is asked of it there, both have."""
+    """Return the record where an engine's job is expected: what is asked of it there, both have."""
     return job
 
 
@@ -339,7 +343,7 @@ UNCLAIMED = (0, "", None)
 
 
 def job_rows(records: Iterable[JobRecord], expiries: Mapping[str, int | None]) -> list[Row]:
-    """As `rows.JOB_FIELDS`."""
+    """Return rows with the fields of `rows.JOB_FIELDS`."""
     found = []
     options: JobOptions | None = None
     packed = b""

@@ -1,4 +1,4 @@
-"""`manage.py djqueue workers`: who runs jobs, and telling one of them what to do."""
+"""`manage.py djqueue workers`: list the workers, and send commands to them."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,47 +10,47 @@ from djqueue.core.job import WorkerInfo
 from djqueue.core.workercontrol import DUMP, NOT_FOUND, STOPPING
 from djqueue.storage.base import Storage
 
-NOBODY = "No worker was heard of lately."
+NO_WORKERS = "No live workers."
 LOOK_EVERY = 0.1
-"""Seconds between looks whether a dump has come."""
+"""Seconds between checks for a dump."""
 PATIENCE = 10_000
-"""Milliseconds for which one is waited for, at least; and as long as two signs of life take."""
+"""Minimum milliseconds to wait for a dump; at least two heartbeats."""
 
 
 def listing(infos: Sequence[WorkerInfo]) -> Iterator[str]:
-    """Lines about the workers, and about what each runs."""
+    """Yield lines about the workers, and about the jobs that each runs."""
     if not infos:
-        yield NOBODY
+        yield NO_WORKERS
     now = SYSTEM_CLOCK.now()
     for info in sorted(infos, key=lambda info: (info.host, info.pid, info.id)):
         silent = max(0, now - info.seen_at) / 1_000
         yield (
             f"{info.id}: {info.state}, {info.active:,} of {info.concurrency:,} slots in use, "
-            f"heard of {silent:.0f} s ago"
+            f"last heartbeat {silent:.0f} s ago"
         )
         yield f"    {', '.join(_about(info))}"
         for job in info.jobs:
             yield f"    {(now - job.started_at) / 1_000:.0f} s: {job.name} [{job.id}] of queue {job.queue}"
 
 
-def steer(storage: Storage, command: str, worker_id: str) -> str:
-    """Tell a worker something; what to say of it: for a dump, its text.
+def control(storage: Storage, command: str, worker_id: str) -> str:
+    """Send a command to a worker, and return a message: for a dump, its text.
 
-    Raises StorageError if there is no such worker, it ends already, or no dump comes.
+    Raises StorageError if the worker does not exist, is stopping already, or sends no dump.
     """
     before = storage.worker_dump(worker_id) if command == DUMP else None
     answer = storage.control_worker(worker_id, command)
     if answer == NOT_FOUND:
-        raise StorageError(f"there is no worker {worker_id!r}")
+        raise StorageError(f"unknown worker {worker_id!r}")
     if answer == STOPPING:
-        raise StorageError(f"the worker {worker_id!r} ends already")
+        raise StorageError(f"worker {worker_id!r} is stopping already")
     if command != DUMP:
-        return f"{worker_id} is told: {command}"
+        return f"Sent {command} to {worker_id}"
     interval = max((info.heartbeat for info in storage.workers() if info.id == worker_id), default=0)
     return _waited(
         lambda: (dump := storage.worker_dump(worker_id)) and dump != before and dump.text,
         max(PATIENCE, 2 * interval),
-        f"the worker {worker_id!r} was asked, and has not answered",
+        f"worker {worker_id!r} did not answer in time",
     )
 
 

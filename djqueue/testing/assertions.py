@@ -64,12 +64,12 @@ class JobAssertions:
     """The same for unittest: mix it into a TestCase."""
 
     def assertEnqueued(self, job: Job, **expected: Any) -> list[JobInfo]:  # noqa: N802
-        """See `assert_enqueued`."""
+        """Async version of `assert_enqueued`."""
         __tracebackhide__ = True
         return assert_enqueued(job, **expected)
 
     def assertNotEnqueued(self, job: Job, **expected: Any) -> None:  # noqa: N802
-        """See `assert_not_enqueued`."""
+        """Async version of `assert_not_enqueued`."""
         __tracebackhide__ = True
         assert_not_enqueued(job, **expected)
 

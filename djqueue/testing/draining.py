@@ -59,7 +59,7 @@ class _UntilNothingIsClaimed:
         return getattr(self._storage, name)
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        """See `Storage.afinish`."""
+        """Async version of `Storage.afinish`."""
         finished = await self._storage.afinish(outcomes, then)
         if then is not None and not finished.claims.jobs and not self.worker.running:
             self.worker.stop()

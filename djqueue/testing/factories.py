@@ -54,7 +54,7 @@ def batch(
     run_at: int | None = None,
     **options: Any,
 ) -> Batch:
-    """A batch of `count` jobs, or of one for each payload or id; `options` are of `JobOptions`."""
+    """Return a batch of `count` jobs, or of one for each payload or id; `options` are of `JobOptions`."""
     named = None if ids is None else list(ids)
     if payloads is None:
         payloads = [PAYLOAD] * (count if named is None else len(named))
@@ -95,7 +95,7 @@ def request(
     queues: Iterable[str] | None = None,
     stalled: bool = True,
 ) -> ClaimRequest:
-    """A claim of a worker that handles `NAME` in every queue."""
+    """Return a claim of a worker that handles `NAME` in every queue."""
     return ClaimRequest(
         worker, slots, frozenset(names), None if queues is None else tuple(queues), stalled=stalled
     )
@@ -187,23 +187,23 @@ def finish(storage: Storage, *outcomes: Outcome) -> list[bool]:
 
 
 def a_waiting_job(storage: Storage, **given: Any) -> str:
-    """The id of a job in state waiting."""
+    """Return the id of a job in state waiting."""
     return enqueue(storage, **given)
 
 
 def a_delayed_job(storage: Storage, *, delay: int = DELAY, **given: Any) -> str:
-    """The id of a job in state delayed."""
+    """Return the id of a job in state delayed."""
     return enqueue(storage, delay=delay, **given)
 
 
 def a_blocked_job(storage: Storage, **given: Any) -> str:
-    """The id of a job in state blocked, by a waiting one in the queue `UPSTREAM`."""
+    """Return the id of a job in state blocked, by a waiting one in the queue `UPSTREAM`."""
     upstream = enqueue(storage, queue=UPSTREAM)
     return enqueue(storage, depends_on=((UPSTREAM, upstream),), **given)
 
 
 def an_active_job(storage: Storage, *, worker: str = WORKER, **given: Any) -> Claimed:
-    """The claim of a job in state active."""
+    """Return the claim of a job in state active."""
     job_id = enqueue(storage, **given)
     claimed = claim_one(
         storage,
@@ -216,7 +216,7 @@ def an_active_job(storage: Storage, *, worker: str = WORKER, **given: Any) -> Cl
 
 
 def a_completed_job(storage: Storage, *, result: bytes | None = RESULT, **given: Any) -> str:
-    """The id of a job in state completed."""
+    """Return the id of a job in state completed."""
     return _ended(storage, given, lambda claimed: completing(claimed, result))
 
 
@@ -227,12 +227,12 @@ def a_failed_job(
     error: JobFailure | None = ERROR,
     **given: Any,
 ) -> str:
-    """The id of a job in state failed: a dead letter."""
+    """Return the id of a job in state failed: a dead letter."""
     return _ended(storage, given, lambda claimed: failing(claimed, reason, error))
 
 
 def a_cancelled_job(storage: Storage, **given: Any) -> str:
-    """The id of a job in state cancelled."""
+    """Return the id of a job in state cancelled."""
     job_id = enqueue(storage, **given)
     [result] = storage.cancel(given.get("queue", QUEUE), [job_id])
     assert result.status == "cancelled", result
@@ -265,7 +265,7 @@ JOB_IN: Mapping[State, Callable[..., str]] = {
 
 
 def job(storage: Storage, job_id: str, queue: str = QUEUE) -> JobRecord:
-    """The record of a job that must be there."""
+    """Return the record of a job that must be there."""
     [record] = storage.jobs(queue, [job_id])
     assert record is not None, f"there is no job {job_id!r} in queue {queue!r}"
     return record
@@ -279,7 +279,7 @@ def page_of(storage: Storage, job_id: str, run: int = 0, start: int = 0, queue: 
 
 
 def items_of(storage: Storage, job_id: str, queue: str = QUEUE) -> list[bytes]:
-    """All items of a job's last run."""
+    """Return all items of a job's last run."""
     found: list[bytes] = []
     run = 0
     while True:
@@ -291,12 +291,12 @@ def items_of(storage: Storage, job_id: str, queue: str = QUEUE) -> list[bytes]:
 
 
 def state(storage: Storage, job_id: str, queue: str = QUEUE) -> State | None:
-    """The state of a job; None if it is not known."""
+    """Return the state of a job; None if it is not known."""
     return storage.states(queue, [job_id])[0]
 
 
 def counts(storage: Storage, queue: str = QUEUE) -> dict[State, int]:
-    """How many jobs are in each state that has any."""
+    """Return how many jobs are in each state that has any."""
     return {state: count for state, count in storage.counts(queue).items() if count}
 
 
@@ -304,7 +304,7 @@ def counts(storage: Storage, queue: str = QUEUE) -> dict[State, int]:
 
 
 def worker(id: str = WORKER, **given: Any) -> WorkerInfo:
-    """A worker of every queue that handles `NAME`."""
+    """Return a worker of every queue that handles `NAME`."""
     fields: dict[str, Any] = {
         "host": "host",
         "pid": 1,

@@ -23,7 +23,7 @@ pytest.register_assert_rewrite("djqueue.testing.contract", "djqueue.testing.wait
 
 @pytest.fixture
 def djqueue_memory() -> "Iterator[Storage]":
-    """A memory storage in place of the settings' one, new for this test; the other settings stay."""
+    """Yield a memory storage in place of the settings' one, new for this test; the other settings stay."""
     from django.conf import settings
     from django.test import override_settings
 
@@ -36,7 +36,7 @@ def djqueue_memory() -> "Iterator[Storage]":
 
 @pytest.fixture
 def djqueue_drain() -> "Callable[..., Counters]":
-    """A function that runs what is waiting now: see `djqueue.testing.draining.drain`."""
+    """Return a function that runs what is waiting now: see `djqueue.testing.draining.drain`."""
     from .draining import drain
 
     return drain

@@ -33,16 +33,16 @@ class Recorder:
             self._changed.notify_all()
 
     def events(self, job_id: str | None = None) -> list[Event]:
-        """What has arrived so far, of one job or of all."""
+        """Return what has arrived so far, of one job or of all."""
         with self._changed:
             return [event for event in self._events if job_id in (None, event.id)]
 
     def words(self, job_id: str | None = None) -> list[str]:
-        """The words of the events that have arrived so far."""
+        """Return the words of the events that have arrived so far."""
         return [event.event for event in self.events(job_id)]
 
     def count(self, word: str) -> int:
-        """How many events with this word have arrived so far."""
+        """Return how many events with this word have arrived so far."""
         with self._changed:
             return self._counts[word]
 

@@ -1,7 +1,7 @@
 """A walk over every URL of djqueue in an admin site: the lists, the rows and the dashboard's pages.
 
-The URLs come from `site._registry`, so that new lists and pages are included. The walk fails for a model without
-a row here, and for a route with an unknown capture.
+The URLs come from `site._registry`, so that new lists and pages are included. The walk fails for a model
+without a row here, and for a route with an unknown capture.
 """
 
 import re

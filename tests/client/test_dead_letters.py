@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from djqueue import OptionError, Queue
-from djqueue.client import deadletters
+from djqueue.client import deadletters, queuedead
 from djqueue.client.deadletters import MovedDead, RetriedDead
 from djqueue.core.job import JobFailure
 from djqueue.storage.memory import MemoryStorage
@@ -171,7 +171,7 @@ def test_those_that_are_something_else_meanwhile_are_counted(queue, monkeypatch,
 
     # The page has been read.
     letters = list(queue.dead_letters())
-    monkeypatch.setattr(deadletters, "letters", lambda *_: iter(letters))
+    monkeypatch.setattr(queuedead, "letters", lambda *_: iter(letters))
 
     answer = queue.move_dead("broken", dry_run=dry_run, progress=meanwhile)
 

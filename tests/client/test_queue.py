@@ -18,7 +18,7 @@ from djqueue import (
     StorageError,
     UnknownQueueError,
 )
-from djqueue.client.queue import EVENTS
+from djqueue.client.queuecontrols import EVENTS
 from djqueue.codecs import encode
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError
@@ -631,7 +631,7 @@ def test_every_event_of_the_transition_table_can_be_asked_for():
 
 
 def test_every_method_that_reads_or_writes_has_an_async_twin():
-    public = {name for name in vars(Queue) if not name.startswith("_")}
+    public = {name for name in dir(Queue) if not name.startswith("_")}
     plain = {name for name in public if f"a{name}" in public}
     twins = {f"a{name}" for name in plain}
 

@@ -289,7 +289,7 @@ def test_the_table_of_a_worker_has_its_arguments():
 
 def test_the_table_of_queues_has_their_methods():
     documented = {row[0].partition("(")[0] for row in table("queues.md", "queue methods")}
-    methods = {name for name in vars(Queue) if not name.startswith("_")}
+    methods = {name for name in dir(Queue) if not name.startswith("_")}
     methods = {name for name in methods if callable(getattr(Queue, name))}
 
     twins = {f"a{name}" for name in documented - {"node"}}
@@ -303,7 +303,7 @@ def test_the_table_of_queues_has_their_methods():
 
 
 def test_the_tables_of_words_are_complete():
-    from djqueue.client.queue import EVENTS
+    from djqueue.client.queuecontrols import EVENTS
 
     assert first_cells("queues.md", "events") == list(EVENTS)
     assert first_cells("queues.md", "reasons") == list(DEAD_LETTER_REASONS)

@@ -84,14 +84,14 @@ def test_what_is_off_left_out_or_not_readable_says_so() -> None:
     output = run("--next", "1")
 
     assert "    switched off" in output
-    assert "    left out 2026-03-28 13:00:00+01:00: PermissionError: not now" in output
-    assert any(line.startswith("    not readable: ") for line in output)
+    assert "    skipped 2026-03-28 13:00:00+01:00: PermissionError: not now" in output
+    assert any(line.startswith("    invalid: ") for line in output)
 
 
 def test_a_name_that_there_is_not_is_refused_with_the_nearest() -> None:
     a_row()
 
-    with pytest.raises(CommandError, match=r"no schedule 'nigt'; did you mean 'night'\?"):
+    with pytest.raises(CommandError, match=r"unknown schedule 'nigt'; did you mean 'night'\?"):
         run("nigt")
 
 

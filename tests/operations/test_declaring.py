@@ -136,7 +136,10 @@ def test_rows_made_by_hand_are_left_alone(caplog: pytest.LogCaptureFixture) -> N
     code_says(cron="@daily")
     code_says()
     assert list(CronJob.objects.order_by("name").values()) == before
-    assert "The schedule report of the code is not kept: there is one made by hand." in caplog.text
+    assert (
+        "Schedule report: ignored the one declared in code, because one made by hand has this name."
+        in caplog.text
+    )
 
 
 def test_schedules_of_functions_that_are_no_jobs_any_more_do_not_count() -> None:

@@ -343,7 +343,7 @@ def test_a_slot_of_which_nobody_can_know_any_more_is_not_enqueued_again(
     assert ids(storage) == []
     assert times(row)[:2] == (0, None)
     assert times(row)[2] > clock.now()
-    assert "cannot be known any more: it is left out" in caplog.text
+    assert "which may have been enqueued already" in caplog.text
 
 
 @on_memory
@@ -402,7 +402,7 @@ def test_one_that_the_storage_refuses_keeps_up_no_other_and_is_tried_again(
         firing.fire()
     assert times(other) == (1, FIRST, FIRST + EVERY)
     assert times(full) == (0, None, FIRST)
-    assert caplog.text.count("The cron job full is refused, and tried again: no room") == 1
+    assert caplog.text.count("Schedule full: enqueueing was refused, retrying: no room") == 1
 
     goes_to(firing, clock, FIRST + 1_000)
     assert times(full) == (1, FIRST, FIRST + EVERY)
@@ -500,7 +500,7 @@ def test_what_the_middleware_refuses_is_left_out_with_the_reason_and_keeps_up_no
     assert times(other) == (1, FIRST, FIRST + EVERY)
     assert told == [("job_enqueued", f"cron:other:{FIRST}"), ("schedule_fired", f"cron:other:{FIRST}")]
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "The cron job refused: the middleware raised PermissionError: not now" in record.getMessage()
+    assert "Schedule refused: the middleware raised PermissionError: not now" in record.getMessage()
     assert record.exc_info is not None
 
     monkeypatch.setattr(gate, "refused", set())
@@ -537,7 +537,7 @@ def test_what_a_middleware_does_not_pass_on_is_left_out(
         goes_to(firing, clock, FIRST)
 
     assert (times(row), told, ids(storage)) == ((0, None, FIRST + EVERY), [], [])
-    assert row.skip_reason == "the middleware has not passed it on"
+    assert row.skip_reason == "the middleware did not enqueue it"
 
 
 @on_memory
@@ -603,8 +603,8 @@ def test_each_slot_is_told_as_an_enqueue_once(
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"overlap": "skip"}, "a job of an earlier run is unfinished"),
-        ({"kwargs": {}}, "kept out by the job the-one"),
+        ({"overlap": "skip"}, "the job of an earlier run is unfinished"),
+        ({"kwargs": {}}, "duplicate of job the-one"),
     ],
 )
 def test_a_row_says_why_a_slot_was_left_out(
@@ -1040,7 +1040,7 @@ def test_a_row_that_cannot_be_read_is_switched_off_and_no_other(
     assert (bad.enabled, bad.executions, good.enabled) == (False, 0, True)
     [record] = [record for record in caplog.records if record.name == "djqueue.cron"]
     assert record.levelno == logging.ERROR
-    assert record.getMessage().startswith("The cron job bad is switched off: ")
+    assert record.getMessage().startswith("Schedule bad was switched off: ")
     assert why in record.getMessage()
 
 
@@ -1054,7 +1054,7 @@ def test_arguments_that_no_payload_can_hold_switch_a_row_off(
     row.refresh_from_db()
     assert (row.enabled, row.executions) == (False, 0)
     assert ids(storage) == []
-    assert "The cron job mine is switched off" in caplog.text
+    assert "Schedule mine was switched off" in caplog.text
 
 
 def before(step: str, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:

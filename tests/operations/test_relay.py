@@ -426,7 +426,7 @@ def test_the_thread_outlives_redis_and_says_so_once(storage, emails, redis_serve
         redis_server.stop()
         with transaction.atomic():
             result = emails.enqueue(1)
-        eventually(lambda: "stands still" in caplog.text)
+        eventually(lambda: "relay paused" in caplog.text)
         redis_server.start()
         eventually(lambda: emails.get_job(result.id), timeout=30)
         eventually(lambda: "The relay goes on." in caplog.messages)

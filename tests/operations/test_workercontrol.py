@@ -31,7 +31,7 @@ def run(*arguments):
 
 
 def test_workers_are_listed_with_what_they_run(storage):
-    assert run() == "No worker was heard of lately.\n"
+    assert run() == "No live workers.\n"
     now = storage.engine.clock.now()
     jobs = (RunningJob("emails", "id-1", "shop.send", now - 90_000),)
     about = {"host": "web-1", "pid": 7, "kind": "runworkers", "rss": 50_000_000, "project": "2026.11"}
@@ -40,7 +40,7 @@ def test_workers_are_listed_with_what_they_run(storage):
     )
     storage.register_worker(worker("w0", host="web-2", state="quiet"))
     first, more, running, second, _ = run().splitlines()
-    assert re.fullmatch(r"w1: running, 1 of 10 slots in use, heard of \d+ s ago", first)
+    assert re.fullmatch(r"w1: running, 1 of 10 slots in use, last heartbeat \d+ s ago", first)
     for part in ("process 7 on web-1", "runworkers", "queues emails", "50 MB", "2026.11", __version__):
         assert part in more
     seconds, _, what = running.partition(" s: ")
@@ -52,7 +52,7 @@ def test_workers_are_listed_with_what_they_run(storage):
 @pytest.mark.parametrize("command", ["quiet", "resume", "stop"])
 def test_a_worker_is_told_something(storage, command):
     storage.register_worker(worker("w1"))
-    assert run(f"--{command}", "w1") == f"w1 is told: {command}\n"
+    assert run(f"--{command}", "w1") == f"Sent {command} to w1\n"
     assert storage.register_worker(worker("w1")) == (command,)
 
 
@@ -72,13 +72,13 @@ def test_a_dump_is_printed(storage):
 
 
 def test_one_that_is_not_there_ends_already_or_does_not_answer_is_an_error(storage, monkeypatch):
-    with pytest.raises(CommandError, match="there is no worker 'w1'"):
+    with pytest.raises(CommandError, match="unknown worker 'w1'"):
         run("--quiet", "w1")
     storage.register_worker(worker("w1", state="stopping"))
-    with pytest.raises(CommandError, match="ends already"):
+    with pytest.raises(CommandError, match="is stopping already"):
         run("--stop", "w1")
     monkeypatch.setattr(workercontrol, "PATIENCE", 1)
-    with pytest.raises(CommandError, match="has not answered"):
+    with pytest.raises(CommandError, match="did not answer in time"):
         run("--dump", "w1")
 
 

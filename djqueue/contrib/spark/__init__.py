@@ -1,7 +1,7 @@
 """Enqueue the rows of Spark DataFrames as jobs, exactly once, and change existing jobs.
 
-See docs/spark.md. Importing this package requires neither pyspark nor a Django project. Django imports it at start-up if it is in
-INSTALLED_APPS, so it imports its modules when they are used.
+See docs/spark.md. Importing this package requires neither pyspark nor a Django project. Django imports it at
+start-up if it is in INSTALLED_APPS, so it imports its modules when they are used.
 """
 
 import json

@@ -19,7 +19,7 @@ from djqueue.operations.mirror import Mirror
 from djqueue.operations.mirroring import is_mirrored, mirror_of
 from djqueue.operations.restore import Restoration, RestoreCounts
 from djqueue.operations.scheduling import alias_of
-from djqueue.operations.workercontrol import listing, steer
+from djqueue.operations.workercontrol import control, listing
 
 TELL_EVERY = 10_000
 """Jobs between two lines about a queue."""
@@ -168,7 +168,7 @@ class Command(BaseCommand):
     def _workers(self, told: dict[str, str]) -> None:
         storage = get_storage()
         for command, worker_id in told.items():
-            self.stdout.write(steer(storage, command, worker_id))
+            self.stdout.write(control(storage, command, worker_id))
         if not told:
             for line in listing(storage.workers()):
                 self.stdout.write(line)

@@ -115,7 +115,7 @@ class BelongingsContract(StorageCase):
 
 
 def _with_details(storage: Storage, job_id: str, end: State) -> None:
-    """A job that has run once in vain, and logged a line, before it ended."""
+    """Return a job that has run once in vain, and logged a line, before it ended."""
     enqueue(storage, queue=BRIEF_DETAILS, id=job_id)
     claimed = claim_one(storage)
     storage.report([report_of(claimed, None, [(1, "line")])])

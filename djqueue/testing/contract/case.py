@@ -138,7 +138,7 @@ class StorageCase:
         self.pass_time(storage, lease + 1)
 
     def now(self, storage: Storage) -> int:
-        """The storage's time, in UTC milliseconds."""
+        """Return the storage's time, in UTC milliseconds."""
         probe = enqueue(storage, queue="what-time-is-it")
         created_at = job(storage, probe, "what-time-is-it").created_at
         storage.obliterate("what-time-is-it")
@@ -199,7 +199,7 @@ def nothing_changes(storage: Storage, queue: str = QUEUE) -> Iterator[None]:
 def snapshot(
     storage: Storage, queue: str = QUEUE
 ) -> tuple[list[JobRecord], dict[State, int], dict[str, int], int]:
-    """All that can be read of a queue."""
+    """Return all that can be read of a queue."""
     return (
         storage.page(queue, None, 10_000),
         storage.counts(queue),

@@ -97,7 +97,7 @@ class DependenciesContract(StorageCase):
     """Cases about `depends_on`."""
 
     def dependent(self, storage: Storage, *ids: str, **given: object) -> str:
-        """A job that depends on jobs of the queue `UPSTREAM`."""
+        """Return a job that depends on jobs of the queue `UPSTREAM`."""
         return enqueue(storage, depends_on=tuple((UPSTREAM, job_id) for job_id in ids), **given)
 
     def complete(self, storage: Storage, queue: str = UPSTREAM) -> None:
@@ -415,7 +415,7 @@ class DependenciesContract(StorageCase):
         assert state(storage, job_id) is State.WAITING
 
     def retriable(self, storage: Storage, **options: Any) -> str:
-        """The id of a job that failed because `first` did, in the queue `UPSTREAM`."""
+        """Return the id of a job that failed because `first` did, in the queue `UPSTREAM`."""
         enqueue(storage, queue=UPSTREAM, id="first")
         job_id = self.dependent(storage, "first", **options)
         fails(self, storage)

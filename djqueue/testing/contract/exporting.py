@@ -162,7 +162,7 @@ def pages(storage: Storage, wanted: ExportFilter, part: Any) -> list[Page]:
 
 
 def rows(storage: Storage, table: str, **chosen: Any) -> list[dict[str, Any]]:
-    """All rows of a table, as a dict each."""
+    """Return all rows of a table, as a dict each."""
     wanted = ExportFilter(table, ALL, **chosen)
     return [
         dict(zip(page, values, strict=True))
@@ -177,7 +177,7 @@ def ids_of(storage: Storage, table: str, **chosen: Any) -> set[str]:
 
 
 def job_row(record: JobRecord) -> dict[str, Any]:
-    """What is told of a job."""
+    """Return what is told of a job."""
     options = record.options
     return {
         "queue": record.queue,

@@ -12,7 +12,7 @@ from .flows import DOWNSTREAM, FLOW, a_flow, worked_off
 
 
 def flow(storage: Storage, job_id: str, queue: str = QUEUE, limit: int = 1_000) -> FlowGraph:
-    """The graph around a job that must be there."""
+    """Return the graph around a job that must be there."""
     found = storage.flow(queue, job_id, limit)
     assert found is not None, f"there is no job {job_id!r} in queue {queue!r}"
     root = found.nodes[found.root]
@@ -21,7 +21,7 @@ def flow(storage: Storage, job_id: str, queue: str = QUEUE, limit: int = 1_000) 
 
 
 def keys(graph: FlowGraph) -> set[JobKey]:
-    """The jobs of a graph."""
+    """Return the jobs of a graph."""
     return {node.key for node in graph.nodes}
 
 

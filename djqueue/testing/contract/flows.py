@@ -34,7 +34,7 @@ def a_flow() -> list[Batch]:
 
 
 def worked_off(storage: Storage, slots: int = 10) -> list[set[str]]:
-    """What each claim gave until there was nothing left; all of it completes."""
+    """Return what each claim gave until there was nothing left; all of it completes."""
     rounds = []
     while claimed := claim(storage, slots):
         rounds.append({one.id for one in claimed})

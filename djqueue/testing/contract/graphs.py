@@ -187,7 +187,7 @@ class Graph:
     # What is looked at.
 
     def any_job(self) -> tuple[str, str]:
-        """The queue and the id of one of them."""
+        """Return the queue and the id of one of them."""
         job_id = self.random.choice(list(self.needs))
         return self.queue_of[job_id], job_id
 

@@ -607,7 +607,7 @@ class GroupsContract(StorageCase):
     # Weights: WEIGHTED has b weigh two, c three.
 
     def shares(self, storage: Storage, groups: str, at_once: int = 1) -> Counter[str | None]:
-        """How many of 600 claims each group has, with long backlogs."""
+        """Return how many of 600 claims each group has, with long backlogs."""
         for group in groups:
             enqueue_many(storage, 600, queue=WEIGHTED, group=group)
         served: Counter[str | None] = Counter()

@@ -280,7 +280,7 @@ class HeldBoundsContract(StorageCase):
 
 
 def _parent(storage: Storage, queue: str, on_dependency_failure: str = "fail", **options: object) -> None:
-    """A job that waits for a child in a queue, and for one that does not start."""
+    """Return a job that waits for a child in a queue, and for one that does not start."""
     a_waiting_job(storage, id="child", queue=queue, **options)
     storage.enqueue([batch(ids=["slow"], delay=LATER)])
     needs = ((queue, "child"), (QUEUE, "slow"))

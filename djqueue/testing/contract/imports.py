@@ -201,7 +201,7 @@ def kept(storage: Storage) -> BulkWriteReports:
 
 
 def get(storage: Storage) -> BulkWriteReport:
-    """The report of the write."""
+    """Return the report of the write."""
     found = kept(storage).get(WRITE)
     assert found is not None
     return found

@@ -76,7 +76,7 @@ def histogram(*times: int) -> Histogram:
 def stats(
     name: str, queue: str = QUEUE, wait: Sequence[int] = (), run: Sequence[int] = (), failed: int = 0
 ) -> RunStats:
-    """What a worker tells of runs that completed, and of some that failed."""
+    """Return what a worker tells of runs that completed, and of some that failed."""
     completed = 0 if failed else max(1, len(run))
     return RunStats(queue, name, completed, 0, failed, 0, histogram(*wait), histogram(*run))
 
@@ -92,7 +92,7 @@ class InsightContract(StorageCase):
     """Cases about dashboards' reads."""
 
     forgets_metrics = True
-    """Whether old buckets go by the clock that the tests move."""
+    """True if old buckets go by the clock that the tests move."""
 
     # Overview.
 
@@ -700,7 +700,7 @@ class InsightContract(StorageCase):
         assert all(SOON + 100 <= one < 60_000 for one in waited.values())
 
     def _whole_minute(self, storage: Storage) -> int:
-        """The beginning of the minute that the storage is in now."""
+        """Return the beginning of the minute that the storage is in now."""
         self.advance(-self.now(storage) % MINUTE)
         return self.now(storage) // MINUTE * MINUTE
 

@@ -38,12 +38,12 @@ LONG = 10 * SOON
 
 
 def a_child(storage: Storage, job_id: str = "child", queue: str = UPSTREAM, **options: object) -> str:
-    """A job whose result is soon over."""
+    """Return a job whose result is soon over."""
     return a_waiting_job(storage, id=job_id, queue=queue, **{"result_ttl": SOON, **options})
 
 
 def a_parent(storage: Storage, job_id: str = "parent", child: str = UPSTREAM, **options: object) -> str:
-    """A job that waits for the child in a queue, and for a slow one that does not start by itself."""
+    """Return a job that waits for the child in a queue, and for a slow one that does not start by itself."""
     storage.enqueue([batch(ids=["slow"], queue=SLOW, delay=LATER)])
     needs = ((child, "child"), (SLOW, "slow"))
     return enqueue(storage, id=job_id, **{"depends_on": needs, **options})

@@ -36,7 +36,7 @@ CHARGES, REFUNDS, PAYOUTS = SHARING
 
 
 def used(storage: Storage) -> int:
-    """What is used of the limiter."""
+    """Return what is used of the limiter."""
     return storage.limiter_state(LIMITER).used
 
 

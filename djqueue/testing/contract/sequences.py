@@ -79,7 +79,7 @@ class Reference:
     def enqueue(
         self, job_id: str, priority: int, key: str | None, delay: int, policy: str
     ) -> tuple[str, str, str | None]:
-        """The id, the status and the replaced job that the storage has to answer."""
+        """Return the id, the status and the replaced job that the storage has to answer."""
         there = self.jobs.get(job_id)
         if there is not None and there.state not in REUSABLE:
             return job_id, "completed" if there.state is State.COMPLETED else "duplicate", None
@@ -101,7 +101,7 @@ class Reference:
         return job_id, "queued", None if pending is None else pending.id
 
     def claim(self, slots: int) -> list[Known]:
-        """The jobs that come next."""
+        """Return the jobs that come next."""
         if self.paused:
             return []
         self.due()
@@ -149,7 +149,7 @@ class Reference:
                 self._place(job, 0)
 
     def retry(self, job_id: str) -> str:
-        """What the storage has to answer to a retry of a dead letter."""
+        """Return what the storage has to answer to a retry of a dead letter."""
         job = self.jobs.get(job_id)
         if job is None:
             return "not_found"
@@ -163,7 +163,7 @@ class Reference:
         return "retried"
 
     def promote(self, job_id: str) -> bool:
-        """Whether the storage has to promote the job."""
+        """Return whether the storage has to promote the job."""
         job = self.jobs.get(job_id)
         if job is None or job.state is not State.DELAYED:
             return False
@@ -171,7 +171,7 @@ class Reference:
         return True
 
     def update(self, job_id: str, priority: int) -> bool:
-        """Whether the storage has to update the job."""
+        """Return whether the storage has to update the job."""
         job = self.jobs.get(job_id)
         if job is None or job.state not in PENDING:
             return False
@@ -182,7 +182,7 @@ class Reference:
         return True
 
     def cancel(self, job_id: str) -> str:
-        """What the storage has to answer to a cancel of a job that is not active."""
+        """Return what the storage has to answer to a cancel of a job that is not active."""
         job = self.jobs.get(job_id)
         if job is None:
             return "not_found"
@@ -192,7 +192,7 @@ class Reference:
         return "cancelled"
 
     def remove(self, job_id: str) -> bool:
-        """Whether the storage has to remove the job."""
+        """Return whether the storage has to remove the job."""
         job = self.jobs.get(job_id)
         if job is None or job.state is State.ACTIVE:
             return False
@@ -295,7 +295,7 @@ class _Sequence:
         return self.draw(st.sampled_from(IDS), "id")
 
     def running(self) -> list[Known]:
-        """The active jobs."""
+        """Return the active jobs."""
         return [job for job in self.reference.jobs.values() if job.claim is not None]
 
     def step_enqueue(self) -> None:

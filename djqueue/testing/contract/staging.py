@@ -273,7 +273,7 @@ def staged(
     queue: str = QUEUE,
     lifetime: int = LATER,
 ) -> Manifest:
-    """The manifest of chunks that are put aside."""
+    """Return the manifest of chunks that are put aside."""
     kinds = {
         part: "".join(
             place(storage).stage(write, part, number, [chunk], lifetime)

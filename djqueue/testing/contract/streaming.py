@@ -633,7 +633,7 @@ class StreamingContract(StorageCase):
 
 
 def read(storage: Storage, job_id: str, wait: float, into: list[Any] | None = None) -> list[Any]:
-    """All values that a reader is given."""
+    """Return all values that a reader is given."""
     found: list[Any] = [] if into is None else into
     for item in Streaming(storage, wait, "raise").of(QUEUE, job_id):
         found.append(item)  # noqa: PERF402 - what came before an error is looked at
@@ -671,7 +671,7 @@ class StreamReaderThread:
         assert self._begun.wait(PATIENCE)
 
     def next(self) -> Any:
-        """The next value. Raises what the stream raises."""
+        """Return the next value. Raises what the stream raises."""
         assert self._answered.wait(PATIENCE)
         word, value = self._answers.pop()
         self._answered.clear()
@@ -682,7 +682,7 @@ class StreamReaderThread:
         return value
 
     def is_at_end(self) -> bool:
-        """Whether nothing comes any more."""
+        """Return whether nothing comes any more."""
         assert self._answered.wait(PATIENCE)
         return self._answers.pop()[0] == "end"
 

@@ -36,7 +36,7 @@ def shows(name: str, sources: State | Sequence[State], targets: State | Sequence
 
 
 def marks_of(function: Any) -> frozenset[Mark]:
-    """The transitions that a case says it shows."""
+    """Return the transitions that a case says it shows."""
     return frozenset(getattr(function, "shows", ()))
 
 

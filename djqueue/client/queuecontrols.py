@@ -1,0 +1,249 @@
+"""The operations of `Queue` on the queue as a whole: counts, pause, limits, clean-up, events."""
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+from djqueue.conf import parse_rate
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import milliseconds
+from djqueue.core.errors import OptionError
+from djqueue.core.groups import GroupLimit, GroupWords
+from djqueue.core.job import Event
+from djqueue.core.options import MAX_INTEGER, check_text
+from djqueue.core.states import PENDING, State
+from djqueue.core.suggest import nearest
+from djqueue.storage.base import Unsubscribe
+
+from .deadletters import read_limit
+from .limiters import UNCHANGED, read_limits
+from .queuehandle import QueueHandle
+
+EVENTS = (
+    "queued",
+    "active",
+    "progress",
+    "item",
+    "failing",
+    "released",
+    "stalled",
+    "completed",
+    "failed",
+    "cancelled",
+    "cancel_requested",
+    "promoted",
+    "delayed",
+    "unblocked",
+    "retried",
+    "removed",
+)
+"""The events of `Queue.on`."""
+AHEAD = 86_400_000
+"""A day, in milliseconds: a margin for a storage whose clock is ahead of this one."""
+
+
+class QueueActions(QueueHandle):
+    """Operations on a queue as a whole."""
+
+    def counts(self) -> dict[str, int]:
+        """Count the jobs in each state."""
+        return {str(state): count for state, count in self.storage.counts(self.name).items()}
+
+    async def acounts(self) -> dict[str, int]:
+        """Async version of `counts`."""
+        return await self._acall(self.counts)
+
+    def pause(self) -> None:
+        """Start no more jobs until `resume`; active jobs continue."""
+        self.storage.pause(self.name)
+
+    async def apause(self) -> None:
+        """Async version of `pause`."""
+        await self._acall(self.pause)
+
+    def resume(self) -> None:
+        """End the queue's pause."""
+        self.storage.resume(self.name)
+
+    async def aresume(self) -> None:
+        """Async version of `resume`."""
+        await self._acall(self.resume)
+
+    def is_paused(self) -> bool:
+        """Return whether the queue is paused."""
+        return self.storage.is_paused(self.name)
+
+    async def ais_paused(self) -> bool:
+        """Async version of `is_paused`."""
+        return await self._acall(self.is_paused)
+
+    def set_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
+        """Set the queue's limits, at once and for all workers; None removes a limit.
+
+        Args:
+            rate: Starts per time: `"100/s"`, or (count, seconds).
+            concurrency: Jobs active at once.
+
+        Raises:
+            OptionError: A limit is wrong, or none is given.
+        """
+        given = read_limits("set_limits", rate, concurrency)
+        self.storage.set_limits(self.name, **given)
+
+    async def aset_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
+        """Async version of `set_limits`."""
+        await self._acall(self.set_limits, rate=rate, concurrency=concurrency)
+
+    def set_group_limit(
+        self,
+        group: str | None,
+        concurrency: Any = UNCHANGED,
+        *,
+        rate: Any = UNCHANGED,
+        weight: Any = UNCHANGED,
+    ) -> None:
+        """Set the limits of a group, or the default for groups without their own limit (group None).
+
+        Limits that are not given stay; None removes one.
+
+        Args:
+            concurrency: Jobs active at once.
+            rate: Starts per time: `"10/s"`, or (count, seconds).
+            weight: Turns of this group per turn of another group; not for the default.
+
+        Raises OptionError.
+        """
+        if group is not None:
+            check_text("group", group)
+        limits: GroupWords = {}
+        if concurrency is not UNCHANGED:
+            limits["concurrency"] = _count("concurrency", concurrency)
+        if rate is not UNCHANGED:
+            limits["rate"] = None if rate is None else parse_rate(rate)
+            if limits["rate"] is not None:
+                _count("rate", limits["rate"].capacity)
+        if weight is not UNCHANGED:
+            if group is None:
+                raise OptionError("weight: requires a group; the default for all groups has no weight")
+            limits["weight"] = _count("weight", weight)
+        if not limits:
+            raise OptionError("set_group_limit: expected concurrency, rate or weight")
+        self.storage.set_group_limit(self.name, group, **limits)
+
+    async def aset_group_limit(
+        self,
+        group: str | None,
+        concurrency: Any = UNCHANGED,
+        *,
+        rate: Any = UNCHANGED,
+        weight: Any = UNCHANGED,
+    ) -> None:
+        """Async version of `set_group_limit`."""
+        await self._acall(self.set_group_limit, group, concurrency, rate=rate, weight=weight)
+
+    def pause_group(self, group: str) -> None:
+        """Start no more jobs of a group until `resume_group`; active jobs continue."""
+        self.storage.pause_group(self.name, check_text("group", group))
+
+    async def apause_group(self, group: str) -> None:
+        """Async version of `pause_group`."""
+        await self._acall(self.pause_group, group)
+
+    def resume_group(self, group: str) -> None:
+        """End the pause of a group."""
+        self.storage.resume_group(self.name, check_text("group", group))
+
+    async def aresume_group(self, group: str) -> None:
+        """Async version of `resume_group`."""
+        await self._acall(self.resume_group, group)
+
+    def group_limits(self) -> dict[str | None, GroupLimit]:
+        """Return the `concurrency`, `paused`, `rate` and `weight` set for each group; for all under None."""
+        return self.storage.group_limits(self.name)
+
+    async def agroup_limits(self) -> dict[str | None, GroupLimit]:
+        """Async version of `group_limits`."""
+        return await self._acall(self.group_limits)
+
+    def drain(self, *, delayed: bool = True) -> int:
+        """Remove every job that has not started, and return how many were removed.
+
+        Args:
+            delayed: Also remove delayed and blocked jobs.
+        """
+        states = PENDING if delayed else frozenset({State.WAITING})
+        return self.storage.clean(self.name, states, SYSTEM_CLOCK.now() + AHEAD)
+
+    async def adrain(self, *, delayed: bool = True) -> int:
+        """Async version of `drain`."""
+        return await self._acall(self.drain, delayed=delayed)
+
+    def clean(
+        self,
+        older_than: float | timedelta = 0,
+        states: Iterable[str] = ("completed", "failed", "cancelled"),
+        limit: int | None = None,
+    ) -> int:
+        """Remove jobs in some states by age, and return how many were removed.
+
+        Args:
+            older_than: Seconds since they ended, or were enqueued if they are pending.
+            limit: The maximum number of jobs to remove.
+        """
+        maximum = read_limit(limit)
+        wanted = []
+        for name in states:
+            if name not in {str(state) for state in State} or name == State.ACTIVE:
+                hint = nearest(name, map(str, State))
+                raise OptionError(f"states: jobs in state {name!r} cannot be cleaned{hint}")
+            wanted.append(State(name))
+        age = milliseconds("older_than", older_than)
+        # The storage's clock may be ahead of this one, and jobs that have just ended count as ended.
+        before = SYSTEM_CLOCK.now() - age + 1 if age else SYSTEM_CLOCK.now() + AHEAD
+        return self.storage.clean(self.name, frozenset(wanted), before, maximum)
+
+    async def aclean(
+        self,
+        older_than: float | timedelta = 0,
+        states: Iterable[str] = ("completed", "failed", "cancelled"),
+        limit: int | None = None,
+    ) -> int:
+        """Async version of `clean`."""
+        return await self._acall(self.clean, older_than, states, limit)
+
+    def obliterate(self, *, force: bool = False) -> int:
+        """Remove the queue with all its jobs, and return how many were removed.
+
+        Raises StorageError if jobs are active, unless forced.
+        """
+        return self.storage.obliterate(self.name, force=force)
+
+    async def aobliterate(self, *, force: bool = False) -> int:
+        """Async version of `obliterate`."""
+        return await self._acall(self.obliterate, force=force)
+
+    def on(self, event: str, handler: Callable[[Event], None]) -> Unsubscribe:
+        """Call `handler`, from any thread, for each event of this kind in the queue; `*` means every kind.
+
+        Returns a function that ends the subscription.
+        """
+        if event != "*" and event not in EVENTS:
+            raise OptionError(f"event: unknown event {event!r}{nearest(str(event), EVENTS)}")
+        if not callable(handler):
+            raise OptionError(f"handler: expected a function that takes an event, got {handler!r}")
+
+        def filtered(happened: Event) -> None:
+            if event in ("*", happened.event):
+                handler(happened)
+
+        return self.storage.subscribe(self.name, filtered)
+
+    async def aon(self, event: str, handler: Callable[[Event], None]) -> Unsubscribe:
+        """Async version of `on`."""
+        return await self._acall(self.on, event, handler)
+
+
+def _count(name: str, value: Any) -> int | None:
+    if value is None or (type(value) is int and 1 <= value <= MAX_INTEGER):
+        return value
+    raise OptionError(f"{name}: must be a positive whole number; got {value!r}")

@@ -22,10 +22,9 @@ from djqueue.operations.mirroring import mirroring
 from djqueue.operations.relay import relaying
 from djqueue.operations.scheduling import declare_now
 from djqueue.runtime import Worker
-from djqueue.runtime.banner import NO_HANDLERS, banner, farewell, findings
+from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
 from djqueue.runtime.heartbeat import SHARE
 from djqueue.runtime.leasekeeper import LeaseKeeper, can_keep
-from djqueue.runtime.logs import visible_logs
 from djqueue.runtime.reloading import ReloadingParent, child_command
 from djqueue.runtime.serving import interruptible, leave, serve
 from djqueue.storage.base import Storage
@@ -151,7 +150,7 @@ class Command(BaseCommand):
                     keeper.close()
                 self._close(worker.storage)
         if verbosity:
-            self.stdout.write(farewell(worker))
+            self.stdout.write(summary(worker))
         if self.was_replaced:
             raise CommandError("another process has become the scheduler: this one has to end")
         if worker.abandoned and self.own_process:
@@ -188,7 +187,7 @@ class Command(BaseCommand):
                 error,
             )
             return None
-        worker.leases = keeper.table
+        worker.lease_table = keeper.table
         return keeper
 
     def _connect(self, worker: Worker, standby: str) -> None:

@@ -157,7 +157,7 @@ def test_a_standby_can_be_stopped(tmp_path):
         workers.signal()
         assert workers.ends() == 0
 
-    assert "Stopped before it had begun" in workers.output
+    assert "Stopped before the worker started" in workers.output
 
 
 # Reloading.

@@ -1,4 +1,4 @@
-"""`manage.py djqueue_spark`."""
+"""The command `manage.py djqueue_spark`."""
 
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -21,23 +21,23 @@ from djqueue.storage.database import DatabaseStorage
 
 
 class Command(BaseCommand):
-    """What goes on around the queue of this project, in Spark."""
+    """Runs Spark pipelines on the queues of this project."""
 
     help = HELP
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
-        """See `BaseCommand.create_parser`."""
+        """Create a parser that keeps the paragraphs of descriptions."""
         kwargs.setdefault("formatter_class", RunworkersHelpFormatter)
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """See `BaseCommand.add_arguments`."""
+        """Add a subcommand for each pipeline operation."""
         add_commands(parser, is_project=True)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """See `BaseCommand.handle`."""
+        """Run one pipeline operation."""
         try:
-            run(Namespace(**options), _place(options), self._tell)
+            run(Namespace(**options), _context(options), self._write)
         except OptionError as error:
             raise CommandError(str(error), returncode=WRONG) from error
         except (DjqueueError, ImproperlyConfigured) as error:
@@ -45,20 +45,20 @@ class Command(BaseCommand):
         except Error as error:
             raise CommandError(f"the database cannot be used: {in_one_line(error)}") from error
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         self.stdout.write(line)
         self.stdout.flush()
 
 
-def _place(options: dict[str, Any]) -> PipelineContext:
-    """Where the command line says, else where the settings say."""
+def _context(options: dict[str, Any]) -> PipelineContext:
+    """Return the storage and database to use: from the command line, otherwise from the settings."""
     storage = get_storage()
     where = {"url": options["url"]} if options["url"] else place_of(get_settings())
     if options["key_prefix"]:
         where["keyPrefix"] = options["key_prefix"]
     if "url" not in where:
         raise ConfigurationError(
-            f"the settings have no URL of {storage.describe()}, which Spark needs: say it by --url"
+            f"Spark needs a URL, and the settings have none for {storage.describe()}; pass it as --url"
         )
     alias = storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(Rollup)
     return PipelineContext(where, alias)

@@ -151,7 +151,7 @@ def test_a_place_that_no_url_names_is_to_be_named(settings):
     options = {"SENTINELS": [("127.0.0.1", 1)], "MASTER_NAME": "m", "MIRROR": False}
     settings.DJQUEUE = {"STORAGE": {"BACKEND": REDIS, "OPTIONS": options}}
 
-    with pytest.raises(CommandError, match="say it by --url") as raised:
+    with pytest.raises(CommandError, match="pass it as --url") as raised:
         call_command("djqueue_spark", "rollups")
     assert raised.value.returncode == 1
 

@@ -2,8 +2,8 @@
 
 A row says what to do to which jobs, as they were at its creation; any number of processes may read the
 rows. One process at a time holds a row, does a part, and notes the result and the next position in one
-conditional update. If it dies within a part, that part is done again: a job that was retried or removed cannot
-be retried or removed a second time.
+conditional update. If it dies within a part, that part is done again: a job that was retried or removed
+cannot be retried or removed a second time.
 """
 
 import logging

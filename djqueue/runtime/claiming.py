@@ -1,154 +1,143 @@
-"""The claim loop: one for a worker, whatever its number of slots.
+"""The claim loop: one per worker, whatever its number of slots.
 
-It takes all free slots, claims that many jobs at most, hands them to the executor and goes on; it never
-runs a handler's code, and claims nothing that cannot start at once. What has ended since the last round
-trip goes with the next claim in one call. A storage that is another process is called again before it has
-answered, for half the slots each time, if there are many: so neither waits for the other.
+The loop claims at most as many jobs as there are free slots, and hands them to the executor. It never runs a
+handler's code, and claims nothing that cannot start at once. Each exchange with the storage reports the runs
+that have ended since the last one, and claims in the same call. With a storage in another process and enough
+slots, the loop begins the next exchange before the last one is answered, each for half the slots, so that
+neither side waits for the other.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
 
-from .cancellation import CancelWatch
-from .configuration import WorkerOptions
-from .emptiness import SOON, is_empty
-from .executors import InlineExecutor
 from .handlers import Handler, Style
-from .heartbeat import Heartbeat
-from .metering import Meter
 from .outages import WORK
 from .outcomes import release
 from .probation import Probation
-from .reports import Reports
 from .runs import Run, lease_of
 from .stopping import Stop
 from .wakeevent import WakeOn
-from .workercontext import WorkerContext
 
-JOBS_OF_A_TRIP = 25
-"""With fewer slots for each, two round trips at once cost more than they save."""
+if TYPE_CHECKING:
+    from .worker import Worker
+
+MIN_EXCHANGE_SLOTS = 25
+"""Slots per exchange below which two exchanges at once cost more than they save."""
 POLL = 5.0
-"""Seconds between claims that nothing has called for: a wake-up may be lost with a connection."""
+"""Seconds between claims without a wake-up: a wake-up may be lost with a connection."""
 POLL_UNTIL_EMPTY = 0.25
-"""The same while the worker waits for its queues' end: nobody rings when another worker's job is over."""
+"""The same with `until_empty`: no wake-up announces the end of another worker's job."""
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0
-"""Seconds between tries while the storage is away: doubled from the first to the last."""
+"""Seconds between tries while the storage is unavailable, doubled from the first to the last."""
 CATCH_UP = 0.05
-"""Seconds between looks whether the receivers of signals have caught up."""
+"""Seconds between checks whether the receivers of signals have caught up."""
+SOON = 60_000
+"""Milliseconds within which a delayed job keeps a worker with `until_empty` running."""
+UNHANDLED_DELAY = 60_000
+"""Milliseconds until a job without a handler here may be claimed again."""
 
 
 class ClaimExchange(NamedTuple):
-    """One round trip to the storage: runs that have ended, and slots to be filled."""
+    """One exchange with the storage: runs that have ended, and a request for more."""
 
-    told: list[Run]
+    ended: list[Run]
     request: ClaimRequest | None
 
 
 class ClaimLoop:
-    """See the module."""
+    """Claims jobs for its worker and reports their outcomes. Runs on the worker's loop."""
 
-    def __init__(
-        self,
-        worker_context: WorkerContext,
-        options: WorkerOptions,
-        handlers: dict[str, Handler],
-        executor: InlineExecutor,
-        reports: Reports,
-        heartbeat: Heartbeat,
-        watch: CancelWatch,
-        meter: Meter,
-        *,
-        enough: Callable[[], None],
-    ) -> None:
-        self._storage = worker_context.storage
-        self._runs = worker_context.runs
-        self._wake_event = worker_context.wake_event
-        self._clock = worker_context.clock
-        self._random = worker_context.random
-        self._tell = worker_context.tell
-        self._options = options
-        self._handlers = handlers
-        self._names = frozenset(handlers)
-        self._executor = executor
-        self._reports = reports
-        self._heartbeat = heartbeat
-        self._watch = watch
-        self._note = meter.note
-        self._leases = worker_context.leases
-        self._enough = enough
-        """Called when the worker has done what it was to do."""
+    def __init__(self, worker: "Worker") -> None:
+        self._worker = worker
+        self._storage = worker.storage
+        self._runs = worker.runs
+        self._wake_event = worker.wake_event
+        self._clock = worker.clock
+        self._random = worker.random
+        self._events = worker.events
+        self._options = worker.options
+        self._handlers = worker.handlers
+        self._names = frozenset(worker.handlers)
+        self._executor = worker.executor
+        self._reports = worker.reports
+        self._heartbeat = worker.heartbeat
+        self._cancel_watch = worker.cancel_watch
+        self._measure = worker.meter.measure
+        self._lease_table = worker.lease_table
+        self._probation = Probation(worker.runs, worker.clock, worker.options.concurrency)
         self.stopping = False
-        """Set when nothing more is to be claimed."""
-        self._resting = False
-        """Whether nothing is to be claimed until it is said."""
+        """Set when the worker stops: nothing more is claimed."""
         self.giving_up = False
-        """Set when what the storage does not take is to be left."""
-        many = options.concurrency >= JOBS_OF_A_TRIP * self._storage.max_in_flight
-        self._trips_at_once = self._storage.max_in_flight if many else 1
-        self._trips: set[asyncio.Task[None]] = set()
-        self._on_the_way: set[Run] = set()
-        """Those of the untold whose end a trip is telling."""
-        self._asked_for = 0
-        """Slots that trips have asked for."""
-        self._asking = 0
-        """Trips that only ask for jobs: one at a time."""
+        """Set when outcomes that the storage has not accepted are abandoned."""
+        self._paused = False
+        has_slots = self._options.concurrency >= MIN_EXCHANGE_SLOTS * self._storage.max_in_flight
+        self._max_in_flight = self._storage.max_in_flight if has_slots else 1
+        self._exchanges: set[asyncio.Task[None]] = set()
+        self._reporting: set[Run] = set()
+        """Unreported runs whose outcomes are part of an exchange in flight."""
+        self._requested = 0
+        """Slots requested by exchanges in flight."""
+        self._claims_only = 0
+        """Exchanges in flight that report nothing: at most one."""
         self._broken: asyncio.Task[None] | None = None
-        """A trip that ended by a fault of this package."""
-        self._begun = 0
+        """An exchange that ended with an unexpected error."""
+        self._started = 0
+        """Attempts started, without those released: what counts toward `max_jobs`."""
         self._retry = 0.0
         """Seconds until the next try; 0 while the storage answers."""
-        self._hint: int | None = None
+        self._wait: int | None = None
+        """Milliseconds after which the next claim may find a job, if the storage knows."""
         self._looked_empty = False
-        self._probation = Probation(worker_context.runs, worker_context.clock, options.concurrency)
         self._retry_due = 0
-        """Monotonic milliseconds: until then a job that failed here is expected back."""
+        """Monotonic milliseconds until which a job that failed here is due for a retry."""
 
-    def rest(self, resting: bool) -> None:
-        """Claim nothing until it is said again; what is on its way still runs. On the loop."""
-        self._resting = resting
-        # What was seen before says nothing of what may have come meanwhile.
+    def pause(self, paused: bool) -> None:
+        """Claim nothing until called with False; running jobs finish. Called on the loop."""
+        self._paused = paused
+        # Jobs may have arrived since the queues looked empty.
         self._looked_empty = False
         self._wake_event.run_ended_here()
 
     async def run(self) -> None:
-        """Claim and tell until the worker stops and everything has ended and been told."""
+        """Claim and report until the worker stops and every run has ended and is reported."""
         while not self._is_done():
-            if self._trips_at_once == 1:
-                if (trip := self._pack()) is not None:
-                    await self._exchange(trip)
+            if self._max_in_flight == 1:
+                if (exchange := self._next_exchange()) is not None:
+                    await self._exchange(exchange)
             else:
-                self._set_out()
-            self._look_at_budget()
+                self._begin_exchanges()
+            self._stop_at_max_jobs()
             await self._sleep()
-        if self._trips:
-            await asyncio.wait(self._trips)
+        if self._exchanges:
+            await asyncio.wait(self._exchanges)
 
     def _is_done(self) -> bool:
         if not self.stopping or self._runs.executing:
             return False
-        return self.giving_up or not (self._runs.ended or self._runs.untold or self._trips)
+        return self.giving_up or not (self._runs.ended or self._runs.unreported or self._exchanges)
 
-    def _set_out(self) -> None:
-        """Begin round trips, as many at once as there may be; one, if the storage was away a moment ago."""
-        while len(self._trips) < self._trips_at_once and not (self._retry and self._trips):
-            trip = self._pack()
-            if trip is None:
+    def _begin_exchanges(self) -> None:
+        """Begin as many exchanges as possible; only one if the storage was just unavailable."""
+        while len(self._exchanges) < self._max_in_flight and not (self._retry and self._exchanges):
+            exchange = self._next_exchange()
+            if exchange is None:
                 return
-            task = asyncio.ensure_future(self._exchange(trip))
-            self._trips.add(task)
-            task.add_done_callback(self._returned)
+            task = asyncio.ensure_future(self._exchange(exchange))
+            self._exchanges.add(task)
+            task.add_done_callback(self._on_exchanged)
 
-    def _returned(self, task: "asyncio.Task[None]") -> None:
-        self._trips.discard(task)
+    def _on_exchanged(self, task: "asyncio.Task[None]") -> None:
+        self._exchanges.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._broken = task
         self._wake_event.run_ended_here()
 
-    def _pack(self) -> "ClaimExchange | None":
-        """What there is to tell, and to ask for; None if it is nothing."""
+    def _next_exchange(self) -> ClaimExchange | None:
+        """Return what to report and to request now; None if there is nothing."""
         runs = self._runs
         ended = runs.collect()
         now = self._clock.monotonic() if ended else 0
@@ -156,76 +145,25 @@ class ClaimLoop:
             run.ended = now
             if run.stop is Stop.LOST:
                 self._forget(run)
-                self._tell.lost(run)
+                self._events.lost(run)
             else:
-                runs.untold[run] = run
-        told = [run for run in runs.untold if run not in self._on_the_way]
+                runs.unreported[run] = run
+        report = [run for run in runs.unreported if run not in self._reporting]
         slots = self._free_slots()
-        # Half the slots for each: while one half is told and claimed, the other one runs.
-        slots = min(slots, self._options.concurrency // self._trips_at_once)
-        if not told and (slots <= 0 or self._asking):
+        # Half the slots for each: one half runs while the other is reported and claimed.
+        slots = min(slots, self._options.concurrency // self._max_in_flight)
+        if not report and (slots <= 0 or self._claims_only):
             return None
-        self._on_the_way.update(told)
-        self._asked_for += max(0, slots)
-        return ClaimExchange(told, self._request(slots) if slots > 0 else None)
-
-    async def _exchange(self, trip: "ClaimExchange") -> None:
-        told, request = trip
-        self._asking += request is not None and not told
-        try:
-            if self._reports.waiting:
-                # The last word about a job comes before its end.
-                trip = await self._flush_before(trip)
-            outcomes = [run.outcome for run in trip.told if run.outcome is not None]
-            finished = await self._storage.afinish(outcomes, trip.request)
-        except Exception as error:
-            self._retry = self._next_retry()
-            self._tell.away(WORK, error)
-            return
-        finally:
-            self._on_the_way.difference_update(told)
-            self._asking -= request is not None and not told
-            if request is not None:
-                self._asked_for -= request.slots
-        if self._retry:
-            self._tell.back(WORK)
-        # Ends that were left out are tried again after a while.
-        self._retry = 0.0 if len(trip.told) == len(told) else self._next_retry()
-        self._take_answers(trip.told, finished)
-        if trip.request is not None:
-            self._dispatch(trip.request, finished.claims)
-            if self._options.until_empty:
-                await self._look_for_end(finished.claims)
-
-    async def _flush_before(self, trip: "ClaimExchange") -> "ClaimExchange":
-        """Send what handlers have said; if the storage refuses it, the runs that it is of are left out.
-
-        A storage without memory for items of one run can still take the ends of others. Raises what it raises
-        if nothing is left.
-        """
-        try:
-            await self._reports.flush()
-        except Exception:
-            unsent = self._reports.unsent()
-            told = [run for run in trip.told if run not in unsent]
-            # The ends that are left out take up slots, so that there are not more and more of them.
-            slots = 0 if trip.request is None else trip.request.slots - (len(trip.told) - len(told))
-            if not told and slots <= 0:
-                raise
-            return ClaimExchange(
-                told, trip.request._replace(slots=slots) if trip.request and slots > 0 else None
-            )
-        return trip
-
-    def _next_retry(self) -> float:
-        return min(max(FIRST_RETRY, self._retry * 2), LAST_RETRY)
+        self._reporting.update(report)
+        self._requested += max(0, slots)
+        return ClaimExchange(report, self._request(slots) if slots > 0 else None)
 
     def _free_slots(self) -> int:
-        if self.stopping or self._resting or self._tell.is_behind or self._probation.alone():
+        if self.stopping or self._paused or self._events.is_behind or self._probation.alone():
             return 0
-        slots = self._options.concurrency - len(self._runs.executing) - self._asked_for
+        slots = self._options.concurrency - len(self._runs.executing) - self._requested
         if self._options.max_jobs is not None:
-            slots = min(slots, self._options.max_jobs - self._begun - self._asked_for)
+            slots = min(slots, self._options.max_jobs - self._started - self._requested)
         return slots
 
     def _request(self, slots: int) -> ClaimRequest:
@@ -233,49 +171,93 @@ class ClaimLoop:
         stalled = self._probation.may_claim()
         return ClaimRequest(options.worker_id, slots, self._names, options.queues, stalled=stalled)
 
-    def _take_answers(self, told: list[Run], finished: Finished) -> None:
-        for run in told:
-            del self._runs.untold[run]
+    async def _exchange(self, exchange: ClaimExchange) -> None:
+        ended, request = exchange
+        self._claims_only += request is not None and not ended
+        try:
+            if self._reports.waiting:
+                # The last progress and items of a job must arrive before its outcome.
+                exchange = await self._flush_before(exchange)
+            outcomes = [run.outcome for run in exchange.ended if run.outcome is not None]
+            finished = await self._storage.afinish(outcomes, exchange.request)
+        except Exception as error:
+            self._retry = self._next_retry()
+            self._events.storage_failed(WORK, error)
+            return
+        finally:
+            self._reporting.difference_update(ended)
+            self._claims_only -= request is not None and not ended
+            if request is not None:
+                self._requested -= request.slots
+        if self._retry:
+            self._events.storage_worked(WORK)
+        # Outcomes that were left out are tried again after a while.
+        self._retry = 0.0 if len(exchange.ended) == len(ended) else self._next_retry()
+        self._take_answers(exchange.ended, finished)
+        if exchange.request is not None:
+            self._dispatch(exchange.request, finished.claims)
+            if self._options.until_empty:
+                await self._stop_when_empty(finished.claims)
+
+    async def _flush_before(self, exchange: ClaimExchange) -> ClaimExchange:
+        """Send what handlers have reported; leave out the runs whose reports the storage does not accept.
+
+        A storage without memory for the items of one run can still take the outcomes of others. Raises the
+        storage's error if nothing is left.
+        """
+        try:
+            await self._reports.flush()
+        except Exception:
+            unsent = self._reports.unsent()
+            ended = [run for run in exchange.ended if run not in unsent]
+            # Outcomes that are left out occupy slots, so that their number stays limited.
+            request = exchange.request
+            slots = 0 if request is None else request.slots - (len(exchange.ended) - len(ended))
+            if not ended and slots <= 0:
+                raise
+            return ClaimExchange(ended, request._replace(slots=slots) if request and slots > 0 else None)
+        return exchange
+
+    def _next_retry(self) -> float:
+        return min(max(FIRST_RETRY, self._retry * 2), LAST_RETRY)
+
+    def _take_answers(self, ended: list[Run], finished: Finished) -> None:
+        for run in ended:
+            del self._runs.unreported[run]
         now = self._clock.monotonic()
-        quiet = not self._tell.verbose
+        is_silent = not self._events.verbose
         completed = 0
-        for run, accepted in zip(told, finished.accepted, strict=True):
+        for run, accepted in zip(ended, finished.accepted, strict=True):
             outcome = run.outcome
             assert outcome is not None
             if accepted:
-                self._note(run, outcome.kind)
-            if quiet and accepted and outcome.kind == "complete" and not run.stop:
+                self._measure(run, outcome.kind)
+            if is_silent and accepted and outcome.kind == "complete" and not run.stop:
                 completed += 1
             else:
                 self._take_answer(run, outcome, accepted=accepted, now=now)
-        self._tell.counters.completed += completed
+        self._events.counters.completed += completed
 
     def _take_answer(self, run: Run, outcome: Outcome, *, accepted: bool, now: int) -> None:
         if not accepted:
-            self._tell.lost(run)
+            self._events.lost(run)
         elif outcome.kind == "complete":
-            self._tell.completed(run, now)
+            self._events.completed(run, now)
         elif outcome.kind == "retry":
             self._retry_due = max(self._retry_due, now + outcome.delay)
-            self._tell.retried(run)
+            self._events.retried(run)
         elif outcome.kind == "fail":
-            self._tell.failed(run)
+            self._events.failed(run)
         elif outcome.kind == "cancel":
-            self._tell.cancelled(run)
+            self._events.cancelled(run)
         else:
-            self._begun -= 1
-            self._tell.released(run)
+            self._started -= 1
+            self._events.released(run)
         self._forget(run)
 
     def _forget(self, run: Run) -> None:
-        # The traceback holds the handler's frames, and with them all that was in them.
+        # The traceback keeps the handler's frames alive, with all their values.
         run.error = None
-
-    def _look_at_budget(self) -> None:
-        runs, limit = self._runs, self._options.max_jobs
-        busy = runs.executing or runs.ended or runs.untold
-        if limit is not None and self._begun >= limit and not busy:
-            self._enough()
 
     def _dispatch(self, request: ClaimRequest, claims: Claims) -> None:
         probation = self._probation
@@ -283,76 +265,81 @@ class ClaimLoop:
             probation.left() > 0 and bool(claims.jobs) and claims.jobs[-1].stalls > 0
         )
         probation.learn(request, claims)
-        self._hint = claims.wait
+        self._wait = claims.wait
         if not request.stalled:
-            # Stalled jobs may wait that this claim left out.
+            # Stalled jobs that this request excluded may be waiting.
             left = int(probation.left() * 1_000)
-            self._hint = left if claims.wait is None else min(left, claims.wait)
+            self._wait = left if claims.wait is None else min(left, claims.wait)
         if not claims.jobs:
             return
         now = self._clock.monotonic()
-        verbose = self._tell.verbose
-        self._tell.counters.claimed += len(claims.jobs)
+        verbose = self._events.verbose
+        self._events.counters.claimed += len(claims.jobs)
         if is_isolated:
-            # Asked for before the last stalled job started: another worker may have them.
+            # These were requested before the last stalled job started: another worker may run them.
             for claimed in claims.jobs:
-                self._give_back(claimed)
+                self._release(claimed)
             return
         runs: list[Run] = []
         for claimed in claims.jobs:
             handler = self._handlers.get(claimed.name)
             if handler is None:
-                self._refuse(claimed)
+                self._events.unexpected(claimed)
+                self._release(claimed, delay=UNHANDLED_DELAY)
                 continue
-            self._begun += 1
+            self._started += 1
             run = Run(claimed, handler, self._reports, now)
             self._runs.executing[run] = run
             if claimed.lease < self._heartbeat.shortest_lease:
                 self._heartbeat.expect(claimed.lease)
             if claimed.stalls:
                 probation.start(run, now)
-                # The storage gave one job only, whatever else is ready: ask again.
-                self._hint = 0
+                # The storage returned only this job, however many are ready: claim again at once.
+                self._wait = 0
             runs.append(run)
-        if self._leases is not None and not self._leases.add([lease_of(run) for run in runs]):
-            self._leases.replace(map(lease_of, self._runs.held()))
-        # All are known before the first is started: one of them may cancel another.
+        if self._lease_table is not None and not self._lease_table.add([lease_of(run) for run in runs]):
+            self._lease_table.replace(map(lease_of, self._runs.held()))
+        # All runs are known before the first one starts, because a handler may cancel another job.
         for run in runs:
             if verbose:
-                self._tell.started(run)
+                self._events.started(run)
             self._executor.start(run)
-        self._watch.watch()
+        self._cancel_watch.watch()
 
-    def _refuse(self, claimed: Claimed) -> None:
-        self._tell.unhandled(claimed)
-        self._give_back(claimed, delay=60_000)
-
-    def _give_back(self, claimed: Claimed, delay: int = 0) -> None:
-        handler = Handler(claimed.name, _nothing, Style.JOB)
-        run = Run(claimed, handler, self._reports, self._clock.monotonic())
-        self._begun += 1
+    def _release(self, claimed: Claimed, delay: int = 0) -> None:
+        """Return a claimed job to its queue without running it."""
+        run = Run(
+            claimed, Handler(claimed.name, _no_handler, Style.JOB), self._reports, self._clock.monotonic()
+        )
+        self._started += 1
         self._runs.executing[run] = run
         self._runs.settle(run, release(claimed, delay=delay))
         self._wake_event.run_ended_here()
 
-    async def _look_for_end(self, claims: Claims) -> None:
-        due_soon = claims.wait is not None and claims.wait <= SOON
-        expected = self._clock.monotonic() <= self._retry_due
-        if claims.jobs or self._runs.executing or due_soon or expected:
+    def _stop_at_max_jobs(self) -> None:
+        runs, limit = self._runs, self._options.max_jobs
+        is_busy = runs.executing or runs.ended or runs.unreported
+        if limit is not None and self._started >= limit and not is_busy:
+            self._worker.stop()
+
+    async def _stop_when_empty(self, claims: Claims) -> None:
+        is_due_soon = claims.wait is not None and claims.wait <= SOON
+        has_retry = self._clock.monotonic() <= self._retry_due
+        if claims.jobs or self._runs.executing or is_due_soon or has_retry:
             self._looked_empty = False
             return
         if self._looked_empty:
-            # Nothing waited, nothing was active, and then nothing could be claimed: in this order no
-            # job slips from one state to another unseen.
-            self._enough()
+            # Nothing was waiting, nothing was active, and then nothing could be claimed: in this order, no
+            # job can change its state unnoticed.
+            self._worker.stop()
             return
         storage, queues = self._storage, self._options.queues
         try:
             self._looked_empty = await storage.acall(is_empty, storage, queues, self._names)
         except Exception as error:
-            self._tell.away("counting", error)
+            self._events.storage_failed("counting", error)
         else:
-            self._tell.back("counting")
+            self._events.storage_worked("counting")
 
     async def _sleep(self) -> None:
         if self._broken is not None:
@@ -361,24 +348,38 @@ class ClaimLoop:
             return
         if self._retry:
             await self._wake_event.sleep(self._jittered(self._retry), WakeOn.STOP)
-        elif self._tell.is_behind:
+        elif self._events.is_behind:
             await self._wake_event.sleep(CATCH_UP, WakeOn.STOP)
-        elif self._free_slots() <= 0 or len(self._trips) == self._trips_at_once:
+        elif self._free_slots() <= 0 or len(self._exchanges) == self._max_in_flight:
             await self._wake_event.sleep(self._probation.alone() or None, WakeOn.ENDINGS)
         else:
-            await self._wake_event.sleep(self._patience(), WakeOn.ALL)
+            await self._wake_event.sleep(self._poll_interval(), WakeOn.ALL)
 
-    def _patience(self) -> float:
+    def _poll_interval(self) -> float:
         if self._looked_empty:
             return 0.0
         seconds = POLL_UNTIL_EMPTY if self._options.until_empty else self._jittered(POLL)
-        if self._hint is not None:
-            seconds = min(seconds, max(1, self._hint) / 1_000)
+        if self._wait is not None:
+            seconds = min(seconds, max(1, self._wait) / 1_000)
         return seconds
 
     def _jittered(self, seconds: float) -> float:
         return seconds * self._random.uniform(0.8, 1.2)
 
 
-def _nothing() -> None:
-    """Stands for the handler that a job does not have."""
+def is_empty(storage: Storage, queues: tuple[str, ...] | None, names: frozenset[str]) -> bool:
+    """Return whether no job of these queues (None: of all) is active or waiting under one of the names.
+
+    An active job, on whichever worker, may return to its queue or enqueue others. Jobs of paused queues do
+    not count: they could wait forever. Claims report when a delayed job is due.
+    """
+    for queue in storage.queues() if queues is None else queues:
+        if not storage.is_paused(queue) and not names.isdisjoint(storage.waiting_names(queue)):
+            return False
+        if storage.counts(queue)[State.ACTIVE]:
+            return False
+    return True
+
+
+def _no_handler() -> None:
+    """Stand in for the handler that a released job does not have."""

@@ -1,4 +1,4 @@
-"""What a worker is told when it is made: checked, and completed from the settings."""
+"""The options of a worker, checked and completed from the settings."""
 
 import os
 import socket
@@ -19,11 +19,11 @@ Seconds = float | timedelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """Times are in milliseconds."""
+    """Options of a worker. Times are in milliseconds."""
 
     worker_id: str
     queues: tuple[str, ...] | None
-    """None is every queue."""
+    """Names of the queues to serve; None serves all queues."""
     concurrency: int
     shutdown_timeout: int
     heartbeat: int
@@ -46,7 +46,7 @@ def read_options(
     maintain: bool,
     connect: bool,
 ) -> WorkerOptions:
-    """Raises ConfigurationError, OptionError or UnknownQueueError, naming what is wrong."""
+    """Return a worker's options. Raises ConfigurationError, OptionError or UnknownQueueError."""
     return WorkerOptions(
         worker_id=new_worker_id() if worker_id is None else check_text("worker_id", worker_id),
         queues=_queues(queues, settings),
@@ -61,7 +61,7 @@ def read_options(
 
 
 def new_worker_id() -> str:
-    """Host, process and a random part: a restarted worker is not taken for the one before it."""
+    """Return host, process ID and a random part, so that a restarted worker has a new ID."""
     ending = f":{os.getpid()}:{token_hex(3)}"
     return socket.gethostname()[: MAX_NAME - len(ending)] + ending
 
@@ -71,7 +71,7 @@ def _queues(given: Iterable[str] | str | None, settings: Settings) -> tuple[str,
         return None
     names = tuple(dict.fromkeys([given] if isinstance(given, str) else given))
     if not names:
-        raise ConfigurationError("queues: expected at least one queue, or None for all queues")
+        raise ConfigurationError("queues must name at least one queue, or be None for all queues")
     for name in names:
         check_queue(check_text("queue", name), settings)
     return names
@@ -81,7 +81,7 @@ def _count(name: str, given: Any, default: int) -> int:
     if given is None:
         return default
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ConfigurationError(f"{name}: expected a positive whole number, got {given!r}")
+        raise ConfigurationError(f"{name} must be a positive whole number; got {given!r}")
     return given
 
 

@@ -1,24 +1,28 @@
-"""What a handler may ask of the job that it runs, and tell about it."""
+"""The job as its handler sees it, and the jobs that it depended on."""
 
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from djqueue.client.info import outcome
 from djqueue.core.durations import to_datetime
-from djqueue.core.errors import JobCancelledError
-from djqueue.core.options import JobOptions
+from djqueue.core.errors import JobCancelledError, JobNotFoundError
+from djqueue.core.job import JobFailure, JobRecord
+from djqueue.core.options import JobKey, JobOptions
+from djqueue.core.states import State
+from djqueue.storage.base import Storage
 
-from . import children
-from .cancelled import Cancelled
-from .children import Child
 from .handlers import call_arguments
+from .stopping import Cancelled
 
 if TYPE_CHECKING:
     from .runs import Run
 
 
 class JobContext:
-    """One run of one job, as its handler sees it."""
+    """One attempt of one job, as its handler sees it."""
 
     __slots__ = ("_run",)
 
@@ -36,7 +40,7 @@ class JobContext:
 
     @property
     def id(self) -> str:
-        """Unique in its queue."""
+        """The job's ID, unique in its queue."""
         return self._run.claimed.id
 
     @property
@@ -46,106 +50,172 @@ class JobContext:
 
     @property
     def name(self) -> str:
-        """The job's name, by which the handler was found."""
+        """The job's name, which selects the handler."""
         return self._run.claimed.name
 
     @property
     def payload(self) -> Any:
-        """What it was given; for a function under `@job`: `{"args": [...], "kwargs": {...}}`."""
+        """The job's payload; for a `@job` function: `{"args": [...], "kwargs": {...}}`."""
         return self._run.payload
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """The positional arguments that a function under `@job` was enqueued with."""
+        """The positional arguments of a `@job` function."""
         return tuple(call_arguments(self._run.payload)[0])
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Its keyword arguments."""
+        """The keyword arguments of a `@job` function."""
         return call_arguments(self._run.payload)[1]
 
     @property
     def options(self) -> JobOptions:
-        """How it is to be run."""
+        """The job's options."""
         return self._run.claimed.options
 
     @property
     def subject(self) -> str | None:
-        """What the job is about: `app_label.model:pk`, or another text."""
+        """The object that the job is about: `app_label.model:pk`, or other text."""
         return self.options.subject
 
     @property
     def attempts(self) -> int:
-        """Runs begun, this one included."""
+        """Number of attempts, including this one."""
         return self._run.claimed.attempts
 
     @property
     def failures(self) -> int:
-        """Earlier runs that failed."""
+        """Number of earlier attempts that failed."""
         return self._run.claimed.failures
 
     @property
     def stalls(self) -> int:
-        """Earlier runs that were lost with their worker."""
+        """Number of earlier attempts that were lost with their worker."""
         return self._run.claimed.stalls
 
     @property
     def created_at(self) -> datetime:
-        """When it was enqueued."""
+        """Time at which the job was enqueued."""
         return to_datetime(self._run.claimed.created_at)
 
     @property
     def deadline(self) -> datetime | None:
-        """When its timeout is over; None without one."""
+        """Time at which the job's timeout is over; None without a timeout."""
         at = self._run.deadline
         return None if at is None else to_datetime(at)
 
     @property
     def cancelled(self) -> Cancelled:
-        """An event, set when the handler should stop. Nothing but this stops a handler in a thread."""
+        """An event that is set when the handler should stop: the only way to stop a handler in a thread."""
         return self._run.cancelled
 
     def raise_if_cancelled(self) -> None:
-        """Raise JobCancelledError if the handler was asked to stop; else do nothing.
+        """Raise JobCancelledError if the handler should stop; otherwise do nothing.
 
-        The exception ends the job as the reason of the request demands: `cancelled` if somebody cancelled
-        the job, given back if the worker stops, a failure with JobTimeoutError after its timeout.
+        The reason determines the outcome: a cancelled job ends as `cancelled`, a job of a stopping worker
+        returns to its queue, and a job that exceeded its timeout fails with JobTimeoutError.
         """
         if self._run.cancelled.is_set():
             raise JobCancelledError(f"job {self.id!r} was asked to stop", job_id=self.id)
 
-    def children(self) -> list[Child]:
-        """The jobs that it has waited for, in the order of `depends_on`, with their results and errors.
+    def children(self) -> list["Child"]:
+        """Read the jobs in `depends_on`, in that order, with their results and errors.
 
-        They are read now; not on an event loop: see `achildren`.
+        On an event loop, use `achildren`.
         """
-        return children.read(self._run.reports.storage, self.options.depends_on)
+        return _read(self._run.reports.storage, self.options.depends_on)
 
-    async def achildren(self) -> list[Child]:
-        """See `children`."""
-        return await children.aread(self._run.reports.storage, self.options.depends_on)
+    async def achildren(self) -> list["Child"]:
+        """Async version of `children`."""
+        return await _aread(self._run.reports.storage, self.options.depends_on)
 
     def progress(self, value: Any) -> None:
-        """Say how far the job is, with anything that a payload may hold; the latest word counts.
+        """Report how far the job is, as any value that a payload can hold; only the latest is kept.
 
         Raises SerializationError.
         """
         self._run.reports.progress(self._run, value)
 
     def log(self, line: object) -> None:
-        """Keep a line with the job; of more than 1,000 the oldest go."""
+        """Add a log line to the job, which keeps the latest 1,000."""
         self._run.reports.log(self._run, line)
 
 
-def run_of(job: JobContext) -> "Run":
-    """The run that a handler sees as its job."""
-    return job._run
+class Child:
+    """One of the jobs in `depends_on`, as it was when it was read."""
+
+    def __init__(self, key: JobKey, record: JobRecord | None) -> None:
+        self.queue, self.id = key
+        self._record = record
+
+    def __repr__(self) -> str:
+        return f"<Child {self.id} of queue {self.queue}: {self.state or 'not found'}>"
+
+    @property
+    def name(self) -> str:
+        """The job's name; empty if the job no longer exists."""
+        return self._record.name if self._record is not None else ""
+
+    @property
+    def state(self) -> State | None:
+        """The job's final state; None if the job was removed or its retention is over."""
+        return self._record.state if self._record is not None else None
+
+    @property
+    def error(self) -> JobFailure | None:
+        """The exception of a failed job: type, message and traceback."""
+        return self._record.error if self._record is not None else None
+
+    @cached_property
+    def result(self) -> Any:
+        """The job's result.
+
+        Raises JobFailedError or JobCancelledError if the job did not complete, JobNotFoundError if the job or
+        its result no longer exists.
+        """
+        value = outcome(self._record, self.id)
+        if self._record is not None and self._record.result is None:
+            raise JobNotFoundError(f"the result of job {self.id!r} has expired", job_id=self.id)
+        return value
 
 
 CURRENT: ContextVar["Run | None"] = ContextVar("djqueue_current_run", default=None)
 
 
 def current_job() -> JobContext | None:
-    """The job that this thread or task runs; None outside of handlers."""
+    """Return the job that this thread or task is running; None outside of handlers."""
     run = CURRENT.get()
     return None if run is None else run.context
+
+
+def run_of(job: JobContext) -> "Run":
+    """Return the run behind a handler's job."""
+    return job._run
+
+
+def _read(storage: Storage, keys: Sequence[JobKey]) -> list[Child]:
+    found = [(queue, ids, storage.jobs(queue, ids)) for queue, ids in _by_queue(keys)]
+    return _in_order(keys, found)
+
+
+async def _aread(storage: Storage, keys: Sequence[JobKey]) -> list[Child]:
+    found = [(queue, ids, await storage.ajobs(queue, ids)) for queue, ids in _by_queue(keys)]
+    return _in_order(keys, found)
+
+
+def _by_queue(keys: Iterable[JobKey]) -> Iterable[tuple[str, list[str]]]:
+    found: dict[str, list[str]] = {}
+    for queue, job_id in keys:
+        found.setdefault(queue, []).append(job_id)
+    return found.items()
+
+
+def _in_order(
+    keys: Sequence[JobKey], found: Iterable[tuple[str, list[str], list[JobRecord | None]]]
+) -> list[Child]:
+    records = {
+        (queue, job_id): record
+        for queue, ids, some in found
+        for job_id, record in zip(ids, some, strict=True)
+    }
+    return [Child(key, records[key]) for key in keys]

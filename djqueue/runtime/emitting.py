@@ -1,66 +1,99 @@
-"""What generators yield, on its way to the storage: in order, in groups, never more than a little ahead."""
+"""Generators as handlers: their items are sent in order, in batches, with a limit on how many wait."""
 
 import asyncio
 from asyncio import CancelledError
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, closing
 from itertools import islice
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any
 
 from djqueue.codecs import get_encoder
-from djqueue.conf import Settings
 from djqueue.core.errors import ItemError, SerializationError
 from djqueue.core.job import Emission
 
-from .flushing import Flushing
+from .reports import Flushing
 
 if TYPE_CHECKING:
     from .runs import Run
-    from .workercontext import WorkerContext
+    from .worker import Worker
 
 INTERVAL = 0.005
-"""Seconds between two groups, at least."""
+"""Minimum of seconds between two batches."""
 AHEAD, AHEAD_BYTES = 1_000, 1024 * 1024
-"""Items of one run, and their bytes, that wait here: while there are so many, it is asked for no more."""
-GROUP, GROUP_BYTES = 1_000, 4 * 1024 * 1024
-"""Items of one call of the storage, about, and their bytes."""
-
+"""Items of one run, and their bytes, that may wait here; at either limit, the generator is not resumed."""
+BATCH, BATCH_BYTES = 1_000, 4 * 1024 * 1024
+"""Approximate maximum of items, and of their bytes, in one call of the storage."""
 STOPPING = 1.0
 """Seconds that the cancellation of a task may take to arrive."""
 STOPPED = "stopped before its next item was sent"
+
+
+def drive(call: "Callable[[Run], Any]", *, is_async: bool) -> "Callable[[Run], Any]":
+    """Return a function that runs a generator to its end, sends its items, and always closes it.
+
+    The function returns what the generator returns (None for an async generator).
+
+    call: Creates the generator for a run.
+    """
+
+    def drive_sync(run: "Run") -> Any:
+        generator: Generator[Any, None, Any] = call(run)
+        items = run.reports.emitter.open(run)
+        try:
+            with closing(generator):
+                while True:
+                    try:
+                        item = next(generator)
+                    except StopIteration as end:
+                        return end.value
+                    items.put(item)
+                    if run.stop:
+                        raise CancelledError("stopped between two items")
+        finally:
+            run.items = None
+
+    async def drive_async(run: "Run") -> None:
+        generator: AsyncGenerator[Any, None] = call(run)
+        items = run.reports.emitter.open(run)
+        try:
+            async with aclosing(generator):
+                async for item in generator:
+                    await items.aput(item)
+        finally:
+            run.items = None
+
+    return drive_async if is_async else drive_sync
 
 
 class Emitter(Flushing):
     """The items of a worker's runs that the storage does not have yet."""
 
     interval = INTERVAL
-    verb = "emit"
+    operation = "emit"
 
-    def __init__(
-        self, worker_context: "WorkerContext", settings: Settings, on_refused: Callable[["Run"], None]
-    ) -> None:
-        super().__init__(worker_context)
-        self.settings = settings
+    def __init__(self, worker: "Worker") -> None:
+        super().__init__(worker)
+        self.settings = worker.settings
         self.lock = Lock()
         self.closed = False
-        self._on_refused = on_refused
         self._pending: dict[RunItems, None] = {}
-        """Those that have items to send, in the order in which they are served."""
+        """Runs with items to send, in the order of their turns."""
         self._encoders: dict[str, Callable[[Any], bytes]] = {}
 
     @property
     def waiting(self) -> bool:
-        """See `Flushing`."""
+        """Whether items may not have reached the storage yet."""
         return bool(self._pending) or self._sending.locked()
 
     def unsent(self) -> "set[Run]":
-        """Return the runs whose items wait: their ends must not be reported before."""
+        """Return the runs with unsent items: their outcomes must not be reported before."""
         with self.lock:
             return {items.run for items in self._pending}
 
     def open(self, run: "Run") -> "RunItems":
-        """Begin a run's stream. From any thread."""
+        """Begin the stream of a run. From any thread."""
         content_type = run.claimed.options.content_type
         encode = self._encoders.get(content_type)
         if encode is None:
@@ -69,26 +102,26 @@ class Emitter(Flushing):
         run.items = RunItems(self, run, encode)
         return run.items
 
-    def came(self, items: "RunItems") -> None:
-        """There is something to send. The caller has the lock."""
+    def add(self, items: "RunItems") -> None:
+        """Send the items of a run soon. The caller holds the lock."""
         self._pending[items] = None
         self._schedule()
 
     async def flush(self) -> None:
-        """See `Flushing`. What comes meanwhile is left to the next flush."""
+        """Send the items that wait now; later ones are left to the next flush."""
         async with self._sending:
             with self.lock:
                 left = {items: items.count for items in self._pending}
             while left:
                 with self.lock:
-                    group = _group(left)
-                emissions = [emission for _, emission in group]
-                accepted = await self.storage.acall(self.storage.emit, emissions) if group else []
-                self._take_answers(group, accepted)
+                    batch = _next_batch(left)
+                emissions = [emission for _, emission in batch]
+                accepted = await self.storage.acall(self.storage.emit, emissions) if batch else []
+                self._take_answers(batch, accepted)
                 left = {items: count for items, count in left.items() if items.sent < count}
 
     async def close(self) -> None:
-        """Nobody is to wait for room any more, which will not come."""
+        """Stop sending, and release the generators that wait for room."""
         self.closed = True
         await super().close()
         with self.lock:
@@ -96,52 +129,52 @@ class Emitter(Flushing):
         for items in pending:
             items.wake()
 
-    def _take_answers(self, group: "list[tuple[RunItems, Emission]]", accepted: list[bool]) -> None:
+    def _take_answers(self, batch: "list[tuple[RunItems, Emission]]", accepted: list[bool]) -> None:
         refused = []
         with self.lock:
-            for (items, emission), taken in zip(group, accepted, strict=True):
-                # Turn by turn: one that sends much holds up nobody.
+            for (items, emission), taken in zip(batch, accepted, strict=True):
+                # A run with more items goes to the end, so that it does not delay the others.
                 self._pending.pop(items, None)
                 if taken:
-                    items.told(len(emission.items))
+                    items.accept(len(emission.items))
                 else:
                     items.refuse()
                     refused.append(items.run)
                 if items.waiting:
                     self._pending[items] = None
         for run in refused:
-            self._on_refused(run)
+            self._lose(run)
 
 
 class RunItems:
-    """The items of one run. Guarded by the emitter's lock, but for what only the generator's side touches."""
+    """The items of one run. The emitter's lock guards what its generator and the loop both use."""
 
     def __init__(self, emitter: Emitter, run: "Run", encode: Callable[[Any], bytes]) -> None:
         self.run = run
         self.count = 0
-        """Yielded so far."""
+        """Number of items yielded so far."""
         self.sent = 0
-        """Of which the storage has so many."""
+        """Number of items that the storage has."""
         self.waiting: deque[bytes] = deque()
-        """The others."""
+        """Items that the storage does not have yet."""
         self._emitter = emitter
         self._encode = encode
         self._bytes = 0
-        """Of all."""
+        """Bytes of all items."""
         self._bytes_waiting = 0
         self._is_refused = False
         self._room = Condition(emitter.lock)
         self._room_on_loop: asyncio.Future[None] | None = None
 
     def put(self, value: Any) -> None:
-        """Send an item; on a thread, which waits while too many are on their way. Raises ItemError."""
+        """Send an item; block the thread while too many items wait. Raises ItemError."""
         data = self._encoded(value)
         with self._room:
             self._room.wait_for(lambda: not self._is_full() or self._is_over())
             self._add(data)
 
     async def aput(self, value: Any) -> None:
-        """See `put`; on the loop."""
+        """Async version of `put`."""
         data = self._encoded(value)
         while True:
             with self._emitter.lock:
@@ -151,37 +184,37 @@ class RunItems:
                     return
                 self._room_on_loop = room = asyncio.get_running_loop().create_future()
             if is_over:
-                # Its task's cancellation is on its way, and is to come here: not when the generator closes.
+                # The task is being cancelled, which must happen here, and not while the generator closes.
                 await asyncio.sleep(STOPPING)
                 raise CancelledError(STOPPED)
             await room
 
     def wake(self) -> None:
-        """Have a thread that waits look whether it still should."""
+        """Let a thread that waits for room check whether its run is over."""
         with self._room:
             self._room.notify_all()
 
     def emission(self) -> Emission:
-        """What is sent next. The caller has the lock, as for the rest."""
-        size, many = 0, 0
-        for data in islice(self.waiting, GROUP):
-            if many and size + len(data) > AHEAD_BYTES:
+        """Return the items to send next. The caller holds the lock, as for `accept` and `refuse`."""
+        size, count = 0, 0
+        for data in islice(self.waiting, BATCH):
+            if count and size + len(data) > AHEAD_BYTES:
                 break
             size += len(data)
-            many += 1
+            count += 1
         claimed = self.run.claimed
-        items = tuple(islice(self.waiting, many))
+        items = tuple(islice(self.waiting, count))
         return Emission(claimed.queue, claimed.id, claimed.token, self.sent, items)
 
-    def told(self, many: int) -> None:
-        """The storage has taken the next ones."""
-        for _ in range(many):
+    def accept(self, count: int) -> None:
+        """Drop the first items, which the storage has accepted."""
+        for _ in range(count):
             self._bytes_waiting -= len(self.waiting.popleft())
-        self.sent += many
+        self.sent += count
         self._make_room()
 
     def refuse(self) -> None:
-        """The storage takes no more: the run is not this worker's."""
+        """Drop all items: the storage accepts none, because the run's lease is lost."""
         self._is_refused = True
         self.sent = self.count
         self.waiting.clear()
@@ -191,7 +224,7 @@ class RunItems:
     def _make_room(self) -> None:
         self._room.notify_all()
         if self._room_on_loop is not None and not self._room_on_loop.done():
-            # Answers are taken on the loop that it is of.
+            # The caller runs on the loop of this future.
             self._room_on_loop.set_result(None)
 
     def _encoded(self, value: Any) -> bytes:
@@ -218,7 +251,7 @@ class RunItems:
         self.waiting.append(data)
         self._bytes_waiting += len(data)
         self.count += 1
-        self._emitter.came(self)
+        self._emitter.add(self)
 
     def _is_full(self) -> bool:
         return len(self.waiting) >= AHEAD or self._bytes_waiting >= AHEAD_BYTES
@@ -227,17 +260,17 @@ class RunItems:
         return bool(self.run.stop) or self._is_refused or self._emitter.closed
 
 
-def _group(candidates: dict[RunItems, int]) -> list[tuple[RunItems, Emission]]:
-    """The next call of the storage: something of each run, as much as fits."""
-    group: list[tuple[RunItems, Emission]] = []
-    many = size = 0
+def _next_batch(candidates: dict[RunItems, int]) -> list[tuple[RunItems, Emission]]:
+    """Return what the next call of the storage sends: some items of each run, as many as fit."""
+    batch: list[tuple[RunItems, Emission]] = []
+    count = size = 0
     for items in candidates:
-        if many >= GROUP or size >= GROUP_BYTES:
+        if count >= BATCH or size >= BATCH_BYTES:
             break
         if not items.waiting:
             continue
         emission = items.emission()
-        group.append((items, emission))
-        many += len(emission.items)
+        batch.append((items, emission))
+        count += len(emission.items)
         size += sum(map(len, emission.items))
-    return group
+    return batch

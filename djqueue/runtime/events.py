@@ -1,4 +1,4 @@
-"""What a worker tells of itself: a function for each event, which feeds log, counters and signals."""
+"""The events of a worker: one function for each, which feeds the log, the counters and the signals."""
 
 import logging
 from dataclasses import dataclass
@@ -30,28 +30,28 @@ logger = logging.getLogger("djqueue.worker")
 
 @dataclass(slots=True)
 class Counters:
-    """What became of a worker's runs, since it started."""
+    """Numbers of a worker's attempts since it started, by outcome."""
 
     claimed: int = 0
     completed: int = 0
     retried: int = 0
-    """Failed, with attempts left."""
+    """Attempts that failed and are retried."""
     failed: int = 0
-    """Failed for good."""
+    """Jobs that failed permanently."""
     cancelled: int = 0
     released: int = 0
-    """Given back unused: snoozed by the handler, or cut off by the worker's end."""
+    """Attempts that do not count: snoozed by the handler, or interrupted by the worker's shutdown."""
     lost: int = 0
-    """Ended after their lease: what they did does not count."""
+    """Attempts that ended after their lease: their results were discarded."""
 
     @property
     def processed(self) -> int:
-        """Runs that came to an end here and count."""
+        """Attempts whose outcomes the storage accepted."""
         return self.completed + self.retried + self.failed + self.cancelled
 
 
 class RunEvents:
-    """Counts and logs. Payloads are never logged."""
+    """Counts, logs and announces the events of one worker. Payloads are never logged."""
 
     def __init__(self, worker_id: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.counters = Counters()
@@ -61,24 +61,24 @@ class RunEvents:
 
     @property
     def verbose(self) -> bool:
-        """Whether somebody wants to know of the start and the end of every single job."""
+        """Whether the start and end of every job are logged or have signal receivers."""
         return bool(job_started.receivers or job_completed.receivers) or logger.isEnabledFor(logging.DEBUG)
 
     @property
     def is_behind(self) -> bool:
-        """Whether receivers of signals are so slow that nothing more is to be claimed."""
+        """Whether signal receivers are so slow that the worker must not claim more jobs."""
         return announcer.is_behind
 
-    # Runs.
+    # Outcomes.
 
     def started(self, run: "Run") -> None:
-        """A job has been handed to its handler."""
+        """Record that a job was handed to its handler."""
         logger.debug("%s started", _name(run), extra=_extra(run.claimed))
         if job_started.receivers:
             self._announce(job_started, run)
 
     def completed(self, run: "Run", now: int) -> None:
-        """A job's completion has been accepted."""
+        """Record that the storage accepted a job's completion."""
         self.counters.completed += 1
         if run.overran:
             logger.warning(
@@ -91,7 +91,7 @@ class RunEvents:
             self._announce(job_completed, run, duration=(now - run.since) / 1_000)
 
     def retried(self, run: "Run") -> None:
-        """A run has failed, and another one will follow."""
+        """Record that an attempt failed and will be retried."""
         self.counters.retried += 1
         outcome = run.outcome
         assert outcome is not None
@@ -112,7 +112,7 @@ class RunEvents:
             self._announce(job_retrying, run, error=outcome.error, delay=outcome.delay / 1_000)
 
     def failed(self, run: "Run") -> None:
-        """A job has become a dead letter."""
+        """Record that a job failed permanently and is now a dead letter."""
         self.counters.failed += 1
         outcome = run.outcome
         assert outcome is not None
@@ -131,7 +131,7 @@ class RunEvents:
             announcer.announce(job_dead, run.claimed.name, **_of_job(run), **about)
 
     def cancelled(self, run: "Run") -> None:
-        """A job has ended as cancelled."""
+        """Record that a job ended as cancelled."""
         self.counters.cancelled += 1
         logger.info("%s cancelled", _name(run), extra=_extra(run.claimed))
         if job_cancelled.receivers:
@@ -139,12 +139,12 @@ class RunEvents:
             announcer.announce(job_cancelled, run.claimed.name, **_of_job(run), reason=reason)
 
     def released(self, run: "Run") -> None:
-        """A run has been given back unused."""
+        """Record that a job returned to its queue without using up an attempt."""
         self.counters.released += 1
         logger.info("%s released; it runs again later", _name(run), extra=_extra(run.claimed))
 
     def lost(self, run: "Run") -> None:
-        """A run has ended after its lease."""
+        """Record that a run ended after its lease was lost."""
         self.counters.lost += 1
         logger.warning(
             "Lost the lease on job %s; its result was discarded",
@@ -152,8 +152,8 @@ class RunEvents:
             extra=_extra(run.claimed),
         )
 
-    def unhandled(self, claimed: Claimed) -> None:
-        """The storage gave out a job that was not asked for."""
+    def unexpected(self, claimed: Claimed) -> None:
+        """Log that the storage returned a job with a name that was not requested."""
         logger.error(
             "The storage returned a job named %r, for which this worker has no handler; the job was released",
             claimed.name,
@@ -162,8 +162,8 @@ class RunEvents:
 
     # Handlers.
 
-    def stop_asked(self, run: "Run") -> None:
-        """A handler has been asked to stop."""
+    def stop_requested(self, run: "Run") -> None:
+        """Log that a handler was asked to stop."""
         logger.info(
             "%s was asked to stop (%s)",
             _name(run),
@@ -171,19 +171,19 @@ class RunEvents:
             extra=_extra(run.claimed),
         )
 
-    def no_worker_knows(self, found: Unhandled) -> None:
-        """Jobs wait that no live worker can run."""
+    def unhandled(self, jobs: Unhandled) -> None:
+        """Log that jobs are waiting which no live worker can run."""
         logger.warning(
             "%d job(s) named %s are waiting in queue %s, and no live worker has a handler for that name. "
             "Deploy the code that defines the job and restart runworkers, or cancel the jobs.",
-            found.jobs,
-            found.name,
-            found.queue,
-            extra={"queue": found.queue, "job_name": found.name},
+            jobs.jobs,
+            jobs.name,
+            jobs.queue,
+            extra={"queue": jobs.queue, "job_name": jobs.name},
         )
 
     def overran(self, run: "Run") -> None:
-        """A handler in a thread has run longer than its timeout: it can only be asked to stop."""
+        """Log that a handler in a thread exceeded its timeout; it can only be asked to stop."""
         logger.warning(
             "%s exceeded its timeout; it runs in a thread and stops only if the handler checks "
             "current_job().cancelled",
@@ -191,8 +191,8 @@ class RunEvents:
             extra=_extra(run.claimed),
         )
 
-    def bad_backoff(self, run: "Run", error: BaseException) -> None:
-        """A job type's own backoff function failed."""
+    def backoff_failed(self, run: "Run", error: BaseException) -> None:
+        """Log that a job type's backoff function failed."""
         logger.error(
             "%s: the backoff function raised an exception; using the default backoff",
             _name(run),
@@ -201,42 +201,42 @@ class RunEvents:
         )
 
     def cleanup_failed(self, run: "Run | None", error: BaseException) -> None:
-        """Django's database connections could not be cleaned after a job, or after an idle time."""
+        """Log that Django's database connections could not be cleaned after a job or an idle time."""
         logger.warning(
-            "%s: closing the thread's database connections failed; the thread goes on",
+            "%s: closing the thread's database connections failed; the thread continues",
             f"Worker {self._worker_id}" if run is None else _name(run),
             exc_info=error,
             extra={} if run is None else _extra(run.claimed),
         )
 
     def called_twice(self, run: "Run") -> None:
-        """A callback handler has called `done` again."""
+        """Log that a callback handler called `done` again."""
         logger.warning(
             "%s: the handler called done() more than once; only the first call counts",
             _name(run),
             extra=_extra(run.claimed),
         )
 
-    def too_late(self, what: str) -> None:
-        """A handler that was given up has said something after its worker's end."""
+    def ignored(self, what: str) -> None:
+        """Log that a request, or a result of an abandoned handler, came after the worker had ended."""
         logger.debug("Ignored %s, because worker %s has stopped", what, self._worker_id)
 
     # The worker.
 
     def worker_started(self) -> None:
-        """The worker claims its first jobs."""
+        """Log that the worker starts to claim jobs."""
         logger.info("Worker %s started", self._worker_id)
 
     def stopping(self, executing: int) -> None:
-        """The worker claims no more."""
+        """Log that the worker has stopped claiming."""
         logger.info("Worker %s is stopping; %d jobs are still running", self._worker_id, executing)
 
-    def steered(self, command: str) -> None:
-        """Somebody has told the worker something by way of the storage."""
+    def command_received(self, command: str) -> None:
+        """Log a command that the storage had for the worker."""
         logger.info("Worker %s received the command: %s", self._worker_id, command)
 
-    def not_understood(self, command: str) -> None:
-        """A command is of another version."""
+    def command_unknown(self, command: str) -> None:
+        """Log a command that this version does not know."""
         logger.warning(
             "Worker %s ignored the unknown command %r; a newer version of djqueue may have sent it",
             self._worker_id,
@@ -244,11 +244,11 @@ class RunEvents:
         )
 
     def dump_failed(self, error: BaseException) -> None:
-        """The stacks of threads and tasks could not be read, or not be kept."""
+        """Log that the stacks of threads and tasks could not be read or saved."""
         logger.error("Worker %s could not save its stack dump", self._worker_id, exc_info=error)
 
-    def cutting_off(self, executing: int) -> None:
-        """The time for running jobs is over."""
+    def asking_to_stop(self, executing: int) -> None:
+        """Log that running jobs are asked to stop, because their time is over."""
         logger.warning(
             "Worker %s: asking %d jobs that are still running to stop",
             self._worker_id,
@@ -256,7 +256,7 @@ class RunEvents:
         )
 
     def abandoned(self, executing: int) -> None:
-        """Jobs that did not stop are given back."""
+        """Log that jobs which did not stop returned to their queues."""
         logger.warning(
             "Worker %s: %d jobs did not stop and were released; they run again on another worker",
             self._worker_id,
@@ -264,7 +264,7 @@ class RunEvents:
         )
 
     def undelivered(self, runs: int) -> None:
-        """The worker ends and could not tell the storage of its last runs."""
+        """Log that the worker ends before the storage has accepted its last outcomes."""
         logger.error(
             "Worker %s could not report the results of %d jobs to the storage; the jobs will run again",
             self._worker_id,
@@ -272,19 +272,19 @@ class RunEvents:
         )
 
     def worker_stopped(self) -> None:
-        """The worker has ended."""
+        """Log that the worker has ended."""
         logger.info("Worker %s stopped", self._worker_id)
 
     def summary(self, executing: int) -> None:
-        """A line on what has happened since the last such line, if anything has."""
+        """Log the jobs processed since the last summary, if there are any."""
         counters = self.counters
-        news = counters.processed - self._summed
-        if news:
+        processed = counters.processed - self._summed
+        if processed:
             self._summed = counters.processed
             logger.info(
                 "Processed %d jobs since the last summary; %d running; total: %d completed, %d failed, "
                 "%d retried, %d cancelled",
-                news,
+                processed,
                 executing,
                 counters.completed,
                 counters.failed,
@@ -294,13 +294,13 @@ class RunEvents:
 
     # The storage.
 
-    def away(self, part: str, error: BaseException) -> None:
-        """An operation of the storage failed. See `OutageLog`."""
-        self._outages.failed(part, error)
+    def storage_failed(self, operation: str, error: BaseException) -> None:
+        """Log that an operation of the storage failed, as `OutageLog` does."""
+        self._outages.failed(operation, error)
 
-    def back(self, part: str) -> None:
-        """An operation of the storage worked."""
-        self._outages.worked(part)
+    def storage_worked(self, operation: str) -> None:
+        """Note that an operation of the storage worked, which may end an outage."""
+        self._outages.worked(operation)
 
     def _announce(self, signal: Signal, run: "Run", **about: Any) -> None:
         of_run = {"attempt": run.claimed.attempts, "worker": self._worker_id}

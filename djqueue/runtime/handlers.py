@@ -1,4 +1,4 @@
-"""What runs a job: functions by name, each called in one of four styles."""
+"""Handlers: the functions that run jobs, by name, each called in one of four styles."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,12 +9,13 @@ from asgiref.sync import iscoroutinefunction
 
 from djqueue.client import JobType, registry
 from djqueue.client.batches import BatchRule
+from djqueue.client.generating import is_async_generator, is_generator
 from djqueue.core.backoff import BackoffFunction
 from djqueue.core.calls import is_call
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.options import check_text
 
-from .generators import driven, is_async_generator, is_generator
+from .emitting import drive
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -26,17 +27,17 @@ class Style(Enum):
     """How a handler is called."""
 
     ARGUMENTS = "arguments"
-    """A function under `@job`, with the arguments that it was enqueued with."""
+    """A `@job` function, with the arguments that the job was enqueued with."""
     JOB = "job"
-    """With the job's context; what it returns is the result."""
+    """A function of the job's context; its return value is the result."""
     BATCH = "batch"
-    """A function under `@job(batch=…)`, with a list of contexts."""
+    """A `@job(batch=…)` function of a list of contexts."""
     CALLBACK = "callback"
-    """With the context and `done(error=None, result=None)`, which ends the job."""
+    """A function of the context and `done(error=None, result=None)`, which ends the job."""
 
 
 class Handler:
-    """A function and how to call it."""
+    """A function, and the way to call it."""
 
     __slots__ = ("backoff", "batch", "call", "function", "is_async", "name", "on_loop", "style")
 
@@ -54,7 +55,7 @@ class Handler:
         self.backoff = backoff
         self.batch = batch
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - the method itself is looked at
+            getattr(function, "__call__", None)  # noqa: B004 - inspects the method itself
         )
         yields = is_generator(function)
         if yields:
@@ -64,33 +65,33 @@ class Handler:
             _call_with_arguments(function) if style is Style.ARGUMENTS else _call_with_job(function)
         )
         if yields:
-            self.call = driven(self.call, is_async=self.is_async)
-        """Runs it for one run, and returns what it returns. Executors put their own way here."""
+            self.call = drive(self.call, is_async=self.is_async)
+        """Calls the function for one run, and returns its result. Executors may replace it."""
 
     def continued(self, rest: "Callable[[Run], Any]") -> "Handler":
-        """The same handler, with only the rest of its work left to do."""
+        """Return the same handler with `rest` as its call, for what is left to do."""
         other = Handler(self.name, self.function, self.style, self.backoff)
         other.call = rest
         return other
 
 
 def read_handlers(given: Handlers | None) -> dict[str, Handler]:
-    """Handlers by name: the `@job` functions unless others are given.
+    """Return the handlers by name: the `@job` functions unless others are given.
 
-    Raises ConfigurationError, naming the handler, for what cannot be called with a job.
+    Raises ConfigurationError, naming the handler, for an object that cannot be called with a job.
     """
     if given is None:
         registry.served.update(registry.names())
         return {name: _from_type(name, job_type) for name, job_type in registry.all().items()}
     if not isinstance(given, Mapping):
-        raise ConfigurationError(f"handlers: expected a mapping of names to functions, got {given!r}")
+        raise ConfigurationError(f"handlers must be a mapping of names to functions; got {given!r}")
     return {check_text("handler", name): _read(name, value) for name, value in given.items()}
 
 
 def call_arguments(payload: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments in the payload of a function under `@job`.
+    """Return the arguments in the payload of a `@job` function.
 
-    Raises UnrecoverableError for one of another shape: no further run would change it.
+    Raises UnrecoverableError for a payload of another shape, because a retry would not change it.
     """
     if is_call(payload):
         return payload["args"], payload["kwargs"]
@@ -137,7 +138,7 @@ def _style_of(name: str, function: Callable[..., Any]) -> Style:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        # Some functions written in C do not say what they take.
+        # Some functions written in C have no signature.
         return Style.JOB
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]

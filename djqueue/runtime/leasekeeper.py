@@ -1,10 +1,10 @@
-"""Renew a worker's leases while its own process cannot.
+"""The lease keeper: a process that renews a worker's leases while the worker cannot.
 
-The worker renews its leases on a thread, and a thread needs the interpreter lock. One call into C that
-keeps the lock (a regular expression that backtracks without end, say) stops that thread for as long as it
-takes; the leases would end and other workers would run the jobs again, beside the first runs. So
-`runworkers` forks a small process before it opens any connection. It sleeps, reads the worker's claims from
-shared memory, and renews them only when the worker has shown no sign of life for a third of a lease.
+The worker renews its leases on a thread, and a thread needs the GIL. A call into C that holds the GIL, such
+as a regular expression that backtracks endlessly, blocks that thread; the leases would expire, and other
+workers would run the jobs a second time. So `runworkers` forks a small process before it opens any
+connection. That process reads the worker's leases from shared memory, and renews them only when the worker
+has not responded for a third of a lease.
 """
 
 import ctypes
@@ -29,40 +29,40 @@ from djqueue.storage.base import Storage
 from .leasetable import LeaseTable, LeaseTableView, TornReadError
 
 LOOKS = 12
-"""A keeper looks at the worker so many times in a lease, at least once a second."""
+"""Number of checks of the worker within the time of a lease, at least one per second."""
 LONGEST_SILENCE = 5_000
-"""Milliseconds after which a silent worker's leases are renewed, however long they are."""
+"""Maximum of milliseconds without a response until the keeper renews the leases, however long they are."""
 SHARE = 4
-"""A keeper renews a lease so many times before it would end."""
+"""Number of renewals within the time of a lease."""
 GRACE = 5.0
-"""Seconds that the end of the process may take."""
+"""Seconds to wait for the end of the keeper's process."""
 AT_ONCE = 500
-"""Leases renewed in one call."""
+"""Maximum of leases renewed in one call."""
 PR_SET_PDEATHSIG = 1
 STDERR = 2
-"""A service manager may have made a socket of this, and of those before it."""
+"""Descriptors up to this one are kept: a service manager may have opened them as sockets."""
 
 logger = logging.getLogger("djqueue.worker")
 
 
 class LeaseKeeper:
-    """A child process; `close` ends it, and so does the end of the worker's process.
+    """A child process. `close` ends it, and so does the end of the worker's process.
 
-    storage: not connected yet. The child uses its own copy of it.
-    lease: milliseconds of the shortest lease that a claim may have.
-    patience: milliseconds after the worker's last sign of life for which its leases are renewed.
+    storage: Storage that is not connected yet. The child uses its own copy.
+    lease: Milliseconds of the shortest lease of a claim.
+    patience: Milliseconds without a response from the worker after which its leases are no longer renewed.
     """
 
     def __init__(self, storage: Storage, lease: int, patience: int) -> None:
         self.table = LeaseTable(lease)
         self._parent = os.getpid()
-        # A connection must not be shared by two processes; the next use opens a new one.
+        # Two processes must not share a connection; the next use opens a new one.
         connections.close_all()
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            # Python warns when other threads exist. The child runs only what is in this module and the
-            # storage, whose locks and connections are made anew after a fork.
+            # Python warns if other threads exist. The child only runs this module and the storage, which
+            # creates its locks and connections again after a fork.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if not self.pid:
@@ -75,7 +75,7 @@ class LeaseKeeper:
         try:
             _, status = os.waitpid(self.pid, 0)
         except ChildProcessError:
-            return  # Something else in this process has waited for it.
+            return  # Other code in this process has waited for it.
         if not self._closing:
             logger.warning(
                 "The lease keeper exited (status %s). The worker process now renews its leases itself: "
@@ -84,30 +84,30 @@ class LeaseKeeper:
             )
 
     def close(self) -> None:
-        """End the process."""
+        """End the keeper's process."""
         if os.getpid() != self._parent:
-            return  # This is a fork of the worker: the keeper is not its child.
+            return  # This process is a fork of the worker, so the keeper is not its child.
         self._closing = True
         if self._waiter.is_alive():
-            # Until the waiter has waited for it, the process has its id.
+            # The process ID stays valid until the waiter has waited for it.
             os.kill(self.pid, signal.SIGKILL)
             self._waiter.join(GRACE)
         self.table.close()
 
 
 def can_keep() -> bool:
-    """Whether this process can have a keeper."""
+    """Return whether this process can start a keeper."""
     return hasattr(os, "fork") and threading.current_thread() is threading.main_thread()
 
 
 def _keep(table: LeaseTable, storage: Storage, parent: int, patience: int) -> NoReturn:
-    """The child."""
+    """Run the keeper, in the child process."""
     try:
         _end_with(parent)
-        # Both are for the worker, which may go on for a while; its end ends this process.
+        # These signals are for the worker, which may run for a while; its end ends this process.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        _let_go_of_connections()
+        _close_inherited_connections()
         gc.freeze()
         keeping = Keeping(storage, patience)
         seen = table.read()
@@ -115,7 +115,7 @@ def _keep(table: LeaseTable, storage: Storage, parent: int, patience: int) -> No
             try:
                 seen = table.read()
             except TornReadError:
-                pass  # What was seen last still holds: the worker has shown no sign of life since.
+                pass  # The last state is still valid: the worker has not run since.
             now = SYSTEM_CLOCK.monotonic()
             if not is_stopped(parent):
                 keeping.look(seen, now)
@@ -127,22 +127,22 @@ def _keep(table: LeaseTable, storage: Storage, parent: int, patience: int) -> No
 
 
 def seconds_between_looks(lease: int) -> float:
-    """How often a worker shows that it is alive, and its keeper looks whether it has."""
+    """Return the seconds between a worker's signs of life, and between its keeper's checks."""
     return min(1.0, lease / LOOKS / 1_000)
 
 
 class Keeping:
-    """When to renew, and what."""
+    """Decides when to renew which leases."""
 
     def __init__(self, storage: Storage, patience: int) -> None:
         self._storage = storage
         self._patience = patience
         self._renewed: int | None = None
-        """Monotonic milliseconds of the last renewal, while the worker is silent."""
+        """Monotonic milliseconds of the last renewal, while the worker does not respond."""
         self._given_up = False
 
     def look(self, seen: LeaseTableView, now: int) -> None:
-        """Renew what is due, at a monotonic time."""
+        """Renew the leases that are due at a monotonic time."""
         silence = now - seen.beat if seen.beat else 0
         if silence < min(seen.shortest_lease / 3, LONGEST_SILENCE):
             if self._renewed is not None:
@@ -177,7 +177,7 @@ class Keeping:
         try:
             if seen.scheduler_claim:
                 self._storage.renew_scheduler_claim(seen.scheduler_claim)
-                return  # Jobs of the scheduler's own process have no leases that another could renew.
+                return  # Jobs of the scheduler's process have no leases of their own.
             for start in range(0, len(seen.leases), AT_ONCE):
                 self._storage.renew(seen.leases[start : start + AT_ONCE])
         except Exception as error:
@@ -186,7 +186,7 @@ class Keeping:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped (SIGSTOP) or is a zombie. Only Linux says so."""
+    """Return whether a process is stopped (SIGSTOP) or a zombie. Known on Linux only."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -194,11 +194,11 @@ def is_stopped(pid: int) -> bool:
     return state in "TtZX"
 
 
-def _let_go_of_connections() -> None:
-    """Put /dev/null in the place of connections and ports that were opened before the fork.
+def _close_inherited_connections() -> None:
+    """Replace connections and ports that were opened before the fork by /dev/null.
 
-    Else they would stay open when the worker closes them. Their numbers stay taken: a logging handler that
-    has such a connection must not write into another one.
+    Otherwise they would stay open when the worker closes them. Their descriptors stay in use, so that a
+    logging handler with such a connection does not write into another one.
     """
     folder = Path("/proc/self/fd") if sys.platform == "linux" else Path("/dev/fd")
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -206,7 +206,7 @@ def _let_go_of_connections() -> None:
         try:
             is_socket = stat.S_ISSOCK(os.fstat(number).st_mode)
         except OSError:
-            continue  # It was open to list the folder.
+            continue  # This descriptor only listed the folder.
         if is_socket and number > STDERR:
             with socket.socket(fileno=os.dup(number)) as found:
                 is_connection = found.type == socket.SOCK_STREAM
@@ -216,7 +216,7 @@ def _let_go_of_connections() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Have the system end this process with its parent. Elsewhere than on Linux, the loop looks for it."""
+    """Ask Linux to end this process with its parent. On other systems, the loop checks for the parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

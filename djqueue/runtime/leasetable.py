@@ -1,4 +1,4 @@
-"""The claims of a worker in memory that it shares with its lease keeper."""
+"""The lease table: a worker's leases in memory that it shares with its lease keeper."""
 
 import io
 import marshal
@@ -13,44 +13,44 @@ from typing import NamedTuple
 from djqueue.core.job import Lease
 
 SIZE = 1 << 20
-"""Bytes of one region. Claims that do not fit any more make the worker list what it still holds."""
+"""Bytes of one region. When it is full, the worker replaces it by the leases that are still held."""
 MAX_SCHEDULER_CLAIM = 240
-"""Bytes of a scheduler's claim."""
+"""Maximum of bytes of a scheduler's claim."""
 
 _HEADER = struct.Struct("<qqqq")
-"""Monotonic milliseconds of the last sign of life, the shortest lease, the region in use, and its length."""
+"""Monotonic milliseconds of the last sign of life, shortest lease, region in use, and its length."""
 _CLAIM_AT = 64
 _SEQUENCE_AT = 32
-"""Odd while the header or a region is replaced."""
+"""Position of a number that is odd while the header or a region is replaced."""
 TRIES = 50
-"""Of a reader that meets a change: the worker may have been stopped in the middle of one."""
+"""Number of reads until a reader gives up, because the worker may be stopped during a change."""
 _REGIONS_AT = 512
 _LENGTH_AT = 24
 
 
 class TornReadError(Exception):
-    """The worker was stopped while it changed the table."""
+    """The worker was stopped while it was changing the table."""
 
 
 class LeaseTableView(NamedTuple):
-    """What a lease keeper reads."""
+    """The lease table as the lease keeper reads it."""
 
     beat: int
     """Monotonic milliseconds of the worker's last sign of life; 0 while it does not run."""
     shortest_lease: int
-    """Milliseconds."""
+    """Milliseconds of the shortest lease."""
     leases: list[Lease]
-    """What the worker held at its last heartbeat, and has claimed since. Some may have ended."""
+    """Leases held at the last heartbeat, and claimed since. Some may have ended."""
     scheduler_claim: bytes
-    """What renews the scheduler's lease; empty unless the worker's process is the scheduler."""
+    """Claim that renews the scheduler's lease; empty unless the worker's process is the scheduler."""
 
 
 class LeaseTable:
-    """Written by one worker, read by the process that was forked from it.
+    """A table that one worker writes, and the process forked from it reads.
 
-    A claim is here before its handler starts: a handler that never lets go of the interpreter keeps the
-    worker from writing anything more. Claims are appended; every heartbeat replaces them by the ones that
-    are still held, in the other one of two regions, so that a reader always finds a whole list.
+    A lease is added before its handler starts, because a handler that never releases the GIL keeps the worker
+    from writing. Leases are appended; every heartbeat replaces them by those that are still held, in the
+    other one of two regions, so that a reader always finds a complete list.
     """
 
     def __init__(self, shortest_lease: int) -> None:
@@ -64,7 +64,7 @@ class LeaseTable:
         self._write_header()
 
     def add(self, leases: Sequence[Lease]) -> bool:
-        """Append claims; False if there is no room: then call `replace`."""
+        """Append leases; return False if the region is full, and `replace` must be called."""
         packed = _packed(leases)
         with self._lock:
             end = self._length + len(packed)
@@ -73,21 +73,21 @@ class LeaseTable:
             start = _REGIONS_AT + self._region * SIZE + self._length
             self._memory[start : start + len(packed)] = packed
             self._length = end
-            # Last, and in one step: a reader takes what lies before it.
+            # Written last, in one step: a reader uses only what lies before it.
             struct.pack_into("<q", self._memory, _LENGTH_AT, end)
         return True
 
     def show_life(self, now: int) -> None:
-        """Note that the worker runs, at a monotonic time; 0: it does not any more."""
+        """Record that the worker is running at a monotonic time; 0 records its end."""
         with self._lock, self._changing():
             self._beat = now
             self._write_header()
 
     def replace(self, leases: Iterable[Lease]) -> None:
-        """Put these claims in place of all others."""
+        """Replace all leases by these."""
         packed = _packed(leases)
         if len(packed) > SIZE:
-            packed = b""  # Tens of thousands of claims: they have the heartbeat alone.
+            packed = b""  # Tens of thousands of leases: only the heartbeat renews them.
         with self._lock, self._changing():
             self._region = 1 - self._region
             start = _REGIONS_AT + self._region * SIZE
@@ -97,17 +97,17 @@ class LeaseTable:
 
     @property
     def shortest_lease(self) -> int:
-        """Milliseconds."""
+        """Milliseconds of the shortest lease."""
         return self._shortest
 
     def expect(self, lease: int) -> None:
-        """Note a lease that is shorter than all before."""
+        """Record a lease that may be shorter than all before."""
         with self._lock, self._changing():
             self._shortest = min(self._shortest, lease)
             self._write_header()
 
     def set_scheduler_claim(self, claim: bytes, lease: int) -> None:
-        """Note what renews the scheduler's lease, and its length in milliseconds."""
+        """Record the claim that renews the scheduler's lease, and its length in milliseconds."""
         if len(claim) > MAX_SCHEDULER_CLAIM:
             raise ValueError(
                 f"a scheduler claim must have at most {MAX_SCHEDULER_CLAIM} bytes; got {len(claim)}"
@@ -116,9 +116,9 @@ class LeaseTable:
         self.expect(lease)
 
     def read(self) -> LeaseTableView:
-        """Read it, in the other process.
+        """Read the table, in the other process.
 
-        Raises TornReadError if the worker was stopped in the middle of a change.
+        Raises TornReadError if the worker was stopped during a change.
         """
         for _ in range(TRIES):
             before = self._sequence()
@@ -134,13 +134,13 @@ class LeaseTable:
         written = io.BytesIO(memory[start : start + length])
         leases: list[Lease] = []
         while written.tell() < length:
-            leases += [Lease(*found) for found in marshal.load(written)]  # noqa: S302 - our own parent wrote it
+            leases += [Lease(*found) for found in marshal.load(written)]  # noqa: S302 - written by the parent process
         size = memory[_CLAIM_AT]
         claim = memory[_CLAIM_AT + 1 : _CLAIM_AT + 1 + size]
         return LeaseTableView(beat, shortest, leases, claim)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._memory.close()
 
     @contextmanager
@@ -164,5 +164,5 @@ class LeaseTable:
 
 
 def _packed(leases: Iterable[Lease]) -> bytes:
-    # Both sides are one interpreter, and tokens have more than 64 bits: too many for MessagePack.
+    # Both sides run the same interpreter, and tokens have more bits than MessagePack supports.
     return marshal.dumps([tuple(lease) for lease in leases])

@@ -1,18 +1,23 @@
-"""An event loop for a worker that is not given one."""
+"""Loops of a worker: an event loop of its own, and threads that repeat an action."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
 from typing import Any, TypeVar
+
+from djqueue.conf import has_django
+
+from .executors.connections import close_connections
 
 T = TypeVar("T")
 
 PATIENCE = 1.0
-"""Seconds that leftover tasks have to take note of the loop's end."""
+"""Seconds that leftover tasks have to end after they are cancelled."""
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
-    """What `asyncio.run` does, without waiting for ever for tasks and threads that will not end."""
+    """Run a coroutine as `asyncio.run` does, but limit the wait for tasks and threads that do not end."""
     loop = asyncio.new_event_loop()
     executor = ThreadPoolExecutor(thread_name_prefix="djqueue-asyncio")
     loop.set_default_executor(executor)
@@ -27,6 +32,47 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
             asyncio.set_event_loop(None)
             executor.shutdown(wait=False, cancel_futures=True)
             loop.close()
+
+
+class Periodic:
+    """Calls `action` every `interval()` seconds, in a thread of its own, until it is stopped."""
+
+    def __init__(self, name: str, interval: Callable[[], float], action: Callable[[], None]) -> None:
+        self._interval = interval
+        self._action = action
+        self._called = Event()
+        self._stopped = False
+        self._thread = Thread(target=self._serve, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; the first call comes after one interval."""
+        self._thread.start()
+
+    def hasten(self) -> None:
+        """Call the action now, and then read the interval again."""
+        self._called.set()
+
+    def stop(self) -> None:
+        """End the thread after the call in progress, if there is one."""
+        self._stopped = True
+        self._called.set()
+
+    def join(self, timeout: float) -> None:
+        """Wait at most `timeout` seconds until the thread has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                self._called.wait(self._interval())
+                self._called.clear()
+                if self._stopped:
+                    return
+                self._action()
+        finally:
+            if has_django():
+                close_connections()
 
 
 def _cancel_leftovers(loop: asyncio.AbstractEventLoop) -> None:

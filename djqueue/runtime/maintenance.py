@@ -1,52 +1,86 @@
-"""What time does to jobs, asked of the storage about once a second."""
+"""Periodic maintenance of the storage on a worker's thread, and a check for unhandled jobs."""
 
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+from djqueue.core.unhandled import unhandled
 from djqueue.storage.chores import chores_of
 
-from .periodic import Periodic
-from .unhandled import UnhandledWatch
-from .workercontext import WorkerContext
+from .loops import Periodic
+
+if TYPE_CHECKING:
+    from .worker import Worker
 
 INTERVAL = 1.0
-"""Seconds between two rounds, on average; several workers do not keep in step."""
+"""Average of seconds between two rounds; jitter keeps several workers from running at once."""
 GRACE = 5.0
-"""Seconds that the worker's end waits for a round that is under way."""
+"""Seconds that the worker's shutdown waits for a round in progress."""
+EVERY = 10_000
+"""Milliseconds between two checks for unhandled jobs."""
+AGAIN = 3_600_000
+"""Milliseconds after which the same job name is logged again."""
+MAX_NAMES = 20
+"""Maximum of names logged by one check: those with the most jobs."""
 
 
 class Maintenance:
-    """Any number of workers may do it: a second round finds nothing to do."""
+    """Runs the maintenance. Any number of workers may do so: a second round finds nothing to do."""
 
-    def __init__(
-        self, worker_context: WorkerContext, queues: Sequence[str] | None, on_exit: Callable[[], None] | None
-    ) -> None:
-        self._storage = worker_context.storage
-        self._random = worker_context.random
-        self._tell = worker_context.tell
+    def __init__(self, worker: "Worker") -> None:
+        self._random = worker.random
+        self._events = worker.events
+        storage = worker.storage
         self._chores = {
-            "maintain": lambda: worker_context.storage.maintain(),
-            **chores_of(worker_context.storage),
-            "unhandled": UnhandledWatch(worker_context, queues).look,
+            "maintain": lambda: storage.maintain(),
+            **chores_of(storage),
+            "unhandled": UnhandledWatch(worker).look,
         }
-        self._thread = Periodic("djqueue-maintenance", self._seconds, self._round, on_exit)
+        self._thread = Periodic("djqueue-maintenance", self._seconds, self._round)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; a round under way is waited for, but not for ever."""
+        """Stop the thread, and wait a limited time for a round in progress."""
         self._thread.stop()
         self._thread.join(GRACE)
 
     def _round(self) -> None:
-        for part, chore in self._chores.items():
+        for name, chore in self._chores.items():
             try:
                 chore()
             except Exception as error:
-                self._tell.away(part, error)
+                self._events.storage_failed(name, error)
             else:
-                self._tell.back(part)
+                self._events.storage_worked(name)
 
     def _seconds(self) -> float:
         return INTERVAL * self._random.uniform(0.8, 1.2)
+
+
+class UnhandledWatch:
+    """Warns about jobs, in the queues of one worker, that no live worker can run."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self._storage = worker.storage
+        self._clock = worker.clock
+        self._events = worker.events
+        self._queues = worker.options.queues
+        # Workers that start together need a moment to register.
+        self._looked_at = worker.clock.monotonic()
+        self._logged: dict[tuple[str, str], int] = {}
+
+    def look(self) -> None:
+        """Check for unhandled jobs unless the last check is recent. Raises what the storage raises."""
+        now = self._clock.monotonic()
+        if now - self._looked_at < EVERY:
+            return
+        self._looked_at = now
+        rows = self._storage.overview(self._queues).queues
+        self._logged = {key: at for key, at in self._logged.items() if now - at < AGAIN}
+        if not any(row.names for row in rows):
+            return
+        for one in unhandled(rows, self._storage.workers())[:MAX_NAMES]:
+            if (one.queue, one.name) not in self._logged:
+                self._logged[one.queue, one.name] = now
+                self._events.unhandled(one)

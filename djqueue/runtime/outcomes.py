@@ -1,4 +1,4 @@
-"""What becomes of a job whose handler did not return: the one rule, without side effects."""
+"""The outcome of a job whose handler raised: one rule, without side effects."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,10 +18,10 @@ OnBadBackoff = Callable[[BaseException], None]
 def after_error(
     claimed: Claimed, error: BaseException, stop: Stop, delay: Callable[[BaseException], int]
 ) -> Outcome:
-    """The outcome of a run whose handler raised.
+    """Return the outcome of a run whose handler raised.
 
-    stop: why the handler had been asked to stop, if it had.
-    delay: milliseconds until the next run, if there is one.
+    stop: Why the handler was asked to stop, if it was.
+    delay: Returns the milliseconds until the next attempt, if there is one.
     """
     if stop is Stop.REQUESTED:
         return _outcome(claimed, "cancel", reason="cancelled")
@@ -34,7 +34,7 @@ def after_error(
     if isinstance(error, Retry):
         return _failure(claimed, error, "max_attempts_exceeded", delay)
     if stop is Stop.SHUTDOWN:
-        # Whatever it raised, it was told to give up: the attempt is not held against it.
+        # The handler was interrupted, so the attempt does not count.
         return _outcome(claimed, "release")
     if stop is Stop.TIMEOUT:
         return _failure(claimed, _timed_out(claimed, error), "timeout", delay)
@@ -42,21 +42,23 @@ def after_error(
 
 
 def refusal(claimed: Claimed, error: BaseException, reason: str) -> Outcome:
-    """The outcome of a job that fails at once, whatever attempts are left."""
+    """Return the outcome of a job that fails permanently, whatever attempts are left."""
     return _outcome(claimed, "fail", error=error, reason=reason)
 
 
 def release(claimed: Claimed, delay: int = 0) -> Outcome:
-    """The outcome of a run that is given back unused."""
+    """Return the outcome of a run that returns to its queue, without counting as an attempt."""
     return _outcome(claimed, "release", delay=delay)
 
 
 def next_delay(
     claimed: Claimed, handler: Handler, error: BaseException, random: Random, on_bad: OnBadBackoff
 ) -> int:
-    """Milliseconds until the next run: what the handler asked for, the job's own rule, or its type's.
+    """Return the milliseconds until the next attempt.
 
-    on_bad: told of a wish or a rule of the user's that is no duration; the job's own rule is used.
+    The handler's own delay comes first, then the backoff of the job, then that of its job type.
+
+    on_bad: Called if a delay or backoff function is not valid; the job's backoff options are used instead.
     """
     failures = claimed.failures + 1
     try:
@@ -65,7 +67,7 @@ def next_delay(
         if handler.backoff is not None and not claimed.options.backoff_given:
             return milliseconds("backoff", handler.backoff(failures, error))
     except BaseException as broken:
-        # Even a rule that calls sys.exit() is only a bad rule.
+        # Even a backoff function that calls sys.exit() must not stop the worker.
         on_bad(broken)
     return claimed.options.backoff.delay(failures, random)
 
@@ -82,7 +84,7 @@ def _timed_out(claimed: Claimed, error: BaseException) -> JobTimeoutError:
     seconds = (claimed.options.timeout or 0) / 1_000
     timeout = JobTimeoutError(f"ran longer than its timeout of {seconds:g} s", job_id=claimed.id)
     timeout.__cause__ = None if isinstance(error, asyncio.CancelledError) else error
-    # Where it was when its time ran out.
+    # The traceback shows where the handler was when its timeout was over.
     timeout.__traceback__ = error.__traceback__
     return timeout
 

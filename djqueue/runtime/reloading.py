@@ -1,7 +1,7 @@
-"""`runworkers --reload`: the workers in a child process, which is restarted when code changes.
+"""`runworkers --reload`: runs the worker in a child process, and restarts it when code changes.
 
-This process only watches. Django's own reloader runs what it reloads in a thread, where no signals
-arrive, and ends it in the middle of its jobs; here the child drains before its successor starts.
+The parent process only watches files. Django's own reloader runs its target in a thread, where no signals
+arrive, and ends it in the middle of its jobs; here the child finishes its jobs before the next one starts.
 """
 
 import os
@@ -19,15 +19,15 @@ from django.utils import autoreload
 from .serving import PARENT_PIPE, SIGNALS
 
 KILL_AFTER = 10.0
-"""Seconds that a child has to end once it was told to hurry."""
+"""Seconds that a child has to end after a second SIGTERM."""
 
 
 class ReloadingParent:
-    """Keeps one child running with the code as it is now.
+    """Keeps one child running with the current code.
 
-    command: what starts the child.
-    patience: seconds that a child has to drain.
-    write: shows a line to the user.
+    command: Command line of the child.
+    patience: Seconds that a child has to finish its jobs.
+    write: Shows a line to the user.
     """
 
     def __init__(self, command: list[str], patience: float, write: Callable[[str], object]) -> None:
@@ -40,7 +40,7 @@ class ReloadingParent:
         self._changed: Path | None = None
 
     def run(self) -> int:
-        """Watch until a signal comes, or the child ends well; its exit code."""
+        """Watch until a signal arrives or the child exits with code 0; return its exit code."""
         reloader = autoreload.get_reloader()
         before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         autoreload.autoreload_started.connect(_watch_apps)
@@ -57,7 +57,7 @@ class ReloadingParent:
                     self._close()
                     if code == 0:
                         return 0
-                    self._write(f"The workers ended with exit code {code}; a change restarts them.")
+                    self._write(f"The worker exited with code {code} and restarts when code changes.")
             return 0
         finally:
             self._end()
@@ -72,20 +72,20 @@ class ReloadingParent:
             self._command,
             env={**os.environ, PARENT_PIPE: str(reading)},
             pass_fds=[reading],
-            # Ctrl-C at the terminal comes to this process alone, which passes it on once.
+            # A separate session, so that only this process receives Ctrl-C, and passes it on once.
             start_new_session=True,
         )
         os.close(reading)
 
     def _restart(self, path: Path) -> None:
         self._changed = None
-        self._write(f"{path} has changed: the workers are restarted.")
+        self._write(f"{path} changed; restarting the worker.")
         self._end()
         if not self._signals:
             self._start()
 
     def _end(self) -> int:
-        """Have the child drain, hurry it when its time is over, kill it at last; its exit code."""
+        """Stop the child, hurry it after its time, and kill it if it does not end; return its exit code."""
         child = self._child
         if child is None:
             return 0
@@ -98,7 +98,7 @@ class ReloadingParent:
             except subprocess.TimeoutExpired:
                 continue
         else:
-            self._write("The workers did not end in time and are killed.")
+            self._write("The worker did not stop in time and was killed.")
             child.kill()
             child.wait()
         self._close()
@@ -115,17 +115,17 @@ class ReloadingParent:
 
     def _on_change(self, file_path: Path, **_: Any) -> bool:
         self._changed = file_path
-        # True: it has been seen to, and this process is not to be restarted.
+        # True keeps Django's reloader from restarting this process.
         return True
 
 
 def child_command() -> list[str]:
-    """This process's command line, without the reloading."""
+    """Return this process's command line with --no-reload."""
     return [*autoreload.get_child_arguments(), "--no-reload"]
 
 
 def _watch_apps(sender: autoreload.BaseReloader, **_: Any) -> None:
-    """Modules that come later, too: this process imports none of them."""
+    """Watch all modules of the project's apps, because this process does not import them."""
     installed = [Path(path).resolve() for path in (sys.prefix, sys.base_prefix)]
     for app in apps.get_app_configs():
         path = Path(app.path).resolve()

@@ -1,85 +1,146 @@
-"""Progress and log lines of running jobs, on their way to the storage in groups."""
+"""Reports of a worker to the storage beside outcomes: progress and log lines of running jobs, and metrics."""
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from djqueue.codecs import MSGPACK, decode, get_encoder
-from djqueue.conf import Settings
 from djqueue.core.job import ProgressReport
-
-from .emitting import Emitter
-from .flushing import Flushing
+from djqueue.core.metrics import PARTS, Histogram, RunStats, part_of
 
 if TYPE_CHECKING:
     from .runs import Run
-    from .workercontext import WorkerContext
+    from .worker import Worker
 
 INTERVAL = 0.1
-"""Seconds between two groups, at least."""
+"""Minimum of seconds between two batches of progress and log lines."""
+RETRY = 1.0
+"""Seconds until a batch is sent again when the storage is unavailable."""
 MAX_LINES = 1_000
-"""Lines of one job that wait here; of more the oldest go, as they would in the storage."""
+"""Maximum of log lines of one job that wait here; the oldest are dropped, as the storage would do."""
 MAX_LINE = 10_000
-"""Characters of a line."""
+"""Maximum of characters of a log line."""
+METRICS_INTERVAL = 10.0
+"""Seconds between two batches of metrics."""
+KINDS = {"complete": 0, "retry": 1, "fail": 2, "cancel": 3}
+"""Positions of the outcomes that metrics count."""
+
+
+class Flushing(ABC):
+    """Sends what handlers report in batches: at once, and then after at least `interval` seconds."""
+
+    interval: float
+    operation: str
+    """Name of the storage's operation, for messages."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self.storage = worker.storage
+        self._loop = worker.loop
+        self._events = worker.events
+        self._lose = worker.lose
+        self._sending = asyncio.Lock()
+        self._scheduled = False
+        self._not_before = 0.0
+        self._flush: asyncio.Task[None] | None = None
+
+    @property
+    @abstractmethod
+    def waiting(self) -> bool:
+        """Whether something may not have reached the storage yet."""
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """Send all that waits. Raises what the storage raises, and keeps what it did not accept."""
+
+    async def close(self) -> None:
+        """Cancel the scheduled flush, if one is in progress."""
+        self._scheduled = True
+        if self._flush is not None:
+            self._flush.cancel()
+            await asyncio.gather(self._flush, return_exceptions=True)
+
+    def _schedule(self) -> None:
+        if self._scheduled:
+            return
+        self._scheduled = True
+        try:
+            self._loop.call_soon_threadsafe(self._arm)
+        except RuntimeError:
+            # An abandoned handler still runs after the end of its worker.
+            self._events.ignored("a report")
+
+    def _arm(self) -> None:
+        delay = max(0.0, self._not_before - self._loop.time())
+        self._loop.call_later(delay, self._begin)
+
+    def _begin(self) -> None:
+        self._scheduled = False
+        self._not_before = self._loop.time() + self.interval
+        self._flush = self._loop.create_task(self._flush_scheduled())
+
+    async def _flush_scheduled(self) -> None:
+        try:
+            await self.flush()
+        except Exception as error:
+            self._events.storage_failed(self.operation, error)
+            self._not_before = self._loop.time() + RETRY
+            self._schedule()
+        else:
+            self._events.storage_worked(self.operation)
 
 
 class Reports(Flushing):
-    """What handlers have said of their jobs and the storage does not know yet.
-
-    emitter: the same for what generators yield.
-    """
+    """The progress and log lines that the storage does not have yet, and the emitter's items before them."""
 
     interval = INTERVAL
-    verb = "report"
+    operation = "report"
 
-    def __init__(
-        self, worker_context: "WorkerContext", settings: Settings, on_refused: Callable[["Run"], None]
-    ) -> None:
-        super().__init__(worker_context)
-        self.emitter = Emitter(worker_context, settings, on_refused)
-        self._clock = worker_context.clock
-        self._encode = get_encoder(MSGPACK, settings.max_payload, "progress")
-        self._on_refused = on_refused
+    def __init__(self, worker: "Worker") -> None:
+        super().__init__(worker)
+        self.emitter = worker.emitter
+        self._clock = worker.clock
+        self._encode = get_encoder(MSGPACK, worker.settings.max_payload, "progress")
         self._pending: dict[Run, _Pending] = {}
         self._lock = Lock()
 
     @property
     def waiting(self) -> bool:
-        """See `Flushing`."""
+        """Whether progress, log lines or items may not have reached the storage yet."""
         return bool(self._pending) or self._sending.locked() or self.emitter.waiting
 
     def progress(self, run: "Run", value: Any) -> None:
-        """See `JobContext.progress`; from any thread."""
-        # In bytes it is a snapshot: what the handler changes later is not sent by chance.
+        """Report a job's progress, as `JobContext.progress` does. From any thread."""
+        # Encoded at once: the handler may change the value later.
         data = self._encode(value)
         with self._lock:
             self._of(run).progress = data
         self._schedule()
 
     def log(self, run: "Run", line: object) -> None:
-        """See `JobContext.log`; from any thread."""
+        """Add a log line to a job, as `JobContext.log` does. From any thread."""
         entry = (self._clock.now(), str(line)[:MAX_LINE])
         with self._lock:
             self._of(run).lines.append(entry)
         self._schedule()
 
     def unsent(self) -> "set[Run]":
-        """Return the runs of which something waits: their ends must not be reported before."""
+        """Return the runs with unsent reports: their outcomes must not be reported before."""
         with self._lock:
             return self.emitter.unsent().union(self._pending)
 
     async def flush(self) -> None:
-        """See `Flushing`."""
+        """Send all items, progress and log lines that wait."""
         try:
             if self.emitter.waiting:
                 await self.emitter.flush()
         finally:
-            # A storage that is full may refuse items alone.
+            # A storage without memory may refuse only the items.
             await self._flush_reports()
 
     async def _flush_reports(self) -> None:
-        # One at a time: the words about a job must not overtake each other.
+        # One at a time: the reports of a job must arrive in order.
         async with self._sending:
             with self._lock:
                 pending, self._pending = self._pending, {}
@@ -93,10 +154,10 @@ class Reports(Flushing):
                 raise
             for run, taken in zip(pending, accepted, strict=True):
                 if not taken:
-                    self._on_refused(run)
+                    self._lose(run)
 
     async def close(self) -> None:
-        """See `Flushing`."""
+        """Cancel the scheduled flushes of the emitter and of the reports."""
         await self.emitter.close()
         await super().close()
 
@@ -116,6 +177,8 @@ class Reports(Flushing):
 
 
 class _Pending:
+    """Progress and log lines of one run."""
+
     __slots__ = ("lines", "progress")
 
     def __init__(self) -> None:
@@ -131,3 +194,81 @@ class _Pending:
         claimed = run.claimed
         progress = None if self.progress is None else decode(self.progress, MSGPACK, accept=(MSGPACK,))
         return ProgressReport(claimed.queue, claimed.id, claimed.token, progress, tuple(self.lines))
+
+
+class Meter:
+    """Measures how long jobs waited and ran, and sends histograms to the storage. Runs on the loop."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self._storage = worker.storage
+        self._loop = worker.loop
+        self._events = worker.events
+        self._entries: dict[tuple[str, str], _MeterEntry] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._flush: asyncio.Task[None] | None = None
+
+    def measure(self, run: "Run", kind: str) -> None:
+        """Count a run that has ended, once the storage has accepted its outcome."""
+        claimed = run.claimed
+        key = (claimed.queue, claimed.name)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._add(key)
+        entry.run[part_of(run.ended - run.since)] += 1
+        position = KINDS.get(kind)
+        if position is not None:
+            entry.ends[position] += 1
+        if claimed.attempts == 1 and not claimed.options.depends_on:
+            entry.wait[part_of(claimed.waited)] += 1
+
+    async def close(self) -> None:
+        """Send the remaining metrics."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._flush is not None:
+            await asyncio.wait([self._flush])
+        await self._send()
+
+    def _add(self, key: tuple[str, str]) -> "_MeterEntry":
+        entry = self._entries[key] = _MeterEntry()
+        if self._timer is None:
+            self._timer = self._loop.call_later(METRICS_INTERVAL, self._start)
+        return entry
+
+    def _start(self) -> None:
+        self._timer = None
+        self._flush = self._loop.create_task(self._send())
+
+    async def _send(self) -> None:
+        entries, self._entries = self._entries, {}
+        if not entries:
+            return
+        stats = [entry.stats(*key) for key, entry in entries.items()]
+        try:
+            await self._storage.acall(self._storage.record_runs, stats)
+        except Exception as error:
+            self._events.storage_failed("record runs", error)
+            for key, entry in entries.items():
+                (self._entries.get(key) or self._add(key)).add(entry)
+        else:
+            self._events.storage_worked("record runs")
+
+
+class _MeterEntry:
+    """Counts of the runs of one job name in one queue."""
+
+    __slots__ = ("ends", "run", "wait")
+
+    def __init__(self) -> None:
+        self.ends = [0] * len(KINDS)
+        self.wait = [0] * PARTS
+        self.run = [0] * PARTS
+
+    def add(self, other: "_MeterEntry") -> None:
+        for mine, others in ((self.ends, other.ends), (self.wait, other.wait), (self.run, other.run)):
+            for index, number in enumerate(others):
+                mine[index] += number
+
+    def stats(self, queue: str, name: str) -> RunStats:
+        times = Histogram(tuple(self.wait)), Histogram(tuple(self.run))
+        return RunStats._make((queue, name, *self.ends, *times))

@@ -1,4 +1,4 @@
-"""Claimed jobs on their way through this worker: executing, ended, told."""
+"""The claimed jobs of a worker, from their dispatch until the storage knows their outcomes."""
 
 from asyncio import Task, TimerHandle
 from collections import deque
@@ -7,31 +7,30 @@ from typing import Any
 
 from djqueue.core.job import Claimed, Lease, Outcome
 
-from .cancelled import Cancelled
 from .context import JobContext
 from .emitting import RunItems
 from .handlers import Handler
 from .reports import Reports
-from .stopping import Stop
+from .stopping import Cancelled, Stop
 
 
 class Run:
-    """One claimed job. What few runs need is a default of the class until it is set."""
+    """One attempt of a claimed job. Attributes that few runs need have a class default until they are set."""
 
     payload: Any = None
-    """Decoded, once the run has begun."""
+    """The decoded payload, once the handler is about to be called."""
     stop = Stop.NO
     task: "Task[None] | None" = None
     timer: TimerHandle | None = None
     deadline: int | None = None
-    """UTC milliseconds."""
+    """UTC milliseconds at which the timeout is over."""
     ended = 0
-    """Monotonic milliseconds at which the loop saw that it had ended."""
+    """Monotonic milliseconds at which the claim loop saw that the run had ended."""
     outcome: Outcome | None = None
     error: BaseException | None = None
-    """What the handler raised; kept until the outcome has been told."""
+    """The exception that the handler raised, until the outcome has been reported."""
     items: RunItems | None = None
-    """What its handler yields, should that be a generator at work."""
+    """The items that the handler yields, while a generator is running."""
     _cancelled: Cancelled | None = None
 
     def __init__(self, claimed: Claimed, handler: Handler, reports: Reports, since: int) -> None:
@@ -39,17 +38,17 @@ class Run:
         self.handler = handler
         self.reports = reports
         self.since = since
-        """Monotonic milliseconds of its dispatch."""
+        """Monotonic milliseconds of the dispatch."""
 
     @property
     def context(self) -> JobContext:
-        """What its handler sees."""
-        # Kept nowhere: each would keep the other alive until the garbage collector comes.
+        """The job as its handler sees it."""
+        # Not stored: a reference cycle would keep both alive until the garbage collector runs.
         return JobContext(self)
 
     @property
     def cancelled(self) -> Cancelled:
-        """The event that asks its handler to stop."""
+        """The event that asks the handler to stop."""
         with _stopping:
             if self._cancelled is None:
                 self._cancelled = Cancelled()
@@ -59,15 +58,15 @@ class Run:
 
     @property
     def overran(self) -> bool:
-        """Whether it was asked to stop for running too long."""
+        """Whether the run was asked to stop because of its timeout."""
         return self.stop is Stop.TIMEOUT
 
     def overran_by(self, now: int) -> int:
-        """Milliseconds by which it is past its timeout at a monotonic time."""
+        """Return the milliseconds since the timeout, at a monotonic time."""
         return now - self.since - (self.claimed.options.timeout or 0)
 
     def ask_to_stop(self, reason: Stop) -> bool:
-        """Note a reason and set the handler's event; False if a higher one was there."""
+        """Set the reason and the handler's event; return False if a reason as high was set before."""
         with _stopping:
             if reason <= self.stop:
                 return False
@@ -79,7 +78,7 @@ class Run:
         return True
 
 
-# Taken for the few runs that are stopped or look at their event: one for all is enough.
+# One lock is enough: only the few runs that are stopped or use their event take it.
 _stopping = Lock()
 
 
@@ -88,15 +87,16 @@ class Runs:
 
     def __init__(self) -> None:
         self.executing: dict[Run, Run] = {}
-        """Each takes a slot. By themselves: two queues may give the same token."""
+        """Runs that occupy a slot, in the order of their start. Keyed by run, because tokens of two queues
+        may be equal."""
         self.ended: deque[Run] = deque()
-        """Ended, and not on their way to the storage yet."""
-        self.untold: dict[Run, Run] = {}
-        """To be told to the storage, until it has answered."""
+        """Runs that have ended since the claim loop last looked."""
+        self.unreported: dict[Run, Run] = {}
+        """Runs whose outcomes the storage has not acknowledged."""
 
     def settle(self, run: Run, outcome: Outcome) -> bool:
-        """End a run, from any thread; False if it has been ended already: then this word is too late."""
-        # The pop is what makes this atomic against another thread that ends the run, too.
+        """End a run, from any thread; return False if it has already ended, and ignore the outcome."""
+        # The pop makes this atomic if another thread ends the run at the same time.
         if self.executing.pop(run, None) is None:
             return False
         run.outcome = outcome
@@ -104,7 +104,7 @@ class Runs:
         return True
 
     def collect(self) -> list[Run]:
-        """The ended runs; called by the claim loop alone."""
+        """Take the runs that have ended. Called by the claim loop only."""
         ended = self.ended
         runs = [ended.popleft() for _ in range(len(ended))]
         for run in runs:
@@ -113,13 +113,13 @@ class Runs:
         return runs
 
     def held(self) -> list[Run]:
-        """Every run whose lease is still wanted, from any thread."""
-        # In the order in which a run moves on, so that none is missed.
-        runs = [*self.executing.copy().values(), *self.ended.copy(), *self.untold.copy()]
+        """Return every run whose lease is still needed, from any thread."""
+        # In the order in which a run moves from one to the next, so that none is missed.
+        runs = [*self.executing.copy().values(), *self.ended.copy(), *self.unreported.copy()]
         return [run for run in runs if run.stop is not Stop.LOST]
 
 
 def lease_of(run: Run) -> Lease:
-    """What renews a run's claim."""
+    """Return what renews a run's lease."""
     claimed = run.claimed
     return Lease(claimed.queue, claimed.id, claimed.token)

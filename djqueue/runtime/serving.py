@@ -1,4 +1,4 @@
-"""A worker as a process: signals, the process that started it, and an end that comes."""
+"""A worker as a process: its signals, its parent process, and its exit."""
 
 import gc
 import logging
@@ -18,13 +18,13 @@ from .worker import RUNWORKERS, Worker
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PARENT_PIPE = "DJQUEUE_PARENT_PIPE"
-"""Environment variable: a file descriptor that reads to its end when the parent process is gone."""
+"""Environment variable with a file descriptor that reaches its end when the parent process exits."""
 
 
 def serve(worker: Worker) -> None:
-    """Run a worker until it ends; the first signal drains it, the second one hurries it."""
-    # What has been loaded by now, a million jobs perhaps, lives until it is done with: a garbage collector
-    # that looked at all of it again and again would take a quarter of the time.
+    """Run a worker until it ends; the first signal stops it, the second one hurries it."""
+    # Objects loaded so far, perhaps a million jobs, live until they are done: a garbage collector that
+    # scanned them again and again would take a quarter of the time.
     gc.freeze()
     worker.kind = RUNWORKERS
     try:
@@ -37,13 +37,13 @@ def serve(worker: Worker) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Around `serve`: SIGTERM raises KeyboardInterrupt, as SIGINT does, so that things are put in order."""
+    """Raise KeyboardInterrupt on SIGTERM, as on SIGINT, so that cleanup runs before and after `serve`."""
     with _handling((signal.SIGTERM,), _interrupt):
         yield
 
 
 def leave(code: int) -> NoReturn:
-    """End the process although threads of handlers are still at work: nothing waits for them."""
+    """Exit the process without waiting for threads of handlers that are still running."""
     connections.close_all()
     logging.shutdown()
     sys.stdout.flush()
@@ -60,7 +60,7 @@ def _stopped_by_signals(worker: Worker) -> Iterator[None]:
         received += 1
         worker.stop(hurry=received > 1)
         if received > 1:
-            # Whoever sends a third one means it.
+            # A third signal kills the process.
             signal.signal(number, signal.SIG_DFL)
 
     with _handling(SIGNALS, on_signal):
@@ -70,7 +70,7 @@ def _stopped_by_signals(worker: Worker) -> Iterator[None]:
 @contextmanager
 def _handling(numbers: tuple[signal.Signals, ...], handler: "signal._HANDLER") -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        # Only the main thread may; whoever runs it elsewhere stops it in another way.
+        # Only the main thread can handle signals; a caller on another thread stops the worker directly.
         yield
         return
     before = {number: signal.signal(number, handler) for number in numbers}
@@ -88,7 +88,7 @@ def _interrupt(*_: object) -> None:
 def _follow_parent(worker: Worker) -> None:
     pipe = os.environ.pop(PARENT_PIPE, None)
     if pipe is not None:
-        # A parent that was killed cannot pass a signal on.
+        # A parent that was killed cannot forward a signal.
         threading.Thread(
             target=_wait_for_end, args=(int(pipe), worker), name="djqueue-parent", daemon=True
         ).start()

@@ -1,87 +1,86 @@
-"""A worker's end: claim no more, drain, ask to stop, give back; each step when its time has come."""
+"""The shutdown of a worker: stop claiming, wait, ask running jobs to stop, release them, give up."""
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from .claiming import ClaimLoop
-from .executors import InlineExecutor
 from .outcomes import release
 from .stopping import Stop
-from .workercontext import WorkerContext
+
+if TYPE_CHECKING:
+    from .worker import Worker
 
 GRACE = 2.0
-"""Seconds that jobs have between being asked to stop and being given back."""
+"""Seconds that jobs have between being asked to stop and being released."""
 DELIVERY = 5.0
-"""Seconds that a storage which is away has to take the last outcomes."""
+"""Seconds that an unavailable storage has to accept the last outcomes."""
 CUT = 1.0
-"""Seconds after which a call of the storage that does not return is left to itself."""
+"""Seconds after which a storage call that does not return is abandoned."""
 
 
 class Shutdown:
-    """The steps of a worker's end. All methods are called on the loop."""
+    """The steps of a shutdown, each with its time limit. All methods are called on the loop."""
 
-    def __init__(
-        self, worker_context: WorkerContext, timeout: int, claims: ClaimLoop, executor: InlineExecutor
-    ) -> None:
-        self._loop = worker_context.loop
-        self._runs = worker_context.runs
-        self._wake_event = worker_context.wake_event
-        self._tell = worker_context.tell
-        self._timeout = timeout
-        self._claims = claims
-        self._executor = executor
+    def __init__(self, worker: "Worker") -> None:
+        self._loop = worker.loop
+        self._runs = worker.runs
+        self._wake_event = worker.wake_event
+        self._events = worker.events
+        self._timeout = worker.options.shutdown_timeout / 1_000
+        self._claim_loop = worker.claim_loop
+        self._executor = worker.executor
         self._timer: asyncio.TimerHandle | None = None
-        self._begun = False
-        self._hurried = False
+        self._has_begun = False
+        self._has_asked = False
         self.abandoned = 0
-        """Handlers, and calls of the storage, that did not end; those in threads may still be at it."""
-        self.cut_off: Callable[[], object] = lambda: None
-        """Ends the claim loop in the middle of what it does."""
+        """Number of handlers and storage calls that did not end; their threads may still run."""
+        self.cancel_claiming: Callable[[], object] = lambda: None
+        """Cancels the claim loop, whatever it waits for."""
 
     def begin(self, *, hurry: bool) -> None:
-        """Claim no more; wait for running jobs, or hurry and ask them to stop at once."""
-        if not self._begun:
-            self._begun = True
-            self._claims.stopping = True
-            self._tell.stopping(len(self._runs.executing))
-            self._executor.give_back_gathered()
-            self._after(self._timeout / 1_000, self._ask_all)
+        """Stop claiming; wait for the running jobs, or with `hurry` ask them to stop at once."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._claim_loop.stopping = True
+            self._events.stopping(len(self._runs.executing))
+            self._executor.release_waiting()
+            self._after(self._timeout, self._ask_to_stop)
             self._wake_event.stop()
-        if hurry and not self._hurried:
-            self._ask_all()
+        if hurry and not self._has_asked:
+            self._ask_to_stop()
 
     def close(self) -> None:
-        """The worker has ended: no further step is needed."""
+        """Cancel the next step: the worker has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _ask_all(self) -> None:
-        self._hurried = True
+    def _ask_to_stop(self) -> None:
+        self._has_asked = True
         executing = list(self._runs.executing.values())
         if executing:
-            self._tell.cutting_off(len(executing))
+            self._events.asking_to_stop(len(executing))
             for run in executing:
                 self._executor.stop(run, Stop.SHUTDOWN)
-        self._after(GRACE, self._give_back)
+        self._after(GRACE, self._release)
         self._wake_event.stop()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         executing = list(self._runs.executing.values())
-        given = sum(self._runs.settle(run, release(run.claimed)) for run in executing)
-        if given:
-            self.abandoned = given
-            self._tell.abandoned(given)
+        released = sum(self._runs.settle(run, release(run.claimed)) for run in executing)
+        if released:
+            self.abandoned = released
+            self._events.abandoned(released)
         self._after(DELIVERY, self._give_up)
         self._wake_event.stop()
 
     def _give_up(self) -> None:
-        self._claims.giving_up = True
+        self._claim_loop.giving_up = True
         self._wake_event.stop()
-        self._after(CUT, self._cut)
+        self._after(CUT, self._cancel)
 
-    def _cut(self) -> None:
+    def _cancel(self) -> None:
         self.abandoned += 1
-        self.cut_off()
+        self.cancel_claiming()
 
     def _after(self, seconds: float, step: Callable[[], None]) -> None:
         if self._timer is not None:

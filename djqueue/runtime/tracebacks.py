@@ -1,32 +1,38 @@
-"""From an exception to the error that is kept with a job."""
+"""Exceptions as stored errors, and the stacks of this process's threads and tasks as text."""
 
+import asyncio
+import sys
+import threading
 import traceback
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
 
 from djqueue.core.job import JobFailure
+from djqueue.core.workercontrol import MAX_DUMP
 
 MAX_MESSAGE = 10_000
-"""Characters of a message."""
+"""Maximum of characters of a message."""
 MAX_TRACEBACK = 20_000
-"""Characters of a traceback; what is too much is left out of its middle."""
+"""Maximum of characters of a traceback; a longer one is cut in the middle."""
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 OWN = str(Path(__file__).parent)
-"""Where this package's frames come from."""
+"""Folder of this package's own frames."""
 
 
 def job_error(error: BaseException) -> JobFailure:
-    """Type, message and traceback of an exception, the latter from the handler on."""
+    """Return an exception's type, message and traceback, which begins at the handler."""
     return JobFailure(type_name(error), _message(error), _formatted(error))
 
 
 def exc_info(error: BaseException | None) -> ExcInfo | None:
-    """What a log record shows of an exception: its traceback, from the handler on."""
+    """Return an exception for a log record, with a traceback that begins at the handler."""
     return None if error is None else (type(error), error, _from_handler(error.__traceback__))
 
 
 def type_name(error: BaseException) -> str:
-    """The dotted name of an exception's class."""
+    """Return the dotted name of an exception's class."""
     kind = type(error)
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -35,8 +41,8 @@ def _message(error: BaseException) -> str:
     try:
         return _text(str(error), MAX_MESSAGE)
     except BaseException as broken:
-        # It runs the code of the exception's class, which may do anything.
-        return f"(its message cannot be shown: {type_name(broken)})"
+        # `str` runs code of the exception's class, which may fail.
+        return f"(the message cannot be shown: {type_name(broken)})"
 
 
 def _formatted(error: BaseException) -> str:
@@ -54,7 +60,7 @@ def _from_handler(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _text(text: str, limit: int) -> str:
-    # Databases take neither lone surrogates nor, some of them, NUL.
+    # Databases reject lone surrogates, and some reject NUL.
     clean = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
     if len(clean) <= limit:
         return clean
@@ -63,3 +69,82 @@ def _text(text: str, limit: int) -> str:
 
 
 CUT = "\n[...]\n"
+
+
+DEPTH = 60
+"""Maximum of frames of each stack; the outermost are left out."""
+NAMED = 10
+"""Maximum of names listed for threads or tasks with the same stack."""
+CHAIN = 200
+"""Maximum of nested coroutines of one task."""
+
+
+def stacks(heading: str, loop: asyncio.AbstractEventLoop) -> str:
+    """Return the stacks of all threads but the caller's, and of the loop's tasks. From any thread.
+
+    Stacks have files, lines and functions, but no values. Threads or tasks with equal stacks share an entry.
+    """
+    frames = sys._current_frames()
+    own = threading.get_ident()
+    threads = [thread for thread in threading.enumerate() if thread.ident not in (None, own)]
+    in_threads = ((thread.name, _stack(frames.get(thread.ident or 0))) for thread in threads)
+    in_tasks = ((_name(task), _waiting(task)) for task in asyncio.all_tasks(loop))
+    parts = [heading, *_grouped("Thread", in_threads), *_grouped("Task", in_tasks)]
+    return _bounded(parts)
+
+
+def _stack(frame: FrameType | None) -> str:
+    if frame is None:
+        return "  (ended in the meantime)\n"
+    found = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=DEPTH)
+    found.reverse()
+    return "".join(found.format())
+
+
+def _name(task: "asyncio.Task[Any]") -> str:
+    coroutine = task.get_coro()
+    return f"{task.get_name()} {getattr(coroutine, '__qualname__', type(coroutine).__name__)}"
+
+
+def _waiting(task: "asyncio.Task[Any]") -> str:
+    """Return the stack of a task's nested coroutines: asyncio reports only the outermost frame."""
+    coroutine: Any = task.get_coro()
+    if getattr(coroutine, "cr_running", False):
+        return "  (running now: see the thread of its event loop)\n"
+    walked = [(frame, frame.f_lineno) for frame in _awaited(coroutine)]
+    found = traceback.StackSummary.extract(iter(walked[-DEPTH:]))
+    return "".join(found.format()) or "  (no Python frames)\n"
+
+
+def _awaited(coroutine: Any) -> Iterator[FrameType]:
+    for _ in range(CHAIN):
+        for prefix in ("cr", "gi", "ag"):
+            frame = getattr(coroutine, f"{prefix}_frame", None)
+            if frame is not None:
+                yield frame
+                break
+        else:
+            return
+        coroutine = getattr(coroutine, "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await", None)
+
+
+def _grouped(kind: str, found: Iterable[tuple[str, str]]) -> Iterator[str]:
+    names: dict[str, list[str]] = {}
+    for name, stack in found:
+        names.setdefault(stack, []).append(name)
+    for stack, alike in sorted(names.items(), key=lambda item: (len(item[1]), item[1])):
+        some = ", ".join(sorted(alike)[:NAMED])
+        if len(alike) == 1:
+            yield f"{kind} {some}\n{stack}"
+        else:
+            more = f" and {len(alike) - NAMED} more" if len(alike) > NAMED else ""
+            yield f"{len(alike)} {kind.lower()}s with the same stack: {some}{more}\n{stack}"
+
+
+def _bounded(parts: list[str]) -> str:
+    # Databases reject lone surrogates and NUL, which a source line may contain.
+    text = "\n".join(parts).encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    if len(text) <= MAX_DUMP:
+        return text
+    ending = "\n… (truncated)\n"
+    return text[: MAX_DUMP - len(ending)] + ending

@@ -1,99 +1,99 @@
-"""What wakes the claim loop: nothing that rings between a look and going to sleep is lost."""
+"""The event that wakes the claim loop. A wake-up between a check and the following sleep is not lost."""
 
 import asyncio
 from enum import IntEnum
 
 
 class WakeOn(IntEnum):
-    """What a sleeper wants to be woken by."""
+    """Which wake-ups end a sleep."""
 
     ALL = 0
     ENDINGS = 1
-    """Ended runs and the worker's end; jobs that came have to wait, all slots being taken."""
+    """Ended runs and the worker's stop; new jobs wait, because all slots are in use."""
     STOP = 2
-    """The worker's end only, while the storage is left in peace."""
+    """The worker's stop only, while the storage is unavailable."""
 
 
 class WakeEvent:
-    """One sleeper, the claim loop; anybody may ring, from any thread, at any time.
+    """Wakes one sleeper, the claim loop. Any thread may set it at any time.
 
-    A ring sets a flag first and looks for a sleeper then; the sleeper lies down first and looks at the
-    flags then: one of the two sees the other. While nobody sleeps, ringing costs next to nothing.
+    Setting the event first sets a flag and then checks for a sleeper; the sleeper first registers itself and
+    then checks the flags. So one of them notices the other. Without a sleeper, setting costs almost nothing.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._sleeper: asyncio.Future[None] | None = None
-        self._hearing = WakeOn.ALL
+        self._wake_on = WakeOn.ALL
         self._called = False
         self._jobs = self._endings = self._stop = False
 
     def jobs_came(self) -> None:
-        """Jobs may be claimable. From any thread."""
+        """Wake the loop because jobs may be claimable. From any thread."""
         self._jobs = True
-        if self._hearing is WakeOn.ALL:
+        if self._wake_on is WakeOn.ALL:
             self._call()
 
     def run_ended(self) -> None:
-        """A run has ended. From any thread."""
+        """Wake the loop because a run has ended. From any thread."""
         if not self._endings:
             self._endings = True
-            if self._hearing is not WakeOn.STOP:
+            if self._wake_on is not WakeOn.STOP:
                 self._call()
 
     def run_ended_here(self) -> None:
-        """A run has ended. From the loop itself: spares the way through its pipe."""
+        """Wake the loop because a run has ended. Cheaper than `run_ended`, and on the loop only."""
         if not self._endings:
             self._endings = True
-            if self._hearing is not WakeOn.STOP:
-                self._rouse()
+            if self._wake_on is not WakeOn.STOP:
+                self._wake()
 
     def stop(self) -> None:
-        """The worker is to end, or to hurry. From any thread."""
+        """Wake the loop because the worker stops or hurries. From any thread."""
         self._stop = True
         self._call()
 
-    async def sleep(self, seconds: float | None, hearing: WakeOn) -> None:
-        """Sleep until something rings that is to be heard, `seconds` at most (None: no limit)."""
+    async def sleep(self, seconds: float | None, wake_on: WakeOn) -> None:
+        """Sleep until one of the given wake-ups, at most `seconds` (None: no limit)."""
         self._called = False
-        self._hearing = hearing
+        self._wake_on = wake_on
         sleeper = self._sleeper = self._loop.create_future()
         timer = None
         try:
-            if self._has_rung(hearing):
-                # The loop's other tasks have their turn all the same.
+            if self._is_set(wake_on):
+                # Let the other tasks of the loop run in any case.
                 await asyncio.sleep(0)
             else:
                 if seconds is not None:
-                    timer = self._loop.call_later(seconds, self._rouse)
+                    timer = self._loop.call_later(seconds, self._wake)
                 await sleeper
         finally:
             if timer is not None:
                 timer.cancel()
             self._sleeper = None
-            if hearing is WakeOn.ALL:
+            if wake_on is WakeOn.ALL:
                 self._jobs = False
-            if hearing is not WakeOn.STOP:
+            if wake_on is not WakeOn.STOP:
                 self._endings = False
             self._stop = False
 
-    def _has_rung(self, hearing: WakeOn) -> bool:
+    def _is_set(self, wake_on: WakeOn) -> bool:
         if self._stop:
             return True
-        if hearing is WakeOn.STOP:
+        if wake_on is WakeOn.STOP:
             return False
-        return self._endings or (self._jobs and hearing is WakeOn.ALL)
+        return self._endings or (self._jobs and wake_on is WakeOn.ALL)
 
     def _call(self) -> None:
         if self._sleeper is None or self._called:
             return
         self._called = True
         try:
-            self._loop.call_soon_threadsafe(self._rouse)
+            self._loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
-            # The loop has been closed: nobody sleeps there any more.
+            # The loop is closed, and its sleeper is gone.
             self._sleeper = None
 
-    def _rouse(self) -> None:
+    def _wake(self) -> None:
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)

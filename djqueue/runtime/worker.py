@@ -1,58 +1,62 @@
-"""`Worker`: takes jobs from a storage and runs their handlers, in any process that embeds it."""
+"""The worker: claims jobs from a storage and runs their handlers, in any process that embeds it."""
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterable
-from os import getpid
 from random import Random
 from types import TracebackType
 from typing import Self
 
-from djqueue._version import __version__
 from djqueue.client import get_storage
 from djqueue.client.announcing import announcer, told
 from djqueue.conf import get_settings, has_django
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.job import WorkerInfo
-from djqueue.storage.base import Storage
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.storage.base import Storage, Unsubscribe
 
-from .assembly import Assembly
+from .claiming import ClaimLoop
 from .configuration import Seconds, read_options
-from .connections import close_connections
+from .emitting import Emitter
 from .events import Counters, RunEvents
+from .executors import Executor, InlineExecutor
+from .executors.connections import close_connections
 from .handlers import Handlers, read_handlers
+from .heartbeat import Heartbeat, worker_info
 from .leasetable import LeaseTable
 from .loops import run_loop
-from .runs import Runs
-from .vitals import memory, running_jobs
+from .maintenance import Maintenance
+from .reports import Meter, Reports
+from .runs import Run, Runs
+from .shutdown import Shutdown
+from .stopping import CancelWatch, Stop
 from .wakeevent import WakeEvent
-from .workercontext import WorkerContext
 
 RUNWORKERS, EMBEDDED = "runworkers", "embedded"
-FLUSH = 5.0
-"""Seconds that the receivers of signals have to take the last of them."""
+SIGNAL_TIMEOUT = 5.0
+"""Seconds that signal receivers have to process the last signals."""
+UNREGISTER_TIMEOUT = 5.0
+"""Seconds that the storage has to unregister the worker."""
 
 
 class Worker:
-    """Runs jobs until it is stopped, or has done what it was to do. A worker runs once.
+    """Runs jobs until it is stopped, or until `until_empty` or `max_jobs` ends it. A worker runs once.
 
-    storage: where the jobs are; else the one that the settings name.
-    queues: names of the queues to serve, or one name; None is all queues.
-    handlers: functions by job name; None is every function under `@job`. A function takes the job, or
-        the job and `done(error=None, result=None)`, and may be async. Only their names are claimed.
-    concurrency: jobs that run at once.
-    worker_id: else host, process and a random part.
-    shutdown_timeout: seconds that running jobs have after `stop`.
-    heartbeat: seconds between renewals of the leases of running jobs.
-    until_empty: end when no job that it could run waits, is running anywhere, or is due within a minute,
-        and none that failed here is to come back.
-    max_jobs: end after so many runs.
-    maintain: whether to do the storage's upkeep, too.
-    connect: whether to connect the storage; False if the caller has done so.
+    storage: Storage with the jobs; the one in the settings unless given.
+    queues: Names of the queues to serve, or one name; None serves all queues.
+    handlers: Functions by job name; None serves every `@job` function. A function takes the job, or the
+        job and `done(error=None, result=None)`, and may be async. Only jobs with these names are claimed.
+    concurrency: Number of jobs that run at once.
+    worker_id: Name of the worker; host, process ID and a random part unless given.
+    shutdown_timeout: Seconds that running jobs have to finish after `stop`.
+    heartbeat: Seconds between heartbeats, which renew the leases of running jobs.
+    until_empty: Stop when no job that this worker could run is waiting, active anywhere, or due within a
+        minute, and no job that failed here is due for a retry.
+    max_jobs: Stop after this many attempts.
+    maintain: Also run the storage's periodic maintenance.
+    connect: Connect the storage; False if the caller has connected it.
 
-    In a coroutine: `await worker.run()`, or `async with worker:`. Elsewhere: `worker.start()` runs it in
-    a thread, `worker.stop()` and `worker.join()` end it; `with worker:` does all three.
+    In a coroutine, use `await worker.run()` or `async with worker:`. Elsewhere, `worker.start()` runs the
+    worker in a thread, and `worker.stop()` and `worker.join()` end it; `with worker:` does all three.
     """
 
     def __init__(
@@ -72,9 +76,9 @@ class Worker:
         clock: Clock = SYSTEM_CLOCK,
         random: Random | None = None,
     ) -> None:
-        self._settings = get_settings()
+        self.settings = get_settings()
         self.options = read_options(
-            self._settings,
+            self.settings,
             queues=queues,
             concurrency=concurrency,
             worker_id=worker_id,
@@ -89,127 +93,100 @@ class Worker:
         if self.storage.on_incidents is None:
             self.storage.on_incidents = told
         self.handlers = read_handlers(handlers)
-        self.abandoned = 0
-        """Handlers, and calls of the storage, that did not end in time; their threads may still be at it."""
-        self._clock = clock
-        self._random = random or Random()
-        self._tell = RunEvents(self.options.worker_id, clock)
-        self._started_at = clock.now()
-        self._begun = False
-        self._stopping = False
-        self._hurrying = False
-        self._resting = False
-        self.leases: LeaseTable | None = None
-        """What its lease keeper reads, where there is one."""
         self.kind = EMBEDDED
-        """What its process is for: see `WorkerInfo.kind`."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._assembly: Assembly | None = None
+        """Purpose of its process, as in `WorkerInfo.kind`."""
+        self.clock = clock
+        self.random = random or Random()
+        self.runs = Runs()
+        self.events = RunEvents(self.options.worker_id, clock)
+        self.lease_table: LeaseTable | None = None
+        """Leases in memory shared with the lease keeper, if there is one."""
+        self.abandoned = 0
+        """Number of handlers and storage calls that did not end in time; their threads may still run."""
+        self.started_at = clock.now()
+        self.stopping = False
+        self.paused = False
+        self._hurrying = False
+        self._was_run = False
+        self._is_claiming = False
+        self._is_composed = False
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
-        self._is_open = False
-        """Whether it has come so far as to claim jobs."""
         self._ready = threading.Event()
-        """Set when it has, or has failed."""
+        """Set when the worker claims jobs, or has failed to start."""
         self._opened: asyncio.Event | None = None
-        """What `async with` waits for, as `start` does for `_ready`."""
+        """The same for `async with`."""
         self._failure: BaseException | None = None
+        self._unsubscribe: list[Unsubscribe] = []
 
     def __repr__(self) -> str:
         return f"<Worker {self.id}>"
 
     @property
     def id(self) -> str:
-        """Its name in the storage's list of workers."""
+        """Name of the worker in the storage's list of workers."""
         return self.options.worker_id
 
     @property
     def counters(self) -> Counters:
-        """What became of its runs so far."""
-        return self._tell.counters
+        """Number of attempts so far, by outcome."""
+        return self.events.counters
 
     @property
     def running(self) -> int:
-        """Jobs that it runs at the moment."""
-        return 0 if self._assembly is None else len(self._assembly.runs.executing)
+        """Number of jobs that are running now."""
+        return len(self.runs.executing)
 
     # In a coroutine.
 
     async def run(self) -> None:
-        """Run jobs until `stop` is called or the worker has done what it was to do.
+        """Run jobs until `stop` is called, or `until_empty` or `max_jobs` ends the worker.
 
-        Cancelling this is a `stop(hurry=True)`. Raises what connecting the storage raises.
+        Cancelling this coroutine calls `stop(hurry=True)`. Raises what connecting the storage raises.
         """
-        if self._begun:
+        if self._was_run:
             raise RuntimeError("A Worker can't be restarted; create a new one.")
-        self._begun = True
-        loop = self._loop = asyncio.get_running_loop()
+        self._was_run = True
+        self.loop = asyncio.get_running_loop()
         if self.options.connect:
-            # It may wait, for another process to make room say; a thread lets the loop go on.
+            # Connecting may wait for another process to stop; a thread keeps the loop running.
             await asyncio.to_thread(self._connect)
-        worker_context = WorkerContext(
-            storage=self.storage,
-            loop=loop,
-            clock=self._clock,
-            random=self._random,
-            runs=Runs(),
-            wake_event=WakeEvent(loop),
-            tell=self._tell,
-            leases=self.leases,
-        )
-        assembly = self._assembly = Assembly(
-            worker_context,
-            self.handlers,
-            self.options,
-            self._settings,
-            info=self.info,
-            rest=self._rest,
-            stop=self.stop,
-        )
+        self._compose()
         try:
-            await assembly.start()
-            self._is_open = True
-            self._ready.set()
-            if self._opened is not None:
-                self._opened.set()
-            if self._resting:
-                assembly.claims.rest(True)
-            if self._stopping:
-                assembly.shutdown.begin(hurry=self._hurrying)
-            await self._until_done(assembly)
+            await self._start()
+            await self._claim_until_done()
         finally:
-            self.abandoned = assembly.shutdown.abandoned
-            await assembly.close()
-            await asyncio.to_thread(announcer.flush, FLUSH)
+            self.abandoned = self.shutdown.abandoned
+            await self._close()
+            await asyncio.to_thread(announcer.flush, SIGNAL_TIMEOUT)
 
     def stop(self, *, hurry: bool = False) -> None:
-        """Claim no more, and end when the running jobs have, or `shutdown_timeout` is over.
+        """Stop claiming, and end when the running jobs have finished or `shutdown_timeout` is over.
 
-        Returns at once; may be called again, from any thread, and in a signal handler.
+        Returns at once. May be called more than once, from any thread, and in a signal handler.
 
-        hurry: give running jobs no time: ask them to stop, and give back those that do not.
+        hurry: Ask running jobs to stop at once, and release those that do not.
         """
-        self._stopping = True
+        self.stopping = True
         self._hurrying = self._hurrying or hurry
-        loop = self._loop
-        if loop is None or self._assembly is None:
+        if not self._is_composed:
             return
         try:
-            loop.call_soon_threadsafe(self._begin_shutdown)
+            self.loop.call_soon_threadsafe(self._begin_shutdown)
         except RuntimeError:
-            # The loop is closed: the worker has ended already.
-            self._tell.too_late("a stop request")
+            # The loop is closed: the worker has already ended.
+            self.events.ignored("a stop request")
 
     def quiet(self) -> None:
-        """Claim no more, and go on with the running jobs, until `resume`. As `stop`, from anywhere."""
-        self._rest(True)
+        """Stop claiming until `resume`, and finish the running jobs. From any thread, like `stop`."""
+        self._pause(True)
 
     def resume(self) -> None:
         """Claim again after `quiet`."""
-        self._rest(False)
+        self._pause(False)
 
     async def astop(self, *, hurry: bool = False) -> None:
-        """See `stop`; returns when the worker has ended."""
+        """Stop the worker as `stop` does, and wait until it has ended."""
         self.stop(hurry=hurry)
         if self._task is not None:
             await asyncio.shield(self._task)
@@ -234,25 +211,25 @@ class Worker:
     ) -> None:
         await self.astop()
 
-    # Elsewhere.
+    # In a thread.
 
     def start(self) -> None:
-        """Run in a thread of its own. Returns when jobs are being claimed.
+        """Run the worker in a thread of its own, and return when it claims jobs.
 
         Raises what connecting the storage raises.
         """
         if self._thread is not None:
-            raise RuntimeError("the worker is already running")
+            raise RuntimeError("The worker is already running.")
         self._thread = threading.Thread(target=self._run_in_thread, name="djqueue-worker", daemon=True)
         self._thread.start()
         self._ready.wait()
-        if not self._is_open:
+        if not self._is_claiming:
             self.join()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until a worker that was started has ended; False if `timeout` seconds were not enough.
+        """Wait until a started worker has ended; return False if it has not after `timeout` seconds.
 
-        Raises what ended the worker, if that was an error.
+        Raises the error that ended the worker, if one did.
         """
         if self._thread is None:
             return True
@@ -277,47 +254,13 @@ class Worker:
         self.stop()
         self.join()
 
-    # Inside.
+    # For the parts of the worker.
 
-    def info(self) -> WorkerInfo:
-        """The worker as it describes itself to the storage."""
-        options = self.options
-        resting = "quiet" if self._resting else "running"
-        runs = None if self._assembly is None else self._assembly.runs
-        now, tick = self._clock.now(), self._clock.monotonic()
-        return WorkerInfo(
-            options.worker_id,
-            socket.gethostname(),
-            getpid(),
-            options.queues,
-            tuple(sorted(self.handlers)),
-            options.concurrency,
-            self._started_at,
-            active=self.running,
-            state="stopping" if self._stopping else resting,
-            kind=self.kind,
-            heartbeat=options.heartbeat,
-            rss=memory(),
-            version=__version__,
-            project=self._settings.version,
-            jobs=() if runs is None else running_jobs(runs, now, tick),
-        )
-
-    async def _until_done(self, assembly: Assembly) -> None:
-        # A task of its own: what is on its way to the storage is not to be cut off.
-        claims = asyncio.ensure_future(assembly.claims.run())
-        assembly.shutdown.cut_off = claims.cancel
-        try:
-            await asyncio.shield(claims)
-        except asyncio.CancelledError:
-            if claims.cancelled():
-                # Cut off, because the storage does not answer: told below.
-                return
-            self.stop(hurry=True)
-            await asyncio.wait([claims])
-            if not claims.cancelled():
-                claims.result()
-            raise
+    def lose(self, run: Run) -> None:
+        """Stop a run whose lease the storage no longer accepts. From any thread."""
+        # If the run has ended, the storage's answer to its outcome counts.
+        if run.outcome is None:
+            self.executor.stop(run, Stop.LOST)
 
     def _connect(self) -> None:
         try:
@@ -326,19 +269,106 @@ class Worker:
             if has_django():
                 close_connections()
 
-    def _rest(self, resting: bool) -> None:
-        self._resting = resting
-        loop, assembly = self._loop, self._assembly
-        if loop is None or assembly is None:
-            return
+    def _compose(self) -> None:
+        """Create the parts, on the loop that they run on. A part may use those above it."""
+        self.wake_event = WakeEvent(self.loop)
+        self.emitter = Emitter(self)
+        self.reports = Reports(self)
+        self.executor: Executor = InlineExecutor(self)
+        self.heartbeat = Heartbeat(self)
+        self.cancel_watch = CancelWatch(self)
+        self.maintenance = Maintenance(self) if self.options.maintain else None
+        self.meter = Meter(self)
+        self.claim_loop = ClaimLoop(self)
+        self.shutdown = Shutdown(self)
+        self._is_composed = True
+
+    async def _start(self) -> None:
+        """Register the worker, start its threads, and apply what was called before it could claim.
+
+        If the storage has become unavailable since it was connected, the heartbeat registers the worker
+        later. Raises any other error of the storage.
+        """
+        storage = self.storage
         try:
-            loop.call_soon_threadsafe(assembly.claims.rest, resting)
-        except RuntimeError:
-            self._tell.too_late("a pause or resume request")
+            await storage.acall(storage.register_worker, worker_info(self))
+        except StorageUnavailableError as error:
+            self.heartbeat.note_unavailable(error)
+        # Subscribing before the first claim ensures that no job arrives unnoticed in between.
+        self._unsubscribe.append(
+            await storage.acall(storage.listen, self.options.queues, self.wake_event.jobs_came)
+        )
+        self._unsubscribe.append(
+            await storage.acall(storage.on_worker_command, self.id, self.heartbeat.hasten)
+        )
+        self.heartbeat.start()
+        if self.maintenance is not None:
+            self.maintenance.start()
+        self.events.worker_started()
+        self._is_claiming = True
+        self._ready.set()
+        if self._opened is not None:
+            self._opened.set()
+        if self.paused:
+            self.claim_loop.pause(True)
+        if self.stopping:
+            self._begin_shutdown()
+
+    async def _claim_until_done(self) -> None:
+        # A task of its own, so that cancelling the worker does not cancel calls of the storage.
+        claiming = asyncio.ensure_future(self.claim_loop.run())
+        self.shutdown.cancel_claiming = claiming.cancel
+        try:
+            await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            if claiming.cancelled():
+                # The shutdown cancelled it because the storage does not answer; `_close` logs that.
+                return
+            self.stop(hurry=True)
+            await asyncio.wait([claiming])
+            if not claiming.cancelled():
+                claiming.result()
+            raise
+
+    async def _close(self) -> None:
+        """Stop the threads, cancel the subscriptions, and unregister the worker."""
+        self.shutdown.close()
+        await self.reports.close()
+        await asyncio.to_thread(self._stop_threads)
+        self.executor.close()
+        if unreported := len(self.runs.unreported) + len(self.runs.ended):
+            self.events.undelivered(unreported)
+        try:
+            async with asyncio.timeout(UNREGISTER_TIMEOUT):
+                await self._unregister()
+        except Exception as error:
+            # The storage removes workers without heartbeats.
+            self.events.storage_failed("unregister", error)
+        self.events.worker_stopped()
+
+    async def _unregister(self) -> None:
+        await self.cancel_watch.close()
+        await self.meter.close()
+        for unsubscribe in self._unsubscribe:
+            await self.storage.acall(unsubscribe)
+        await self.storage.acall(self.storage.unregister_worker, self.id)
+
+    def _stop_threads(self) -> None:
+        if self.maintenance is not None:
+            self.maintenance.stop()
+        self.heartbeat.stop()
 
     def _begin_shutdown(self) -> None:
-        if self._assembly is not None:
-            self._assembly.shutdown.begin(hurry=self._hurrying)
+        self.shutdown.begin(hurry=self._hurrying)
+
+    def _pause(self, paused: bool) -> None:
+        self.paused = paused
+        if not self._is_composed:
+            return
+        try:
+            self.loop.call_soon_threadsafe(self.claim_loop.pause, paused)
+        except RuntimeError:
+            self.events.ignored("a pause or resume request")
 
     def _run_in_thread(self) -> None:
         try:

@@ -44,7 +44,7 @@ def test_resync_copies_everything_and_counts_it(configured, mirror):
 
     output = run("resync")
 
-    assert "default: 3 jobs copied, 0 not known to Redis any more" in output
+    assert "default: 3 jobs copied, 0 no longer in Redis" in output
     assert "other: 2 jobs copied" in output
     assert_alike(configured)
 
@@ -57,7 +57,7 @@ def test_resync_of_a_queue_names_no_other(configured, tables):
 
 
 def test_resync_tells_how_far_it_is(configured, tables, monkeypatch):
-    monkeypatch.setattr("djqueue.management.commands.djqueue.TELL_EVERY", 1_000)
+    monkeypatch.setattr("djqueue.management.commands.djqueue.PROGRESS_EVERY", 1_000)
     for _ in range(3):
         f.enqueue_many(configured, 1_000)
 
@@ -65,7 +65,7 @@ def test_resync_tells_how_far_it_is(configured, tables, monkeypatch):
 
 
 def test_resync_of_nothing_says_so(configured, tables):
-    assert "no queues" in run("resync")
+    assert "No queues exist" in run("resync")
 
 
 def test_restore_counts_by_queue_and_outcome(configured, mirror, redis_server):
@@ -77,31 +77,31 @@ def test_restore_counts_by_queue_and_outcome(configured, mirror, redis_server):
     f.enqueue(configured, unique_key="k", queue="emails")
 
     output = run("restore-from-mirror", "--dry-run")
-    assert "default: 4 would be restored (1 delayed, 3 waiting), 0 already there, 0 refused" in output
+    assert "default: 4 would be restored (1 delayed, 3 waiting), 0 already in Redis, 0 refused" in output
     assert configured.queues() == ["emails"]
     output = run("restore-from-mirror")
-    assert "default: 4 restored (1 delayed, 3 waiting), 0 already there, 0 refused" in output
-    assert "emails: 0 restored, 1 already there, 1 refused" in output
+    assert "default: 4 restored (1 delayed, 3 waiting), 0 already in Redis, 0 refused" in output
+    assert "emails: 0 restored, 1 already in Redis, 1 refused" in output
     assert "1 refused: its unique key is taken by another job" in output
-    assert "nothing to restore" in run("restore-from-mirror")
+    assert "Nothing to restore" in run("restore-from-mirror")
 
 
 def test_restore_says_what_is_restored_and_what_is_not(capsys):
     said = " ".join(help_of("restore-from-mirror", capsys).split())
 
-    for text in ("--dry-run", "--queue NAME", "may be run twice", "What is not restored: failed jobs"):
+    for text in ("--dry-run", "--queue NAME", "can run more than once", "Not restored: failed jobs"):
         assert text in said
 
 
 def test_resync_says_what_it_is_for(capsys):
-    assert "Not after Redis has lost its data" in help_of("resync", capsys)
+    assert "If Redis has lost its data, run restore-from-mirror first" in help_of("resync", capsys)
 
 
 @pytest.mark.parametrize("action", ["resync", "restore-from-mirror"])
 def test_a_storage_that_is_not_in_redis_is_refused(settings, action):
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
 
-    with pytest.raises(CommandError, match="this is for jobs in Redis"):
+    with pytest.raises(CommandError, match="this command requires the Redis storage"):
         run(action)
 
 
@@ -109,7 +109,7 @@ def test_a_mirror_that_is_switched_off_is_one_clear_line(settings, redis_url):
     options = {"URL": redis_url, "MIRROR": False}
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
 
-    with pytest.raises(CommandError, match="the settings switch it off"):
+    with pytest.raises(CommandError, match="MIRROR or STREAM is off in the settings"):
         run("resync")
 
 

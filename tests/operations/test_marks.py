@@ -100,7 +100,7 @@ def test_without_tables_workers_start_without_marks(settings: Any) -> None:
 def test_the_command_marks_this_moment() -> None:
     output = StringIO()
     call_command(djqueue.Command(), "mark", " v1.2 ", stdout=output)
-    assert output.getvalue() == "Marked: v1.2\n"
+    assert output.getvalue() == "Added annotation: v1.2\n"
     assert labels() == ["v1.2"]
     with pytest.raises(CommandError, match="mark"):
         call_command(djqueue.Command(), "mark", "")

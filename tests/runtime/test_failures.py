@@ -142,7 +142,7 @@ async def test_a_codec_that_breaks_down_fails_the_attempt(storage, queue, is_asy
 
         return encode
 
-    monkeypatch.setattr("djqueue.runtime.execution.get_encoder", encoder)
+    monkeypatch.setattr("djqueue.runtime.executors.execution.get_encoder", encoder)
     job_id = queue.enqueue(name=HANDLER, max_attempts=1).id
     await work_off(storage, as_handler(lambda job: 1, is_async))
 

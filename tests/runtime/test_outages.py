@@ -197,7 +197,7 @@ async def test_a_worker_may_be_stopped_during_an_outage(storage, queue, monkeypa
 async def test_a_storage_that_never_answers_does_not_keep_the_worker(monkeypatch, caplog):
     for name in ("GRACE", "DELIVERY", "CUT"):
         monkeypatch.setattr(f"djqueue.runtime.shutdown.{name}", 0.01)
-    monkeypatch.setattr("djqueue.runtime.assembly.GOODBYE", 0.01)
+    monkeypatch.setattr("djqueue.runtime.worker.UNREGISTER_TIMEOUT", 0.01)
     done, hangs = asyncio.Event(), asyncio.Event()
 
     class Hanging(FailingStorage):

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import Claimed, Outcome, Renewal
 from djqueue.core.options import JobOptions
 from djqueue.runtime.handlers import Handler, Style
 from djqueue.runtime.heartbeat import Heartbeat
 from djqueue.runtime.runs import Run, Runs
 from djqueue.runtime.stopping import Stop
+from djqueue.runtime.worker import Worker
+from djqueue.storage.memory import MemoryStorage
 from tests.runtime.running import HANDLER, messages, record, working
 from tests.support import aeventually
 
@@ -65,13 +66,13 @@ def test_of_two_threads_that_end_a_run_one_does(runs):
 
 
 def test_a_lease_is_wanted_until_the_storage_knows_the_end(runs):
-    executing, ended, untold, lost = (begin(runs, token) for token in range(4))
-    runs.settle(untold, ending(untold))
-    runs.untold.update((run, run) for run in runs.collect())
+    executing, ended, unreported, lost = (begin(runs, token) for token in range(4))
+    runs.settle(unreported, ending(unreported))
+    runs.unreported.update((run, run) for run in runs.collect())
     runs.settle(ended, ending(ended))
     lost.ask_to_stop(Stop.LOST)
 
-    assert runs.held() == [executing, ended, untold]
+    assert runs.held() == [executing, ended, unreported]
 
 
 def test_a_lower_reason_to_stop_does_not_replace_a_higher_one(runs):
@@ -106,16 +107,9 @@ def test_a_renewal_that_meets_an_end_on_its_way_stops_nobody(runs):
     runs.settle(ended, ending(ended))
     stopped: list[tuple[Run, Stop]] = []
 
-    storage = SimpleNamespace(renew=lambda leases: [Renewal(False) for _ in leases])
-    worker_context = SimpleNamespace(leases=None, storage=storage, runs=runs, clock=SYSTEM_CLOCK, tell=None)
-    heartbeat = Heartbeat(
-        worker_context,
-        1_000,
-        info=lambda: None,
-        obey=lambda command: None,
-        stop_run=lambda run, reason: stopped.append((run, reason)),
-        on_exit=None,
-    )
-    heartbeat.renew([ended, gone])
+    worker = Worker(MemoryStorage(), handlers={})
+    worker.storage.renew = lambda leases: [Renewal(False) for _ in leases]
+    worker.executor = SimpleNamespace(stop=lambda run, reason: stopped.append((run, reason)))
+    Heartbeat(worker).renew([ended, gone])
 
     assert stopped == [(gone, Stop.LOST)]

@@ -207,7 +207,7 @@ class SimulatedPauseWatch(PauseWatch):
 
 
 class SimulatedPeriodic:
-    """Stands for `djqueue.runtime.periodic.Periodic`."""
+    """Stands for `djqueue.runtime.loops.Periodic`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`manage.py djqueue`."""
+"""The command `manage.py djqueue`."""
 
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -21,88 +21,87 @@ from djqueue.operations.restore import Restoration, RestoreCounts
 from djqueue.operations.scheduling import alias_of
 from djqueue.operations.workercontrol import control, listing
 
-TELL_EVERY = 10_000
-"""Jobs between two lines about a queue."""
+PROGRESS_EVERY = 10_000
+"""Jobs between two progress lines of a queue."""
 
-STEERING = {
-    QUIET: "Have a worker claim no more.",
-    RESUME: "Have a quiet worker claim again.",
-    STOP: "Have a worker end when its jobs have, or their time is over.",
-    DUMP: "Print where the threads and tasks of a worker are.",
+CONTROL_HELP = {
+    QUIET: "Make a worker stop claiming jobs.",
+    RESUME: "Make a quiet worker claim jobs again.",
+    STOP: "Stop a worker after its running jobs, as SIGTERM does.",
+    DUMP: "Print the stacks of a worker's threads and tasks.",
 }
 
-HELP = "Operations on the jobs of this project: see the help of each."
+HELP = "Operate on the jobs, schedules and workers of this project."
 
-SCHEDULES = """List the schedules, each with what it enqueues, its last run, and its next ones.
+SCHEDULES = """List the schedules, each with its job, its last run and its next runs.
 
-Times are by the clocks of the schedule's time zone, and have its jitter in them. The first one may lie in the
-past: then it is due, and is enqueued when a worker looks, which one does about once a second.
+Times are in the schedule's time zone and include its jitter. If the first time is in the past, the run is
+due: a worker, which checks about once a second, will enqueue it.
 
-A schedule that the code declares (@job(cron=...), .schedule(...)) is in the table from the start of
-`runworkers` on. To make, change, switch off or run one now, use the admin.
+A schedule that is declared in code (@job(cron=...), .schedule(...)) is listed after `runworkers` has started
+once. To create, change, disable or run a schedule, use the dashboard.
 """
 
-RESYNC = """Make the tables equal to Redis.
+RESYNC = """Make the tables match Redis.
 
-All jobs that Redis knows are copied to the tables again. Rows of unfinished jobs that it does not know
-go; those of ended ones stay until their time (RETENTION) is over. Workers may go on meanwhile.
+Copies all jobs in Redis to the tables again. Deletes the rows of unfinished jobs that are not in Redis; rows
+of finished jobs stay until their RETENTION is over. Workers can keep running.
 
-The mirror does this by itself where it finds that it has missed changes: this command is for when the
-tables were changed or emptied by hand, or STATES were added to the settings.
+The mirror does this automatically when it has missed changes. Use this command after the tables were
+changed or emptied by hand, or after STATES were added to the settings.
 
-Not after Redis has lost its data: then restore-from-mirror comes first.
+If Redis has lost its data, run restore-from-mirror first.
 """
 
-RESTORE = """Enqueue again what Redis has lost, after it has come back empty or old.
+RESTORE = """Enqueue the jobs that Redis has lost again, after Redis has come back empty or with old data.
 
-All jobs that the tables know as unfinished (waiting, delayed, blocked, active), and Redis does not know,
-are enqueued again, the oldest first, with their ids, names, payloads, options, unique keys and due
-times. Queues that were paused or limited, and that Redis does not know, are so again.
+Enqueues every unfinished job (waiting, delayed, blocked, active) that is in the tables and not in Redis,
+the oldest first, with its ID, name, payload, options, unique key and due time. Restores the pauses and
+limits of queues that are not in Redis.
 
-Jobs that Redis knows are left alone: the command may be run twice, and beside running workers.
+Jobs that are in Redis are left unchanged, so the command can run more than once, and beside workers.
 
-What begins anew: the counts of attempts, failures and stalls; the time of the enqueue; a job that was
-active when Redis was lost runs again, whatever it had done, or is doing, where a worker still runs it.
+Restored jobs start again: attempts, failures and stalls are counted from 0, and the enqueue time is new. A
+job that was active when Redis was lost runs again, even if a worker has finished or is still running it.
 
-What is not restored: failed jobs (their rows stay, with payload and error); ended jobs and their
-results; jobs enqueued so shortly before the loss that the mirror had not copied them, half a second
-usually. A job is refused, with the reason, if its ttl is over, its unique key is taken, or it depends
-on a job that has failed, or that nobody knows.
+Not restored: failed jobs, whose rows stay with payload and error; finished jobs and their results; and jobs
+that were enqueued too shortly before the loss to be mirrored, usually half a second. A job is refused, with
+the reason, if its TTL is over, its unique key is taken, or it depends on a failed or unknown job.
 """
 
 
-MARK = """Mark this moment in the charts of the dashboard, with a label: a deploy, a change, an incident.
+MARK = """Add an annotation to the charts of the dashboard, such as a deploy, a change or an incident.
 
-Workers mark by themselves when they start with another VERSION (in the settings) than the last one.
+Workers add one automatically when they start with another VERSION (in the settings) than the last worker.
 """
 
-WORKERS = """List the workers, each with its state, its process, and what it runs; or tell one something.
+WORKERS = """List the workers, each with its state, its process and its running jobs; or control one worker.
 
---quiet: it claims no more, and finishes what it runs. --resume: it claims again. --stop: it ends as after
-SIGTERM; whoever looks after its process may start another one. --dump: it says where each of its threads
-and tasks is, which is printed.
+--quiet makes a worker stop claiming and finish its running jobs. --resume makes it claim again. --stop stops
+it as SIGTERM does; a service manager may start a new one. --dump prints the stack of each of its threads
+and tasks.
 
-The worker hears of it at once as a rule, with its next sign of life (HEARTBEAT) at the latest.
+A worker usually receives a command at once, and at the latest with its next heartbeat (HEARTBEAT).
 """
 
 
 class Command(BaseCommand):
-    """Operations on many jobs."""
+    """Operates on the jobs, schedules and workers of a project."""
 
     help = HELP
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """See `BaseCommand.add_arguments`."""
+        """Add a subcommand for each operation."""
         actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
         resync = actions.add_parser(
             "resync",
-            help="make the tables equal to Redis",
+            help="make the tables match Redis",
             description=RESYNC,
             formatter_class=RunworkersHelpFormatter,
         )
         restore = actions.add_parser(
             "restore-from-mirror",
-            help="enqueue again what Redis has lost and the tables have",
+            help="enqueue jobs again that Redis has lost",
             description=RESTORE,
             formatter_class=RunworkersHelpFormatter,
         )
@@ -112,41 +111,45 @@ class Command(BaseCommand):
             description=SCHEDULES,
             formatter_class=RunworkersHelpFormatter,
         )
-        schedules.add_argument("names", metavar="NAME", nargs="*", help="All of them unless some are named.")
         schedules.add_argument(
-            "--next", type=count, metavar="N", default=5, help="How many runs of each to list (5)."
+            "names", metavar="NAME", nargs="*", help="Names of the schedules (default: all)."
+        )
+        schedules.add_argument(
+            "--next",
+            type=count,
+            metavar="N",
+            default=5,
+            help="Number of next runs to list for each schedule (default: 5).",
         )
         mark = actions.add_parser(
             "mark",
-            help="mark this moment in the charts",
+            help="add an annotation to the charts",
             description=MARK,
             formatter_class=RunworkersHelpFormatter,
         )
-        mark.add_argument("label", metavar="LABEL", help="What to write there, such as v1.2.")
+        mark.add_argument("label", metavar="LABEL", help="Text of the annotation, such as v1.2.")
         workers = actions.add_parser(
             "workers",
-            help="list the workers, or tell one what to do",
+            help="list the workers, or control one",
             description=WORKERS,
             formatter_class=RunworkersHelpFormatter,
         )
-        told = workers.add_mutually_exclusive_group()
-        for command, meaning in STEERING.items():
-            told.add_argument(f"--{command}", metavar="ID", help=meaning)
+        control = workers.add_mutually_exclusive_group()
+        for command, meaning in CONTROL_HELP.items():
+            control.add_argument(f"--{command}", metavar="ID", help=meaning)
         for action in (resync, restore):
-            action.add_argument("--queue", metavar="NAME", help="One queue; all of them unless given.")
-        restore.add_argument(
-            "--dry-run", action="store_true", help="Enqueue nothing, and say what would be enqueued."
-        )
+            action.add_argument("--queue", metavar="NAME", help="Name of one queue (default: all queues).")
+        restore.add_argument("--dry-run", action="store_true", help="Only show what would be enqueued.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """See `BaseCommand.handle`."""
+        """Run one operation."""
         try:
             if options["action"] == "schedules":
                 self._schedules(options["names"], options["next"])
                 return
             if options["action"] == "mark":
                 row = marks.mark(alias_of(get_storage()), options["label"])
-                self.stdout.write(f"Marked: {row.label}")
+                self.stdout.write(f"Added annotation: {row.label}")
                 return
             if options["action"] == "workers":
                 self._workers({command: options[command] for command in COMMANDS if options[command]})
@@ -165,11 +168,11 @@ class Command(BaseCommand):
         for line in agenda(alias_of(get_storage()), names, runs):
             self.stdout.write(line)
 
-    def _workers(self, told: dict[str, str]) -> None:
+    def _workers(self, commands: dict[str, str]) -> None:
         storage = get_storage()
-        for command, worker_id in told.items():
+        for command, worker_id in commands.items():
             self.stdout.write(control(storage, command, worker_id))
-        if not told:
+        if not commands:
             for line in listing(storage.workers()):
                 self.stdout.write(line)
 
@@ -179,9 +182,9 @@ class Command(BaseCommand):
             return mirror_of(storage)
         where = storage.describe()
         if hasattr(storage, "changes"):
-            raise CommandError(f"nothing is mirrored of {where}: the settings switch it off (MIRROR, STREAM)")
+            raise CommandError(f"{where} is not mirrored: MIRROR or STREAM is off in the settings")
         raise CommandError(
-            f"this is for jobs in Redis, which are mirrored in tables; here they are in {where}"
+            f"this command requires the Redis storage, whose jobs are mirrored in tables; the storage is {where}"
         )
 
     # Resync.
@@ -192,15 +195,15 @@ class Command(BaseCommand):
         def progress(name: str, copied: int, forgotten: int) -> None:
             before = counts.get(name, (0, 0))[0]
             counts[name] = copied, forgotten
-            if copied // TELL_EVERY > before // TELL_EVERY:
+            if copied // PROGRESS_EVERY > before // PROGRESS_EVERY:
                 self.stdout.write(f"{name}: {copied:,} jobs so far")
                 self.stdout.flush()
 
         mirror.resync(queue, progress)
         for name, (copied, forgotten) in counts.items():
-            self.stdout.write(f"{name}: {copied:,} jobs copied, {forgotten:,} not known to Redis any more")
+            self.stdout.write(f"{name}: {copied:,} jobs copied, {forgotten:,} no longer in Redis")
         if not counts:
-            self.stdout.write("There are no queues, neither in Redis nor in the tables.")
+            self.stdout.write("No queues exist, neither in Redis nor in the tables.")
 
     # Restore.
 
@@ -209,14 +212,14 @@ class Command(BaseCommand):
         for name, report in reports.items():
             self._report(name, report, "would be restored" if dry_run else "restored")
         if not any(report.restored for report in reports.values()):
-            self.stdout.write("There is nothing to restore.")
+            self.stdout.write("Nothing to restore.")
 
     def _report(self, queue: str, report: RestoreCounts, verb: str) -> None:
         words = [f"{report.restored.total():,} {verb}"]
         if report.restored:
             states = ", ".join(f"{count:,} {state.value}" for state, count in sorted(report.restored.items()))
             words[0] += f" ({states})"
-        words.append(f"{report.there:,} already there")
+        words.append(f"{report.there:,} already in Redis")
         words.append(f"{report.refused.total():,} refused")
         self.stdout.write(f"{queue}: {', '.join(words)}")
         for reason, number in report.refused.most_common():

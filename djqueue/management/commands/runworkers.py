@@ -1,4 +1,4 @@
-"""`manage.py runworkers`."""
+"""The command `manage.py runworkers`."""
 
 import logging
 import math
@@ -22,44 +22,44 @@ from djqueue.operations.mirroring import mirroring
 from djqueue.operations.relay import relaying
 from djqueue.operations.scheduling import declare_now
 from djqueue.runtime import Worker
-from djqueue.runtime.banner import NO_HANDLERS, banner, farewell, findings
+from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
 from djqueue.runtime.heartbeat import SHARE
 from djqueue.runtime.leasekeeper import LeaseKeeper, can_keep
-from djqueue.runtime.logs import visible_logs
 from djqueue.runtime.reloading import ReloadingParent, child_command
 from djqueue.runtime.serving import interruptible, leave, serve
 from djqueue.storage.base import Storage
 
-HELP = """Run jobs: those of every function under @job in the installed apps' jobs.py modules.
+HELP = """Run the jobs of all @job functions in the jobs.py modules of the installed apps.
 
-Ctrl-C or SIGTERM stops it: no further job is started, and running ones have --shutdown-timeout to
-end. What has not ended by then is asked to stop and given back to its queue, without having used up
-an attempt. A second Ctrl-C or SIGTERM does not wait, a third one kills.
+Press Ctrl-C or send SIGTERM to stop: the worker starts no more jobs, and running jobs have
+--shutdown-timeout to finish. Jobs that are still running then are asked to stop, and return to their
+queue without using up an attempt. A second Ctrl-C or SIGTERM stops without waiting, a third one kills
+the process.
 
---verbosity 0 shows errors only, 1 what fails and a line now and then on what is done, 2 the start
-and the end of every job.
+--verbosity 0 shows errors only, 1 also failures and occasional summaries, 2 also the start and end of
+every job.
 
-Exit codes: 0 it did what it was to do, 1 it could not start or not go on, 2 wrong usage. Failed jobs
-do not change the exit code: they are in the dead letters.
+Exit codes: 0 success, 1 the worker could not start or continue, 2 invalid usage. Failed jobs do not
+change the exit code: they are in the dead letters.
 """
 
 
 class RunworkersHelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
-    """Django's, keeping the description's paragraphs."""
+    """Django's help formatter, but with the paragraphs of the description."""
 
 
 class Command(BaseCommand):
-    """Workers in this process; with the database storage it is the scheduler, too."""
+    """Runs a worker in this process, which with the database storage may also be the scheduler."""
 
     help = HELP
 
     own_process = False
-    """Whether this command is what its process is for."""
+    """Whether the process only runs this command."""
     was_replaced = False
-    """Whether another process has become the database's scheduler."""
+    """Whether another process has become the scheduler of the database."""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
-        """See `BaseCommand.create_parser`."""
+        """Create a parser that keeps paragraphs and suggests flags."""
         kwargs.setdefault("formatter_class", RunworkersHelpFormatter)
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         error = parser.error
@@ -67,65 +67,65 @@ class Command(BaseCommand):
         return parser
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """See `BaseCommand.add_arguments`."""
+        """Add the flags."""
         parser.add_argument(
             "--queues",
             type=queue_names,
             metavar="NAME,NAME",
-            help="Queues to serve; all of them unless given.",
+            help="Queues to serve (default: all).",
         )
         parser.add_argument(
             "--concurrency",
             type=count,
             metavar="N",
-            help="Jobs that run at once; DJQUEUE['CONCURRENCY'] (10) unless given.",
+            help="Number of jobs that run at once (default: DJQUEUE['CONCURRENCY'], 10).",
         )
         parser.add_argument(
             "--until-empty",
             action="store_true",
-            help="End when no job that could run here waits, none is running anywhere, none is due "
-            "within a minute, and none that failed here is to come back. Paused queues and jobs that "
-            "wait for others do not hold it up.",
+            help="Exit when no job that this worker could run is waiting or due within a minute, no job is "
+            "active anywhere, and no job that failed here is due for a retry. Paused queues and blocked "
+            "jobs are ignored.",
         )
         parser.add_argument(
             "--max-jobs",
             type=count,
             metavar="N",
-            help="End after N runs, successful or not.",
+            help="Exit after N attempts, successful or not.",
         )
         parser.add_argument(
             "--shutdown-timeout",
             type=seconds,
             metavar="SECONDS",
-            help="Time for running jobs to end; DJQUEUE['SHUTDOWN_TIMEOUT'] (25) unless given.",
+            help="Time for running jobs to finish (default: DJQUEUE['SHUTDOWN_TIMEOUT'], 25).",
         )
         parser.add_argument(
             "--worker-id",
             metavar="ID",
-            help="Name of this worker; host, process and a random part unless given.",
+            help="Name of this worker (default: host, process ID and a random part).",
         )
         parser.add_argument(
             "--standby",
             choices=["wait", "never", "work"],
             default="wait",
-            help="When another process is the scheduler of the database: wait for its end (default); "
-            "never: exit with code 1; work: run jobs that it hands out, without ever taking its place. "
-            "Other storages have no scheduler.",
+            help="If another process is the scheduler of the database: wait for it to end (default); never: "
+            "exit with code 1; work: run its jobs without ever becoming the scheduler. Other storages have "
+            "no scheduler.",
         )
         parser.add_argument(
             "--reload",
             action=BooleanOptionalAction,
             default=False,
-            help="Restart when code changes, for development. Running jobs may end first.",
+            help="Restart when code changes, after running jobs have finished. For development.",
         )
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """See `BaseCommand.run_from_argv`."""
+        """Run the command as its process's only purpose."""
         self.own_process = True
         super().run_from_argv(argv)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """See `BaseCommand.handle`."""
+        """Run the worker, or the process that reloads it."""
         if options["reload"]:
             self._reload(options)
             return
@@ -144,16 +144,16 @@ class Command(BaseCommand):
             except DjqueueError as error:
                 raise CommandError(str(error)) from error
             except KeyboardInterrupt:
-                self.stdout.write("Stopped before it had begun.")
+                self.stdout.write("Stopped before the worker started.")
             finally:
                 if keeper is not None:
-                    # Before the scheduler's lease is given back.
+                    # Before the storage releases the scheduler's lease.
                     keeper.close()
                 self._close(worker.storage)
         if verbosity:
-            self.stdout.write(farewell(worker))
+            self.stdout.write(summary(worker))
         if self.was_replaced:
-            raise CommandError("another process has become the scheduler: this one has to end")
+            raise CommandError("another process has become the scheduler, so this one stopped")
         if worker.abandoned and self.own_process:
             leave(0)
 
@@ -175,7 +175,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
 
     def _keeper(self, worker: Worker) -> LeaseKeeper | None:
-        """A process that renews the worker's leases while a handler blocks this one; forked at once."""
+        """Fork the process that renews the worker's leases while a handler blocks this one."""
         patience = get_settings().stuck_timeout
         if not (patience and self.own_process and not worker.storage.in_process and can_keep()):
             return None
@@ -183,12 +183,12 @@ class Command(BaseCommand):
             keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * SHARE, patience)
         except OSError as error:
             logging.getLogger("djqueue.worker").warning(
-                "No lease keeper could be started (%s). This process alone renews its leases: a handler that "
-                "keeps the interpreter to itself for longer than a lease has its job run again.",
+                "No lease keeper could be started (%s). Only this process renews its leases: the job of a "
+                "handler that holds the GIL for longer than a lease will run again.",
                 error,
             )
             return None
-        worker.leases = keeper.table
+        worker.lease_table = keeper.table
         return keeper
 
     def _connect(self, worker: Worker, standby: str) -> None:
@@ -221,46 +221,46 @@ class Command(BaseCommand):
 
     def _reload(self, options: dict[str, Any]) -> None:
         if os.name != "posix":
-            raise CommandError("--reload needs a POSIX system")
+            raise CommandError("--reload requires a POSIX system")
         given = options["shutdown_timeout"]
         patience = DEFAULT_PATIENCE if given is None else given + GRACE
         code = ReloadingParent(child_command(), patience, self.stdout.write).run()
         if code:
-            raise CommandError(f"the workers ended with exit code {code}", returncode=max(code, 1))
+            raise CommandError(f"the worker exited with code {code}", returncode=max(code, 1))
 
 
 FLAGS = {
     "--autoreload": "Use --reload.",
-    "--beat": "Every runworkers fires schedules.",
+    "--beat": "Every runworkers process fires schedules.",
     "--burst": "Use --until-empty.",
     "--log-level": "Use --verbosity 2.",
     "--loglevel": "Use --verbosity 2.",
     "--name": "Use --worker-id.",
     "--once": "Use --until-empty, or --max-jobs 1.",
-    "--pool": "Async functions run on the event loop, others on threads: use --concurrency.",
-    "--processes": "Start each process by itself: runworkers --standby work.",
+    "--pool": "Async functions run on the event loop, others on threads. Use --concurrency.",
+    "--processes": "Start each process separately: runworkers --standby work.",
     "--threads": "Use --concurrency.",
     "--watch": "Use --reload.",
-    "--workers": "Use --concurrency for jobs at once, or more processes with --standby work.",
-    "-A": "The project is that of manage.py.",
-    "-B": "Every runworkers fires schedules.",
-    "-P": "Async functions run on the event loop, others on threads: use --concurrency.",
+    "--workers": "Use --concurrency, or start more processes with --standby work.",
+    "-A": "manage.py selects the project.",
+    "-B": "Every runworkers process fires schedules.",
+    "-P": "Async functions run on the event loop, others on threads. Use --concurrency.",
     "-Q": "Use --queues.",
     "-b": "Use --until-empty.",
     "-c": "Use --concurrency.",
     "-l": "Use --verbosity 2.",
     "-n": "Use --worker-id.",
-    "-p": "Start each process by itself: runworkers --standby work.",
+    "-p": "Start each process separately: runworkers --standby work.",
     "-q": "Use --queues.",
     "-t": "Use --concurrency.",
-    "-w": "Use --concurrency for jobs at once, or more processes with --standby work.",
+    "-w": "Use --concurrency, or start more processes with --standby work.",
 }
-"""Flags of the workers of Celery, RQ, Huey, Dramatiq and Django Q, and what to give here."""
+"""Flags of the workers of Celery, RQ, Huey, Dramatiq and Django Q, with their equivalents here."""
 UNRECOGNIZED = "unrecognized arguments: "
 
 
 def flag_hint(message: str) -> str:
-    """What to add to an error of the parser about an unknown flag."""
+    """Return what to add to the parser's error about an unknown flag."""
     if not message.startswith(UNRECOGNIZED):
         return ""
     flag = message.removeprefix(UNRECOGNIZED).split()[0].partition("=")[0]
@@ -271,32 +271,32 @@ def flag_hint(message: str) -> str:
 
 
 DEFAULT_PATIENCE = 60.0
-"""Seconds for a child to drain, when its own settings say how long it takes."""
+"""Seconds that a child has to finish its jobs if its own settings define the shutdown timeout."""
 GRACE = 10.0
-"""Seconds that a child has beyond its shutdown timeout."""
+"""Seconds that a child has in addition to its shutdown timeout."""
 
 
 def queue_names(text: str) -> list[str]:
-    """`a,b` as a list."""
+    """Parse a list of names such as `a,b`."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise ArgumentTypeError(f"{text!r} has an empty name; write a,b")
+        raise ArgumentTypeError(f"{text!r} contains an empty name; expected NAME,NAME")
     return names
 
 
 def count(text: str) -> int:
-    """A whole number from 1 on."""
+    """Parse a positive whole number."""
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        raise ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A time from 0 on."""
+    """Parse a number of seconds that is not negative."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0 on")
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds of 0 or more")
     return value

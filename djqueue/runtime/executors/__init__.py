@@ -1,5 +1,31 @@
-"""Where handlers run."""
+"""Executors: where and how handlers run."""
+
+from typing import TYPE_CHECKING, Protocol
 
 from .inline import InlineExecutor
 
-__all__ = ["InlineExecutor"]
+if TYPE_CHECKING:
+    from djqueue.runtime.runs import Run
+    from djqueue.runtime.stopping import Stop
+
+__all__ = ["Executor", "InlineExecutor"]
+
+
+class Executor(Protocol):
+    """Runs the handlers of the jobs that a worker has claimed.
+
+    An executor is created on the worker's loop. It ends every run that it starts with `Runs.settle`, and
+    then wakes the claim loop with `WakeEvent.run_ended`. A run that has been settled elsewhere stays so.
+    """
+
+    def start(self, run: "Run") -> None:
+        """Start a run. Called on the loop; the run may have ended when this returns."""
+
+    def stop(self, run: "Run", reason: "Stop") -> None:
+        """Ask a run to stop: set its event, and interrupt it if possible. From any thread."""
+
+    def release_waiting(self) -> None:
+        """Return jobs that have been claimed, and whose handlers have not been called, to their queues."""
+
+    def close(self) -> None:
+        """Release threads and connections. Called when the worker has ended."""

@@ -1,13 +1,12 @@
-"""Batches: claimed jobs of one name are gathered, and their function is called once for all of them.
+"""Batches: claimed jobs of one name are collected, and their function is called once for all of them.
 
-Each member is a run of its own, with its own lease, and an end of its own; while it is gathered, and while
-the function runs, it waits here.
+Each member is a run with its own lease and its own outcome, which waits here for the function.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from djqueue.core.errors import UnrecoverableError
 from djqueue.runtime.context import CURRENT, JobContext
@@ -18,68 +17,67 @@ from djqueue.runtime.stopping import Stop
 from .tasks import TaskExecutor
 from .threads import ThreadExecutor
 
+if TYPE_CHECKING:
+    from .inline import InlineExecutor
+
 
 class Raised(NamedTuple):
-    """The end of a member that is an error."""
+    """An exception as the result of a member."""
 
     error: BaseException
     traceback: TracebackType | None
 
 
 class BatchCall:
-    """One call of the function, and the members that wait for it."""
+    """One call of the function, with the members that wait for it."""
 
     def __init__(self, members: dict[Run, "asyncio.Future[Any]"]) -> None:
         self.members = members
         self.task: asyncio.Task[None] | None = None
 
-    def end(self, ends: Sequence[Any]) -> None:
-        """Tell each member its own."""
-        for future, end in zip(self.members.values(), ends, strict=True):
-            future.set_result(_raised(end) if isinstance(end, BaseException) else end)
+    def end(self, results: Sequence[Any]) -> None:
+        """Give each member its result, or its exception."""
+        for future, result in zip(self.members.values(), results, strict=True):
+            future.set_result(_raised(result) if isinstance(result, BaseException) else result)
 
     def is_unwanted(self) -> bool:
-        """Whether all its members have been asked to stop."""
+        """Return whether all members have been asked to stop."""
         return all(run.stop for run in self.members)
 
 
 class Batcher:
-    """The members of one handler's next call. All methods are called on the loop."""
+    """Collects the members of a handler's next call. All methods are called on the loop."""
 
     def __init__(
         self,
         handler: Handler,
         concurrency: int,
+        executor: "InlineExecutor",
         tasks: TaskExecutor,
         threads: ThreadExecutor,
-        *,
-        begin: Callable[[Run], None],
-        stop: Callable[[Run, Stop], None],
     ) -> None:
-        """begin: told of each member whose call begins: its time to run counts from there."""
         assert handler.batch is not None
         self._handler = handler
-        self._most = min(handler.batch.size, concurrency)
-        self._least = min(handler.batch.min_size, self._most)
+        self._max_size = min(handler.batch.size, concurrency)
+        self._min_size = min(handler.batch.min_size, self._max_size)
         self._wait = handler.batch.wait / 1_000
         self._tasks = tasks
         self._threads = threads
-        self._begin_run = begin
-        self._stop_run = stop
+        self._executor = executor
         self._waiting: dict[Run, asyncio.Future[Any]] = {}
         self._calls: dict[Run, BatchCall] = {}
         self._timer: asyncio.Handle | None = None
         self._closed = False
 
     async def join(self, run: Run) -> Any:
-        """What becomes of a run: what the function returns, or raises, for it."""
-        call_arguments(run.payload)  # one that has none is not to fail the others
+        """Return or raise what the function returns or raises for this run."""
+        call_arguments(run.payload)  # An invalid payload must not fail the other members.
         if self._closed:
             run.ask_to_stop(Stop.SHUTDOWN)
             raise asyncio.CancelledError
         ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[run] = ended
-        self._look()
+        self._schedule()
         while True:
             try:
                 value = await asyncio.shield(ended)
@@ -89,27 +87,27 @@ class Batcher:
                 if call is None or run.outcome is not None:
                     self._leave(run)
                     raise
-                # The function is at work with it: a second run beside it must not begin.
+                # The function is processing it: the job must not run again meanwhile.
                 if self._handler.is_async and call.is_unwanted() and call.task is not None:
                     call.task.cancel()
         if isinstance(value, Raised):
-            # Several raise the same one: each with what it came with.
+            # Several members raise the same exception, each with the original traceback.
             raise value.error.with_traceback(value.traceback)
         return value
 
     def close(self) -> None:
-        """The worker stops: those that are not being worked on are given back at once."""
+        """Return the members that have not been called to their queues, because the worker stops."""
         self._closed = True
         for run in list(self._waiting):
-            self._stop_run(run, Stop.SHUTDOWN)
+            self._executor.stop(run, Stop.SHUTDOWN)
 
-    def _look(self) -> None:
-        """Begin the call, at once or when its time has come."""
+    def _schedule(self) -> None:
+        """Begin the call now, or at the end of the waiting time."""
         loop = asyncio.get_running_loop()
-        if len(self._waiting) >= self._most:
+        if len(self._waiting) >= self._max_size:
             self._begin()
-        elif len(self._waiting) == self._least:
-            # The rest of those that were claimed together are to be in it.
+        elif len(self._waiting) == self._min_size:
+            # The batch includes the rest of the jobs that were claimed together.
             self._set_timer(loop.call_soon(self._begin))
         elif len(self._waiting) == 1:
             self._set_timer(loop.call_later(self._wait, self._begin))
@@ -129,22 +127,23 @@ class Batcher:
         call = BatchCall(members)
         for run in members:
             self._calls[run] = call
-            self._begin_run(run)
+            # The timeout counts from the call.
+            self._executor.set_deadline(run)
         call.task = asyncio.get_running_loop().create_task(self._run(call))
 
     async def _run(self, call: BatchCall) -> None:
-        # It is nobody's run alone.
+        # A batch has no single current job.
         CURRENT.set(None)
         jobs = [run.context for run in call.members]
         try:
             value = await self._call(jobs)
-            ends = spread(value, [job.id for job in jobs])
+            results = spread(value, [job.id for job in jobs])
         except GeneratorExit:
             raise
         except BaseException as error:
             call.end([error] * len(jobs))
         else:
-            call.end(ends)
+            call.end(results)
         finally:
             for run in call.members:
                 del self._calls[run]
@@ -158,9 +157,9 @@ class Batcher:
 
 
 def spread(value: Any, ids: Sequence[str]) -> list[Any]:
-    """What the function returned, for each member: None for all, a list in order, or a mapping by id.
+    """Return each member's result, from None for all, a list in order, or a mapping by ID.
 
-    Raises UnrecoverableError for anything else: no further run would change it.
+    Raises UnrecoverableError for any other value, because a retry would not change it.
     """
     if value is None:
         return [None] * len(ids)

@@ -1,93 +1,136 @@
-"""Handlers in the worker's own process: coroutines on its loop, plain functions on its threads."""
+"""The executor in the worker's own process: coroutines on its loop, plain functions on its threads."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
-from djqueue.middleware import Layers
-from djqueue.runtime.connections import DatabaseThreads
-from djqueue.runtime.execution import Execution
+from djqueue.conf import has_django
+from djqueue.middleware import layers_of
+from djqueue.runtime.events import RunEvents
 from djqueue.runtime.handlers import Handler, Style
 from djqueue.runtime.runs import Run
 from djqueue.runtime.stopping import Stop
-from djqueue.runtime.workercontext import WorkerContext
 
 from .batching import Batcher
-from .callback import as_coroutine_function
-from .surrounding import surround
+from .connections import DatabaseThreads
+from .execution import Execution, wrap_in_middleware
 from .tasks import TaskExecutor
 from .threads import ThreadExecutor
 
+if TYPE_CHECKING:
+    from djqueue.runtime.worker import Worker
+
+
+class CallbackError(Exception):
+    """The error of a callback handler that was not an exception."""
+
 
 class InlineExecutor:
-    """Starts runs, keeps their deadlines, and interrupts those that can be interrupted."""
+    """Starts runs, watches their timeouts, and interrupts those that can be interrupted."""
 
-    def __init__(
-        self,
-        worker_context: WorkerContext,
-        execution: Execution,
-        handlers: Iterable[Handler],
-        concurrency: int,
-        *,
-        layers: Layers,
-        django: bool,
-    ) -> None:
-        self._loop = worker_context.loop
-        self._clock = worker_context.clock
-        self._tell = worker_context.tell
-        self._database = DatabaseThreads(worker_context.loop) if django else None
-        self._tasks = TaskExecutor(worker_context, execution, self._database)
-        self._threads = ThreadExecutor(
-            worker_context, execution, concurrency, django=django, adopt=self._tasks.adopt
-        )
-        self._gatherers: list[Batcher] = []
-        for handler in handlers:
-            if handler.style is Style.CALLBACK:
-                handler.call = as_coroutine_function(handler, self._threads.call, worker_context.tell)
-            elif handler.batch is not None:
-                batcher = Batcher(
-                    handler, concurrency, self._tasks, self._threads, begin=self._set_deadline, stop=self.stop
-                )
-                self._gatherers.append(batcher)
-                handler.call = batcher.join
-            surround(handler, layers)
+    def __init__(self, worker: "Worker") -> None:
+        self._loop = worker.loop
+        self._clock = worker.clock
+        self._events = worker.events
+        execution = Execution(worker)
+        self._database = DatabaseThreads(worker.loop) if has_django() else None
+        self._tasks = TaskExecutor(worker, execution, self._database)
+        self._threads = ThreadExecutor(worker, execution, adopt=self._tasks.adopt)
+        self._batchers: list[Batcher] = []
+        layers = layers_of(worker.settings)
+        for handler in worker.handlers.values():
+            self._prepare(handler, worker.options.concurrency)
+            wrap_in_middleware(handler, layers)
 
     def start(self, run: Run) -> None:
-        """Begin a run, on the loop. The first step of an async handler may be taken before this returns."""
+        """Start a run, on the loop. The first step of an async handler may run before this returns."""
         if run.claimed.options.timeout is not None and run.handler.batch is None:
-            self._set_deadline(run)
+            self.set_deadline(run)
         if run.handler.on_loop:
             self._tasks.start(run)
         else:
             self._threads.start(run)
 
     def stop(self, run: Run, reason: Stop) -> None:
-        """Ask a run to stop: its event is set at once, its task cancelled. From any thread."""
+        """Ask a run to stop: set its event at once, and cancel its task. From any thread."""
         if not run.ask_to_stop(reason):
             return
-        self._tell.stop_asked(run)
+        self._events.stop_requested(run)
         try:
             self._loop.call_soon_threadsafe(self._tasks.interrupt, run)
         except RuntimeError:
-            # The loop has ended, and with it the task.
-            self._tell.too_late("a cancel request")
+            # The loop has ended, and the task with it.
+            self._events.ignored("a cancel request")
 
-    def give_back_gathered(self) -> None:
-        """The worker stops: members of batches whose call has not begun are given back."""
-        for batcher in self._gatherers:
+    def release_waiting(self) -> None:
+        """Return the members of batches that have not been called to their queues."""
+        for batcher in self._batchers:
             batcher.close()
 
     def close(self) -> None:
-        """Let threads and connections go."""
+        """Release threads and connections."""
         self._threads.close()
         if self._database is not None:
             self._database.close()
 
-    def _set_deadline(self, run: Run) -> None:
+    def set_deadline(self, run: Run) -> None:
+        """Start the timeout of a run, if it has one."""
         timeout = run.claimed.options.timeout
         if timeout is not None:
             run.deadline = self._clock.now() + timeout
             run.timer = self._loop.call_later(timeout / 1_000, self._time_out, run)
 
+    def _prepare(self, handler: Handler, concurrency: int) -> None:
+        if handler.style is Style.CALLBACK:
+            handler.call = _as_coroutine_function(handler, self._threads.call, self._events)
+        elif handler.batch is not None:
+            batcher = Batcher(handler, concurrency, self, self._tasks, self._threads)
+            self._batchers.append(batcher)
+            handler.call = batcher.join
+
     def _time_out(self, run: Run) -> None:
         self.stop(run, Stop.TIMEOUT)
         if run.task is None:
-            self._tell.overran(run)
+            self._events.overran(run)
+
+
+def _as_coroutine_function(
+    handler: Handler, call_in_thread: Callable[..., Awaitable[Any]], events: RunEvents
+) -> Callable[[Run], Awaitable[Any]]:
+    """Return a callback handler as an async one, which returns or raises what `done` receives."""
+
+    async def call(run: Run) -> Any:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def end(error: Any, result: Any) -> None:
+            if not future.done():
+                _resolve(future, error, result)
+            elif not future.cancelled():
+                events.called_twice(run)
+
+        def done(error: Any = None, result: Any = None) -> None:
+            """End the job with an error (an exception or text) or a result. From any thread."""
+            try:
+                loop.call_soon_threadsafe(end, error, result)
+            except RuntimeError:
+                # The worker has ended in the meantime, and its loop with it.
+                events.ignored("the result of a handler")
+
+        if handler.is_async:
+            await handler.function(run.context, done)
+        else:
+            await call_in_thread(run, handler.function, run.context, done)
+        return await future
+
+    return call
+
+
+def _resolve(future: "asyncio.Future[Any]", error: Any, result: Any) -> None:
+    if error is None:
+        future.set_result(result)
+    elif isinstance(error, BaseException) and not isinstance(error, StopIteration):
+        future.set_exception(error)
+    else:
+        # A future does not accept StopIteration.
+        future.set_exception(CallbackError(str(error)))

@@ -1,63 +1,61 @@
-"""Async handlers: each a task on the worker's event loop, in a context of its own."""
+"""Async handlers: each runs as a task on the worker's event loop, in its own context."""
 
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from djqueue.core.job import Outcome
-from djqueue.runtime.connections import DatabaseThreads, ThreadBinding
 from djqueue.runtime.context import CURRENT
-from djqueue.runtime.execution import Execution
 from djqueue.runtime.runs import Run
-from djqueue.runtime.workercontext import WorkerContext
+
+from .connections import DatabaseThreads, ThreadBinding
+from .execution import Execution
+
+if TYPE_CHECKING:
+    from djqueue.runtime.worker import Worker
 
 EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
-"""A task's first step is taken at once, where Python can: a job that waits for nothing is over with it."""
+"""Options that run a task's first step at once, where Python can. A job that never waits ends with it."""
 
 
 class TaskExecutor:
-    """Runs async handlers, and what other handlers turned out to leave to be awaited."""
+    """Runs async handlers, and awaitables that sync handlers return."""
 
-    def __init__(
-        self,
-        worker_context: WorkerContext,
-        execution: Execution,
-        threads: DatabaseThreads | None,
-    ) -> None:
-        loop = self._loop = worker_context.loop
-        self._runs = worker_context.runs
-        self._wake_event = worker_context.wake_event
-        self._tell = worker_context.tell
+    def __init__(self, worker: "Worker", execution: Execution, threads: DatabaseThreads | None) -> None:
+        loop = self._loop = worker.loop
+        self._runs = worker.runs
+        self._wake_event = worker.wake_event
+        self._events = worker.events
         self._execution = execution
         self._threads = threads
-        # Without the detour over the loop, which only a loop with a factory of its own needs, and
-        # without the name that would be made up, a task costs a third less.
+        # A task costs a third less when it is created directly, which a loop with a task factory rules out,
+        # and with a given name.
         plain = loop.get_task_factory() is None and isinstance(loop, asyncio.BaseEventLoop)
         self._new_task: Callable[..., asyncio.Task[None]]
         self._new_task = partial(asyncio.Task, loop=loop, **EAGER) if plain else loop.create_task
 
     def start(self, run: Run) -> None:
-        """Begin a run, which may have ended when this returns."""
+        """Start a run, which may have ended when this returns."""
         task = self._new_task(self._run(run), name=run.claimed.id)
         if not task.done():
             run.task = task
 
     def adopt(self, run: Run, awaitable: Awaitable[Any]) -> None:
-        """Go on with a run whose handler returned, on a thread, what has to be awaited."""
+        """Continue a run whose handler returned an awaitable, on a thread."""
         context = copy_context()
         try:
             self._loop.call_soon_threadsafe(self._continue, run, awaitable, context)
         except RuntimeError:
-            # The worker has ended in the meantime, and with it the loop.
-            self._tell.too_late("the result of a handler")
+            # The worker has ended in the meantime, and its loop with it.
+            self._events.ignored("the result of a handler")
 
     async def call(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        """Call an async function for several runs, as the async handler of one is called."""
+        """Call an async function for a batch, as an async handler is called for a run."""
         threads = self._threads
-        place = None if threads is None else threads.take()
+        binding = None if threads is None else threads.take()
         interrupted = True
         try:
             value = await function(*args)
@@ -68,51 +66,51 @@ class TaskExecutor:
             interrupted = False
             raise
         finally:
-            if place is not None and threads is not None:
-                if place.executor.used:
-                    await self._clean(None, threads, place, interrupted=interrupted)
+            if binding is not None and threads is not None:
+                if binding.executor.used:
+                    await self._clean(None, threads, binding, interrupted=interrupted)
                 else:
-                    threads.put_back(place)
+                    threads.put_back(binding)
         return value
 
     def interrupt(self, run: Run) -> None:
-        """Cancel the run's task at its next `await`. Called by the loop, in its turn.
+        """Cancel the run's task at its next `await`. Scheduled on the loop.
 
-        That is never before the first step of the task, which was taken, or whose turn came up, when the
-        task was made: cancelled earlier, it could not even end its run.
+        Being scheduled, this comes after the first step of the task, which runs or is scheduled when the task
+        is created. A task cancelled before that could not settle its run.
         """
         if run.task is not None:
             run.task.cancel()
 
     async def _run(self, run: Run) -> None:
         CURRENT.set(run)
-        threads, place = self._threads, None
+        threads, binding = self._threads, None
         outcome: Outcome | None
         try:
             outcome = self._execution.stopped(run) if run.stop else self._execution.begin(run)
             if outcome is None:
-                place = None if threads is None else threads.take()
+                binding = None if threads is None else threads.take()
                 outcome = self._execution.completed(run, await run.handler.call(run))
         except GeneratorExit:
-            # The loop throws the task away: there is nobody left to be told.
+            # The loop discards the task, and nobody waits for its outcome.
             raise
         except BaseException as error:
-            # SystemExit and KeyboardInterrupt of a handler concern its job, not this worker.
+            # A handler's SystemExit or KeyboardInterrupt ends its job, not the worker.
             outcome = self._execution.failed(run, error)
-        if place is not None and threads is not None:
-            if place.executor.used:
-                await self._clean(run, threads, place, interrupted=bool(run.stop))
+        if binding is not None and threads is not None:
+            if binding.executor.used:
+                await self._clean(run, threads, binding, interrupted=bool(run.stop))
             else:
-                threads.put_back(place)
-        # The task holds the run: in a circle, both would live until the garbage collector comes.
+                threads.put_back(binding)
+        # The task refers to the run: a cycle would keep both alive until the garbage collector runs.
         run.task = None
         if self._runs.settle(run, outcome):
             self._wake_event.run_ended_here()
         else:
-            self._tell.too_late("the result of a handler")
+            self._events.ignored("the result of a handler")
 
     def _continue(self, run: Run, awaitable: Awaitable[Any], context: Context) -> None:
-        """Make a task of what a handler returned, as if it had been async from the start."""
+        """Await what a handler returned, as if the handler had been async."""
 
         async def rest(_: Run) -> Any:
             return await awaitable
@@ -123,9 +121,9 @@ class TaskExecutor:
         run.task = self._loop.create_task(self._run(run), context=context)
 
     async def _clean(
-        self, run: Run | None, threads: DatabaseThreads, place: ThreadBinding, *, interrupted: bool
+        self, run: Run | None, threads: DatabaseThreads, binding: ThreadBinding, *, interrupted: bool
     ) -> None:
         try:
-            await threads.clean(place, interrupted=interrupted)
+            await threads.clean(binding, interrupted=interrupted)
         except (Exception, asyncio.CancelledError) as error:
-            self._tell.cleanup_failed(run, error)
+            self._events.cleanup_failed(run, error)

@@ -1,57 +1,55 @@
-"""Sync handlers: each on a thread, in a context of its own, with Django's connections cleaned."""
+"""Sync handlers: each runs on a thread, in its own context, and Django's connections are cleaned after it."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any
 
+from djqueue.conf import has_django
 from djqueue.core.job import Outcome
-from djqueue.runtime.connections import clean_connections, close_connections
 from djqueue.runtime.context import CURRENT
-from djqueue.runtime.execution import Execution
 from djqueue.runtime.runs import Run
-from djqueue.runtime.workercontext import WorkerContext
 
-from .pool import ThreadPool
+from .connections import clean_connections, close_connections
+from .execution import Execution
+
+if TYPE_CHECKING:
+    from djqueue.runtime.worker import Worker
 
 Adopt = Callable[[Run, Awaitable[Any]], None]
-"""Takes over a run whose handler turned out to return something to be awaited."""
+"""Continues a run whose handler has returned an awaitable."""
+IDLE = 60.0
+"""Seconds after which an idle thread ends."""
 
 
 class ThreadExecutor:
-    """Runs sync handlers, as many at once as there are slots."""
+    """Runs sync handlers, up to one per slot at once."""
 
-    def __init__(
-        self,
-        worker_context: WorkerContext,
-        execution: Execution,
-        concurrency: int,
-        *,
-        django: bool,
-        adopt: Adopt,
-    ) -> None:
-        self._runs = worker_context.runs
-        self._wake_event = worker_context.wake_event
-        self._tell = worker_context.tell
+    def __init__(self, worker: "Worker", execution: Execution, *, adopt: Adopt) -> None:
+        self._runs = worker.runs
+        self._wake_event = worker.wake_event
+        self._events = worker.events
         self._execution = execution
-        self._django = django
         self._adopt = adopt
-        # What the worker's caller has set is seen by its handlers; what they set, by nobody else.
+        self._has_django = has_django()
+        # Handlers see the context of the worker's caller; their own changes stay in their copy.
         self._context: Context = copy_context()
         self._pool = ThreadPool(
-            concurrency,
+            worker.options.concurrency,
             "djqueue-job",
-            on_wake=self._clean if django else None,
-            on_exit=close_connections if django else None,
+            on_wake=self._clean if self._has_django else None,
+            on_exit=close_connections if self._has_django else None,
         )
 
     def start(self, run: Run) -> None:
-        """Begin a run."""
+        """Start a run."""
         self._pool.submit(self._run_in_context, run)
 
     async def call(self, run: Run | None, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function for a run (None: for several), on a thread, as a sync handler is called."""
+        """Call a function for a run (None: for a batch) on a thread, as a sync handler is called."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         context = copy_context()
@@ -65,14 +63,14 @@ class ThreadExecutor:
             try:
                 loop.call_soon_threadsafe(_resolve, future, value, error)
             except RuntimeError:
-                # The worker has ended in the meantime, and with it the loop.
-                self._tell.too_late("the result of a handler")
+                # The worker has ended in the meantime, and its loop with it.
+                self._events.ignored("the result of a handler")
 
         self._pool.submit(work, None)
         return await future
 
     def close(self) -> None:
-        """Let the threads go."""
+        """End the threads, each after its current call."""
         self._pool.close()
 
     def _run_in_context(self, run: Run) -> None:
@@ -87,15 +85,15 @@ class ThreadExecutor:
             else:
                 outcome = self._execution.begin(run) or self._outcome(run)
         except BaseException as error:
-            # SystemExit and KeyboardInterrupt of a handler concern its job, not this worker.
+            # A handler's SystemExit or KeyboardInterrupt ends its job, not the worker.
             outcome = self._execution.failed(run, error)
         if outcome is None:
-            # It comes with what the handler turned out to leave to be awaited.
+            # The awaitable that the handler returned determines the outcome.
             return
         if self._runs.settle(run, outcome):
             self._wake_event.run_ended()
         else:
-            self._tell.too_late("the result of a handler")
+            self._events.ignored("the result of a handler")
 
     def _outcome(self, run: Run) -> Outcome | None:
         value = self._call(run, partial(run.handler.call, run))
@@ -108,15 +106,122 @@ class ThreadExecutor:
         try:
             return call()
         finally:
-            if self._django:
-                # Before its next call it is done again only if the thread has been idle.
+            if self._has_django:
+                # After an idle time, the pool cleans them again before the next call.
                 self._clean(run)
 
     def _clean(self, run: Run | None = None) -> None:
         try:
             clean_connections()
         except Exception as error:
-            self._tell.cleanup_failed(run, error)
+            self._events.cleanup_failed(run, error)
+
+
+class ThreadPool:
+    """Runs calls on up to `limit` threads, and wakes as few of them as possible.
+
+    The pool wakes one idle thread at a time. When that thread takes a call, it wakes the next one if there
+    are more calls. While a call runs to its end without releasing the GIL, no other thread can start, so one
+    thread makes all the calls: waking a thread per job costs several times as much as a short job. A call
+    that waits for I/O lets the next thread start at once.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        name: str,
+        *,
+        on_wake: Callable[[], None] | None = None,
+        on_exit: Callable[[], None] | None = None,
+    ) -> None:
+        self._limit = limit
+        self._name = name
+        self._on_wake = on_wake
+        """Called on a thread that was idle, before its next call."""
+        self._on_exit = on_exit
+        """Called on a thread at its end."""
+        self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._lock = Lock()
+        self._idle: list[Lock] = []
+        """Locks that idle threads wait for. The pool wakes the thread that came last."""
+        self._threads = 0
+        self._waking = False
+        """Whether a thread has been woken and has not taken a call yet."""
+        self._closed = False
+
+    def submit(self, function: Callable[[Any], None], argument: Any) -> None:
+        """Call `function(argument)`, which must not raise, on a thread."""
+        self._calls.append((function, argument))
+        if not self._waking:
+            self._wake_one()
+
+    def close(self) -> None:
+        """End the threads: idle ones now, the others after their calls."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for gate in idle:
+            gate.release()
+
+    def _wake_one(self) -> None:
+        with self._lock:
+            if self._waking or not self._calls:
+                return
+            if self._idle:
+                self._waking = True
+                self._idle.pop().release()
+                return
+            if self._threads >= self._limit:
+                # Every thread is busy, and takes the next call when it has finished.
+                return
+            self._waking = True
+            self._threads += 1
+            number = self._threads
+        # Daemon threads, because a thread may be stuck in a handler when the process should end.
+        Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True).start()
+
+    def _serve(self) -> None:
+        gate = Lock()
+        gate.acquire()
+        self._waking = False
+        try:
+            while self._take_calls() and self._wait(gate):
+                self._waking = False
+        finally:
+            with self._lock:
+                self._threads -= 1
+            if self._on_exit is not None:
+                self._on_exit()
+
+    def _take_calls(self) -> bool:
+        calls = self._calls
+        while True:
+            try:
+                function, argument = calls.popleft()
+            except IndexError:
+                return True
+            if calls and not self._waking:
+                self._wake_one()
+            function(argument)
+
+    def _wait(self, gate: Lock) -> bool:
+        """Wait to be woken; return False if the thread should end."""
+        with self._lock:
+            if self._calls:
+                return True
+            if self._closed:
+                return False
+            self._idle.append(gate)
+        if not gate.acquire(timeout=IDLE):
+            with self._lock:
+                if gate in self._idle:
+                    self._idle.remove(gate)
+                    return False
+            # The thread was woken at the moment of its timeout.
+            gate.acquire()
+        if self._on_wake is not None and self._calls:
+            self._on_wake()
+        return bool(self._calls) or not self._closed
 
 
 def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
@@ -125,7 +230,7 @@ def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | N
     if error is None:
         future.set_result(value)
     elif isinstance(error, StopIteration):
-        # No future takes one.
+        # A future does not accept StopIteration.
         future.set_exception(RuntimeError(f"the handler raised {error!r}"))
     else:
         future.set_exception(error)

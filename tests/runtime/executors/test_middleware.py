@@ -9,7 +9,7 @@ import pytest
 from djqueue import ConfigurationError, Discard, Worker
 from tests.runtime.running import HANDLER, record, work_off
 
-PATH = "tests.runtime.test_middleware"
+PATH = "tests.runtime.executors.test_middleware"
 BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 seen = []
 
@@ -169,7 +169,7 @@ async def test_a_timeout_cancels_an_async_handler_through_its_layers(storage, qu
 
 
 async def test_a_worker_with_a_wrong_entry_does_not_start(storage, settings):
-    settings.DJQUEUE = {"MIDDLEWARE": ["tests.runtime.test_middleware.Nobody"]}
+    settings.DJQUEUE = {"MIDDLEWARE": ["tests.runtime.executors.test_middleware.Nobody"]}
     worker = Worker(storage, handlers={HANDLER: partial(print)})
 
     with pytest.raises(ConfigurationError, match="Nobody"):

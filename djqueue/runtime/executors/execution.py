@@ -1,33 +1,35 @@
-"""The two ends of every run: bytes to a payload before the handler, an outcome after it."""
+"""The steps around every handler call: decode the payload, apply the middleware, determine the outcome."""
 
 from asyncio import CancelledError
 from collections.abc import Callable
 from functools import partial
-from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from djqueue.codecs import MSGPACK, decode, get_encoder, msgpack
-from djqueue.conf import Settings
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Outcome
+from djqueue.middleware import Layers, through
+from djqueue.runtime.context import JobContext, run_of
+from djqueue.runtime.handlers import Handler
+from djqueue.runtime.outcomes import after_error, next_delay, refusal
+from djqueue.runtime.runs import Run
 
-from .events import RunEvents
-from .outcomes import after_error, next_delay, refusal
-from .runs import Run
+if TYPE_CHECKING:
+    from djqueue.runtime.worker import Worker
 
 
 class Execution:
-    """Decodes, encodes and judges; the executors do the calling in between."""
+    """Decodes payloads before the call, and turns its result or exception into an outcome."""
 
-    def __init__(self, settings: Settings, random: Random, tell: RunEvents) -> None:
-        self._settings = settings
-        self._random = random
-        self._tell = tell
+    def __init__(self, worker: "Worker") -> None:
+        self._settings = worker.settings
+        self._random = worker.random
+        self._events = worker.events
         self._decoders: dict[str, Callable[[bytes], Any]] = {}
         self._encoders: dict[str, Callable[[Any], bytes]] = {}
 
     def begin(self, run: Run) -> Outcome | None:
-        """Decode the run's payload; the outcome instead if that cannot be done."""
+        """Decode the run's payload; return an outcome if that is impossible."""
         claimed = run.claimed
         content_type = claimed.options.content_type
         decoder = self._decoders.get(content_type) or self._decoder(content_type)
@@ -39,7 +41,7 @@ class Execution:
         return None
 
     def completed(self, run: Run, value: Any) -> Outcome:
-        """The outcome of a handler that returned; a failure if its result cannot be kept."""
+        """Return the outcome of a handler that returned; a failure if its result cannot be stored."""
         claimed = run.claimed
         content_type = claimed.options.content_type
         try:
@@ -52,21 +54,21 @@ class Execution:
         return tuple.__new__(Outcome, fields)
 
     def stopped(self, run: Run) -> Outcome:
-        """The outcome of a run that was asked to stop before it began."""
+        """Return the outcome of a run that was asked to stop before its handler was called."""
         return self.failed(run, CancelledError("stopped before the job started"))
 
     def failed(self, run: Run, error: BaseException) -> Outcome:
-        """The outcome of a handler that raised."""
+        """Return the outcome of a handler that raised."""
         run.error = error
         return after_error(run.claimed, error, run.stop, partial(self._delay, run))
 
     def _delay(self, run: Run, error: BaseException) -> int:
-        on_bad = partial(self._tell.bad_backoff, run)
+        on_bad = partial(self._events.backoff_failed, run)
         return next_delay(run.claimed, run.handler, error, self._random, on_bad)
 
     def _decoder(self, content_type: str) -> Callable[[bytes], Any]:
         accept = self._settings.accept_content
-        # What is accepted is asked once, not for every job.
+        # Checks once, not for every job, that the content type is accepted.
         if content_type == MSGPACK and MSGPACK in accept:
             found: Callable[[bytes], Any] = msgpack.decode
         else:
@@ -78,3 +80,21 @@ class Execution:
         found = get_encoder(content_type, self._settings.max_payload, "result")
         self._encoders[content_type] = found
         return found
+
+
+def wrap_in_middleware(handler: Handler, layers: Layers) -> None:
+    """Have a handler called through the project's middleware; leave it unchanged if there is none."""
+    mine = layers.aexecute if handler.on_loop else layers.execute
+    if not mine:
+        return
+    call = handler.call
+
+    def call_handler(job: JobContext) -> Any:
+        return call(run_of(job))
+
+    call_layers = through(mine, call_handler)
+
+    def call_with_context(run: Run) -> Any:
+        return call_layers(run.context)
+
+    handler.call = call_with_context

@@ -1,14 +1,10 @@
 """A worker warns about jobs that no live worker can run, and does not repeat itself."""
 
-from random import Random
-from types import SimpleNamespace
-
 import pytest
 
-from djqueue import Queue
+from djqueue import Queue, Worker
 from djqueue.core.job import WorkerInfo
-from djqueue.runtime.events import RunEvents
-from djqueue.runtime.unhandled import AGAIN, EVERY, UnhandledWatch
+from djqueue.runtime.maintenance import AGAIN, EVERY, UnhandledWatch
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from tests.runtime.running import messages, working
@@ -24,8 +20,8 @@ def clock():
 def watched(clock):
     storage = MemoryStorage(clock=clock)
     storage.register_worker(WorkerInfo("w1", "host", 7, None, ("handler",), 4, 1))
-    worker_context = SimpleNamespace(storage=storage, clock=clock, tell=RunEvents("w1"), random=Random(1))
-    return storage, UnhandledWatch(worker_context, None)
+    worker = Worker(storage, handlers={}, worker_id="w1", clock=clock)
+    return storage, UnhandledWatch(worker)
 
 
 def test_each_name_is_logged_once_with_what_to_do(watched, clock, caplog):
@@ -76,7 +72,7 @@ def test_a_name_that_is_still_unknown_is_logged_again_after_an_hour(watched, clo
 
 
 async def test_a_worker_logs_jobs_that_it_does_not_know(storage, queue, caplog, monkeypatch):
-    monkeypatch.setattr("djqueue.runtime.unhandled.EVERY", 0)
+    monkeypatch.setattr("djqueue.runtime.maintenance.EVERY", 0)
     queue.enqueue(1, name="shop.new")
     async with working(storage, lambda job: None):
         await aeventually(lambda: any("named shop.new are waiting" in line for line in messages(caplog)))

@@ -5,7 +5,7 @@ import pytest
 from djqueue.core.backoff import Backoff
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.metrics import RunStats
-from djqueue.runtime import metering
+from djqueue.runtime import reports
 from djqueue.runtime.worker import Worker
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.factories import QUEUE, a_completed_job, enqueue, enqueue_many
@@ -69,7 +69,7 @@ def test_waits_are_of_first_runs_and_of_jobs_that_depend_on_nothing():
 
 
 def test_a_worker_tells_now_and_then_and_again_what_was_not_taken(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(metering, "INTERVAL", 0.01)
+    monkeypatch.setattr(reports, "METRICS_INTERVAL", 0.01)
     storage = Told()
     storage.away = 2
     enqueue_many(storage, 3, name="ok")

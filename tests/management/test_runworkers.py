@@ -49,12 +49,12 @@ def test_it_runs_the_jobs_and_says_what_came_of_them():
     output = run("--queues", "sums", "--concurrency", "3", "--worker-id", "here:1")
 
     assert [Queue("sums").get_result(result.id) for result in results] == [0, 2, 4, 6, 8]
-    assert "djqueue has stopped: 5 completed, 1 failed" in output
+    assert "djqueue stopped: 5 completed, 1 failed" in output
 
 
 def test_the_banner_says_what_is_served_and_how_to_stop(monkeypatch):
     # Other modules of tests have jobs, too.
-    monkeypatch.setattr("djqueue.runtime.banner.SHOWN", 10_000)
+    monkeypatch.setattr("djqueue.runtime.console.SHOWN", 10_000)
     output = run(
         "--queues", "sums,emails", "--concurrency", "3", "--worker-id", "here:1",
         "--shutdown-timeout", "1.5", "--max-jobs", "1000",
@@ -67,10 +67,10 @@ def test_the_banner_says_what_is_served_and_how_to_stop(monkeypatch):
         "tests.runworkers.double",
         "concurrency 3",
         "here:1, process ",
-        "Ctrl-C or SIGTERM",
+        "Press Ctrl-C, or send SIGTERM",
         "1.5 s",
         "when its queues are empty",
-        "after 1,000 runs",
+        "after 1,000 attempts",
     ):
         assert text in output
 

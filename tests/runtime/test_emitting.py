@@ -193,7 +193,7 @@ async def test_large_items_hold_a_generator_back_by_their_bytes(storage, queue, 
 
 @BOTH
 async def test_what_the_storage_did_not_take_is_sent_again(storage, queue, is_async, monkeypatch):
-    monkeypatch.setattr("djqueue.runtime.flushing.RETRY", 0.01)
+    monkeypatch.setattr("djqueue.runtime.reports.RETRY", 0.01)
     storage.failures = 2
     job_id = queue.enqueue(name=HANDLER).id
     async with working(storage, as_handler(is_async, lambda job: iter(range(50)))):

@@ -72,7 +72,7 @@ def test_a_second_signal_hurries(tmp_path):
         assert workers.ends() == 0
 
     assert "told to stop" in workers.output
-    assert "1 given back" in workers.output
+    assert "1 released" in workers.output
 
 
 def test_the_shutdown_timeout_ends_the_wait(tmp_path):
@@ -95,7 +95,7 @@ def test_a_handler_that_never_ends_does_not_keep_the_process(tmp_path):
         assert workers.ends() == 0
 
     assert "did not stop and were released" in workers.output
-    assert "1 given back" in workers.output
+    assert "1 released" in workers.output
 
 
 def test_a_third_signal_kills(tmp_path):
@@ -157,7 +157,7 @@ def test_a_standby_can_be_stopped(tmp_path):
         workers.signal()
         assert workers.ends() == 0
 
-    assert "Stopped before it had begun" in workers.output
+    assert "Stopped before the worker started" in workers.output
 
 
 # Reloading.
@@ -195,7 +195,7 @@ def test_reload_restarts_on_a_change_and_survives_a_mistake(tmp_path):
         workers.signal(signal.SIGINT)
         assert workers.ends() == 0
 
-    assert workers.output.count("djqueue has stopped") == 3
+    assert workers.output.count("djqueue stopped") == 3
 
 
 def test_a_reloaded_worker_drains_first(tmp_path):
@@ -220,7 +220,7 @@ def test_the_child_ends_with_a_parent_that_was_killed(tmp_path):
         workers.says("version 1")
         workers.process.kill()
         workers.process.wait()
-        eventually(lambda: "djqueue has stopped" in workers.output, timeout=20)
+        eventually(lambda: "djqueue stopped" in workers.output, timeout=20)
 
 
 def test_a_child_that_is_done_ends_the_parent(tmp_path):

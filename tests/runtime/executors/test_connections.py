@@ -12,8 +12,8 @@ from django.db import connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test.utils import override_settings
 
-from djqueue.runtime import connections as module
-from djqueue.runtime.executors import pool
+from djqueue.runtime.executors import connections as module
+from djqueue.runtime.executors import threads as pool
 from tests.runtime.running import HANDLER, messages, record, work_off, working
 from tests.support import aeventually
 
@@ -127,7 +127,7 @@ async def test_a_connection_that_grew_too_old_in_an_idle_thread_is_not_used(
     monkeypatch.setattr(module, "RECENT", 0)
 
     async with working(storage, handler_of(census, is_async), concurrency=1) as worker:
-        threads = worker._assembly._executor._threads._pool
+        threads = worker.executor._threads._pool
         before = queue.enqueue(name=HANDLER).id
         await aeventually(lambda: worker.counters.completed == 1)
         await aeventually(lambda: is_async or threads._idle, message="the thread is idle")

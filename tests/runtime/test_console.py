@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from django.utils.log import RequireDebugTrue
 
-from djqueue.runtime.logs import has_enabled_handler, visible_logs
+from djqueue.runtime.console import has_enabled_handler, visible_logs
 
 worker = logging.getLogger("djqueue.worker")
 

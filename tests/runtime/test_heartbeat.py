@@ -9,7 +9,7 @@ from djqueue import Worker
 from djqueue._version import __version__
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.workercontrol import MAX_DUMP
-from djqueue.runtime.stacks import stacks
+from djqueue.runtime.tracebacks import stacks
 from tests.runtime.running import HANDLER, messages, reached, record, working
 from tests.runtime.storages import RecordingStorage
 from tests.support import aeventually, eventually
@@ -217,7 +217,7 @@ def test_threads_at_the_same_place_are_told_of_together(threads):
     loop = asyncio.new_event_loop()
     try:
         eventually(lambda: stacks("", loop).count("self._cond.wait(") >= 1)
-        eventually(lambda: threads == 1 or f"{threads} threads at the same place" in stacks("", loop))
+        eventually(lambda: threads == 1 or f"{threads} threads with the same stack" in stacks("", loop))
         text = stacks("heading", loop)
     finally:
         go_on.set()
@@ -245,4 +245,4 @@ def test_a_dump_has_a_bound():
         go_on.set()
         loop.close()
     assert len(text) == MAX_DUMP
-    assert text.endswith("… the rest is left out\n")
+    assert text.endswith("… (truncated)\n")

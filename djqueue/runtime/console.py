@@ -1,0 +1,137 @@
+"""The output of `runworkers`: log records, the banner at the start, and the summary at the end."""
+
+import logging
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import getpid
+
+from djqueue._version import __version__
+from djqueue.client import hints
+from djqueue.core.suggest import similar
+
+from .worker import Worker
+
+SHOWN = 20
+"""Maximum of handlers listed by name."""
+WIDTH = 100
+
+NO_HANDLERS = (
+    "No jobs are registered, so nothing will be claimed: no installed app has a jobs.py with a "
+    "@djqueue.job function. Is the app in INSTALLED_APPS?"
+)
+
+
+def banner(worker: Worker) -> str:
+    """Return the worker's storage, queues and handlers, and how to stop it."""
+    options = worker.options
+    names = sorted(worker.handlers)
+    listed = ", ".join(names[:SHOWN])
+    if len(names) > SHOWN:
+        listed += f" and {len(names) - SHOWN} more"
+    rows = {
+        "storage": worker.storage.describe(),
+        "queues": "all" if options.queues is None else ", ".join(options.queues),
+        "handlers": f"{len(names)}: {listed}" if names else "none",
+        "concurrency": str(options.concurrency),
+        "worker": f"{worker.id}, process {getpid()}",
+    }
+    timeout = f"{options.shutdown_timeout / 1_000:g} s"
+    ending = (
+        f"Press Ctrl-C, or send SIGTERM, to stop: running jobs then have {timeout} to finish. "
+        "Repeat to stop at once."
+    )
+    if options.until_empty:
+        ending += " The worker stops when its queues are empty."
+    if options.max_jobs is not None:
+        ending += f" The worker stops after {options.max_jobs:,} attempts."
+    return "\n".join([f"djqueue {__version__}", *map(_row, rows.items()), textwrap.fill(ending, WIDTH)])
+
+
+def findings(worker: Worker) -> list[str]:
+    """Return problems of the storage's servers, and queue names that look misspelled, one line each."""
+    look = getattr(worker.storage, "findings", None)
+    found = look() if look is not None else []
+    return [
+        *(f"{each.text} {each.hint} ({each.id})" for each in found if each.level != "info"),
+        *_unknown_queues(worker),
+    ]
+
+
+def _unknown_queues(worker: Worker) -> list[str]:
+    """Return a line for each unknown queue whose name resembles a known one."""
+    if worker.options.queues is None:
+        return []
+    known = hints.declared_queues().union(worker.storage.queues())
+    return [
+        f"Queue {name!r} is not declared and has no jobs. Did you mean {meant!r}?"
+        for name in worker.options.queues
+        if name not in known and (meant := similar(name, known)) is not None
+    ]
+
+
+def summary(worker: Worker) -> str:
+    """Return the number of attempts by outcome."""
+    counters = worker.counters
+    words = [
+        f"{counters.completed:,} completed",
+        f"{counters.failed:,} failed",
+        f"{counters.retried:,} retried",
+        f"{counters.cancelled:,} cancelled",
+        f"{counters.released:,} released",
+    ]
+    if counters.lost:
+        words.append(f"{counters.lost:,} lost")
+    return f"djqueue stopped: {', '.join(words)}."
+
+
+def _row(entry: tuple[str, str]) -> str:
+    label, value = entry
+    indent = " " * 14
+    return textwrap.fill(
+        value, WIDTH, initial_indent=f"  {label:<12}", subsequent_indent=indent, break_on_hyphens=False
+    )
+
+
+LEVELS = {0: logging.ERROR, 1: logging.INFO}
+"""Log levels by Django's --verbosity; from 2 on, DEBUG logs the start and end of each job."""
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@contextmanager
+def visible_logs(verbosity: int) -> Iterator[None]:
+    """Set the level of the logger `djqueue`, and give it a handler on stderr if it has none.
+
+    A level set by the project is kept unless another verbosity than 1 is given.
+    """
+    logger = logging.getLogger("djqueue")
+    before = logger.level
+    if before == logging.NOTSET or verbosity != 1:
+        logger.setLevel(LEVELS.get(verbosity, logging.DEBUG))
+    handler = None
+    if not has_enabled_handler(logger):
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(FORMAT))
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        if handler is not None:
+            logger.removeHandler(handler)
+            handler.close()
+
+
+def has_enabled_handler(logger: logging.Logger) -> bool:
+    """Return whether any handler would show a warning of this logger.
+
+    `hasHandlers` is not enough: Django's console handler shows nothing unless DEBUG is on.
+    """
+    record = logger.makeRecord(logger.name, logging.WARNING, "", 0, "", (), None)
+    at: logging.Logger | None = logger
+    while at is not None:
+        for handler in at.handlers:
+            if handler.level <= record.levelno and handler.filter(record):
+                return True
+        at = at.parent if at.propagate else None
+    return False

@@ -152,7 +152,7 @@ def walked(steps: Exploring, look: Callable[[list[JobKey]], Mapping[JobKey, JobL
 
 
 def _assembled(root: JobKey, found: Mapping[JobKey, JobLink], seen: set[JobKey], *, cut: bool) -> FlowGraph:
-    """Return the jobs that are connected with the first one by what they say themselves that they depend on."""
+    """Return the jobs that are connected with the first one by their own dependencies."""
     pairs = [(other, key) for key, one in found.items() for other in one.depends_on if other in seen]
     near: dict[JobKey, list[JobKey]] = {}
     for before, after in pairs:

@@ -62,7 +62,7 @@ def mark_in(cursor: str | None) -> str | None:
 
 
 def mark_at(created_at: int, queue: str, last: str) -> str:
-    """Return a mark in the order of all queues' jobs: by time, then by queue, then by what orders a queue's own."""
+    """Return a job's position in the order of all queues: by time, queue and position in the queue."""
     return f"{created_at}:{quote(queue, safe='')}:{last}"
 
 

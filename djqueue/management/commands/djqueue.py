@@ -184,7 +184,8 @@ class Command(BaseCommand):
         if hasattr(storage, "changes"):
             raise CommandError(f"{where} is not mirrored: MIRROR or STREAM is off in the settings")
         raise CommandError(
-            f"this command requires the Redis storage, whose jobs are mirrored in tables; the storage is {where}"
+            "this command requires the Redis storage, whose jobs are mirrored in tables; "
+            f"the storage is {where}"
         )
 
     # Resync.

@@ -99,7 +99,7 @@ def _counting(operation: Any, when: str | int) -> Any:
 
 
 def version_of(parts: Iterable[Any], workers: Sequence[WorkerInfo]) -> str:
-    """Return the version of these parts and of the workers, as pages other than the list of workers show it."""
+    """Return the version of these parts and of the workers, as pages except the list of workers show it."""
     digest = blake2b(repr([*parts]).encode(errors="surrogatepass"), digest_size=12)
     for one in sorted(workers, key=lambda info: info.id):
         shown = one._replace(seen_at=0, rss=0, jobs=())
